@@ -1,0 +1,1 @@
+"""What a student picks: kernelspecs, their installer, and what runs inside the kernel."""

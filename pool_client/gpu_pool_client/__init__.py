@@ -1,0 +1,74 @@
+"""How everybody talks to a pool of GPUs: the values, the errors, and ``connect``.
+
+This package depends on nothing else of the project. It does no I/O of its own
+beyond reading ``/proc`` to identify processes.
+"""
+
+from gpu_pool_client.errors import (
+    BadRequest,
+    GpuPoolError,
+    LeaseGone,
+    NeverFits,
+    NotAllowed,
+    OverQuota,
+    PoolUnreachable,
+    TimedOut,
+)
+from gpu_pool_client.pool import Pool, connect
+from gpu_pool_client.processes import Process
+from gpu_pool_client.requests import (
+    ACCEPTED,
+    WHOLE,
+    Filters,
+    SliceRequest,
+    format_memory,
+    format_share,
+    parse_request,
+)
+from gpu_pool_client.values import (
+    SIMULATED,
+    Device,
+    DeviceStatus,
+    EndReason,
+    Enforcement,
+    Holder,
+    Lease,
+    LeaseState,
+    Limit,
+    PoolStatus,
+    Slice,
+    Strength,
+)
+
+__all__ = [
+    "ACCEPTED",
+    "SIMULATED",
+    "WHOLE",
+    "BadRequest",
+    "Device",
+    "DeviceStatus",
+    "EndReason",
+    "Enforcement",
+    "Filters",
+    "GpuPoolError",
+    "Holder",
+    "Lease",
+    "LeaseGone",
+    "LeaseState",
+    "Limit",
+    "NeverFits",
+    "NotAllowed",
+    "OverQuota",
+    "Pool",
+    "PoolStatus",
+    "PoolUnreachable",
+    "Process",
+    "Slice",
+    "SliceRequest",
+    "Strength",
+    "TimedOut",
+    "connect",
+    "format_memory",
+    "format_share",
+    "parse_request",
+]

@@ -1,0 +1,108 @@
+"""Every error a caller of a pool can meet, in one tree.
+
+::
+
+    GpuPoolError
+    ├── BadRequest        what was written is not a slice request; write it differently
+    ├── NeverFits         no device here could ever hold it; ask for less
+    ├── NotAllowed        the pool's rules forbid it; ask for less, or ask the administrator
+    ├── OverQuota         it would fit, but the caller holds too much already; release something
+    ├── TimedOut          it fits, but not now; wait longer, or ask for what is free
+    ├── PoolUnreachable   nobody answered; check the pool with ``gpu-pool doctor``
+    └── LeaseGone         the lease has ended, or never existed; ask for a new one
+
+The classes differ in what the caller can do about them. Their text is what a
+student reads in JupyterLab's dialog, so each says what was asked, what there
+is, and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+#: No message grows beyond this many characters, whatever was put into it.
+MAX_MESSAGE = 2_000
+
+
+class GpuPoolError(Exception):
+    """The base of every error that a pool raises on purpose.
+
+    ``message`` says what was asked and what there is; ``remedy`` says what to
+    do about it. ``str(error)`` is both.
+    """
+
+    #: A stable name for programs: JSON output and problem documents.
+    code: ClassVar[str] = "error"
+    #: The exit status of ``gpu-pool`` when a command ends with this error.
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        self.message = message[:MAX_MESSAGE]
+        self.remedy = remedy[:MAX_MESSAGE]
+        super().__init__(f"{self.message} {self.remedy}".strip())
+
+
+class BadRequest(GpuPoolError, ValueError):
+    """What was given is not understood. The caller should write it differently."""
+
+    code = "bad-request"
+    exit_code = 2
+
+
+class NeverFits(GpuPoolError):
+    """No device of this pool could ever hold the request, however long one waits."""
+
+    code = "never-fits"
+    exit_code = 3
+
+
+class NotAllowed(GpuPoolError):
+    """The pool's rules forbid the request, whoever else holds what."""
+
+    code = "not-allowed"
+    exit_code = 4
+
+
+class OverQuota(GpuPoolError):
+    """The caller already holds as much as the rules give them."""
+
+    code = "over-quota"
+    exit_code = 5
+
+
+class TimedOut(GpuPoolError):
+    """Nothing became free in the time given. Waiting longer can help.
+
+    ``largest_now`` is the largest slice request that would be granted at once
+    (in the notation of :func:`~gpu_pool_client.parse_request`), or None when
+    nothing is free.
+    """
+
+    code = "timed-out"
+    exit_code = 6
+
+    def __init__(self, message: str, remedy: str = "", *, largest_now: str | None = None) -> None:
+        super().__init__(message, remedy)
+        self.largest_now = largest_now
+
+
+class PoolUnreachable(GpuPoolError):
+    """The pool did not answer: not running, not readable, or not to be trusted."""
+
+    code = "pool-unreachable"
+    exit_code = 7
+
+
+class LeaseGone(GpuPoolError):
+    """The lease has ended or never existed.
+
+    ``reason`` is the :class:`~gpu_pool_client.EndReason` value it ended with,
+    or None for a lease the pool has never heard of.
+    """
+
+    code = "lease-gone"
+    exit_code = 8
+
+    def __init__(self, message: str, remedy: str = "", *, reason: str | None = None) -> None:
+        super().__init__(message, remedy)
+        self.reason = reason

@@ -1,0 +1,158 @@
+"""The contract of a pool, and ``connect``, which finds the pool behind a URL.
+
+Every implementation passes the same suite, ``tests/contract``.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from importlib.metadata import entry_points
+from types import TracebackType
+from typing import Final
+from urllib.parse import urlsplit
+
+from gpu_pool_client.errors import BadRequest, PoolUnreachable
+from gpu_pool_client.processes import Process
+from gpu_pool_client.requests import SliceRequest
+from gpu_pool_client.values import EndReason, Holder, Lease, LeaseState, PoolStatus
+
+#: The entry-point group in which a distribution offers a pool for a URL scheme.
+BACKENDS: Final = "gpu_pool.backends"
+#: The variable that names the pool to use when none is given.
+URL_VARIABLE: Final = "GPU_POOL_URL"
+DEFAULT_URL: Final = "embedded:"
+
+
+class Pool(abc.ABC):
+    """A pool of devices. All methods may raise ``PoolUnreachable``.
+
+    Methods that take a ``lease_id`` raise ``LeaseGone`` when that lease has
+    ended or never existed, except :meth:`release`, which may be repeated.
+    A pool is an asynchronous context manager; leaving it closes it and ends
+    no lease.
+    """
+
+    @abc.abstractmethod
+    async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
+        """Ask for a slice; return at once with a lease that is HELD or WAITING.
+
+        The same ``key`` (1 to 128 printable ASCII characters, chosen by the
+        caller) is the same request: repeating it returns the same lease,
+        whatever became of it. A held lease to which nothing is attached ends
+        after a while; see :meth:`attach`.
+
+        Raises ``BadRequest``, ``NeverFits``, ``NotAllowed`` or ``OverQuota``.
+        """
+
+    @abc.abstractmethod
+    async def lease(self, lease_id: str) -> Lease:
+        """Return the lease as it is now, ended ones included."""
+
+    @abc.abstractmethod
+    async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
+        """Return the lease once it is HELD.
+
+        Raises ``TimedOut`` after ``timeout`` seconds; the lease then keeps its
+        place in line. Cancelling this call withdraws the request.
+        """
+
+    async def acquire(
+        self, request: SliceRequest, holder: Holder, key: str, timeout: float | None = None
+    ) -> Lease:
+        """Ask and wait. After ``timeout`` seconds the request is withdrawn and ``TimedOut`` raised."""
+        lease = await self.request(request, holder, key)
+        if lease.state is LeaseState.HELD:
+            return lease
+        try:
+            return await self.wait(lease.id, timeout)
+        except BaseException:
+            await asyncio.shield(self.release(lease.id, EndReason.WITHDRAWN))
+            raise
+
+    @abc.abstractmethod
+    def watch(self, lease_id: str) -> AsyncIterator[Lease]:
+        """Yield the lease now and after every change of its state or place, until it has ended."""
+
+    @abc.abstractmethod
+    async def attach(
+        self,
+        lease_id: str,
+        process: Process,
+        *,
+        ready_within: float | None = None,
+        grace: float = 0.0,
+    ) -> Lease:
+        """Tie the lease to a process: its death ends the lease. Legal while waiting, too.
+
+        A later call replaces the process. With ``ready_within`` (seconds) the
+        lease ends unless :meth:`renew` is called by then. With ``grace`` the
+        death of ``process`` is forgiven for that many seconds while the
+        holder's own process lives: room to restart.
+        """
+
+    @abc.abstractmethod
+    async def renew(self, lease_id: str, ttl: float | None = None) -> Lease:
+        """Say that all is well: lift the lease's deadline, or set it ``ttl`` seconds from now."""
+
+    @abc.abstractmethod
+    async def park(self, lease_id: str) -> Lease:
+        """Give the slices of a held lease to others, and keep the lease."""
+
+    @abc.abstractmethod
+    async def resume(self, lease_id: str) -> Lease:
+        """Ask again for the slices of a parked lease; it may have to wait in line.
+
+        It gets the same devices as before.
+        """
+
+    @abc.abstractmethod
+    async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
+        """End the lease. Repeating it, or naming a lease that is gone, does nothing."""
+
+    @abc.abstractmethod
+    async def status(self) -> PoolStatus:
+        """Return devices, leases and line as one consistent snapshot."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Let go of the pool. Leases live on."""
+
+    async def __aenter__(self) -> Pool:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def connect(url: str | None = None) -> Pool:
+    """Return the pool at ``url``, by default the one in ``$GPU_POOL_URL`` or ``embedded:``.
+
+    ``embedded:[path]`` is a pool within the calling process, its ledger at
+    ``path``. Other schemes are found through the entry points of the group
+    ``gpu_pool.backends``: a callable that takes the URL and returns a pool.
+
+    Raises ``BadRequest`` for a URL that nothing serves and ``PoolUnreachable``
+    when the pool cannot be opened.
+    """
+    url = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    scheme = urlsplit(url).scheme
+    offers = {point.name: point for point in entry_points(group=BACKENDS)}
+    if scheme not in offers:
+        known = ", ".join(f"{name}:" for name in sorted(offers)) or "none installed"
+        raise BadRequest(f"{url!r} is not the URL of a pool.", f"Accepted here: {known}.")
+    try:
+        open_pool: Callable[[str], Pool] = offers[scheme].load()
+    except ImportError as error:
+        raise PoolUnreachable(
+            f"The part of jupyter-gpu-pool that serves {scheme}: is not installed.",
+            "Install jupyter-gpu-pool again.",
+        ) from error
+    return open_pool(url)

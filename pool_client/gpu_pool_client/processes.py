@@ -1,0 +1,102 @@
+"""Which process is meant, even after its pid has been used again.
+
+A pid alone names different processes over time. A :class:`Process` also
+carries the start time, the boot, and the pid namespace it was seen from, so
+that it can be recognised exactly, and only by a looker who can see it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One run of one process.
+
+    ``start`` is in clock ticks since boot on Linux (field 22 of
+    ``/proc/PID/stat``, proc(5)) and in milliseconds since the epoch elsewhere:
+    only equality means anything. ``boot`` and ``namespace`` name the boot of
+    the machine and the pid namespace in which ``pid`` is valid.
+    """
+
+    pid: int
+    start: int
+    boot: str
+    namespace: str
+
+    @classmethod
+    def of(cls, pid: int) -> Process | None:
+        """Identify the running process ``pid``, or None if there is none."""
+        start = _start_of(pid)
+        return None if start is None else cls(pid, start, boot_id(), pid_namespace())
+
+    @classmethod
+    def current(cls) -> Process:
+        """Identify the calling process."""
+        found = cls.of(os.getpid())
+        assert found is not None, "a running process sees itself"
+        return found
+
+    def is_alive(self) -> bool | None:
+        """Whether it still runs; None when this looker cannot tell.
+
+        A zombie counts as dead: it runs no code and holds no device. A process
+        of an earlier boot is dead; one of another pid namespace is unknown.
+        """
+        if self.boot != boot_id():
+            return False
+        if self.namespace != pid_namespace():
+            return None
+        return _start_of(self.pid) == self.start
+
+
+@functools.cache
+def boot_id() -> str:
+    """Name the current boot of this machine."""
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return f"{int(psutil.boot_time())}"
+
+
+def pid_namespace() -> str:
+    """Name the pid namespace of the calling process."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return sys.platform
+
+
+def _start_of(pid: int) -> int | None:
+    """Return the start time of a live process, or None for a dead one or a zombie."""
+    if pid <= 0:
+        return None
+    if not sys.platform.startswith("linux"):
+        return _start_by_psutil(pid)
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name, in parentheses, may itself hold spaces and parentheses.
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _start_by_psutil(pid: int) -> int | None:
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return int(process.create_time() * 1000)
+    except psutil.NoSuchProcess:
+        return None

@@ -1,0 +1,229 @@
+"""Slice requests: what a person writes, and the one parser that reads it.
+
+``2%`` and ``0.02`` are a share of one GPU, ``1.5GiB`` and ``655MiB`` an amount
+of GPU memory, ``4`` four whole GPUs, ``2x50%`` half of each of two. Filters
+follow: ``2% model=V100 memory>=16GiB driver>=550 index=0,1``.
+
+All arithmetic is on integers: shares in thousandths of a device (*milli*),
+memory in MiB. Fifty times 2% is exactly one GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpu_pool_client.errors import BadRequest
+
+#: Thousandths in one whole device.
+WHOLE: Final = 1000
+#: Longest text that is read at all; everything longer is refused unread.
+MAX_TEXT: Final = 256
+#: Most devices one request may name.
+MAX_COUNT: Final = 1024
+
+ACCEPTED: Final = (
+    "Accepted: 2% or 0.02 (a share of one GPU), 1.5GiB or 655MiB (GPU memory), "
+    "4 (whole GPUs), 2x50% (the same share of several); then filters, if any: "
+    "model=V100 memory>=16GiB driver>=550 index=0,1."
+)
+
+_MIB_PER_UNIT: Final = {"mib": 1, "gib": 1024}
+_FLAGS: Final = re.ASCII | re.IGNORECASE
+_AMOUNT: Final = re.compile(
+    r"(?:(?P<count>[0-9]{1,4})x)?(?P<whole>[0-9]{0,9})(?P<dot>\.(?P<part>[0-9]{1,6}))?(?P<unit>%|mib|gib)?",
+    _FLAGS,
+)
+_MEMORY: Final = re.compile(r"(?P<whole>[0-9]{1,9})(?:\.(?P<part>[0-9]{1,6}))?(?P<unit>mib|gib)", _FLAGS)
+_FILTER: Final = re.compile(r"(?P<name>model|memory|driver|index)(?P<op>>=|=)(?P<value>[!-~]+)", _FLAGS)
+_MODEL: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", _FLAGS)
+_DRIVER: Final = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){0,3}", re.ASCII)
+_INDEXES: Final = re.compile(r"[0-9]{1,4}(?:,[0-9]{1,4}){0,31}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which devices a request may be placed on. Empty filters accept every device."""
+
+    #: Part of the device's model name, compared without case; spaces are written ``-``.
+    model: str | None = None
+    #: Least total memory of the device, in MiB.
+    memory_mib: int | None = None
+    #: Least driver version, as numbers: ``(550, 54)``.
+    driver: tuple[int, ...] | None = None
+    #: Allowed device indexes, ascending; empty allows all.
+    index: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        parts = []
+        if self.model is not None:
+            parts.append(f"model={self.model}")
+        if self.memory_mib is not None:
+            parts.append(f"memory>={format_memory(self.memory_mib)}")
+        if self.driver is not None:
+            parts.append("driver>=" + ".".join(map(str, self.driver)))
+        if self.index:
+            parts.append("index=" + ",".join(map(str, self.index)))
+        return " ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRequest:
+    """How much of how many devices is asked for. Made by :func:`parse_request`.
+
+    Exactly one of ``milli`` (thousandths of each device, 1 to 1000) and
+    ``memory_mib`` (MiB on each device) is set.
+    """
+
+    count: int = 1
+    milli: int | None = None
+    memory_mib: int | None = None
+    filters: Filters = field(default_factory=Filters)
+
+    @property
+    def whole_devices(self) -> bool:
+        """Whether this asks for entire devices."""
+        return self.milli == WHOLE
+
+    @property
+    def size(self) -> str:
+        """The request without its filters: ``2%``, ``2x1.5GiB``, ``4``."""
+        if self.whole_devices:
+            return str(self.count)
+        amount = format_memory(self.memory_mib) if self.memory_mib else format_share(self.milli or 0)
+        return f"{self.count}x{amount}" if self.count > 1 else amount
+
+    def __str__(self) -> str:
+        return f"{self.size} {self.filters}".strip()
+
+
+def format_share(milli: int) -> str:
+    """Write thousandths as a percentage: 20 → ``2%``, 5 → ``0.5%``."""
+    whole, tenth = divmod(milli, 10)
+    return f"{whole}.{tenth}%" if tenth else f"{whole}%"
+
+
+def format_memory(mib: int) -> str:
+    """Write MiB so that it reads back exactly: 1536 → ``1.5GiB``, 655 → ``655MiB``."""
+    whole, rest = divmod(mib * 100, 102400)
+    if rest % 1024 or mib < 1024:
+        return f"{mib}MiB"
+    part = f"{rest // 1024:02d}".rstrip("0")
+    return f"{whole}.{part}GiB" if part else f"{whole}GiB"
+
+
+def parse_request(text: str) -> SliceRequest:
+    """Read a slice request from what a person wrote.
+
+    Raises :class:`~gpu_pool_client.BadRequest`, naming the accepted forms,
+    for everything else.
+    """
+    if len(text) > MAX_TEXT:
+        raise _refusal(text, f"it has {len(text)} characters, {MAX_TEXT} are read")
+    if not text.isascii():
+        raise _refusal(text, "only plain ASCII digits, letters and signs are read")
+    words = text.split()
+    if not words:
+        raise _refusal(text, "it is empty")
+    count, milli, memory_mib = _parse_size(words[0], text)
+    return SliceRequest(count, milli, memory_mib, _parse_filters(words[1:], text))
+
+
+def _refusal(text: str, why: str = "") -> BadRequest:
+    shown = ascii(text if len(text) <= 40 else text[:37] + "...")
+    return BadRequest(f"{shown} is not a GPU slice{': ' + why if why else ''}.", ACCEPTED)
+
+
+def _parse_size(word: str, text: str) -> tuple[int, int | None, int | None]:
+    """Return (count, milli, memory_mib) of the first word."""
+    match = _AMOUNT.fullmatch(word)
+    if match is None or not (match["whole"] or match["part"]):
+        if re.search(r"[0-9](?:[gm]b?|gi|mi)$", word, _FLAGS):
+            raise _refusal(text, "memory is written in GiB or MiB")
+        raise _refusal(text)
+    unit = (match["unit"] or "").lower()
+    count = int(match["count"] or 1)
+    if not 1 <= count <= MAX_COUNT:
+        raise _refusal(text, f"the number of GPUs is between 1 and {MAX_COUNT}")
+    if unit in _MIB_PER_UNIT:
+        return count, None, _mib(match["whole"], match["part"], unit, text)
+    milli = _exact_milli(match["whole"], match["part"], unit, text)
+    if unit == "%" or milli < WHOLE:
+        return count, _check_share(milli, text), None
+    return _whole_devices(match["count"], milli, text), WHOLE, None
+
+
+def _whole_devices(count: str | None, milli: int, text: str) -> int:
+    if milli % WHOLE:
+        raise _refusal(text, "a share of one GPU is at most 1; for more write, say, 2x75%")
+    if count is not None and milli != WHOLE:
+        raise _refusal(text, "write either the number of whole GPUs or NxSHARE")
+    total = int(count or 1) * (milli // WHOLE)
+    if total > MAX_COUNT:
+        raise _refusal(text, f"the number of GPUs is between 1 and {MAX_COUNT}")
+    return total
+
+
+def _check_share(milli: int, text: str) -> int:
+    if not 1 <= milli <= WHOLE:
+        raise _refusal(text, "a share is between 0.1% and 100%")
+    return milli
+
+
+def _exact_milli(whole: str, part: str | None, unit: str, text: str) -> int:
+    """``whole.part`` of a GPU (or of a hundredth) in thousandths, or a refusal if finer."""
+    digits = 1 if unit == "%" else 3
+    part = (part or "").rstrip("0")
+    if len(part) > digits:
+        raise _refusal(text, "the finest share is 0.1% (0.001)")
+    return int((whole or "0") + part.ljust(digits, "0"))
+
+
+def _mib(whole: str, part: str | None, unit: str, text: str) -> int:
+    """Memory in MiB; a fraction of a MiB is rounded up."""
+    part = part or ""
+    scale = 10 ** len(part)
+    mib = -(-(int(whole or 0) * scale + int(part or 0)) * _MIB_PER_UNIT[unit] // scale)
+    if mib < 1:
+        raise _refusal(text, "memory is at least 1MiB")
+    return mib
+
+
+def _parse_filters(words: list[str], text: str) -> Filters:
+    found: dict[str, str] = {}
+    for word in words:
+        match = _FILTER.fullmatch(word)
+        if match is None:
+            raise _refusal(text, f"{word[:40]!a} is not a filter")
+        name = match["name"].lower()
+        if (match["op"] == ">=") != (name in ("memory", "driver")):
+            raise _refusal(text, "write model=, memory>=, driver>= and index=")
+        if name in found:
+            raise _refusal(text, f"the filter {name} is given twice")
+        found[name] = match["value"]
+    return Filters(
+        model=_checked(_MODEL, found.get("model"), text),
+        memory_mib=_memory_filter(found.get("memory"), text),
+        driver=_numbers(_checked(_DRIVER, found.get("driver"), text), "."),
+        index=tuple(sorted(set(_numbers(_checked(_INDEXES, found.get("index"), text), ",") or ()))),
+    )
+
+
+def _checked(pattern: re.Pattern[str], value: str | None, text: str) -> str | None:
+    if value is not None and not pattern.fullmatch(value):
+        raise _refusal(text, f"the filter value {value[:40]!a} is not understood")
+    return value
+
+
+def _numbers(value: str | None, separator: str) -> tuple[int, ...] | None:
+    return None if value is None else tuple(int(number) for number in value.split(separator))
+
+
+def _memory_filter(value: str | None, text: str) -> int | None:
+    if value is None:
+        return None
+    match = _MEMORY.fullmatch(value)
+    if match is None:
+        raise _refusal(text, f"the filter value {value[:40]!a} is not an amount of memory")
+    return _mib(match["whole"], match["part"], match["unit"].lower(), text)

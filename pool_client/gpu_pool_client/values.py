@@ -1,0 +1,251 @@
+"""The values that a pool and its callers exchange. All are immutable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from gpu_pool_client.processes import Process
+from gpu_pool_client.requests import WHOLE, SliceRequest, format_share
+
+#: Written beside every device, slice and figure that no hardware stands behind.
+SIMULATED: Final = "simulated"
+
+
+class LeaseState(str, Enum):
+    """Where a lease is in its life.
+
+    waiting → held or ended; held → parked or ended; parked → waiting or ended.
+    """
+
+    WAITING = "waiting"
+    HELD = "held"
+    PARKED = "parked"
+    ENDED = "ended"
+
+
+class EndReason(str, Enum):
+    """Why a lease ended. Kept in the history."""
+
+    RELEASED = "released"
+    """Its holder gave it back."""
+    WITHDRAWN = "withdrawn"
+    """Its holder stopped waiting."""
+    PROCESS_GONE = "process-gone"
+    """The process that kept it alive ended."""
+    NEVER_ATTACHED = "never-attached"
+    """It was granted, and no process was attached to it in time."""
+    NOT_READY = "not-ready"
+    """Its process was attached and never reported that it works."""
+    EXPIRED = "expired"
+    """Its holder stopped renewing it."""
+    REVOKED = "revoked"
+    """An administrator took it back."""
+    DEVICE_LOST = "device-lost"
+    """Its device is no longer on this machine."""
+
+
+class Strength(str, Enum):
+    """How firmly a limit is held."""
+
+    HARD = "hard"
+    """The process cannot exceed it, whatever it does."""
+    COOPERATIVE = "cooperative"
+    """A process that does not try to evade it stays within it."""
+    NONE = "none"
+    """It is only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What holds one resource of a slice within its size, and how firmly."""
+
+    strength: Strength = Strength.NONE
+    #: What enforces it, in words: ``accounting only``, ``MPS``.
+    by: str = "accounting only"
+
+    def __str__(self) -> str:
+        return f"{self.strength.value} ({self.by})"
+
+
+@dataclass(frozen=True, slots=True)
+class Enforcement:
+    """The truth about a lease's limits: enforced, or only nominal."""
+
+    memory: Limit = field(default_factory=Limit)
+    compute: Limit = field(default_factory=Limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU, or one MIG instance."""
+
+    uuid: str
+    #: The driver's index of the GPU (of the parent GPU for a MIG instance).
+    index: int
+    #: The model's name as the driver gives it, such as ``Tesla V100-SXM2-32GB``.
+    model: str
+    memory_mib: int
+    #: CUDA contexts that fit at once; None where nothing limits them.
+    contexts: int | None = None
+    driver: str = ""
+    #: Name of the MIG profile (``1g.5gb``), None for a whole GPU.
+    mig_profile: str | None = None
+    #: The NUMA node it is attached to, None if unknown.
+    numa_node: int | None = None
+    #: uuids of the devices it has an NVLink to.
+    nvlink: tuple[str, ...] = ()
+    simulated: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name to show to a person; says so when the device is simulated."""
+        mig = f" MIG {self.mig_profile}" if self.mig_profile else ""
+        return f"{self.model}{mig}" + (f" ({SIMULATED})" if self.simulated else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A share of one device, in integers."""
+
+    device: Device
+    #: Thousandths of the device's compute.
+    milli: int
+    memory_mib: int
+    #: CUDA context slots taken (0 where they are not limited).
+    contexts: int = 0
+
+    @property
+    def share(self) -> str:
+        """The share of compute as a percentage: ``2%``."""
+        return format_share(self.milli)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who asks.
+
+    ``process`` is the requesting process: while no other process is attached,
+    its death ends the lease. A pool that runs in the caller's own process
+    fills it in when it is None.
+    """
+
+    user: str
+    course: str | None = None
+    #: What the lease is for, in words a person recognises: a kernel's name, a command.
+    kernel: str | None = None
+    process: Process | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A request and its fate, as it was when the pool answered."""
+
+    id: str
+    key: str
+    request: SliceRequest
+    holder: Holder
+    state: LeaseState
+    #: Unix seconds.
+    requested_at: float
+    held_at: float | None = None
+    ended_at: float | None = None
+    end_reason: EndReason | None = None
+    #: What is held now; empty unless the state is HELD.
+    slices: tuple[Slice, ...] = ()
+    enforcement: Enforcement = field(default_factory=Enforcement)
+    #: The attached process, whose death ends the lease.
+    process: Process | None = None
+    #: Place in line, 1 for the next; None unless the state is WAITING.
+    place: int | None = None
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any of its devices is simulated."""
+        return any(part.device.simulated for part in self.slices)
+
+    @property
+    def memory_mib(self) -> int:
+        """Memory granted on each device, in MiB."""
+        return min((part.memory_mib for part in self.slices), default=0)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables that a process needs to use this slice, and facts for people and tools.
+
+        Device order follows ``slices``. Nothing in it is secret.
+        """
+        if not self.slices:
+            return {}
+        facts = {
+            "CUDA_VISIBLE_DEVICES": ",".join(part.device.uuid for part in self.slices),
+            "GPU_POOL_LEASE": self.id,
+            "GPU_POOL_SLICE": self.request.size,
+            "GPU_POOL_DEVICE_NAMES": ",".join(part.device.label for part in self.slices),
+            "GPU_POOL_MILLI": str(self.slices[0].milli),
+            "GPU_POOL_MEMORY_MIB": str(self.memory_mib),
+            "GPU_POOL_DEVICE_MEMORY_MIB": str(self.slices[0].device.memory_mib),
+            "GPU_POOL_HELD_SINCE": f"{self.held_at or self.requested_at:.0f}",
+            "GPU_POOL_ENFORCED": self.describe_limits(),
+        }
+        if self.simulated:
+            facts["GPU_POOL_SIMULATED"] = "1"
+        return facts
+
+    def describe_limits(self) -> str:
+        """Say in one line what is granted and what is enforced."""
+        share = self.slices[0].share if self.slices else "nothing"
+        return (
+            f"memory: {self.memory_mib} MiB, {self.enforcement.memory}; "
+            f"compute: {share}, {self.enforcement.compute}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """A device and what is held of it. Free amounts are never negative."""
+
+    device: Device
+    held_milli: int
+    held_memory_mib: int
+    held_contexts: int
+    leases: int
+    #: Thousandths of compute that may be granted in all (more than 1000 when over-granting is on).
+    milli: int = WHOLE
+
+    @property
+    def free_milli(self) -> int:
+        """Thousandths of compute that can still be granted."""
+        return max(0, self.milli - self.held_milli)
+
+    @property
+    def free_memory_mib(self) -> int:
+        """Memory that can still be granted, in MiB."""
+        return max(0, self.device.memory_mib - self.held_memory_mib)
+
+    @property
+    def free_contexts(self) -> int | None:
+        """Context slots that can still be granted; None where nothing limits them."""
+        if self.device.contexts is None:
+            return None
+        return max(0, self.device.contexts - self.held_contexts)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """One consistent snapshot of a pool."""
+
+    #: The pool's URL, as given to :func:`~gpu_pool_client.connect`.
+    url: str
+    devices: tuple[DeviceStatus, ...]
+    #: Held and parked leases, oldest first.
+    leases: tuple[Lease, ...]
+    #: Waiting leases in the order of the line.
+    line: tuple[Lease, ...]
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any device is simulated."""
+        return any(status.device.simulated for status in self.devices)
