@@ -177,13 +177,14 @@ def _exact_milli(whole: str, part: str | None, unit: str, text: str) -> int:
     part = (part or "").rstrip("0")
     if len(part) > digits:
         raise _refusal(text, "the finest share is 0.1% (0.001)")
-    return int((whole or "0") + part.ljust(digits, "0"))
+    padded: str = part.ljust(digits, "0")
+    return int((whole or "0") + padded)
 
 
 def _mib(whole: str, part: str | None, unit: str, text: str) -> int:
     """Memory in MiB; a fraction of a MiB is rounded up."""
     part = part or ""
-    scale = 10 ** len(part)
+    scale: int = 10 ** len(part)
     mib = -(-(int(whole or 0) * scale + int(part or 0)) * _MIB_PER_UNIT[unit] // scale)
     if mib < 1:
         raise _refusal(text, "memory is at least 1MiB")

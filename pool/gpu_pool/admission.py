@@ -1,0 +1,125 @@
+"""Who may have what: pure checks that refuse at once what could only wait in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_pool import placement
+from gpu_pool.settings import Rules
+from gpu_pool_client import (
+    WHOLE,
+    Device,
+    DeviceStatus,
+    NeverFits,
+    NotAllowed,
+    SliceRequest,
+    format_memory,
+    format_share,
+)
+
+
+def check(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> None:
+    """Refuse a request that these devices or rules can never grant.
+
+    Raises ``NotAllowed`` for what the rules forbid and ``NeverFits`` for what
+    no device could hold, with the arithmetic and the largest that would fit.
+    """
+    _check_rules(request, rules)
+    if not devices:
+        raise NeverFits(
+            f"You asked for {request}; this pool has no GPU.",
+            'Run "gpu-pool doctor" to see why. To try things out without one, '
+            'set GPU_POOL_DEVICES="V100-SXM2-32GB:1" for a simulated GPU.',
+        )
+    accepted = [device for device in devices if placement.accepts(request.filters, device)]
+    if not accepted:
+        raise NeverFits(
+            f"You asked for {request}; no GPU here is like that. There is: {_listing(devices)}.",
+            "Ask for one of these, or leave the filter out.",
+        )
+    able = placement.candidates(request, accepted, rules)
+    if not able:
+        raise _too_large_or_small(request, accepted, rules)
+    if len(able) < request.count:
+        raise NeverFits(
+            f"You asked for {request}, that is {request.count} GPUs; "
+            f"{len(able)} here could take part: {_listing([part.device for part in able])}.",
+            f"Ask for at most {len(able)}.",
+        )
+
+
+def shortage(
+    request: SliceRequest, statuses: Sequence[DeviceStatus], ahead: int, rules: Rules
+) -> tuple[str, str, str | None]:
+    """Say why a request that could fit does not fit now.
+
+    Returns (message, remedy, largest request that would start now or None).
+    """
+    milli = 0 if ahead else placement.largest(statuses, rules)
+    largest = SliceRequest(milli=milli).size if milli else None
+    held = "; ".join(_occupancy(status) for status in statuses)
+    line = f" {ahead} waiting before you." if ahead else ""
+    message = f"No GPU slice of {request} is free now. {held}.{line}"
+    if largest:
+        remedy = (
+            f"Free at this moment: up to {largest} of one GPU. Choose a smaller slice, or try again later."
+        )
+    else:
+        remedy = "Try again when somebody has finished."
+    return message, remedy, largest
+
+
+def _check_rules(request: SliceRequest, rules: Rules) -> None:
+    if request.milli is not None and request.milli > rules.max_milli:
+        raise NotAllowed(
+            f"You asked for {request}; the largest share this pool gives to one lease is "
+            f"{format_share(rules.max_milli)} of a GPU.",
+            f"Ask for {format_share(rules.max_milli)} or less, or ask the administrator.",
+        )
+    if rules.max_memory_mib and (request.memory_mib or 0) > rules.max_memory_mib:
+        raise NotAllowed(
+            f"You asked for {request}; the most memory this pool gives to one lease is "
+            f"{format_memory(rules.max_memory_mib)} on one GPU.",
+            f"Ask for {format_memory(rules.max_memory_mib)} or less, or ask the administrator.",
+        )
+    if rules.max_devices and request.count > rules.max_devices:
+        raise NotAllowed(
+            f"You asked for {request}, that is {request.count} GPUs; "
+            f"this pool gives at most {rules.max_devices} to one lease.",
+            f"Ask for {rules.max_devices} or less, or ask the administrator.",
+        )
+
+
+def _too_large_or_small(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> NeverFits:
+    """Explain why no device could hold one part of the request, by the largest device."""
+    device = max(devices, key=lambda each: each.memory_mib)
+    part = placement.cut(request, device, rules)
+    if part.memory_mib > device.memory_mib:
+        return NeverFits(
+            f"You asked for {request}; the largest GPU here, {device.label}, "
+            f"has {format_memory(device.memory_mib)}.",
+            f"Ask for at most {format_memory(device.memory_mib)}.",
+        )
+    if part.memory_mib >= rules.context_mib:
+        return NeverFits(
+            f"You asked for {request}; {device.label} has {device.contexts} CUDA context slots, "
+            f"and each kernel needs {part.contexts}.",
+            "Ask the administrator.",
+        )
+    least = -(-rules.context_mib * WHOLE // device.memory_mib)
+    return NeverFits(
+        f"{request.size} of {device.label} ({format_memory(device.memory_mib)}) is {part.memory_mib} MiB. "
+        f"CUDA itself takes about {rules.context_mib} MiB before the first tensor, so nothing would be left.",
+        f"Ask for at least {format_share(least)} here.",
+    )
+
+
+def _listing(devices: Sequence[Device]) -> str:
+    return ", ".join(f"{d.index}: {d.label}, {format_memory(d.memory_mib)}" for d in devices[:16])
+
+
+def _occupancy(status: DeviceStatus) -> str:
+    return (
+        f"{status.device.label}: {format_share(status.free_milli)} and "
+        f"{status.free_memory_mib} MiB free, {status.leases} in use"
+    )

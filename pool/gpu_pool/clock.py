@@ -1,0 +1,22 @@
+"""The two clocks a pool reads: one for people, one for deadlines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+def _uptime() -> float:
+    """Seconds of this boot, the same for every process, suspended time included where known."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Where the time comes from; tests bring their own."""
+
+    #: Unix seconds, for history and for people. May jump.
+    wall: Callable[[], float] = time.time
+    #: Seconds of this boot, for deadlines. Never jumps.
+    uptime: Callable[[], float] = _uptime

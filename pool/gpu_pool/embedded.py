@@ -1,0 +1,218 @@
+"""The embedded pool: the ledger opened in the caller's own process, no daemon.
+
+For one Unix user on one machine. Several processes may open the same ledger;
+every decision is one transaction, so none of them needs to be in charge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from gpu_pool.inventory import Inventory, discover
+from gpu_pool.ledger import files
+from gpu_pool.ledger.book import Book, gone
+from gpu_pool.ledger.database import Database
+from gpu_pool.ledger.errors import LedgerUnusable
+from gpu_pool.settings import PoolSettings, load_settings
+from gpu_pool.worker import Worker
+from gpu_pool_client import (
+    BadRequest,
+    EndReason,
+    Holder,
+    Lease,
+    LeaseState,
+    Pool,
+    PoolStatus,
+    Process,
+    SliceRequest,
+)
+
+T = TypeVar("T")
+
+#: A decision that could not begin for this long is given up.
+ANSWER_WITHIN: Final = 30.0
+#: How often a waiter reads its place: a few microseconds of work each time.
+_POLL: Final = 0.1
+#: How often, at most, all waiters together look for processes that are gone.
+_LOOK: Final = 1.0
+
+
+def open_embedded(url: str) -> EmbeddedPool:
+    """Return the pool at ``embedded:[path]``; see :func:`gpu_pool_client.connect`."""
+    return EmbeddedPool(ledger_path(url), load_settings())
+
+
+def ledger_path(url: str) -> Path:
+    """Return the ledger's file that an ``embedded:`` URL names."""
+    parts = urlsplit(url)
+    if parts.query or parts.fragment:
+        raise BadRequest(f"{url!r} is not the URL of an embedded pool.", "Accepted: embedded:[path].")
+    text = unquote(parts.netloc + parts.path)
+    path = Path(text).expanduser() if text else files.default_path()
+    return path.absolute()
+
+
+class EmbeddedPool(Pool):
+    """A pool whose decisions this process makes itself, in the ledger that all share.
+
+    The ledger is opened, and the machine's devices are registered, by the
+    first call. It may be used from several event loops.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: PoolSettings | None = None,
+        find_devices: Callable[[], Inventory] = discover,
+    ) -> None:
+        self.url = f"embedded:{path}"
+        self._path = path
+        self._settings = settings or PoolSettings()
+        self._find_devices = find_devices
+        self._worker = Worker("gpu-pool")
+        self._opened: tuple[Database, Book] | None = None
+
+    async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
+        """See ``Pool.request``. Processes that are gone are looked for when nothing is free."""
+        try:
+            lease = await self._do(lambda book: book.request(request, holder, key))
+            if lease.state is LeaseState.WAITING:
+                lease = await self._do(lambda book: _after_a_look(book, lease.id))
+        except asyncio.CancelledError:
+            # The decision may still be made after nobody listens any more.
+            self._submit(lambda book: book.release_key(key, EndReason.WITHDRAWN))
+            raise
+        return lease
+
+    async def lease(self, lease_id: str) -> Lease:
+        """See ``Pool.lease``."""
+        return await self._do(lambda book: book.lease(lease_id))
+
+    async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
+        """See ``Pool.wait``."""
+        give_up_at = None if timeout is None else time.monotonic() + timeout
+        try:
+            while True:
+                lease = await self._do(lambda book: _after_a_look(book, lease_id, _LOOK))
+                if lease.state is LeaseState.HELD:
+                    return lease
+                _refuse_unless_waiting(lease)
+                if give_up_at is not None and time.monotonic() >= give_up_at:
+                    raise await self._do(lambda book: book.shortage(lease_id))
+                await asyncio.sleep(_POLL)
+        except asyncio.CancelledError:
+            self._submit(lambda book: book.release(lease_id, EndReason.WITHDRAWN))
+            raise
+
+    async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
+        """See ``Pool.watch``."""
+        last: Lease | None = None
+        while last is None or last.state is not LeaseState.ENDED:
+            lease = await self._do(lambda book: _after_a_look(book, lease_id, _LOOK))
+            if lease != last:
+                yield lease
+            last = lease
+            await asyncio.sleep(_POLL)
+
+    async def attach(
+        self,
+        lease_id: str,
+        process: Process,
+        *,
+        ready_within: float | None = None,
+        grace: float = 0.0,
+    ) -> Lease:
+        """See ``Pool.attach``."""
+        return await self._do(lambda book: book.attach(lease_id, process, ready_within, grace))
+
+    async def renew(self, lease_id: str, ttl: float | None = None) -> Lease:
+        """See ``Pool.renew``."""
+        return await self._do(lambda book: book.renew(lease_id, ttl))
+
+    async def park(self, lease_id: str) -> Lease:
+        """See ``Pool.park``."""
+        return await self._do(lambda book: book.park(lease_id))
+
+    async def resume(self, lease_id: str) -> Lease:
+        """See ``Pool.resume``."""
+        return await self._do(lambda book: book.resume(lease_id))
+
+    async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
+        """See ``Pool.release``."""
+        await self._do(lambda book: book.release(lease_id, reason))
+
+    async def status(self) -> PoolStatus:
+        """See ``Pool.status``. Looks first for processes that are gone."""
+
+        def look_and_read(book: Book) -> PoolStatus:
+            book.look()
+            return book.status(self.url)
+
+        return await self._do(look_and_read)
+
+    async def close(self) -> None:
+        """Close the ledger once what was begun is done. Leases live on."""
+
+        def close(_: Worker) -> None:
+            if self._opened is not None:
+                self._opened[0].close()
+                self._opened = None
+
+        await asyncio.wrap_future(self._worker.submit(lambda: close(self._worker)))
+        self._worker.stop()
+
+    async def _do(self, job: Callable[[Book], T]) -> T:
+        """Run a job on the ledger in the worker thread."""
+        future = asyncio.wrap_future(self._submit(job))
+        try:
+            return await asyncio.wait_for(asyncio.shield(future), ANSWER_WITHIN + 1)
+        except asyncio.TimeoutError as error:
+            raise self._stuck() from error
+
+    def _submit(self, job: Callable[[Book], T]) -> Future[T]:
+        give_up_at = time.monotonic() + ANSWER_WITHIN
+
+        def run() -> T:
+            book = self._open()
+            book.give_up_at = give_up_at
+            return job(book)
+
+        return self._worker.submit(run)
+
+    def _open(self) -> Book:
+        if self._opened is None:
+            database = Database(self._path)
+            book = Book(database, self._settings)
+            devices = self._find_devices().devices
+            # A process that sees no devices (no driver in its container, no variable
+            # in its terminal) must not take away those that another one registered.
+            if devices:
+                book.register(devices)
+            self._opened = database, book
+        return self._opened[1]
+
+    def _stuck(self) -> LedgerUnusable:
+        holder = self._opened[0].holder() if self._opened else None
+        who = f" Process {holder} has it." if holder else ""
+        return LedgerUnusable(
+            f"The pool's ledger, {self._path}, has been locked for {ANSWER_WITHIN:.0f} seconds.{who}",
+            "If that process is stopped, continue or end it.",
+        )
+
+
+def _after_a_look(book: Book, lease_id: str, at_most_every: float = 0.0) -> Lease:
+    book.look(at_most_every)
+    return book.lease(lease_id)
+
+
+def _refuse_unless_waiting(lease: Lease) -> None:
+    if lease.state is LeaseState.ENDED:
+        raise gone(lease)
+    if lease.state is LeaseState.PARKED:
+        raise BadRequest("A parked lease is not in line.", "Resume it first.")

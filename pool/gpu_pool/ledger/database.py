@@ -1,0 +1,202 @@
+"""The ledger's file: opened, migrated, and written in one transaction per decision."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from gpu_pool.ledger import files
+from gpu_pool.ledger.errors import LedgerUnusable, explain
+from gpu_pool.ledger.lock import FairLock
+from gpu_pool.ledger.queries import migrations, queries, statements
+
+#: PRAGMA application_id of a ledger, "GPUP" in ASCII: tells it from other SQLite files.
+APPLICATION_ID: Final = 0x47505550
+#: Pages of write-ahead log after which its content is moved into the database.
+_CHECKPOINT_PAGES: Final = 1000
+#: Programs other than this one may hold SQLite's lock for this long.
+_BUSY_SECONDS: Final = 20.0
+
+
+class Database:
+    """One connection to a ledger. Used by one thread at a time.
+
+    WAL with ``synchronous=NORMAL``: a commit survives the death of every
+    process. Losing the last moments before a power failure is harmless, since
+    no lease survives a reboot.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _explained(path):
+            files.prepare_folder(path)
+            if not path.exists():
+                _create(path)
+            files.check_owner(path)
+            if path.stat().st_size == 0:
+                raise sqlite3.DatabaseError("file is not a database")
+            self._identity = _identity(path)
+            self._lock = FairLock(path.with_name(path.name + ".lock"))
+            self._connection = _connect(path)
+            self._check_kind()
+            self._migrate()
+        self._sql = queries()
+
+    def close(self) -> None:
+        """Close the connection and the lock."""
+        self._connection.close()
+        self._lock.close()
+
+    @property
+    def version(self) -> int:
+        """The schema version of the file."""
+        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+
+    @contextlib.contextmanager
+    def transaction(self, give_up_at: float | None = None) -> Iterator[None]:
+        """Run one decision: all of it is in the ledger afterwards, or nothing.
+
+        ``give_up_at`` (``time.monotonic()``): past this moment nothing is begun,
+        because nobody waits for the answer any more.
+        """
+        with _explained(self.path), self._lock:
+            self._check_still_there()
+            if give_up_at is not None and time.monotonic() > give_up_at:
+                raise LedgerUnusable(
+                    f"The pool's ledger, {self.path}, was busy for too long.", "Try again."
+                )
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                self._check_version()
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Read one consistent state, without waiting for writers."""
+        with _explained(self.path):
+            self._check_still_there()
+            self._connection.execute("BEGIN")
+            try:
+                yield
+            finally:
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("COMMIT")
+
+    def run(self, name: str, values: Mapping[str, object] | tuple[object, ...] = ()) -> sqlite3.Cursor:
+        """Run the statement of that name."""
+        return self._connection.execute(self._sql[name], values)
+
+    def one(self, name: str, **values: object) -> Any:
+        """Return the first row of a statement, or None."""
+        return self.run(name, values).fetchone()
+
+    def holder(self) -> int | None:
+        """Return the pid of the process that last entered a transaction."""
+        return self._lock.holder()
+
+    def _check_still_there(self) -> None:
+        """Refuse to go on in a file that others no longer see."""
+        if _identity(self.path) != self._identity:
+            raise LedgerUnusable(
+                f"The pool's ledger, {self.path}, was removed or replaced while it was in use.",
+                "Restart what uses the pool.",
+            )
+
+    def _check_kind(self) -> None:
+        kind = self._connection.execute("PRAGMA application_id").fetchone()[0]
+        if kind != APPLICATION_ID:
+            raise sqlite3.DatabaseError("file is not a database")
+
+    def _check_version(self) -> None:
+        version = self.version
+        if version > len(migrations()):
+            raise LedgerUnusable(
+                f"The pool's ledger, {self.path}, was written by a newer jupyter-gpu-pool "
+                f"(schema {version}; this one knows {len(migrations())}).",
+                "Upgrade jupyter-gpu-pool here too.",
+            )
+
+    def _migrate(self) -> None:
+        self._check_version()
+        if self.version == len(migrations()):
+            return
+        with self._lock:
+            _run_migrations(self._connection)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Let nothing of SQLite or the system through but in words."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise explain(error, path) from error
+    except OSError as error:
+        raise LedgerUnusable(
+            f"The pool's ledger, {path}, cannot be used: {error.strerror}.", files.elsewhere()
+        ) from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - in the path of every decision
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # mode=rw: a file that is gone by now must not be made anew.
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        timeout=_BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    connection.row_factory = sqlite3.Row
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    return connection
+
+
+def _create(path: Path) -> None:
+    """Make a complete ledger beside ``path`` and put it there at once, unless somebody was faster."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        connection = _connect(draft)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        _run_migrations(connection)
+        connection.close()
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)  # noqa: PTH - link() refuses to replace, rename() does not
+    finally:
+        for leftover in path.parent.glob(f"{draft.name}*"):
+            leftover.unlink()
+
+
+def _run_migrations(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN EXCLUSIVE")
+    try:
+        done = connection.execute("PRAGMA user_version").fetchone()[0]
+        for number, script in enumerate(migrations()[done:], start=done + 1):
+            for statement in statements(script):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise

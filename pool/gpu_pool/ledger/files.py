@@ -1,0 +1,73 @@
+"""Where a ledger may live: a private file on a local disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from gpu_pool.ledger.errors import LedgerUnusable
+
+#: File systems on which SQLite's locks or its shared memory cannot be relied on
+#: (https://www.sqlite.org/wal.html: "WAL does not work over a network filesystem").
+NETWORK: Final = frozenset(
+    "9p afs autofs beegfs ceph cifs coda davfs fuse.ceph fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs "
+    "glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs panfs pvfs2 smb3 smbfs virtiofs vboxsf".split()
+)
+_ELSEWHERE: Final = (
+    "Name a file on a local disk, for example GPU_POOL_URL=embedded:/var/tmp/gpu-pool-{}/ledger.db."
+)
+
+
+def default_path() -> Path:
+    """Return the ledger of this user: ``$XDG_STATE_HOME/gpu-pool/ledger.db``."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local/state") / "gpu-pool/ledger.db"
+
+
+def file_system(path: Path, mounts: Iterable[tuple[str, str]]) -> str:
+    """Return the type of the file system that ``path`` is on. ``mounts`` are (mount point, type)."""
+    best, found = -1, ""
+    for point, kind in mounts:
+        # The last mount on a point hides those before it.
+        if path.is_relative_to(point) and len(point) >= best:
+            best, found = len(point), kind
+    return found
+
+
+def prepare_folder(path: Path) -> None:
+    """Make the ledger's folder, private to this user, and refuse a network file system."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise LedgerUnusable(
+            f"The folder of the pool's ledger, {path.parent}, cannot be made: {error.strerror}.",
+            elsewhere(),
+        ) from error
+    mounts = [(part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True)]
+    kind = file_system(path.parent.resolve(), mounts)
+    if kind in NETWORK:
+        raise LedgerUnusable(
+            f"The pool's ledger, {path}, is on a network file system ({kind}), "
+            "where the locks it needs cannot be relied on.",
+            elsewhere(),
+        )
+
+
+def check_owner(path: Path) -> None:
+    """Refuse a ledger that belongs to another Unix user."""
+    owner = path.stat().st_uid
+    if owner != os.geteuid():
+        raise LedgerUnusable(
+            f"The pool's ledger, {path}, belongs to the user with id {owner}; you are {os.geteuid()}. "
+            "An embedded pool is for one user.",
+            elsewhere(),
+        )
+
+
+def elsewhere() -> str:
+    """Say how to choose another place for the ledger."""
+    return _ELSEWHERE.format(os.geteuid())

@@ -1,0 +1,96 @@
+-- Rules for migrations: they are numbered without gaps, run in one transaction
+-- each, and never change once released. PRAGMA user_version is the last one run.
+-- SQLite 3.34 (RHEL 9) is the oldest supported: no STRICT tables, no RETURNING.
+
+-- Every device ever seen. Totals are kept by the triggers below and never written by hand.
+CREATE TABLE device (
+    id              INTEGER PRIMARY KEY,
+    uuid            TEXT NOT NULL UNIQUE,
+    position        INTEGER NOT NULL,            -- order in which placement looks at devices
+    facts           TEXT NOT NULL,               -- JSON of the Device value
+    revision        INTEGER NOT NULL DEFAULT 0,  -- grows when the facts change
+    present         INTEGER NOT NULL CHECK (present IN (0, 1)),
+    held_milli      INTEGER NOT NULL DEFAULT 0 CHECK (held_milli >= 0),
+    held_memory_mib INTEGER NOT NULL DEFAULT 0 CHECK (held_memory_mib >= 0),
+    held_contexts   INTEGER NOT NULL DEFAULT 0 CHECK (held_contexts >= 0),
+    leases          INTEGER NOT NULL DEFAULT 0 CHECK (leases >= 0)
+);
+
+-- Every lease that has not ended.
+CREATE TABLE lease (
+    number          INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used twice
+    id              TEXT NOT NULL UNIQUE,
+    key             TEXT NOT NULL UNIQUE,        -- the caller's name for the request
+    state           TEXT NOT NULL CHECK (state IN ('waiting', 'held', 'parked')),
+    turn            INTEGER,                     -- order in line, while waiting
+    home            TEXT NOT NULL DEFAULT '',    -- uuids it must return to, once parked
+    request         TEXT NOT NULL,
+    user            TEXT NOT NULL,
+    course          TEXT,
+    kernel          TEXT,
+    requested_at    REAL NOT NULL,               -- Unix seconds
+    held_at         REAL,
+    held_before     REAL NOT NULL DEFAULT 0,     -- seconds held before it was last parked
+    keeper          TEXT NOT NULL,               -- the requester's process
+    process         TEXT,                        -- the attached process
+    grace           REAL NOT NULL DEFAULT 0,     -- seconds forgiven after the process's death
+    deadline        REAL,                        -- seconds of this boot's clock
+    deadline_reason TEXT,                        -- how the lease ends at the deadline
+    CHECK ((state = 'waiting') = (turn IS NOT NULL)),
+    CHECK ((deadline IS NULL) = (deadline_reason IS NULL))
+);
+CREATE INDEX lease_line ON lease (turn) WHERE turn IS NOT NULL;
+CREATE INDEX lease_deadline ON lease (deadline) WHERE deadline IS NOT NULL;
+CREATE INDEX lease_process ON lease (process) WHERE process IS NOT NULL;
+CREATE INDEX lease_keeper ON lease (keeper) WHERE process IS NULL;
+
+-- What held leases hold.
+CREATE TABLE slice (
+    lease           INTEGER NOT NULL REFERENCES lease (number) ON DELETE CASCADE,
+    device          INTEGER NOT NULL REFERENCES device (id),
+    milli           INTEGER NOT NULL CHECK (milli > 0),
+    memory_mib      INTEGER NOT NULL CHECK (memory_mib >= 0),
+    contexts        INTEGER NOT NULL CHECK (contexts >= 0),
+    PRIMARY KEY (lease, device)
+) WITHOUT ROWID;
+
+CREATE TRIGGER slice_taken AFTER INSERT ON slice BEGIN
+    UPDATE device SET
+        held_milli = held_milli + new.milli,
+        held_memory_mib = held_memory_mib + new.memory_mib,
+        held_contexts = held_contexts + new.contexts,
+        leases = leases + 1
+    WHERE id = new.device;
+END;
+CREATE TRIGGER slice_returned AFTER DELETE ON slice BEGIN
+    UPDATE device SET
+        held_milli = held_milli - old.milli,
+        held_memory_mib = held_memory_mib - old.memory_mib,
+        held_contexts = held_contexts - old.contexts,
+        leases = leases - 1
+    WHERE id = old.device;
+END;
+
+-- Every lease that has ended, once. The key stays taken: a repeated request finds its end here.
+CREATE TABLE history (
+    number          INTEGER PRIMARY KEY,
+    id              TEXT NOT NULL UNIQUE,
+    key             TEXT NOT NULL UNIQUE,
+    request         TEXT NOT NULL,
+    user            TEXT NOT NULL,
+    course          TEXT,
+    kernel          TEXT,
+    requested_at    REAL NOT NULL,
+    held_at         REAL,
+    ended_at        REAL NOT NULL,
+    held_seconds    REAL NOT NULL,               -- in all, parked time left out
+    reason          TEXT NOT NULL,
+    slices          TEXT NOT NULL                -- JSON: [[uuid, milli, memory_mib], ...]
+);
+
+-- One row: what the pool knows about itself.
+CREATE TABLE pool (
+    one             INTEGER PRIMARY KEY CHECK (one = 1),
+    looked_at       REAL NOT NULL                -- when processes were last looked at, this boot's clock
+);
+INSERT INTO pool VALUES (1, 0);

@@ -1,0 +1,116 @@
+-- Every statement the pool runs, by name. Read by gpu_pool.ledger.queries.
+
+-- name: devices
+SELECT id, revision, held_milli, held_memory_mib, held_contexts, leases
+FROM device WHERE present OR leases > 0 ORDER BY position;
+
+-- name: device_facts
+SELECT id, revision, facts, present FROM device;
+
+-- name: upsert_device
+INSERT INTO device (uuid, position, facts, present) VALUES (:uuid, :position, :facts, 1)
+ON CONFLICT (uuid) DO UPDATE SET
+    position = :position, present = 1, facts = :facts,
+    revision = revision + (facts <> :facts OR NOT present);
+
+-- name: hide_devices
+UPDATE device SET present = 0, revision = revision + 1 WHERE present;
+
+-- name: lease_by_id
+SELECT * FROM lease WHERE id = :id;
+
+-- name: lease_by_number
+SELECT * FROM lease WHERE number = :number;
+
+-- name: lease_by_key
+SELECT * FROM lease WHERE key = :key;
+
+-- name: ended_by_id
+SELECT * FROM history WHERE id = :id;
+
+-- name: ended_by_key
+SELECT * FROM history WHERE key = :key;
+
+-- name: leases
+SELECT * FROM lease WHERE turn IS NULL ORDER BY number;
+
+-- name: line
+SELECT * FROM lease WHERE turn IS NOT NULL ORDER BY turn;
+
+-- name: somebody_waits
+SELECT EXISTS (SELECT 1 FROM lease WHERE turn IS NOT NULL);
+
+-- name: place_in_line
+SELECT count(*) FROM lease WHERE turn IS NOT NULL AND turn <= :turn;
+
+-- name: last_turn
+SELECT coalesce(max(turn), 0) FROM lease WHERE turn IS NOT NULL;
+
+-- name: insert_lease
+INSERT INTO lease (id, key, state, turn, request, user, course, kernel, requested_at, held_at, keeper,
+                   deadline, deadline_reason)
+VALUES (:id, :key, :state, :turn, :request, :user, :course, :kernel, :requested_at, :held_at, :keeper,
+        :deadline, :deadline_reason);
+
+-- name: grant
+UPDATE lease SET state = 'held', turn = NULL, held_at = :now,
+    deadline = iif(process IS NULL, :deadline, NULL),
+    deadline_reason = iif(process IS NULL, :reason, NULL)
+WHERE number = :number;
+
+-- name: insert_slice
+INSERT INTO slice (lease, device, milli, memory_mib, contexts) VALUES (?, ?, ?, ?, ?);
+
+-- name: slices_of
+SELECT device, milli, memory_mib, contexts FROM slice WHERE lease = :number ORDER BY device;
+
+-- name: all_slices
+SELECT lease, device, milli, memory_mib, contexts FROM slice ORDER BY lease, device;
+
+-- name: attach
+UPDATE lease SET process = :process, grace = :grace, deadline = :deadline, deadline_reason = :reason
+WHERE number = :number;
+
+-- name: set_deadline
+UPDATE lease SET deadline = :deadline, deadline_reason = :reason WHERE number = :number;
+
+-- name: detach
+UPDATE lease SET process = NULL, deadline = :deadline, deadline_reason = :reason WHERE number = :number;
+
+-- name: park
+UPDATE lease SET state = 'parked', home = :home, held_at = NULL,
+    held_before = held_before + :now - held_at, deadline = NULL, deadline_reason = NULL
+WHERE number = :number;
+
+-- name: drop_slices
+DELETE FROM slice WHERE lease = :number;
+
+-- name: resume
+UPDATE lease SET state = 'waiting', turn = :turn WHERE number = :number;
+
+-- name: remember
+INSERT INTO history (number, id, key, request, user, course, kernel, requested_at, held_at, ended_at,
+                     held_seconds, reason, slices)
+SELECT number, id, key, request, user, course, kernel, requested_at, held_at, :now,
+       held_before + coalesce(max(0, :now - held_at), 0), :reason, :slices
+FROM lease WHERE number = :number;
+
+-- name: delete_lease
+DELETE FROM lease WHERE number = :number;
+
+-- name: overdue
+SELECT number, deadline_reason FROM lease WHERE deadline <= :now;
+
+-- name: processes
+SELECT DISTINCT process FROM lease WHERE process IS NOT NULL
+UNION SELECT DISTINCT keeper FROM lease WHERE process IS NULL;
+
+-- name: leases_of_process
+SELECT number, process, keeper, grace FROM lease
+WHERE process = :process OR (process IS NULL AND keeper = :process);
+
+-- name: looked_at
+SELECT looked_at FROM pool;
+
+-- name: set_looked_at
+UPDATE pool SET looked_at = :now;

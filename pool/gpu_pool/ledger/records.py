@@ -1,0 +1,92 @@
+"""Rows of the ledger as values, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sqlite3
+from typing import Any
+
+from gpu_pool_client import (
+    Device,
+    EndReason,
+    Holder,
+    Lease,
+    LeaseState,
+    Process,
+    Slice,
+    SliceRequest,
+    parse_request,
+)
+
+#: The same few requests are read over and over.
+read_request = functools.lru_cache(maxsize=1024)(parse_request)
+
+
+def write_device(device: Device) -> str:
+    """Write a device's facts as JSON."""
+    return json.dumps(dataclasses.asdict(device), sort_keys=True)
+
+
+def read_device(facts: str) -> Device:
+    """Read what :func:`write_device` wrote."""
+    values: dict[str, Any] = json.loads(facts)
+    values["nvlink"] = tuple(values["nvlink"])
+    return Device(**values)
+
+
+def write_process(process: Process) -> str:
+    """Write a process in one word; equal processes give equal words."""
+    return f"{process.pid}/{process.start}/{process.boot}/{process.namespace}"
+
+
+@functools.lru_cache(maxsize=4096)
+def read_process(text: str) -> Process:
+    """Read what :func:`write_process` wrote."""
+    pid, start, boot, namespace = text.split("/", 3)
+    return Process(int(pid), int(start), boot, namespace)
+
+
+def write_slices(parts: tuple[Slice, ...]) -> str:
+    """Write slices for the history: ``[[uuid, milli, memory_mib], ...]``."""
+    return json.dumps([[part.device.uuid, part.milli, part.memory_mib] for part in parts])
+
+
+def live_lease(row: sqlite3.Row, parts: tuple[Slice, ...], place: int | None) -> Lease:
+    """Return the lease of a row of ``lease``."""
+    return Lease(
+        id=row["id"],
+        key=row["key"],
+        request=_request(row),
+        holder=_holder(row, read_process(row["keeper"])),
+        state=LeaseState(row["state"]),
+        requested_at=row["requested_at"],
+        held_at=row["held_at"],
+        slices=parts,
+        process=read_process(row["process"]) if row["process"] else None,
+        place=place,
+    )
+
+
+def ended_lease(row: sqlite3.Row) -> Lease:
+    """Return the lease of a row of ``history``."""
+    return Lease(
+        id=row["id"],
+        key=row["key"],
+        request=_request(row),
+        holder=_holder(row, None),
+        state=LeaseState.ENDED,
+        requested_at=row["requested_at"],
+        held_at=row["held_at"],
+        ended_at=row["ended_at"],
+        end_reason=EndReason(row["reason"]),
+    )
+
+
+def _request(row: sqlite3.Row) -> SliceRequest:
+    return read_request(row["request"])
+
+
+def _holder(row: sqlite3.Row, process: Process | None) -> Holder:
+    return Holder(row["user"], row["course"], row["kernel"], process)

@@ -1,0 +1,130 @@
+"""Where a slice goes: pure functions over devices and what is free of them.
+
+The policy is lowest index first, which leaves whole devices free for those
+who need them, with deterministic ties. Several devices prefer those linked by
+NVLink, then those on one NUMA node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import combinations, islice
+
+from gpu_pool.settings import Rules
+from gpu_pool_client import WHOLE, Device, DeviceStatus, Filters, Slice, SliceRequest
+
+#: Sets of devices compared for one request; beyond it the first that fit are taken.
+_MAX_COMBINATIONS = 5_000
+
+
+def accepts(filters: Filters, device: Device) -> bool:
+    """Whether the filters of a request let it onto this device."""
+    if filters.model and filters.model.lower() not in device.model.lower().replace(" ", "-"):
+        return False
+    if filters.memory_mib and device.memory_mib < filters.memory_mib:
+        return False
+    if filters.driver and _version(device.driver) < filters.driver:
+        return False
+    return not filters.index or device.index in filters.index
+
+
+def cut(request: SliceRequest, device: Device, rules: Rules) -> Slice:
+    """Return the slice that the request means on this device, whether or not it fits.
+
+    Shares are rounded down to whole MiB; a request for memory alone is charged
+    compute in proportion, rounded up.
+    """
+    if request.milli is not None:
+        milli, memory = request.milli, device.memory_mib * request.milli // WHOLE
+    else:
+        memory = request.memory_mib or 0
+        milli = -(-memory * WHOLE // max(1, device.memory_mib))
+    return Slice(device, milli, memory, 0 if device.contexts is None else rules.lease_contexts)
+
+
+def holds(part: Slice, rules: Rules) -> bool:
+    """Whether the slice's device could hold it if it were empty."""
+    device = part.device
+    return (
+        rules.context_mib <= part.memory_mib <= device.memory_mib
+        and part.milli <= WHOLE
+        and (device.contexts is None or part.contexts <= device.contexts)
+    )
+
+
+def fits(part: Slice, status: DeviceStatus) -> bool:
+    """Whether the slice fits into what is free of its device now."""
+    contexts = status.free_contexts
+    return (
+        part.memory_mib <= status.free_memory_mib
+        and part.milli <= status.free_milli
+        and (contexts is None or part.contexts <= contexts)
+    )
+
+
+def candidates(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> list[Slice]:
+    """Return the request's slice on every device that could ever hold it."""
+    parts = (cut(request, device, rules) for device in devices if accepts(request.filters, device))
+    return [part for part in parts if holds(part, rules)]
+
+
+def place(request: SliceRequest, statuses: Sequence[DeviceStatus], rules: Rules) -> tuple[Slice, ...] | None:
+    """Choose devices for the request, or None when it does not fit now."""
+    free = {status.device.uuid: status for status in statuses}
+    devices = [status.device for status in statuses]
+    parts = [p for p in candidates(request, devices, rules) if fits(p, free[p.device.uuid])]
+    if len(parts) < request.count:
+        return None
+    if request.count == 1:
+        return (parts[0],)
+    return _nearest(parts, request.count)
+
+
+def deduct(statuses: Sequence[DeviceStatus], parts: Sequence[Slice]) -> list[DeviceStatus]:
+    """Return the devices as they are once the slices have been granted."""
+    taken = {part.device.uuid: part for part in parts}
+    return [_less(s, taken[s.device.uuid]) if s.device.uuid in taken else s for s in statuses]
+
+
+def largest(statuses: Sequence[DeviceStatus], rules: Rules) -> int:
+    """Return the largest share, in thousandths, that one device could grant now (0 for none)."""
+    return max((_largest_share(status, rules) for status in statuses), default=0)
+
+
+def _largest_share(status: DeviceStatus, rules: Rules) -> int:
+    device = status.device
+    # One MiB more, exclusive: every share whose memory rounds down to what is free.
+    by_memory = ((status.free_memory_mib + 1) * WHOLE - 1) // max(1, device.memory_mib)
+    milli = min(WHOLE, rules.max_milli, status.free_milli, by_memory)
+    part = cut(SliceRequest(milli=milli), device, rules)
+    return milli if milli > 0 and holds(part, rules) and fits(part, status) else 0
+
+
+def _less(status: DeviceStatus, part: Slice) -> DeviceStatus:
+    return DeviceStatus(
+        status.device,
+        status.held_milli + part.milli,
+        status.held_memory_mib + part.memory_mib,
+        status.held_contexts + part.contexts,
+        status.leases + 1,
+        status.milli,
+    )
+
+
+def _nearest(parts: Sequence[Slice], count: int) -> tuple[Slice, ...]:
+    """Return ``count`` of the slices on the best connected devices, lowest index first."""
+    sets = islice(combinations(parts, count), _MAX_COMBINATIONS)
+    # max() keeps the first of equals, and combinations() come in index order.
+    return max(sets, key=_closeness)
+
+
+def _closeness(parts: Sequence[Slice]) -> tuple[int, int]:
+    pairs = [(a.device, b.device) for a, b in combinations(parts, 2)]
+    linked = sum(b.uuid in a.nvlink or a.uuid in b.nvlink for a, b in pairs)
+    near = sum(a.numa_node is not None and a.numa_node == b.numa_node for a, b in pairs)
+    return linked, near
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"[0-9]+", text))

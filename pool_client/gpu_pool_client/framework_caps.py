@@ -1,0 +1,223 @@
+"""Advisory memory caps: the variables by which frameworks keep themselves within a slice.
+
+They hold an honest program to its slice and turn what would be a neighbour's
+failure into a readable out-of-memory error. Anybody can unset them.
+
+Which variables a framework understands depends on its version, so that is read
+first, from the names of the ``*.dist-info`` folders that the kernel's
+interpreter would import from: that interpreter is never started, and nothing
+of its environment is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+#: Device memory that is not the framework's to give: the CUDA context and the
+#: libraries' own memory, 250 to 430 MiB with PyTorch. The frameworks' limits
+#: count only what they hand out themselves, while a slice's memory is all that
+#: its process may use, so the caps leave this much out.
+CONTEXT_MIB: Final = 300
+#: Least memory a cap leaves: the size of the blocks that PyTorch allocates.
+_LEAST_MIB: Final = 20
+
+_DISTRIBUTIONS: Final = {
+    "torch": "torch",
+    # jaxlib, not jax, reads the variables.
+    "jaxlib": "jax",
+    "tensorflow": "tensorflow",
+    "tensorflow_gpu": "tensorflow",
+    "tf_nightly": "tensorflow",
+}
+_FRACTION_KEY: Final = "per_process_memory_fraction"
+_DIST_INFO: Final = re.compile(r"([A-Za-z0-9_.]+)-([0-9][^-]*)(?:-py[0-9.]+)?\.(?:dist|egg)-info")
+#: A released version; group 3 is the local part, such as ``cu128`` or ``cpu``.
+_RELEASE: Final = re.compile(r"([0-9]+)\.([0-9]+)(?:\.[0-9]+)*(?:\.post[0-9]+)?(?:\+(.*))?", re.ASCII)
+_VERSIONED: Final = re.compile(r"python[0-9]+\.[0-9]+t?", re.ASCII)
+
+
+def installed_frameworks(python: str, environment: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """Return the versions of the frameworks that the interpreter ``python`` would import.
+
+    The keys are ``torch``, ``jax`` (the version of jaxlib), ``tensorflow`` and
+    ``cupy``. ``python`` is a path, or a name to be found on the ``PATH`` of
+    ``environment``, which is the environment the interpreter will get (by
+    default this process's). What cannot be told is left out; nothing is raised.
+    """
+    environment = os.environ if environment is None else environment
+    found: dict[str, str] = {}
+    for folder in _import_folders(python, environment):
+        try:
+            changed = Path(folder).stat().st_mtime_ns
+            frameworks = _frameworks_in(folder, changed)
+        except OSError:
+            continue
+        for name, version in frameworks.items():
+            found.setdefault(name, version)
+    return found
+
+
+def caps(
+    versions: Mapping[str, str],
+    *,
+    memory_mib: int,
+    device_memory_mib: int,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Return the variables that hold frameworks of these versions within ``memory_mib``.
+
+    ``device_memory_mib`` is the total that a process sees on the device.
+    ``environment`` is the one the variables will be added to (by default this
+    process's): what the user has set there is kept. A slice that is all of its
+    device gets no cap.
+    """
+    if memory_mib >= device_memory_mib:
+        return {}
+    environment = os.environ if environment is None else environment
+    usable = max(memory_mib - CONTEXT_MIB, _LEAST_MIB)
+    # Rounded down, and in integers: the share of no slice adds up to more than the device.
+    fraction = f"0.{usable * 100_000 // device_memory_mib:05d}"
+    found: dict[str, str] = {}
+    if _torch_takes_fraction(versions.get("torch", "")):
+        found |= _torch(fraction, environment)
+    if "jax" in versions:
+        found |= _jax(fraction, environment)
+    if "tensorflow" in versions:
+        found |= _unless_set("TF_FORCE_GPU_ALLOW_GROWTH", "true", environment)
+    if "cupy" in versions:
+        found |= _unless_set("CUPY_GPU_MEMORY_LIMIT", str(usable * 2**20), environment)
+    return found
+
+
+def limit_words(caps: Mapping[str, str]) -> str:
+    """Say which frameworks ``caps`` limits: ``framework caps: torch, jax``, or nothing.
+
+    TensorFlow is not among them: its variable makes it take memory as it needs
+    it, and sets no limit.
+    """
+    limited = {
+        "torch": any(_FRACTION_KEY in value for value in caps.values()),
+        "jax": "XLA_PYTHON_CLIENT_MEM_FRACTION" in caps,
+        "cupy": "CUPY_GPU_MEMORY_LIMIT" in caps,
+    }
+    names = ", ".join(name for name, is_limited in limited.items() if is_limited)
+    return f"framework caps: {names}" if names else ""
+
+
+def _torch_takes_fraction(version: str) -> bool:
+    """Whether this torch knows the key; one that does not fails at its first use of CUDA.
+
+    The key is in the binaries of 2.10.0 and absent from those of 2.9.1. A
+    pre-release of 2.10 may lack it. Builds without CUDA register no such key.
+    """
+    match = _RELEASE.fullmatch(version)
+    return match is not None and (int(match[1]), int(match[2])) >= (2, 10) and match[3] != "cpu"
+
+
+def _torch(fraction: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Add the fraction to the user's own settings, in the variable that torch reads.
+
+    Of the two names, CUDA's part of torch 2.10 to 2.15 reads the older one
+    first. Where neither is set, the older is also the one that code in a
+    notebook overrides, whichever it sets.
+    """
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    if any(_FRACTION_KEY in environment.get(name, "") for name in names):
+        return {}
+    name = next((name for name in names if environment.get(name)), names[0])
+    theirs = environment.get(name, "").strip().rstrip(",")
+    return {name: f"{theirs},{_FRACTION_KEY}:{fraction}".lstrip(",")}
+
+
+def _jax(fraction: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Set the older name of JAX's fraction, which every version reads.
+
+    The newer one, ``XLA_CLIENT_MEM_FRACTION``, is unknown to jaxlib before
+    0.4.32, and setting both is an error in later ones, on which JAX falls back
+    to the CPU. Without preallocation the fraction still is the most it takes.
+    """
+    found = _unless_set("XLA_PYTHON_CLIENT_PREALLOCATE", "false", environment)
+    if not environment.get("XLA_CLIENT_MEM_FRACTION"):
+        found |= _unless_set("XLA_PYTHON_CLIENT_MEM_FRACTION", fraction, environment)
+    return found
+
+
+def _unless_set(name: str, value: str, environment: Mapping[str, str]) -> dict[str, str]:
+    return {} if environment.get(name) else {name: value}
+
+
+@functools.lru_cache(maxsize=256)
+def _frameworks_in(folder: str, changed: int) -> Mapping[str, str]:  # noqa: ARG001 - part of the cache's key
+    """Return the versions of the frameworks installed in one folder, which last ``changed`` then."""
+    found = {}
+    for path in Path(folder).iterdir():
+        match = _DIST_INFO.fullmatch(path.name)
+        if match is None:
+            continue
+        distribution = match[1].lower().replace(".", "_")
+        framework = _DISTRIBUTIONS.get(distribution)
+        if framework is None and (distribution == "cupy" or distribution.startswith("cupy_cuda")):
+            framework = "cupy"
+        if framework is not None:
+            found[framework] = match[2]
+    return found
+
+
+def _import_folders(python: str, environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield the folders from which ``python`` imports, in its order; some may not exist."""
+    yield from filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    located = shutil.which(python, path=environment.get("PATH"))
+    if located is None:
+        return
+    # Not resolved: a virtual environment is known by the folder its link lies in.
+    prefix = Path(located).absolute().parent.parent
+    base = Path(located).resolve()
+    venv = _venv_settings(prefix)
+    if venv is not None:
+        yield from _site_folders(prefix, base)
+        if venv.get("include-system-site-packages", "").lower() != "true":
+            return
+    if not environment.get("PYTHONNOUSERSITE"):
+        yield from _site_folders(_user_base(environment), base)
+    yield from _site_folders(base.parent.parent, base)
+
+
+def _venv_settings(prefix: Path) -> dict[str, str] | None:
+    """Read ``pyvenv.cfg``; None if ``prefix`` is no virtual environment."""
+    try:
+        text = (prefix / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+def _user_base(environment: Mapping[str, str]) -> Path:
+    base = environment.get("PYTHONUSERBASE")
+    return Path(base) if base else Path(environment.get("HOME") or Path.home()) / ".local"
+
+
+def _site_folders(prefix: Path, base: Path) -> Iterator[str]:
+    """Yield the site folders under ``prefix`` of the Python whose executable is ``base``.
+
+    Debian's ``dist-packages`` are among them. Where the executable's name does
+    not tell its version and several are installed, none is yielded: a wrong
+    guess could set a key that the right version rejects.
+    """
+    version = base.name if _VERSIONED.fullmatch(base.name) else _only_version(prefix)
+    if version is None:
+        return
+    for folder in (f"lib/{version}", f"lib64/{version}", f"local/lib/{version}", "lib/python3"):
+        yield str(prefix / folder / "site-packages")
+        yield str(prefix / folder / "dist-packages")
+
+
+def _only_version(prefix: Path) -> str | None:
+    names = {path.name for path in prefix.glob("lib/python*.*") if _VERSIONED.fullmatch(path.name)}
+    return names.pop() if len(names) == 1 else None
