@@ -18,13 +18,33 @@ from gpu_pool_client import (
 )
 
 
-def check(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> None:
-    """Refuse a request that these devices or rules can never grant.
+def check_rules(request: SliceRequest, rules: Rules) -> None:
+    """Refuse, with ``NotAllowed``, what the rules forbid on any device."""
+    if request.milli is not None and request.milli > rules.max_milli:
+        raise NotAllowed(
+            f"You asked for {request}; the largest share this pool gives to one lease is "
+            f"{format_share(rules.max_milli)} of a GPU.",
+            f"Ask for {format_share(rules.max_milli)} or less, or ask the administrator.",
+        )
+    if rules.max_memory_mib and (request.memory_mib or 0) > rules.max_memory_mib:
+        raise NotAllowed(
+            f"You asked for {request}; the most memory this pool gives to one lease is "
+            f"{format_memory(rules.max_memory_mib)} on one GPU.",
+            f"Ask for {format_memory(rules.max_memory_mib)} or less, or ask the administrator.",
+        )
+    if rules.max_devices and request.count > rules.max_devices:
+        raise NotAllowed(
+            f"You asked for {request}, that is {request.count} GPUs; "
+            f"this pool gives at most {rules.max_devices} to one lease.",
+            f"Ask for {rules.max_devices} or less, or ask the administrator.",
+        )
 
-    Raises ``NotAllowed`` for what the rules forbid and ``NeverFits`` for what
-    no device could hold, with the arithmetic and the largest that would fit.
+
+def check(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> None:
+    """Refuse a request that these devices can never grant.
+
+    Raises ``NeverFits`` with the arithmetic and the largest that would fit.
     """
-    _check_rules(request, rules)
     if not devices:
         raise NeverFits(
             f"You asked for {request}; this pool has no GPU.",
@@ -37,7 +57,7 @@ def check(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> Non
             f"You asked for {request}; no GPU here is like that. There is: {_listing(devices)}.",
             "Ask for one of these, or leave the filter out.",
         )
-    able = placement.candidates(request, accepted, rules)
+    able = list(placement.candidates(request, accepted, rules))
     if not able:
         raise _too_large_or_small(request, accepted, rules)
     if len(able) < request.count:
@@ -67,27 +87,6 @@ def shortage(
     else:
         remedy = "Try again when somebody has finished."
     return message, remedy, largest
-
-
-def _check_rules(request: SliceRequest, rules: Rules) -> None:
-    if request.milli is not None and request.milli > rules.max_milli:
-        raise NotAllowed(
-            f"You asked for {request}; the largest share this pool gives to one lease is "
-            f"{format_share(rules.max_milli)} of a GPU.",
-            f"Ask for {format_share(rules.max_milli)} or less, or ask the administrator.",
-        )
-    if rules.max_memory_mib and (request.memory_mib or 0) > rules.max_memory_mib:
-        raise NotAllowed(
-            f"You asked for {request}; the most memory this pool gives to one lease is "
-            f"{format_memory(rules.max_memory_mib)} on one GPU.",
-            f"Ask for {format_memory(rules.max_memory_mib)} or less, or ask the administrator.",
-        )
-    if rules.max_devices and request.count > rules.max_devices:
-        raise NotAllowed(
-            f"You asked for {request}, that is {request.count} GPUs; "
-            f"this pool gives at most {rules.max_devices} to one lease.",
-            f"Ask for {rules.max_devices} or less, or ask the administrator.",
-        )
 
 
 def _too_large_or_small(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> NeverFits:

@@ -7,6 +7,7 @@ every decision is one transaction, so none of them needs to be in charge.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
@@ -158,22 +159,26 @@ class EmbeddedPool(Pool):
 
     async def close(self) -> None:
         """Close the ledger once what was begun is done. Leases live on."""
-
-        def close(_: Worker) -> None:
-            if self._opened is not None:
-                self._opened[0].close()
-                self._opened = None
-
-        await asyncio.wrap_future(self._worker.submit(lambda: close(self._worker)))
+        await asyncio.wrap_future(self._worker.submit(self._close))
         self._worker.stop()
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened[0].close()
+            self._opened = None
 
     async def _do(self, job: Callable[[Book], T]) -> T:
         """Run a job on the ledger in the worker thread."""
-        future = asyncio.wrap_future(self._submit(job))
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        alarm = loop.call_later(ANSWER_WITHIN + 1, lambda: _settle(answer, self._stuck()))
+        future = self._submit(job)
+        # A plain callback: wrapping futures costs more than the decision itself.
+        future.add_done_callback(lambda done: _tell(loop, answer, done))
         try:
-            return await asyncio.wait_for(asyncio.shield(future), ANSWER_WITHIN + 1)
-        except asyncio.TimeoutError as error:
-            raise self._stuck() from error
+            return await answer
+        finally:
+            alarm.cancel()
 
     def _submit(self, job: Callable[[Book], T]) -> Future[T]:
         give_up_at = time.monotonic() + ANSWER_WITHIN
@@ -204,6 +209,21 @@ class EmbeddedPool(Pool):
             f"The pool's ledger, {self._path}, has been locked for {ANSWER_WITHIN:.0f} seconds.{who}",
             "If that process is stopped, continue or end it.",
         )
+
+
+def _tell(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[T], done: Future[T]) -> None:
+    """Carry a result from the worker thread to the loop, if that still runs."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(_settle, answer, done.exception() or done)
+
+
+def _settle(answer: asyncio.Future[T], outcome: BaseException | Future[T]) -> None:
+    if answer.done():
+        return
+    if isinstance(outcome, BaseException):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome.result())
 
 
 def _after_a_look(book: Book, lease_id: str, at_most_every: float = 0.0) -> Lease:

@@ -8,7 +8,7 @@ NVLink, then those on one NUMA node.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, islice
 
 from gpu_pool.settings import Rules
@@ -63,22 +63,25 @@ def fits(part: Slice, status: DeviceStatus) -> bool:
     )
 
 
-def candidates(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> list[Slice]:
-    """Return the request's slice on every device that could ever hold it."""
-    parts = (cut(request, device, rules) for device in devices if accepts(request.filters, device))
-    return [part for part in parts if holds(part, rules)]
+def candidates(request: SliceRequest, devices: Iterable[Device], rules: Rules) -> Iterator[Slice]:
+    """Yield the request's slice on every device that could ever hold it."""
+    for device in devices:
+        if accepts(request.filters, device):
+            part = cut(request, device, rules)
+            if holds(part, rules):
+                yield part
 
 
 def place(request: SliceRequest, statuses: Sequence[DeviceStatus], rules: Rules) -> tuple[Slice, ...] | None:
     """Choose devices for the request, or None when it does not fit now."""
     free = {status.device.uuid: status for status in statuses}
-    devices = [status.device for status in statuses]
-    parts = [p for p in candidates(request, devices, rules) if fits(p, free[p.device.uuid])]
-    if len(parts) < request.count:
-        return None
+    able = candidates(request, (status.device for status in statuses), rules)
+    fitting = (part for part in able if fits(part, free[part.device.uuid]))
     if request.count == 1:
-        return (parts[0],)
-    return _nearest(parts, request.count)
+        first = next(fitting, None)
+        return None if first is None else (first,)
+    parts = list(fitting)
+    return _nearest(parts, request.count) if len(parts) >= request.count else None
 
 
 def deduct(statuses: Sequence[DeviceStatus], parts: Sequence[Slice]) -> list[DeviceStatus]:

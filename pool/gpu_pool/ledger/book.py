@@ -8,21 +8,21 @@ they decide.
 from __future__ import annotations
 
 import re
+import secrets
 import sqlite3
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gpu_pool import admission, placement, queueing
 from gpu_pool.clock import Clock
-from gpu_pool.ledger import records
+from gpu_pool.ledger import reclaim, records
 from gpu_pool.ledger.database import Database
+from gpu_pool.ledger.devices import DeviceTable
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import (
     BadRequest,
     Device,
-    DeviceStatus,
     EndReason,
     Holder,
     Lease,
@@ -36,7 +36,7 @@ from gpu_pool_client import (
 )
 
 _KEY: Final = re.compile(r"[!-~]{1,128}")
-_PROCESS_ENDS: Final = EndReason.PROCESS_GONE
+_ID: Final = re.compile(r"([0-9]{1,18})-[0-9a-f]{8}", re.ASCII)
 
 
 class Book:
@@ -51,45 +51,14 @@ class Book:
         self._rules = settings.rules
         self._attach_within = settings.attach_within
         self._clock = clock or Clock()
-        self._devices: dict[int, tuple[int, Device]] = {}
-        self._ids: dict[str, int] = {}
-        self._present: set[int] = set()
+        self._devices = DeviceTable(database, self._rules.device_milli)
         self.give_up_at: float | None = None
-
-    # -- Devices -----------------------------------------------------------
 
     def register(self, devices: Sequence[Device]) -> None:
         """Make these the pool's devices. Leases on others live on; nothing new is granted there."""
         with self._db.transaction(self.give_up_at):
-            known = {row["facts"] for row in self._db.run("device_facts") if row["present"]}
-            facts = [records.write_device(device) for device in devices]
-            if known == set(facts):
-                return
-            self._db.run("hide_devices")
-            for position, (device, text) in enumerate(zip(devices, facts, strict=True)):
-                values = {"uuid": device.uuid, "position": position, "facts": text}
-                self._db.run("upsert_device", values)
-            self._serve_line()
-
-    def _statuses(self) -> list[DeviceStatus]:
-        """Return the devices that still hold something or may be granted, in order of placement."""
-        rows = self._db.run("devices").fetchall()
-        if any(self._devices.get(row["id"], (-1,))[0] != row["revision"] for row in rows):
-            self._read_devices()
-        milli = self._rules.device_milli
-        return [
-            DeviceStatus(self._devices[number][1], held, memory, contexts, leases, milli)
-            for number, _, held, memory, contexts, leases in rows
-        ]
-
-    def _read_devices(self) -> None:
-        rows = self._db.run("device_facts").fetchall()
-        self._devices = {r["id"]: (r["revision"], records.read_device(r["facts"])) for r in rows}
-        self._ids = {device.uuid: number for number, (_, device) in self._devices.items()}
-        self._present = {r["id"] for r in rows if r["present"]}
-
-    def _open(self, statuses: Sequence[DeviceStatus]) -> list[DeviceStatus]:
-        return [s for s in statuses if self._ids[s.device.uuid] in self._present]
+            if self._devices.register(devices):
+                self._serve_line()
 
     # -- Asking ------------------------------------------------------------
 
@@ -97,41 +66,39 @@ class Book:
         """Grant, or put in line; repeated with the same key, return what became of it."""
         if not _KEY.fullmatch(key):
             raise BadRequest("The key of a request is 1 to 128 printable ASCII characters without spaces.")
+        admission.check_rules(request, self._rules)
         with self._db.transaction(self.give_up_at):
-            known = self._by_key(key)
-            if known is not None:
-                return known
-            statuses = self._open(self._statuses())
+            known, somebody_waits, number = self._db.one("ask", key=key)
+            if known:
+                return self._by_key(key)
+            statuses = self._devices.open()
+            parts = None if somebody_waits else placement.place(request, statuses, self._rules)
+            if parts is not None:
+                return self._insert(request, holder, key, number, parts)
             admission.check(request, [status.device for status in statuses], self._rules)
-            parts = None
-            if not self._somebody_waits():
-                parts = placement.place(request, statuses, self._rules)
-            lease = self._insert(request, holder, key, parts)
-            if parts is None:
-                self._serve_line()
-                lease = self._lease(lease.id)
-        return lease
+            lease = self._insert(request, holder, key, number, ())
+            self._serve_line()
+            return self._lease(lease.id)
 
     def _insert(
-        self, request: SliceRequest, holder: Holder, key: str, parts: tuple[Slice, ...] | None
+        self, request: SliceRequest, holder: Holder, key: str, number: int, parts: tuple[Slice, ...]
     ) -> Lease:
-        now, keeper = self._clock.wall(), holder.process or Process.current()
+        now = self._clock.wall()
         lease = Lease(
-            id=uuid.uuid4().hex,
+            id=f"{number}-{secrets.token_hex(4)}",
             key=key,
             request=request,
-            holder=Holder(holder.user, holder.course, holder.kernel, keeper),
-            state=LeaseState.WAITING if parts is None else LeaseState.HELD,
+            holder=holder,
+            state=LeaseState.HELD if parts else LeaseState.WAITING,
             requested_at=now,
-            held_at=None if parts is None else now,
-            slices=parts or (),
+            held_at=now if parts else None,
+            slices=parts,
         )
-        cursor = self._db.run("insert_lease", self._row(lease, keeper))
-        if parts is not None:
-            self._take(cursor.lastrowid or 0, parts)
+        self._db.run("insert_lease", {"number": number, **self._row(lease)})
+        self._take(number, lease.slices)
         return lease
 
-    def _row(self, lease: Lease, keeper: Process) -> dict[str, object]:
+    def _row(self, lease: Lease) -> dict[str, object]:
         held = lease.state is LeaseState.HELD
         return {
             "id": lease.id,
@@ -144,21 +111,21 @@ class Book:
             "kernel": lease.holder.kernel,
             "requested_at": lease.requested_at,
             "held_at": lease.held_at,
-            "keeper": records.write_process(keeper),
+            "keeper": records.write_process(lease.holder.process or Process.current()),
             "deadline": self._clock.uptime() + self._attach_within if held else None,
             "deadline_reason": EndReason.NEVER_ATTACHED.value if held else None,
         }
 
     def _take(self, number: int, parts: Sequence[Slice]) -> None:
         for part in parts:
-            device = self._ids[part.device.uuid]
+            device = self._devices.number(part.device)
             self._db.run("insert_slice", (number, device, part.milli, part.memory_mib, part.contexts))
 
     def shortage(self, lease_id: str) -> TimedOut:
         """Return the error that says why this lease still waits."""
         with self._db.snapshot():
             row = self._row_of(lease_id)
-            statuses = self._open(self._statuses())
+            statuses = self._devices.open()
             ahead = (self._place(row) or 1) - 1
         request = records.read_request(row["request"])
         message, remedy, largest = admission.shortage(request, statuses, ahead, self._rules)
@@ -166,19 +133,16 @@ class Book:
 
     # -- The line ----------------------------------------------------------
 
-    def _somebody_waits(self) -> bool:
-        return bool(self._db.one("somebody_waits")[0])
-
     def _next_turn(self) -> int:
         return int(self._db.one("last_turn")[0]) + 1
 
     def _serve_line(self) -> None:
         """Grant to everybody in line whose turn has come."""
-        if not self._somebody_waits():
+        line = self._db.run("line").fetchall()
+        if not line:
             return
-        statuses = self._open(self._statuses())
         deadline = self._clock.uptime() + self._attach_within
-        for waiter, parts in queueing.grants(self._line(), statuses, self._rules):
+        for waiter, parts in queueing.grants(_waiters(line), self._devices.open(), self._rules):
             values = {
                 "number": waiter.number,
                 "now": self._clock.wall(),
@@ -187,11 +151,6 @@ class Book:
             }
             self._db.run("grant", values)
             self._take(waiter.number, parts)
-
-    def _line(self) -> Iterator[queueing.Waiter]:
-        for row in self._db.run("line").fetchall():
-            home = frozenset(row["home"].split(",")) if row["home"] else frozenset()
-            yield queueing.Waiter(row["number"], records.read_request(row["request"]), home)
 
     # -- Reading -----------------------------------------------------------
 
@@ -203,54 +162,53 @@ class Book:
     def status(self, url: str) -> PoolStatus:
         """Return everything as one snapshot."""
         with self._db.snapshot():
-            statuses = tuple(self._statuses())
+            statuses = tuple(self._devices.statuses())
             held: dict[int, list[Slice]] = {}
-            for row in self._db.run("all_slices"):
-                held.setdefault(row["lease"], []).append(self._slice(row))
-            leases = tuple(
+            for number, *part in self._db.run("all_slices"):
+                held.setdefault(number, []).append(self._devices.slice(*part))
+            leases = [
                 records.live_lease(row, tuple(held.get(row["number"], ())), None)
                 for row in self._db.run("leases")
-            )
-            line = tuple(
-                records.live_lease(row, (), place) for place, row in enumerate(self._db.run("line"), 1)
-            )
-        return PoolStatus(url, statuses, leases, line)
+            ]
+            line = [records.live_lease(row, (), place) for place, row in enumerate(self._db.run("line"), 1)]
+        return PoolStatus(url, statuses, tuple(leases), tuple(line))
 
     def _lease(self, lease_id: str) -> Lease:
-        row = self._db.one("lease_by_id", id=lease_id)
+        row = self._live(lease_id)
         if row is not None:
             return self._value(row)
-        ended = self._db.one("ended_by_id", id=lease_id)
-        if ended is None:
-            raise LeaseGone(f"There is no lease {lease_id[:64]!r} in this pool.", "Ask for a new slice.")
+        number = _number(lease_id)
+        ended = None if number is None else self._db.one("ended_by_number", number=number)
+        if ended is None or ended["id"] != lease_id:
+            raise LeaseGone(f"There is no lease {lease_id[:64]!a} in this pool.", "Ask for a new slice.")
         return records.ended_lease(ended)
 
-    def _by_key(self, key: str) -> Lease | None:
+    def _by_key(self, key: str) -> Lease:
         row = self._db.one("lease_by_key", key=key)
         if row is not None:
             return self._value(row)
-        ended = self._db.one("ended_by_key", key=key)
-        return None if ended is None else records.ended_lease(ended)
+        return records.ended_lease(self._db.one("ended_by_key", key=key))
 
     def _value(self, row: sqlite3.Row) -> Lease:
         return records.live_lease(row, self._slices(row["number"]), self._place(row))
 
     def _slices(self, number: int) -> tuple[Slice, ...]:
-        return tuple(self._slice(row) for row in self._db.run("slices_of", {"number": number}).fetchall())
-
-    def _slice(self, row: sqlite3.Row) -> Slice:
-        if row["device"] not in self._devices:
-            self._read_devices()
-        device = self._devices[row["device"]][1]
-        return Slice(device, row["milli"], row["memory_mib"], row["contexts"])
+        rows = self._db.run("slices_of", {"number": number}).fetchall()
+        return tuple(self._devices.slice(*row) for row in rows)
 
     def _place(self, row: sqlite3.Row) -> int | None:
         turn = row["turn"]
         return None if turn is None else int(self._db.one("place_in_line", turn=turn)[0])
 
+    def _live(self, lease_id: str) -> sqlite3.Row | None:
+        """Return the row of a lease that has not ended, or None."""
+        number = _number(lease_id)
+        row: sqlite3.Row | None = None if number is None else self._db.one("lease_by_number", number=number)
+        return row if row is not None and row["id"] == lease_id else None
+
     def _row_of(self, lease_id: str) -> sqlite3.Row:
-        """Return the row of a lease that has not ended."""
-        row: sqlite3.Row | None = self._db.one("lease_by_id", id=lease_id)
+        """Return the row of a lease, or say how it ended."""
+        row = self._live(lease_id)
         if row is None:
             raise gone(self._lease(lease_id))
         return row
@@ -307,64 +265,42 @@ class Book:
     def release(self, lease_id: str, reason: EndReason) -> None:
         """End the lease if it has not ended yet."""
         with self._db.transaction(self.give_up_at):
-            row = self._db.one("lease_by_id", id=lease_id)
-            if row is not None:
-                self._end(row["number"], reason)
-                self._serve_line()
+            self._release(self._live(lease_id), reason)
 
     def release_key(self, key: str, reason: EndReason) -> None:
         """End the lease of that key, if there is one."""
         with self._db.transaction(self.give_up_at):
-            row = self._db.one("lease_by_key", key=key)
-            if row is not None:
-                self._end(row["number"], reason)
-                self._serve_line()
+            self._release(self._db.one("lease_by_key", key=key), reason)
+
+    def _release(self, row: sqlite3.Row | None, reason: EndReason) -> None:
+        if row is not None:
+            self._end(row["number"], reason)
+            self._serve_line()
 
     def _end(self, number: int, reason: EndReason) -> None:
         slices = records.write_slices(self._slices(number))
         values = {"number": number, "now": self._clock.wall(), "reason": reason.value, "slices": slices}
         self._db.run("remember", values)
-        self._db.run("delete_lease", {"number": number})
-
-    # -- Reclaim -----------------------------------------------------------
+        self._db.run("delete_lease", values)
 
     def look(self, at_most_every: float = 0.0) -> None:
         """End every lease whose process is gone or whose deadline has passed.
 
-        Processes are looked at outside the transaction; the lease is judged by
-        the exact process that was seen dead, so nothing is ended by mistake if
-        another was attached meanwhile. With ``at_most_every`` (seconds) nothing
-        is done when any process looked that recently.
+        With ``at_most_every`` (seconds) nothing is done when any process of
+        this machine looked that recently.
         """
         now = self._clock.uptime()
-        with self._db.snapshot():
-            age = now - self._db.one("looked_at")[0]
+        if at_most_every:
+            with self._db.snapshot():
+                age = now - self._db.one("looked_at")[0]
             if 0 <= age < at_most_every:
                 return
-            named = [row[0] for row in self._db.run("processes")]
-            overdue = self._db.one("overdue", now=now) is not None
-        dead = [text for text in named if records.read_process(text).is_alive() is False]
-        if dead or overdue or at_most_every:
-            self._bury(dead, now)
-
-    def _bury(self, dead: Sequence[str], now: float) -> None:
-        with self._db.transaction(self.give_up_at):
-            self._db.run("set_looked_at", {"now": now})
-            for row in self._db.run("overdue", {"now": now}).fetchall():
-                self._end(row["number"], EndReason(row["deadline_reason"]))
-            for text in dead:
-                for row in self._db.run("leases_of_process", {"process": text}).fetchall():
-                    self._mourn(row, now)
-            self._serve_line()
-
-    def _mourn(self, row: sqlite3.Row, now: float) -> None:
-        """End a lease whose process is dead, or give its holder the promised grace."""
-        forgiven = row["process"] and row["grace"] > 0
-        if forgiven and records.read_process(row["keeper"]).is_alive():
-            deadline = {"deadline": now + row["grace"], "reason": _PROCESS_ENDS.value}
-            self._db.run("detach", {"number": row["number"], **deadline})
-        else:
-            self._end(row["number"], _PROCESS_ENDS)
+        findings = reclaim.look(self._db, now)
+        if findings.dead or findings.overdue or at_most_every:
+            with self._db.transaction(self.give_up_at):
+                self._db.run("set_looked_at", {"now": now})
+                reclaim.reclaim(self._db, findings, now, self._end)
+                self._serve_line()
 
 
 def gone(lease: Lease) -> LeaseGone:
@@ -374,3 +310,14 @@ def gone(lease: Lease) -> LeaseGone:
     return LeaseGone(
         f"The lease on {lease.request} ended at {ended}: {reason}.", "Ask for a new slice.", reason=reason
     )
+
+
+def _number(lease_id: str) -> int | None:
+    match = _ID.fullmatch(lease_id)
+    return int(match[1]) if match else None
+
+
+def _waiters(line: Sequence[sqlite3.Row]) -> Iterator[queueing.Waiter]:
+    for row in line:
+        home = frozenset(row["home"].split(",")) if row["home"] else frozenset()
+        yield queueing.Waiter(row["number"], records.read_request(row["request"]), home)

@@ -67,9 +67,7 @@ class Database:
         with _explained(self.path), self._lock:
             self._check_still_there()
             if give_up_at is not None and time.monotonic() > give_up_at:
-                raise LedgerUnusable(
-                    f"The pool's ledger, {self.path}, was busy for too long.", "Try again."
-                )
+                raise LedgerUnusable(f"The pool's ledger, {self.path}, was busy for too long.", "Try again.")
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 self._check_version()

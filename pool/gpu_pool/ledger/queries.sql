@@ -16,8 +16,13 @@ ON CONFLICT (uuid) DO UPDATE SET
 -- name: hide_devices
 UPDATE device SET present = 0, revision = revision + 1 WHERE present;
 
--- name: lease_by_id
-SELECT * FROM lease WHERE id = :id;
+-- name: ask
+-- What a request must know before anything else, in one statement.
+SELECT
+    EXISTS (SELECT 1 FROM lease WHERE key = :key) OR EXISTS (SELECT 1 FROM history WHERE key = :key) AS known,
+    EXISTS (SELECT 1 FROM lease WHERE turn IS NOT NULL) AS somebody_waits,
+    1 + max(coalesce((SELECT max(number) FROM lease), 0),
+            coalesce((SELECT max(number) FROM history), 0)) AS next_number;
 
 -- name: lease_by_number
 SELECT * FROM lease WHERE number = :number;
@@ -25,8 +30,8 @@ SELECT * FROM lease WHERE number = :number;
 -- name: lease_by_key
 SELECT * FROM lease WHERE key = :key;
 
--- name: ended_by_id
-SELECT * FROM history WHERE id = :id;
+-- name: ended_by_number
+SELECT * FROM history WHERE number = :number;
 
 -- name: ended_by_key
 SELECT * FROM history WHERE key = :key;
@@ -47,10 +52,10 @@ SELECT count(*) FROM lease WHERE turn IS NOT NULL AND turn <= :turn;
 SELECT coalesce(max(turn), 0) FROM lease WHERE turn IS NOT NULL;
 
 -- name: insert_lease
-INSERT INTO lease (id, key, state, turn, request, user, course, kernel, requested_at, held_at, keeper,
-                   deadline, deadline_reason)
-VALUES (:id, :key, :state, :turn, :request, :user, :course, :kernel, :requested_at, :held_at, :keeper,
-        :deadline, :deadline_reason);
+INSERT INTO lease (number, id, key, state, turn, request, user, course, kernel, requested_at, held_at,
+                   keeper, deadline, deadline_reason)
+VALUES (:number, :id, :key, :state, :turn, :request, :user, :course, :kernel, :requested_at, :held_at,
+        :keeper, :deadline, :deadline_reason);
 
 -- name: grant
 UPDATE lease SET state = 'held', turn = NULL, held_at = :now,
@@ -102,12 +107,7 @@ DELETE FROM lease WHERE number = :number;
 SELECT number, deadline_reason FROM lease WHERE deadline <= :now;
 
 -- name: processes
-SELECT DISTINCT process FROM lease WHERE process IS NOT NULL
-UNION SELECT DISTINCT keeper FROM lease WHERE process IS NULL;
-
--- name: leases_of_process
-SELECT number, process, keeper, grace FROM lease
-WHERE process = :process OR (process IS NULL AND keeper = :process);
+SELECT number, process, keeper, grace FROM lease;
 
 -- name: looked_at
 SELECT looked_at FROM pool;

@@ -1,0 +1,129 @@
+"""The program: its verbs in their order, and what becomes of its errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from gpu_pool.cli.checking import doctor, health
+from gpu_pool.cli.kernels import kernels
+from gpu_pool.cli.plain import plain_error
+from gpu_pool.cli.requesting import release, request
+from gpu_pool.cli.running import exec_, run, shell
+from gpu_pool.cli.screen import note
+from gpu_pool.cli.session import Interrupted, Session, pool_options
+from gpu_pool.cli.showing import list_, smi, status
+from gpu_pool_client import BadRequest, GpuPoolError
+
+_EPILOG = """\b
+Sizes:
+  2% or 0.02      a share of one GPU
+  1.5GiB, 655MiB  an amount of GPU memory
+  4               whole GPUs
+  2x50%           the same share of several
+  then filters:   "2% model=V100 memory>=16GiB driver>=550 index=0,1"
+
+\b
+Exit status:
+  0    done
+  1    a check failed, or an unexpected error
+  2    what was written is not understood
+  3    no GPU of this pool could ever hold the slice
+  4    the pool's rules forbid it
+  5    your quota is used up
+  6    nothing became free in time
+  7    the pool cannot be reached or opened
+  8    the lease has ended, or there is none
+  126  the command cannot be executed
+  127  the command was not found
+  128+n  ended by signal n (130: Ctrl-C)
+  run and exec end with the status of their command.
+
+\b
+Tab completion in bash:
+  eval "$(_GPU_POOL_COMPLETE=bash_source gpu-pool)"
+"""
+
+
+class _InOrder(click.Group):
+    """A group that lists its verbs in the order in which they were added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as Click calls it
+        """Return the names of the verbs, those used most first."""
+        return list(self.commands)
+
+
+@click.group(
+    "gpu-pool",
+    cls=_InOrder,
+    epilog=_EPILOG,
+    no_args_is_help=False,
+    context_settings={"max_content_width": 100},
+)
+@click.version_option(package_name="jupyter-gpu-pool", prog_name="gpu-pool")
+@pool_options
+def cli() -> None:
+    """Slices of GPUs, for commands, shells and notebook kernels."""
+
+
+for _command in (list_, status, smi, run, request, exec_, shell, release, kernels, health, doctor):
+    cli.add_command(_command)
+
+
+def execute(argv: list[str] | None) -> int:
+    """Run one command; return its exit status. Nothing is raised."""
+    session = Session()
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        result: Any = cli.main(
+            arguments or ["--help"], prog_name="gpu-pool", standalone_mode=False, obj=session
+        )
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _reader_gone()
+    except SystemExit as left:
+        # Click and Rich leave so when the reader of a pipe is gone.
+        return left.code if isinstance(left.code, int) else 1
+    except Exception as error:  # noqa: BLE001 - the last place where an error can be told in words
+        return _explain(error, session)
+    return int(result or 0)
+
+
+def _reader_gone() -> int:
+    """End quietly, as a program that SIGPIPE ends would."""
+    # The interpreter flushes once more at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
+
+
+def _explain(error: Exception, session: Session) -> int:
+    if session.debug:
+        traceback.print_exception(error)
+    if isinstance(error, (click.Abort, Interrupted)):
+        return getattr(error, "exit_code", 128 + signal.SIGINT)
+    if isinstance(error, click.ClickException):
+        error = _in_our_words(error)
+    if not isinstance(error, GpuPoolError):
+        note(f"unexpected {type(error).__name__}: {str(error)[:500]}. Run again with --debug.")
+        return 1
+    if session.as_json:
+        click.echo(json.dumps(plain_error(error)), err=True)
+    else:
+        note("\n".join(filter(None, (error.message, error.remedy))))
+    return error.exit_code
+
+
+def _in_our_words(error: click.ClickException) -> BadRequest:
+    """Turn what Click found wrong with the command line into an error like all others."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    path = context.command_path if context else "gpu-pool"
+    remedy = f"See {path} --help."
+    if isinstance(error, click.NoSuchOption) and context and context.command.name in ("run", "exec"):
+        remedy = f"Write -- before the command. {remedy}"
+    return BadRequest(error.format_message(), remedy)

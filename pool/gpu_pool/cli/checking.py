@@ -1,0 +1,54 @@
+"""``health`` and ``doctor``: whether the pool works, and what to do where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from itertools import chain
+
+from gpu_pool.cli import screen
+from gpu_pool.cli.checks import Check, check_jupyter, check_ledger, check_machine, check_pool
+from gpu_pool.cli.session import Session, json_option, verb
+
+_STYLES = {"ok": "green", "note": "yellow", "broken": "bold red"}
+
+
+@verb("health", "gpu-pool health && echo all is well")
+@json_option
+def health(session: Session) -> int:
+    """Say in a few lines whether the pool works. Exit status 1 if it does not."""
+    return _report(session, check_pool(session))
+
+
+@verb("doctor", "gpu-pool doctor", "gpu-pool doctor --json")
+@json_option
+def doctor(session: Session) -> int:
+    """Find what is broken, and what mends it.
+
+    Looks at everything that a slice needs: Python and Jupyter, driver and
+    GPUs, the ledger, the pool, the kernels. Exit status 1 if something is broken.
+    """
+    return _report(
+        session, chain(check_jupyter(), check_machine(), check_ledger(session), check_pool(session))
+    )
+
+
+def _report(session: Session, checks: Iterable[Check]) -> int:
+    found = list(checks)
+    healthy = all(check.state != "broken" for check in found)
+    if session.as_json:
+        screen.show_json({"healthy": healthy, "checks": [asdict(check) for check in found]})
+    else:
+        _show(found)
+    return 0 if healthy else 1
+
+
+def _show(checks: list[Check]) -> None:
+    from rich.text import Text
+
+    out = screen.console()
+    for check in checks:
+        mark = Text(f"{check.state:<7}", _STYLES[check.state])
+        out.print(Text.assemble(mark, f"{check.name}: {check.text}"))
+        if check.mend:
+            out.print(Text(f"       -> {check.mend}"))

@@ -1,0 +1,169 @@
+"""What ``health`` and ``doctor`` look at. Each check says what it saw and which command mends it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+import psutil
+
+from gpu_pool.cli.session import Session, complete
+from gpu_pool.cli.words import safe
+from gpu_pool.embedded import ledger_path
+from gpu_pool.inventory import discover
+from gpu_pool.ledger import files
+from gpu_pool.ledger.database import Database
+from gpu_pool_client import SIMULATED, GpuPoolError, PoolStatus
+from gpu_pool_client.pool import DEFAULT_URL, URL_VARIABLE
+
+State = Literal["ok", "note", "broken"]
+
+#: Free space on the ledger's disk below which a note is made. A ledger takes some MiB.
+_LITTLE_SPACE: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    #: ``broken`` keeps slices from working; ``note`` is worth knowing.
+    state: State
+    #: What was seen.
+    text: str
+    #: What to do about it: a command, where one does.
+    mend: str = ""
+
+
+def check_pool(session: Session) -> Iterator[Check]:
+    """Ask the pool for its status, which on a ledger is also a write."""
+    try:
+        found = complete(_status(session))
+    except GpuPoolError as error:
+        yield Check("pool", "broken", error.message, error.remedy)
+        return
+    yield Check("pool", "ok", f"{found.url} answers")
+    yield from _devices(found)
+    held, waiting = len(found.leases), len(found.line)
+    yield Check("leases", "ok", f"{held} held, {waiting} waiting")
+
+
+def check_machine() -> Iterator[Check]:
+    """Look for this machine's GPUs, and for what keeps them from being used."""
+    try:
+        inventory = discover()
+    except GpuPoolError as error:
+        yield Check("gpus", "broken", error.message, error.remedy)
+        return
+    count = len(inventory.devices)
+    if count:
+        yield Check("gpus", "ok", f"{count} found by {inventory.source}")
+    state: State = "note" if count else "broken"
+    for problem in inventory.problems:
+        yield Check("gpus", state, problem)
+    smi = shutil.which("nvidia-smi")
+    if smi:
+        yield Check("nvidia-smi", "ok", smi)
+    elif not any(device.simulated for device in inventory.devices):
+        yield Check(
+            "nvidia-smi",
+            "note",
+            "not on the PATH",
+            "Install the NVIDIA driver's utilities, or extend the PATH.",
+        )
+
+
+def check_ledger(session: Session) -> Iterator[Check]:
+    """Look at the file of an embedded pool: where it is, who can read it, what version it is."""
+    url = session.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    if urlsplit(url).scheme != "embedded":
+        return
+    try:
+        path = ledger_path(url)
+        database = Database(path)
+    except GpuPoolError as error:
+        yield Check("ledger", "broken", error.message, error.remedy)
+        return
+    schema = database.version
+    database.close()
+    mounts = ((part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True))
+    kind = files.file_system(path.parent.resolve(), mounts) or "unknown file system"
+    yield Check("ledger", "ok", f"{path} ({kind}, schema {schema})")
+    yield from _permissions(path)
+    free = shutil.disk_usage(path.parent).free
+    if free < _LITTLE_SPACE:
+        yield Check("ledger", "note", f"only {free // 2**20} MiB are free on its disk", "Free some space.")
+
+
+def check_jupyter() -> Iterator[Check]:
+    """Look at Python, Jupyter, the provisioner's entry point and the kernelspecs."""
+    yield Check("python", "ok", f"{sys.version.split()[0]}, {sys.executable}")
+    yield Check("jupyter_client", "ok", version("jupyter_client"))
+    yield from _ipykernel()
+    if entry_points(group="jupyter_client.kernel_provisioners", name="gpu-pool"):
+        yield Check("provisioner", "ok", "gpu-pool is offered to Jupyter")
+    else:
+        yield Check(
+            "provisioner",
+            "broken",
+            "Jupyter does not see the gpu-pool provisioner, and hides our kernels",
+            f"{sys.executable} -m pip install --force-reinstall --no-deps jupyter-gpu-pool",
+        )
+    yield from _kernels()
+
+
+async def _status(session: Session) -> PoolStatus:
+    async with session.connect() as pool:
+        return await pool.status()
+
+
+def _devices(status: PoolStatus) -> Iterator[Check]:
+    if not status.devices:
+        yield Check("devices", "broken", "the pool has no GPU", "Find out why with: gpu-pool doctor")
+        return
+    labels = ", ".join(f"{each.device.index}: {safe(each.device.label)}" for each in status.devices)
+    yield Check("devices", "ok", labels)
+    if status.simulated:
+        text = f"{SIMULATED}: slices are counted, and no GPU stands behind them"
+        yield Check("devices", "note", text, "On a machine with a GPU, unset GPU_POOL_DEVICES.")
+
+
+def _permissions(path: Path) -> Iterator[Check]:
+    for each in (path, path.parent):
+        mode = stat.S_IMODE(each.stat().st_mode)
+        allowed = 0o755 if each.is_dir() else 0o600
+        if mode & ~allowed:
+            yield Check(
+                "ledger", "note", f"others have access to {each} ({mode:04o})", f"chmod {allowed:o} {each}"
+            )
+
+
+def _ipykernel() -> Iterator[Check]:
+    if importlib.util.find_spec("ipykernel") is None:
+        install = f"{sys.executable} -m pip install ipykernel"
+        yield Check("ipykernel", "note", "not installed here: there is no Python kernel to base on", install)
+        return
+    try:
+        yield Check("ipykernel", "ok", version("ipykernel"))
+    except PackageNotFoundError:
+        yield Check("ipykernel", "ok", "there, its version unknown")
+
+
+def _kernels() -> Iterator[Check]:
+    # Imported here because health, which is asked often, does not need it.
+    from gpu_pool_kernels.installer import installed
+
+    names = [each.name for each in installed()]
+    if names:
+        yield Check("kernels", "ok", ", ".join(map(safe, names)))
+    else:
+        yield Check("kernels", "note", "none is installed", "gpu-pool kernels install 2% 10% 50% 1")

@@ -1,0 +1,186 @@
+"""Running a command on a slice: a child behind a gate, its signals and its exit status.
+
+The child is forked before anything is asked of the pool, and waits at a pipe.
+So the lease can be attached to it before it becomes the command: there is no
+moment in which the command runs and the lease hangs on another process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final, NoReturn
+
+from gpu_pool_client import GpuPoolError, Process
+
+#: Passed on to the command. Of these a terminal sends INT, QUIT and TSTP to the
+#: whole foreground group, the command included.
+_FORWARDED: Final = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_FROM_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
+#: Stops that are the user's job control, in which the parent takes part.
+_JOB_STOPS: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+_LINUX: Final = sys.platform.startswith("linux")
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class CommandNotFound(GpuPoolError):
+    """There is no such program. The exit status is the shells' own for it."""
+
+    code: ClassVar[str] = "command-not-found"
+    exit_code: ClassVar[int] = 127
+
+
+class CommandNotRunnable(GpuPoolError):
+    """The program is there and cannot be executed. The exit status is the shells' own for it."""
+
+    code: ClassVar[str] = "command-not-runnable"
+    exit_code: ClassVar[int] = 126
+
+
+def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process by ``command``, found on the PATH.
+
+    Raises ``CommandNotFound`` or ``CommandNotRunnable``.
+    """
+    # Python ignores these; a command expects them as they are everywhere else.
+    for name in ("SIGPIPE", "SIGXFSZ"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(command[0], list(command), dict(environment))  # noqa: S606 - no shell is the point
+    except FileNotFoundError as error:
+        raise CommandNotFound(f"{command[0]}: command not found.") from error
+    except OSError as error:
+        raise CommandNotRunnable(f"{command[0]} cannot be run: {error.strerror}.") from error
+    except ValueError as error:
+        raise CommandNotRunnable(f"{command[0]!a} cannot be run: {error}.") from error
+
+
+class GatedCommand:
+    """A child process that waits, and becomes ``command`` when its gate is opened.
+
+    As a context manager: leaving it sends away a child that is still waiting.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        waits, self._gate = os.pipe()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._gate)
+            _wait_and_become(command, waits, parent)
+        os.close(waits)
+        process = Process.of(self.pid)
+        assert process is not None, "a child that waits for its parent is alive"
+        #: The child, now and once it is the command.
+        self.process = process
+        self._over = False
+
+    def __enter__(self) -> GatedCommand:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._close_gate()
+        if not self._over:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+
+    def open(self, environment: Mapping[str, str]) -> None:
+        """Let the child become the command, with ``environment`` and nothing else."""
+        with contextlib.suppress(BrokenPipeError):  # it was killed: `supervise` tells
+            _write_all(self._gate, json.dumps(dict(environment)).encode())
+        self._close_gate()
+
+    def supervise(self, environment: Mapping[str, str]) -> int:
+        """Open the gate, pass signals on, and return the command's exit status (128+n for signals)."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        watched = {*_FORWARDED, signal.SIGCHLD}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+        try:
+            self.open(environment)
+            while (status := self._ended()) is None:
+                self._pass_on(*_next_signal(watched))
+            return status
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _ended(self) -> int | None:
+        """Look at the child: its exit status, or None while it lives. Stops when it was stopped."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+        if pid == 0:
+            return None
+        if os.WIFSTOPPED(status):
+            if os.WSTOPSIG(status) in _JOB_STOPS:
+                # The shell waits for this process, and must see that its job stopped.
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return None
+        self._over = True
+        return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+    def _pass_on(self, signum: int, by_terminal: bool) -> None:
+        # What the terminal sent, the child has had already: it is in the same group.
+        if signum in _FORWARDED and not (by_terminal and signum in _FROM_TERMINAL):
+            os.kill(self.pid, signum)
+
+    def _close_gate(self) -> None:
+        if self._gate >= 0:
+            os.close(self._gate)
+            self._gate = -1
+
+
+def _next_signal(watched: set[signal.Signals]) -> tuple[int, bool]:
+    """Wait for a signal; return it and whether the kernel sent it on a terminal's behalf."""
+    if sys.platform == "linux":
+        found = signal.sigwaitinfo(watched)
+        return found.si_signo, found.si_code > 0
+    # Elsewhere the sender is not known; these come from a terminal as a rule.
+    signum = signal.sigwait(watched)
+    return signum, signum in _FROM_TERMINAL
+
+
+def _wait_and_become(command: Sequence[str], gate: int, parent: int) -> NoReturn:
+    """Run in the child, from fork to exec. Never returns into the parent's code."""
+    status = 1
+    try:
+        _die_with(parent)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with open(gate, "rb") as file:
+            message = file.read()
+        if message:
+            become(command, json.loads(message))
+    except GpuPoolError as error:
+        status = error.exit_code
+        os.write(2, f"gpu-pool: {error}\n".encode(errors="replace"))
+    finally:
+        os._exit(status)
+
+
+def _die_with(parent: int) -> None:
+    """Ask for SIGTERM when the parent dies, so that kill -9 of it leaves no job behind."""
+    if not _LINUX:
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it died before it was asked
+        os._exit(1)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

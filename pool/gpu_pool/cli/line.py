@@ -1,0 +1,114 @@
+"""Asking for a slice and standing in line for it, with word of the place on standard error."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from gpu_pool.cli.screen import console, note
+from gpu_pool.cli.words import duration, granted, waiting
+from gpu_pool_client import (
+    EndReason,
+    GpuPoolError,
+    Holder,
+    Lease,
+    LeaseState,
+    Pool,
+    Process,
+    SliceRequest,
+)
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+
+def user_name() -> str:
+    """Name the user whose process this is, as the system knows them."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(os.getuid()).pw_name
+    except (ImportError, KeyError):
+        return str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "unknown")
+
+
+def new_key(verb: str) -> str:
+    """Make a key of its own for one request; it begins with the verb."""
+    return f"{verb}-{uuid.uuid4().hex}"
+
+
+async def take(
+    pool: Pool, request: SliceRequest, key: str, purpose: str, keeper: Process, timeout: float | None
+) -> Lease:
+    """Return a held lease that lives as long as ``keeper``.
+
+    Until it is held it is tied to this process, so that nobody stands in line
+    for a command that was given up. Waits ``timeout`` seconds (None: however
+    long it takes); whatever goes wrong, the request is withdrawn.
+    """
+    lease = await pool.request(request, Holder(user_name(), kernel=purpose), key)
+    try:
+        if lease.state is not LeaseState.HELD:
+            lease = await _stand_in_line(pool, lease, timeout)
+        return await pool.attach(lease.id, keeper)
+    except BaseException:
+        # Whoever waits behind must not wait for a slice that nobody uses.
+        await asyncio.shield(pool.release(lease.id, EndReason.WITHDRAWN))
+        raise
+
+
+async def _stand_in_line(pool: Pool, lease: Lease, timeout: float | None) -> Lease:
+    if timeout == 0:
+        return await pool.wait(lease.id, 0)
+    since = time.monotonic()
+    with _Progress() as progress:
+        teller = asyncio.create_task(_tell(pool, lease.id, progress))
+        try:
+            held = await pool.wait(lease.id, timeout)
+        finally:
+            teller.cancel()
+            # If the pool fails, `wait` says so.
+            with contextlib.suppress(asyncio.CancelledError, GpuPoolError):
+                await teller
+    note(f"got {granted(held)} after {duration(time.monotonic() - since)}")
+    return held
+
+
+async def _tell(pool: Pool, lease_id: str, progress: _Progress) -> None:
+    async for lease in pool.watch(lease_id):
+        if lease.state is not LeaseState.WAITING:
+            return
+        progress.say(waiting(lease))
+
+
+class _Progress:
+    """The place in line: one living line in a terminal, else one line for each change."""
+
+    def __init__(self) -> None:
+        self._status: Status | None = None
+        self._said = ""
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def say(self, text: str) -> None:
+        """Show ``text`` unless it already stands there."""
+        if text == self._said:
+            return
+        self._said = text
+        if not sys.stderr.isatty():
+            note(text)
+        elif self._status is None:
+            self._status = console(stderr=True).status(f"{text} (Ctrl-C gives up)")
+            self._status.start()
+        else:
+            self._status.update(f"{text} (Ctrl-C gives up)")

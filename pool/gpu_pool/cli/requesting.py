@@ -1,0 +1,128 @@
+"""``request`` and ``release``: a slice for the shell one works in."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from gpu_pool.cli.line import new_key, take, user_name
+from gpu_pool.cli.mine import TAKE_ONE, ancestors, held_by
+from gpu_pool.cli.plain import plain_lease
+from gpu_pool.cli.running import waiting_options
+from gpu_pool.cli.screen import show_json
+from gpu_pool.cli.session import Session, complete, json_option, verb
+from gpu_pool.cli.words import granted, safe
+from gpu_pool_client import (
+    BadRequest,
+    Lease,
+    LeaseGone,
+    LeaseState,
+    Pool,
+    Process,
+    SliceRequest,
+    parse_request,
+)
+
+_VERB = "request"
+
+
+@verb(
+    _VERB,
+    "gpu-pool request 2%",
+    "gpu-pool request 2x50% --timeout 600",
+    "gpu-pool request 10% --keeper $$ --json | jq -r .id",
+)
+@click.argument("size")
+@waiting_options
+@click.option(
+    "--keeper",
+    "pid",
+    type=click.IntRange(min=1),
+    metavar="PID",
+    help="The process whose end gives the slice back, by default the one that calls this command.",
+)
+@json_option
+def request(session: Session, size: str, timeout: float | None, pid: int | None) -> int:
+    """Take a slice for this shell, for "exec" and "shell" to use.
+
+    It is back when this shell ends, or with "gpu-pool release". In a pipe or
+    a $(...), name your shell with --keeper $$.
+    """
+    lease = complete(_request(session, parse_request(size), _keeper(pid), timeout))
+    if session.as_json:
+        show_json(plain_lease(lease))
+    else:
+        click.echo(f"You hold {granted(lease)} (lease {lease.id}).")
+        click.echo("Use it:       gpu-pool exec -- COMMAND   or   gpu-pool shell")
+        click.echo("Give it back: gpu-pool release   (or end this shell)")
+    return 0
+
+
+@verb("release", "gpu-pool release", "gpu-pool release 0123abcd", "gpu-pool release --all-mine")
+@click.argument("lease_ids", metavar="[LEASE]...", nargs=-1)
+@click.option("--all-mine", is_flag=True, help="All your leases: those of kernels, and waiting ones, too.")
+@json_option
+def release(session: Session, lease_ids: tuple[str, ...], all_mine: bool) -> int:
+    """Give slices back: this shell's, or those that are named.
+
+    A process that still runs on a slice is not ended: it goes on without
+    being counted. End it first.
+    """
+    if all_mine and lease_ids:
+        raise BadRequest("Leases are named, and --all-mine is given.", "Give one or the other.")
+    released = complete(_release(session, lease_ids, all_mine))
+    if session.as_json:
+        show_json({"released": [lease.id for lease in released]})
+    else:
+        for lease in released:
+            click.echo(f"Gave back {safe(str(lease.request))} (lease {lease.id}).")
+        if not released:
+            click.echo("You hold no slice.")
+    return 0
+
+
+def _keeper(pid: int | None) -> Process:
+    chosen = os.getppid() if pid is None else pid
+    # The first process never ends: what it keeps is never given back.
+    keeper = Process.of(chosen) if chosen > 1 or pid is not None else None
+    if keeper is None:
+        who = "The process that called this command" if pid is None else f"Process {pid}"
+        raise BadRequest(f"{who} cannot keep a slice: it has ended.", "Name one that can with --keeper PID.")
+    return keeper
+
+
+async def _request(session: Session, wanted: SliceRequest, keeper: Process, timeout: float | None) -> Lease:
+    async with session.connect() as pool:
+        return await take(pool, wanted, new_key(_VERB), "interactive work", keeper, timeout)
+
+
+async def _release(session: Session, lease_ids: tuple[str, ...], all_mine: bool) -> list[Lease]:
+    async with session.connect() as pool:
+        if lease_ids:
+            chosen = [await pool.lease(lease_id) for lease_id in lease_ids]
+        else:
+            chosen = await (_all_of_mine(pool) if all_mine else _of_this_shell(pool))
+        running = [lease for lease in chosen if lease.state is not LeaseState.ENDED]
+        for lease in running:
+            await pool.release(lease.id)
+    return running
+
+
+async def _all_of_mine(pool: Pool) -> list[Lease]:
+    status = await pool.status()
+    return [lease for lease in (*status.leases, *status.line) if lease.holder.user == user_name()]
+
+
+async def _of_this_shell(pool: Pool) -> list[Lease]:
+    """Return what was taken with ``request``: a kernel's or a command's slice is not meant."""
+    status = await pool.status()
+    found = held_by(status.leases, ancestors(), os.environ)
+    mine = [lease for lease in found if lease.key.startswith(f"{_VERB}-")]
+    if not mine:
+        what = "is in use by what runs here" if found else "is held by this shell"
+        raise LeaseGone(
+            f"No slice that was taken with gpu-pool request {what}.",
+            "End the kernel or command to give its slice back, or name the lease." if found else TAKE_ONE,
+        )
+    return mine

@@ -1,0 +1,66 @@
+"""Output: tables, JSON and messages. Colours follow the terminal (and ``NO_COLOR``)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    #: What can be printed.
+    Shown = Table | str
+
+#: Columns of output that no terminal cuts: programs and files get whole lines.
+_WIDE = 1_000
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console for standard output or error. Rich is loaded at first use."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    # Markup and emoji codes stay off: names of users and kernels are not ours.
+    return Console(
+        stderr=stderr,
+        width=None if stream.isatty() else _WIDE,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Lay rows out under their headings."""
+    from rich.table import Table
+    from rich.text import Text
+
+    laid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        laid.add_column(Text(column), no_wrap=False, overflow="fold")
+    for row in rows:
+        laid.add_row(*(Text(cell) for cell in row))
+    return laid
+
+
+def show(*parts: Shown) -> None:
+    """Print tables and texts on standard output."""
+    out = console()
+    for part in parts:
+        out.print(part)
+
+
+def show_json(value: Any, *, indent: int | None = 2) -> None:
+    """Print a plain value on standard output."""
+    click.echo(json.dumps(value, indent=indent))
+
+
+def note(text: str) -> None:
+    """Tell the person something on standard error, where it is in no program's way."""
+    click.echo(f"gpu-pool: {text}", err=True)

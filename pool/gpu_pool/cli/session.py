@@ -1,0 +1,137 @@
+"""What all verbs share: their common options, the pool they ask, and how they wait."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import click
+
+from gpu_pool_client import Pool, connect
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Signals that end a command which is still asking or waiting.
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass
+class Session:
+    """The common options, as given before or after the verb."""
+
+    #: The pool's URL; None for ``$GPU_POOL_URL`` or ``embedded:``.
+    url: str | None = None
+    #: Show tracebacks.
+    debug: bool = False
+    #: Print JSON, errors included.
+    as_json: bool = False
+
+    def connect(self) -> Pool:
+        """Return the pool that was chosen; see :func:`gpu_pool_client.connect`."""
+        return connect(self.url)
+
+
+class Interrupted(Exception):
+    """A signal ended the command while it asked or waited."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        #: The exit status by the shells' convention.
+        self.exit_code = 128 + signum
+
+
+class Verb(click.Command):
+    """A command whose help ends with examples, printed as they are written."""
+
+    def __init__(self, *args: Any, examples: tuple[str, ...] = (), **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.examples = examples
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the examples, one a line."""
+        if self.examples:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {example}\n" for example in self.examples))
+
+
+def verb(name: str, *examples: str) -> Callable[[Callable[..., int]], Verb]:
+    """Make a function that takes the :class:`Session` and returns an exit status a verb."""
+
+    def decorate(function: Callable[..., int]) -> Verb:
+        command = click.command(name, cls=Verb, examples=examples)
+        return command(pool_options(click.make_pass_decorator(Session)(function)))
+
+    return decorate
+
+
+def pool_options(function: F) -> F:
+    """Add ``--pool`` and ``--debug``, which may stand before or after the verb."""
+    for option in (
+        click.option(
+            "--debug", is_flag=True, expose_value=False, callback=_remember("debug"), help="Show tracebacks."
+        ),
+        click.option(
+            "--pool",
+            metavar="URL",
+            expose_value=False,
+            is_eager=True,
+            callback=_remember("url"),
+            help="The pool to use, by default $GPU_POOL_URL or embedded: (this user's own).",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def json_option(function: F) -> F:
+    """Add ``--json``, which errors follow, too."""
+    return click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_remember("as_json"),
+        help="Print JSON.",
+    )(function)
+
+
+def _remember(field: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def callback(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None:
+        # An option that is not given after the verb leaves what was given before it.
+        if value:
+            setattr(ctx.ensure_object(Session), field, value)
+
+    return callback
+
+
+def complete(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` to its end. A signal cancels it and becomes :class:`Interrupted`."""
+    return asyncio.run(_interruptible(work))
+
+
+async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.ensure_future(work)
+    received: list[int] = []
+
+    def stop(signum: int) -> None:
+        received.append(signum)
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    # What is ignored stays ignored: nohup, and background jobs of scripts.
+    signals = [signum for signum in _ENDING if signal.getsignal(signum) is not signal.SIG_IGN]
+    for signum in signals:
+        loop.add_signal_handler(signum, stop, signum)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if received:
+            raise Interrupted(received[0]) from None
+        raise
+    finally:
+        for signum in signals:
+            loop.remove_signal_handler(signum)

@@ -1,0 +1,141 @@
+"""``list``, ``status`` and ``smi``: what there is, who holds it, and my own slice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import click
+
+from gpu_pool.cli import screen, words
+from gpu_pool.cli.mine import TAKE_ONE, ancestors, held_by
+from gpu_pool.cli.plain import plain_devices, plain_lease, plain_status
+from gpu_pool.cli.session import Interrupted, Session, complete, json_option, verb
+from gpu_pool.cli.usage import memory_used
+from gpu_pool_client import Lease, LeaseGone, LeaseState, PoolStatus
+
+if TYPE_CHECKING:
+    from gpu_pool.cli.screen import Shown
+
+#: Seconds between two looks of ``status --watch``.
+_EVERY = 1.0
+_NO_DEVICES = "No GPU is in this pool. Find out why with: gpu-pool doctor"
+
+
+@verb("list", "gpu-pool list", "gpu-pool list -d", "gpu-pool list --json | jq '.devices[].free_milli'")
+@click.option("-d", "--details", is_flag=True, help="Also show who holds what.")
+@json_option
+def list_(session: Session, details: bool) -> int:
+    """List the GPUs: how much of each is free."""
+    status = complete(_status(session))
+    if session.as_json:
+        screen.show_json(plain_devices(status))
+        return 0
+    _show_devices(status)
+    if details:
+        rows = words.holding_rows(status, time.time())
+        screen.show("", screen.table(words.HOLDING_COLUMNS, rows) if rows else "Nothing is held.")
+    return 0
+
+
+@verb("status", "gpu-pool status", "gpu-pool status --watch", "gpu-pool status --json | jq '.line | length'")
+@click.option("-w", "--watch", is_flag=True, help="Keep showing it until Ctrl-C.")
+@json_option
+def status(session: Session, watch: bool) -> int:
+    """Show the leases, and who waits in line for one."""
+    if not watch:
+        found = complete(_status(session))
+        if session.as_json:
+            screen.show_json(plain_status(found))
+        else:
+            screen.show(_status_table(found))
+        return 0
+    try:
+        complete(_watch(session))
+    except Interrupted as interrupted:
+        # Ctrl-C is how one leaves.
+        return 0 if interrupted.exit_code == 128 + signal.SIGINT else interrupted.exit_code
+    return 0
+
+
+@verb("smi", "gpu-pool smi", "gpu-pool smi --json | jq '.leases[0].slices[0].memory_used_mib'")
+@json_option
+def smi(session: Session) -> int:
+    """Show my slice, and the memory used of it.
+
+    Also what is enforced, and how long it has been held. "My" slices are those of this shell, or of the kernel or command that this
+    runs in.
+    """
+    status = complete(_status(session))
+    held = [lease for lease in status.leases if lease.state is LeaseState.HELD]
+    mine = held_by(held, ancestors(), os.environ)
+    if not mine:
+        raise LeaseGone("Nothing that runs here holds a GPU slice.", TAKE_ONE)
+    used = [memory_used(lease) for lease in mine]
+    if session.as_json:
+        leases = [_plain_with_use(*each) for each in zip(mine, used, strict=True)]
+        screen.show_json({"url": status.url, "leases": leases})
+        return 0
+    for number, (lease, memory) in enumerate(zip(mine, used, strict=True)):
+        lines = words.slice_lines(lease, memory, time.time())
+        screen.show(*([""] if number else []), *(f"{label + ':':<15}{text}" for label, text in lines))
+    return 0
+
+
+def _plain_with_use(lease: Lease, used: dict[str, int]) -> dict[str, object]:
+    plain = plain_lease(lease)
+    for part in plain["slices"]:
+        part["memory_used_mib"] = used.get(part["device"])
+    return plain
+
+
+async def _status(session: Session) -> PoolStatus:
+    async with session.connect() as pool:
+        return await pool.status()
+
+
+def _show_devices(status: PoolStatus) -> None:
+    if status.devices:
+        screen.show(screen.table(words.DEVICE_COLUMNS, words.device_rows(status)))
+    else:
+        screen.show(_NO_DEVICES)
+
+
+def _status_table(status: PoolStatus) -> Shown:
+    rows = words.lease_rows(status, time.time())
+    return screen.table(words.LEASE_COLUMNS, rows) if rows else "Nothing is held, and nobody waits."
+
+
+async def _watch(session: Session) -> None:
+    if session.as_json:
+        async for status in _changes(session):
+            screen.show_json(plain_status(status), indent=None)
+        return
+    out = screen.console()
+    if not out.is_terminal:
+        async for status in _changes(session):
+            out.print(_status_table(status), "")
+        return
+    from rich.live import Live
+
+    async with session.connect() as pool:
+        with Live(console=out, auto_refresh=False, transient=False) as live:
+            while True:
+                live.update(_status_table(await pool.status()), refresh=True)
+                await asyncio.sleep(_EVERY)
+
+
+async def _changes(session: Session) -> AsyncIterator[PoolStatus]:
+    """Yield the status now and whenever it has changed."""
+    last: PoolStatus | None = None
+    async with session.connect() as pool:
+        while True:
+            status = await pool.status()
+            if status != last:
+                yield status
+            last = status
+            await asyncio.sleep(_EVERY)

@@ -1,0 +1,60 @@
+"""The environment that a command on a slice gets."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from gpu_pool_client import Lease, Limit, Strength
+from gpu_pool_client.framework_caps import caps, installed_frameworks, limit_words
+
+_PYTHON: Final = re.compile(r"python[0-9.]*t?")
+_SHEBANG: Final = re.compile(rb"#![ \t]*(/[^ \t\n]*/python[0-9.]*t?)[ \t\n]")
+
+
+def environment_for(lease: Lease, command: str) -> dict[str, str]:
+    """Return this process's environment with the slice's variables and framework caps added.
+
+    The caps suit the frameworks of the Python that ``command`` is, or is
+    written for, or would find on the PATH. What the user has set is kept.
+    """
+    part = lease.slices[0]
+    found = caps(
+        installed_frameworks(python_of(command)),
+        memory_mib=part.memory_mib,
+        device_memory_mib=part.device.memory_mib,
+    )
+    return {**os.environ, **_capped(lease, found).environment, **found}
+
+
+def python_of(command: str) -> str:
+    """Return the Python that ``command`` runs with, as far as its name or first line tells."""
+    located = shutil.which(command)
+    if located and _PYTHON.fullmatch(Path(located).name):
+        return located
+    match = _SHEBANG.match(_first_bytes(located)) if located else None
+    if match is not None:
+        return os.fsdecode(match[1])
+    return next((name for name in ("python", "python3") if shutil.which(name)), "python3")
+
+
+def _capped(lease: Lease, found: Mapping[str, str]) -> Lease:
+    """Say of a lease whose memory nothing firmer limits that the frameworks limit themselves."""
+    words = limit_words(found)
+    if not words or lease.enforcement.memory.strength is not Strength.NONE:
+        return lease
+    memory = Limit(Strength.COOPERATIVE, words)
+    return replace(lease, enforcement=replace(lease.enforcement, memory=memory))
+
+
+def _first_bytes(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(256)
+    except OSError:
+        return b""

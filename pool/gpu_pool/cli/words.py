@@ -1,0 +1,159 @@
+"""What people read, as pure functions from values to short texts and rows of cells."""
+
+from __future__ import annotations
+
+from gpu_pool_client import (
+    Device,
+    DeviceStatus,
+    Holder,
+    Lease,
+    LeaseState,
+    PoolStatus,
+    format_memory,
+    format_share,
+)
+
+#: Longest text of unknown origin in a cell.
+MAX_CELL = 60
+
+
+def safe(text: str, limit: int = MAX_CELL) -> str:
+    """Make text of unknown origin fit for a terminal: printable, one line, not too long."""
+    shown = "".join(char if char.isprintable() else "?" for char in text[: limit + 1])
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def duration(seconds: float) -> str:
+    """Say how long in its two largest units: ``8 s``, ``5 min``, ``2 h 05 min``, ``3 d 4 h``."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3_600:
+        return f"{whole // 60} min"
+    if whole < 86_400:
+        return f"{whole // 3_600} h {whole % 3_600 // 60:02d} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3_600} h"
+
+
+def ordinal(number: int) -> str:
+    """Write a place in line: ``1st``, ``2nd``, ``11th``."""
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    return f"{number}" + {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+
+
+def waiting(lease: Lease) -> str:
+    """Say where a waiting lease stands."""
+    place = f": {ordinal(lease.place)} in line" if lease.place else ""
+    return f"waiting for {lease.request}{place}"
+
+
+def granted(lease: Lease) -> str:
+    """Say what a held lease holds: ``2% of V100-SXM2-32GB (simulated), 655MiB``."""
+    labels = " and ".join(dict.fromkeys(part.device.label for part in lease.slices))
+    size = f"{lease.request.size} whole" if lease.request.whole_devices else f"{lease.request.size} of"
+    each = " each" if len(lease.slices) > 1 else ""
+    return f"{size} {safe(labels)}, {format_memory(lease.memory_mib)}{each}"
+
+
+def holder(who: Holder) -> str:
+    """Say who holds: the user, the course if any, and what for."""
+    course = f" ({who.course})" if who.course else ""
+    return safe(f"{who.user}{course}")
+
+
+def device_row(status: DeviceStatus) -> list[str]:
+    """One device as cells under :data:`DEVICE_COLUMNS`."""
+    return [
+        str(status.device.index),
+        safe(status.device.label),
+        f"{format_share(status.free_milli)} of {format_share(status.milli)}",
+        f"{format_memory(status.free_memory_mib)} of {format_memory(status.device.memory_mib)}",
+        "-" if status.free_contexts is None else f"{status.free_contexts} of {status.device.contexts}",
+        str(status.leases),
+    ]
+
+
+DEVICE_COLUMNS = ("GPU", "Model", "Free share", "Free memory", "Free contexts", "Leases")
+
+
+def device_rows(status: PoolStatus) -> list[list[str]]:
+    """All devices as cells under :data:`DEVICE_COLUMNS`."""
+    return [device_row(device) for device in status.devices]
+
+
+HOLDING_COLUMNS = ("GPU", "Share", "Memory", "User", "For", "Process", "Held for", "Lease")
+
+
+def holding_rows(status: PoolStatus, now: float) -> list[list[str]]:
+    """Every slice that is held, by device, as cells under :data:`HOLDING_COLUMNS`."""
+    return [
+        [
+            str(device.device.index),
+            part.share,
+            format_memory(part.memory_mib),
+            holder(lease.holder),
+            safe(lease.holder.kernel or "-"),
+            str(lease.process.pid) if lease.process else "-",
+            held_for(lease, now),
+            safe(lease.id),
+        ]
+        for device in status.devices
+        for lease in status.leases
+        for part in lease.slices
+        if part.device.uuid == device.device.uuid
+    ]
+
+
+LEASE_COLUMNS = ("State", "Slice", "GPU", "Memory", "User", "For", "Process", "Since", "Lease")
+
+
+def lease_row(lease: Lease, now: float) -> list[str]:
+    """One lease as cells under :data:`LEASE_COLUMNS`."""
+    is_waiting = lease.state is LeaseState.WAITING
+    return [
+        f"{ordinal(lease.place)} in line" if is_waiting and lease.place else lease.state.value,
+        safe(str(lease.request)),
+        _devices(lease),
+        format_memory(lease.memory_mib) if lease.slices else "-",
+        holder(lease.holder),
+        safe(lease.holder.kernel or "-"),
+        str(lease.process.pid) if lease.process else "-",
+        duration(now - lease.requested_at) if is_waiting else held_for(lease, now),
+        safe(lease.id),
+    ]
+
+
+def lease_rows(status: PoolStatus, now: float) -> list[list[str]]:
+    """Leases, then the line, as cells under :data:`LEASE_COLUMNS`."""
+    return [lease_row(lease, now) for lease in (*status.leases, *status.line)]
+
+
+def slice_lines(lease: Lease, used: dict[str, int], now: float) -> list[tuple[str, str]]:
+    """Describe one held lease as (label, text); ``used`` is MiB in use by device uuid, where known."""
+    return [
+        ("Slice", granted(lease)),
+        *(("GPU", _memory(part.device, part.memory_mib, used)) for part in lease.slices),
+        ("Memory limit", str(lease.enforcement.memory)),
+        ("Compute limit", str(lease.enforcement.compute)),
+        ("Held for", held_for(lease, now)),
+        ("For", safe(lease.holder.kernel or "-")),
+        ("Process", str(lease.process.pid) if lease.process else "none yet"),
+        ("Lease", safe(lease.id)),
+    ]
+
+
+def held_for(lease: Lease, now: float) -> str:
+    """Say how long a lease has been held."""
+    return "-" if lease.held_at is None else duration(now - lease.held_at)
+
+
+def _memory(device: Device, granted_mib: int, used: dict[str, int]) -> str:
+    use = f"{format_memory(used[device.uuid])} used" if device.uuid in used else "use not known"
+    return f"{device.index}: {safe(device.label)}, {format_memory(granted_mib)} granted, {use}"
+
+
+def _devices(lease: Lease) -> str:
+    indexes = sorted(part.device.index for part in lease.slices)
+    shown = ",".join(map(str, indexes)) or "-"
+    return f"{shown} (simulated)" if lease.simulated else shown

@@ -1,0 +1,62 @@
+"""Which leases end because their process is gone or their deadline has passed."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from gpu_pool.ledger import records
+from gpu_pool.ledger.database import Database
+from gpu_pool_client import EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a look at all leases found."""
+
+    #: Processes seen dead, as the ledger writes them.
+    dead: frozenset[str] = frozenset()
+    #: Whether a deadline has passed.
+    overdue: bool = False
+
+
+def look(database: Database, now: float) -> Findings:
+    """Look at every process that keeps a lease alive, without holding up writers."""
+    with database.snapshot():
+        named = {row["process"] or row["keeper"] for row in database.run("processes")}
+        overdue = database.one("overdue", now=now) is not None
+    dead = frozenset(text for text in named if records.read_process(text).is_alive() is False)
+    return Findings(dead, overdue)
+
+
+def reclaim(
+    database: Database, findings: Findings, now: float, end: Callable[[int, EndReason], None]
+) -> None:
+    """End what the findings call for, inside the caller's transaction.
+
+    A lease is judged by the exact process that was seen dead, so one that has
+    another by now is left alone.
+    """
+    for row in database.run("overdue", {"now": now}).fetchall():
+        end(row["number"], EndReason(row["deadline_reason"]))
+    if findings.dead:
+        for row in database.run("processes").fetchall():
+            _judge(database, row, findings.dead, now, end)
+
+
+def _judge(
+    database: Database,
+    row: sqlite3.Row,
+    dead: Collection[str],
+    now: float,
+    end: Callable[[int, EndReason], None],
+) -> None:
+    if (row["process"] or row["keeper"]) not in dead:
+        return
+    if row["process"] and row["grace"] > 0 and records.read_process(row["keeper"]).is_alive():
+        # The promised grace: the holder may attach another process until then.
+        values = {"deadline": now + row["grace"], "reason": EndReason.PROCESS_GONE.value}
+        database.run("detach", {"number": row["number"], **values})
+    else:
+        end(row["number"], EndReason.PROCESS_GONE)
