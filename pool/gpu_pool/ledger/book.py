@@ -12,7 +12,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from gpu_pool import admission, placement, queueing
 from gpu_pool.clock import Clock
@@ -67,59 +67,52 @@ class Book:
         if not _KEY.fullmatch(key):
             raise BadRequest("The key of a request is 1 to 128 printable ASCII characters without spaces.")
         admission.check_rules(request, self._rules)
+        row = self._draft(request, holder, key)
         with self._db.transaction(self.give_up_at):
             known, somebody_waits, number = self._db.one("ask", key=key)
             if known:
                 return self._by_key(key)
+            row["number"], row["id"] = number, f"{number}-{row['id']}"
             statuses = self._devices.open()
             parts = None if somebody_waits else placement.place(request, statuses, self._rules)
-            if parts is not None:
-                return self._insert(request, holder, key, number, parts)
-            admission.check(request, [status.device for status in statuses], self._rules)
-            lease = self._insert(request, holder, key, number, ())
-            self._serve_line()
-            return self._lease(lease.id)
+            if parts is None:
+                admission.check(request, [status.device for status in statuses], self._rules)
+                self._insert_waiting(row)
+                return self._lease(str(row["id"]))
+            self._insert_held(row, parts)
+        return records.live_lease(row, parts, None)
 
-    def _insert(
-        self, request: SliceRequest, holder: Holder, key: str, number: int, parts: tuple[Slice, ...]
-    ) -> Lease:
-        now = self._clock.wall()
-        lease = Lease(
-            id=f"{number}-{secrets.token_hex(4)}",
-            key=key,
-            request=request,
-            holder=holder,
-            state=LeaseState.HELD if parts else LeaseState.WAITING,
-            requested_at=now,
-            held_at=now if parts else None,
-            slices=parts,
-        )
-        self._db.run("insert_lease", {"number": number, **self._row(lease)})
-        self._take(number, lease.slices)
-        return lease
-
-    def _row(self, lease: Lease) -> dict[str, object]:
-        held = lease.state is LeaseState.HELD
+    def _draft(self, request: SliceRequest, holder: Holder, key: str) -> dict[str, Any]:
+        """Return what is known of a lease's row before any decision."""
         return {
-            "id": lease.id,
-            "key": lease.key,
-            "state": lease.state.value,
-            "turn": None if held else self._next_turn(),
-            "request": str(lease.request),
-            "user": lease.holder.user,
-            "course": lease.holder.course,
-            "kernel": lease.holder.kernel,
-            "requested_at": lease.requested_at,
-            "held_at": lease.held_at,
-            "keeper": records.write_process(lease.holder.process or Process.current()),
-            "deadline": self._clock.uptime() + self._attach_within if held else None,
-            "deadline_reason": EndReason.NEVER_ATTACHED.value if held else None,
+            "id": secrets.token_hex(4),
+            "key": key,
+            "request": str(request),
+            "user": holder.user,
+            "course": holder.course,
+            "kernel": holder.kernel,
+            "requested_at": self._clock.wall(),
+            "keeper": records.write_process(holder.process or Process.current()),
+            "process": None,
         }
 
-    def _take(self, number: int, parts: Sequence[Slice]) -> None:
-        for part in parts:
-            device = self._devices.number(part.device)
-            self._db.run("insert_slice", (number, device, part.milli, part.memory_mib, part.contexts))
+    def _insert_held(self, row: dict[str, Any], parts: tuple[Slice, ...]) -> None:
+        row.update(state="held", turn=None, slices=self._devices.write(parts), held_at=row["requested_at"])
+        row.update(self._attach_deadline())
+        self._db.run("insert_lease", row)
+        self._devices.take(parts)
+
+    def _insert_waiting(self, row: dict[str, Any]) -> None:
+        row.update(state="waiting", turn=self._next_turn(), slices="[]", held_at=None)
+        row.update(deadline=None, deadline_reason=None)
+        self._db.run("insert_lease", row)
+        self._serve_line()
+
+    def _attach_deadline(self) -> dict[str, object]:
+        return {
+            "deadline": self._clock.uptime() + self._attach_within,
+            "deadline_reason": EndReason.NEVER_ATTACHED.value,
+        }
 
     def shortage(self, lease_id: str) -> TimedOut:
         """Return the error that says why this lease still waits."""
@@ -141,16 +134,10 @@ class Book:
         line = self._db.run("line").fetchall()
         if not line:
             return
-        deadline = self._clock.uptime() + self._attach_within
         for waiter, parts in queueing.grants(_waiters(line), self._devices.open(), self._rules):
-            values = {
-                "number": waiter.number,
-                "now": self._clock.wall(),
-                "deadline": deadline,
-                "reason": EndReason.NEVER_ATTACHED.value,
-            }
-            self._db.run("grant", values)
-            self._take(waiter.number, parts)
+            values = {"number": waiter.number, "now": self._clock.wall(), **self._attach_deadline()}
+            self._db.run("grant", {**values, "slices": self._devices.write(parts)})
+            self._devices.take(parts)
 
     # -- Reading -----------------------------------------------------------
 
@@ -163,15 +150,10 @@ class Book:
         """Return everything as one snapshot."""
         with self._db.snapshot():
             statuses = tuple(self._devices.statuses())
-            held: dict[int, list[Slice]] = {}
-            for number, *part in self._db.run("all_slices"):
-                held.setdefault(number, []).append(self._devices.slice(*part))
-            leases = [
-                records.live_lease(row, tuple(held.get(row["number"], ())), None)
-                for row in self._db.run("leases")
-            ]
-            line = [records.live_lease(row, (), place) for place, row in enumerate(self._db.run("line"), 1)]
-        return PoolStatus(url, statuses, tuple(leases), tuple(line))
+            leases = tuple(self._value(row) for row in self._db.run("leases").fetchall())
+            line = self._db.run("line").fetchall()
+        waiting = [records.live_lease(row, (), place) for place, row in enumerate(line, 1)]
+        return PoolStatus(url, statuses, leases, tuple(waiting))
 
     def _lease(self, lease_id: str) -> Lease:
         row = self._live(lease_id)
@@ -190,11 +172,7 @@ class Book:
         return records.ended_lease(self._db.one("ended_by_key", key=key))
 
     def _value(self, row: sqlite3.Row) -> Lease:
-        return records.live_lease(row, self._slices(row["number"]), self._place(row))
-
-    def _slices(self, number: int) -> tuple[Slice, ...]:
-        rows = self._db.run("slices_of", {"number": number}).fetchall()
-        return tuple(self._devices.slice(*row) for row in rows)
+        return records.live_lease(row, self._devices.read(row["slices"]), self._place(row))
 
     def _place(self, row: sqlite3.Row) -> int | None:
         turn = row["turn"]
@@ -246,10 +224,10 @@ class Book:
             if row["state"] == LeaseState.WAITING:
                 raise BadRequest("A lease that waits in line holds nothing to park.", "Release it instead.")
             if row["state"] == LeaseState.HELD:
-                home = ",".join(part.device.uuid for part in self._slices(row["number"]))
+                home = ",".join(part.device.uuid for part in self._devices.read(row["slices"]))
                 values = {"number": row["number"], "home": home, "now": self._clock.wall()}
                 self._db.run("park", values)
-                self._db.run("drop_slices", {"number": row["number"]})
+                self._devices.give_back(row["slices"])
                 self._serve_line()
             return self._lease(lease_id)
 
@@ -274,14 +252,14 @@ class Book:
 
     def _release(self, row: sqlite3.Row | None, reason: EndReason) -> None:
         if row is not None:
-            self._end(row["number"], reason)
+            self._end(row, reason)
             self._serve_line()
 
-    def _end(self, number: int, reason: EndReason) -> None:
-        slices = records.write_slices(self._slices(number))
-        values = {"number": number, "now": self._clock.wall(), "reason": reason.value, "slices": slices}
+    def _end(self, row: sqlite3.Row, reason: EndReason) -> None:
+        values = {"number": row["number"], "now": self._clock.wall(), "reason": reason.value}
         self._db.run("remember", values)
         self._db.run("delete_lease", values)
+        self._devices.give_back(row["slices"])
 
     def look(self, at_most_every: float = 0.0) -> None:
         """End every lease whose process is gone or whose deadline has passed.

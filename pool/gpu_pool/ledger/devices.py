@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Final
 
 from gpu_pool.ledger import records
 from gpu_pool.ledger.database import Database
 from gpu_pool_client import Device, DeviceStatus, Slice
+
+#: What each entry of a lease's slices means.
+_COLUMNS: Final = ("device", "milli", "memory_mib", "contexts")
 
 
 class DeviceTable:
@@ -44,17 +49,31 @@ class DeviceTable:
 
     def open(self) -> list[DeviceStatus]:
         """Return the devices on which something new may be granted, in order of placement."""
-        return [status for status in self.statuses() if self._known[self.number(status.device)][1]]
+        return [status for status in self.statuses() if self._known[self._numbers[status.device.uuid]][1]]
 
-    def number(self, device: Device) -> int:
-        """Return the ledger's number of a device."""
-        return self._numbers[device.uuid]
+    def take(self, parts: Sequence[Slice]) -> None:
+        """Count these slices as held."""
+        for row in self._rows(parts):
+            self._db.run("take", dict(zip(_COLUMNS, row, strict=True)))
 
-    def slice(self, number: int, milli: int, memory_mib: int, contexts: int) -> Slice:
-        """Return the slice of a row of ``slice``."""
-        if number not in self._known:
+    def give_back(self, slices: str) -> None:
+        """Count the slices of a lease's row as free again."""
+        for row in json.loads(slices):
+            self._db.run("give_back", dict(zip(_COLUMNS, row, strict=True)))
+
+    def write(self, parts: Sequence[Slice]) -> str:
+        """Write slices for a lease's row."""
+        return json.dumps(self._rows(parts))
+
+    def read(self, slices: str) -> tuple[Slice, ...]:
+        """Read what :meth:`write` wrote."""
+        rows = json.loads(slices)
+        if any(row[0] not in self._known for row in rows):
             self._read()
-        return Slice(self._known[number][2], milli, memory_mib, contexts)
+        return tuple(Slice(self._known[device][2], *amounts) for device, *amounts in rows)
+
+    def _rows(self, parts: Sequence[Slice]) -> list[tuple[int, int, int, int]]:
+        return [(self._numbers[p.device.uuid], p.milli, p.memory_mib, p.contexts) for p in parts]
 
     def _read(self) -> None:
         for row in self._db.run("device_facts").fetchall():

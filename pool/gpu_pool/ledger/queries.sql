@@ -52,25 +52,26 @@ SELECT count(*) FROM lease WHERE turn IS NOT NULL AND turn <= :turn;
 SELECT coalesce(max(turn), 0) FROM lease WHERE turn IS NOT NULL;
 
 -- name: insert_lease
-INSERT INTO lease (number, id, key, state, turn, request, user, course, kernel, requested_at, held_at,
-                   keeper, deadline, deadline_reason)
-VALUES (:number, :id, :key, :state, :turn, :request, :user, :course, :kernel, :requested_at, :held_at,
-        :keeper, :deadline, :deadline_reason);
+INSERT INTO lease (number, id, key, state, turn, slices, request, user, course, kernel, requested_at,
+                   held_at, keeper, deadline, deadline_reason)
+VALUES (:number, :id, :key, :state, :turn, :slices, :request, :user, :course, :kernel, :requested_at,
+        :held_at, :keeper, :deadline, :deadline_reason);
 
 -- name: grant
-UPDATE lease SET state = 'held', turn = NULL, held_at = :now,
+UPDATE lease SET state = 'held', turn = NULL, held_at = :now, slices = :slices,
     deadline = iif(process IS NULL, :deadline, NULL),
-    deadline_reason = iif(process IS NULL, :reason, NULL)
+    deadline_reason = iif(process IS NULL, :deadline_reason, NULL)
 WHERE number = :number;
 
--- name: insert_slice
-INSERT INTO slice (lease, device, milli, memory_mib, contexts) VALUES (?, ?, ?, ?, ?);
+-- name: take
+UPDATE device SET held_milli = held_milli + :milli, held_memory_mib = held_memory_mib + :memory_mib,
+    held_contexts = held_contexts + :contexts, leases = leases + 1
+WHERE id = :device;
 
--- name: slices_of
-SELECT device, milli, memory_mib, contexts FROM slice WHERE lease = :number ORDER BY device;
-
--- name: all_slices
-SELECT lease, device, milli, memory_mib, contexts FROM slice ORDER BY lease, device;
+-- name: give_back
+UPDATE device SET held_milli = held_milli - :milli, held_memory_mib = held_memory_mib - :memory_mib,
+    held_contexts = held_contexts - :contexts, leases = leases - 1
+WHERE id = :device;
 
 -- name: attach
 UPDATE lease SET process = :process, grace = :grace, deadline = :deadline, deadline_reason = :reason
@@ -83,12 +84,9 @@ UPDATE lease SET deadline = :deadline, deadline_reason = :reason WHERE number = 
 UPDATE lease SET process = NULL, deadline = :deadline, deadline_reason = :reason WHERE number = :number;
 
 -- name: park
-UPDATE lease SET state = 'parked', home = :home, held_at = NULL,
+UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL,
     held_before = held_before + :now - held_at, deadline = NULL, deadline_reason = NULL
 WHERE number = :number;
-
--- name: drop_slices
-DELETE FROM slice WHERE lease = :number;
 
 -- name: resume
 UPDATE lease SET state = 'waiting', turn = :turn WHERE number = :number;
@@ -97,17 +95,17 @@ UPDATE lease SET state = 'waiting', turn = :turn WHERE number = :number;
 INSERT INTO history (number, id, key, request, user, course, kernel, requested_at, held_at, ended_at,
                      held_seconds, reason, slices)
 SELECT number, id, key, request, user, course, kernel, requested_at, held_at, :now,
-       held_before + coalesce(max(0, :now - held_at), 0), :reason, :slices
+       held_before + coalesce(max(0, :now - held_at), 0), :reason, slices
 FROM lease WHERE number = :number;
 
 -- name: delete_lease
 DELETE FROM lease WHERE number = :number;
 
 -- name: overdue
-SELECT number, deadline_reason FROM lease WHERE deadline <= :now;
+SELECT * FROM lease WHERE deadline <= :now;
 
 -- name: processes
-SELECT number, process, keeper, grace FROM lease;
+SELECT number, process, keeper, grace, slices FROM lease;
 
 -- name: looked_at
 SELECT looked_at FROM pool;

@@ -31,7 +31,7 @@ def look(database: Database, now: float) -> Findings:
 
 
 def reclaim(
-    database: Database, findings: Findings, now: float, end: Callable[[int, EndReason], None]
+    database: Database, findings: Findings, now: float, end: Callable[[sqlite3.Row, EndReason], None]
 ) -> None:
     """End what the findings call for, inside the caller's transaction.
 
@@ -39,7 +39,7 @@ def reclaim(
     another by now is left alone.
     """
     for row in database.run("overdue", {"now": now}).fetchall():
-        end(row["number"], EndReason(row["deadline_reason"]))
+        end(row, EndReason(row["deadline_reason"]))
     if findings.dead:
         for row in database.run("processes").fetchall():
             _judge(database, row, findings.dead, now, end)
@@ -50,7 +50,7 @@ def _judge(
     row: sqlite3.Row,
     dead: Collection[str],
     now: float,
-    end: Callable[[int, EndReason], None],
+    end: Callable[[sqlite3.Row, EndReason], None],
 ) -> None:
     if (row["process"] or row["keeper"]) not in dead:
         return
@@ -59,4 +59,4 @@ def _judge(
         values = {"deadline": now + row["grace"], "reason": EndReason.PROCESS_GONE.value}
         database.run("detach", {"number": row["number"], **values})
     else:
-        end(row["number"], EndReason.PROCESS_GONE)
+        end(row, EndReason.PROCESS_GONE)

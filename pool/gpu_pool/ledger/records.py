@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import sqlite3
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpu_pool_client import (
     Device,
@@ -19,6 +19,9 @@ from gpu_pool_client import (
     SliceRequest,
     parse_request,
 )
+
+#: A row as it was read, or as it is about to be written.
+Row: TypeAlias = sqlite3.Row | dict[str, Any]
 
 #: The same few requests are read over and over.
 read_request = functools.lru_cache(maxsize=1024)(parse_request)
@@ -48,12 +51,7 @@ def read_process(text: str) -> Process:
     return Process(int(pid), int(start), boot, namespace)
 
 
-def write_slices(parts: tuple[Slice, ...]) -> str:
-    """Write slices for the history: ``[[uuid, milli, memory_mib], ...]``."""
-    return json.dumps([[part.device.uuid, part.milli, part.memory_mib] for part in parts])
-
-
-def live_lease(row: sqlite3.Row, parts: tuple[Slice, ...], place: int | None) -> Lease:
+def live_lease(row: Row, parts: tuple[Slice, ...], place: int | None) -> Lease:
     """Return the lease of a row of ``lease``."""
     return Lease(
         id=row["id"],
@@ -84,9 +82,9 @@ def ended_lease(row: sqlite3.Row) -> Lease:
     )
 
 
-def _request(row: sqlite3.Row) -> SliceRequest:
+def _request(row: Row) -> SliceRequest:
     return read_request(row["request"])
 
 
-def _holder(row: sqlite3.Row, process: Process | None) -> Holder:
+def _holder(row: Row, process: Process | None) -> Holder:
     return Holder(row["user"], row["course"], row["kernel"], process)

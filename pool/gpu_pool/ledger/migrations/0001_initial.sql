@@ -2,7 +2,7 @@
 -- each, and never change once released. PRAGMA user_version is the last one run.
 -- SQLite 3.34 (RHEL 9) is the oldest supported: no STRICT tables, no RETURNING.
 
--- Every device ever seen. Totals are kept by the triggers below and never written by hand.
+-- Every device ever seen. Its totals are the sums over the slices of all held leases.
 CREATE TABLE device (
     id              INTEGER PRIMARY KEY,
     uuid            TEXT NOT NULL UNIQUE,
@@ -23,6 +23,7 @@ CREATE TABLE lease (
     key             TEXT NOT NULL UNIQUE,        -- the caller's name for the request
     state           TEXT NOT NULL CHECK (state IN ('waiting', 'held', 'parked')),
     turn            INTEGER,                     -- order in line, while waiting
+    slices          TEXT NOT NULL,               -- held: [[device, milli, memory_mib, contexts], ...]
     home            TEXT NOT NULL DEFAULT '',    -- uuids it must return to, once parked
     request         TEXT NOT NULL,
     user            TEXT NOT NULL,
@@ -42,33 +43,6 @@ CREATE TABLE lease (
 -- Each further index would make every grant slower; all but the line is read in full, and seldom.
 CREATE INDEX lease_line ON lease (turn) WHERE turn IS NOT NULL;
 
--- What held leases hold.
-CREATE TABLE slice (
-    lease           INTEGER NOT NULL REFERENCES lease (number) ON DELETE CASCADE,
-    device          INTEGER NOT NULL REFERENCES device (id),
-    milli           INTEGER NOT NULL CHECK (milli > 0),
-    memory_mib      INTEGER NOT NULL CHECK (memory_mib >= 0),
-    contexts        INTEGER NOT NULL CHECK (contexts >= 0),
-    PRIMARY KEY (lease, device)
-) WITHOUT ROWID;
-
-CREATE TRIGGER slice_taken AFTER INSERT ON slice BEGIN
-    UPDATE device SET
-        held_milli = held_milli + new.milli,
-        held_memory_mib = held_memory_mib + new.memory_mib,
-        held_contexts = held_contexts + new.contexts,
-        leases = leases + 1
-    WHERE id = new.device;
-END;
-CREATE TRIGGER slice_returned AFTER DELETE ON slice BEGIN
-    UPDATE device SET
-        held_milli = held_milli - old.milli,
-        held_memory_mib = held_memory_mib - old.memory_mib,
-        held_contexts = held_contexts - old.contexts,
-        leases = leases - 1
-    WHERE id = old.device;
-END;
-
 -- Every lease that has ended, once. The key stays taken: a repeated request finds its end here.
 CREATE TABLE history (
     number          INTEGER PRIMARY KEY,
@@ -83,7 +57,7 @@ CREATE TABLE history (
     ended_at        REAL NOT NULL,
     held_seconds    REAL NOT NULL,               -- in all, parked time left out
     reason          TEXT NOT NULL,
-    slices          TEXT NOT NULL                -- JSON: [[uuid, milli, memory_mib], ...]
+    slices          TEXT NOT NULL                -- as in lease; empty if it ended without any
 );
 
 -- One row: what the pool knows about itself.
