@@ -39,6 +39,8 @@ _FRACTION_KEY: Final = "per_process_memory_fraction"
 _DIST_INFO: Final = re.compile(r"([A-Za-z0-9_.]+)-([0-9][^-]*)(?:-py[0-9.]+)?\.(?:dist|egg)-info")
 #: A released version; group 3 is the local part, such as ``cu128`` or ``cpu``.
 _RELEASE: Final = re.compile(r"([0-9]+)\.([0-9]+)(?:\.[0-9]+)*(?:\.post[0-9]+)?(?:\+(.*))?", re.ASCII)
+#: Other names than a Python's have no Python packages of their own.
+_PYTHON: Final = re.compile(r"(python|pypy)[0-9.]*t?", re.ASCII)
 _VERSIONED: Final = re.compile(r"python[0-9]+\.[0-9]+t?", re.ASCII)
 
 
@@ -171,10 +173,10 @@ def _frameworks_in(folder: str, changed: int) -> Mapping[str, str]:  # noqa: ARG
 
 def _import_folders(python: str, environment: Mapping[str, str]) -> Iterator[str]:
     """Yield the folders from which ``python`` imports, in its order; some may not exist."""
-    yield from filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     located = shutil.which(python, path=environment.get("PATH"))
-    if located is None:
+    if located is None or not _PYTHON.fullmatch(Path(located).name):
         return
+    yield from filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     # Not resolved: a virtual environment is known by the folder its link lies in.
     prefix = Path(located).absolute().parent.parent
     base = Path(located).resolve()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -21,13 +22,26 @@ from gpu_pool_client import GpuPoolError, Lease, LeaseState, Process, SliceReque
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Seconds that one may wait: a year, which is longer than any machine is up.
+_LONGEST = 365 * 86_400
+
+
+class _Seconds(click.FloatRange):
+    """A number of seconds; "nan", which is in no range and outside none, is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return seconds
+
 
 def waiting_options(function: F) -> F:
     """Add ``--wait``, ``--no-wait`` and ``--timeout``; the last of them that is given counts."""
     for option in (
         click.option(
             "--timeout",
-            type=click.FloatRange(min=0, max=10 * 365 * 86_400),
+            type=_Seconds(min=0, max=_LONGEST),
             metavar="SECONDS",
             help="Wait this long at most, then fail with exit status 6.",
         ),

@@ -1,0 +1,47 @@
+"""The IPython extension: registers what the other modules do, and loads them only when used."""
+
+import sys
+
+
+def load(shell: object) -> None:
+    """Register ``%gpu`` and the look at failed cells with an ``InteractiveShell``."""
+    shell.register_magic_function(gpu, magic_kind="line")  # type: ignore[attr-defined]
+    shell.events.register("post_run_cell", explain_failure)  # type: ignore[attr-defined]
+    forget_arguments()
+
+
+def forget_arguments() -> None:
+    """Take what the launcher added out of ``sys.argv``, which is the user's to read."""
+    for position, word in enumerate(sys.argv):
+        if word == __package__ and sys.argv[position - 1] == "--ext":
+            del sys.argv[position - 1 : position + 1]
+            return
+
+
+def gpu(line: str) -> object:
+    """Show this kernel's slice of a GPU: its size, device, memory, limits and age."""
+    if line.strip():
+        print("%gpu takes no arguments. It shows this kernel's slice of a GPU.", file=sys.stderr)
+        return None
+    from . import facts
+
+    return facts.current()
+
+
+def explain_failure(result: object = None) -> None:
+    """Add a line under the traceback of a cell for which GPU memory ran out.
+
+    IPython calls this after every cell with its ``ExecutionResult``; those
+    before 6.5 call it with nothing, and get no line.
+    """
+    error = getattr(result, "error_in_exec", None)
+    if error is None:
+        return
+    try:
+        from . import memory
+
+        line = memory.explanation(error)
+    except Exception:  # noqa: BLE001 - the user's own error stands; ours must not hide it
+        return
+    if line:
+        print(line, file=sys.stderr)

@@ -1,0 +1,236 @@
+"""Kernelspecs on slices: one per size, over any kernelspec that is installed.
+
+Each is a copy of its base with another name and logo, and with our provisioner
+in its metadata. It holds no path of this package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_core.paths import jupyter_data_dir
+
+from gpu_pool_client import BadRequest, SliceRequest
+from gpu_pool_kernels.naming import display_name, folder_name, logo
+
+#: The provisioner's entry point in ``jupyter_client.kernel_provisioners``.
+PROVISIONER: Final = "gpu-pool"
+#: The key in a kernelspec's metadata by which ours are known.
+MARKER: Final = "gpu_pool"
+#: Tells the code in the kernel which kernelspecs are over the same base.
+BASE_VARIABLE: Final = "GPU_POOL_KERNEL_BASE"
+
+_KernelJSON = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledKernel:
+    """One kernelspec on a slice."""
+
+    #: The kernelspec's name, such as ``python3-gpu-2pct``.
+    name: str
+    #: The name in the launcher, such as ``Python 3 (GPU 2%)``.
+    display_name: str
+    #: The name of the kernelspec it was made from.
+    base: str
+    #: The slice request, as :func:`gpu_pool_client.parse_request` reads it.
+    slice: str
+    #: The kernelspec's folder.
+    path: Path
+
+
+def install(
+    sizes: Sequence[SliceRequest],
+    *,
+    base: str = "python3",
+    user: bool = False,
+    prefix: str | Path | None = None,
+) -> list[InstalledKernel]:
+    """Install a kernelspec for each size over the kernelspec ``base``, replacing ours of that name.
+
+    They go where the user's kernelspecs are with ``user``, else under
+    ``prefix``, by default this environment's: the Jupyter of this environment
+    is the one that finds our provisioner.
+
+    Raises ``BadRequest``, before anything is written, if there is no such base,
+    it cannot be one, or the name is taken by a kernelspec that is not ours;
+    and if the folder cannot be written to.
+    """
+    kernels = (Path(jupyter_data_dir()) if user else Path(prefix or sys.prefix) / "share/jupyter") / "kernels"
+    base, folder, spec = _base(base)
+    wanted = {folder_name(base, size): size for size in sizes}
+    for name, size in wanted.items():
+        _check_free(kernels / name, base, size)
+    try:
+        return [_install_one(kernels / name, base, folder, spec, size) for name, size in wanted.items()]
+    except OSError as error:
+        raise _unwritable(kernels, error) from error
+
+
+def installed() -> list[InstalledKernel]:
+    """Return our kernelspecs that Jupyter finds, by name."""
+    folders = KernelSpecManager().find_kernel_specs()
+    found = (_ours(name, Path(folder)) for name, folder in sorted(folders.items()))
+    return [kernel for kernel in found if kernel is not None]
+
+
+def remove(names: Sequence[str]) -> list[InstalledKernel]:
+    """Remove our kernelspecs of these names, and return what they were.
+
+    Raises ``BadRequest``, before anything is removed, for a name that is not
+    one of ours; and if the folder cannot be written to.
+    """
+    ours = {kernel.name: kernel for kernel in installed()}
+    for name in names:
+        if name.lower() not in ours:
+            raise BadRequest(
+                f"There is no GPU kernel {name!r}.",
+                _listed("Installed:", ours, "none are installed."),
+            )
+    gone = [ours[name] for name in dict.fromkeys(name.lower() for name in names)]
+    try:
+        for kernel in gone:
+            shutil.rmtree(kernel.path)
+    except OSError as error:
+        raise _unwritable(kernel.path, error) from error
+    return gone
+
+
+def _base(name: str) -> tuple[str, Path, _KernelJSON]:
+    """Return name, folder and content of the kernelspec to build on, if it can be one."""
+    manager = KernelSpecManager()
+    folders = manager.find_kernel_specs()
+    name = name.lower()
+    if name not in folders:
+        others = [other for other, folder in folders.items() if _ours(other, Path(folder)) is None]
+        raise BadRequest(
+            f"There is no kernel {name!r} to build on.",
+            _listed("Installed:", others, "none are. Install one first: pip install ipykernel."),
+        )
+    folder = Path(folders[name])
+    # The kernelspec that comes with ipykernel has no file until it is installed.
+    has_file = Path(folder, "kernel.json").exists()
+    spec = _read(folder) if has_file else manager.get_kernel_spec(name).to_dict()
+    if spec is None:
+        raise BadRequest(f"{folder}/kernel.json cannot be read.", "Install that kernel again.")
+    _check_base(name, folder, spec)
+    return name, folder, spec
+
+
+def _check_base(name: str, folder: Path, spec: _KernelJSON) -> None:
+    ours = _ours(name, folder)
+    if ours is not None:
+        raise BadRequest(
+            f"{name!r} is itself a GPU kernel, made from {ours.base!r}.", f"Use --base {ours.base}."
+        )
+    provisioner = (spec.get("metadata", {}).get("kernel_provisioner") or {}).get("provisioner_name")
+    if provisioner not in (None, "local-provisioner"):
+        raise BadRequest(
+            f"The kernel {name!r} is started by another provisioner, {provisioner!r}, "
+            "which a GPU kernel would replace.",
+            "Choose a base that runs on this machine.",
+        )
+
+
+def _check_free(target: Path, base: str, size: SliceRequest) -> None:
+    """Refuse to replace what is not the same kernel of ours."""
+    if not target.exists() and not target.is_symlink():
+        return
+    ours = _ours(target.name, target)
+    if ours is None or ours.base != base or ours.slice.lower() != str(size).lower():
+        raise BadRequest(
+            f"There is already another kernel in {target}.",
+            "Move it away, or install elsewhere with --prefix.",
+        )
+
+
+def _install_one(
+    target: Path, base: str, folder: Path, spec: _KernelJSON, size: SliceRequest
+) -> InstalledKernel:
+    """Write one kernelspec beside its place and move it there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    content = _kernel_json(spec, base, size)
+    with tempfile.TemporaryDirectory(dir=target.parent.parent, prefix=".gpu-pool-") as scratch:
+        new, old = Path(scratch, "new"), Path(scratch, "old")
+        # With the permissions of new files, since the base's may be read-only.
+        shutil.copytree(folder, new, copy_function=shutil.copyfile)
+        new.chmod(0o755)
+        Path(new, "logo-svg.svg").write_text(logo(size), encoding="utf-8")
+        Path(new, "kernel.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        with _moved_away(target, old):
+            new.rename(target)
+    return InstalledKernel(target.name, content["display_name"], base, str(size), target)
+
+
+@contextlib.contextmanager
+def _moved_away(target: Path, old: Path) -> Iterator[None]:
+    """Make room at ``target``; put what was there back if the body fails."""
+    had_one = target.exists()
+    if had_one:
+        target.rename(old)
+    try:
+        yield
+    except OSError:
+        if had_one:
+            old.rename(target)
+        raise
+
+
+def _kernel_json(spec: _KernelJSON, base: str, size: SliceRequest) -> _KernelJSON:
+    metadata = {
+        **spec.get("metadata", {}),
+        "kernel_provisioner": {"provisioner_name": PROVISIONER, "config": {"slice": str(size)}},
+        MARKER: {
+            "base": base,
+            "slice": str(size),
+            # For the code in the kernel, which has no parser of slices.
+            "count": size.count,
+            "milli": size.milli,
+            "memory_mib": size.memory_mib,
+        },
+    }
+    return {
+        **spec,
+        "display_name": display_name(spec.get("display_name") or base, size),
+        "env": {**spec.get("env", {}), BASE_VARIABLE: base},
+        "metadata": metadata,
+    }
+
+
+def _ours(name: str, folder: Path) -> InstalledKernel | None:
+    """Return the kernelspec in ``folder`` if it is one of ours."""
+    spec = _read(folder)
+    marker = spec.get("metadata", {}).get(MARKER) if spec else None
+    if not spec or not isinstance(marker, dict):
+        return None
+    base, size = str(marker.get("base", "")), str(marker.get("slice", ""))
+    return InstalledKernel(name, str(spec.get("display_name", name)), base, size, folder)
+
+
+def _read(folder: Path) -> _KernelJSON | None:
+    """Return the content of ``kernel.json``; None if there is none that can be read."""
+    try:
+        spec = json.loads(Path(folder, "kernel.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return spec if isinstance(spec, dict) and isinstance(spec.get("metadata", {}), dict) else None
+
+
+def _listed(start: str, names: Sequence[str] | dict[str, InstalledKernel], otherwise: str) -> str:
+    return f"{start} {', '.join(sorted(names)) or otherwise}"
+
+
+def _unwritable(folder: Path, error: OSError) -> BadRequest:
+    return BadRequest(
+        f"The kernels in {folder} cannot be changed: {error.strerror or error}.",
+        "Use --user to install for yourself alone, or --prefix for a folder that you may write to.",
+    )

@@ -1,0 +1,46 @@
+"""How an IPython kernel is started so that it knows of its slice.
+
+The provisioner finds :func:`wrap_argv` through the entry-point group
+``gpu_pool.kernel_launchers``, since a kernelspec must hold no path of this
+package: the same kernelspec outlives an upgrade, and a move, of it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+#: Run by path, with the kernel's own interpreter.
+LAUNCHER: Final = Path(__file__).parent / "inkernel" / "launch.py"
+
+_PYTHON: Final = re.compile(r"python[0-9.]*t?(\.exe)?|pypy[0-9.]*(\.exe)?")
+_MODULES: Final = ("ipykernel_launcher", "ipykernel")
+#: Options of the interpreter whose value is the next word.
+_WITH_VALUE: Final = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def wrap_argv(argv: list[str]) -> list[str]:
+    """Return ``argv`` with our launcher in front of ``-m ipykernel_launcher``.
+
+    ``python -X opt -m ipykernel_launcher -f FILE`` becomes
+    ``python -X opt LAUNCHER -m ipykernel_launcher -f FILE``. Whatever does not
+    start an IPython kernel in that way is returned unchanged.
+    """
+    position = _module_option(argv)
+    if position is None or not LAUNCHER.is_file():
+        return argv
+    return [*argv[:position], str(LAUNCHER), *argv[position:]]
+
+
+def _module_option(argv: list[str]) -> int | None:
+    """Return where ``-m ipykernel_launcher`` stands, or None if that is not what is run."""
+    if not argv or not _PYTHON.fullmatch(Path(argv[0]).name):
+        return None
+    position = 1
+    while position + 1 < len(argv) and argv[position] != "-m":
+        word = argv[position]
+        if not word.startswith("-") or word in ("-", "-c"):
+            return None
+        position += 2 if word in _WITH_VALUE else 1
+    return position if argv[position + 1 : position + 2] and argv[position + 1] in _MODULES else None

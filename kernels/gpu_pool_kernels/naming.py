@@ -1,0 +1,121 @@
+"""How a size is named and drawn: the kernel's name in the launcher, its folder, its logo."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Final
+
+from gpu_pool_client import Filters, SliceRequest, format_memory
+
+#: What ipykernel adds to the name of its own kernelspec.
+_SUFFIX: Final = " (ipykernel)"
+_RADIUS: Final = 27.0
+_LOGO: Final = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64" role="img" aria-label="{label}">
+  <circle cx="32" cy="32" r="32" fill="#17324d"/>
+  <circle cx="32" cy="32" r="{radius}" fill="none" stroke="#44617d" stroke-width="6"/>
+{ring}{lines}</svg>
+"""
+_RING: Final = """\
+  <circle cx="32" cy="32" r="{radius}" fill="none" stroke="#8fd14f" stroke-width="6" pathLength="1000"
+    stroke-dasharray="{milli} 1000" transform="rotate(-90 32 32)"/>
+"""
+_LINE: Final = """\
+  <text x="32" y="{y}" font-family="sans-serif" font-size="{size}" font-weight="bold" fill="#ffffff"
+    text-anchor="middle" dominant-baseline="central">{text}</text>
+"""
+
+
+def display_name(base: str, request: SliceRequest) -> str:
+    """Name a kernel for people: ``Python 3 (ipykernel)`` and 2% make ``Python 3 (GPU 2%)``."""
+    parts = [_size(request), *_filters(request.filters)]
+    return f"{base.removesuffix(_SUFFIX)} ({', '.join(parts)})"
+
+
+def folder_name(base: str, request: SliceRequest) -> str:
+    """Name a kernelspec's folder; different requests have different names.
+
+    The model comes last because it is the only free text: what precedes it
+    cannot be mistaken for a part of it. It is compared without case everywhere.
+    """
+    filters = request.filters
+    parts = [base, "gpu", _slug(request)]
+    if filters.memory_mib is not None:
+        parts.append(f"memory{format_memory(filters.memory_mib)}")
+    if filters.driver is not None:
+        parts.append("driver" + ".".join(map(str, filters.driver)))
+    if filters.index:
+        parts.append("index" + "_".join(map(str, filters.index)))
+    if filters.model is not None:
+        parts += ["model", filters.model]
+    return "-".join(parts).lower()
+
+
+def logo(request: SliceRequest) -> str:
+    """Draw the size as SVG: a ring filled to the share, around the size in words.
+
+    An amount of memory is no share of anything until a device is chosen: its
+    ring stays empty.
+    """
+    ring = _RING.format(radius=_RADIUS, milli=request.milli) if request.milli else ""
+    first, _, second = _logo_words(request).partition(" ")
+    # Where the lower line stands, the ring leaves less room.
+    two = _line(24, first, 20, 60) + _line(42, second, 14, 56) if second else ""
+    lines = two or _line(32, first, 20, 72)
+    return _LOGO.format(radius=_RADIUS, ring=ring, lines=lines, label=escape(_size(request)))
+
+
+def _size(request: SliceRequest) -> str:
+    """``GPU 2%``, ``4 GPUs``, ``2 × GPU 1.5 GiB``."""  # noqa: RUF002 - a real multiplication sign
+    if request.whole_devices:
+        return _gpus(request.count)
+    amount = f"GPU {_amount(request)}"
+    return f"{request.count} × {amount}" if request.count > 1 else amount  # noqa: RUF001
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _amount(request: SliceRequest) -> str:
+    """``2%``, ``1.5 GiB``: what is asked of each device."""
+    if request.memory_mib:
+        return _spaced(request.memory_mib)
+    return SliceRequest(milli=request.milli).size
+
+
+def _spaced(mib: int) -> str:
+    """``1.5GiB`` as people write it: ``1.5 GiB``."""
+    return f"{format_memory(mib)[:-3]} {format_memory(mib)[-3:]}"
+
+
+def _slug(request: SliceRequest) -> str:
+    if request.whole_devices:
+        return f"{request.count}gpu"
+    return request.size.replace("%", "pct")
+
+
+def _filters(filters: Filters) -> list[str]:
+    parts = []
+    if filters.model is not None:
+        parts.append(filters.model)
+    if filters.memory_mib is not None:
+        parts.append(f"≥ {_spaced(filters.memory_mib)}")
+    if filters.driver is not None:
+        parts.append("driver ≥ " + ".".join(map(str, filters.driver)))
+    if filters.index:
+        parts.append("index " + ", ".join(map(str, filters.index)))
+    return parts
+
+
+def _logo_words(request: SliceRequest) -> str:
+    """Return the size in one or two words: ``2%``, ``4 GPUs``, ``2× 50%``."""  # noqa: RUF002
+    if request.whole_devices:
+        return _gpus(request.count)
+    amount = _amount(request)
+    return f"{request.count}× {amount.replace(' ', '')}" if request.count > 1 else amount  # noqa: RUF001
+
+
+def _line(y: int, word: str, largest: int, width: int) -> str:
+    """Draw one line of text around ``y``; ``width`` is in units of about half a letter's height."""
+    return _LINE.format(y=y, size=min(largest, width // len(word)), text=escape(word))

@@ -1,0 +1,185 @@
+"""Which frameworks an environment has, and which caps they get."""
+
+from __future__ import annotations
+
+import os
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from gpu_pool_client import framework_caps
+from gpu_pool_client.framework_caps import caps, installed_frameworks, limit_words
+
+#: 2% of a GPU with 32 GiB, less the context: 355 of 32768 MiB.
+SLICE = {"memory_mib": 655, "device_memory_mib": 32768}
+FRACTION = "0.01083"
+TORCH = "PYTORCH_CUDA_ALLOC_CONF"
+#: Nothing of the tester's own environment.
+BARE = {"PATH": os.environ["PATH"], "PYTHONNOUSERSITE": "1"}
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """Create a virtual environment; its site-packages are at ``site(environment)``."""
+    venv.create(tmp_path / "env", symlinks=True)
+    return tmp_path / "env"
+
+
+def site(prefix: Path) -> Path:
+    return prefix / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+
+
+def python(prefix: Path) -> str:
+    return str(prefix / "bin/python")
+
+
+def put(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).mkdir(parents=True)
+
+
+def test_the_frameworks_of_another_environment_are_found_by_their_folders(environment: Path) -> None:
+    put(
+        site(environment),
+        "torch-2.10.0+cu128.dist-info",
+        "jaxlib-0.4.30.dist-info",
+        "jax-0.4.31.dist-info",
+        "cupy_cuda12x-13.3.0.dist-info",
+        "tensorflow-2.17.0-py3.11.egg-info",
+        "torchvision-0.25.0.dist-info",
+    )
+    assert installed_frameworks(python(environment), BARE) == {
+        "torch": "2.10.0+cu128",
+        "jax": "0.4.30",
+        "cupy": "13.3.0",
+        "tensorflow": "2.17.0",
+    }
+
+
+def test_an_upgrade_is_seen(environment: Path) -> None:
+    put(site(environment), "torch-2.9.1.dist-info")
+    assert installed_frameworks(python(environment), BARE) == {"torch": "2.9.1"}
+    (site(environment) / "torch-2.9.1.dist-info").rmdir()
+    put(site(environment), "torch-2.10.0.dist-info")
+    assert installed_frameworks(python(environment), BARE) == {"torch": "2.10.0"}
+
+
+def test_a_conda_like_environment_is_read_through_links(tmp_path: Path) -> None:
+    prefix = tmp_path / "conda"
+    put(prefix, "bin", "lib/python3.9/site-packages/torch-2.1.0.dist-info")
+    (prefix / "bin/python3.9").touch(0o755)
+    (prefix / "bin/python").symlink_to("python3.9")
+    (tmp_path / "python").symlink_to(prefix / "bin/python")
+    assert installed_frameworks(str(tmp_path / "python"), BARE) == {"torch": "2.1.0"}
+    assert installed_frameworks("python", BARE | {"PATH": str(tmp_path)}) == {"torch": "2.1.0"}
+
+
+def test_a_python_of_unknown_version_among_several_is_not_guessed(tmp_path: Path) -> None:
+    put(tmp_path, "bin", *(f"lib/python3.{minor}/site-packages/torch-2.1.0.dist-info" for minor in (9, 12)))
+    (tmp_path / "bin/python").touch(0o755)
+    assert installed_frameworks(python(tmp_path), BARE) == {}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_system_packages_count_only_where_the_environment_sees_them(tmp_path: Path, shared: bool) -> None:
+    base = tmp_path / "base"
+    put(base, "bin", "lib/python3.12/site-packages/torch-2.10.0.dist-info")
+    put(base / "lib/python3.12/site-packages", "jaxlib-0.4.30.dist-info")
+    (base / "bin/python3.12").touch(0o755)
+    env = tmp_path / "env"
+    put(env, "bin", "lib/python3.12/site-packages/torch-2.9.0.dist-info")
+    (env / "bin/python").symlink_to(base / "bin/python3.12")
+    (env / "pyvenv.cfg").write_text(
+        f"home = {base}/bin\ninclude-system-site-packages = {str(shared).lower()}\n"
+    )
+    expected = {"torch": "2.9.0", "jax": "0.4.30"} if shared else {"torch": "2.9.0"}
+    assert installed_frameworks(python(env), BARE) == expected
+
+
+def test_the_users_own_packages_and_pythonpath_come_first(tmp_path: Path) -> None:
+    put(tmp_path, "bin", "lib/python3.12/site-packages/torch-2.10.0.dist-info")
+    (tmp_path / "bin/python3.12").touch(0o755)
+    put(tmp_path / "home", ".local/lib/python3.12/site-packages/torch-2.8.0.dist-info")
+    put(tmp_path / "extra", "torch-2.7.0.dist-info")
+    interpreter = str(tmp_path / "bin/python3.12")
+    with_home = {"PATH": "", "HOME": str(tmp_path / "home")}
+    assert installed_frameworks(interpreter, with_home) == {"torch": "2.8.0"}
+    assert installed_frameworks(interpreter, with_home | {"PYTHONNOUSERSITE": "1"}) == {"torch": "2.10.0"}
+    with_path = with_home | {"PYTHONPATH": str(tmp_path / "extra")}
+    assert installed_frameworks(interpreter, with_path) == {"torch": "2.7.0"}
+
+
+def test_no_such_interpreter_has_no_frameworks() -> None:
+    assert installed_frameworks("no-such-python", BARE) == {}
+
+
+def test_other_programs_have_no_frameworks_of_their_own(tmp_path: Path) -> None:
+    put(tmp_path, "bin", "lib/python3.12/site-packages/torch-2.10.0.dist-info")
+    (tmp_path / "bin/R").touch(0o755)
+    assert installed_frameworks(str(tmp_path / "bin/R"), BARE) == {}
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.10.0+cu128", "2.15.1", "3.0"])
+def test_a_torch_that_knows_the_fraction_gets_it(version: str) -> None:
+    found = caps({"torch": version}, **SLICE, environment={})
+    assert found == {TORCH: f"per_process_memory_fraction:{FRACTION}"}
+
+
+@pytest.mark.parametrize(
+    "version", ["1.13.1", "2.9.1", "2.10.0a0+git1", "2.10.0.dev20250801", "2.13.0+cpu", "?"]
+)
+def test_a_torch_that_would_reject_the_fraction_gets_nothing(version: str) -> None:
+    assert caps({"torch": version}, **SLICE, environment={}) == {}
+
+
+@pytest.mark.parametrize("name", [TORCH, "PYTORCH_ALLOC_CONF"])
+def test_the_users_torch_settings_are_kept(name: str) -> None:
+    found = caps({"torch": "2.10.0"}, **SLICE, environment={name: "expandable_segments:True"})
+    assert found == {name: f"expandable_segments:True,per_process_memory_fraction:{FRACTION}"}
+
+
+@pytest.mark.parametrize("name", [TORCH, "PYTORCH_ALLOC_CONF"])
+def test_the_users_own_fraction_is_not_overridden(name: str) -> None:
+    theirs = {name: "per_process_memory_fraction:0.5"}
+    assert caps({"torch": "2.10.0"}, **SLICE, environment=theirs) == {}
+
+
+def test_jax_is_capped_and_does_not_preallocate() -> None:
+    assert caps({"jax": "0.10.2"}, **SLICE, environment={}) == {
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": FRACTION,
+    }
+
+
+@pytest.mark.parametrize("name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
+def test_jax_never_gets_both_fractions(name: str) -> None:
+    found = caps({"jax": "0.10.2"}, **SLICE, environment={name: ".5"})
+    assert found == {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+
+def test_tensorflow_grows_and_cupy_counts_bytes() -> None:
+    assert caps({"tensorflow": "2.17.0", "cupy": "13.3.0"}, **SLICE, environment={}) == {
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        "CUPY_GPU_MEMORY_LIMIT": str(355 * 2**20),
+    }
+
+
+def test_a_whole_device_and_an_empty_environment_get_no_caps() -> None:
+    whole = {"memory_mib": 32768, "device_memory_mib": 32768}
+    assert caps({"torch": "2.10.0", "jax": "0.4.30"}, **whole, environment={}) == {}
+    assert caps({}, **SLICE, environment={}) == {}
+
+
+def test_fifty_caps_and_their_contexts_fit_the_device() -> None:
+    found = caps({"torch": "2.10.0"}, **SLICE, environment={})[TORCH]
+    usable = float(found.rpartition(":")[2]) * 32768
+    assert usable > 350
+    assert 50 * (usable + framework_caps.CONTEXT_MIB) <= 32768
+
+
+def test_the_words_name_what_is_limited() -> None:
+    versions = {"torch": "2.10.0", "jax": "0.4.30", "tensorflow": "2.17.0"}
+    assert limit_words(caps(versions, **SLICE, environment={})) == "framework caps: torch, jax"
+    assert limit_words(caps({"tensorflow": "2.17.0"}, **SLICE, environment={})) == ""

@@ -1,0 +1,56 @@
+"""The names that other people's code may import: removing one is a breaking change."""
+
+from types import ModuleType
+
+import gpu_pool_client
+
+PUBLIC = [
+    "ACCEPTED",
+    "SIMULATED",
+    "WHOLE",
+    "BadRequest",
+    "Device",
+    "DeviceStatus",
+    "EndReason",
+    "Enforcement",
+    "Filters",
+    "GpuPoolError",
+    "Holder",
+    "Lease",
+    "LeaseGone",
+    "LeaseState",
+    "Limit",
+    "NeverFits",
+    "NotAllowed",
+    "OverQuota",
+    "Pool",
+    "PoolStatus",
+    "PoolUnreachable",
+    "Process",
+    "Slice",
+    "SliceRequest",
+    "Strength",
+    "TimedOut",
+    "connect",
+    "format_memory",
+    "format_share",
+    "parse_request",
+]
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(gpu_pool_client.__all__) == sorted(PUBLIC)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in PUBLIC:
+        assert getattr(gpu_pool_client, name) is not None
+
+
+def test_nothing_else_looks_public() -> None:
+    found = {
+        name
+        for name, value in vars(gpu_pool_client).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert found == set(PUBLIC)

@@ -1,0 +1,50 @@
+"""A stand-in for the NVIDIA driver's library, for tests on machines without a GPU.
+
+The real nvidia-ml-py loads it in a subprocess and is answered from a scenario,
+the text that ``stub.c`` describes at its top.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_SOURCE = Path(__file__).with_name("stub.c")
+
+
+def build(folder: Path, *absent: str) -> Path:
+    """Build the library into ``folder`` without the functions named in ``absent``; return ``folder``."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc or gcc) to build the NVML stub with")
+    flags = ["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]
+    renamed = [f"-D{function}=absent_{number}" for number, function in enumerate(absent)]
+    library = folder / "libnvidia-ml.so.1"
+    subprocess.run([compiler, *flags, *renamed, "-o", library, _SOURCE], check=True)
+    return folder
+
+
+def run(folder: Path, scenario: str, code: str, **environ: str) -> bytes:
+    """Run Python ``code`` in a process whose NVML is the one in ``folder``; return what it printed.
+
+    Anything on its standard error, such as the stub's complaint about a
+    missing shutdown, fails the test.
+    """
+    told = folder / "scenario.txt"
+    told.write_text(scenario)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GPU_POOL_")}
+    stub = {"LD_LIBRARY_PATH": str(folder), "NVML_STUB_SCENARIO": str(told)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**inherited, **stub, **environ},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    complaints = done.stderr.decode()
+    assert not complaints, complaints
+    assert done.returncode == 0
+    return done.stdout

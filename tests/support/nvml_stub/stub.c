@@ -1,0 +1,262 @@
+/* A stand-in for libnvidia-ml.so.1 that answers from a text file.
+ *
+ * The file is named by the environment variable NVML_STUB_SCENARIO. A line is a
+ * word and its values; lines from `gpu` or `instance` on describe that device:
+ *
+ *   driver 550.54.14
+ *   gpu GPU-1 Tesla V100-SXM2-32GB      uuid, then the name to the end of the line
+ *   memory 32768 258                    MiB in all; MiB kept by the driver
+ *   bus 3b                              PCI bus (hexadecimal); domain and slot are 0
+ *   nodes 2                             NUMA nodes beside it: a set of bits (hexadecimal)
+ *   link 0 gpu 5e                       NVLink 0 is active and ends at that bus,
+ *   link 1 switch c4                    or at that switch
+ *   mig 7                               MIG mode is on, for at most 7 instances; 0 is off
+ *   instance MIG-1 A100 MIG 1g.5gb      an instance of the last gpu: uuid, name
+ *   fail nvmlDeviceGetName 15           that query of that device returns that code
+ *   fail * 15                           every query of it does
+ *
+ * A `fail` before the first gpu is for the queries of the library itself. What a
+ * device does not say is not supported, as on real cards. Building with
+ * -DnvmlX=absent gives a library without nvmlX, as older drivers have.
+ *
+ * At exit it complains on stderr if it was initialised and not shut down.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6 };
+enum { TO_GPU = 0, TO_SWITCH = 2 };
+enum { DEVICES = 128, LINKS = 36, FAILURES = 16 };
+
+struct device {
+    struct device *gpu; /* of a MIG instance; NULL for a GPU */
+    char uuid[96], name[96];
+    unsigned long long memory, reserved; /* MiB; memory 0 is not told */
+    unsigned bus, knows_mig, mig;
+    unsigned long long nodes;
+    struct { int active, kind; unsigned bus; } links[LINKS];
+    struct { char query[64]; int code; } failures[FAILURES];
+    int failing;
+};
+
+static struct device library, devices[DEVICES];
+static int count, users;
+static char driver[80];
+
+static void bad(const char *line) {
+    fprintf(stderr, "nvml stub: bad line in the scenario: %s\n", line);
+    exit(70);
+}
+
+static struct device *add(struct device *gpu, const char *text) {
+    struct device *device = &devices[count++];
+    if (count > DEVICES || sscanf(text, "%95s %95[^\n]", device->uuid, device->name) != 2) bad(text);
+    device->gpu = gpu;
+    return device;
+}
+
+static void read_link(struct device *device, const char *line) {
+    unsigned link, bus;
+    char kind[8];
+    if (sscanf(line, "link %u %7s %x", &link, kind, &bus) != 3 || link >= LINKS) bad(line);
+    device->links[link].active = 1;
+    device->links[link].kind = strcmp(kind, "switch") ? TO_GPU : TO_SWITCH;
+    device->links[link].bus = bus;
+}
+
+static void read_failure(struct device *device, const char *line) {
+    if (device->failing == FAILURES) bad(line);
+    int place = device->failing++;
+    if (sscanf(line, "fail %63s %d", device->failures[place].query, &device->failures[place].code) != 2) bad(line);
+}
+
+static void read_scenario(void) {
+    const char *path = getenv("NVML_STUB_SCENARIO");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    if (!file) bad("NVML_STUB_SCENARIO names no readable file");
+    struct device *gpu = NULL, *device = &library;
+    char line[256];
+    while (fgets(line, sizeof line, file)) {
+        if (line[0] == '\n' || line[0] == '#') continue;
+        if (!strncmp(line, "gpu ", 4)) device = gpu = add(NULL, line + 4);
+        else if (!strncmp(line, "instance ", 9)) device = add(gpu, line + 9);
+        else if (!strncmp(line, "link ", 5)) read_link(device, line);
+        else if (!strncmp(line, "fail ", 5)) read_failure(device, line);
+        else if (sscanf(line, "driver %79s", driver) == 1) continue;
+        else if (sscanf(line, "memory %llu %llu", &device->memory, &device->reserved) == 2) continue;
+        else if (sscanf(line, "bus %x", &device->bus) == 1) continue;
+        else if (sscanf(line, "nodes %llx", &device->nodes) == 1) continue;
+        else if (sscanf(line, "mig %u", &device->mig) == 1) device->knows_mig = 1;
+        else bad(line);
+    }
+    fclose(file);
+}
+
+__attribute__((constructor)) static void begin(void) { read_scenario(); }
+
+__attribute__((destructor)) static void end(void) {
+    if (users) fprintf(stderr, "nvml stub: initialised %d times more often than shut down\n", users);
+}
+
+/* What the scenario makes this query of this device return, if it does not succeed. */
+static int failure(const struct device *device, const char *query) {
+    for (int i = 0; i < device->failing; i++)
+        if (!strcmp(device->failures[i].query, "*") || !strcmp(device->failures[i].query, query))
+            return device->failures[i].code;
+    return SUCCESS;
+}
+
+/* The first line of every query: the library is in use, and this query is not made to fail. */
+#define QUERY(device)                                   \
+    do {                                                \
+        if (!users) return UNINITIALIZED;               \
+        int code = failure(device, __func__);           \
+        if (code) return code;                          \
+    } while (0)
+
+static int copy(char *to, unsigned size, const char *text) {
+    snprintf(to, size, "%s", text);
+    return SUCCESS;
+}
+
+/* The n-th GPU (gpu is NULL), or the n-th instance of a GPU. */
+static struct device *nth(const struct device *gpu, unsigned n) {
+    for (int i = 0; i < count; i++)
+        if (devices[i].gpu == gpu && n-- == 0) return &devices[i];
+    return NULL;
+}
+
+/* ---- The library ---- */
+
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    int code = failure(&library, __func__);
+    if (!code) users++;
+    return code;
+}
+
+int nvmlShutdown(void) {
+    QUERY(&library);
+    users--;
+    return SUCCESS;
+}
+
+const char *nvmlErrorString(int code) {
+    (void)code;
+    return "an error the stub was told to make";
+}
+
+int nvmlSystemGetDriverVersion(char *version, unsigned size) {
+    QUERY(&library);
+    return copy(version, size, driver);
+}
+
+int nvmlDeviceGetCount_v2(unsigned *number) {
+    QUERY(&library);
+    for (*number = 0; nth(NULL, *number); ++*number) {}
+    return SUCCESS;
+}
+
+/* ---- Devices ---- */
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **device) {
+    QUERY(&library);
+    *device = nth(NULL, index);
+    return *device ? failure(*device, __func__) : INVALID_ARGUMENT;
+}
+
+int nvmlDeviceGetUUID(struct device *device, char *uuid, unsigned size) {
+    QUERY(device);
+    return copy(uuid, size, device->uuid);
+}
+
+int nvmlDeviceGetName(struct device *device, char *name, unsigned size) {
+    QUERY(device);
+    return copy(name, size, device->name);
+}
+
+struct memory { unsigned long long total, free, used; };
+
+int nvmlDeviceGetMemoryInfo(struct device *device, struct memory *memory) {
+    QUERY(device);
+    if (!device->memory) return NOT_SUPPORTED;
+    *memory = (struct memory){device->memory << 20, (device->memory - device->reserved) << 20, device->reserved << 20};
+    return SUCCESS;
+}
+
+struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
+
+int nvmlDeviceGetMemoryInfo_v2(struct device *device, struct memory_v2 *memory) {
+    QUERY(device);
+    if (!device->memory) return NOT_SUPPORTED;
+    memory->total = device->memory << 20;
+    memory->reserved = device->reserved << 20;
+    memory->free = memory->total - memory->reserved;
+    memory->used = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryAffinity(struct device *device, unsigned words, unsigned long *set, int scope) {
+    QUERY(device);
+    (void)scope;
+    if (!device->nodes) return NOT_SUPPORTED;
+    memset(set, 0, words * sizeof *set);
+    set[0] = device->nodes;
+    return SUCCESS;
+}
+
+/* ---- MIG ---- */
+
+int nvmlDeviceGetMigMode(struct device *device, unsigned *current, unsigned *pending) {
+    QUERY(device);
+    *current = *pending = device->mig > 0;
+    return device->knows_mig ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(struct device *device, unsigned *most) {
+    QUERY(device);
+    *most = device->mig;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(struct device *device, unsigned index, struct device **instance) {
+    QUERY(device);
+    *instance = nth(device, index);
+    return *instance ? failure(*instance, __func__) : NOT_FOUND;
+}
+
+/* ---- PCI and NVLink ---- */
+
+struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char text[32]; };
+
+static int place(struct pci *pci, unsigned bus) {
+    memset(pci, 0, sizeof *pci);
+    pci->bus = bus;
+    snprintf(pci->legacy, sizeof pci->legacy, "0000:%02X:00.0", bus);
+    snprintf(pci->text, sizeof pci->text, "00000000:%02X:00.0", bus);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPciInfo_v3(struct device *device, struct pci *pci) {
+    QUERY(device);
+    return place(pci, device->bus);
+}
+
+int nvmlDeviceGetNvLinkState(struct device *device, unsigned link, unsigned *active) {
+    QUERY(device);
+    if (link >= LINKS) return INVALID_ARGUMENT;
+    *active = device->links[link].active;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(struct device *device, unsigned link, struct pci *pci) {
+    QUERY(device);
+    return place(pci, device->links[link].bus);
+}
+
+int nvmlDeviceGetNvLinkRemoteDeviceType(struct device *device, unsigned link, unsigned *kind) {
+    QUERY(device);
+    *kind = device->links[link].kind;
+    return SUCCESS;
+}
