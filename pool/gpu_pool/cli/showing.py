@@ -67,8 +67,8 @@ def status(session: Session, watch: bool) -> int:
 def smi(session: Session) -> int:
     """Show my slice, and the memory used of it.
 
-    Also what is enforced, and how long it has been held. "My" slices are those of this shell, or of the kernel or command that this
-    runs in.
+    Also what is enforced, and how long it has been held. "My" slices are
+    those of this shell, or of the kernel or command that this runs in.
     """
     status = complete(_status(session))
     held = [lease for lease in status.leases if lease.state is LeaseState.HELD]

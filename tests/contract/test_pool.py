@@ -1,0 +1,298 @@
+"""What every pool promises, whatever is behind its URL."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import pytest
+
+from gpu_pool_client import (
+    BadRequest,
+    EndReason,
+    Holder,
+    LeaseGone,
+    LeaseState,
+    NeverFits,
+    Pool,
+    Process,
+    TimedOut,
+    parse_request,
+)
+from support.pools import ME, identity, running, take, until
+
+HALF = parse_request("50%")
+
+
+def key() -> str:
+    return uuid.uuid4().hex
+
+
+async def held_milli(pool: Pool) -> int:
+    return sum(device.held_milli for device in (await pool.status()).devices)
+
+
+async def test_a_free_slice_is_granted_at_once(pool: Pool) -> None:
+    lease = await pool.request(parse_request("2%"), ME, key())
+    assert lease.state is LeaseState.HELD
+    assert [(part.milli, part.memory_mib) for part in lease.slices] == [(20, 655)]
+    assert lease.environment["CUDA_VISIBLE_DEVICES"] == "SIM-V100"
+    assert lease.environment["GPU_POOL_SIMULATED"] == "1"
+
+
+async def test_fifty_times_two_percent_is_exactly_one_gpu(pool: Pool) -> None:
+    leases = [await pool.request(parse_request("2%"), ME, key()) for _ in range(50)]
+    assert {lease.state for lease in leases} == {LeaseState.HELD}
+    assert await held_milli(pool) == 1000
+    assert (await pool.request(parse_request("2%"), ME, key())).state is LeaseState.WAITING
+
+
+async def test_the_same_key_is_the_same_request(pool: Pool) -> None:
+    mine = key()
+    first = await pool.request(HALF, ME, mine)
+    assert (await pool.request(HALF, ME, mine)).id == first.id
+    await pool.release(first.id)
+    again = await pool.request(HALF, ME, mine)
+    assert (again.id, again.state, again.end_reason) == (first.id, LeaseState.ENDED, EndReason.RELEASED)
+    assert await held_milli(pool) == 0
+
+
+@pytest.mark.parametrize("bad", ["", "x" * 129, "two words", "tab\t", "ü"])
+async def test_a_key_is_short_printable_ascii(pool: Pool, bad: str) -> None:
+    with pytest.raises(BadRequest, match="128 printable ASCII"):
+        await pool.request(HALF, ME, bad)
+
+
+async def test_what_can_never_fit_is_refused_at_once_with_the_largest_that_would(pool: Pool) -> None:
+    with pytest.raises(NeverFits, match="Ask for at most 32GiB"):
+        await pool.request(parse_request("33GiB"), ME, key())
+    with pytest.raises(NeverFits, match="is 163 MiB. CUDA itself takes about 350 MiB"):
+        await pool.request(parse_request("0.5%"), ME, key())
+    assert (await pool.status()).line == ()
+
+
+async def test_the_line_is_first_come_first_served(pool: Pool) -> None:
+    first = await take(pool, "1", key())
+    waiting = [await take(pool, "50%", key()) for _ in range(4)]
+    assert [(await pool.lease(each)).place for each in waiting] == [1, 2, 3, 4]
+    await pool.release(first)
+    states = [(await pool.lease(each)).state for each in waiting]
+    assert states == [LeaseState.HELD] * 2 + [LeaseState.WAITING] * 2
+    assert (await pool.lease(waiting[2])).place == 1
+
+
+async def test_a_small_request_does_not_overtake_a_large_one(pool: Pool) -> None:
+    await take(pool, "50%", key())
+    whole = await take(pool, "1", key())
+    small = await take(pool, "2%", key())
+    assert (await pool.lease(whole)).place == 1
+    assert (await pool.lease(small)).place == 2
+
+
+async def test_wait_returns_when_the_turn_has_come(pool: Pool) -> None:
+    first = await take(pool, "1", key())
+    second = await take(pool, "1", key())
+    waiting = asyncio.create_task(pool.wait(second))
+    await pool.release(first)
+    assert (await waiting).state is LeaseState.HELD
+
+
+async def test_wait_keeps_the_place_in_line_after_a_timeout(pool: Pool) -> None:
+    await take(pool, "1", key())
+    second = await take(pool, "2%", key())
+    with pytest.raises(TimedOut, match="No GPU slice of 2% is free now") as caught:
+        await pool.wait(second, 0)
+    assert caught.value.largest_now is None
+    assert (await pool.lease(second)).place == 1
+
+
+async def test_the_shortage_names_what_is_free(pool: Pool) -> None:
+    await take(pool, "70%", key())
+    second = await take(pool, "50%", key())
+    with pytest.raises(TimedOut, match="up to 30% of one GPU") as caught:
+        await pool.wait(second, 0)
+    assert caught.value.largest_now == "30%"
+
+
+async def test_cancelling_a_wait_withdraws(pool: Pool) -> None:
+    await take(pool, "1", key())
+    second = await take(pool, "1", key())
+    waiting = asyncio.create_task(pool.wait(second))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (await pool.lease(second)).end_reason is EndReason.WITHDRAWN
+
+
+async def test_acquire_leaves_nothing_behind_when_time_is_up(pool: Pool) -> None:
+    await take(pool, "1", key())
+    mine = key()
+    with pytest.raises(TimedOut):
+        await pool.acquire(HALF, ME, mine, timeout=0)
+    assert (await pool.request(HALF, ME, mine)).end_reason is EndReason.WITHDRAWN
+    assert (await pool.status()).line == ()
+
+
+async def test_acquire_leaves_nothing_behind_when_it_is_cancelled(pool: Pool) -> None:
+    await take(pool, "1", key())
+    for patience in range(5):
+        asking = asyncio.create_task(pool.acquire(HALF, ME, key()))
+        for _ in range(patience * 3):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    assert (await pool.status()).line == ()
+
+
+async def test_release_may_be_repeated_and_is_silent_about_the_unknown(pool: Pool) -> None:
+    lease = await take(pool, "50%", key())
+    await pool.release(lease)
+    await pool.release(lease, EndReason.REVOKED)
+    await pool.release("1-00000000")
+    await pool.release("../../etc/passwd")
+    assert (await pool.lease(lease)).end_reason is EndReason.RELEASED
+    assert await held_milli(pool) == 0
+
+
+async def test_an_ended_or_unknown_lease_is_gone(pool: Pool) -> None:
+    lease = await take(pool, "50%", key())
+    await pool.release(lease)
+    for change in (pool.renew(lease), pool.park(lease), pool.resume(lease), pool.wait(lease)):
+        with pytest.raises(LeaseGone, match="released") as caught:
+            await change
+        assert caught.value.reason == "released"
+    with pytest.raises(LeaseGone, match="no lease 'nonsense'"):
+        await pool.attach("nonsense", Process.current())
+
+
+async def test_the_attached_process_keeps_the_lease(pool: Pool) -> None:
+    with running() as kernel:
+        lease = await take(pool, "1", key())
+        await pool.attach(lease, identity(kernel))
+        second = await take(pool, "1", key())
+        kernel.kill()
+        kernel.wait()
+        assert (await pool.wait(second, 20)).state is LeaseState.HELD
+    assert (await pool.lease(lease)).end_reason is EndReason.PROCESS_GONE
+
+
+async def test_a_killed_but_unreaped_process_counts_as_gone(pool: Pool) -> None:
+    with running() as kernel:
+        lease = await take(pool, "1", key())
+        seen = identity(kernel)
+        await pool.attach(lease, seen)
+        kernel.kill()
+        await until(lambda: not seen.is_alive())
+        assert (await pool.status()).leases == ()
+
+
+async def test_attaching_while_waiting_is_legal(pool: Pool) -> None:
+    with running() as kernel:
+        await take(pool, "1", key())
+        second = await take(pool, "1", key())
+        lease = await pool.attach(second, identity(kernel))
+        assert (lease.state, lease.place) == (LeaseState.WAITING, 1)
+        kernel.kill()
+        kernel.wait()
+        assert (await pool.status()).line == ()
+
+
+async def test_the_requesters_death_ends_what_nothing_was_attached_to(pool: Pool) -> None:
+    with running() as server:
+        holder = Holder("ada", process=identity(server))
+        await take(pool, "50%", key(), holder)
+        await take(pool, "1", key(), holder)
+        server.kill()
+        server.wait()
+        status = await pool.status()
+    assert (status.leases, status.line) == ((), ())
+
+
+async def test_the_kernel_outlives_the_requester(pool: Pool) -> None:
+    with running() as server, running() as kernel:
+        lease = await take(pool, "50%", key(), Holder("ada", process=identity(server)))
+        await pool.attach(lease, identity(kernel), grace=60)
+        server.kill()
+        server.wait()
+        assert [each.id for each in (await pool.status()).leases] == [lease]
+        kernel.kill()
+        kernel.wait()
+        assert (await pool.status()).leases == ()
+
+
+async def test_grace_lets_the_holder_bring_another_process(pool: Pool) -> None:
+    with running() as first, running() as second:
+        lease = await take(pool, "50%", key())
+        await pool.attach(lease, identity(first), grace=60)
+        first.kill()
+        first.wait()
+        assert [each.id for each in (await pool.status()).leases] == [lease]
+        await pool.attach(lease, identity(second), grace=60)
+        assert (await pool.status()).leases[0].process == identity(second)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda pool, lease: pool.attach(lease, Process.current(), ready_within=0), EndReason.NOT_READY),
+        (lambda pool, lease: pool.renew(lease, 0), EndReason.EXPIRED),
+    ],
+)
+async def test_a_deadline_that_passes_ends_the_lease(pool: Pool, change, reason) -> None:  # type: ignore[no-untyped-def]
+    lease = await take(pool, "50%", key())
+    await change(pool, lease)
+    assert (await pool.status()).leases == ()
+    assert (await pool.lease(lease)).end_reason is reason
+
+
+async def test_renewing_lifts_the_deadline(pool: Pool) -> None:
+    lease = await take(pool, "50%", key())
+    await pool.attach(lease, Process.current(), ready_within=0)
+    await pool.renew(lease)
+    assert [each.id for each in (await pool.status()).leases] == [lease]
+
+
+async def test_a_parked_lease_gives_its_slice_away_and_returns_to_its_device(pool: Pool) -> None:
+    first = await take(pool, "1", key())
+    second = await take(pool, "1", key())
+    assert (await pool.park(first)).slices == ()
+    assert (await pool.lease(second)).state is LeaseState.HELD
+    assert (await pool.resume(first)).place == 1
+    await pool.release(second)
+    lease = await pool.lease(first)
+    assert (lease.state, lease.slices[0].device.uuid) == (LeaseState.HELD, "SIM-V100")
+    assert await held_milli(pool) == 1000
+
+
+async def test_a_waiting_lease_cannot_be_parked(pool: Pool) -> None:
+    await take(pool, "1", key())
+    second = await take(pool, "1", key())
+    with pytest.raises(BadRequest, match="holds nothing to park"):
+        await pool.park(second)
+
+
+async def test_watch_tells_every_change_and_ends_with_the_lease(pool: Pool) -> None:
+    first, second, third = [await take(pool, "1", key()) for _ in range(3)]
+    seen: list[tuple[str, int | None]] = []
+    follow: dict[tuple[str, int | None], str] = {
+        ("waiting", 2): first,
+        ("waiting", 1): second,
+        ("held", None): third,
+    }
+    async for lease in pool.watch(third):
+        seen.append((lease.state.value, lease.place))
+        if seen[-1] in follow:
+            await pool.release(follow.pop(seen[-1]))
+    assert seen == [("waiting", 2), ("waiting", 1), ("held", None), ("ended", None)]
+
+
+async def test_status_is_one_snapshot(pool: Pool) -> None:
+    held = await take(pool, "70%", key(), Holder("ada", "cs101", "Python 3 (GPU 70%)"))
+    waiting = await take(pool, "50%", key())
+    status = await pool.status()
+    assert [lease.id for lease in status.leases] == [held]
+    assert [(lease.id, lease.place) for lease in status.line] == [(waiting, 1)]
+    assert (status.leases[0].holder.course, status.leases[0].holder.kernel) == ("cs101", "Python 3 (GPU 70%)")
+    assert (status.devices[0].free_milli, status.devices[0].free_memory_mib) == (300, 32768 - 22937)
+    assert status.simulated

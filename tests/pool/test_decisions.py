@@ -1,0 +1,197 @@
+"""Placement, admission and the line: pure functions, tested as such."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_pool import admission, placement, queueing
+from gpu_pool.queueing import Waiter
+from gpu_pool.settings import Rules
+from gpu_pool_client import (
+    Device,
+    DeviceStatus,
+    NeverFits,
+    NotAllowed,
+    SliceRequest,
+    format_share,
+    parse_request,
+)
+from support.pools import device
+
+RULES = Rules()
+V100 = [device(index) for index in range(4)]
+
+
+def status(of: Device, milli: int = 0, memory_mib: int | None = None, total: int = 1000) -> DeviceStatus:
+    memory = of.memory_mib * milli // 1000 if memory_mib is None else memory_mib
+    return DeviceStatus(of, milli, memory, 0, 1 if milli else 0, total)
+
+
+def chosen(text: str, statuses: Sequence[DeviceStatus], rules: Rules = RULES) -> list[int] | None:
+    parts = placement.place(parse_request(text), statuses, rules)
+    return None if parts is None else [part.device.index for part in parts]
+
+
+def test_the_lowest_index_that_fits_is_taken_so_that_whole_gpus_stay_free() -> None:
+    assert chosen("2%", [status(V100[0], 500), status(V100[1]), status(V100[2])]) == [0]
+    assert chosen("60%", [status(V100[0], 500), status(V100[1]), status(V100[2])]) == [1]
+    assert chosen("60%", [status(V100[0], 500)]) is None
+
+
+def test_a_memory_request_is_charged_compute_in_proportion_rounded_up() -> None:
+    part = placement.cut(parse_request("655MiB"), V100[0], RULES)
+    assert (part.milli, part.memory_mib) == (20, 655)
+    part = placement.cut(parse_request("656MiB"), V100[0], RULES)
+    assert (part.milli, part.memory_mib) == (21, 656)
+
+
+@pytest.mark.parametrize(
+    ("text", "indexes"),
+    [
+        ("2% model=a100", [1]),
+        ("2% model=Tesla-V100", None),
+        ("2% memory>=40GiB", [1]),
+        ("2% driver>=560", [1]),
+        ("2% driver>=550.54", [0]),
+        ("2% index=1", [1]),
+        ("2% index=7", None),
+    ],
+)
+def test_filters(text: str, indexes: list[int] | None) -> None:
+    devices = [device(0, driver="550.54.14"), device(1, "A100-SXM4-40GB", 40960, driver="565.1")]
+    assert chosen(text, [status(each) for each in devices]) == indexes
+
+
+def test_spaces_in_a_model_are_written_as_dashes() -> None:
+    assert placement.accepts(parse_request("2% model=rtx-a6000").filters, device(0, "NVIDIA RTX A6000"))
+
+
+def test_several_devices_prefer_nvlink_then_numa_then_the_lowest_index() -> None:
+    linked = [
+        device(0, numa_node=0),
+        device(1, numa_node=1, nvlink=("SIM-V100-SXM2-32GB-3",)),
+        device(2, numa_node=0),
+        device(3, numa_node=1, nvlink=("SIM-V100-SXM2-32GB-1",)),
+    ]
+    assert chosen("2", [status(each) for each in linked]) == [1, 3]
+    assert chosen("2", [status(each) for each in linked if each.index != 3]) == [0, 2]
+    assert chosen("2", [status(each) for each in V100]) == [0, 1]
+    assert chosen("5", [status(each) for each in V100]) is None
+
+
+def test_compute_may_be_granted_twice_over_and_memory_never() -> None:
+    double = Rules(device_milli=2000)
+    assert chosen("10%", [status(V100[0], 1000, 16000, total=2000)], double) == [0]
+    assert chosen("10%", [status(V100[0], 1000, 32000, total=2000)], double) is None
+
+
+def test_context_slots_are_a_third_resource() -> None:
+    counted = device(0, contexts=48)
+    full = DeviceStatus(counted, 480, 15000, 47, 24)
+    assert chosen("2%", [full]) is None
+    assert chosen("2%", [DeviceStatus(counted, 480, 15000, 46, 23)]) == [0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("40GiB", "the largest GPU here, V100-SXM2-32GB (simulated), has 32GiB. Ask for at most 32GiB."),
+        ("9", "that is 9 GPUs; 4 here could take part"),
+        ("2% model=H100", "no GPU here is like that. There is: 0: V100-SXM2-32GB (simulated), 32GiB, 1:"),
+        ("1%", "is 327 MiB. CUDA itself takes about 350 MiB before the first tensor"),
+        ("1%", "Ask for at least 1.1% here."),
+        ("100MiB", "is 100 MiB. CUDA itself takes about 350 MiB"),
+    ],
+)
+def test_what_can_never_fit_is_refused_with_the_arithmetic(text: str, words: str) -> None:
+    with pytest.raises(NeverFits) as caught:
+        admission.check(parse_request(text), V100, RULES)
+    assert words in str(caught.value)
+
+
+def test_a_pool_without_devices_says_how_to_get_one() -> None:
+    with pytest.raises(NeverFits, match='this pool has no GPU.*gpu-pool doctor.*GPU_POOL_DEVICES="V100'):
+        admission.check(parse_request("2%"), [], RULES)
+
+
+@pytest.mark.parametrize(
+    ("text", "rules", "words"),
+    [
+        ("51%", Rules(max_milli=500), "largest share this pool gives to one lease is 50%"),
+        ("2GiB", Rules(max_memory_mib=1024), "most memory this pool gives to one lease is 1GiB"),
+        ("2x10%", Rules(max_devices=1), "at most 1 to one lease"),
+    ],
+)
+def test_what_the_rules_forbid_is_not_allowed(text: str, rules: Rules, words: str) -> None:
+    with pytest.raises(NotAllowed, match=words):
+        admission.check_rules(parse_request(text), rules)
+
+
+def test_nobody_overtakes_but_where_no_earlier_waiter_could_go() -> None:
+    a100 = device(4, "A100-SXM4-40GB", 40960)
+    statuses = [status(V100[0], 600), status(a100, 600)]
+    line = [
+        Waiter(1, parse_request("50% model=V100")),
+        Waiter(2, parse_request("2% model=V100")),
+        Waiter(3, parse_request("30%")),
+        Waiter(4, parse_request("10%")),
+        Waiter(5, parse_request("2%")),
+    ]
+    granted = [
+        (waiter.number, parts[0].device.index) for waiter, parts in queueing.grants(line, statuses, RULES)
+    ]
+    assert granted == [(3, 4), (4, 4)]
+
+
+def test_a_parked_lease_waits_for_its_own_device_only() -> None:
+    statuses = [status(V100[0], 1000), status(V100[1])]
+    line = [
+        Waiter(1, parse_request("50%"), frozenset([V100[0].uuid])),
+        Waiter(2, parse_request("50%")),
+    ]
+    granted = [
+        (waiter.number, parts[0].device.index) for waiter, parts in queueing.grants(line, statuses, RULES)
+    ]
+    assert granted == [(2, 1)]
+
+
+requests = st.one_of(
+    st.builds(SliceRequest, count=st.integers(1, 3), milli=st.integers(11, 1000)),
+    st.builds(SliceRequest, memory_mib=st.integers(350, 33000)),
+)
+pools = st.lists(st.integers(0, 1000), min_size=1, max_size=4).map(
+    lambda held: [status(V100[index], milli) for index, milli in enumerate(held)]
+)
+
+
+@given(st.lists(requests, max_size=30), pools)
+def test_nothing_is_ever_granted_twice(line: list[SliceRequest], statuses: list[DeviceStatus]) -> None:
+    waiters = [Waiter(number, request) for number, request in enumerate(line)]
+    for _, parts in queueing.grants(waiters, statuses, RULES):
+        statuses = placement.deduct(statuses, parts)
+    for each in statuses:
+        assert each.held_milli <= 1000
+        assert each.held_memory_mib <= each.device.memory_mib
+
+
+@given(st.lists(requests, min_size=1, max_size=12), pools)
+def test_the_first_in_line_is_always_served_if_it_fits(
+    line: list[SliceRequest], statuses: list[DeviceStatus]
+) -> None:
+    granted = queueing.grants([Waiter(n, request) for n, request in enumerate(line)], statuses, RULES)
+    fits = placement.place(line[0], statuses, RULES)
+    first = next(granted, None)
+    assert (fits is not None) == (first is not None and first[0].number == 0)
+
+
+@given(pools)
+def test_the_largest_that_would_fit_fits_and_nothing_larger_does(statuses: list[DeviceStatus]) -> None:
+    milli = placement.largest(statuses, RULES)
+    if milli:
+        assert chosen(format_share(milli), statuses) is not None
+    for larger in range(milli + 1, 1001, 37):
+        assert placement.place(SliceRequest(milli=larger), statuses, RULES) is None

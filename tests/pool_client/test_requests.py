@@ -1,0 +1,120 @@
+"""The slice request parser: what it reads, what it prints, what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_pool_client import ACCEPTED, BadRequest, Filters, SliceRequest, parse_request
+
+
+@pytest.mark.parametrize(
+    ("text", "request_"),
+    [
+        ("2%", SliceRequest(milli=20)),
+        ("0.02", SliceRequest(milli=20)),
+        (".02", SliceRequest(milli=20)),
+        ("2.5%", SliceRequest(milli=25)),
+        ("0.1%", SliceRequest(milli=1)),
+        ("100%", SliceRequest(milli=1000)),
+        ("1.000", SliceRequest(milli=1000)),
+        ("4", SliceRequest(count=4, milli=1000)),
+        ("2x1", SliceRequest(count=2, milli=1000)),
+        ("2x50%", SliceRequest(count=2, milli=500)),
+        ("2X0.5", SliceRequest(count=2, milli=500)),
+        ("655MiB", SliceRequest(memory_mib=655)),
+        ("1.5GiB", SliceRequest(memory_mib=1536)),
+        ("2x1.5gib", SliceRequest(count=2, memory_mib=1536)),
+        ("0.0001MiB", SliceRequest(memory_mib=1)),
+        ("1.1GiB", SliceRequest(memory_mib=1127)),
+        (
+            " 2%  index=1,0,1 driver>=550.54 memory>=16GiB model=V100 ",
+            SliceRequest(milli=20, filters=Filters("V100", 16384, (550, 54), (0, 1))),
+        ),
+    ],
+)
+def test_it_reads(text: str, request_: SliceRequest) -> None:
+    assert parse_request(text) == request_
+
+
+NONSENSE = """0 0% 0.0 0x50% -1 -1% +1 101% 1000% 1.5 nan inf 1e9 1e-2 2%% %2 2%x2 x50% 2x 2x4 2x2x2
+    1_0 0x10 0b1 1.5GB 16G 655M 0.0001 0.05% 1.23% 0MiB 0.0GiB 1025 1025x2% 99999999999 . % MiB GiB
+    2%,3% --help ;ls $(ls) 2%;"""
+WITH_SPACES = ["", " ", "\n", "two percent", "2 %", "655 MiB", "2% 3%", "2%\0"]
+NOT_ASCII = ["\u0662%", "\uff12%", "2\u066a", "2%\u00a0", "\u00bd"]
+
+
+@pytest.mark.parametrize("text", [*NONSENSE.split(), *WITH_SPACES, *NOT_ASCII, "2%" + "0" * 300])
+def test_it_refuses_nonsense_with_a_sentence_that_lists_the_accepted_forms(text: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_request(text)
+    assert str(caught.value).endswith(ACCEPTED)
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        "model",
+        "model=",
+        "model>=V100",
+        "model=a=b",
+        "model=../x",
+        "memory=16GiB",
+        "memory>=16",
+        "memory>=16GB",
+        "driver=550",
+        "driver>=x",
+        "driver>=1.2.3.4.5",
+        "index>=0",
+        "index=",
+        "index=0,,1",
+        "index=-1",
+        "index=0 index=1",
+        "colour=red",
+        "index=" + ",".join("0" * 40),
+    ],
+)
+def test_it_refuses_filters_it_does_not_know(filters: str) -> None:
+    with pytest.raises(BadRequest, match=r"filter|write model="):
+        parse_request(f"2% {filters}")
+
+
+def test_ten_megabytes_are_refused_unread_and_not_repeated() -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_request("2% " * 3_500_000)
+    assert len(str(caught.value)) < 500
+
+
+filters = st.builds(
+    Filters,
+    model=st.none() | st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True),
+    memory_mib=st.none() | st.integers(1, 10_000_000),
+    driver=st.none() | st.lists(st.integers(0, 99999), min_size=1, max_size=4).map(tuple),
+    index=st.sets(st.integers(0, 9999), max_size=8).map(lambda found: tuple(sorted(found))),
+)
+requests = st.builds(
+    SliceRequest, count=st.integers(1, 1024), milli=st.integers(1, 1000), filters=filters
+) | st.builds(
+    SliceRequest, count=st.integers(1, 1024), memory_mib=st.integers(1, 10_000_000), filters=filters
+)
+
+
+@given(requests)
+def test_what_it_prints_it_reads_back(request_: SliceRequest) -> None:
+    assert parse_request(str(request_)) == request_
+
+
+@given(st.text(max_size=300) | st.text("0123456789.%xXgGmMiIbB =><,-+e", max_size=30))
+def test_any_text_is_either_read_back_or_refused_in_words(text: str) -> None:
+    try:
+        request_ = parse_request(text)
+    except BadRequest as refusal:
+        assert ACCEPTED in str(refusal)  # noqa: PT017 - both outcomes are right
+    else:
+        assert parse_request(str(request_)) == request_
+
+
+@given(st.integers(1, 1000))
+def test_shares_are_exact(milli: int) -> None:
+    assert parse_request(f"{milli // 10}.{milli % 10}%") == parse_request(f"{milli / 1000:.3f}")

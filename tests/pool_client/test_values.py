@@ -1,0 +1,58 @@
+"""Small promises of the values and errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+import gpu_pool_client
+from gpu_pool_client import BadRequest, GpuPoolError, PoolUnreachable, Process, connect
+from gpu_pool_client.errors import MAX_MESSAGE
+
+
+def test_every_error_has_its_own_code_and_exit_status() -> None:
+    names = (getattr(gpu_pool_client, name) for name in gpu_pool_client.__all__)
+    errors = [each for each in names if isinstance(each, type) and issubclass(each, GpuPoolError)]
+    assert len(errors) == 8
+    assert len({error.code for error in errors}) == len({error.exit_code for error in errors}) == 8
+
+
+def test_an_error_is_its_message_and_its_remedy_and_never_endless() -> None:
+    error = BadRequest("That is wrong.", "Do this.")
+    assert str(error) == "That is wrong. Do this."
+    assert len(str(PoolUnreachable("x" * 10**7))) == MAX_MESSAGE
+
+
+def test_connect_names_the_urls_it_serves() -> None:
+    with pytest.raises(BadRequest, match="Accepted here: embedded:"):
+        connect("gopher://pool")
+
+
+def test_a_process_is_recognised_exactly() -> None:
+    me = Process.current()
+    assert me.is_alive() is True
+    assert replace(me, start=me.start + 1).is_alive() is False, "the pid was used again"
+    assert replace(me, boot="another").is_alive() is False, "the machine was restarted"
+    assert replace(me, namespace="pid:[1]").is_alive() is None, "not ours to judge"
+
+
+def test_a_process_that_ended_is_dead_before_it_is_reaped() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    seen = Process.of(child.pid)
+    assert seen is not None
+    assert seen.is_alive()
+    assert child.stdin is not None
+    child.stdin.close()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # now a zombie
+    assert seen.is_alive() is False
+    child.wait()
+    assert Process.of(child.pid) is None
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**31 - 1])
+def test_there_is_no_such_process(pid: int) -> None:
+    assert Process.of(pid) is None

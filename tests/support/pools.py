@@ -1,0 +1,63 @@
+"""Pools, devices and processes for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpu_pool.embedded import EmbeddedPool
+from gpu_pool.inventory import Inventory
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import Device, Holder, Pool, Process, parse_request
+
+V100 = Device("SIM-V100", 0, "V100-SXM2-32GB", 32768, driver="550.54.14", simulated=True)
+ME = Holder("ada")
+
+
+def device(index: int, model: str = "V100-SXM2-32GB", memory_mib: int = 32768, **facts: object) -> Device:
+    """Return a simulated device; equal arguments give the same device."""
+    return Device(f"SIM-{model}-{index}", index, model, memory_mib, simulated=True, **facts)  # type: ignore[arg-type]
+
+
+def embedded(path: Path, *devices: Device, **settings: float) -> EmbeddedPool:
+    """Return an embedded pool over these devices (one V100 by default)."""
+    inventory = Inventory(devices or (V100,), "test")
+    return EmbeddedPool(path, PoolSettings(**settings), lambda: inventory)
+
+
+async def take(pool: Pool, text: str, key: str, holder: Holder = ME) -> str:
+    """Ask for a slice and return the lease's id."""
+    return (await pool.request(parse_request(text), holder, key)).id
+
+
+async def until(condition: Callable[[], object], within: float = 20.0) -> None:
+    """Return as soon as the condition holds; fail if it does not in time."""
+    end = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        await asyncio.sleep(0.01)
+
+
+@contextmanager
+def running(code: str = "import sys; sys.stdin.read()") -> Iterator[subprocess.Popen[str]]:
+    """Run a Python process, by default one that lives until its standard input closes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def identity(process: subprocess.Popen[str]) -> Process:
+    """Identify a process that was just started."""
+    found = Process.of(process.pid)
+    assert found is not None
+    return found
