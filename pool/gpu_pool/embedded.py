@@ -7,10 +7,8 @@ every decision is one transaction, so none of them needs to be in charge.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -87,7 +85,7 @@ class EmbeddedPool(Pool):
                 lease = await self._do(lambda book: _after_a_look(book, lease.id))
         except asyncio.CancelledError:
             # The decision may still be made after nobody listens any more.
-            self._submit(lambda book: book.release_key(key, EndReason.WITHDRAWN))
+            self._later(lambda book: book.release_key(key, EndReason.WITHDRAWN))
             raise
         return lease
 
@@ -108,7 +106,7 @@ class EmbeddedPool(Pool):
                     raise await self._do(lambda book: book.shortage(lease_id))
                 await asyncio.sleep(_POLL)
         except asyncio.CancelledError:
-            self._submit(lambda book: book.release(lease_id, EndReason.WITHDRAWN))
+            self._later(lambda book: book.release(lease_id, EndReason.WITHDRAWN))
             raise
 
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
@@ -159,7 +157,7 @@ class EmbeddedPool(Pool):
 
     async def close(self) -> None:
         """Close the ledger once what was begun is done. Leases live on."""
-        await asyncio.wrap_future(self._worker.submit(self._close))
+        await self._worker.run(self._close, ANSWER_WITHIN + 1)
         self._worker.stop()
 
     def _close(self) -> None:
@@ -169,18 +167,16 @@ class EmbeddedPool(Pool):
 
     async def _do(self, job: Callable[[Book], T]) -> T:
         """Run a job on the ledger in the worker thread."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-        alarm = loop.call_later(ANSWER_WITHIN + 1, lambda: _settle(answer, self._stuck()))
-        future = self._submit(job)
-        # A plain callback: wrapping futures costs more than the decision itself.
-        future.add_done_callback(lambda done: _tell(loop, answer, done))
         try:
-            return await answer
-        finally:
-            alarm.cancel()
+            return await self._worker.run(self._task(job), ANSWER_WITHIN + 1)
+        except TimeoutError as error:
+            raise self._stuck() from error
 
-    def _submit(self, job: Callable[[Book], T]) -> Future[T]:
+    def _later(self, job: Callable[[Book], object]) -> None:
+        """Run a job after those already queued; nobody waits for it."""
+        self._worker.submit(self._task(job))
+
+    def _task(self, job: Callable[[Book], T]) -> Callable[[], T]:
         give_up_at = time.monotonic() + ANSWER_WITHIN
 
         def run() -> T:
@@ -188,7 +184,7 @@ class EmbeddedPool(Pool):
             book.give_up_at = give_up_at
             return job(book)
 
-        return self._worker.submit(run)
+        return run
 
     def _open(self) -> Book:
         if self._opened is None:
@@ -209,21 +205,6 @@ class EmbeddedPool(Pool):
             f"The pool's ledger, {self._path}, has been locked for {ANSWER_WITHIN:.0f} seconds.{who}",
             "If that process is stopped, continue or end it.",
         )
-
-
-def _tell(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[T], done: Future[T]) -> None:
-    """Carry a result from the worker thread to the loop, if that still runs."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(_settle, answer, done.exception() or done)
-
-
-def _settle(answer: asyncio.Future[T], outcome: BaseException | Future[T]) -> None:
-    if answer.done():
-        return
-    if isinstance(outcome, BaseException):
-        answer.set_exception(outcome)
-    else:
-        answer.set_result(outcome.result())
 
 
 def _after_a_look(book: Book, lease_id: str, at_most_every: float = 0.0) -> Lease:

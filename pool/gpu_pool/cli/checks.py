@@ -128,7 +128,7 @@ async def _status(session: Session) -> PoolStatus:
 
 def _devices(status: PoolStatus) -> Iterator[Check]:
     if not status.devices:
-        yield Check("devices", "broken", "the pool has no GPU", "Find out why with: gpu-pool doctor")
+        yield Check("devices", "broken", "the pool has no GPU", "gpu-pool doctor says why, at gpus.")
         return
     labels = ", ".join(f"{each.device.index}: {safe(each.device.label)}" for each in status.devices)
     yield Check("devices", "ok", labels)

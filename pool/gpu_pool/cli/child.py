@@ -32,6 +32,9 @@ _FORWARDED: Final = (
 _FROM_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
 #: Stops that are the user's job control, in which the parent takes part.
 _JOB_STOPS: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+#: Seconds until the child is looked at although no signal came: a thread that is just
+#: ending, left over from asking the pool, may have taken it.
+_LOOK_AGAIN: Final = 1.0
 _LINUX: Final = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -143,10 +146,10 @@ class GatedCommand:
 
 
 def _next_signal(watched: set[signal.Signals]) -> tuple[int, bool]:
-    """Wait for a signal; return it and whether the kernel sent it on a terminal's behalf."""
+    """Wait for a signal; return it (0: none yet) and whether the kernel sent it, for a terminal."""
     if sys.platform == "linux":
-        found = signal.sigwaitinfo(watched)
-        return found.si_signo, found.si_code > 0
+        found = signal.sigtimedwait(watched, _LOOK_AGAIN)
+        return (found.si_signo, found.si_code > 0) if found else (0, False)
     # Elsewhere the sender is not known; these come from a terminal as a rule.
     signum = signal.sigwait(watched)
     return signum, signum in _FROM_TERMINAL
