@@ -67,9 +67,12 @@ def check_machine() -> Iterator[Check]:
     count = len(inventory.devices)
     if count:
         yield Check("gpus", "ok", f"{count} found by {inventory.source}")
-    state: State = "note" if count else "broken"
-    for problem in inventory.problems:
-        yield Check("gpus", state, problem)
+        for problem in inventory.problems:
+            yield Check("gpus", "note", problem)
+    else:
+        # The last says how to go on without a GPU.
+        *problems, way_out = inventory.problems
+        yield Check("gpus", "broken", " ".join(problems), way_out)
     smi = shutil.which("nvidia-smi")
     if smi:
         yield Check("nvidia-smi", "ok", smi)

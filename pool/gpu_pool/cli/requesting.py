@@ -43,13 +43,13 @@ _VERB = "request"
     help="The process whose end gives the slice back, by default the one that calls this command.",
 )
 @json_option
-def request(session: Session, size: str, timeout: float | None, pid: int | None) -> int:
+def request(session: Session, size: str, wait: bool, timeout: float | None, pid: int | None) -> int:
     """Take a slice for this shell, for "exec" and "shell" to use.
 
     It is back when this shell ends, or with "gpu-pool release". In a pipe or
     a $(...), name your shell with --keeper $$.
     """
-    lease = complete(_request(session, parse_request(size), _keeper(pid), timeout))
+    lease = complete(_request(session, parse_request(size), _keeper(pid), timeout if wait else 0))
     if session.as_json:
         show_json(plain_lease(lease))
     else:

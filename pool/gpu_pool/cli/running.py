@@ -37,7 +37,7 @@ class _Seconds(click.FloatRange):
 
 
 def waiting_options(function: F) -> F:
-    """Add ``--wait``, ``--no-wait`` and ``--timeout``; the last of them that is given counts."""
+    """Add ``--wait``, ``--no-wait`` and ``--timeout``."""
     for option in (
         click.option(
             "--timeout",
@@ -45,8 +45,9 @@ def waiting_options(function: F) -> F:
             metavar="SECONDS",
             help="Wait this long at most, then fail with exit status 6.",
         ),
-        click.option("--no-wait", "timeout", flag_value=0.0, type=float, help="Fail unless free at once."),
-        click.option("--wait", "timeout", flag_value=None, type=float, help="Wait in line (the default)."),
+        click.option(
+            "--wait/--no-wait", default=True, help="Wait in line (the default), or fail unless free."
+        ),
     ):
         function = option(function)
     return function
@@ -69,7 +70,14 @@ def named_lease(function: F) -> F:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @waiting_options
 @click.option("-q", "--quiet", is_flag=True, help="Do not say what was granted.")
-def run(session: Session, size: str, command: tuple[str, ...], timeout: float | None, quiet: bool) -> int:
+def run(
+    session: Session,
+    size: str,
+    command: tuple[str, ...],
+    wait: bool,
+    timeout: float | None,
+    quiet: bool,
+) -> int:
     """Take a slice, run a command on it, give the slice back.
 
     Waits in line if nothing is free; Ctrl-C gives up. The exit status is the
@@ -80,7 +88,7 @@ def run(session: Session, size: str, command: tuple[str, ...], timeout: float | 
     request = parse_request(size)
     _check_command(command[0])
     with GatedCommand(command) as child:
-        lease = complete(_take(session, request, command[0], child.process, timeout))
+        lease = complete(_take(session, request, command[0], child.process, timeout if wait else 0))
         try:
             if not quiet:
                 note(f"running on {granted(lease)}")

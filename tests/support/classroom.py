@@ -1,0 +1,117 @@
+"""A classroom per test: its own Jupyter folders, kernelspecs, and a simulated pool of one GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.manager import AsyncKernelManager
+from traitlets.config import Config
+
+from gpu_pool_client import Lease, Pool, parse_request
+from gpu_pool_client.values import Holder
+from gpu_pool_provisioner import pools
+
+IPYKERNEL = (sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}")
+#: A kernel that never answers.
+SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
+
+Managers = Callable[..., AsyncKernelManager]
+
+
+@dataclass
+class Classroom:
+    folder: Path
+    url: str
+
+    @property
+    def pool(self) -> Pool:
+        return pools.shared_pool(self.url)
+
+    def install(self, name: str, size: str = "2%", argv: Sequence[str] = IPYKERNEL, **config: Any) -> str:
+        """Write a kernelspec whose kernels get a slice, and return its name; ``name`` is what people read."""
+        language, environment = config.pop("language", "python"), config.pop("env", {})
+        stanza = {"provisioner_name": "gpu-pool", "config": {"slice": size, **config}}
+        spec = {
+            "argv": list(argv),
+            "display_name": name,
+            "language": language,
+            "env": environment,
+            "metadata": {"kernel_provisioner": stanza},
+        }
+        folder = self.folder / "data" / "kernels" / name.lower().translate({ord(" "): "-", ord("%"): None})
+        folder.mkdir(parents=True)
+        (folder / "kernel.json").write_text(json.dumps(spec))
+        return folder.name
+
+    async def leases(self) -> tuple[Lease, ...]:
+        return (await self.pool.status()).leases
+
+    async def only_lease(self) -> Lease:
+        (lease,) = await self.leases()
+        return lease
+
+    async def fill(self, size: str) -> Lease:
+        """Hold a slice in the name of this test's process."""
+        return await self.pool.request(
+            parse_request(size), Holder("teacher"), key=f"fill-{time.monotonic_ns()}"
+        )
+
+    async def has_a_line(self) -> bool:
+        return bool((await self.pool.status()).line)
+
+    async def is_empty(self) -> bool:
+        status = await self.pool.status()
+        return not status.leases and not status.line
+
+
+def restarting_soon(limit: int = 5) -> Config:
+    """Configure a manager that looks for dead kernels, and restarts them, without much ado."""
+    return Config(KernelRestarter={"time_to_dead": 0.2, "restart_limit": limit})
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], within: float = 30) -> None:
+    """Wait until the condition holds, or fail."""
+    deadline = time.monotonic() + within
+    while not await condition():
+        assert time.monotonic() < deadline, f"{condition} did not come true in {within} s"
+        await asyncio.sleep(0.05)
+
+
+async def answer(manager: AsyncKernelManager, code: str = "", within: float = 60) -> str:
+    """Wait until the kernel answers; return what ``code`` prints."""
+    client = manager.client()
+    client.start_channels()
+    printed: list[str] = []
+
+    def keep(message: dict[str, Any]) -> None:
+        if message["msg_type"] == "stream":
+            printed.append(message["content"]["text"])
+
+    try:
+        await client.wait_for_ready(timeout=within)
+        if code:
+            await client.execute_interactive(code, output_hook=keep, timeout=within)
+    finally:
+        client.stop_channels()
+    return "".join(printed)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process that may be nobody's child runs."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except FileNotFoundError:
+        return False

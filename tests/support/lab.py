@@ -1,0 +1,103 @@
+"""A real JupyterLab with GPU kernels on one simulated V100, in folders of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gpu_pool_client import parse_request
+from gpu_pool_kernels.installer import install
+from support.classroom import eventually
+
+SIZES = ("2%", "10%", "50%", "1")
+#: JupyterLab asks about news at its first start; nobody is there to answer.
+SETTINGS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A running JupyterLab; ``url`` opens it."""
+
+    url: str
+
+    async def status(self) -> Any:
+        """Return what ``gpu-pool status --json`` says of the pool that its kernels use."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gpu_pool.cli", "status", "--json"), stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+        assert process.returncode == 0
+        return json.loads(output)
+
+    async def is_empty(self) -> bool:
+        status = await self.status()
+        return not status["leases"] and not status["line"]
+
+
+def environment(folder: Path) -> Mapping[str, str]:
+    """Return the variables by which Jupyter and the pool use nothing but ``folder``."""
+    return {
+        "GPU_POOL_DEVICES": "V100-SXM2-32GB:1",
+        "GPU_POOL_URL": f"embedded:{folder}/ledger.db",
+        "JUPYTER_PATH": f"{folder}/share/jupyter",
+        "JUPYTER_CONFIG_DIR": f"{folder}/config",
+        "JUPYTER_DATA_DIR": f"{folder}/data",
+        "JUPYTER_RUNTIME_DIR": f"{folder}/runtime",
+        "JUPYTERLAB_SETTINGS_DIR": f"{folder}/settings",
+        "JUPYTERLAB_WORKSPACES_DIR": f"{folder}/workspaces",
+        "IPYTHONDIR": f"{folder}/ipython",
+    }
+
+
+@asynccontextmanager
+async def running_lab(folder: Path) -> AsyncIterator[Lab]:
+    """Start JupyterLab with kernels of all ``SIZES`` in the empty ``folder``; end it in the end.
+
+    This process's own environment must be :func:`environment`.
+    """
+    _prepare(folder)
+    with _new_log(folder) as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
+            *("--ServerApp.port=0", f"--ServerApp.root_dir={folder}/notebooks"),
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+        )
+    try:
+        yield Lab(await _address(process, folder))
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+def _prepare(folder: Path) -> None:
+    (folder / "notebooks").mkdir()
+    settings = folder / "config" / "labconfig" / "default_setting_overrides.json"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(json.dumps(SETTINGS))
+    install([parse_request(size) for size in SIZES], prefix=folder)
+
+
+def _new_log(folder: Path) -> BinaryIO:
+    return open(folder / "log", "wb")
+
+
+async def _address(process: asyncio.subprocess.Process, folder: Path) -> str:
+    """Return the URL, with its token, that the server writes down once it listens."""
+    written = folder / "runtime" / f"jpserver-{process.pid}.json"
+
+    async def listens() -> bool:
+        assert process.returncode is None, (folder / "log").read_text()
+        return written.exists() and written.read_text().endswith("}")
+
+    await eventually(listens, within=60)
+    server = json.loads(written.read_text())
+    return f"{server['url']}lab?token={server['token']}"

@@ -1,0 +1,89 @@
+"""A terminal per test: the real program in real processes, over a simulated pool of one GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpu_pool_client import Holder, Lease, Pool, PoolStatus, connect, parse_request
+
+T = TypeVar("T")
+GPU_POOL = (sys.executable, "-m", "gpu_pool.cli")
+
+
+@dataclass
+class Terminal:
+    """Where people type."""
+
+    folder: Path
+    environment: dict[str, str]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def run(self, *words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+        """Run ``gpu-pool WORDS`` to its end."""
+        return self.call(*GPU_POOL, *words, **settings)
+
+    def call(self, *command: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+        """Run any command to its end."""
+        environment = {**self.environment, **settings.pop("env", {})}
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False, **settings
+        )
+
+    def start(self, *words: str, program: tuple[str, ...] = GPU_POOL) -> subprocess.Popen[str]:
+        """Start ``gpu-pool WORDS``, or another program, in a process group of its own."""
+        process = subprocess.Popen(
+            [*program, *words],
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=os.setpgrp,
+        )
+        self.started.append(process)
+        return process
+
+    def status(self) -> PoolStatus:
+        """Return the pool as this test's process sees it."""
+        return self._ask(lambda pool: pool.status())
+
+    def lease(self, lease_id: str) -> Lease:
+        """Return a lease, or what it was when it ended."""
+        return self._ask(lambda pool: pool.lease(lease_id))
+
+    def is_empty(self) -> bool:
+        """Whether nothing is held and nobody waits."""
+        status = self.status()
+        return not status.leases and not status.line
+
+    def hold(self, size: str) -> str:
+        """Hold a slice in the name of this test's process; return the lease's id."""
+        request, key = parse_request(size), f"test-{time.monotonic_ns()}"
+        return self._ask(lambda pool: pool.request(request, Holder("somebody"), key)).id
+
+    def free(self, lease_id: str) -> None:
+        """Give a slice back."""
+        self._ask(lambda pool: pool.release(lease_id))
+
+    def _ask(self, question: Callable[[Pool], Awaitable[T]]) -> T:
+        async def ask() -> T:
+            async with connect(self.environment["GPU_POOL_URL"]) as pool:
+                return await question(pool)
+
+        return asyncio.run(ask())
+
+
+def eventually(condition: Callable[[], bool], within: float = 30) -> None:
+    """Wait until the condition holds, or fail."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"{condition} did not come true in {within} s"
+        time.sleep(0.05)
