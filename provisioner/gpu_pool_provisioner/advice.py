@@ -1,0 +1,97 @@
+"""What a student reads when a kernel cannot have its slice. Pure: values in, words out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpu_pool_client import (
+    WHOLE,
+    BadRequest,
+    EndReason,
+    LeaseGone,
+    SliceRequest,
+    TimedOut,
+    parse_request,
+)
+
+#: The name under which kernelspecs ask for this package's provisioner.
+PROVISIONER = "gpu-pool"
+
+
+def with_advice(error: TimedOut, names: Sequence[str], contact: str) -> TimedOut:
+    """Add to ``error`` the names of kernels that would start now, and who to ask."""
+    words = [error.remedy]
+    if names:
+        subject = "These kernels" if len(names) > 1 else "This kernel"
+        words.append(f"{subject} would start now: {_choice(names)}.")
+    if contact:
+        words.append(f"If you need more, ask {contact}.")
+    remedy = " ".join(filter(None, words))
+    return TimedOut(_spelled_out(error.message), _spelled_out(remedy), largest_now=error.largest_now)
+
+
+def kernels_that_fit(
+    specs: Mapping[str, Mapping[str, Any]], language: str, largest_now: str | None, *, device_mib: int
+) -> list[str]:
+    """Name the installed kernels of ``language`` whose slice fits in ``largest_now``, largest first.
+
+    ``specs`` is what ``KernelSpecManager.get_all_specs`` returns; ``device_mib``
+    is the memory of the pool's smallest device, by which memory and shares are
+    compared. Slices with filters are left out: whether they fit is for the
+    pool to say.
+    """
+    if largest_now is None:
+        return []
+    largest = parse_request(largest_now)
+    fitting: list[tuple[int, str]] = []
+    for spec in (entry["spec"] for entry in specs.values()):
+        request = slice_of(spec)
+        if request is None or spec.get("language") != language or str(request.filters):
+            continue
+        share = _share(request, device_mib)
+        if request.count <= largest.count and share <= _share(largest, device_mib):
+            fitting.append((-request.count * share, spec["display_name"]))
+    return [name for _, name in sorted(fitting)]
+
+
+def slice_of(spec: Mapping[str, Any]) -> SliceRequest | None:
+    """Return the slice that a kernelspec (the content of its kernel.json) asks for, if any."""
+    stanza = spec.get("metadata", {}).get("kernel_provisioner", {})
+    text = str(stanza.get("config", {}).get("slice", ""))
+    if stanza.get("provisioner_name") != PROVISIONER or not text:
+        return None
+    try:
+        return parse_request(text)
+    except BadRequest:
+        return None
+
+
+def slice_lost(size: str, reason: EndReason | None) -> LeaseGone:
+    """Say why a kernel that had a slice cannot be restarted."""
+    why = f" ({reason.value})" if reason else ""
+    return LeaseGone(
+        f"This kernel no longer has its GPU slice of {size}: it went back to the pool{why}.",
+        "Shut the kernel down and start it again to ask for a new slice.",
+        reason=reason.value if reason else None,
+    )
+
+
+def _spelled_out(text: str) -> str:
+    """Write "2 percent" for "2%".
+
+    Jupyter Server answers with tornado's ``HTTPError.log_message``, in which
+    every percent sign has been doubled: JupyterLab's dialog would say "2%%".
+    """
+    return text.replace("%", " percent")
+
+
+def _share(request: SliceRequest, device_mib: int) -> int:
+    """Return what a request takes of each device, in thousandths, rounded up."""
+    return request.milli or -(-(request.memory_mib or 0) * WHOLE // device_mib)
+
+
+def _choice(names: Sequence[str]) -> str:
+    """Quote at most three names: ``"A", "B" or "C"``."""
+    quoted = [f'"{name}"' for name in names[:3]]
+    return " or ".join(filter(None, [", ".join(quoted[:-1]), quoted[-1]]))

@@ -1,0 +1,84 @@
+"""One kernel's slice: taken at its first start, kept over restarts, given back once."""
+
+from __future__ import annotations
+
+import uuid
+
+from traitlets.log import get_logger
+
+from gpu_pool_client import (
+    GpuPoolError,
+    Holder,
+    Lease,
+    LeaseGone,
+    LeaseState,
+    Pool,
+    PoolUnreachable,
+    Process,
+    SliceRequest,
+)
+from gpu_pool_provisioner.advice import slice_lost
+from gpu_pool_provisioner.pools import shared_pool
+
+
+class KernelSlice:
+    """The slice of one kernel, over all its launches.
+
+    ``lease_id`` is set from :meth:`take` to :meth:`forget`, even if the lease
+    has ended in between: a kernel that lost its slice must not be given another
+    by a restart that nobody asked for.
+    """
+
+    def __init__(self, url: str, request: SliceRequest) -> None:
+        self.url = url
+        self.request = request
+        self.lease_id: str | None = None
+
+    @property
+    def pool(self) -> Pool:
+        """The pool at ``url``, opened at the first use."""
+        return shared_pool(self.url)
+
+    async def take(self, holder: Holder, timeout: float) -> Lease:
+        """Return the lease of before a restart, or acquire one within ``timeout`` seconds.
+
+        Raises ``LeaseGone`` when the lease of before has ended, and what
+        ``Pool.acquire`` raises.
+        """
+        if self.lease_id is not None:
+            return await self._kept(self.lease_id)
+        lease = await self.pool.acquire(self.request, holder, uuid.uuid4().hex, timeout)
+        self.lease_id = lease.id
+        return lease
+
+    async def _kept(self, lease_id: str) -> Lease:
+        try:
+            lease = await self.pool.lease(lease_id)
+        except LeaseGone as error:
+            raise slice_lost(self.request.size, None) from error
+        if lease.state is not LeaseState.HELD:
+            raise slice_lost(self.request.size, lease.end_reason)
+        return lease
+
+    async def stand_in(self, seconds: float) -> None:
+        """Let the slice stand on this process until the kernel is launched again, for ``seconds`` at most."""
+        if self.lease_id is None:
+            return
+        try:
+            await self.pool.attach(self.lease_id, Process.current(), ready_within=seconds)
+        except (LeaseGone, PoolUnreachable) as error:
+            # The relaunch that follows looks at the lease, and refuses in words.
+            get_logger().warning("Keeping the kernel's GPU slice over its restart failed: %s", error)
+
+    async def give_back(self) -> None:
+        """Release the slice. May be repeated; where it fails, the pool acts once the process is gone."""
+        if self.lease_id is None:
+            return
+        try:
+            await self.pool.release(self.lease_id)
+        except GpuPoolError as error:
+            get_logger().warning("GPU lease %s ends when its process is seen gone: %s", self.lease_id, error)
+
+    def forget(self) -> None:
+        """Let the next :meth:`take` acquire a new slice."""
+        self.lease_id = None

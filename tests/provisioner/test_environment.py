@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpu_pool_client import (
+    Device,
+    Enforcement,
+    Holder,
+    Lease,
+    LeaseState,
+    Limit,
+    Slice,
+    Strength,
+    parse_request,
+)
+from gpu_pool_provisioner.environment import (
+    LAUNCHERS,
+    _ipykernel_launcher,
+    kernel_command,
+    slice_environment,
+)
+from support.classroom import Classroom, Managers, answer
+
+GPU = Device("GPU-1", 0, "Tesla V100-SXM2-32GB", 32768)
+
+
+def lease(**fields: object) -> Lease:
+    held = {"slices": (Slice(GPU, 20, 655),), "enforcement": Enforcement(), **fields}
+    return Lease("id", "key", parse_request("2%"), Holder("ada"), LeaseState.HELD, 0.0, **held)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    """Make an environment with an interpreter that is never started, and torch beside it."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3.12").write_text("#!/bin/false")
+    (tmp_path / "bin" / "python3.12").chmod(0o755)
+    (tmp_path / "lib/python3.12/site-packages/torch-2.11.0.dist-info").mkdir(parents=True)
+    return str(tmp_path / "bin" / "python3.12")
+
+
+def test_caps_of_the_kernels_own_frameworks_are_set_and_stated(python: str) -> None:
+    found = slice_environment(lease(), python, {})
+    assert "per_process_memory_fraction" in found["PYTORCH_CUDA_ALLOC_CONF"]
+    assert "memory: 655 MiB, cooperative (framework caps: torch)" in found["GPU_POOL_ENFORCED"]
+
+
+def test_a_kernel_without_frameworks_has_nothing_enforced() -> None:
+    found = slice_environment(lease(), "/usr/bin/R", {})
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in found
+    assert "memory: 655 MiB, none (accounting only)" in found["GPU_POOL_ENFORCED"]
+
+
+def test_a_firmer_limit_is_not_called_cooperative(python: str) -> None:
+    firm = Enforcement(memory=Limit(Strength.HARD, "MIG"))
+    assert "hard (MIG)" in slice_environment(lease(enforcement=firm), python, {})["GPU_POOL_ENFORCED"]
+
+
+def test_what_the_user_has_set_is_kept(python: str) -> None:
+    theirs = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    found = slice_environment(lease(), python, theirs)
+    assert found["PYTORCH_CUDA_ALLOC_CONF"].startswith("expandable_segments:True,")
+
+
+def test_the_command_goes_through_what_is_installed_for_ipython_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "some_launcher-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-launcher\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[{LAUNCHERS}]\nipykernel = some_launcher:prepare\n")
+    (tmp_path / "some_launcher.py").write_text("def prepare(argv): return [*argv, '--ext', 'mine']")
+    monkeypatch.syspath_prepend(tmp_path)
+    _ipykernel_launcher.cache_clear()
+    assert kernel_command(["python", "-m", "ipykernel"]) == ["python", "-m", "ipykernel", "--ext", "mine"]
+    _ipykernel_launcher.cache_clear()
+
+
+async def test_a_kernel_reads_what_is_enforced(classroom: Classroom, manager: Managers) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    printed = await answer(km, "import json, os; print(json.dumps(dict(os.environ)))")
+    assert json.loads(printed)["GPU_POOL_ENFORCED"].startswith("memory: 655 MiB")

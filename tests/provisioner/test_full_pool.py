@@ -1,0 +1,48 @@
+"""What a student is told when there is nothing free."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gpu_pool_client import TimedOut
+from support.classroom import Classroom, Managers, eventually
+
+
+async def test_the_message_names_what_is_free_what_would_start_and_who_to_ask(
+    classroom: Classroom, manager: Managers
+) -> None:
+    await classroom.fill("85%")
+    for name, size in [("GPU 2%", "2%"), ("GPU 10%", "10%"), ("GPU 20%", "20%")]:
+        classroom.install(name, size)
+    km = manager(classroom.install("GPU 50%", "50%", wait_timeout=0, contact="Ada in room 12"))
+    with pytest.raises(TimedOut) as refused:
+        await km.start_kernel()
+    assert refused.value.largest_now == "15%"
+    words = str(refused.value)
+    assert words.startswith("No GPU slice of 50 percent is free now.")
+    assert words.endswith(
+        'These kernels would start now: "GPU 10 percent" or "GPU 2 percent". '
+        "If you need more, ask Ada in room 12."
+    )
+
+
+async def test_the_kernel_that_is_named_does_start(classroom: Classroom, manager: Managers) -> None:
+    await classroom.fill("95%")
+    classroom.install("small", "2%")
+    with pytest.raises(TimedOut, match='This kernel would start now: "small"'):
+        await manager(classroom.install("large", "50%", wait_timeout=0)).start_kernel()
+    await manager("small").start_kernel()
+
+
+async def test_a_slice_that_becomes_free_within_the_wait_is_taken(
+    classroom: Classroom, manager: Managers
+) -> None:
+    held = await classroom.fill("1")
+    km = manager(classroom.install("two", wait_timeout=30))
+    start = asyncio.create_task(km.start_kernel())
+    await eventually(classroom.has_a_line)
+    await classroom.pool.release(held.id)
+    await start
+    assert (await classroom.only_lease()).holder.kernel.startswith("two")

@@ -1,0 +1,238 @@
+"""One kernel's slice from start to shutdown, on real kernels."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from jupyter_client.ioloop import AsyncIOLoopKernelManager
+from jupyter_client.manager import KernelManager
+
+from gpu_pool_client import EndReason, GpuPoolError, LeaseGone, LeaseState, Process
+from support.classroom import (
+    SLEEPER,
+    Classroom,
+    Managers,
+    answer,
+    eventually,
+    kill,
+    restarting_soon,
+)
+
+
+@pytest.mark.parametrize("now", [False, True])
+async def test_a_kernel_holds_its_slice_until_it_is_shut_down(
+    classroom: Classroom, manager: Managers, now: bool
+) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    lease = await classroom.only_lease()
+    assert lease.process == Process.of(km.provisioner.pid)
+    assert lease.holder.process == Process.current()
+    assert lease.holder.kernel == f"two [{km.kernel_id[:8]}]"
+    await answer(km)
+    await km.shutdown_kernel(now=now)
+    assert await classroom.is_empty()
+    assert (await classroom.pool.lease(lease.id)).end_reason is EndReason.RELEASED
+
+
+@pytest.mark.parametrize("now", [False, True])
+async def test_a_restart_keeps_the_lease(classroom: Classroom, manager: Managers, now: bool) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    before = await classroom.only_lease()
+    await answer(km)
+    await km.restart_kernel(now=now)
+    await answer(km)
+    after = await classroom.only_lease()
+    assert after.id == before.id
+    assert after.process == Process.of(km.provisioner.pid) != before.process
+
+
+async def test_a_restart_on_a_full_pool_keeps_its_place(classroom: Classroom, manager: Managers) -> None:
+    km = manager(classroom.install("half", "50%"))
+    await km.start_kernel()
+    await classroom.fill("50%")
+    waiting = await classroom.fill("50%")
+    await answer(km)
+    await km.restart_kernel()
+    await answer(km)
+    assert (await classroom.pool.lease(waiting.id)).state is LeaseState.WAITING
+
+
+async def test_new_ports_on_request_reach_the_restarted_kernel(
+    classroom: Classroom, manager: Managers
+) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    await answer(km)
+    await km.restart_kernel(newports=True)
+    assert await answer(km, "print(6 * 7)") == "42\n"
+
+
+async def test_an_automatic_restart_keeps_the_lease(classroom: Classroom, manager: Managers) -> None:
+    km = manager(classroom.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
+    await km.start_kernel()
+    await answer(km)
+    before = await classroom.only_lease()
+    restarted = asyncio.Event()
+    km.add_restart_callback(restarted.set)
+    kill(km.provisioner.pid)
+
+    async def is_on_a_new_process() -> bool:
+        return restarted.is_set() and (await classroom.only_lease()).process not in (before.process, None)
+
+    await eventually(is_on_a_new_process)
+    await answer(km)
+    assert (await classroom.only_lease()).id == before.id
+
+
+async def test_a_manager_can_be_started_again_and_gets_a_new_slice(
+    classroom: Classroom, manager: Managers
+) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    first = await classroom.only_lease()
+    await answer(km)
+    await km.shutdown_kernel()
+    await km.start_kernel()
+    await answer(km)
+    assert (await classroom.only_lease()).id != first.id
+
+
+async def test_a_restart_without_its_slice_is_refused_until_shutdown(
+    classroom: Classroom, manager: Managers
+) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    await answer(km)
+    await classroom.pool.release((await classroom.only_lease()).id, EndReason.REVOKED)
+    for _ in range(2):
+        with pytest.raises(LeaseGone, match=r"2%.*revoked.*start it again"):
+            await km.restart_kernel(now=True)
+        assert await classroom.is_empty()
+        assert not km.has_kernel
+    await km.cleanup_resources()
+    await km.start_kernel()
+    assert (await classroom.only_lease()).state is LeaseState.HELD
+
+
+def test_a_blocking_manager_works_as_well(classroom: Classroom) -> None:
+    km = KernelManager(kernel_name=classroom.install("two", ready_timeout=20))
+    km.start_kernel()
+    lease = asyncio.run(classroom.only_lease())
+    client = km.client()
+    client.start_channels()
+    client.wait_for_ready(timeout=60)
+    km.provisioner._watch.join(20)
+    assert km.is_alive()
+    km.restart_kernel()
+    client.wait_for_ready(timeout=60)
+    assert asyncio.run(classroom.only_lease()).id == lease.id
+    client.stop_channels()
+    km.shutdown_kernel()
+    assert asyncio.run(classroom.is_empty())
+
+
+FORKING = """
+import os, sys
+from jupyter_client.manager import start_new_kernel
+def run():
+    km, client = start_new_kernel(kernel_name=sys.argv[1])
+    km.provisioner._watch.join(60)
+    print(km.is_alive(), flush=True)
+    client.stop_channels()
+    km.shutdown_kernel(now=True)
+run()
+child = os.fork()
+if child == 0:
+    run()
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_forked_child_starts_kernels_of_its_own(classroom: Classroom) -> None:
+    """As papermill in a multiprocessing pool does."""
+    kernel = classroom.install("two", ready_timeout=20)
+    command = [sys.executable, "-W", "ignore", "-c", FORKING, kernel]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout == "True\nTrue\n", done.stderr
+    assert asyncio.run(classroom.is_empty())
+
+
+async def test_a_kernel_that_never_answers_is_ended_and_gives_its_slice_back(
+    classroom: Classroom, manager: Managers
+) -> None:
+    km = manager(classroom.install("deaf", argv=SLEEPER, ready_timeout=1))
+    await km.start_kernel()
+    lease = await classroom.only_lease()
+    await eventually(classroom.is_empty)
+    assert (await classroom.pool.lease(lease.id)).end_reason is EndReason.NOT_READY
+    assert not await km.is_alive()
+
+
+async def test_the_first_reply_lifts_the_deadline(classroom: Classroom, manager: Managers) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    with sqlite3.connect(classroom.folder / "pool" / "ledger.db") as ledger:
+        (deadline,) = ledger.execute("SELECT deadline FROM lease").fetchone()
+        assert deadline is not None
+        await asyncio.to_thread(km.provisioner._watch.join, 60)
+        assert ledger.execute("SELECT deadline FROM lease").fetchone() == (None,)
+    ledger.close()
+
+
+async def test_what_the_kernel_is_told_about_its_slice(classroom: Classroom, manager: Managers) -> None:
+    km = manager(classroom.install("two", env={"CUDA_VISIBLE_DEVICES": "all", "MINE": "kept"}))
+    await km.start_kernel()
+    lease = await classroom.only_lease()
+    names = ["CUDA_VISIBLE_DEVICES", "GPU_POOL_LEASE", "GPU_POOL_URL", "GPU_POOL_KERNEL_DIRS", "MINE"]
+    code = f"import os; print([os.environ[name] for name in {names}])"
+    device, lease_id, url, folders, mine = eval(await answer(km, code))
+    assert (device, lease_id) == (lease.slices[0].device.uuid, lease.id)
+    assert (url, mine) == (classroom.url, "kept")
+    assert str(classroom.folder / "data" / "kernels") in folders.split(os.pathsep)
+
+
+@pytest.mark.parametrize("transport", ["ipc", "curve"])
+async def test_other_transports_become_ready_too(
+    classroom: Classroom, manager: Managers, transport: str
+) -> None:
+    traits = {"transport": "ipc"} if transport == "ipc" else {"transport_encryption": "required"}
+    km = manager(classroom.install("two"), **traits)
+    km.kernel_spec.metadata["supported_encryption"] = "curve"
+    await km.start_kernel()
+    watch = km.provisioner._watch
+    await answer(km)
+    await asyncio.to_thread(watch.join, 30)
+    assert await km.is_alive()
+    assert not watch.is_alive()
+
+
+async def test_another_provisioner_can_continue_a_kernels_lease(
+    classroom: Classroom, manager: Managers
+) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    info = await km.provisioner.get_provisioner_info()
+    heir = type(km.provisioner)(kernel_spec=km.kernel_spec, parent=km, slice="2%")
+    await heir.load_provisioner_info(info)
+    await heir.cleanup(restart=False)
+    assert await classroom.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [("2%%", "not a GPU slice.*Accepted"), (9, "asked for 9.*at most 1")]
+)
+async def test_a_slice_that_cannot_be_is_refused_in_words(
+    classroom: Classroom, manager: Managers, size: str, words: str
+) -> None:
+    km = manager(classroom.install("odd", size))
+    with pytest.raises(GpuPoolError, match=words):
+        await km.start_kernel()
+    assert await classroom.is_empty()

@@ -1,0 +1,110 @@
+"""What a reservation promises, tried on this machine's kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import zmq
+from jupyter_client.connect import LocalPortCache
+from jupyter_client.localinterfaces import local_ips
+
+from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
+
+pytestmark = pytest.mark.skipif(not SUPPORTED, reason="ports are reserved on Linux only")
+
+#: Takes ports by bind(0) and by connecting, and prints how many of those it was told of it was given.
+HAMMER = """
+import socket, sys
+ip, reuse, reserved = sys.argv[1], sys.argv[2] == "reuse", set(map(int, sys.argv[3].split(",")))
+server = socket.create_server((ip, 0))
+hits, kept = 0, []
+for turn in range(4000):
+    sock = socket.socket()
+    if reuse:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("0.0.0.0" if turn % 2 else ip, 0))
+    sock.listen()
+    with socket.create_connection(server.getsockname()) as client:
+        hits += client.getsockname()[1] in reserved
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1]) + bytes(7))
+    server.accept()[0].close()
+    hits += sock.getsockname()[1] in reserved
+    kept.append(sock)
+    if len(kept) > 300:
+        kept.pop(0).close()
+print(hits)
+"""
+
+ADDRESSES = [
+    "127.0.0.1",
+    "127.0.0.2",
+    "0.0.0.0",
+    *sorted(set(local_ips()) - {"127.0.0.1", "0.0.0.0", ""})[:1],
+]
+
+
+@pytest.fixture(params=ADDRESSES)
+def ip(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@contextlib.contextmanager
+def reserved(ip: str, count: int) -> Iterator[tuple[int, ...]]:
+    reservation = PortReservation(ip, count)
+    try:
+        yield reservation.ports
+    finally:
+        reservation.close()
+
+
+def test_a_kernel_can_bind_its_ports_again_and_again(ip: str) -> None:
+    with reserved(ip, 5) as ports, zmq.Context() as context:
+        for port in ports * 2:
+            with context.socket(zmq.ROUTER) as kernel, context.socket(zmq.DEALER) as client:
+                kernel.bind(f"tcp://{ip}:{port}")
+                client.connect(f"tcp://{ip}:{port}")
+                client.send(b"hello")
+                assert kernel.recv_multipart()[1] == b"hello"
+
+
+@pytest.mark.parametrize("way", ["reuse", "plain"])
+def test_nobody_else_is_given_a_reserved_port(ip: str, way: str) -> None:
+    with reserved(ip, 250) as ports:
+        listed = ",".join(map(str, ports))
+        done = subprocess.run(
+            [sys.executable, "-c", HAMMER, ip, way, listed], capture_output=True, text=True, check=True
+        )
+    assert done.stdout == "0\n"
+
+
+def test_stock_kernels_of_this_process_are_kept_apart() -> None:
+    cache = LocalPortCache.instance()
+    theirs = {port for port in range(1024, 65536) if port & 2} - cache.currently_used_ports
+    cache.currently_used_ports |= theirs
+    try:
+        with reserved("127.0.0.1", 50) as ports:
+            assert theirs.isdisjoint(ports)
+            assert cache.currently_used_ports.issuperset(ports)
+        assert cache.currently_used_ports.isdisjoint(ports)
+    finally:
+        cache.currently_used_ports -= theirs
+
+
+def test_a_dropped_reservation_lets_go_quietly() -> None:
+    reservation = PortReservation("127.0.0.1", 1)
+    (port,) = reservation.ports
+    del reservation
+    gc.collect()
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", port))
+
+
+def test_an_address_that_is_not_local_is_an_error() -> None:
+    with pytest.raises(OSError, match="assign"):
+        PortReservation("203.0.113.1", 5)

@@ -1,0 +1,106 @@
+"""The same through a real Jupyter Server, over its REST interface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
+
+from support.classroom import Classroom, eventually
+
+TOKEN = "a token for this test"
+
+
+class Server:
+    def __init__(self, classroom: Classroom) -> None:
+        self._runtime = classroom.folder / "runtime"
+        self._notebooks = classroom.folder / "notebooks"
+        self._notebooks.mkdir()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", "--port=0"],
+            cwd=self._notebooks,
+            env={**os.environ, "JUPYTER_TOKEN": TOKEN},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    async def started(self) -> bool:
+        assert self.process.poll() is None
+        return bool(self._files()) and (await self.ask("GET", "api", strict=False)).code == 200
+
+    async def ask(self, method: str, path: str, body: Any = None, strict: bool = True) -> HTTPResponse:
+        info = json.loads(self._files()[0].read_text())
+        request = HTTPRequest(
+            info["url"] + path,
+            method=method,
+            headers={"Authorization": f"token {TOKEN}"},
+            body=None if body is None else json.dumps(body),
+            request_timeout=60,
+        )
+        return await AsyncHTTPClient().fetch(request, raise_error=strict)
+
+    async def open_notebook(self, name: str, kernel: str, strict: bool = True) -> HTTPResponse:
+        body = {"path": name, "name": name, "type": "notebook", "kernel": {"name": kernel}}
+        return await self.ask("POST", "api/sessions", body, strict)
+
+    async def ended(self) -> None:
+        await asyncio.to_thread(self.process.wait, 60)
+
+    def _files(self) -> list[Any]:
+        return sorted(self._runtime.glob("jpserver-*.json"))
+
+
+@pytest.fixture
+async def server(classroom: Classroom) -> AsyncIterator[Server]:
+    server = Server(classroom)
+    try:
+        await eventually(server.started)
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+async def test_a_notebook_takes_its_slice_and_gives_it_back(classroom: Classroom, server: Server) -> None:
+    classroom.install("most", "90%", wait_timeout=0)
+    classroom.install("two")
+    session = json.loads((await server.open_notebook("one.ipynb", "most")).body)
+    lease = await classroom.only_lease()
+    assert lease.holder.process is not None
+    assert lease.holder.process.pid == server.process.pid
+
+    refused = await server.open_notebook("two.ipynb", "most", strict=False)
+    words = json.loads(refused.body)["message"]
+    assert refused.code == 500
+    assert words.startswith("No GPU slice of 90 percent is free now.")
+    assert "%" not in words
+    assert 'This kernel would start now: "two".' in words
+
+    await server.ask("DELETE", f"api/sessions/{session['id']}")
+    assert await classroom.is_empty()
+
+
+async def test_a_server_that_is_asked_to_end_gives_everything_back(
+    classroom: Classroom, server: Server
+) -> None:
+    await server.open_notebook("one.ipynb", classroom.install("two"))
+    await server.open_notebook("two.ipynb", "two")
+    assert len(await classroom.leases()) == 2
+    server.process.send_signal(signal.SIGTERM)
+    await server.ended()
+    assert await classroom.is_empty()
+
+
+async def test_kill_9_of_a_server_gives_everything_back(classroom: Classroom, server: Server) -> None:
+    await server.open_notebook("one.ipynb", classroom.install("two"))
+    server.process.kill()
+    await server.ended()
+    await eventually(classroom.is_empty)

@@ -1,0 +1,57 @@
+"""No slice, no difference: the stock provisioner."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from jupyter_client.manager import AsyncKernelManager
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
+
+from gpu_pool_provisioner.provisioner import DEFAULT_SLICE_VARIABLE
+from support.classroom import Classroom, Managers
+
+WITHOUT_A_SLICE = """
+import os, sys
+from jupyter_client.manager import start_new_kernel
+os.environ["JUPYTER_DEFAULT_PROVISIONER_NAME"] = "gpu-pool"
+km, client = start_new_kernel(kernel_name=sys.argv[1])
+assert type(km.provisioner).__name__ == "GPUPoolProvisioner"
+km.restart_kernel()
+client.wait_for_ready(60)
+code = "import os; assert not [name for name in os.environ if name in ('GPU_POOL_LEASE', 'GPU_POOL_SLICE')]"
+assert client.execute_interactive(code, timeout=60)["content"]["status"] == "ok"
+client.stop_channels()
+km.shutdown_kernel()
+assert km.provisioner._ports is None and km.provisioner._slice is None
+print(sorted(name for name in sys.modules if name == "gpu_pool" or name.startswith("gpu_pool.")))
+"""
+
+
+def test_without_a_slice_the_pool_is_never_even_imported(classroom: Classroom) -> None:
+    kernel = classroom.install("plain", "")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_SLICE, kernel], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+    assert not (classroom.folder / "pool").exists()
+
+
+async def test_the_default_slice_comes_from_the_environment(
+    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DEFAULT_SLICE_VARIABLE, "10%")
+    monkeypatch.setattr(KernelProvisionerFactory.instance(), "default_provisioner_name", "gpu-pool")
+    km = manager("python3")
+    await km.start_kernel()
+    assert str((await classroom.only_lease()).request) == "10%"
+
+
+async def test_a_kernelspec_without_slice_wins_over_the_default(
+    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DEFAULT_SLICE_VARIABLE, "10%")
+    km: AsyncKernelManager = manager(classroom.install("plain", ""))
+    await km.start_kernel()
+    assert await classroom.is_empty()
