@@ -35,6 +35,9 @@ class Pool(abc.ABC):
     no lease.
     """
 
+    #: Where it is, in full: other processes reach the same pool by it.
+    url: str
+
     @abc.abstractmethod
     async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
         """Ask for a slice; return at once with a lease that is HELD or WAITING.

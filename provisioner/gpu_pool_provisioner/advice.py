@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from gpu_pool_client import (
     WHOLE,
     BadRequest,
     EndReason,
+    GpuPoolError,
     LeaseGone,
     SliceRequest,
     TimedOut,
     parse_request,
 )
+
+E = TypeVar("E", bound=GpuPoolError)
 
 #: The name under which kernelspecs ask for this package's provisioner.
 PROVISIONER = "gpu-pool"
@@ -28,7 +32,19 @@ def with_advice(error: TimedOut, names: Sequence[str], contact: str) -> TimedOut
     if contact:
         words.append(f"If you need more, ask {contact}.")
     remedy = " ".join(filter(None, words))
-    return TimedOut(_spelled_out(error.message), _spelled_out(remedy), largest_now=error.largest_now)
+    return TimedOut(error.message, remedy, largest_now=error.largest_now)
+
+
+def spelled_out(error: E) -> E:
+    """Return ``error`` with "2 percent" in place of "2%".
+
+    Jupyter Server answers with tornado's ``HTTPError.log_message``, in which
+    every percent sign has been doubled: JupyterLab's dialog would say "2%%".
+    """
+    plain = copy.copy(error)
+    plain.message, plain.remedy = (text.replace("%", " percent") for text in (error.message, error.remedy))
+    plain.args = (f"{plain.message} {plain.remedy}".strip(),)
+    return plain
 
 
 def kernels_that_fit(
@@ -75,15 +91,6 @@ def slice_lost(size: str, reason: EndReason | None) -> LeaseGone:
         "Shut the kernel down and start it again to ask for a new slice.",
         reason=reason.value if reason else None,
     )
-
-
-def _spelled_out(text: str) -> str:
-    """Write "2 percent" for "2%".
-
-    Jupyter Server answers with tornado's ``HTTPError.log_message``, in which
-    every percent sign has been doubled: JupyterLab's dialog would say "2%%".
-    """
-    return text.replace("%", " percent")
 
 
 def _share(request: SliceRequest, device_mib: int) -> int:

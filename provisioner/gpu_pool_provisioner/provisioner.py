@@ -27,7 +27,7 @@ from jupyter_client.localinterfaces import is_local_ip
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import CUnicode, Float, Unicode, default
 
-from gpu_pool_client import EndReason, Holder, Lease, Pool, Process, TimedOut, parse_request
+from gpu_pool_client import EndReason, GpuPoolError, Holder, Lease, Pool, Process, TimedOut, parse_request
 from gpu_pool_client.pool import URL_VARIABLE
 from gpu_pool_provisioner import advice, ports
 from gpu_pool_provisioner.environment import kernel_command, slice_environment
@@ -123,11 +123,13 @@ class GPUPoolProvisioner(LocalProvisioner):
         if not self.slice:
             return await super().pre_launch(**kwargs)
         async with self._undone_on_failure():
-            lease = await self._take_slice()
+            taken, lease = await self._take_slice()
             self._reserve_ports()
             kwargs = await super().pre_launch(**kwargs)
             # Last, so that nothing in the kernelspec's own environment overrides it.
-            kwargs["env"].update(self._slice_environment(lease, kwargs["cmd"][0], kwargs["env"]))
+            kwargs["env"].update(
+                self._slice_environment(lease, taken.pool.url, kwargs["cmd"][0], kwargs["env"])
+            )
             kwargs["cmd"] = kernel_command(kwargs["cmd"])
             return kwargs
 
@@ -186,14 +188,16 @@ class GPUPoolProvisioner(LocalProvisioner):
     def _new_slice(self) -> KernelSlice:
         return KernelSlice(resolve_url(self.pool_url), parse_request(self.slice))
 
-    async def _take_slice(self) -> Lease:
+    async def _take_slice(self) -> tuple[KernelSlice, Lease]:
         self._slice = self._slice or self._new_slice()
         name = f"{self.kernel_spec.display_name} [{str(self.kernel_id)[:8]}]"
         holder = Holder(psutil.Process().username(), kernel=name, process=Process.current())
         try:
-            return await self._slice.take(holder, self.wait_timeout)
+            return self._slice, await self._slice.take(holder, self.wait_timeout)
         except TimedOut as error:
-            raise await self._advised(error, self._slice) from error
+            raise advice.spelled_out(await self._advised(error, self._slice)) from error
+        except GpuPoolError as error:
+            raise advice.spelled_out(error) from error
 
     async def _advised(self, error: TimedOut, wanted: KernelSlice) -> TimedOut:
         devices = (await wanted.pool.status()).devices
@@ -205,10 +209,12 @@ class GPUPoolProvisioner(LocalProvisioner):
         )
         return advice.with_advice(error, fitting, self.contact)
 
-    def _slice_environment(self, lease: Lease, python: str, environment: dict[str, str]) -> dict[str, str]:
+    def _slice_environment(
+        self, lease: Lease, pool_url: str, python: str, environment: dict[str, str]
+    ) -> dict[str, str]:
         return {
             **slice_environment(lease, python, environment),
-            URL_VARIABLE: resolve_url(self.pool_url),
+            URL_VARIABLE: pool_url,
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(self._manager.kernel_spec_manager.kernel_dirs),
         }
 

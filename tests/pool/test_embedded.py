@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from gpu_pool.inventory import Inventory
 from gpu_pool.ledger.book import Book
 from gpu_pool.ledger.database import Database
 from gpu_pool.settings import PoolSettings
-from gpu_pool_client import BadRequest, EndReason, LeaseState, NotAllowed, connect, parse_request
+from gpu_pool_client import BadRequest, EndReason, LeaseState, NotAllowed, Process, connect, parse_request
 from support.pools import ME, V100, device, embedded, take
 
 
@@ -134,6 +135,25 @@ async def test_a_grant_that_nobody_picks_up_ends(tmp_path: Path) -> None:
     now[0] += 119
     book.look()
     assert book.lease(second.id).state is LeaseState.HELD, "its own time began when it was granted"
+    database.close()
+
+
+async def test_renewing_does_not_prolong_the_grace_after_a_death(tmp_path: Path) -> None:
+    now = [1000.0]
+    database = Database(tmp_path / "ledger.db")
+    book = Book(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
+    book.register([V100])
+    lease = book.request(parse_request("1"), ME, "key")
+    dead = replace(Process.current(), start=1)
+    book.attach(lease.id, dead, ready_within=None, grace=10)
+    book.look()
+    book.renew(lease.id, None)
+    now[0] += 9
+    book.look()
+    assert book.lease(lease.id).state is LeaseState.HELD
+    now[0] += 2
+    book.look()
+    assert book.lease(lease.id).end_reason is EndReason.PROCESS_GONE
     database.close()
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gpu_pool_client import TimedOut
+from gpu_pool_client import NeverFits, TimedOut
 from support.classroom import Classroom, Managers, eventually
 
 
@@ -46,3 +46,12 @@ async def test_a_slice_that_becomes_free_within_the_wait_is_taken(
     await classroom.pool.release(held.id)
     await start
     assert (await classroom.only_lease()).holder.kernel.startswith("two")
+
+
+async def test_a_slice_that_can_never_fit_is_refused_without_percent_signs(
+    classroom: Classroom, manager: Managers
+) -> None:
+    km = manager(classroom.install("tiny", "0.5%"))
+    with pytest.raises(NeverFits, match="Ask for at least 1.1 percent here") as refused:
+        await km.start_kernel()
+    assert "%" not in str(refused.value)

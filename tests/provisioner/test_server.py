@@ -104,3 +104,19 @@ async def test_kill_9_of_a_server_gives_everything_back(classroom: Classroom, se
     server.process.kill()
     await server.ended()
     await eventually(classroom.is_empty)
+
+
+async def test_a_server_that_is_asked_to_end_while_a_start_waits_keeps_nothing(
+    classroom: Classroom, server: Server
+) -> None:
+    held = await classroom.fill("1")
+    waiting = asyncio.create_task(
+        server.open_notebook("one.ipynb", classroom.install("two", wait_timeout=30), strict=False)
+    )
+    await eventually(classroom.has_a_line)
+    server.process.send_signal(signal.SIGTERM)
+    await classroom.pool.release(held.id)
+    await server.ended()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await eventually(classroom.is_empty)

@@ -78,7 +78,9 @@ UPDATE lease SET process = :process, grace = :grace, deadline = :deadline, deadl
 WHERE number = :number;
 
 -- name: set_deadline
-UPDATE lease SET deadline = :deadline, deadline_reason = :reason WHERE number = :number;
+-- A lease whose process was seen dead keeps its grace, whatever its holder says of itself.
+UPDATE lease SET deadline = :deadline, deadline_reason = :reason
+WHERE number = :number AND deadline_reason IS NOT 'process-gone';
 
 -- name: detach
 UPDATE lease SET process = NULL, deadline = :deadline, deadline_reason = :reason WHERE number = :number;
