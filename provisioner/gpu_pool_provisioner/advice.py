@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from gpu_pool_client import (
     WHOLE,
@@ -18,6 +19,9 @@ from gpu_pool_client import (
 )
 
 E = TypeVar("E", bound=GpuPoolError)
+
+#: Characters in a line of JupyterLab's dialog that fit into a small window.
+_DIALOG_COLUMNS: Final = 76
 
 #: The name under which kernelspecs ask for this package's provisioner.
 PROVISIONER = "gpu-pool"
@@ -35,15 +39,17 @@ def with_advice(error: TimedOut, names: Sequence[str], contact: str) -> TimedOut
     return TimedOut(error.message, remedy, largest_now=error.largest_now)
 
 
-def spelled_out(error: E) -> E:
-    """Return ``error`` with "2 percent" in place of "2%".
+def for_dialog(error: E) -> E:
+    """Return ``error`` with its text made for JupyterLab's "Error Starting Kernel" dialog.
 
-    Jupyter Server answers with tornado's ``HTTPError.log_message``, in which
-    every percent sign has been doubled: JupyterLab's dialog would say "2%%".
+    The dialog does not wrap lines, so they are broken here. And Jupyter Server
+    answers with tornado's ``HTTPError.log_message``, in which every percent
+    sign has been doubled: instead of "2%%" it says "2 percent".
     """
     plain = copy.copy(error)
     plain.message, plain.remedy = (text.replace("%", " percent") for text in (error.message, error.remedy))
-    plain.args = (f"{plain.message} {plain.remedy}".strip(),)
+    parts = (textwrap.fill(part, _DIALOG_COLUMNS) for part in (plain.message, plain.remedy) if part)
+    plain.args = ("\n".join(parts),)
     return plain
 
 

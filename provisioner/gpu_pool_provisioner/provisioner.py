@@ -195,9 +195,9 @@ class GPUPoolProvisioner(LocalProvisioner):
         try:
             return self._slice, await self._slice.take(holder, self.wait_timeout)
         except TimedOut as error:
-            raise advice.spelled_out(await self._advised(error, self._slice)) from error
+            raise advice.for_dialog(await self._advised(error, self._slice)) from error
         except GpuPoolError as error:
-            raise advice.spelled_out(error) from error
+            raise advice.for_dialog(error) from error
 
     async def _advised(self, error: TimedOut, wanted: KernelSlice) -> TimedOut:
         devices = (await wanted.pool.status()).devices

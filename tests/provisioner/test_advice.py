@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import EndReason, TimedOut
-from gpu_pool_provisioner.advice import kernels_that_fit, slice_lost, slice_of, spelled_out, with_advice
+from gpu_pool_provisioner.advice import for_dialog, kernels_that_fit, slice_lost, slice_of, with_advice
 
 DEVICE_MIB = 32768
 
@@ -57,11 +57,11 @@ def test_a_size_written_as_a_number_is_read() -> None:
 def test_the_advice_reads_as_sentences() -> None:
     error = TimedOut("No GPU slice of 50% is free now.", "Try again later.", largest_now="12%")
     advised = with_advice(error, ["Python 3 (GPU 10%)", "Python 3 (GPU 2%)"], "your tutor")
-    assert str(spelled_out(advised)) == (
-        "No GPU slice of 50 percent is free now. Try again later. "
-        'These kernels would start now: "Python 3 (GPU 10 percent)" or "Python 3 (GPU 2 percent)". '
-        "If you need more, ask your tutor."
-    )
+    assert str(for_dialog(advised)).splitlines() == [
+        "No GPU slice of 50 percent is free now.",
+        'Try again later. These kernels would start now: "Python 3 (GPU 10 percent)"',
+        'or "Python 3 (GPU 2 percent)". If you need more, ask your tutor.',
+    ]
     assert advised.largest_now == "12%"
 
 
