@@ -1,0 +1,78 @@
+# Every command of this project. They need python3 (3.10 or newer) and make;
+# the rest is installed into .venv on the first use.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+HAS_GPU := 'from gpu_pool.inventory import discover; raise SystemExit(not discover().devices)'
+
+# Sizes of the GPU kernels that `make lab` and `make demo` install into .venv.
+KERNELS := 2% 10% 50% 1
+# Options for JupyterLab: make lab LAB_ARGS="--no-browser --port 9999"
+LAB_ARGS ?=
+# Options for pytest: make test TEST_ARGS="-k parser"
+TEST_ARGS ?=
+# Options for the benchmarks.
+BENCH_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help lab demo test test-all test-gpu lint format types docs bench clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+lab: $(VENV)/.ready-lab ## open JupyterLab with GPU kernels (simulated GPU where there is none)
+	@$(BIN)/gpu-pool kernels install $(KERNELS) --sys-prefix
+	@if [ -z "$$GPU_POOL_DEVICES" ] && ! $(BIN)/python -c $(HAS_GPU); then \
+		echo "No NVIDIA GPU was found on this machine: using one simulated 32 GB V100, marked \"simulated\" wherever it shows."; \
+		export GPU_POOL_DEVICES="V100-SXM2-32GB:1"; \
+	fi; \
+	if [ "$$(id -u)" = 0 ]; then set -- --allow-root; else set --; fi; \
+	exec $(BIN)/jupyter lab "$$@" $(LAB_ARGS)
+
+demo: $(VENV)/.ready-lab ## the same without a browser: fill a simulated GPU, and leave nothing behind
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.ready-test ## run the tests that need neither a GPU nor a browser (minutes)
+	@$(BIN)/pytest -n 2 -m "not long and not browser and not gpu" $(TEST_ARGS)
+
+test-all: $(VENV)/.ready-test ## run the rest: the long tests and those in a real browser
+	@$(BIN)/pytest -m "(long or browser) and not gpu" $(TEST_ARGS)
+
+test-gpu: $(VENV)/.ready-test ## run the tests that need an NVIDIA GPU
+	@$(BIN)/pytest -m gpu $(TEST_ARGS)
+
+lint: $(VENV)/.ready-dev ## check style and formatting
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && echo "Style and formatting are as they should be."
+
+format: $(VENV)/.ready-dev ## put style and formatting right where that can be done
+	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
+
+types: $(VENV)/.ready-dev ## check the types and which room imports which
+	@$(BIN)/mypy && $(BIN)/mypy examples && $(BIN)/lint-imports
+
+docs: $(VENV)/.ready-dev ## build the documentation, warnings being errors
+	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	@echo "The documentation is in docs/_build/html/index.html"
+
+bench: $(VENV)/.ready-test ## print this project's speed against its yardsticks, as ratios
+	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+clean: ## remove .venv and everything built
+	@rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp per extra of pyproject.toml, made again when that file changes.
+$(VENV)/.ready-%: pyproject.toml | $(BIN)/python
+	@echo "Installing jupyter-gpu-pool[$*] into $(VENV); this takes a minute or two, once."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "jupyter-gpu-pool needs Python 3.10 or newer, and $(PYTHON) is not."; \
+		echo "Name another one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments here."; \
+		echo "On Debian or Ubuntu: sudo apt install python3-venv, then run make again."; exit 1; }
+	@$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,20 @@
+"""How Sphinx builds this site; ``make docs`` calls it with warnings as errors."""
+
+from importlib.metadata import version as installed_version
+
+project = "jupyter-gpu-pool"
+author = "The jupyter-gpu-pool developers"
+project_copyright = "2026, the jupyter-gpu-pool developers"
+release = version = installed_version("jupyter-gpu-pool")
+
+extensions = ["myst_parser", "sphinx_copybutton"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+nitpicky = True
+
+html_theme = "furo"
+html_title = "jupyter-gpu-pool"
+# Prompts are shown, and left out when a reader copies an example.
+copybutton_prompt_text = r"\$ |>>> "
+copybutton_prompt_is_regexp = True

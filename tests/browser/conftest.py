@@ -1,0 +1,76 @@
+"""A browser, and a JupyterLab for it to open."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page, async_playwright, expect
+
+from support.lab import Lab, environment, running_lab
+
+#: If set, a browser that is missing is a failure and not a reason to skip.
+REQUIRED = "GPU_POOL_REQUIRE_BROWSER"
+#: If set, the folder that pictures for the documentation are written to.
+SCREENSHOTS = "GPU_POOL_SCREENSHOTS"
+OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+    "--no-first-run",
+]
+#: Milliseconds in which whatever a test waits for happens, or the test fails.
+PATIENCE = 60_000
+
+Snap = Callable[[str], Awaitable[None]]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None and os.environ.get(REQUIRED):
+        pytest.fail(f"There is no chromium on the PATH, and {REQUIRED} is set.")
+    if found is None:
+        pytest.skip("there is no chromium on the PATH (on Debian: apt install chromium)")
+    return found
+
+
+@pytest.fixture
+async def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lab]:
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    async with running_lab(tmp_path) as lab:
+        yield lab
+
+
+@pytest.fixture
+async def page(chromium: str, lab: Lab) -> AsyncIterator[Page]:
+    """JupyterLab's launcher, in a fresh browser."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
+        page = await browser.new_page(viewport={"width": 1100, "height": 700}, device_scale_factor=2)
+        page.set_default_timeout(PATIENCE)
+        expect.set_options(timeout=PATIENCE)
+        await page.goto(lab.url)
+        await page.locator(".jp-LauncherCard").first.wait_for()
+        yield page
+        await browser.close()
+
+
+@pytest.fixture
+def snap(page: Page) -> Snap:
+    """Write a picture of the page for the documentation, if that is asked for."""
+
+    async def write(name: str) -> None:
+        folder = os.environ.get(SCREENSHOTS)
+        if folder:
+            await page.mouse.move(0, 0)
+            await page.screenshot(path=Path(folder, name), animations="disabled")
+
+    return write

@@ -1,0 +1,83 @@
+"""What a student does and sees: the launcher, ``%gpu``, restart, shutdown, and a full pool."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from playwright.async_api import Locator, Page, expect
+
+from gpu_pool_client import Holder, connect, parse_request
+from support.classroom import eventually
+from support.lab import Lab
+
+Snap = Callable[[str], Awaitable[None]]
+
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(300)]
+NAMES = ["Python 3 (GPU 2%)", "Python 3 (GPU 10%)", "Python 3 (GPU 50%)", "Python 3 (1 GPU)"]
+
+
+def card(page: Page, kernel: str) -> Locator:
+    return page.locator(f'.jp-LauncherCard[data-category="Notebook"][title="{kernel}"]')
+
+
+async def start_notebook(page: Page, kernel: str) -> None:
+    await card(page, kernel).click()
+    await page.locator(".jp-NotebookPanel").wait_for()
+
+
+async def run_cell(page: Page, code: str) -> None:
+    # Until the kernel is there, JupyterLab may still take the focus away.
+    await expect(page.get_by_text(f"{NAMES[0]} | Idle")).to_be_visible()
+    cell = page.locator(".jp-Notebook .jp-Cell.jp-mod-active .cm-content")
+    await cell.click()
+    await page.keyboard.type(code)
+    await expect(cell).to_have_text(code)
+    await page.keyboard.press("Shift+Enter")
+
+
+async def choose(page: Page, menu: str, item: str) -> None:
+    await page.get_by_role("menuitem", name=menu, exact=True).click()
+    await page.get_by_role("menuitem", name=item, exact=True).click()
+
+
+async def test_a_student_takes_a_slice_and_gives_it_back(page: Page, lab: Lab, snap: Snap) -> None:
+    for name in NAMES:
+        await expect(card(page, name)).to_be_visible()
+    await snap("launcher.png")
+
+    await start_notebook(page, NAMES[0])
+    await run_cell(page, "%gpu")
+    output = page.locator(".jp-OutputArea-output").first
+    for fact in ("2%", "V100-SXM2-32GB (simulated)", "655 MiB", "accounting only"):
+        await expect(output).to_contain_text(fact)
+    await snap("gpu-magic.png")
+    (before,) = (await lab.status())["leases"]
+    assert before["state"] == "held"
+
+    await choose(page, "Kernel", "Restart Kernel and Clear Outputs of All Cells…")
+    await page.get_by_role("button", name="Confirm Kernel Restart").click()
+    await expect(page.locator(".jp-OutputArea-output")).to_have_count(0)
+    await run_cell(page, "%gpu")
+    await expect(page.locator(".jp-OutputArea-output").first).to_contain_text("655 MiB")
+    (after,) = (await lab.status())["leases"]
+    assert (after["id"], after["held_at"]) == (before["id"], before["held_at"])
+    assert after["pid"] != before["pid"]
+
+    await choose(page, "Kernel", "Shut Down Kernel")
+    await eventually(lab.is_empty)
+
+
+async def test_a_full_pool_refuses_in_words(page: Page, lab: Lab, snap: Snap) -> None:
+    async with connect() as pool:
+        await pool.request(parse_request("80%"), Holder("somebody else"), key="most-of-it")
+        await start_notebook(page, NAMES[2])
+        dialog = page.locator(".jp-Dialog")
+        await expect(dialog).to_contain_text("is free now")
+        await expect(dialog).to_contain_text("V100-SXM2-32GB (simulated)")
+        await expect(dialog).to_contain_text("These kernels would start now")
+        await expect(dialog).not_to_contain_text("%%")
+        words = dialog.locator("pre", has_text="is free now")
+        assert await words.evaluate("shown => shown.scrollWidth <= shown.clientWidth"), "the text is cut off"
+        await snap("refusal.png")
+        assert [lease["user"] for lease in (await lab.status())["leases"]] == ["somebody else"]

@@ -1,0 +1,53 @@
+"""The reference pages name everything that there is to set, to read and to meet."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from traitlets.config import Configurable
+
+import gpu_pool_client
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import EndReason, GpuPoolError
+from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+ROOMS = ("kernels", "pool", "pool_client", "provisioner")
+
+
+@pytest.mark.parametrize("configurable", [PoolSettings, GPUPoolProvisioner])
+def test_every_setting_is_described(configurable: type[Configurable]) -> None:
+    inherited = configurable.__mro__[1].class_traits(config=True)  # type: ignore[attr-defined]
+    page = (REFERENCE / "settings.md").read_text()
+    for name in configurable.class_traits(config=True).keys() - inherited.keys():
+        assert f"| `{name}` |" in page
+
+
+def test_every_variable_is_described() -> None:
+    page = (REFERENCE / "environment.md").read_text()
+    sources = (path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    used = {name for path in sources for name in re.findall(r"\bGPU_POOL_[A-Z_]+\b", path.read_text())}
+    assert sorted(name for name in used if name not in page) == []
+
+
+def test_every_error_is_described_with_its_exit_code() -> None:
+    page = (REFERENCE / "errors.md").read_text()
+    public = [getattr(gpu_pool_client, name) for name in gpu_pool_client.__all__]
+    errors = [each for each in public if isinstance(each, type) and GpuPoolError in each.__mro__[1:]]
+    assert len(errors) == 7
+    for error in errors:
+        assert re.search(rf"^\| `{error.__name__}` .*\| {error.exit_code} \|$", page, re.MULTILINE), error
+
+
+def test_every_way_to_end_is_described() -> None:
+    page = (REFERENCE / "errors.md").read_text()
+    assert [reason.value for reason in EndReason if f"| `{reason.value}` |" not in page] == []
+
+
+def test_links_between_the_pages_at_the_root_lead_somewhere() -> None:
+    for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)|src=\"([^\":]+)\"", (ROOT / page).read_text()):
+            assert (ROOT / "".join(target)).exists(), f"{page}: {target}"
