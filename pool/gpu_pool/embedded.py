@@ -188,13 +188,17 @@ class EmbeddedPool(Pool):
 
     def _open(self) -> Book:
         if self._opened is None:
-            database = Database(self._path)
-            book = Book(database, self._settings)
             devices = self._find_devices().devices
-            # A process that sees no devices (no driver in its container, no variable
-            # in its terminal) must not take away those that another one registered.
-            if devices:
-                book.register(devices)
+            database = Database(self._path)
+            try:
+                book = Book(database, self._settings)
+                # A process that sees no devices (no driver in its container, no variable
+                # in its terminal) must not take away those that another one registered.
+                if devices:
+                    book.register(devices)
+            except BaseException:
+                database.close()
+                raise
             self._opened = database, book
         return self._opened[1]
 

@@ -44,8 +44,12 @@ class Database:
             self._identity = _identity(path)
             self._lock = FairLock(path.with_name(path.name + ".lock"))
             self._connection = _connect(path)
-            self._check_kind()
-            self._migrate()
+            try:
+                self._check_kind()
+                self._migrate()
+            except BaseException:
+                self.close()
+                raise
         self._sql = queries()
 
     def close(self) -> None:
