@@ -122,11 +122,12 @@ def memory_mib(pid: int) -> float:
 def child(*arguments: str) -> object:
     """Run a part of this module in a process of its own, with kernelspecs and a ledger of its own."""
     with tempfile.TemporaryDirectory() as name:
-        environ = {**os.environ, **prepare(Path(name))}
+        # Managers write connection files into the folder they run in.
+        environ = {**os.environ, **prepare(Path(name)), "PYTHONPATH": str(Path(__file__).parents[1])}
         command = [sys.executable, "-m", "benchmarks.kernels", *arguments]
         # Kernels write to standard error what a benchmark's reader need not see.
         done = subprocess.run(
-            command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
+            command, cwd=name, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
         )
         found: object = json.loads(done.stdout.splitlines()[-1])
         return found

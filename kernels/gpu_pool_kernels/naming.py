@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Final
 
-from gpu_pool_client import Filters, SliceRequest, format_memory
+from gpu_pool_client import WHOLE, Filters, SliceRequest, format_memory
 
 #: What ipykernel adds to the name of its own kernelspec.
 _SUFFIX: Final = " (ipykernel)"
@@ -18,7 +18,7 @@ _LOGO: Final = """\
 """
 _RING: Final = """\
   <circle cx="32" cy="32" r="{radius}" fill="none" stroke="#8fd14f" stroke-width="6" pathLength="1000"
-    stroke-dasharray="{milli} 1000" transform="rotate(-90 32 32)"/>
+    stroke-dasharray="{milli} {rest}" transform="rotate(-90 32 32)"/>
 """
 _LINE: Final = """\
   <text x="32" y="{y}" font-family="sans-serif" font-size="{size}" font-weight="bold" fill="#ffffff"
@@ -57,7 +57,8 @@ def logo(request: SliceRequest) -> str:
     An amount of memory is no share of anything until a device is chosen: its
     ring stays empty.
     """
-    ring = _RING.format(radius=_RADIUS, milli=request.milli) if request.milli else ""
+    milli = request.milli
+    ring = _RING.format(radius=_RADIUS, milli=milli, rest=WHOLE - milli) if milli else ""
     first, _, second = _logo_words(request).partition(" ")
     # Where the lower line stands, the ring leaves less room.
     two = _line(24, first, 20, 60) + _line(42, second, 14, 56) if second else ""

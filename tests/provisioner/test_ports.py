@@ -64,9 +64,14 @@ def reserved(ip: str, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def test_a_kernel_can_bind_its_ports_again_and_again(ip: str) -> None:
-    with reserved(ip, 5) as ports, zmq.Context() as context:
+    with reserved(ip, 5) as ports:
         for port in ports * 2:
-            with context.socket(zmq.ROUTER) as kernel, context.socket(zmq.DEALER) as client:
+            # A context each: when it has ended, as when a kernel has, its sockets are closed.
+            with (
+                zmq.Context() as context,
+                context.socket(zmq.ROUTER) as kernel,
+                context.socket(zmq.DEALER) as client,
+            ):
                 kernel.bind(f"tcp://{ip}:{port}")
                 client.connect(f"tcp://{ip}:{port}")
                 client.send(b"hello")
