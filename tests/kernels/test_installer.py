@@ -226,9 +226,9 @@ def test_different_sizes_have_different_folders_that_jupyter_accepts() -> None:
 @pytest.mark.parametrize(
     ("size", "filled", "words"),
     [
-        ("2%", "20 1000", ["2%"]),
-        ("4", "1000 1000", ["4", "GPUs"]),
-        ("2x50%", "500 1000", ["2×", "50%"]),  # noqa: RUF001
+        ("2%", "20 980", ["2%"]),
+        ("4", "1000 0", ["4", "GPUs"]),
+        ("2x50%", "500 500", ["2×", "50%"]),  # noqa: RUF001
         ("655MiB", None, ["655", "MiB"]),
     ],
 )
