@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+
 import hypothesis
 import pytest
+
+# A shell starts its background jobs with these ignored, and their children inherit that:
+# then the programs under test could not be interrupted.
+for _signum in (signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_signum) is signal.SIG_IGN:
+        signal.signal(_signum, signal.default_int_handler if _signum == signal.SIGINT else signal.SIG_DFL)
 
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("default", deadline=None)
