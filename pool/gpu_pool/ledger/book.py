@@ -253,7 +253,8 @@ class Book:
     def _release(self, row: sqlite3.Row | None, reason: EndReason) -> None:
         if row is not None:
             self._end(row, reason)
-            self._serve_line()
+            if row["somebody_waits"]:
+                self._serve_line()
 
     def _end(self, row: sqlite3.Row, reason: EndReason) -> None:
         values = {"number": row["number"], "now": self._clock.wall(), "reason": reason.value}

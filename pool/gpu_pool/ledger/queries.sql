@@ -25,10 +25,12 @@ SELECT
             coalesce((SELECT max(number) FROM history), 0)) AS next_number;
 
 -- name: lease_by_number
-SELECT * FROM lease WHERE number = :number;
+SELECT *, EXISTS (SELECT 1 FROM lease WHERE turn IS NOT NULL) AS somebody_waits
+FROM lease WHERE number = :number;
 
 -- name: lease_by_key
-SELECT * FROM lease WHERE key = :key;
+SELECT *, EXISTS (SELECT 1 FROM lease WHERE turn IS NOT NULL) AS somebody_waits
+FROM lease WHERE key = :key;
 
 -- name: ended_by_number
 SELECT * FROM history WHERE number = :number;
@@ -41,9 +43,6 @@ SELECT * FROM lease WHERE turn IS NULL ORDER BY number;
 
 -- name: line
 SELECT * FROM lease WHERE turn IS NOT NULL ORDER BY turn;
-
--- name: somebody_waits
-SELECT EXISTS (SELECT 1 FROM lease WHERE turn IS NOT NULL);
 
 -- name: place_in_line
 SELECT count(*) FROM lease WHERE turn IS NOT NULL AND turn <= :turn;
