@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpu_pool import placement
 from gpu_pool.settings import Rules
@@ -20,30 +21,22 @@ from gpu_pool_client import (
 
 def check_rules(request: SliceRequest, rules: Rules) -> None:
     """Refuse, with ``NotAllowed``, what the rules forbid on any device."""
-    if request.milli is not None and request.milli > rules.max_milli:
-        raise NotAllowed(
-            f"You asked for {request}; the largest share this pool gives to one lease is "
-            f"{format_share(rules.max_milli)} of a GPU.",
-            f"Ask for {format_share(rules.max_milli)} or less, or ask the administrator.",
-        )
-    if rules.max_memory_mib and (request.memory_mib or 0) > rules.max_memory_mib:
-        raise NotAllowed(
-            f"You asked for {request}; the most memory this pool gives to one lease is "
-            f"{format_memory(rules.max_memory_mib)} on one GPU.",
-            f"Ask for {format_memory(rules.max_memory_mib)} or less, or ask the administrator.",
-        )
     if rules.max_devices and request.count > rules.max_devices:
         raise NotAllowed(
             f"You asked for {request}, that is {request.count} GPUs; "
             f"this pool gives at most {rules.max_devices} to one lease.",
             f"Ask for {rules.max_devices} or less, or ask the administrator.",
         )
+    too_large = (request.milli or 0) > rules.max_milli
+    if too_large or (rules.max_memory_mib and (request.memory_mib or 0) > rules.max_memory_mib):
+        raise _forbidden(request, rules)
 
 
 def check(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> None:
     """Refuse a request that these devices can never grant.
 
-    Raises ``NeverFits`` with the arithmetic and the largest that would fit.
+    Raises ``NeverFits`` with the arithmetic and the largest that would fit, and
+    ``NotAllowed`` where only the rules stand in the way.
     """
     if not devices:
         raise NeverFits(
@@ -59,6 +52,9 @@ def check(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> Non
         )
     able = list(placement.candidates(request, accepted, rules))
     if not able:
+        unlimited = replace(rules, max_milli=WHOLE, max_memory_mib=0)
+        if any(placement.candidates(request, accepted, unlimited)):
+            raise _forbidden(request, rules)
         raise _too_large_or_small(request, accepted, rules)
     if len(able) < request.count:
         raise NeverFits(
@@ -87,6 +83,16 @@ def shortage(
     else:
         remedy = "Try again when somebody has finished."
     return message, remedy, largest
+
+
+def _forbidden(request: SliceRequest, rules: Rules) -> NotAllowed:
+    share = f"{format_share(rules.max_milli)} of a GPU" if rules.max_milli < WHOLE else ""
+    memory = f"{format_memory(rules.max_memory_mib)} on one GPU" if rules.max_memory_mib else ""
+    most = " and ".join(filter(None, (share, memory)))
+    return NotAllowed(
+        f"You asked for {request}; the most this pool gives to one lease is {most}.",
+        "Ask for less, or ask the administrator.",
+    )
 
 
 def _too_large_or_small(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> NeverFits:

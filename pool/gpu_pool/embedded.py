@@ -7,11 +7,12 @@ every decision is one transaction, so none of them needs to be in charge.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from gpu_pool.inventory import Inventory, discover
 from gpu_pool.ledger import files
@@ -26,16 +27,21 @@ from gpu_pool_client import (
     Holder,
     Lease,
     LeaseState,
+    Outlook,
     Pool,
     PoolStatus,
+    PoolUnreachable,
     Process,
     SliceRequest,
 )
+from gpu_pool_client.pool import split_url
 
 T = TypeVar("T")
 
 #: A decision that could not begin for this long is given up.
 ANSWER_WITHIN: Final = 30.0
+#: Seconds that closing may take.
+_CLOSE_WITHIN: Final = 1.0
 #: How often a waiter reads its place: a few microseconds of work each time.
 _POLL: Final = 0.1
 #: How often, at most, all waiters together look for processes that are gone.
@@ -49,10 +55,10 @@ def open_embedded(url: str) -> EmbeddedPool:
 
 def ledger_path(url: str) -> Path:
     """Return the ledger's file that an ``embedded:`` URL names."""
-    parts = urlsplit(url)
-    if parts.query or parts.fragment:
-        raise BadRequest(f"{url!r} is not the URL of an embedded pool.", "Accepted: embedded:[path].")
-    text = unquote(parts.netloc + parts.path)
+    parts = split_url(url)
+    text = "" if parts is None else unquote(parts.netloc + parts.path)
+    if parts is None or parts.query or parts.fragment or (text and not text.isprintable()):
+        raise BadRequest(f"{url[:200]!a} is not the URL of an embedded pool.", "Accepted: embedded:[path].")
     path = Path(text).expanduser() if text else files.default_path()
     return path.absolute()
 
@@ -70,7 +76,7 @@ class EmbeddedPool(Pool):
         settings: PoolSettings | None = None,
         find_devices: Callable[[], Inventory] = discover,
     ) -> None:
-        self.url = f"embedded:{path}"
+        self.url = f"embedded:{quote(str(path))}"
         self._path = path
         self._settings = settings or PoolSettings()
         self._find_devices = find_devices
@@ -83,8 +89,8 @@ class EmbeddedPool(Pool):
             lease = await self._do(lambda book: book.request(request, holder, key))
             if lease.state is LeaseState.WAITING:
                 lease = await self._do(lambda book: _after_a_look(book, lease.id))
-        except asyncio.CancelledError:
-            # The decision may still be made after nobody listens any more.
+        except (asyncio.CancelledError, PoolUnreachable):
+            # The decision may still be made, or has been, and nobody would know of it.
             self._later(lambda book: book.release_key(key, EndReason.WITHDRAWN))
             raise
         return lease
@@ -118,6 +124,10 @@ class EmbeddedPool(Pool):
                 yield lease
             last = lease
             await asyncio.sleep(_POLL)
+
+    async def explain(self, lease_id: str) -> Outlook:
+        """See ``Pool.explain``."""
+        return await self._do(lambda book: book.explain(lease_id))
 
     async def attach(
         self,
@@ -157,7 +167,10 @@ class EmbeddedPool(Pool):
 
     async def close(self) -> None:
         """Close the ledger once what was begun is done. Leases live on."""
-        await self._worker.run(self._close, ANSWER_WITHIN + 1)
+        self._worker.submit(self._close)
+        # Whatever holds the ledger up has been said already by the call that met it.
+        with contextlib.suppress(TimeoutError):
+            await self._worker.run(lambda: None, _CLOSE_WITHIN)
         self._worker.stop()
 
     def _close(self) -> None:
@@ -167,40 +180,36 @@ class EmbeddedPool(Pool):
 
     async def _do(self, job: Callable[[Book], T]) -> T:
         """Run a job on the ledger in the worker thread."""
+        give_up_at = time.monotonic() + ANSWER_WITHIN
         try:
-            return await self._worker.run(self._task(job), ANSWER_WITHIN + 1)
+            return await self._worker.run(lambda: job(self._open(give_up_at)), ANSWER_WITHIN + 1)
         except TimeoutError as error:
             raise self._stuck() from error
 
     def _later(self, job: Callable[[Book], object]) -> None:
-        """Run a job after those already queued; nobody waits for it."""
-        self._worker.submit(self._task(job))
+        """Run a job after those already queued, however long they take; nobody waits for it."""
+        self._worker.submit(lambda: job(self._open(give_up_at=None)))
 
-    def _task(self, job: Callable[[Book], T]) -> Callable[[], T]:
-        give_up_at = time.monotonic() + ANSWER_WITHIN
-
-        def run() -> T:
-            book = self._open()
-            book.give_up_at = give_up_at
-            return job(book)
-
-        return run
-
-    def _open(self) -> Book:
+    def _open(self, give_up_at: float | None) -> Book:
+        """Return the book, whose decisions wait for others until ``give_up_at`` at most."""
         if self._opened is None:
-            devices = self._find_devices().devices
-            database = Database(self._path)
-            try:
-                book = Book(database, self._settings)
-                # A process that sees no devices (no driver in its container, no variable
-                # in its terminal) must not take away those that another one registered.
-                if devices:
-                    book.register(devices)
-            except BaseException:
-                database.close()
-                raise
-            self._opened = database, book
-        return self._opened[1]
+            self._opened = self._open_anew(give_up_at)
+        book = self._opened[1]
+        book.give_up_at = give_up_at
+        return book
+
+    def _open_anew(self, give_up_at: float | None) -> tuple[Database, Book]:
+        devices = self._find_devices().devices
+        with contextlib.ExitStack() as opened:
+            database = opened.enter_context(contextlib.closing(Database(self._path)))
+            book = Book(database, self._settings)
+            book.give_up_at = give_up_at
+            # A process that sees no devices (no driver in its container, no variable
+            # in its terminal) must not take away those that another one registered.
+            if devices:
+                book.register(devices)
+            opened.pop_all()
+        return database, book
 
     def _stuck(self) -> LedgerUnusable:
         holder = self._opened[0].holder() if self._opened else None

@@ -44,11 +44,15 @@ def cut(request: SliceRequest, device: Device, rules: Rules) -> Slice:
 
 
 def holds(part: Slice, rules: Rules) -> bool:
-    """Whether the slice's device could hold it if it were empty."""
+    """Whether the slice's device could hold it if it were empty, and the rules let one lease have it.
+
+    A share is also memory and memory is also a share, so both limits are held
+    against the slice that was cut, in whatever unit it was asked for.
+    """
     device = part.device
     return (
-        rules.context_mib <= part.memory_mib <= device.memory_mib
-        and part.milli <= WHOLE
+        rules.context_mib <= part.memory_mib <= min(device.memory_mib, _most_memory(rules, device))
+        and part.milli <= min(WHOLE, rules.max_milli)
         and (device.contexts is None or part.contexts <= device.contexts)
     )
 
@@ -97,11 +101,16 @@ def largest(statuses: Sequence[DeviceStatus], rules: Rules) -> int:
 
 def _largest_share(status: DeviceStatus, rules: Rules) -> int:
     device = status.device
-    # One MiB more, exclusive: every share whose memory rounds down to what is free.
-    by_memory = ((status.free_memory_mib + 1) * WHOLE - 1) // max(1, device.memory_mib)
+    memory = min(status.free_memory_mib, _most_memory(rules, device))
+    # One MiB more, exclusive: every share whose memory rounds down to that much.
+    by_memory = ((memory + 1) * WHOLE - 1) // max(1, device.memory_mib)
     milli = min(WHOLE, rules.max_milli, status.free_milli, by_memory)
     part = cut(SliceRequest(milli=milli), device, rules)
     return milli if milli > 0 and holds(part, rules) and fits(part, status) else 0
+
+
+def _most_memory(rules: Rules, device: Device) -> int:
+    return rules.max_memory_mib or device.memory_mib
 
 
 def _less(status: DeviceStatus, part: Slice) -> DeviceStatus:

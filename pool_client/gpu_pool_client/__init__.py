@@ -14,6 +14,7 @@ from gpu_pool_client.errors import (
     PoolUnreachable,
     TimedOut,
 )
+from gpu_pool_client.outlook import Outlook
 from gpu_pool_client.pool import Pool, connect
 from gpu_pool_client.processes import Process
 from gpu_pool_client.requests import (
@@ -58,6 +59,7 @@ __all__ = [
     "Limit",
     "NeverFits",
     "NotAllowed",
+    "Outlook",
     "OverQuota",
     "Pool",
     "PoolStatus",

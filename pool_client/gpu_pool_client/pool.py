@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator, Callable
 from importlib.metadata import entry_points
 from types import TracebackType
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from gpu_pool_client.errors import BadRequest, PoolUnreachable
+from gpu_pool_client.outlook import Outlook
 from gpu_pool_client.processes import Process
 from gpu_pool_client.requests import SliceRequest
 from gpu_pool_client.values import EndReason, Holder, Lease, LeaseState, PoolStatus
@@ -78,6 +79,10 @@ class Pool(abc.ABC):
     @abc.abstractmethod
     def watch(self, lease_id: str) -> AsyncIterator[Lease]:
         """Yield the lease now and after every change of its state or place, until it has ended."""
+
+    @abc.abstractmethod
+    async def explain(self, lease_id: str) -> Outlook:
+        """Say why a lease waits, and how long that may take. Raises ``BadRequest`` if it does not wait."""
 
     @abc.abstractmethod
     async def attach(
@@ -146,11 +151,12 @@ def connect(url: str | None = None) -> Pool:
     when the pool cannot be opened.
     """
     url = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
-    scheme = urlsplit(url).scheme
+    parts = split_url(url)
+    scheme = parts.scheme if parts else ""
     offers = {point.name: point for point in entry_points(group=BACKENDS)}
     if scheme not in offers:
         known = ", ".join(f"{name}:" for name in sorted(offers)) or "none installed"
-        raise BadRequest(f"{url!r} is not the URL of a pool.", f"Accepted here: {known}.")
+        raise BadRequest(f"{url[:200]!a} is not the URL of a pool.", f"Accepted here: {known}.")
     try:
         open_pool: Callable[[str], Pool] = offers[scheme].load()
     except ImportError as error:
@@ -159,3 +165,11 @@ def connect(url: str | None = None) -> Pool:
             "Install jupyter-gpu-pool again.",
         ) from error
     return open_pool(url)
+
+
+def split_url(url: str) -> SplitResult | None:
+    """Return the parts of a pool's URL, or None if it is not a URL at all."""
+    try:
+        return urlsplit(url)
+    except ValueError:  # such as "[" without "]" where a host would stand
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 
 import pytest
@@ -296,3 +297,36 @@ async def test_status_is_one_snapshot(pool: Pool) -> None:
     assert (status.leases[0].holder.course, status.leases[0].holder.kernel) == ("cs101", "Python 3 (GPU 70%)")
     assert (status.devices[0].free_milli, status.devices[0].free_memory_mib) == (300, 32768 - 22937)
     assert status.simulated
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 1e9])
+async def test_a_deadline_that_is_none_is_refused(pool: Pool, seconds: float) -> None:
+    lease = await take(pool, "2%", "key")
+    for attempt in (
+        lambda: pool.renew(lease, seconds),
+        lambda: pool.attach(lease, Process.current(), ready_within=seconds),
+        lambda: pool.attach(lease, Process.current(), grace=seconds),
+    ):
+        with pytest.raises(BadRequest, match="0 to 86400 seconds"):
+            await attempt()
+
+
+async def test_names_are_kept_short_and_printable(pool: Pool) -> None:
+    holder = Holder("a\ud800\x1b[31m" + "b" * 1_000, kernel="k\0\n")
+    lease = await pool.request(parse_request("2%"), holder, "key")
+    assert lease.holder.user.startswith("a??[31mbbb")
+    assert (len(lease.holder.user), lease.holder.kernel) == (200, "k??")
+
+
+async def test_why_a_lease_waits(pool: Pool) -> None:
+    held = await take(pool, "1", "held")
+    await take(pool, "1", "first")
+    waiting = await take(pool, "2%", "second")
+    outlook = await pool.explain(waiting)
+    assert outlook.place == 2
+    assert "2%" in outlook.why
+    with pytest.raises(BadRequest, match="does not wait"):
+        await pool.explain(held)
+    await pool.release(waiting)
+    with pytest.raises(LeaseGone):
+        await pool.explain(waiting)

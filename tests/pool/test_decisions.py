@@ -121,14 +121,31 @@ def test_a_pool_without_devices_says_how_to_get_one() -> None:
 @pytest.mark.parametrize(
     ("text", "rules", "words"),
     [
-        ("51%", Rules(max_milli=500), "largest share this pool gives to one lease is 50%"),
-        ("2GiB", Rules(max_memory_mib=1024), "most memory this pool gives to one lease is 1GiB"),
+        ("51%", Rules(max_milli=500), "most this pool gives to one lease is 50% of a GPU"),
+        ("2GiB", Rules(max_memory_mib=1024), "most this pool gives to one lease is 1GiB on one GPU"),
         ("2x10%", Rules(max_devices=1), "at most 1 to one lease"),
     ],
 )
 def test_what_the_rules_forbid_is_not_allowed(text: str, rules: Rules, words: str) -> None:
     with pytest.raises(NotAllowed, match=words):
         admission.check_rules(parse_request(text), rules)
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        ("32GiB", Rules(max_milli=100)),
+        ("1", Rules(max_memory_mib=1024)),
+        ("2x50%", Rules(max_milli=500, max_memory_mib=1024)),
+    ],
+)
+def test_a_limit_holds_in_whatever_unit_is_asked(text: str, rules: Rules) -> None:
+    empty = [status(each) for each in V100]
+    assert placement.place(parse_request(text), empty, rules) is None
+    with pytest.raises(NotAllowed, match="You asked for .* the most this pool gives to one lease"):
+        admission.check(parse_request(text), V100, rules)
+    largest = SliceRequest(milli=placement.largest(empty, rules))
+    assert placement.place(largest, empty, rules)
 
 
 def test_nobody_overtakes_but_where_no_earlier_waiter_could_go() -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.clock import Clock
-from gpu_pool.embedded import EmbeddedPool, ledger_path
-from gpu_pool.inventory import Inventory
+from gpu_pool.embedded import ledger_path
 from gpu_pool.ledger.book import Book
 from gpu_pool.ledger.database import Database
+from gpu_pool.ledger.errors import LedgerUnusable
+from gpu_pool.ledger.lock import FairLock
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import BadRequest, EndReason, LeaseState, NotAllowed, Process, connect, parse_request
-from support.pools import ME, V100, device, embedded, take
+from support.pools import ME, V100, embedded, take
 
 
 def test_where_the_ledger_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,8 +29,17 @@ def test_where_the_ledger_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert ledger_path("embedded:~/x") == Path.home() / "x"
     monkeypatch.chdir(tmp_path)
     assert ledger_path("embedded:x.db") == tmp_path / "x.db"
-    with pytest.raises(BadRequest, match="embedded:\\[path\\]"):
-        ledger_path("embedded:/x?y=1")
+    for nonsense in ("embedded:/x?y=1", "embedded://[x", "embedded:/a%00b", "embedded:/a%0Ab"):
+        with pytest.raises(BadRequest, match="embedded:\\[path\\]"):
+            ledger_path(nonsense)
+
+
+async def test_a_pool_is_found_again_by_its_url(tmp_path: Path) -> None:
+    (tmp_path / "a%41 b").mkdir()
+    async with embedded(tmp_path / "a%41 b" / "ledger.db") as pool:
+        lease = await take(pool, "2%", "key")
+        async with connect(pool.url) as same:
+            assert (await same.lease(lease)).key == "key"
 
 
 async def test_connect_finds_simulated_devices_in_the_environment(
@@ -40,46 +50,6 @@ async def test_connect_finds_simulated_devices_in_the_environment(
     async with connect() as pool:
         status = await pool.status()
     assert [each.device.label for each in status.devices] == ["V100-SXM2-32GB (simulated)"] * 2
-
-
-async def test_a_process_that_sees_no_device_takes_none_away(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    async with embedded(path) as first, EmbeddedPool(path, find_devices=lambda: Inventory((), "")) as second:
-        await first.status()
-        assert len((await second.status()).devices) == 1
-        assert (await second.lease(await take(second, "1", "key"))).state is LeaseState.HELD
-
-
-async def test_a_device_that_is_gone_is_granted_no_more_and_its_leases_live_on(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    old, new = device(0), device(1)
-    async with embedded(path, old) as pool:
-        lease = await take(pool, "50%", "old")
-        async with embedded(path, new) as later:
-            await later.status()
-            waiting = await later.lease(await take(pool, "50% index=1", "new"))
-            assert waiting.slices[0].device == new
-            assert {each.device.uuid for each in (await pool.status()).devices} == {old.uuid, new.uuid}
-            await pool.release(lease)
-            assert [each.device for each in (await pool.status()).devices] == [new]
-
-
-async def test_a_device_whose_facts_change_is_known_anew(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    async with embedded(path, device(0, driver="550")) as pool:
-        await pool.status()
-        async with embedded(path, device(0, driver="565")) as later:
-            await later.status()
-        assert (await pool.status()).devices[0].device.driver == "565"
-
-
-async def test_a_new_device_serves_the_line(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    async with embedded(path, device(0)) as pool:
-        await take(pool, "1", "first")
-        second = await take(pool, "1", "second")
-        async with embedded(path, device(0), device(1)) as later:
-            assert (await later.lease(second)).state is LeaseState.HELD
 
 
 async def test_the_pools_rules_hold_whatever_is_asked(tmp_path: Path) -> None:
@@ -171,3 +141,34 @@ async def test_waiters_of_one_machine_share_one_look(tmp_path: Path) -> None:
     book.look(at_most_every=10)
     assert book.lease(lease.id).state is LeaseState.ENDED
     database.close()
+
+
+async def test_a_withdrawal_is_not_lost_however_long_the_ledger_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with embedded(tmp_path / "ledger.db") as pool:
+        await take(pool, "1", "first")
+        second = await take(pool, "1", "second")
+        waiting = asyncio.create_task(pool.wait(second))
+        await asyncio.sleep(0)
+        with monkeypatch.context() as busy:
+            # As if every decision had been waiting for too long already.
+            busy.setattr("gpu_pool.embedded.ANSWER_WITHIN", -0.9)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        assert (await pool.lease(second)).end_reason is EndReason.WITHDRAWN
+
+
+async def test_a_ledger_that_others_keep_locked_is_closed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_pool.embedded.ANSWER_WITHIN", 0.1)
+    monkeypatch.setattr("gpu_pool.embedded._CLOSE_WITHIN", 0.1)
+    path = tmp_path / "ledger.db"
+    pool = embedded(path)
+    await pool.status()
+    with FairLock(path.with_name("ledger.db.lock")):
+        with pytest.raises(LedgerUnusable, match="has been locked"):
+            await take(pool, "1", "key")
+        await pool.close()

@@ -22,6 +22,7 @@ PUBLIC = [
     "Limit",
     "NeverFits",
     "NotAllowed",
+    "Outlook",
     "OverQuota",
     "Pool",
     "PoolStatus",

@@ -7,12 +7,15 @@ they decide.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
+
+import psutil
 
 from gpu_pool import admission, placement, queueing
 from gpu_pool.clock import Clock
@@ -28,14 +31,20 @@ from gpu_pool_client import (
     Lease,
     LeaseGone,
     LeaseState,
+    Outlook,
     PoolStatus,
     Process,
     Slice,
     SliceRequest,
     TimedOut,
 )
+from gpu_pool_client.processes import pid_namespace
 
 _KEY: Final = re.compile(r"[!-~]{1,128}")
+#: No deadline is set further ahead than this.
+_MOST_SECONDS: Final = 86_400.0
+#: Characters kept of a user's, a course's or a kernel's name.
+_MOST_TEXT: Final = 200
 _ID: Final = re.compile(r"([0-9]{1,18})-[0-9a-f]{8}", re.ASCII)
 
 
@@ -56,9 +65,12 @@ class Book:
 
     def register(self, devices: Sequence[Device]) -> None:
         """Make these the pool's devices. Leases on others live on; nothing new is granted there."""
+        with self._db.snapshot():
+            if not self._devices.is_news(devices):
+                return
         with self._db.transaction(self.give_up_at):
-            if self._devices.register(devices):
-                self._serve_line()
+            self._devices.register(devices, pid_namespace())
+            self._serve_line()
 
     # -- Asking ------------------------------------------------------------
 
@@ -84,15 +96,18 @@ class Book:
 
     def _draft(self, request: SliceRequest, holder: Holder, key: str) -> dict[str, Any]:
         """Return what is known of a lease's row before any decision."""
+        me = Process.current()
+        keeper = holder.process or me
         return {
             "id": secrets.token_hex(4),
             "key": key,
             "request": str(request),
-            "user": holder.user,
-            "course": holder.course,
-            "kernel": holder.kernel,
+            "user": _plain(holder.user),
+            "course": holder.course and _plain(holder.course),
+            "kernel": holder.kernel and _plain(holder.kernel),
             "requested_at": self._clock.wall(),
-            "keeper": records.write_process(holder.process or Process.current()),
+            "keeper": records.write_process(keeper),
+            "pulse": self._db.pulses.own() if keeper == me else None,
             "process": None,
         }
 
@@ -123,6 +138,19 @@ class Book:
         request = records.read_request(row["request"])
         message, remedy, largest = admission.shortage(request, statuses, ahead, self._rules)
         return TimedOut(message, remedy, largest_now=largest)
+
+    def explain(self, lease_id: str) -> Outlook:
+        """Say why this lease waits."""
+        with self._db.snapshot():
+            row = self._row_of(lease_id)
+            place = self._place(row)
+            statuses = self._devices.open()
+        if place is None:
+            raise BadRequest(
+                f"Lease {lease_id} does not wait: it is {row['state']}.", "Nothing needs to be done."
+            )
+        request = records.read_request(row["request"])
+        return Outlook(place, admission.shortage(request, statuses, place - 1, self._rules)[0])
 
     # -- The line ----------------------------------------------------------
 
@@ -195,12 +223,16 @@ class Book:
 
     def attach(self, lease_id: str, process: Process, ready_within: float | None, grace: float) -> Lease:
         """Tie the lease to a process; see ``Pool.attach``."""
+        _check_seconds("grace", grace)
+        _check_seconds("ready_within", ready_within)
         with self._db.transaction(self.give_up_at):
             row = self._row_of(lease_id)
             watched = ready_within is not None and row["state"] == LeaseState.HELD
             values = {
                 "number": row["number"],
                 "process": records.write_process(process),
+                # What lives on without us is not given up when our sign of life has gone.
+                "outlives": row["pulse"] != self._db.pulses.own() or not _ends_with_us(process),
                 "grace": grace,
                 "deadline": self._clock.uptime() + (ready_within or 0) if watched else None,
                 "reason": EndReason.NOT_READY.value if watched else None,
@@ -210,6 +242,7 @@ class Book:
 
     def renew(self, lease_id: str, ttl: float | None) -> Lease:
         """Lift the deadline, or set it ``ttl`` seconds from now."""
+        _check_seconds("ttl", ttl)
         with self._db.transaction(self.give_up_at):
             number = self._row_of(lease_id)["number"]
             deadline = None if ttl is None else self._clock.uptime() + ttl
@@ -289,6 +322,26 @@ def gone(lease: Lease) -> LeaseGone:
     return LeaseGone(
         f"The lease on {lease.request} ended at {ended}: {reason}.", "Ask for a new slice.", reason=reason
     )
+
+
+def _check_seconds(name: str, value: float | None) -> None:
+    """Refuse a time that is no time: a deadline that never comes would keep a slice for ever."""
+    # Written so that NaN, which compares with nothing, is refused.
+    if value is not None and not 0 <= value <= _MOST_SECONDS:
+        raise BadRequest(f"{name} is {value} seconds.", f"Accepted: 0 to {_MOST_SECONDS:.0f} seconds.")
+
+
+def _plain(text: str) -> str:
+    """Cut a text that came from outside, and leave out what a file or a terminal could choke on."""
+    return "".join(each if each.isprintable() else "?" for each in text[:_MOST_TEXT])
+
+
+def _ends_with_us(process: Process) -> bool:
+    """Whether it is this process or its child, which it watches for as long as it lives."""
+    try:
+        return process.pid == os.getpid() or psutil.Process(process.pid).ppid() == os.getpid()
+    except psutil.Error:
+        return False
 
 
 def _number(lease_id: str) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gpu_pool.ledger import files
 from gpu_pool.ledger.errors import LedgerUnusable, explain
-from gpu_pool.ledger.lock import FairLock
+from gpu_pool.ledger.lock import FairLock, Pulses
 from gpu_pool.ledger.queries import migrations, queries, statements
 
 #: PRAGMA application_id of a ledger, "GPUP" in ASCII: tells it from other SQLite files.
@@ -37,25 +37,25 @@ class Database:
         with _explained(path):
             files.prepare_folder(path)
             if not path.exists():
+                files.check_leftovers(path)
                 _create(path)
             files.check_owner(path)
             if path.stat().st_size == 0:
                 raise sqlite3.DatabaseError("file is not a database")
             self._identity = _identity(path)
-            self._lock = FairLock(path.with_name(path.name + ".lock"))
-            self._connection = _connect(path)
-            try:
+            lock = path.with_name(path.name + ".lock")
+            with contextlib.ExitStack() as opened:
+                self._lock = opened.enter_context(contextlib.closing(FairLock(lock)))
+                self.pulses = opened.enter_context(contextlib.closing(Pulses(lock)))
+                self._connection = opened.enter_context(contextlib.closing(_connect(path)))
                 self._check_kind()
                 self._migrate()
-            except BaseException:
-                self.close()
-                raise
+                self._opened = opened.pop_all()
         self._sql = queries()
 
     def close(self) -> None:
         """Close the connection and the lock."""
-        self._connection.close()
-        self._lock.close()
+        self._opened.close()
 
     @property
     def version(self) -> int:
@@ -142,12 +142,8 @@ def _explained(path: Path) -> Iterator[None]:
     """Let nothing of SQLite or the system through but in words."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         raise explain(error, path) from error
-    except OSError as error:
-        raise LedgerUnusable(
-            f"The pool's ledger, {path}, cannot be used: {error.strerror}.", files.elsewhere()
-        ) from error
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
 from gpu_pool.ledger import records
 from gpu_pool.ledger.database import Database
+from gpu_pool.ledger.errors import LedgerUnusable
 from gpu_pool_client import Device, DeviceStatus, Slice
 
 #: What each entry of a lease's slices means.
@@ -27,15 +29,46 @@ class DeviceTable:
         self._known: dict[int, tuple[int, bool, Device]] = {}
         self._numbers: dict[str, int] = {}
 
-    def register(self, devices: Sequence[Device]) -> bool:
-        """Make these the pool's devices; return whether anything changed."""
-        facts = [records.write_device(device) for device in devices]
-        if {row["facts"] for row in self._db.run("device_facts") if row["present"]} == set(facts):
-            return False
-        self._db.run("hide_devices")
-        for position, (device, text) in enumerate(zip(devices, facts, strict=True)):
-            self._db.run("upsert_device", {"uuid": device.uuid, "position": position, "facts": text})
-        return True
+    def is_news(self, devices: Sequence[Device]) -> bool:
+        """Whether :meth:`register` would change anything."""
+        facts = {records.write_device(device) for device in devices}
+        return {row["facts"] for row in self._present()} != facts
+
+    def register(self, devices: Sequence[Device], seen_from: str) -> None:
+        """Make these the pool's devices, as seen by a process of the pid namespace ``seen_from``.
+
+        A real device is taken away only by a process that sees what the one
+        saw that registered it. Raises ``LedgerUnusable`` where simulated
+        devices would replace real ones, or others that are in use.
+        """
+        present = self._present()
+        uuids = {device.uuid for device in devices}
+        missing = [row for row in present if row["uuid"] not in uuids]
+        simulated = any(_is_simulated(row) for row in present)
+        if simulated or any(device.simulated for device in devices):
+            self._refuse_to_mix(devices, missing)
+        for row in missing:
+            if simulated or row["seen_from"] == seen_from:
+                self._db.run("hide_device", {"id": row["id"]})
+        for position, device in enumerate(devices):
+            values = {"uuid": device.uuid, "position": position, "facts": records.write_device(device)}
+            self._db.run("upsert_device", {**values, "seen_from": seen_from})
+
+    def _refuse_to_mix(self, devices: Sequence[Device], missing: Sequence[sqlite3.Row]) -> None:
+        replaced = [records.read_device(row["facts"]).label for row in missing]
+        if not replaced:
+            return
+        if all(_is_simulated(row) for row in missing) and not self._db.one("in_use")[0]:
+            return
+        raise LedgerUnusable(
+            f"The pool's ledger, {self._db.path}, is in use for {', '.join(sorted(set(replaced)))}; "
+            f"this process would replace that by {', '.join(sorted({each.label for each in devices}))}.",
+            "Set or unset GPU_POOL_DEVICES as where the pool is in use, "
+            f"or name another ledger: GPU_POOL_URL=embedded:{self._db.path.with_name('other.db')}.",
+        )
+
+    def _present(self) -> list[sqlite3.Row]:
+        return [row for row in self._db.run("device_facts").fetchall() if row["present"]]
 
     def statuses(self) -> list[DeviceStatus]:
         """Return all devices that are present or still hold something, in order of placement."""
@@ -80,3 +113,7 @@ class DeviceTable:
             device = records.read_device(row["facts"])
             self._known[row["id"]] = (row["revision"], bool(row["present"]), device)
             self._numbers[device.uuid] = row["id"]
+
+
+def _is_simulated(row: sqlite3.Row) -> bool:
+    return records.read_device(row["facts"]).simulated

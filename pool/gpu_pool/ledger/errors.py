@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 from pathlib import Path
 
@@ -15,19 +17,28 @@ class LedgerUnusable(PoolUnreachable):
 
 
 _SET_ASIDE = (
-    "Nothing was changed. Stop all kernels, move the file aside, and start again; "
-    '"gpu-pool doctor" shows more.'
+    "Nothing was changed. Stop Jupyter and all kernels, move the file aside together with those beside it "
+    'whose names begin with its name, and start again; "gpu-pool doctor" shows more.'
 )
+_FULL = (
+    "cannot grow: the disk is full",
+    "Free some space on that disk and try again; nothing was lost.",
+)
+
+
+def elsewhere() -> str:
+    """Say how to choose another place for the ledger."""
+    return (
+        "Name a file in a private folder on a local disk, for example "
+        f"GPU_POOL_URL=embedded:/var/tmp/gpu-pool-{os.geteuid()}/ledger.db."
+    )
+
 
 #: SQLite's own words (they are part of its C interface: sqlite3_errstr) and what to say instead.
 _MEANINGS = (
     ("malformed", "is damaged", _SET_ASIDE),
     ("not a database", "is not a ledger: another kind of file, or damaged", _SET_ASIDE),
-    (
-        "full",
-        "cannot grow: the disk is full",
-        "Free some space on that disk and try again; nothing was lost.",
-    ),
+    ("full", *_FULL),
     (
         "readonly",
         "cannot be written",
@@ -43,10 +54,25 @@ _MEANINGS = (
 )
 
 
-def explain(error: sqlite3.Error, path: Path) -> LedgerUnusable:
-    """Turn an error of SQLite into words for the person who has to mend it."""
+def explain(error: sqlite3.Error | OSError, path: Path) -> LedgerUnusable:
+    """Turn an error of SQLite or of the system into words for the person who has to mend it."""
+    if isinstance(error, OSError):
+        return _explain_system(error, path)
     text = str(error)
+    if isinstance(error, sqlite3.IntegrityError):
+        return LedgerUnusable(
+            f"The pool's ledger, {path}, refused a decision that contradicts itself ({text}). "
+            "Nothing was changed.",
+            "This is a bug in jupyter-gpu-pool: please report it with these words.",
+        )
     for words, meaning, remedy in _MEANINGS:
         if words in text:
             return LedgerUnusable(f"The pool's ledger, {path}, {meaning}.", remedy)
     return LedgerUnusable(f"The pool's ledger, {path}, cannot be used: {text}.", _SET_ASIDE)
+
+
+def _explain_system(error: OSError, path: Path) -> LedgerUnusable:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        meaning, remedy = _FULL
+        return LedgerUnusable(f"The pool's ledger, {path}, {meaning}.", remedy)
+    return LedgerUnusable(f"The pool's ledger, {path}, cannot be used: {error.strerror}.", elsewhere())

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import psutil
 
-from gpu_pool.ledger.errors import LedgerUnusable
+from gpu_pool.ledger.errors import LedgerUnusable, elsewhere
 
 #: File systems on which SQLite's locks or its shared memory cannot be relied on
 #: (https://www.sqlite.org/wal.html: "WAL does not work over a network filesystem").
 NETWORK: Final = frozenset(
     "9p afs autofs beegfs ceph cifs coda davfs fuse.ceph fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs "
     "glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs panfs pvfs2 smb3 smbfs virtiofs vboxsf".split()
-)
-_ELSEWHERE: Final = (
-    "Name a file on a local disk, for example GPU_POOL_URL=embedded:/var/tmp/gpu-pool-{}/ledger.db."
 )
 
 
@@ -39,7 +37,11 @@ def file_system(path: Path, mounts: Iterable[tuple[str, str]]) -> str:
 
 
 def prepare_folder(path: Path) -> None:
-    """Make the ledger's folder, private to this user, and refuse a network file system."""
+    """Make the ledger's folder, private to this user.
+
+    Refuses a folder in which others can write, since they could put files
+    beside the ledger that SQLite takes for its own, and a network file system.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -47,6 +49,12 @@ def prepare_folder(path: Path) -> None:
             f"The folder of the pool's ledger, {path.parent}, cannot be made: {error.strerror}.",
             elsewhere(),
         ) from error
+    found = path.parent.stat()
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise LedgerUnusable(
+            f"The folder of the pool's ledger, {path.parent}, can be written by others than you.",
+            f"Make it private (chmod go-w {path.parent}), or choose another. {elsewhere()}",
+        )
     mounts = [(part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True)]
     kind = file_system(path.parent.resolve(), mounts)
     if kind in NETWORK:
@@ -54,6 +62,19 @@ def prepare_folder(path: Path) -> None:
             f"The pool's ledger, {path}, is on a network file system ({kind}), "
             "where the locks it needs cannot be relied on.",
             elsewhere(),
+        )
+
+
+def check_leftovers(path: Path) -> None:
+    """Refuse to make a new ledger beside what is left of another: SQLite would read it as this one's."""
+    left = [
+        part.name for part in (path.with_name(path.name + end) for end in ("-wal", "-shm")) if part.exists()
+    ]
+    # Asked second: whoever is making the ledger at this moment makes the file first.
+    if left and not path.exists():
+        raise LedgerUnusable(
+            f"The pool's ledger, {path}, is missing, and parts of it are still there: {', '.join(left)}.",
+            "Stop Jupyter and all kernels; then put the ledger back, or move these files aside too.",
         )
 
 
@@ -66,8 +87,3 @@ def check_owner(path: Path) -> None:
             "An embedded pool is for one user.",
             elsewhere(),
         )
-
-
-def elsewhere() -> str:
-    """Say how to choose another place for the ledger."""
-    return _ELSEWHERE.format(os.geteuid())

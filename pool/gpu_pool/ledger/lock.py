@@ -11,8 +11,12 @@ The lock gives fairness, not correctness: that is SQLite's transaction.
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import functools
 import os
+import secrets
+import stat
 import struct
 import sys
 from pathlib import Path
@@ -22,6 +26,8 @@ from typing import Final
 # struct flock of fcntl(2) on 64-bit Linux: type, whence, start, length, pid.
 _FLOCK: Final = struct.Struct("hhqqi4x")
 _TICKET: Final = struct.Struct("<qq")
+#: The byte of the first sign of life.
+_PULSES: Final = 1 << 62
 _HAS_TICKETS: Final = sys.platform.startswith("linux") and hasattr(fcntl, "F_OFD_SETLKW")
 
 
@@ -33,10 +39,9 @@ class FairLock:
     """
 
     def __init__(self, path: Path) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._file = os.open(path, flags, 0o600)
+        self._file = open_private(path)
         # A second open file description: its flock guards the giving out of tickets.
-        self._desk = os.open(path, flags, 0o600)
+        self._desk = open_private(path)
         self._ticket = 0
 
     def close(self) -> None:
@@ -53,16 +58,21 @@ class FairLock:
         if not _HAS_TICKETS:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             return self
-        fcntl.flock(self._desk, fcntl.LOCK_EX)
         try:
-            self._take_ticket()
-        finally:
-            fcntl.flock(self._desk, fcntl.LOCK_UN)
-        # Waiting for the one before me wakes one process at a time. The whole range
-        # matters only when that one died in the queue, behind others who still wait.
-        self._set(fcntl.F_RDLCK, self._ticket - 1, 1)
-        self._set(fcntl.F_RDLCK, 0, self._ticket)
-        os.pwrite(self._desk, struct.pack("<q", os.getpid()), 8)
+            fcntl.flock(self._desk, fcntl.LOCK_EX)
+            try:
+                self._take_ticket()
+            finally:
+                fcntl.flock(self._desk, fcntl.LOCK_UN)
+            # Waiting for the one before me wakes one process at a time. The whole range
+            # matters only when that one died in the queue, behind others who still wait.
+            self._set(fcntl.F_RDLCK, self._ticket - 1, 1)
+            self._set(fcntl.F_RDLCK, 0, self._ticket)
+            os.pwrite(self._desk, struct.pack("<q", os.getpid()), 8)
+        except BaseException:
+            # Whoever comes next must not wait for somebody who has left.
+            self._unlock()
+            raise
         return self
 
     def __exit__(
@@ -74,6 +84,9 @@ class FairLock:
         if not _HAS_TICKETS:
             fcntl.flock(self._file, fcntl.LOCK_UN)
             return
+        self._unlock()
+
+    def _unlock(self) -> None:
         self._set(fcntl.F_UNLCK, 0, self._ticket + 1)
 
     def _take_ticket(self) -> None:
@@ -81,9 +94,54 @@ class FairLock:
         last = struct.unpack("<q", content)[0] if len(content) == 8 else 0
         # Tickets start at 1, so that there is always a byte before mine. A damaged
         # number only costs order, never the exclusion that SQLite gives.
-        self._ticket = last + 1 if 0 <= last < 1 << 62 else 1
+        self._ticket = last + 1 if 0 <= last < _PULSES - 1 else 1
         self._set(fcntl.F_WRLCK, self._ticket, 1)
         os.pwrite(self._desk, struct.pack("<q", self._ticket), 0)
 
     def _set(self, kind: int, start: int, length: int) -> None:
         fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
+
+
+class Pulses:
+    """Signs of life of processes that cannot see each other, such as those of two containers.
+
+    Each is a byte, far behind all tickets, that a process has locked for as
+    long as it lives. Its lock vanishes with the process, whoever may look.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open_private(path)
+
+    def close(self) -> None:
+        """Stop looking. This process's own sign of life stays."""
+        os.close(self._file)
+
+    def own(self) -> int | None:
+        """Return the number of this process's sign of life; None where there is no such thing."""
+        return _beat(self._path, os.getpid()) if _HAS_TICKETS else None
+
+    def beats(self, number: int) -> bool:
+        """Whether the process with that sign of life lives."""
+        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0)
+        answer = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, question)
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+@functools.cache
+def _beat(path: Path, pid: int) -> int:  # noqa: ARG001 - a forked child needs its own
+    # Never closed: it must last until the process ends.
+    file = open_private(path)
+    number = _PULSES + secrets.randbelow(_PULSES - 1)
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
+    return number
+
+
+def open_private(path: Path) -> int:
+    """Open a lock file that only this user can have made. Raises ``PermissionError`` for any other."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    found = os.fstat(descriptor)
+    if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, f"{path.name} is not a file of yours", str(path))
+    return descriptor

@@ -5,16 +5,19 @@ SELECT id, revision, held_milli, held_memory_mib, held_contexts, leases
 FROM device WHERE present OR leases > 0 ORDER BY position;
 
 -- name: device_facts
-SELECT id, revision, facts, present FROM device;
+SELECT id, uuid, revision, facts, present, seen_from FROM device;
 
 -- name: upsert_device
-INSERT INTO device (uuid, position, facts, present) VALUES (:uuid, :position, :facts, 1)
+INSERT INTO device (uuid, position, facts, present, seen_from) VALUES (:uuid, :position, :facts, 1, :seen_from)
 ON CONFLICT (uuid) DO UPDATE SET
-    position = :position, present = 1, facts = :facts,
+    position = :position, present = 1, facts = :facts, seen_from = :seen_from,
     revision = revision + (facts <> :facts OR NOT present);
 
--- name: hide_devices
-UPDATE device SET present = 0, revision = revision + 1 WHERE present;
+-- name: hide_device
+UPDATE device SET present = 0, revision = revision + 1 WHERE id = :id;
+
+-- name: in_use
+SELECT EXISTS (SELECT 1 FROM lease);
 
 -- name: ask
 -- What a request must know before anything else, in one statement.
@@ -52,9 +55,9 @@ SELECT coalesce(max(turn), 0) FROM lease WHERE turn IS NOT NULL;
 
 -- name: insert_lease
 INSERT INTO lease (number, id, key, state, turn, slices, request, user, course, kernel, requested_at,
-                   held_at, keeper, deadline, deadline_reason)
+                   held_at, keeper, pulse, deadline, deadline_reason)
 VALUES (:number, :id, :key, :state, :turn, :slices, :request, :user, :course, :kernel, :requested_at,
-        :held_at, :keeper, :deadline, :deadline_reason);
+        :held_at, :keeper, :pulse, :deadline, :deadline_reason);
 
 -- name: grant
 UPDATE lease SET state = 'held', turn = NULL, held_at = :now, slices = :slices,
@@ -73,7 +76,8 @@ UPDATE device SET held_milli = held_milli - :milli, held_memory_mib = held_memor
 WHERE id = :device;
 
 -- name: attach
-UPDATE lease SET process = :process, grace = :grace, deadline = :deadline, deadline_reason = :reason
+UPDATE lease SET process = :process, pulse = iif(:outlives, NULL, pulse), grace = :grace,
+    deadline = :deadline, deadline_reason = :reason
 WHERE number = :number;
 
 -- name: set_deadline
@@ -106,7 +110,7 @@ DELETE FROM lease WHERE number = :number;
 SELECT * FROM lease WHERE deadline <= :now;
 
 -- name: processes
-SELECT number, process, keeper, grace, slices FROM lease;
+SELECT number, process, keeper, pulse, grace, slices FROM lease;
 
 -- name: looked_at
 SELECT looked_at FROM pool;

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpu_pool.ledger import records
 from gpu_pool.ledger.database import Database
+from gpu_pool.ledger.lock import Pulses
 from gpu_pool_client import EndReason
 
 
@@ -24,10 +25,19 @@ class Findings:
 def look(database: Database, now: float) -> Findings:
     """Look at every process that keeps a lease alive, without holding up writers."""
     with database.snapshot():
-        named = {row["process"] or row["keeper"] for row in database.run("processes")}
+        named = {(row["process"] or row["keeper"], row["pulse"]) for row in database.run("processes")}
         overdue = database.one("overdue", now=now) is not None
-    dead = frozenset(text for text in named if records.read_process(text).is_alive() is False)
+    dead = frozenset(text for text, pulse in named if _is_dead(text, pulse, database.pulses))
     return Findings(dead, overdue)
+
+
+def _is_dead(text: str, pulse: int | None, pulses: Pulses) -> bool:
+    alive = records.read_process(text).is_alive()
+    if alive is None and pulse is not None:
+        # Of another container, say, where only those inside see processes. It is given up
+        # when its keeper's sign of life has gone, for then nobody is left there who looks.
+        return not pulses.beats(pulse)
+    return alive is False
 
 
 def reclaim(

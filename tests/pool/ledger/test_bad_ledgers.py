@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import sqlite3
@@ -15,7 +16,7 @@ import pytest
 
 from gpu_pool.ledger import files
 from gpu_pool.ledger.database import Database
-from gpu_pool.ledger.errors import LedgerUnusable
+from gpu_pool.ledger.errors import LedgerUnusable, explain
 from gpu_pool_client import PoolUnreachable
 from support.pools import embedded, take
 
@@ -218,3 +219,51 @@ def test_only_the_user_can_read_it(tmp_path: Path) -> None:
 
 def test_every_error_of_the_ledger_is_one_the_client_knows() -> None:
     assert issubclass(LedgerUnusable, PoolUnreachable)
+
+
+def test_what_is_left_of_a_ledger_is_not_read_into_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    first = Database(path)
+    with first.transaction():
+        first.run("set_looked_at", {"now": 42.0})
+    path.rename(tmp_path / "aside.db")
+    assert "ledger.db-wal" in refusal(path)
+    first.close()
+    for left in tmp_path.glob("ledger.db-*"):
+        left.unlink()
+    again = Database(path)
+    with again.snapshot():
+        assert again.one("looked_at")[0] == 0
+    again.close()
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_folder_in_which_others_write(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(mode)
+    assert "can be written by others" in refusal(folder / "ledger.db")
+    assert not list(folder.iterdir())
+
+
+def test_a_lock_file_that_leads_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db.lock").symlink_to(tmp_path / "target")
+    assert "cannot be used" in refusal(tmp_path / "ledger.db")
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_lock_of_another_kind(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ledger.db.lock", 0o600)
+    assert "cannot be used" in refusal(tmp_path / "ledger.db")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "the disk is full. Free some space"),
+        (sqlite3.IntegrityError("UNIQUE constraint failed"), "This is a bug in jupyter-gpu-pool"),
+        (sqlite3.DatabaseError("database disk image is malformed"), "together with those beside it"),
+    ],
+)
+def test_the_words_for_an_error(error: OSError | sqlite3.Error, words: str) -> None:
+    assert words in str(explain(error, Path("/x/ledger.db")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import multiprocessing
 import os
@@ -10,7 +11,10 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from gpu_pool.ledger.database import Database
 from gpu_pool.ledger.lock import FairLock
@@ -120,7 +124,7 @@ from pathlib import Path
 from support.pools import embedded, take
 async def main():
     async with embedded(Path({str(path)!r})) as pool:
-        print(await take(pool, "1", "mine"), flush=True)
+        print(await take(pool, "50%", "mine"), flush=True)
         sys.stdin.read()
 asyncio.run(main())
 """) as server:
@@ -235,3 +239,57 @@ def test_the_desk_is_never_held_while_waiting(tmp_path: Path) -> None:
         desk = os.open(path, os.O_RDWR)
         fcntl.flock(desk, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(desk)
+
+
+def test_a_lock_that_could_not_be_taken_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lock"
+    first, second = FairLock(path), FairLock(path)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space left"):
+            first.__enter__()
+    with second:
+        assert second.holder() == os.getpid()
+    first.close()
+    second.close()
+
+
+TAKE_AND_LIVE = """
+import asyncio, os, sys
+from pathlib import Path
+from support.pools import embedded, take
+from gpu_pool_client import Process
+
+async def main():
+    pool = embedded(Path(sys.argv[1]))
+    await pool.attach(await take(pool, "50%", "mine"), Process.current())
+    await pool.attach(await take(pool, "50%", "shell"), Process.of(os.getppid()))
+    print("taken", flush=True)
+    sys.stdin.read()
+asyncio.run(main())
+"""
+
+
+async def test_a_lease_from_a_container_that_is_gone_ends(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    inside = start(TAKE_AND_LIVE, path)
+    assert inside.stdout is not None
+    assert inside.stdout.readline() == "taken\n"
+    # From here on its processes are those of a pid namespace that nobody here can see.
+    with closing(sqlite3.connect(path)) as ledger, ledger:
+        ledger.execute(
+            "UPDATE lease SET keeper = replace(keeper, 'pid:[', 'pid:[1'), "
+            "process = replace(process, 'pid:[', 'pid:[1')"
+        )
+    async with embedded(path) as pool:
+        assert [lease.key for lease in (await pool.status()).leases] == ["mine", "shell"]
+        inside.kill()
+        inside.communicate()
+        # A shell may live on without the command that took a slice for it: nobody here can tell.
+        assert [lease.key for lease in (await pool.status()).leases] == ["shell"]

@@ -10,6 +10,7 @@ CREATE TABLE device (
     facts           TEXT NOT NULL,               -- JSON of the Device value
     revision        INTEGER NOT NULL DEFAULT 0,  -- grows when the facts change
     present         INTEGER NOT NULL CHECK (present IN (0, 1)),
+    seen_from       TEXT NOT NULL,               -- pid namespace of the process that saw it last
     held_milli      INTEGER NOT NULL DEFAULT 0 CHECK (held_milli >= 0),
     held_memory_mib INTEGER NOT NULL DEFAULT 0 CHECK (held_memory_mib >= 0),
     held_contexts   INTEGER NOT NULL DEFAULT 0 CHECK (held_contexts >= 0),
@@ -33,6 +34,7 @@ CREATE TABLE lease (
     held_at         REAL,
     held_before     REAL NOT NULL DEFAULT 0,     -- seconds held before it was last parked
     keeper          TEXT NOT NULL,               -- the requester's process
+    pulse           INTEGER,                     -- its sign of life, where it stands for the attached process too
     process         TEXT,                        -- the attached process
     grace           REAL NOT NULL DEFAULT 0,     -- seconds forgiven after the process's death
     deadline        REAL,                        -- seconds of this boot's clock
