@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpu_pool import placement
-from gpu_pool.settings import Rules
+from gpu_pool.rules import Rules
 from gpu_pool_client import (
     WHOLE,
+    BadRequest,
     Device,
     DeviceStatus,
     NeverFits,
@@ -62,6 +63,16 @@ def check(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> Non
             f"{len(able)} here could take part: {_listing([part.device for part in able])}.",
             f"Ask for at most {len(able)}.",
         )
+
+
+def find_device(name: str, devices: Sequence[Device]) -> Device:
+    """Return the one device with that uuid or index. Raises ``BadRequest`` that lists what there is."""
+    found = [device for device in devices if name in (device.uuid, str(device.index))]
+    if len(found) == 1:
+        return found[0]
+    problem = "is not a GPU of this pool" if not found else "means several; name one by its uuid"
+    there_is = ", ".join(f"{device.index} ({device.uuid})" for device in devices[:16]) or "none"
+    raise BadRequest(f"{name[:64]!a} {problem}.", f"There is: {there_is}.")
 
 
 def shortage(

@@ -20,3 +20,9 @@ class Clock:
     wall: Callable[[], float] = time.time
     #: Seconds of this boot, for deadlines. Never jumps.
     uptime: Callable[[], float] = _uptime
+
+    def week_began(self) -> float:
+        """Return the Unix time of last Monday's midnight, local time."""
+        day = time.localtime(self.wall())
+        # mktime puts a day before the first of the month where it belongs.
+        return time.mktime((day.tm_year, day.tm_mon, day.tm_mday - day.tm_wday, 0, 0, 0, 0, 0, -1))

@@ -9,24 +9,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
 from gpu_pool.inventory import Inventory, discover
+from gpu_pool.inventory.activity import activity_of
 from gpu_pool.ledger import files
-from gpu_pool.ledger.book import Book, gone
+from gpu_pool.ledger.book import Book
 from gpu_pool.ledger.database import Database
 from gpu_pool.ledger.errors import LedgerUnusable
+from gpu_pool.ledger.leases import gone
 from gpu_pool.settings import PoolSettings, load_settings
 from gpu_pool.worker import Worker
 from gpu_pool_client import (
+    Activity,
     BadRequest,
+    DeviceStatus,
     EndReason,
     Holder,
     Lease,
     LeaseState,
+    NotAllowed,
     Outlook,
     Pool,
     PoolStatus,
@@ -144,8 +149,21 @@ class EmbeddedPool(Pool):
         """See ``Pool.renew``."""
         return await self._do(lambda book: book.renew(lease_id, ttl))
 
+    async def activity(self, lease_id: str) -> Activity:
+        """See ``Pool.activity``."""
+        lease = await self.lease(lease_id)
+        if lease.state is LeaseState.ENDED:
+            raise gone(lease)
+        return activity_of(lease.process, lease.slices)
+
     async def park(self, lease_id: str) -> Lease:
         """See ``Pool.park``."""
+        if (await self.activity(lease_id)).initialised:
+            raise NotAllowed(
+                "The slice cannot be lent to others: its process has initialised CUDA, "
+                "and what it keeps on the GPU would be in the way.",
+                "End the process to give the slice back.",
+            )
         return await self._do(lambda book: book.park(lease_id))
 
     async def resume(self, lease_id: str) -> Lease:
@@ -155,6 +173,14 @@ class EmbeddedPool(Pool):
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         """See ``Pool.release``."""
         await self._do(lambda book: book.release(lease_id, reason))
+
+    async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
+        """See ``Pool.drain``."""
+        return await self._do(lambda book: book.drain(device, drained))
+
+    async def history(self, since: float = 0.0) -> list[Mapping[str, Any]]:
+        """See ``Pool.history``."""
+        return await self._do(lambda book: book.history(since))
 
     async def status(self) -> PoolStatus:
         """See ``Pool.status``. Looks first for processes that are gone."""

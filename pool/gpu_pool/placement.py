@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, islice
 
-from gpu_pool.settings import Rules
+from gpu_pool.rules import Rules
 from gpu_pool_client import WHOLE, Device, DeviceStatus, Filters, Slice, SliceRequest
 
 #: Sets of devices compared for one request; beyond it the first that fit are taken.

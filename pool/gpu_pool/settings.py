@@ -7,35 +7,19 @@ opens the same pool follows the same rules.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from jupyter_core.paths import jupyter_config_path
-from traitlets import Float, Integer, TraitError
+from traitlets import Dict, Float, Integer, TraitError, Unicode
 from traitlets.config import Config, Configurable, ConfigurableError
 from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, PyFileConfigLoader
 
-from gpu_pool_client import WHOLE, BadRequest
+from gpu_pool.courses import Sharing, read_course, read_group, read_quota
+from gpu_pool.rules import Rules
+from gpu_pool_client import WHOLE, BadRequest, parse_duration
 
 _NAME = "gpu_pool_config"
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The settings that admission and placement decide by, as plain integers."""
-
-    #: Memory, in MiB, that CUDA itself takes in a process; no slice may be smaller.
-    context_mib: int = 350
-    #: Thousandths of compute that may be granted on one device in all.
-    device_milli: int = WHOLE
-    #: Context slots one lease takes on a device that counts them.
-    lease_contexts: int = 2
-    #: The largest share of one device that one lease may have, in thousandths.
-    max_milli: int = WHOLE
-    #: The most memory, in MiB, that one lease may have on one device; 0 for no limit.
-    max_memory_mib: int = 0
-    #: The most devices that one lease may have; 0 for no limit.
-    max_devices: int = 0
 
 
 class PoolSettings(Configurable):
@@ -73,6 +57,46 @@ class PoolSettings(Configurable):
         help="Seconds in which a process must be attached to a granted lease before it ends.",
     ).tag(config=True)
 
+    courses = Dict(
+        help="""Course name to its settings: weight, priority, longest_lease, idle_limit, when_idle,
+        warn_before, keep_at_most, quota and per_user (of these: slices, share, memory,
+        gpu_hours_per_week, gpu_hours_per_term).""",
+    ).tag(config=True)
+    default_course = Dict(help="The settings, as of a course, of those who name none.").tag(config=True)
+    groups = Dict(help="Group name to its users (a list), their quota together and their priority.").tag(
+        config=True
+    )
+    per_user = Dict(help="The quota of each user over all courses.").tag(config=True)
+    drain_after = Unicode(
+        "30min", help="How long a request waits before devices are emptied for it: 30min, 2h, 90s."
+    ).tag(config=True)
+    term_began = Unicode(
+        "", help="First day of the term, such as 2026-09-01, from which gpu_hours_per_term count."
+    ).tag(config=True)
+
+    @property
+    def sharing(self) -> Sharing:
+        """How the pool is shared. Raises ``BadRequest`` that names what is wrong with it."""
+        return Sharing(
+            courses={name: read_course(name, settings) for name, settings in self.courses.items()},
+            default=read_course("", self.default_course),
+            groups=tuple(read_group(name, settings) for name, settings in self.groups.items()),
+            per_user=read_quota(self.per_user, "per_user"),
+            drain_after=parse_duration(self.drain_after),
+        )
+
+    @property
+    def term_start(self) -> float:
+        """The Unix time of the first day of the term (local midnight), 0 if none is set."""
+        if not self.term_began:
+            return 0.0
+        try:
+            return datetime.fromisoformat(self.term_began).timestamp()
+        except ValueError:
+            raise BadRequest(
+                f"term_began is {self.term_began[:40]!a}.", "Accepted: a date such as 2026-09-01."
+            ) from None
+
     @property
     def rules(self) -> Rules:
         """What placement and admission need of these settings."""
@@ -88,7 +112,7 @@ class PoolSettings(Configurable):
 def load_settings() -> PoolSettings:
     """Read the settings from Jupyter's configuration directories.
 
-    Raises ``BadRequest`` that names the file when one cannot be understood.
+    Raises ``BadRequest`` that names the file, or the setting, that cannot be understood.
     """
     merged = Config()
     for folder in reversed(jupyter_config_path()):
@@ -98,9 +122,12 @@ def load_settings() -> PoolSettings:
         ):
             merged.merge(_load(loader, Path(folder)))
     try:
-        return PoolSettings(config=merged)
+        settings = PoolSettings(config=merged)
     except (TraitError, ConfigurableError) as error:
         raise BadRequest(f"A setting in {_NAME} is wrong: {error}") from error
+    # Read now, so that what is wrong with them is said before anything is granted.
+    _ = settings.sharing, settings.term_start
+    return settings
 
 
 def _load(loader: PyFileConfigLoader | JSONFileConfigLoader, folder: Path) -> Config:

@@ -4,6 +4,7 @@ This package depends on nothing else of the project. It does no I/O of its own
 beyond reading ``/proc`` to identify processes.
 """
 
+from gpu_pool_client.durations import format_duration, parse_duration
 from gpu_pool_client.errors import (
     BadRequest,
     GpuPoolError,
@@ -26,6 +27,7 @@ from gpu_pool_client.requests import (
     format_share,
     parse_request,
 )
+from gpu_pool_client.terms import Activity, Terms, WhenIdle
 from gpu_pool_client.values import (
     SIMULATED,
     Device,
@@ -45,6 +47,7 @@ __all__ = [
     "ACCEPTED",
     "SIMULATED",
     "WHOLE",
+    "Activity",
     "BadRequest",
     "Device",
     "DeviceStatus",
@@ -68,9 +71,13 @@ __all__ = [
     "Slice",
     "SliceRequest",
     "Strength",
+    "Terms",
     "TimedOut",
+    "WhenIdle",
     "connect",
+    "format_duration",
     "format_memory",
     "format_share",
+    "parse_duration",
     "parse_request",
 ]

@@ -15,9 +15,12 @@ import functools
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from gpu_pool_client.values import Lease, Limit, Slice, Strength
 
 #: Device memory that is not the framework's to give: the CUDA context and the
 #: libraries' own memory, 250 to 430 MiB with PyTorch. The frameworks' limits
@@ -65,26 +68,25 @@ def installed_frameworks(python: str, environment: Mapping[str, str] | None = No
     return found
 
 
-def caps(
-    versions: Mapping[str, str],
-    *,
-    memory_mib: int,
-    device_memory_mib: int,
-    environment: Mapping[str, str] | None = None,
+def slice_caps(
+    versions: Mapping[str, str], slices: Sequence[Slice], environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the variables that hold frameworks of these versions within ``memory_mib``.
+    """Return the variables that hold frameworks of these versions within ``slices``, one lease's.
 
-    ``device_memory_mib`` is the total that a process sees on the device.
+    A framework has one fraction and one amount for all devices, so where these
+    differ it gets the smallest of each: then it exceeds the slice of none.
     ``environment`` is the one the variables will be added to (by default this
-    process's): what the user has set there is kept. A slice that is all of its
-    device gets no cap.
+    process's): what the user has set there is kept. Only a lease of whole
+    devices gets no cap.
     """
-    if memory_mib >= device_memory_mib:
+    memory = [(part.memory_mib, part.device.memory_mib) for part in slices]
+    if all(granted >= total for granted, total in memory):
         return {}
     environment = os.environ if environment is None else environment
-    usable = max(memory_mib - CONTEXT_MIB, _LEAST_MIB)
+    usable = [(max(granted - CONTEXT_MIB, _LEAST_MIB), total) for granted, total in memory]
+    least = min(mib for mib, _ in usable)
     # Rounded down, and in integers: the share of no slice adds up to more than the device.
-    fraction = f"0.{usable * 100_000 // device_memory_mib:05d}"
+    fraction = f"0.{min(mib * 100_000 // total for mib, total in usable):05d}"
     found: dict[str, str] = {}
     if _torch_takes_fraction(versions.get("torch", "")):
         found |= _torch(fraction, environment)
@@ -93,8 +95,17 @@ def caps(
     if "tensorflow" in versions:
         found |= _unless_set("TF_FORCE_GPU_ALLOW_GROWTH", "true", environment)
     if "cupy" in versions:
-        found |= _unless_set("CUPY_GPU_MEMORY_LIMIT", str(usable * 2**20), environment)
+        found |= _unless_set("CUPY_GPU_MEMORY_LIMIT", str(least * 2**20), environment)
     return found
+
+
+def with_caps(lease: Lease, limits: Mapping[str, str]) -> Lease:
+    """State in the lease that framework caps hold its memory, where nothing firmer does."""
+    words = limit_words(limits)
+    if not words or lease.enforcement.memory.strength is not Strength.NONE:
+        return lease
+    memory = Limit(Strength.COOPERATIVE, words)
+    return replace(lease, enforcement=replace(lease.enforcement, memory=memory))
 
 
 def limit_words(caps: Mapping[str, str]) -> str:

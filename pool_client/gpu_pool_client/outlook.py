@@ -17,20 +17,16 @@ class Outlook:
     #: None when nothing is known.
     wait: tuple[float, float] | None = None
 
+    @property
+    def expected(self) -> str:
+        """The range of waits in a few words, ``about 4 to 9 min``; empty when nothing is known."""
+        if self.wait is None:
+            return ""
+        soonest, latest = (round(seconds / 60) for seconds in self.wait)
+        if latest < 1:
+            return "less than a minute"
+        return f"about {latest} min" if soonest == latest else f"about {soonest} to {latest} min"
+
     def __str__(self) -> str:
         place = "You are next in line" if self.place == 1 else f"You are number {self.place} in line"
-        return f"{place}{_expected(self.wait)}. {self.why}".strip()
-
-
-def _expected(wait: tuple[float, float] | None) -> str:
-    """Say a range of waits in a few words: ``, about 4 to 9 min``."""
-    if wait is None:
-        return ""
-    soonest, latest = (_minutes(seconds) for seconds in wait)
-    if latest < 1:
-        return ", less than a minute"
-    return f", about {latest} min" if soonest == latest else f", about {soonest} to {latest} min"
-
-
-def _minutes(seconds: float) -> int:
-    return round(seconds / 60)
+        return f"{', '.join(filter(None, (place, self.expected)))}. {self.why}".strip()

@@ -8,22 +8,25 @@ from __future__ import annotations
 import abc
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from importlib.metadata import entry_points
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from gpu_pool_client.errors import BadRequest, PoolUnreachable
 from gpu_pool_client.outlook import Outlook
 from gpu_pool_client.processes import Process
 from gpu_pool_client.requests import SliceRequest
-from gpu_pool_client.values import EndReason, Holder, Lease, LeaseState, PoolStatus
+from gpu_pool_client.terms import Activity
+from gpu_pool_client.values import DeviceStatus, EndReason, Holder, Lease, LeaseState, PoolStatus
 
 #: The entry-point group in which a distribution offers a pool for a URL scheme.
 BACKENDS: Final = "gpu_pool.backends"
 #: The variable that names the pool to use when none is given.
 URL_VARIABLE: Final = "GPU_POOL_URL"
+#: The variable that names the course in whose name slices are asked for.
+COURSE_VARIABLE: Final = "GPU_POOL_COURSE"
 DEFAULT_URL: Final = "embedded:"
 
 
@@ -106,8 +109,17 @@ class Pool(abc.ABC):
         """Say that all is well: lift the lease's deadline, or set it ``ttl`` seconds from now."""
 
     @abc.abstractmethod
+    async def activity(self, lease_id: str) -> Activity:
+        """Return what the lease's process does with its devices, as the driver sees it."""
+
+    @abc.abstractmethod
     async def park(self, lease_id: str) -> Lease:
-        """Give the slices of a held lease to others, and keep the lease."""
+        """Give the slices of a held lease to others, and keep the lease.
+
+        One that waits in line to resume leaves the line and is parked again.
+        Raises ``NotAllowed`` where its process has initialised CUDA: what it
+        keeps on the device would be in the next holder's way.
+        """
 
     @abc.abstractmethod
     async def resume(self, lease_id: str) -> Lease:
@@ -119,6 +131,21 @@ class Pool(abc.ABC):
     @abc.abstractmethod
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         """End the lease. Repeating it, or naming a lease that is gone, does nothing."""
+
+    @abc.abstractmethod
+    async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
+        """Grant nothing more on a device, so that it is free once its leases have ended; or grant again.
+
+        ``device`` is its uuid or its index. Raises ``BadRequest`` for one that is not there.
+        """
+
+    @abc.abstractmethod
+    async def history(self, since: float = 0.0) -> list[Mapping[str, Any]]:
+        """Return the leases that have ended since then (Unix seconds), the first to end first.
+
+        Each has: id, request, milli, user, course, kernel, requested_at, held_at (None if it
+        never was), ended_at, held_seconds, reason.
+        """
 
     @abc.abstractmethod
     async def status(self) -> PoolStatus:

@@ -35,28 +35,39 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """Identify the running process ``pid``, or None if there is none."""
+        """Identify the running process ``pid``, or None if there is none that the caller may see."""
         start = _start_of(pid)
         return None if start is None else cls(pid, start, boot_id(), pid_namespace())
 
     @classmethod
     def current(cls) -> Process:
         """Identify the calling process."""
-        found = cls.of(os.getpid())
-        assert found is not None, "a running process sees itself"
-        return found
+        return _current()
 
     def is_alive(self) -> bool | None:
         """Whether it still runs; None when this looker cannot tell.
 
         A zombie counts as dead: it runs no code and holds no device. A process
-        of an earlier boot is dead; one of another pid namespace is unknown.
+        of an earlier boot is dead; one of another pid namespace is unknown. One
+        that the system hides from this looker is dead too: one's own processes
+        are never hidden, so its pid now belongs to somebody else's.
         """
         if self.boot != boot_id():
             return False
         if self.namespace != pid_namespace():
             return None
         return _start_of(self.pid) == self.start
+
+
+@functools.cache
+def _current() -> Process:
+    found = Process.of(os.getpid())
+    assert found is not None, "a running process sees itself"
+    return found
+
+
+# A forked child is another process.
+os.register_at_fork(after_in_child=_current.cache_clear)
 
 
 @functools.cache
@@ -77,7 +88,11 @@ def pid_namespace() -> str:
 
 
 def _start_of(pid: int) -> int | None:
-    """Return the start time of a live process, or None for a dead one or a zombie."""
+    """Return the start time of a live process, or None for a dead one, a zombie, or a hidden one.
+
+    Where ``/proc`` is mounted with ``hidepid`` (proc(5)), other users' processes
+    are missing from it, or may not be read.
+    """
     if pid <= 0:
         return None
     if not sys.platform.startswith("linux"):
@@ -85,7 +100,7 @@ def _start_of(pid: int) -> int | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The command name, in parentheses, may itself hold spaces and parentheses.
     fields = stat[stat.rindex(b")") + 2 :].split()
@@ -98,5 +113,5 @@ def _start_by_psutil(pid: int) -> int | None:
         if process.status() == psutil.STATUS_ZOMBIE:
             return None
         return int(process.create_time() * 1000)
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None

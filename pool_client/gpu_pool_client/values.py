@@ -9,6 +9,7 @@ from typing import Final
 
 from gpu_pool_client.processes import Process
 from gpu_pool_client.requests import WHOLE, SliceRequest, format_share
+from gpu_pool_client.terms import Terms
 
 #: Written beside every device, slice and figure that no hardware stands behind.
 SIMULATED: Final = "simulated"
@@ -45,6 +46,10 @@ class EndReason(str, Enum):
     """An administrator took it back."""
     DEVICE_LOST = "device-lost"
     """Its device is no longer on this machine."""
+    TOO_LONG = "longest-lease"
+    """It was held for as long as its course allows."""
+    IDLE = "idle"
+    """Its kernel was idle for longer than its course allows."""
 
 
 class Strength(str, Enum):
@@ -160,6 +165,7 @@ class Lease:
     process: Process | None = None
     #: Place in line, 1 for the next; None unless the state is WAITING.
     place: int | None = None
+    terms: Terms = field(default_factory=Terms)
 
     @property
     def simulated(self) -> bool:
@@ -175,7 +181,8 @@ class Lease:
     def environment(self) -> Mapping[str, str]:
         """The variables that a process needs to use this slice, and facts for people and tools.
 
-        Device order follows ``slices``. Nothing in it is secret.
+        Device order follows ``slices``; the share and the total memory are the
+        first device's, the memory is what every device grants. Nothing in it is secret.
         """
         if not self.slices:
             return {}
@@ -192,6 +199,10 @@ class Lease:
         }
         if self.simulated:
             facts["GPU_POOL_SIMULATED"] = "1"
+        if self.terms.ends_at is not None:
+            facts["GPU_POOL_ENDS_AT"] = f"{self.terms.ends_at:.0f}"
+        if self.terms.idle_limit is not None:
+            facts["GPU_POOL_IDLE_LIMIT"] = f"{self.terms.idle_limit:.0f}"
         return facts
 
     def describe_limits(self) -> str:
@@ -214,6 +225,8 @@ class DeviceStatus:
     leases: int
     #: Thousandths of compute that may be granted in all (more than 1000 when over-granting is on).
     milli: int = WHOLE
+    #: Whether its leases may end and nothing more is granted on it.
+    drained: bool = False
 
     @property
     def free_milli(self) -> int:

@@ -82,12 +82,12 @@ async def test_the_line_is_first_come_first_served(pool: Pool) -> None:
     assert (await pool.lease(waiting[2])).place == 1
 
 
-async def test_a_small_request_does_not_overtake_a_large_one(pool: Pool) -> None:
+async def test_a_small_request_need_not_wait_for_what_a_large_one_cannot_use(pool: Pool) -> None:
     await take(pool, "50%", key())
     whole = await take(pool, "1", key())
     small = await take(pool, "2%", key())
     assert (await pool.lease(whole)).place == 1
-    assert (await pool.lease(small)).place == 2
+    assert (await pool.lease(small)).state is LeaseState.HELD
 
 
 async def test_wait_returns_when_the_turn_has_come(pool: Pool) -> None:
@@ -330,3 +330,40 @@ async def test_why_a_lease_waits(pool: Pool) -> None:
     await pool.release(waiting)
     with pytest.raises(LeaseGone):
         await pool.explain(waiting)
+
+
+async def test_a_drained_device_grants_nothing_until_it_is_undrained(pool: Pool) -> None:
+    held = await take(pool, "50%", key())
+    assert (await pool.drain("0")).drained
+    waiting = await take(pool, "2%", key())
+    assert (await pool.lease(held)).state is LeaseState.HELD
+    assert (await pool.lease(waiting)).state is LeaseState.WAITING
+    assert (await pool.status()).devices[0].drained
+    assert not (await pool.drain("SIM-V100", drained=False)).drained
+    assert (await pool.lease(waiting)).state is LeaseState.HELD
+
+
+async def test_a_device_that_is_not_there_cannot_be_drained(pool: Pool) -> None:
+    with pytest.raises(BadRequest, match=r"There is: 0 \(SIM-V100\)"):
+        await pool.drain("7")
+
+
+async def test_the_history_says_what_became_of_every_lease(pool: Pool) -> None:
+    await pool.release(await take(pool, "50%", "first", Holder("ada", "ml101", "notebook")))
+    await pool.release(await take(pool, "2%", "second"), EndReason.REVOKED)
+    rows = await pool.history()
+    assert [(row["user"], row["course"], row["milli"], row["reason"]) for row in rows] == [
+        ("ada", "ml101", 500, "released"),
+        ("ada", "", 20, "revoked"),
+    ]
+    assert await pool.history(rows[-1]["ended_at"] + 1) == []
+
+
+async def test_whoever_waits_to_resume_may_leave_the_line(pool: Pool) -> None:
+    parked, other = await take(pool, "1", key()), await take(pool, "1", key())
+    await pool.park(parked)
+    assert (await pool.resume(parked)).place == 1
+    assert (await pool.park(parked)).state is LeaseState.PARKED
+    await pool.release(other)
+    assert (await pool.lease(parked)).state is LeaseState.PARKED
+    assert (await pool.resume(parked)).slices

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpu_pool import admission, placement, queueing
 from gpu_pool.queueing import Waiter
-from gpu_pool.settings import Rules
+from gpu_pool.rules import Rules
 from gpu_pool_client import (
     Device,
     DeviceStatus,

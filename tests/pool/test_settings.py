@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from gpu_pool.settings import Rules, load_settings
-from gpu_pool_client import BadRequest
+from gpu_pool.courses import Quota
+from gpu_pool.rules import Rules
+from gpu_pool.settings import load_settings
+from gpu_pool_client import BadRequest, WhenIdle
 
 
 @pytest.fixture
@@ -43,5 +46,58 @@ def test_compute_may_be_granted_more_than_once_over(folder: Path) -> None:
 )
 def test_a_wrong_file_is_named(folder: Path, name: str, text: str, words: str) -> None:
     (folder / name).write_text(text)
+    with pytest.raises(BadRequest, match=words):
+        load_settings()
+
+
+def test_courses_groups_and_quotas(folder: Path) -> None:
+    (folder / "gpu_pool_config.py").write_text("""
+c.PoolSettings.courses = {
+    "ml101": {
+        "weight": 2,
+        "longest_lease": "2h",
+        "idle_limit": "15min",
+        "when_idle": "end",
+        "quota": {"share": "4", "gpu_hours_per_week": 100},
+        "per_user": {"slices": 1, "memory": "2GiB"},
+    },
+}
+c.PoolSettings.groups = {"phd": {"users": ["ada"], "priority": 1}}
+c.PoolSettings.term_began = "2026-09-01"
+""")
+    settings = load_settings()
+    course = settings.sharing.course("ml101")
+    assert (course.weight, course.longest_lease, course.idle_limit) == (2, 7200, 900)
+    assert course.quota == Quota(milli=4000, gpu_hours_per_week=100)
+    assert course.per_user == Quota(slices=1, memory_mib=2048)
+    assert course.terms(None).when_idle is WhenIdle.END
+    assert settings.sharing.priority("ada", None) == 1
+    assert time.localtime(settings.term_start)[:5] == (2026, 9, 1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("courses = {'ml101': {'wieght': 2}}", "course 'ml101' has a setting 'wieght'. Known: weight, "),
+        ("courses = {'ml101': {'weight': -1}}", "weight of course 'ml101' is -1. Accepted: a number from 0"),
+        ("courses = {'ml101': {'weight': float('nan')}}", "weight of course 'ml101' is nan"),
+        ("courses = {'ml101': 'all'}", "course 'ml101' is 'all'"),
+        (
+            "courses = {'ml101': {'longest_lease': 'soon'}}",
+            "'soon' is not a duration.* 15min",
+        ),
+        ("courses = {'ml101': {'longest_lease': 0}}", "is no time at all"),
+        ("courses = {'ml101': {'when_idle': 'stop'}}", "when_idle .* 'stop'. Accepted: keep, end"),
+        ("default_course = {'quota': {'share': '2GiB'}}", "share of quota of default_course is '2GiB'"),
+        ("default_course = {'quota': {'memory': '50%'}}", "memory of quota of default_course is '50%'"),
+        ("default_course = {'quota': {'share': 'much'}}", "'much' is not a GPU slice"),
+        ("per_user = {'slices': 1.5}", "slices of per_user is 1.5. Accepted: a whole number from 0"),
+        ("groups = {'phd': {'users': 'ada'}}", "Accepted: a list of user names"),
+        ("drain_after = 'never'", "'never' is not a duration"),
+        ("term_began = 'autumn'", "Accepted: a date such as 2026-09-01"),
+    ],
+)
+def test_a_wrong_course_is_named_with_what_is_accepted(folder: Path, text: str, words: str) -> None:
+    (folder / "gpu_pool_config.py").write_text(f"c.PoolSettings.{text}")
     with pytest.raises(BadRequest, match=words):
         load_settings()

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool_client import framework_caps
-from gpu_pool_client.framework_caps import caps, installed_frameworks, limit_words
+from gpu_pool_client import Device, Slice, framework_caps
+from gpu_pool_client.framework_caps import installed_frameworks, limit_words, slice_caps
 
+SMALL = Device("GPU-0", 0, "V100-16", 16384)
+LARGE = Device("GPU-1", 1, "V100-32", 32768)
 #: 2% of a GPU with 32 GiB, less the context: 355 of 32768 MiB.
-SLICE = {"memory_mib": 655, "device_memory_mib": 32768}
+SLICE = [Slice(LARGE, 20, 655)]
 FRACTION = "0.01083"
 TORCH = "PYTORCH_CUDA_ALLOC_CONF"
 #: Nothing of the tester's own environment.
@@ -123,7 +125,7 @@ def test_other_programs_have_no_frameworks_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["2.10.0", "2.10.0+cu128", "2.15.1", "3.0"])
 def test_a_torch_that_knows_the_fraction_gets_it(version: str) -> None:
-    found = caps({"torch": version}, **SLICE, environment={})
+    found = slice_caps({"torch": version}, SLICE, {})
     assert found == {TORCH: f"per_process_memory_fraction:{FRACTION}"}
 
 
@@ -131,23 +133,23 @@ def test_a_torch_that_knows_the_fraction_gets_it(version: str) -> None:
     "version", ["1.13.1", "2.9.1", "2.10.0a0+git1", "2.10.0.dev20250801", "2.13.0+cpu", "?"]
 )
 def test_a_torch_that_would_reject_the_fraction_gets_nothing(version: str) -> None:
-    assert caps({"torch": version}, **SLICE, environment={}) == {}
+    assert slice_caps({"torch": version}, SLICE, {}) == {}
 
 
 @pytest.mark.parametrize("name", [TORCH, "PYTORCH_ALLOC_CONF"])
 def test_the_users_torch_settings_are_kept(name: str) -> None:
-    found = caps({"torch": "2.10.0"}, **SLICE, environment={name: "expandable_segments:True"})
+    found = slice_caps({"torch": "2.10.0"}, SLICE, {name: "expandable_segments:True"})
     assert found == {name: f"expandable_segments:True,per_process_memory_fraction:{FRACTION}"}
 
 
 @pytest.mark.parametrize("name", [TORCH, "PYTORCH_ALLOC_CONF"])
 def test_the_users_own_fraction_is_not_overridden(name: str) -> None:
     theirs = {name: "per_process_memory_fraction:0.5"}
-    assert caps({"torch": "2.10.0"}, **SLICE, environment=theirs) == {}
+    assert slice_caps({"torch": "2.10.0"}, SLICE, theirs) == {}
 
 
 def test_jax_is_capped_and_does_not_preallocate() -> None:
-    assert caps({"jax": "0.10.2"}, **SLICE, environment={}) == {
+    assert slice_caps({"jax": "0.10.2"}, SLICE, {}) == {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "XLA_PYTHON_CLIENT_MEM_FRACTION": FRACTION,
     }
@@ -155,25 +157,43 @@ def test_jax_is_capped_and_does_not_preallocate() -> None:
 
 @pytest.mark.parametrize("name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
 def test_jax_never_gets_both_fractions(name: str) -> None:
-    found = caps({"jax": "0.10.2"}, **SLICE, environment={name: ".5"})
+    found = slice_caps({"jax": "0.10.2"}, SLICE, {name: ".5"})
     assert found == {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def test_tensorflow_grows_and_cupy_counts_bytes() -> None:
-    assert caps({"tensorflow": "2.17.0", "cupy": "13.3.0"}, **SLICE, environment={}) == {
+    assert slice_caps({"tensorflow": "2.17.0", "cupy": "13.3.0"}, SLICE, {}) == {
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "CUPY_GPU_MEMORY_LIMIT": str(355 * 2**20),
     }
 
 
 def test_a_whole_device_and_an_empty_environment_get_no_caps() -> None:
-    whole = {"memory_mib": 32768, "device_memory_mib": 32768}
-    assert caps({"torch": "2.10.0", "jax": "0.4.30"}, **whole, environment={}) == {}
-    assert caps({}, **SLICE, environment={}) == {}
+    whole = [Slice(SMALL, 1000, 16384), Slice(LARGE, 1000, 32768)]
+    assert slice_caps({"torch": "2.10.0", "jax": "0.4.30"}, whole, {}) == {}
+    assert slice_caps({}, SLICE, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("memory", "fraction", "bytes_on_each"),
+    [
+        ((3276, 6553), "0.18164", 2976),  # 2x20%: the context weighs most on the small device
+        ((4096, 4096), "0.11584", 3796),  # 2x4GiB: the same memory is the smallest share of the large one
+        ((16384, 16384), "0.49084", 16084),  # 2x16GiB: one device is whole, the other is not
+    ],
+)
+def test_no_cap_exceeds_the_slice_on_any_of_unequal_devices(
+    memory: tuple[int, int], fraction: str, bytes_on_each: int
+) -> None:
+    parts = [Slice(device, 1, mib) for device, mib in zip((SMALL, LARGE), memory, strict=True)]
+    for order in (parts, parts[::-1]):
+        found = slice_caps({"jax": "0.4.30", "cupy": "13.3.0"}, order, {})
+        assert found["XLA_PYTHON_CLIENT_MEM_FRACTION"] == fraction
+        assert found["CUPY_GPU_MEMORY_LIMIT"] == str(bytes_on_each * 2**20)
 
 
 def test_fifty_caps_and_their_contexts_fit_the_device() -> None:
-    found = caps({"torch": "2.10.0"}, **SLICE, environment={})[TORCH]
+    found = slice_caps({"torch": "2.10.0"}, SLICE, {})[TORCH]
     usable = float(found.rpartition(":")[2]) * 32768
     assert usable > 350
     assert 50 * (usable + framework_caps.CONTEXT_MIB) <= 32768
@@ -181,5 +201,5 @@ def test_fifty_caps_and_their_contexts_fit_the_device() -> None:
 
 def test_the_words_name_what_is_limited() -> None:
     versions = {"torch": "2.10.0", "jax": "0.4.30", "tensorflow": "2.17.0"}
-    assert limit_words(caps(versions, **SLICE, environment={})) == "framework caps: torch, jax"
-    assert limit_words(caps({"tensorflow": "2.17.0"}, **SLICE, environment={})) == ""
+    assert limit_words(slice_caps(versions, SLICE, {})) == "framework caps: torch, jax"
+    assert limit_words(slice_caps({"tensorflow": "2.17.0"}, SLICE, {})) == ""

@@ -8,6 +8,7 @@ PUBLIC = [
     "ACCEPTED",
     "SIMULATED",
     "WHOLE",
+    "Activity",
     "BadRequest",
     "Device",
     "DeviceStatus",
@@ -31,10 +32,14 @@ PUBLIC = [
     "Slice",
     "SliceRequest",
     "Strength",
+    "Terms",
     "TimedOut",
+    "WhenIdle",
     "connect",
+    "format_duration",
     "format_memory",
     "format_share",
+    "parse_duration",
     "parse_request",
 ]
 

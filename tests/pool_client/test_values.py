@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 import gpu_pool_client
-from gpu_pool_client import BadRequest, GpuPoolError, PoolUnreachable, Process, connect
+from gpu_pool_client import BadRequest, GpuPoolError, PoolUnreachable, Process, connect, processes
 from gpu_pool_client.errors import MAX_MESSAGE
 
 
@@ -56,3 +56,15 @@ def test_a_process_that_ended_is_dead_before_it_is_reaped() -> None:
 @pytest.mark.parametrize("pid", [0, -1, 2**31 - 1])
 def test_there_is_no_such_process(pid: int) -> None:
     assert Process.of(pid) is None
+
+
+def test_a_process_that_is_hidden_from_us_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another user's is where /proc is mounted with hidepid."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    me = Process.current()
+    monkeypatch.setattr(processes, "open", refuse, raising=False)
+    assert me.is_alive() is False
+    assert Process.of(me.pid) is None

@@ -19,13 +19,23 @@ def forget_arguments() -> None:
 
 
 def gpu(line: str) -> object:
-    """Show this kernel's slice of a GPU: its size, device, memory, limits and age."""
-    if line.strip():
-        print("%gpu takes no arguments. It shows this kernel's slice of a GPU.", file=sys.stderr)
-        return None
-    from . import facts
+    """Show this kernel's slice of a GPU: its size, device, memory, limits and age.
 
-    return facts.current()
+    ``%gpu keep 2h`` says that the kernel is in use, so that its slice is not
+    lent to others meanwhile.
+    """
+    words = line.split()
+    if not words:
+        from . import facts
+
+        return facts.current()
+    if words[0] == "keep" and len(words) == 2:
+        from . import keeping
+
+        keeping.keep(words[1])
+    else:
+        print("Write %gpu to see this kernel's slice of a GPU, or %gpu keep 2h.", file=sys.stderr)
+    return None
 
 
 def explain_failure(result: object = None) -> None:

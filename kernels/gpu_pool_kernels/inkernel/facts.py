@@ -46,6 +46,7 @@ class Slice:
             ("Memory", self.memory()),
             ("Enforced", self.enforced),
             ("Held for", "unknown" if self.held_seconds is None else duration(self.held_seconds)),
+            *terms(),
         ]
 
     def memory(self) -> str:
@@ -76,6 +77,18 @@ def current() -> "Slice | None":
         print(MISSING)
         return None
     return Slice()
+
+
+def terms() -> "list[tuple[str, str]]":
+    """Say until when the slice is held, and what becomes of it when the kernel is idle."""
+    found = []
+    ends_at, idle_limit = number("GPU_POOL_ENDS_AT"), number("GPU_POOL_IDLE_LIMIT")
+    if ends_at is not None:
+        left = max(0, ends_at - int(time.time()))
+        found.append(("Ends in", f"{duration(left)}: its course allows no longer lease"))
+    if idle_limit is not None:
+        found.append(("When idle", f"lent to others after {duration(idle_limit)}, unless it has used CUDA"))
+    return found
 
 
 def number(name: str) -> "int | None":

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from gpu_pool.cli.administering import drain, history, undrain, why
 from gpu_pool.cli.checking import doctor, health
 from gpu_pool.cli.kernels import kernels
 from gpu_pool.cli.plain import plain_error
@@ -19,6 +20,7 @@ from gpu_pool.cli.running import exec_, run, shell
 from gpu_pool.cli.screen import note
 from gpu_pool.cli.session import Interrupted, Session, pool_options
 from gpu_pool.cli.showing import list_, smi, status
+from gpu_pool.cli.simulate import simulate
 from gpu_pool_client import BadRequest, GpuPoolError
 
 _EPILOG = """\b
@@ -72,7 +74,10 @@ def cli() -> None:
     """Slices of GPUs, for commands, shells and notebook kernels."""
 
 
-for _command in (list_, status, smi, run, request, exec_, shell, release, kernels, health, doctor):
+for _command in (
+    *(list_, status, smi, run, request, exec_, shell, release, kernels),
+    *(why, history, simulate, drain, undrain, health, doctor),
+):
     cli.add_command(_command)
 
 

@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING
 from gpu_pool.cli.screen import console, note
 from gpu_pool.cli.words import duration, granted, waiting
 from gpu_pool_client import (
+    BadRequest,
     EndReason,
     GpuPoolError,
     Holder,
     Lease,
+    LeaseGone,
     LeaseState,
     Pool,
     Process,
     SliceRequest,
 )
+from gpu_pool_client.pool import COURSE_VARIABLE
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -51,7 +54,8 @@ async def take(
     for a command that was given up. Waits ``timeout`` seconds (None: however
     long it takes); whatever goes wrong, the request is withdrawn.
     """
-    lease = await pool.request(request, Holder(user_name(), kernel=purpose), key)
+    course = os.environ.get(COURSE_VARIABLE)
+    lease = await pool.request(request, Holder(user_name(), course, purpose), key)
     try:
         if lease.state is not LeaseState.HELD:
             lease = await _stand_in_line(pool, lease, timeout)
@@ -83,7 +87,9 @@ async def _tell(pool: Pool, lease_id: str, progress: _Progress) -> None:
     async for lease in pool.watch(lease_id):
         if lease.state is not LeaseState.WAITING:
             return
-        progress.say(waiting(lease))
+        # It may be granted, or have ended, in between: the next round says so.
+        with contextlib.suppress(BadRequest, LeaseGone):
+            progress.say(waiting(lease, (await pool.explain(lease_id)).expected))
 
 
 class _Progress:

@@ -32,6 +32,7 @@ def plain_device_status(status: DeviceStatus, leases: tuple[Lease, ...]) -> Plai
     """Return a device, what is held and free of it, and by whom."""
     return {
         **plain_device(status.device),
+        "drained": status.drained,
         "milli": status.milli,
         "held_milli": status.held_milli,
         "free_milli": status.free_milli,
@@ -68,6 +69,7 @@ def plain_lease(lease: Lease) -> Plain:
             "memory": _limit(lease.enforcement.memory),
             "compute": _limit(lease.enforcement.compute),
         },
+        "ends_at": lease.terms.ends_at,
         "simulated": lease.simulated,
     }
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gpu_pool_client import Lease, Limit, Strength
-from gpu_pool_client.framework_caps import caps, installed_frameworks, limit_words
+from gpu_pool_client import Lease
+from gpu_pool_client.framework_caps import installed_frameworks, slice_caps, with_caps
 
 _PYTHON: Final = re.compile(r"python[0-9.]*t?")
 _SHEBANG: Final = re.compile(rb"#![ \t]*(/[^ \t\n]*/python[0-9.]*t?)[ \t\n]")
@@ -23,13 +21,8 @@ def environment_for(lease: Lease, command: str) -> dict[str, str]:
     The caps suit the frameworks of the Python that ``command`` is, or is
     written for, or would find on the PATH. What the user has set is kept.
     """
-    part = lease.slices[0]
-    found = caps(
-        installed_frameworks(python_of(command)),
-        memory_mib=part.memory_mib,
-        device_memory_mib=part.device.memory_mib,
-    )
-    return {**os.environ, **_capped(lease, found).environment, **found}
+    limits = slice_caps(installed_frameworks(python_of(command)), lease.slices)
+    return {**os.environ, **with_caps(lease, limits).environment, **limits}
 
 
 def python_of(command: str) -> str:
@@ -41,15 +34,6 @@ def python_of(command: str) -> str:
     if match is not None:
         return os.fsdecode(match[1])
     return next((name for name in ("python", "python3") if shutil.which(name)), "python3")
-
-
-def _capped(lease: Lease, found: Mapping[str, str]) -> Lease:
-    """Say of a lease whose memory nothing firmer limits that the frameworks limit themselves."""
-    words = limit_words(found)
-    if not words or lease.enforcement.memory.strength is not Strength.NONE:
-        return lease
-    memory = Limit(Strength.COOPERATIVE, words)
-    return replace(lease, enforcement=replace(lease.enforcement, memory=memory))
 
 
 def _first_bytes(path: str) -> bytes:

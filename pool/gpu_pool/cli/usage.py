@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-import psutil
-
+from gpu_pool.inventory.activity import family
 from gpu_pool_client import Lease
 
 _BYTES_PER_MIB = 1024 * 1024
@@ -24,7 +23,7 @@ def memory_used(lease: Lease) -> dict[str, int]:
     import pynvml
 
     failures = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
-    pids = _family(lease.process.pid)
+    pids = family(lease.process.pid)
     used: dict[str, int] = {}
     try:
         pynvml.nvmlInit()
@@ -39,10 +38,3 @@ def memory_used(lease: Lease) -> dict[str, int]:
     finally:
         pynvml.nvmlShutdown()
     return used
-
-
-def _family(pid: int) -> set[int]:
-    try:
-        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
-    except psutil.NoSuchProcess:
-        return {pid}

@@ -42,10 +42,11 @@ def ordinal(number: int) -> str:
     return f"{number}" + {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
 
 
-def waiting(lease: Lease) -> str:
-    """Say where a waiting lease stands."""
-    place = f": {ordinal(lease.place)} in line" if lease.place else ""
-    return f"waiting for {lease.request}{place}"
+def waiting(lease: Lease, expected: str = "") -> str:
+    """Say where a waiting lease stands, and what wait is expected."""
+    place = f"{ordinal(lease.place)} in line" if lease.place else ""
+    where = ", ".join(filter(None, (place, expected)))
+    return f"waiting for {lease.request}{': ' if where else ''}{where}"
 
 
 def granted(lease: Lease) -> str:
@@ -67,7 +68,7 @@ def device_row(status: DeviceStatus) -> list[str]:
     return [
         str(status.device.index),
         safe(status.device.label),
-        f"{format_share(status.free_milli)} of {format_share(status.milli)}",
+        "drained" if status.drained else f"{format_share(status.free_milli)} of {format_share(status.milli)}",
         f"{format_memory(status.free_memory_mib)} of {format_memory(status.device.memory_mib)}",
         "-" if status.free_contexts is None else f"{status.free_contexts} of {status.device.contexts}",
         str(status.leases),

@@ -11,25 +11,27 @@ import os
 import re
 import secrets
 import sqlite3
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import psutil
 
-from gpu_pool import admission, placement, queueing
+from gpu_pool import admission, placement, quotas
 from gpu_pool.clock import Clock
 from gpu_pool.ledger import reclaim, records
 from gpu_pool.ledger.database import Database
 from gpu_pool.ledger.devices import DeviceTable
+from gpu_pool.ledger.leases import LeaseTable
+from gpu_pool.ledger.line import Line
+from gpu_pool.ledger.use import UseTable
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import (
     BadRequest,
     Device,
+    DeviceStatus,
     EndReason,
     Holder,
     Lease,
-    LeaseGone,
     LeaseState,
     Outlook,
     PoolStatus,
@@ -45,7 +47,6 @@ _KEY: Final = re.compile(r"[!-~]{1,128}")
 _MOST_SECONDS: Final = 86_400.0
 #: Characters kept of a user's, a course's or a kernel's name.
 _MOST_TEXT: Final = 200
-_ID: Final = re.compile(r"([0-9]{1,18})-[0-9a-f]{8}", re.ASCII)
 
 
 class Book:
@@ -58,9 +59,20 @@ class Book:
     def __init__(self, database: Database, settings: PoolSettings, clock: Clock | None = None) -> None:
         self._db = database
         self._rules = settings.rules
-        self._attach_within = settings.attach_within
+        self._sharing = settings.sharing
         self._clock = clock or Clock()
         self._devices = DeviceTable(database, self._rules.device_milli)
+        self._leases = LeaseTable(database, self._devices, self._sharing, self._clock)
+        self._use = UseTable(database, self._sharing.policy, self._clock, settings.term_start)
+        self._line = Line(
+            database,
+            self._devices,
+            self._use,
+            self._rules,
+            self._sharing,
+            settings.attach_within,
+            self._clock,
+        )
         self.give_up_at: float | None = None
 
     def register(self, devices: Sequence[Device]) -> None:
@@ -70,7 +82,7 @@ class Book:
                 return
         with self._db.transaction(self.give_up_at):
             self._devices.register(devices, pid_namespace())
-            self._serve_line()
+            self._line.serve()
 
     # -- Asking ------------------------------------------------------------
 
@@ -80,19 +92,21 @@ class Book:
             raise BadRequest("The key of a request is 1 to 128 printable ASCII characters without spaces.")
         admission.check_rules(request, self._rules)
         row = self._draft(request, holder, key)
+        limits = list(quotas.scopes(self._sharing, row["user"], row["course"]))
         with self._db.transaction(self.give_up_at):
             known, somebody_waits, number = self._db.one("ask", key=key)
             if known:
-                return self._by_key(key)
+                return self._leases.by_key(key)
             row["number"], row["id"] = number, f"{number}-{row['id']}"
             statuses = self._devices.open()
             parts = None if somebody_waits else placement.place(request, statuses, self._rules)
+            if parts is None or limits:
+                self._check(request, row, limits)
             if parts is None:
-                admission.check(request, [status.device for status in statuses], self._rules)
                 self._insert_waiting(row)
-                return self._lease(str(row["id"]))
+                return self._leases.lease(str(row["id"]))
             self._insert_held(row, parts)
-        return records.live_lease(row, parts, None)
+        return self._leases.value(row, parts)
 
     def _draft(self, request: SliceRequest, holder: Holder, key: str) -> dict[str, Any]:
         """Return what is known of a lease's row before any decision."""
@@ -103,38 +117,44 @@ class Book:
             "key": key,
             "request": str(request),
             "user": _plain(holder.user),
-            "course": holder.course and _plain(holder.course),
+            "course": _plain(holder.course or ""),
             "kernel": holder.kernel and _plain(holder.kernel),
             "requested_at": self._clock.wall(),
             "keeper": records.write_process(keeper),
             "pulse": self._db.pulses.own() if keeper == me else None,
             "process": None,
+            "held_before": 0.0,
         }
 
+    def _check(self, request: SliceRequest, row: dict[str, Any], limits: Sequence[quotas.Scope]) -> None:
+        """Refuse what can never be granted, and what is over a quota; note how much it is."""
+        devices = [status.device for status in self._devices.present()]
+        admission.check(request, devices, self._rules)
+        part = next(placement.candidates(request, devices, self._rules))
+        row["milli"], row["memory_mib"] = request.count * part.milli, request.count * part.memory_mib
+        asked = quotas.Account(row["user"], row["course"], 1, row["milli"], row["memory_mib"])
+        accounts = list(self._use.accounts()) if limits else []
+        for limit in limits:
+            quotas.check(limit, asked, accounts)
+
     def _insert_held(self, row: dict[str, Any], parts: tuple[Slice, ...]) -> None:
-        row.update(state="held", turn=None, slices=self._devices.write(parts), held_at=row["requested_at"])
-        row.update(self._attach_deadline())
+        granted = self._line.granted(row, parts)
+        row.update(state="held", turn=None, waiting_since=None, held_at=granted.pop("now"), **granted)
         self._db.run("insert_lease", row)
         self._devices.take(parts)
 
     def _insert_waiting(self, row: dict[str, Any]) -> None:
-        row.update(state="waiting", turn=self._next_turn(), slices="[]", held_at=None)
-        row.update(deadline=None, deadline_reason=None)
+        row.update(state="waiting", turn=self._next_turn(), waiting_since=row["requested_at"])
+        row.update(slices="[]", held_at=None, ends_by=None, deadline=None, deadline_reason=None)
         self._db.run("insert_lease", row)
-        self._serve_line()
-
-    def _attach_deadline(self) -> dict[str, object]:
-        return {
-            "deadline": self._clock.uptime() + self._attach_within,
-            "deadline_reason": EndReason.NEVER_ATTACHED.value,
-        }
+        self._line.serve()
 
     def shortage(self, lease_id: str) -> TimedOut:
         """Return the error that says why this lease still waits."""
         with self._db.snapshot():
-            row = self._row_of(lease_id)
+            row = self._leases.row(lease_id)
             statuses = self._devices.open()
-            ahead = (self._place(row) or 1) - 1
+            ahead = (self._leases.place(row) or 1) - 1
         request = records.read_request(row["request"])
         message, remedy, largest = admission.shortage(request, statuses, ahead, self._rules)
         return TimedOut(message, remedy, largest_now=largest)
@@ -142,82 +162,33 @@ class Book:
     def explain(self, lease_id: str) -> Outlook:
         """Say why this lease waits."""
         with self._db.snapshot():
-            row = self._row_of(lease_id)
-            place = self._place(row)
-            statuses = self._devices.open()
-        if place is None:
-            raise BadRequest(
-                f"Lease {lease_id} does not wait: it is {row['state']}.", "Nothing needs to be done."
-            )
-        request = records.read_request(row["request"])
-        return Outlook(place, admission.shortage(request, statuses, place - 1, self._rules)[0])
-
-    # -- The line ----------------------------------------------------------
+            row = self._leases.row(lease_id)
+            place = self._leases.place(row)
+            if place is None:
+                raise BadRequest(f"Lease {lease_id} does not wait: it is {row['state']}.")
+            return self._line.explain(row["number"], place)
 
     def _next_turn(self) -> int:
         return int(self._db.one("last_turn")[0]) + 1
-
-    def _serve_line(self) -> None:
-        """Grant to everybody in line whose turn has come."""
-        line = self._db.run("line").fetchall()
-        if not line:
-            return
-        for waiter, parts in queueing.grants(_waiters(line), self._devices.open(), self._rules):
-            values = {"number": waiter.number, "now": self._clock.wall(), **self._attach_deadline()}
-            self._db.run("grant", {**values, "slices": self._devices.write(parts)})
-            self._devices.take(parts)
 
     # -- Reading -----------------------------------------------------------
 
     def lease(self, lease_id: str) -> Lease:
         """Return the lease as it is now, ended ones included."""
         with self._db.snapshot():
-            return self._lease(lease_id)
+            return self._leases.lease(lease_id)
 
     def status(self, url: str) -> PoolStatus:
         """Return everything as one snapshot."""
         with self._db.snapshot():
-            statuses = tuple(self._devices.statuses())
-            leases = tuple(self._value(row) for row in self._db.run("leases").fetchall())
-            line = self._db.run("line").fetchall()
-        waiting = [records.live_lease(row, (), place) for place, row in enumerate(line, 1)]
-        return PoolStatus(url, statuses, leases, tuple(waiting))
+            return PoolStatus(
+                url, tuple(self._devices.statuses()), self._leases.not_waiting(), self._leases.in_line()
+            )
 
-    def _lease(self, lease_id: str) -> Lease:
-        row = self._live(lease_id)
-        if row is not None:
-            return self._value(row)
-        number = _number(lease_id)
-        ended = None if number is None else self._db.one("ended_by_number", number=number)
-        if ended is None or ended["id"] != lease_id:
-            raise LeaseGone(f"There is no lease {lease_id[:64]!a} in this pool.", "Ask for a new slice.")
-        return records.ended_lease(ended)
-
-    def _by_key(self, key: str) -> Lease:
-        row = self._db.one("lease_by_key", key=key)
-        if row is not None:
-            return self._value(row)
-        return records.ended_lease(self._db.one("ended_by_key", key=key))
-
-    def _value(self, row: sqlite3.Row) -> Lease:
-        return records.live_lease(row, self._devices.read(row["slices"]), self._place(row))
-
-    def _place(self, row: sqlite3.Row) -> int | None:
-        turn = row["turn"]
-        return None if turn is None else int(self._db.one("place_in_line", turn=turn)[0])
-
-    def _live(self, lease_id: str) -> sqlite3.Row | None:
-        """Return the row of a lease that has not ended, or None."""
-        number = _number(lease_id)
-        row: sqlite3.Row | None = None if number is None else self._db.one("lease_by_number", number=number)
-        return row if row is not None and row["id"] == lease_id else None
-
-    def _row_of(self, lease_id: str) -> sqlite3.Row:
-        """Return the row of a lease, or say how it ended."""
-        row = self._live(lease_id)
-        if row is None:
-            raise gone(self._lease(lease_id))
-        return row
+    def history(self, since: float) -> list[Mapping[str, Any]]:
+        """Return the leases that have ended since then; see ``Pool.history``."""
+        with self._db.snapshot():
+            return [dict(row) for row in self._db.run("history", {"since": since}).fetchall()]
 
     # -- Changing ----------------------------------------------------------
 
@@ -226,7 +197,7 @@ class Book:
         _check_seconds("grace", grace)
         _check_seconds("ready_within", ready_within)
         with self._db.transaction(self.give_up_at):
-            row = self._row_of(lease_id)
+            row = self._leases.row(lease_id)
             watched = ready_within is not None and row["state"] == LeaseState.HELD
             values = {
                 "number": row["number"],
@@ -238,45 +209,48 @@ class Book:
                 "reason": EndReason.NOT_READY.value if watched else None,
             }
             self._db.run("attach", values)
-            return self._lease(lease_id)
+            return self._leases.lease(lease_id)
 
     def renew(self, lease_id: str, ttl: float | None) -> Lease:
         """Lift the deadline, or set it ``ttl`` seconds from now."""
         _check_seconds("ttl", ttl)
         with self._db.transaction(self.give_up_at):
-            number = self._row_of(lease_id)["number"]
+            number = self._leases.row(lease_id)["number"]
             deadline = None if ttl is None else self._clock.uptime() + ttl
             reason = None if ttl is None else EndReason.EXPIRED.value
             self._db.run("set_deadline", {"number": number, "deadline": deadline, "reason": reason})
-            return self._lease(lease_id)
+            return self._leases.lease(lease_id)
 
     def park(self, lease_id: str) -> Lease:
-        """Give a held lease's slices to the next in line."""
+        """Give a held lease's slices to the next in line, or leave the line if they were parked before."""
         with self._db.transaction(self.give_up_at):
-            row = self._row_of(lease_id)
-            if row["state"] == LeaseState.WAITING:
+            row = self._leases.row(lease_id)
+            if row["state"] == LeaseState.WAITING and not row["home"]:
                 raise BadRequest("A lease that waits in line holds nothing to park.", "Release it instead.")
-            if row["state"] == LeaseState.HELD:
-                home = ",".join(part.device.uuid for part in self._devices.read(row["slices"]))
+            if row["state"] != LeaseState.PARKED:
+                parts = self._devices.read(row["slices"])
+                home = ",".join(part.device.uuid for part in parts) or row["home"]
+                self._use.add(row)
                 values = {"number": row["number"], "home": home, "now": self._clock.wall()}
                 self._db.run("park", values)
                 self._devices.give_back(row["slices"])
-                self._serve_line()
-            return self._lease(lease_id)
+                self._line.serve()
+            return self._leases.lease(lease_id)
 
     def resume(self, lease_id: str) -> Lease:
         """Put a parked lease in line for its devices."""
         with self._db.transaction(self.give_up_at):
-            row = self._row_of(lease_id)
+            row = self._leases.row(lease_id)
             if row["state"] == LeaseState.PARKED:
-                self._db.run("resume", {"number": row["number"], "turn": self._next_turn()})
-                self._serve_line()
-            return self._lease(lease_id)
+                values = {"number": row["number"], "turn": self._next_turn(), "now": self._clock.wall()}
+                self._db.run("resume", values)
+                self._line.serve()
+            return self._leases.lease(lease_id)
 
     def release(self, lease_id: str, reason: EndReason) -> None:
         """End the lease if it has not ended yet."""
         with self._db.transaction(self.give_up_at):
-            self._release(self._live(lease_id), reason)
+            self._release(self._leases.live(lease_id), reason)
 
     def release_key(self, key: str, reason: EndReason) -> None:
         """End the lease of that key, if there is one."""
@@ -287,13 +261,22 @@ class Book:
         if row is not None:
             self._end(row, reason)
             if row["somebody_waits"]:
-                self._serve_line()
+                self._line.serve()
 
     def _end(self, row: sqlite3.Row, reason: EndReason) -> None:
         values = {"number": row["number"], "now": self._clock.wall(), "reason": reason.value}
+        self._use.add(row)
         self._db.run("remember", values)
         self._db.run("delete_lease", values)
         self._devices.give_back(row["slices"])
+
+    def drain(self, device: str, drained: bool) -> DeviceStatus:
+        """Grant nothing more on that device, or grant again; see ``Pool.drain``."""
+        with self._db.transaction(self.give_up_at):
+            chosen = admission.find_device(device, [status.device for status in self._devices.statuses()])
+            self._devices.drain(chosen.uuid, drained)
+            self._line.serve()
+            return next(each for each in self._devices.statuses() if each.device == chosen)
 
     def look(self, at_most_every: float = 0.0) -> None:
         """End every lease whose process is gone or whose deadline has passed.
@@ -312,16 +295,7 @@ class Book:
             with self._db.transaction(self.give_up_at):
                 self._db.run("set_looked_at", {"now": now})
                 reclaim.reclaim(self._db, findings, now, self._end)
-                self._serve_line()
-
-
-def gone(lease: Lease) -> LeaseGone:
-    """Return the error for a lease that has ended."""
-    reason = lease.end_reason.value if lease.end_reason else "unknown"
-    ended = time.strftime("%H:%M:%S", time.localtime(lease.ended_at))
-    return LeaseGone(
-        f"The lease on {lease.request} ended at {ended}: {reason}.", "Ask for a new slice.", reason=reason
-    )
+                self._line.serve()
 
 
 def _check_seconds(name: str, value: float | None) -> None:
@@ -342,14 +316,3 @@ def _ends_with_us(process: Process) -> bool:
         return process.pid == os.getpid() or psutil.Process(process.pid).ppid() == os.getpid()
     except psutil.Error:
         return False
-
-
-def _number(lease_id: str) -> int | None:
-    match = _ID.fullmatch(lease_id)
-    return int(match[1]) if match else None
-
-
-def _waiters(line: Sequence[sqlite3.Row]) -> Iterator[queueing.Waiter]:
-    for row in line:
-        home = frozenset(row["home"].split(",")) if row["home"] else frozenset()
-        yield queueing.Waiter(row["number"], records.read_request(row["request"]), home)

@@ -164,10 +164,17 @@ def _connect(path: Path) -> sqlite3.Connection:
         check_same_thread=False,
     )
     connection.row_factory = sqlite3.Row
+    # SQLite's own exp() is there only if it was built with it.
+    connection.create_function("faded", 2, _faded, deterministic=True)
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     return connection
+
+
+def _faded(age: float, half_life: float) -> float:
+    """Return how much of what was used ``age`` seconds ago still counts."""
+    return float(0.5 ** (max(0.0, age) / half_life))
 
 
 def _create(path: Path) -> None:

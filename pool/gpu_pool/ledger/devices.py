@@ -76,13 +76,23 @@ class DeviceTable:
         if any(self._known.get(row[0], (-1,))[0] != row[1] for row in rows):
             self._read()
         return [
-            DeviceStatus(self._known[number][2], milli, memory, contexts, leases, self._milli)
-            for number, _, milli, memory, contexts, leases in rows
+            DeviceStatus(
+                self._known[number][2], milli, memory, contexts, leases, self._milli, drained=bool(drained)
+            )
+            for number, _, drained, milli, memory, contexts, leases in rows
         ]
 
     def open(self) -> list[DeviceStatus]:
         """Return the devices on which something new may be granted, in order of placement."""
+        return [status for status in self.present() if not status.drained]
+
+    def present(self) -> list[DeviceStatus]:
+        """Return the devices of the pool, drained ones included, in order of placement."""
         return [status for status in self.statuses() if self._known[self._numbers[status.device.uuid]][1]]
+
+    def drain(self, uuid: str, drained: bool) -> None:
+        """Grant nothing more on that device, or grant again."""
+        self._db.run("set_drained", {"id": self._numbers[uuid], "drained": drained})
 
     def take(self, parts: Sequence[Slice]) -> None:
         """Count these slices as held."""

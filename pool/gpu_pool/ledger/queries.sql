@@ -1,7 +1,7 @@
 -- Every statement the pool runs, by name. Read by gpu_pool.ledger.queries.
 
 -- name: devices
-SELECT id, revision, held_milli, held_memory_mib, held_contexts, leases
+SELECT id, revision, drained, held_milli, held_memory_mib, held_contexts, leases
 FROM device WHERE present OR leases > 0 ORDER BY position;
 
 -- name: device_facts
@@ -15,6 +15,9 @@ ON CONFLICT (uuid) DO UPDATE SET
 
 -- name: hide_device
 UPDATE device SET present = 0, revision = revision + 1 WHERE id = :id;
+
+-- name: set_drained
+UPDATE device SET drained = :drained WHERE id = :id;
 
 -- name: in_use
 SELECT EXISTS (SELECT 1 FROM lease);
@@ -54,16 +57,60 @@ SELECT count(*) FROM lease WHERE turn IS NOT NULL AND turn <= :turn;
 SELECT coalesce(max(turn), 0) FROM lease WHERE turn IS NOT NULL;
 
 -- name: insert_lease
-INSERT INTO lease (number, id, key, state, turn, slices, request, user, course, kernel, requested_at,
-                   held_at, keeper, pulse, deadline, deadline_reason)
-VALUES (:number, :id, :key, :state, :turn, :slices, :request, :user, :course, :kernel, :requested_at,
-        :held_at, :keeper, :pulse, :deadline, :deadline_reason);
+INSERT INTO lease (number, id, key, state, turn, waiting_since, slices, request, milli, memory_mib, user, course,
+                   kernel, requested_at, held_at, ends_by, keeper, pulse, deadline, deadline_reason)
+VALUES (:number, :id, :key, :state, :turn, :waiting_since, :slices, :request, :milli, :memory_mib, :user, :course,
+        :kernel, :requested_at, :held_at, :ends_by, :keeper, :pulse, :deadline, :deadline_reason);
 
 -- name: grant
-UPDATE lease SET state = 'held', turn = NULL, held_at = :now, slices = :slices,
+UPDATE lease SET state = 'held', turn = NULL, waiting_since = NULL, reserved = '', held_at = :now,
+    slices = :slices, milli = :milli, memory_mib = :memory_mib, ends_by = :ends_by,
     deadline = iif(process IS NULL, :deadline, NULL),
     deadline_reason = iif(process IS NULL, :deadline_reason, NULL)
 WHERE number = :number;
+
+-- name: set_turn
+UPDATE lease SET turn = :turn, reserved = :reserved WHERE number = :number;
+
+-- name: holdings
+SELECT user, course, slices, ends_by, held_at FROM lease WHERE state = 'held';
+
+-- name: accounts
+-- What every user of every course has: held, parked or waiting.
+SELECT user, course, count(*) AS slices, sum(milli) AS milli, sum(memory_mib) AS memory_mib,
+       sum(milli * max(0, :now - max(held_at, :week_began))) AS in_week,
+       sum(milli * max(0, :now - max(held_at, :term_began))) AS in_term,
+       min(ends_by) - :uptime AS ends_in
+FROM lease GROUP BY user, course;
+
+-- name: add_use
+-- What was used before fades until now; what is of another week or term counts no more.
+INSERT INTO use (course, user, by_course, by_user, as_of, week_began, in_week, term_began, in_term)
+VALUES (:course, :user, :by_course, :by_user, :now, :week_began, :in_week, :term_began, :in_term)
+ON CONFLICT (course, user) DO UPDATE SET
+    by_course = by_course * faded(:now - as_of, :course_half_life) + excluded.by_course,
+    by_user = by_user * faded(:now - as_of, :user_half_life) + excluded.by_user,
+    as_of = :now,
+    in_week = iif(week_began = :week_began, in_week, 0) + excluded.in_week,
+    week_began = :week_began,
+    in_term = iif(term_began = :term_began, in_term, 0) + excluded.in_term,
+    term_began = :term_began;
+
+-- name: uses_now
+SELECT course, user,
+       by_course * faded(:now - as_of, :course_half_life) AS by_course,
+       by_user * faded(:now - as_of, :user_half_life) AS by_user,
+       iif(week_began = :week_began, in_week, 0) AS in_week,
+       iif(term_began = :term_began, in_term, 0) AS in_term
+FROM use;
+
+-- name: stays
+-- How long what ended lately was held, the latest request first.
+SELECT course, milli, held_seconds FROM history WHERE held_at IS NOT NULL ORDER BY number DESC LIMIT :count;
+
+-- name: history
+SELECT id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds, reason
+FROM history WHERE ended_at >= :since ORDER BY ended_at, number;
 
 -- name: take
 UPDATE device SET held_milli = held_milli + :milli, held_memory_mib = held_memory_mib + :memory_mib,
@@ -89,17 +136,18 @@ WHERE number = :number AND deadline_reason IS NOT 'process-gone';
 UPDATE lease SET process = NULL, deadline = :deadline, deadline_reason = :reason WHERE number = :number;
 
 -- name: park
-UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL,
-    held_before = held_before + :now - held_at, deadline = NULL, deadline_reason = NULL
+UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL, ends_by = NULL,
+    turn = NULL, waiting_since = NULL, reserved = '',
+    held_before = held_before + coalesce(:now - held_at, 0), deadline = NULL, deadline_reason = NULL
 WHERE number = :number;
 
 -- name: resume
-UPDATE lease SET state = 'waiting', turn = :turn WHERE number = :number;
+UPDATE lease SET state = 'waiting', turn = :turn, waiting_since = :now WHERE number = :number;
 
 -- name: remember
-INSERT INTO history (number, id, key, request, user, course, kernel, requested_at, held_at, ended_at,
+INSERT INTO history (number, id, key, request, milli, user, course, kernel, requested_at, held_at, ended_at,
                      held_seconds, reason, slices)
-SELECT number, id, key, request, user, course, kernel, requested_at, held_at, :now,
+SELECT number, id, key, request, milli, user, course, kernel, requested_at, held_at, :now,
        held_before + coalesce(max(0, :now - held_at), 0), :reason, slices
 FROM lease WHERE number = :number;
 
@@ -107,10 +155,12 @@ FROM lease WHERE number = :number;
 DELETE FROM lease WHERE number = :number;
 
 -- name: overdue
-SELECT * FROM lease WHERE deadline <= :now;
+SELECT *, iif(deadline <= :now, deadline_reason, 'longest-lease') AS why
+FROM lease WHERE deadline <= :now OR ends_by + :margin <= :now;
 
 -- name: processes
-SELECT number, process, keeper, pulse, grace, slices FROM lease;
+SELECT number, process, keeper, pulse, grace, slices, held_at, milli, course, user
+FROM lease;
 
 -- name: looked_at
 SELECT looked_at FROM pool;

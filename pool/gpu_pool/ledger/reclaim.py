@@ -5,11 +5,16 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Final
 
 from gpu_pool.ledger import records
 from gpu_pool.ledger.database import Database
 from gpu_pool.ledger.lock import Pulses
 from gpu_pool_client import EndReason
+
+#: Seconds by which the pool is later than whoever ends a kernel at the end of its longest
+#: lease: a kernel should have ended before its slice is given to another.
+_MARGIN: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ def look(database: Database, now: float) -> Findings:
     """Look at every process that keeps a lease alive, without holding up writers."""
     with database.snapshot():
         named = {(row["process"] or row["keeper"], row["pulse"]) for row in database.run("processes")}
-        overdue = database.one("overdue", now=now) is not None
+        overdue = database.one("overdue", now=now, margin=_MARGIN) is not None
     dead = frozenset(text for text, pulse in named if _is_dead(text, pulse, database.pulses))
     return Findings(dead, overdue)
 
@@ -48,8 +53,8 @@ def reclaim(
     A lease is judged by the exact process that was seen dead, so one that has
     another by now is left alone.
     """
-    for row in database.run("overdue", {"now": now}).fetchall():
-        end(row, EndReason(row["deadline_reason"]))
+    for row in database.run("overdue", {"now": now, "margin": _MARGIN}).fetchall():
+        end(row, EndReason(row["why"]))
     if findings.dead:
         for row in database.run("processes").fetchall():
             _judge(database, row, findings.dead, now, end)

@@ -17,6 +17,7 @@ from gpu_pool_client import (
     Process,
     Slice,
     SliceRequest,
+    Terms,
     parse_request,
 )
 
@@ -51,7 +52,7 @@ def read_process(text: str) -> Process:
     return Process(int(pid), int(start), boot, namespace)
 
 
-def live_lease(row: Row, parts: tuple[Slice, ...], place: int | None) -> Lease:
+def live_lease(row: Row, parts: tuple[Slice, ...], place: int | None, terms: Terms) -> Lease:
     """Return the lease of a row of ``lease``."""
     return Lease(
         id=row["id"],
@@ -64,6 +65,7 @@ def live_lease(row: Row, parts: tuple[Slice, ...], place: int | None) -> Lease:
         slices=parts,
         process=read_process(row["process"]) if row["process"] else None,
         place=place,
+        terms=terms,
     )
 
 
@@ -87,4 +89,4 @@ def _request(row: Row) -> SliceRequest:
 
 
 def _holder(row: Row, process: Process | None) -> Holder:
-    return Holder(row["user"], row["course"], row["kernel"], process)
+    return Holder(row["user"], row["course"] or None, row["kernel"], process)

@@ -11,6 +11,7 @@ CREATE TABLE device (
     revision        INTEGER NOT NULL DEFAULT 0,  -- grows when the facts change
     present         INTEGER NOT NULL CHECK (present IN (0, 1)),
     seen_from       TEXT NOT NULL,               -- pid namespace of the process that saw it last
+    drained         INTEGER NOT NULL DEFAULT 0 CHECK (drained IN (0, 1)),
     held_milli      INTEGER NOT NULL DEFAULT 0 CHECK (held_milli >= 0),
     held_memory_mib INTEGER NOT NULL DEFAULT 0 CHECK (held_memory_mib >= 0),
     held_contexts   INTEGER NOT NULL DEFAULT 0 CHECK (held_contexts >= 0),
@@ -24,14 +25,19 @@ CREATE TABLE lease (
     key             TEXT NOT NULL UNIQUE,        -- the caller's name for the request
     state           TEXT NOT NULL CHECK (state IN ('waiting', 'held', 'parked')),
     turn            INTEGER,                     -- order in line, while waiting
+    waiting_since   REAL,                        -- Unix seconds, while waiting
+    reserved        TEXT NOT NULL DEFAULT '',    -- uuids of the devices that are emptied for it
     slices          TEXT NOT NULL,               -- held: [[device, milli, memory_mib, contexts], ...]
     home            TEXT NOT NULL DEFAULT '',    -- uuids it must return to, once parked
     request         TEXT NOT NULL,
+    milli           INTEGER NOT NULL,            -- what it takes of all devices together; while it
+    memory_mib      INTEGER NOT NULL,            --   waits, of the first that could hold it
     user            TEXT NOT NULL,
-    course          TEXT,
+    course          TEXT NOT NULL,               -- '' for none
     kernel          TEXT,
     requested_at    REAL NOT NULL,               -- Unix seconds
     held_at         REAL,
+    ends_by         REAL,                        -- the end of the longest lease, this boot's clock, while held
     held_before     REAL NOT NULL DEFAULT 0,     -- seconds held before it was last parked
     keeper          TEXT NOT NULL,               -- the requester's process
     pulse           INTEGER,                     -- its sign of life, where it stands for the attached process too
@@ -40,6 +46,7 @@ CREATE TABLE lease (
     deadline        REAL,                        -- seconds of this boot's clock
     deadline_reason TEXT,                        -- how the lease ends at the deadline
     CHECK ((state = 'waiting') = (turn IS NOT NULL)),
+    CHECK ((state = 'waiting') = (waiting_since IS NOT NULL)),
     CHECK ((deadline IS NULL) = (deadline_reason IS NULL))
 );
 -- Each further index would make every grant slower; all but the line is read in full, and seldom.
@@ -51,8 +58,9 @@ CREATE TABLE history (
     id              TEXT NOT NULL,
     key             TEXT NOT NULL UNIQUE,
     request         TEXT NOT NULL,
+    milli           INTEGER NOT NULL,
     user            TEXT NOT NULL,
-    course          TEXT,
+    course          TEXT NOT NULL,
     kernel          TEXT,
     requested_at    REAL NOT NULL,
     held_at         REAL,
@@ -61,6 +69,21 @@ CREATE TABLE history (
     reason          TEXT NOT NULL,
     slices          TEXT NOT NULL                -- as in lease; empty if it ended without any
 );
+
+-- What every user has used of every course by leases that are not held any more,
+-- in thousandths of a GPU times seconds. The first two fade with time, as of as_of.
+CREATE TABLE use (
+    course          TEXT NOT NULL,
+    user            TEXT NOT NULL,
+    by_course       REAL NOT NULL,               -- faded as the queue compares courses
+    by_user         REAL NOT NULL,               -- faded as the queue compares users
+    as_of           REAL NOT NULL,               -- Unix seconds
+    week_began      REAL NOT NULL,
+    in_week         REAL NOT NULL,
+    term_began      REAL NOT NULL,
+    in_term         REAL NOT NULL,
+    PRIMARY KEY (course, user)
+) WITHOUT ROWID;
 
 -- One row: what the pool knows about itself.
 CREATE TABLE pool (

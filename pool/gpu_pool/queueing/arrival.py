@@ -1,30 +1,18 @@
-"""Whose turn it is: pure functions over the line of waiters.
+"""Strict order of arrival: first come, first served, device by device.
 
-First come, first served. A waiter who cannot be placed reserves every device
-it could use, so nobody who came later can take what it waits for, and nobody
-is starved. Those who came later still get devices that no earlier waiter can
-use.
+A waiter who cannot be placed reserves every device it could use, so nobody who
+came later can take what it waits for, and nobody is starved. Those who came
+later still get devices that no earlier waiter can use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from gpu_pool import placement
-from gpu_pool.settings import Rules
-from gpu_pool_client import DeviceStatus, Slice, SliceRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Waiter:
-    """One waiting lease, as far as its turn is concerned."""
-
-    #: The ledger's number of the lease.
-    number: int
-    request: SliceRequest
-    #: uuids it must have (a parked lease returns to its own devices); empty for any.
-    devices: frozenset[str] = frozenset()
+from gpu_pool.queueing.values import Waiter
+from gpu_pool.rules import Rules
+from gpu_pool_client import DeviceStatus, Slice
 
 
 def grants(

@@ -1,0 +1,133 @@
+"""``drain``, ``undrain``, ``why`` and ``history``: looking after a pool."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from gpu_pool.cli import screen, words
+from gpu_pool.cli.session import Session, complete, json_option, verb
+from gpu_pool_client import BadRequest, DeviceStatus, LeaseGone, Outlook, parse_duration
+
+
+@verb("why", "gpu-pool why 12-0123abcd", "gpu-pool why")
+@click.argument("lease_id", metavar="[LEASE]", required=False)
+@json_option
+def why(session: Session, lease_id: str | None) -> int:
+    """Say why a lease waits, and for how long it may: the one named, or all that wait."""
+    found = complete(_why(session, lease_id))
+    if session.as_json:
+        screen.show_json(
+            {
+                "line": [
+                    {"lease": name, "place": each.place, "why": each.why, "wait_seconds": each.wait}
+                    for name, each in found.items()
+                ]
+            }
+        )
+    elif found:
+        for name, outlook in found.items():
+            click.echo(f"{name}: {words.safe(str(outlook), 1_000)}")
+    else:
+        click.echo("Nobody waits.")
+    return 0
+
+
+@verb("drain", "gpu-pool drain 0", "gpu-pool drain GPU-8f2a6c11")
+@click.argument("device")
+@json_option
+def drain(session: Session, device: str) -> int:
+    """Let a GPU's leases end and grant nothing more on it.
+
+    DEVICE is an index or a uuid, as "gpu-pool list" shows them. Waiters get
+    other GPUs, or wait until it is undrained.
+    """
+    return _drain(session, device, drained=True)
+
+
+@verb("undrain", "gpu-pool undrain 0")
+@click.argument("device")
+@json_option
+def undrain(session: Session, device: str) -> int:
+    """Grant slices of a drained GPU again."""
+    return _drain(session, device, drained=False)
+
+
+@verb("history", "gpu-pool history --since 7d", "gpu-pool history --json | tail -n 1")
+@click.option(
+    "--since", default="1d", metavar="DURATION", help="How far back: 90min, 12h, 7d. By default 1d."
+)
+@json_option
+def history(session: Session, since: str) -> int:
+    """List the leases that have ended, and why.
+
+    With --json one object a line, which "gpu-pool simulate" reads.
+    """
+    ended = complete(_history(session, time.time() - parse_duration(since)))
+    if session.as_json:
+        for row in ended:
+            screen.show_json(dict(row), indent=None)
+    elif ended:
+        screen.show(screen.table(_HISTORY_COLUMNS, [_history_row(row) for row in ended]))
+    else:
+        click.echo("No lease has ended in this time.")
+    return 0
+
+
+_HISTORY_COLUMNS = ("Ended", "Slice", "User", "Course", "For", "Waited", "Held for", "Reason", "Lease")
+
+
+def _history_row(row: Mapping[str, Any]) -> list[str]:
+    granted = row["held_at"] or row["ended_at"]
+    return [
+        time.strftime("%m-%d %H:%M:%S", time.localtime(row["ended_at"])),
+        words.safe(row["request"]),
+        words.safe(row["user"]),
+        words.safe(row["course"] or "-"),
+        words.safe(row["kernel"] or "-"),
+        words.duration(granted - row["requested_at"]),
+        words.duration(row["held_seconds"]),
+        row["reason"],
+        row["id"],
+    ]
+
+
+def _drain(session: Session, device: str, *, drained: bool) -> int:
+    status = complete(_set_drained(session, device, drained))
+    if session.as_json:
+        screen.show_json({"device": status.device.uuid, "drained": drained, "leases": status.leases})
+        return 0
+    name = f"GPU {status.device.index}, {words.safe(status.device.label)},"
+    if not drained:
+        click.echo(f"{name} is granted from again.")
+    elif status.leases:
+        left = "1 lease is" if status.leases == 1 else f"{status.leases} leases are"
+        click.echo(f"{name} gets no new leases; {left} still on it. See: gpu-pool list -d")
+    else:
+        click.echo(f"{name} gets no new leases, and none is on it.")
+    return 0
+
+
+async def _set_drained(session: Session, device: str, drained: bool) -> DeviceStatus:
+    async with session.connect() as pool:
+        return await pool.drain(device, drained=drained)
+
+
+async def _history(session: Session, since: float) -> list[Mapping[str, Any]]:
+    async with session.connect() as pool:
+        return await pool.history(since)
+
+
+async def _why(session: Session, lease_id: str | None) -> dict[str, Outlook]:
+    async with session.connect() as pool:
+        if lease_id is not None:
+            return {lease_id: await pool.explain(lease_id)}
+        found: dict[str, Outlook] = {}
+        for lease in (await pool.status()).line:
+            with contextlib.suppress(BadRequest, LeaseGone):  # it may not wait any more
+                found[lease.id] = await pool.explain(lease.id)
+        return found

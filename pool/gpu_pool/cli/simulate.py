@@ -1,0 +1,181 @@
+"""``simulate``: how long people would wait, under our order and under others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpu_pool.cli import screen
+from gpu_pool.cli.session import Session, json_option, verb
+from gpu_pool.cli.words import duration, safe
+from gpu_pool_client import BadRequest
+
+if TYPE_CHECKING:
+    from gpu_pool.cli.screen import Shown
+    from gpu_pool.queueing import Policy
+    from gpu_pool.simulation import Arrival, Figures
+    from gpu_pool.simulation.report import Waits
+    from gpu_pool_client import Device
+
+#: Files of history longer than this are refused, in bytes.
+_MAX_FILE = 200_000_000
+
+
+@verb(
+    "simulate",
+    "gpu-pool simulate mixed",
+    "gpu-pool simulate research --weight research=1 --drain-after 60",
+    "gpu-pool simulate history.jsonl --devices V100-SXM2-32GB:4 --plot waits.svg",
+    "gpu-pool simulate mixed --json | jq '.orders.fair.utilisation'",
+)
+@click.argument("workload", default="mixed")
+@click.option("--devices", metavar="DEVICES", help="The GPUs, as in GPU_POOL_DEVICES: V100-SXM2-32GB:4.")
+@click.option("--weight", metavar="COURSE=N", multiple=True, help="The weight of a course; 1 by default.")
+@click.option(
+    "--drain-after",
+    type=click.FloatRange(min=0),
+    metavar="MINUTES",
+    help="How long a large request waits before a GPU is emptied for it; 30 by default.",
+)
+@click.option("--seed", type=int, help="Another seed for a made-up workload: other people, same habits.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture to this SVG file."
+)
+@json_option
+def simulate(
+    session: Session,
+    workload: str,
+    devices: str | None,
+    weight: tuple[str, ...],
+    drain_after: float | None,
+    seed: int | None,
+    plot: Path | None,
+) -> int:
+    """Simulate the queue, and show how long people wait.
+
+    WORKLOAD is one-size, mixed or research, or a file of recorded leases: one
+    JSON object a line with requested_at, held_seconds, request, user, course.
+    The rules that grant real slices are run beside strict order, smallest
+    first and plain backfill, on the same arrivals. Nothing is granted.
+    """
+    title, found, gpus, weights = _arrivals(workload, devices, seed)
+    weights.update(_weight(text) for text in weight)
+    by_order = _run(found, gpus, _policy(weights, drain_after))
+    if plot is not None:
+        _write_plot(plot, title, by_order)
+    if session.as_json:
+        orders = {name: dataclasses.asdict(each) for name, each in by_order.items()}
+        screen.show_json({"workload": title, "simulated": True, "requests": len(found), "orders": orders})
+        return 0
+    screen.show(f"{title} (simulated, {len(found)} requests)", "", _table(by_order))
+    screen.show("", "Waits by size: median / 95th percentile / worst", _size_table(by_order))
+    screen.show("", "Mean waits of the users: least / median / most", _user_table(by_order))
+    return 0
+
+
+def _arrivals(
+    workload: str, devices: str | None, seed: int | None
+) -> tuple[str, list[Arrival], tuple[Device, ...], dict[str, float]]:
+    """Return (title, arrivals, devices, weights) of a made-up workload or of a file."""
+    from gpu_pool.inventory.simulated import parse_devices
+    from gpu_pool.simulation import WORKLOADS, arrivals, read_history
+
+    known = WORKLOADS.get(workload)
+    if known is not None:
+        title = f"{known.name}: {known.about}"
+        return title, arrivals(known, seed), parse_devices(devices or known.devices), dict(known.weights)
+    path = Path(workload)
+    if not path.is_file() or path.stat().st_size > _MAX_FILE:
+        names = ", ".join(WORKLOADS)
+        raise BadRequest(
+            f"{safe(workload)!r} is neither a workload nor a file of at most {_MAX_FILE // 1_000_000} MB.",
+            f"Workloads: {names}.",
+        )
+    if devices is None:
+        raise BadRequest(
+            "A recorded history does not say which GPUs.", "Add --devices V100-SXM2-32GB:4, say."
+        )
+    try:
+        with path.open(encoding="utf-8") as file:
+            return path.name, read_history(file), parse_devices(devices), {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{safe(workload)!r} cannot be read: {error}.") from error
+
+
+def _run(found: list[Arrival], devices: tuple[Device, ...], policy: Policy) -> dict[str, Figures]:
+    from gpu_pool import admission
+    from gpu_pool.rules import Rules
+    from gpu_pool.simulation import ORDERS, figures
+    from gpu_pool.simulation import simulate as run
+
+    for request in {arrival.request for arrival in found}:
+        admission.check(request, devices, Rules())
+    return {name: figures(run(found, devices, order, policy)) for name, order in ORDERS.items()}
+
+
+def _policy(weights: Mapping[str, float], drain_after: float | None) -> Policy:
+    from gpu_pool.queueing import Policy
+
+    policy = Policy(weights=weights)
+    return policy if drain_after is None else dataclasses.replace(policy, drain_after=drain_after * 60)
+
+
+def _weight(text: str) -> tuple[str, float]:
+    course, sign, number = text.rpartition("=")
+    try:
+        weight = float(number)
+    except ValueError:
+        weight = -1.0
+    if not sign or not 0 <= weight <= 1e6:
+        raise BadRequest(f"{safe(text)!r} is not COURSE=N.", "Write, say, --weight research=3.")
+    return course, weight
+
+
+def _write_plot(path: Path, title: str, by_order: Mapping[str, Figures]) -> None:
+    from gpu_pool.simulation.plot import waits_plot
+
+    try:
+        path.write_text(
+            waits_plot(f"{title.partition(':')[0]}: 95th percentile of waits (simulated)", by_order)
+        )
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def _table(by_order: Mapping[str, Figures]) -> Shown:
+    columns = ("Order", "In use", "Mean wait", "Median", "95th perc.", "Worst", "Whole GPU 95th", "Jain")
+    rows = [
+        [
+            name,
+            f"{each.utilisation:.0%}",
+            duration(each.waits.mean),
+            *_three(each.waits),
+            duration(each.whole.p95) if each.whole.count else "-",
+            f"{each.jain:.3f}",
+        ]
+        for name, each in by_order.items()
+    ]
+    return screen.table(columns, rows)
+
+
+def _size_table(by_order: Mapping[str, Figures]) -> Shown:
+    sizes = list(next(iter(by_order.values())).by_size)
+    shown = sizes if len(sizes) <= 12 else [*sizes[:6], *sizes[-6:]]
+    rows = [[size, *(" / ".join(_three(each.by_size[size])) for each in by_order.values())] for size in shown]
+    return screen.table(("Size", *by_order), rows)
+
+
+def _user_table(by_order: Mapping[str, Figures]) -> Shown:
+    def spread(each: Figures) -> str:
+        means = sorted(waits.mean for waits in each.by_user.values())
+        return " / ".join(duration(mean) for mean in (means[0], means[len(means) // 2], means[-1]))
+
+    return screen.table(tuple(by_order), [[spread(each) for each in by_order.values()]])
+
+
+def _three(waits: Waits) -> list[str]:
+    return [duration(waits.median), duration(waits.p95), duration(waits.worst)]

@@ -1,0 +1,87 @@
+"""What a process and its descendants do with their devices, as the system and the driver see it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from gpu_pool_client import Activity, Process, Slice
+
+#: CUDA opens it when it is initialised; NVML alone does not.
+_CUDA_DEVICE: Final = "/dev/nvidia-uvm"
+#: The driver keeps samples of the last seconds only.
+_LATELY_SECONDS: Final = 10
+
+
+def activity_of(process: Process | None, slices: Iterable[Slice]) -> Activity:
+    """Return what the process and its descendants do with these slices' devices."""
+    real = [part.device.uuid for part in slices if not part.device.simulated]
+    if process is None or not process.is_alive():
+        return Activity()
+    if not real:
+        return Activity(initialised=False, working=False)
+    pids = family(process.pid)
+    initialised = any(_has_open(pid, _CUDA_DEVICE) for pid in pids)
+    return Activity(initialised, _is_working(pids, real) if initialised else False)
+
+
+def family(pid: int) -> set[int]:
+    """Return the pids of a process and of its descendants."""
+    try:
+        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    except psutil.NoSuchProcess:
+        return {pid}
+
+
+def _has_open(pid: int, path: str) -> bool:
+    try:
+        return any(_target(link) == path for link in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed meanwhile
+        return ""
+
+
+def _is_working(pids: set[int], uuids: Iterable[str]) -> bool | None:
+    """Whether a device works for these processes; None where the driver does not say."""
+    # Imported here because it costs some 40 ms, which simulated devices need not pay.
+    import pynvml
+
+    failures = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
+    try:
+        pynvml.nvmlInit()
+    except failures:
+        return None
+    try:
+        found = [_works_for(pids, uuid) for uuid in uuids]
+    except failures:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+    return True if True in found else None if None in found else False
+
+
+def _works_for(pids: set[int], uuid: str) -> bool | None:
+    import pynvml
+
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    known = {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)}
+    if not known & pids:
+        # The driver names processes as the host does: in a container its pids are not ours.
+        return None
+    since = int((time.time() - _LATELY_SECONDS) * 1e6)
+    try:
+        samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
+    except pynvml.NVMLError_NotFound:  # no process worked in this time
+        return False
+    return any(sample.pid in pids and sample.smUtil > 0 for sample in samples)

@@ -1,0 +1,245 @@
+"""What somebody who waits can be told: why, and for about how long. Pure functions.
+
+No other user's name is told, nor what they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from gpu_pool import placement
+from gpu_pool.queueing import Holding, Policy, Usage, Waiter, decide, order
+from gpu_pool.queueing.releasing import give_back
+from gpu_pool.rules import Rules
+from gpu_pool_client import DeviceStatus, format_memory, format_share
+
+#: Fewer known stays than this tell nothing.
+_FEWEST: Final = 5
+#: The futures that are played through, each with other stays; evenly spread, not at random.
+_FUTURES: Final = 8
+#: The shortest and the longest wait in these futures, times this much, and seconds more. Who
+#: comes meanwhile is not foreseen; so widened, the range held four of five waits in the workloads.
+_SOONER, _LATER, _LATER_STILL = 0.5, 3.0, 120.0
+#: Ends of leases that one future is followed for.
+_MOST_EVENTS: Final = 400
+#: The fractional parts of its multiples are spread evenly, and differ from neighbour to neighbour.
+_SPREAD: Final = 0.6180339887498949
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """How long a lease was held that has ended."""
+
+    course: str
+    milli: int
+    seconds: float
+
+
+def explain(
+    number: int,
+    line: Sequence[Waiter],
+    holdings: Sequence[Holding],
+    statuses: Sequence[DeviceStatus],
+    rules: Rules,
+    policy: Policy,
+    usage: Usage,
+    now: float,
+) -> str:
+    """Say in a few sentences why this waiter waits: what it needs, what is free, who is before it."""
+    turns = order(line, holdings, statuses, rules, policy, usage, now)
+    place = next(place for place, waiter in enumerate(turns) if waiter.number == number)
+    waiter = turns[place]
+    kept = {uuid for other in line if other is not waiter for uuid in other.reserved}
+    sentences = [_needed(waiter, statuses), _free(waiter, statuses, kept), _ahead(place)]
+    if waiter.reserved:
+        sentences.append(_emptied(waiter, holdings, now))
+    elif kept:
+        sentences.append(_kept(waiter, [s for s in statuses if s.device.uuid in kept], rules))
+    return " ".join(filter(None, sentences))
+
+
+def expected_wait(
+    number: int,
+    line: Sequence[Waiter],
+    holdings: Sequence[Holding],
+    statuses: Sequence[DeviceStatus],
+    rules: Rules,
+    policy: Policy,
+    usage: Usage,
+    now: float,
+    stays: Sequence[Stay],
+) -> tuple[float, float] | None:
+    """Return (likely soonest, likely latest) in seconds from now for one waiter, None if nothing is known."""
+    return expected_waits(line, holdings, statuses, rules, policy, usage, now, stays).get(number)
+
+
+def expected_waits(
+    line: Sequence[Waiter],
+    holdings: Sequence[Holding],
+    statuses: Sequence[DeviceStatus],
+    rules: Rules,
+    policy: Policy,
+    usage: Usage,
+    now: float,
+    stays: Sequence[Stay],
+) -> dict[int, tuple[float, float]]:
+    """Return (likely soonest, likely latest) in seconds from now, by waiter's number, where known.
+
+    ``stays`` are of leases that have ended, the most recent first. What is
+    held is supposed to last as long as these did, of those of the same course
+    and size where there are enough; then the line is run forward with
+    ``decide``. Nobody new is supposed to come.
+    """
+    if len(stays) < _FEWEST:
+        return {}
+    known = _Stays(stays)
+    waits: dict[int, list[float]] = {waiter.number: [] for waiter in line}
+    for future in range(_FUTURES):
+        pool = _Future(future, line, holdings, statuses, known, now)
+        for granted, at in pool.grants(rules, policy, usage):
+            waits[granted].append(at - now)
+    return {
+        granted: (min(found) * _SOONER, max(found) * _LATER + _LATER_STILL)
+        for granted, found in waits.items()
+        if len(found) == _FUTURES
+    }
+
+
+class _Stays:
+    """Known stays in order of length, for those of a course and size, of a course, and for all."""
+
+    def __init__(self, stays: Iterable[Stay]) -> None:
+        self._by_kind: dict[tuple[str, int] | str | None, list[float]] = {}
+        for stay in stays:
+            for kind in ((stay.course, stay.milli), stay.course, None):
+                self._by_kind.setdefault(kind, []).append(stay.seconds)
+        for found in self._by_kind.values():
+            found.sort()
+
+    def rest(self, course: str, milli: int, age: float, part: float) -> float:
+        """Return how much longer a lease of this age lasts, ``part`` (0 to 1) of the way up the known."""
+        kinds: tuple[tuple[str, int] | str | None, ...] = ((course, milli), course, None)
+        known = next(found for kind in kinds if len(found := self._by_kind.get(kind, [])) >= _FEWEST)
+        longer = [seconds for seconds in known if seconds > age]
+        if not longer:
+            # Older than all that is known: it may last as long again as any did.
+            return known[int(part * len(known))]
+        return longer[int(part * len(longer))] - age
+
+
+class _Future:
+    """The pool as it may go on: who holds now leaves one after the other, and the line moves up."""
+
+    def __init__(
+        self,
+        future: int,
+        line: Sequence[Waiter],
+        holdings: Sequence[Holding],
+        statuses: Sequence[DeviceStatus],
+        stays: _Stays,
+        now: float,
+    ) -> None:
+        self._future, self._stays, self._now = future, stays, now
+        self._line = {waiter.number: waiter for waiter in line}
+        self._held = dict(enumerate(holdings))
+        self._next_key = len(self._held)
+        self._statuses = list(statuses)
+        self._ends = [(self._end(key, holding), key) for key, holding in self._held.items()]
+        heapify(self._ends)
+
+    def grants(self, rules: Rules, policy: Policy, usage: Usage) -> Iterable[tuple[int, float]]:
+        """Yield waiters' numbers with the times of their grants."""
+        for _ in range(_MOST_EVENTS):
+            if not self._line or not self._ends:
+                return
+            self._now, key = heappop(self._ends)
+            self._statuses = give_back(self._statuses, self._held.pop(key).parts)
+            line, held = list(self._line.values()), list(self._held.values())
+            decision = decide(line, held, self._statuses, rules, policy, usage, self._now)
+            for waiter, parts in decision.grants:
+                del self._line[waiter.number]
+                self._statuses = placement.deduct(self._statuses, parts)
+                self._hold(Holding(waiter.user, waiter.course, parts, None, self._now))
+                yield waiter.number, self._now
+            for number, waiter in self._line.items():
+                self._line[number] = replace(waiter, reserved=decision.reservations.get(number, ()))
+
+    def _hold(self, holding: Holding) -> None:
+        key = self._next_key
+        self._next_key += 1
+        self._held[key] = holding
+        heappush(self._ends, (self._end(key, holding), key))
+
+    def _end(self, key: int, holding: Holding) -> float:
+        """Return when the lease ends in this future: stays differ evenly from lease to lease and future."""
+        part = (key * _SPREAD + (self._future + 0.5) / _FUTURES) % 1.0
+        rest = self._stays.rest(holding.course, holding.milli, self._now - holding.since, part)
+        end = self._now + rest
+        return end if holding.ends_by is None else max(self._now, min(end, holding.ends_by))
+
+
+def _needed(waiter: Waiter, statuses: Sequence[DeviceStatus]) -> str:
+    if waiter.devices:
+        places = sorted(s.device.index for s in statuses if s.device.uuid in waiter.devices)
+        gpus = "GPU" if len(places) == 1 else "GPUs"
+        return (
+            f"{waiter.request.size} on {gpus} {', '.join(map(str, places))} is needed, where the kernel was."
+        )
+    return f"{_amount(waiter)} needed."
+
+
+def _amount(waiter: Waiter) -> str:
+    request = waiter.request
+    if request.whole_devices:
+        return "A whole GPU is" if request.count == 1 else f"{request.count} whole GPUs are"
+    size = format_memory(request.memory_mib) if request.memory_mib else format_share(request.milli or 0)
+    each = "one GPU" if request.count == 1 else f"each of {request.count} GPUs"
+    return f"{size} of {each} is"
+
+
+def _free(waiter: Waiter, statuses: Sequence[DeviceStatus], kept: set[str]) -> str:
+    """Say what is free of the devices that the request accepts and that are kept for nobody else."""
+    usable = [
+        status
+        for status in statuses
+        if status.device.uuid not in kept
+        and placement.accepts(waiter.request.filters, status.device)
+        and (not waiter.devices or status.device.uuid in waiter.devices)
+    ]
+    if not usable:
+        return ""
+    best = max(usable, key=lambda status: (status.free_milli, status.free_memory_mib))
+    most = f"{format_share(best.free_milli)} and {format_memory(best.free_memory_mib)}"
+    if len(usable) == 1:
+        return f"{most} of it is free."
+    empty = sum(not status.leases for status in usable)
+    if waiter.request.count > 1:
+        return f"Of {len(usable)} that would do, {empty} are free; of the next most, {most}."
+    return f"Of {len(usable)} that would do, the one with most room has {most} free."
+
+
+def _ahead(place: int) -> str:
+    if not place:
+        return "Nobody's turn comes before yours."
+    return "1 other's turn comes before yours." if place == 1 else f"{place} others' turns come before yours."
+
+
+def _kept(waiter: Waiter, kept: Sequence[DeviceStatus], rules: Rules) -> str:
+    gpus = "1 GPU is" if len(kept) == 1 else f"{len(kept)} GPUs are"
+    could = placement.place(waiter.request, kept, rules) is not None
+    why = ", though you would fit there now" if could and not waiter.devices else ""
+    return f"{gpus} kept free for a large request that has waited longer{why}."
+
+
+def _emptied(waiter: Waiter, holdings: Sequence[Holding], now: float) -> str:
+    """Say which devices are emptied for the waiter, and by when at the latest."""
+    gpus = "A GPU is" if len(waiter.reserved) == 1 else f"{len(waiter.reserved)} GPUs are"
+    ends = [h.ends_by for h in holdings if any(p.device.uuid in waiter.reserved for p in h.parts)]
+    known = [end for end in ends if end is not None]
+    if not known or len(known) < len(ends):
+        return f"{gpus} being emptied for you."
+    minutes = max(0, -int(-(max(known) - now) // 60))
+    return f"{gpus} being emptied for you; the last lease there ends within {minutes} min."

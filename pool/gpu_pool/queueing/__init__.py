@@ -1,0 +1,16 @@
+"""Whose turn it is: pure functions, without I/O, clock or randomness.
+
+``decide`` says who is granted what now, and which devices are kept free for
+whom; ``order`` says in which order turns come. Both follow the same rules:
+higher priorities first, then courses by weight, then the users of a course by
+what they hold and have used lately, then first come, first served. Whoever
+cannot be placed is passed over, and gets devices emptied for it once it has
+waited long enough.
+"""
+
+from gpu_pool.queueing.arrival import grants
+from gpu_pool.queueing.deciding import decide, order
+from gpu_pool.queueing.fairness import faded_use
+from gpu_pool.queueing.values import Decision, Holding, Policy, Usage, Waiter
+
+__all__ = ["Decision", "Holding", "Policy", "Usage", "Waiter", "decide", "faded_use", "grants", "order"]

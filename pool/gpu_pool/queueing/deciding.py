@@ -1,0 +1,144 @@
+"""The decision: grants in order of turn, and devices kept free for those who waited too long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gpu_pool import placement
+from gpu_pool.queueing.fairness import Tally, first_course, turns
+from gpu_pool.queueing.reserving import Reservations, smallest_by_device
+from gpu_pool.queueing.values import Decision, Holding, Policy, Usage, Waiter
+from gpu_pool.rules import Rules
+from gpu_pool_client import DeviceStatus, Slice, SliceRequest
+
+#: A course that would get more than its part of the pool waits this many times as long
+#: before devices are emptied for it: emptying takes from those who have less.
+_MORE_PATIENCE = 16
+
+
+def decide(
+    line: Iterable[Waiter],
+    holdings: Sequence[Holding],
+    statuses: Sequence[DeviceStatus],
+    rules: Rules,
+    policy: Policy,
+    usage: Usage,
+    now: float,
+) -> Decision:
+    """Say who is granted what now, and which devices are kept free for whom.
+
+    ``statuses`` are the devices that may be granted from, in placement order;
+    ``holdings`` are all held leases. To be asked again whenever something
+    changed, and when somebody's ``drain_after`` is over.
+    """
+    line = list(line)
+    tally = Tally(line, holdings, statuses, rules, policy, usage, now)
+    decision = _Round({waiter.number: waiter for waiter in line}, statuses, rules, tally)
+    decision.grant()
+    decision.reserve(holdings, policy, now)
+    return Decision(tuple(decision.grants), decision.reservations.by_number)
+
+
+def order(
+    line: Iterable[Waiter],
+    holdings: Sequence[Holding],
+    statuses: Sequence[DeviceStatus],
+    rules: Rules,
+    policy: Policy,
+    usage: Usage,
+    now: float,
+) -> list[Waiter]:
+    """Return the line in order of turn: as if there were a slice for each when its turn comes."""
+    line = list(line)
+    tally = Tally(line, holdings, statuses, rules, policy, usage, now)
+    ordered = []
+    for waiter in turns(line, tally):
+        tally.charge(waiter)
+        ordered.append(waiter)
+    return ordered
+
+
+class _Round:
+    """One decision in the making."""
+
+    def __init__(
+        self, waiting: dict[int, Waiter], statuses: Sequence[DeviceStatus], rules: Rules, tally: Tally
+    ) -> None:
+        self._waiting, self._statuses, self._rules, self._tally = waiting, list(statuses), rules, tally
+        self.reservations = Reservations([status.device for status in statuses], rules)
+        self.grants: list[tuple[Waiter, tuple[Slice, ...]]] = []
+        #: What did not fit, and so will not as long as nothing becomes free.
+        self._refused: set[tuple[SliceRequest, frozenset[str]]] = set()
+
+    def grant(self) -> None:
+        """Grant to everybody who can be placed: those with devices of their own, then by turn."""
+        for waiter in turns([w for w in self._waiting.values() if w.reserved], self._tally):
+            if self.reservations.keep(waiter):
+                self._try(waiter, self._statuses_of(waiter.reserved))
+        while self._grant_by_turn():
+            pass
+
+    def _grant_by_turn(self) -> bool:
+        """Go through the line once; return whether a reservation became needless on the way."""
+        self._refused.clear()
+        freed = False
+        for waiter in turns(self._waiting.values(), self._tally):
+            reserved = waiter.number in self.reservations.by_number
+            wish = waiter.request, waiter.devices
+            if reserved or wish not in self._refused:
+                granted = self._try(waiter, self._usable(waiter))
+                freed |= granted and reserved
+                if not granted and not reserved:
+                    self._refused.add(wish)
+        return freed
+
+    def reserve(self, holdings: Sequence[Holding], policy: Policy, now: float) -> None:
+        """Empty devices for those who have waited too long, as far as it is their course's turn."""
+        held = [*holdings, *(Holding(waiter.user, waiter.course, parts) for waiter, parts in self.grants)]
+        smallest = smallest_by_device(held)
+        unreserved = []
+        for waiter in self._waiting.values():
+            if waiter.number in self.reservations.by_number:
+                self._tally.charge(waiter)
+            else:
+                unreserved.append(waiter)
+        while not self.reservations.full and any(now - w.since >= policy.drain_after for w in unreserved):
+            due = (
+                waiter
+                for waiter in turns(first_course(unreserved, self._tally), self._tally)
+                if now - waiter.since >= self._patience(waiter, policy)
+                and self.reservations.is_hindered(waiter, smallest)
+            )
+            first = next(due, None)
+            if first is None or not self.reservations.add(first, self._statuses, held):
+                return
+            self._tally.charge(first)
+            unreserved.remove(first)
+
+    def _patience(self, waiter: Waiter, policy: Policy) -> float:
+        """Return how long the waiter waits before devices are emptied for it, in seconds."""
+        return policy.drain_after * (_MORE_PATIENCE if self._tally.goes_over(waiter) else 1)
+
+    def _try(self, waiter: Waiter, statuses: Sequence[DeviceStatus]) -> bool:
+        parts = placement.place(waiter.request, statuses, self._rules)
+        if parts is None:
+            return False
+        self._statuses = placement.deduct(self._statuses, parts)
+        self._tally.charge(waiter)
+        self.reservations.by_number.pop(waiter.number, None)
+        del self._waiting[waiter.number]
+        self.grants.append((waiter, parts))
+        return True
+
+    def _usable(self, waiter: Waiter) -> list[DeviceStatus]:
+        """Return the devices that the waiter may be placed on."""
+        taken = self.reservations.of_others(waiter)
+        home = waiter.devices
+        return [
+            status
+            for status in self._statuses
+            if status.device.uuid not in taken and (not home or status.device.uuid in home)
+        ]
+
+    def _statuses_of(self, uuids: Sequence[str]) -> list[DeviceStatus]:
+        return [status for status in self._statuses if status.device.uuid in uuids]

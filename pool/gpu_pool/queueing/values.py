@@ -1,0 +1,87 @@
+"""What the queue is told, and what it decides. All are immutable.
+
+Times are seconds of one clock, any clock; amounts of GPU are thousandths of a
+device (*milli*), and use is milli times seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpu_pool_client import Slice, SliceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """One waiting lease, as far as its turn is concerned."""
+
+    #: The ledger's number of the lease.
+    number: int
+    request: SliceRequest
+    #: uuids it must have (a parked lease returns to its own devices); empty for any.
+    devices: frozenset[str] = frozenset()
+    user: str = ""
+    course: str = ""
+    #: When it began to wait.
+    since: float = 0.0
+    #: Set by the administrator: all of a higher priority come first.
+    priority: int = 0
+    #: uuids kept free for it by an earlier decision.
+    reserved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One held lease, as far as the queue is concerned."""
+
+    user: str
+    course: str
+    parts: tuple[Slice, ...]
+    #: When it ends at the latest; None where nothing limits it.
+    ends_by: float | None = None
+    #: When it was granted.
+    since: float = 0.0
+
+    @property
+    def milli(self) -> int:
+        """What it holds of all its devices together."""
+        return sum(part.milli for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Use of leases that are not held any more, each faded by :func:`faded_use`."""
+
+    #: By course, faded by ``Policy.course_half_life``.
+    courses: Mapping[str, float] = field(default_factory=dict)
+    #: By (course, user), faded by ``Policy.user_half_life``.
+    users: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an administrator can say about turns. Durations are in seconds."""
+
+    #: What a course is to receive, in proportion; 1 for those not named, 0 for what others leave.
+    weights: Mapping[str, float] = field(default_factory=dict)
+    #: How long a request waits before devices are emptied for it.
+    drain_after: float = 1800.0
+    #: In this time, what a course has used counts half. Short: a course that worked
+    #: while the others slept owes them little.
+    course_half_life: float = 900.0
+    #: In this time, what a user has used counts half.
+    user_half_life: float = 3600.0
+
+    def weight(self, course: str) -> float:
+        """Return the weight of a course."""
+        return self.weights.get(course, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Who is granted what now, and which devices are kept free for whom."""
+
+    grants: tuple[tuple[Waiter, tuple[Slice, ...]], ...]
+    #: By waiter's number: all reservations now in force, to be given back as ``Waiter.reserved``.
+    reservations: Mapping[int, tuple[str, ...]]

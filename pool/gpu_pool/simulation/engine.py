@@ -1,0 +1,154 @@
+"""Arrivals in, waits out: a run of the queue in simulated time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+
+from gpu_pool import placement
+from gpu_pool.queueing import Decision, Holding, Policy, Usage, Waiter
+from gpu_pool.queueing.releasing import give_back
+from gpu_pool.rules import Rules
+from gpu_pool.simulation.orders import Order
+from gpu_pool.simulation.usage import RunningUsage
+from gpu_pool_client import Device, DeviceStatus, SliceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Somebody asks for a slice, and keeps it for a while. Times are in seconds."""
+
+    at: float
+    user: str
+    course: str
+    request: SliceRequest
+    #: How long it is held once granted.
+    stay: float
+    #: How long it may be held; None where nothing limits it.
+    longest: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one arrival."""
+
+    arrival: Arrival
+    held_at: float
+    #: Thousandths of a device that it held, of all its devices together.
+    milli: int
+
+    @property
+    def wait(self) -> float:
+        """Seconds from asking to holding."""
+        return self.held_at - self.arrival.at
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The pool between two events, as the queue is told of it, and what it then decides."""
+
+    now: float
+    line: tuple[Waiter, ...]
+    holdings: tuple[Holding, ...]
+    statuses: tuple[DeviceStatus, ...]
+    usage: Usage
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One simulated run."""
+
+    devices: tuple[Device, ...]
+    #: In the order of their grants.
+    outcomes: tuple[Outcome, ...]
+
+
+def simulate(
+    arrivals: Iterable[Arrival],
+    devices: Sequence[Device],
+    order: Order,
+    policy: Policy | None = None,
+    rules: Rules | None = None,
+) -> Run:
+    """Let everybody arrive, wait, hold and leave, in simulated time, until all have left."""
+    simulation = Simulation(arrivals, devices, order, policy or Policy(), rules or Rules())
+    deque(simulation.moments(), maxlen=0)
+    return Run(tuple(devices), tuple(simulation.outcomes))
+
+
+class Simulation:
+    """A pool in simulated time."""
+
+    def __init__(
+        self,
+        arrivals: Iterable[Arrival],
+        devices: Sequence[Device],
+        order: Order,
+        policy: Policy,
+        rules: Rules,
+    ) -> None:
+        self._order, self._policy, self._rules = order, policy, rules
+        self._coming = deque(sorted(arrivals, key=lambda arrival: arrival.at))
+        self._arrivals: dict[int, Arrival] = {}
+        self._line: dict[int, Waiter] = {}
+        self._held: dict[int, Holding] = {}
+        self._statuses = [DeviceStatus(device, 0, 0, 0, 0, rules.device_milli) for device in devices]
+        self._usage = RunningUsage(policy)
+        #: Times at which a lease ends (with its number), or devices may have to be emptied (with none).
+        self._events: list[tuple[float, int]] = []
+        self.outcomes: list[Outcome] = []
+
+    def moments(self) -> Iterator[Moment]:
+        """Go from event to event; yield what was decided at each before it takes effect."""
+        while self._coming or self._events:
+            now = self._next_event()
+            while self._events and self._events[0][0] <= now:
+                self._end(heappop(self._events)[1], now)
+            while self._coming and self._coming[0].at <= now:
+                self._arrive(self._coming.popleft())
+            if self._line:
+                yield self._decide(now)
+
+    def _next_event(self) -> float:
+        times = [self._coming[0].at] if self._coming else []
+        return min(times + [at for at, _ in self._events[:1]])
+
+    def _arrive(self, arrival: Arrival) -> None:
+        number = len(self._arrivals)
+        self._arrivals[number] = arrival
+        self._line[number] = Waiter(
+            number, arrival.request, user=arrival.user, course=arrival.course, since=arrival.at
+        )
+        heappush(self._events, (arrival.at + self._policy.drain_after, -1))
+
+    def _end(self, number: int, now: float) -> None:
+        holding = self._held.pop(number, None)
+        if holding is None:
+            return
+        self._usage.add(holding, now)
+        self._statuses = give_back(self._statuses, holding.parts)
+
+    def _decide(self, now: float) -> Moment:
+        line, holdings = tuple(self._line.values()), tuple(self._held.values())
+        statuses, usage = tuple(self._statuses), self._usage.at(now)
+        decision = self._order(line, holdings, statuses, self._rules, self._policy, usage, now)
+        self._apply(decision, now)
+        return Moment(now, line, holdings, statuses, usage, decision)
+
+    def _apply(self, decision: Decision, now: float) -> None:
+        for waiter, parts in decision.grants:
+            arrival = self._arrivals[waiter.number]
+            ends_by = None if arrival.longest is None else now + arrival.longest
+            holding = Holding(waiter.user, waiter.course, parts, ends_by, now)
+            self._statuses = placement.deduct(self._statuses, parts)
+            self._held[waiter.number] = holding
+            del self._line[waiter.number]
+            heappush(self._events, (now + arrival.stay, waiter.number))
+            self.outcomes.append(Outcome(arrival, now, holding.milli))
+        for number, waiter in self._line.items():
+            reserved = decision.reservations.get(number, ())
+            if waiter.reserved != reserved:
+                self._line[number] = replace(waiter, reserved=reserved)

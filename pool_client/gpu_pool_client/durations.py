@@ -1,0 +1,38 @@
+"""Durations as people write them: ``90s``, ``15min``, ``2h``, ``1h30min``, ``3d``."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from gpu_pool_client.errors import BadRequest
+
+ACCEPTED: Final = "Accepted: 90s, 15min, 2h, 1h30min, 3d, or a number of seconds."
+
+_SECONDS: Final = {"d": 86_400, "h": 3_600, "min": 60, "m": 60, "s": 1}
+_PART: Final = re.compile(r"([0-9]{1,7})(d|h|min|m|s)", re.ASCII)
+_NUMBER: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,3})?", re.ASCII)
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds that ``text`` means. Raises ``BadRequest``, naming the accepted forms."""
+    plain = text.replace(" ", "")
+    parts = _PART.findall(plain)
+    if parts and "".join(number + unit for number, unit in parts) == plain:
+        return float(sum(int(number) * _SECONDS[unit] for number, unit in parts))
+    if _NUMBER.fullmatch(plain):
+        return float(plain)
+    raise BadRequest(f"{text[:40]!a} is not a duration.", ACCEPTED)
+
+
+def format_duration(seconds: float) -> str:
+    """Write a duration in at most two units: 5400 → ``1h30min``, 59.6 → ``1min``."""
+    left = round(seconds)
+    words: list[str] = []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count:
+            words.append(f"{count}{unit}")
+        elif words:
+            break
+    return "".join(words[:2]) or "0s"

@@ -1,0 +1,46 @@
+"""On what terms a slice is held: until when, and what becomes of it when its kernel idles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class WhenIdle(str, Enum):
+    """What becomes of the slice of an idle kernel that cannot be parked."""
+
+    KEEP = "keep"
+    """Nothing."""
+    END = "end"
+    """The kernel is ended, after a warning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms of one lease. Durations are in seconds."""
+
+    #: Unix seconds at which the lease ends whatever its kernel does; None for no limit.
+    ends_at: float | None = None
+    #: After how long an idle kernel's slice is parked, where that is possible; None for never.
+    idle_limit: float | None = None
+    #: Where it is not.
+    when_idle: WhenIdle = WhenIdle.KEEP
+    #: How long before anything is taken away the user is warned.
+    warn_before: float = 300.0
+    #: How long the user may say "I'm still using it" at once.
+    keep_at_most: float = 7_200.0
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether anything may be taken away while the kernel lives."""
+        return self.ends_at is not None or self.idle_limit is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the process of a lease does with its devices; None where that is not known."""
+
+    #: Whether it has initialised CUDA, and so keeps state on the device.
+    initialised: bool | None = None
+    #: Whether the device has worked for it in the last seconds.
+    working: bool | None = None

@@ -1,0 +1,40 @@
+"""``drain``, ``undrain``, ``why`` and ``history``, in real processes."""
+
+from __future__ import annotations
+
+import json
+
+from support.terminal import Terminal
+
+
+def test_a_gpu_is_drained_and_given_back(terminal: Terminal) -> None:
+    terminal.hold("50%")
+    assert "1 lease is still on it" in terminal.run("drain", "0").stdout
+    assert "drained" in terminal.run("list").stdout
+    assert terminal.run("run", "2%", "--no-wait", "--", "true").returncode == 6
+    assert "is granted from again" in terminal.run("undrain", "0").stdout
+    assert terminal.run("run", "2%", "--no-wait", "--", "true").returncode == 0
+
+
+def test_a_gpu_that_is_not_there(terminal: Terminal) -> None:
+    done = terminal.run("drain", "9")
+    assert done.returncode == 2
+    assert "There is: 0 (SIM-V100" in done.stderr
+
+
+def test_why_a_lease_waits(terminal: Terminal) -> None:
+    assert terminal.run("why").stdout == "Nobody waits.\n"
+    terminal.hold("1")
+    waiting = terminal.hold("2%")
+    assert terminal.run("why", waiting).stdout.startswith(f"{waiting}: You are next in line")
+    (line,) = json.loads(terminal.run("why", "--json").stdout)["line"]
+    assert (line["lease"], line["place"]) == (waiting, 1)
+
+
+def test_the_history_is_a_table_or_one_object_a_line(terminal: Terminal) -> None:
+    terminal.run("run", "2%", "--", "true", env={"GPU_POOL_COURSE": "ml101"})
+    assert "released" in terminal.run("history").stdout
+    (row,) = map(json.loads, terminal.run("history", "--json").stdout.splitlines())
+    assert (row["request"], row["milli"], row["course"], row["reason"]) == ("2%", 20, "ml101", "released")
+    assert terminal.run("history", "--since", "0").stdout == "No lease has ended in this time.\n"
+    assert "is not a duration" in terminal.run("history", "--since", "once").stderr

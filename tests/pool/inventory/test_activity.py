@@ -1,0 +1,106 @@
+"""What a process does with its device: seen in its open files, and told by a stand-in for the driver."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpu_pool.inventory import activity
+from gpu_pool.inventory.activity import activity_of
+from gpu_pool_client import Activity, NotAllowed, Process, Slice
+from support.pools import V100, embedded, identity, running, take
+
+REAL = Slice(replace(V100, uuid="GPU-1", simulated=False), 20, 655)
+SIMULATED = Slice(V100, 20, 655)
+
+#: One GPU on which process $1 computes by $2 per cent (-1: the driver has no samples).
+STUB = """
+#include <stdlib.h>
+struct process { unsigned pid; unsigned long long used; unsigned instance, compute; };
+struct sample { unsigned pid; unsigned long long at; unsigned sm, memory, encoder, decoder; };
+int nvmlInitWithFlags(unsigned flags) { return (int)(flags & 0); }
+int nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(int code) { return code ? "failed" : "fine"; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { *device = (void *)uuid; return 0; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *number, struct process *found) {
+    (void)device;
+    if (*number < 1) { *number = 1; return 7; }
+    found[0] = (struct process){(unsigned)atoi(getenv("STUB_PID")), 1 << 20, 0, 0};
+    return 0;
+}
+int nvmlDeviceGetProcessUtilization(void *device, struct sample *found, unsigned *number,
+                                   unsigned long long since) {
+    int per_cent = atoi(getenv("STUB_PER_CENT"));
+    (void)device;
+    if (per_cent < 0) return 6;
+    if (*number < 1) { *number = 1; return 7; }
+    found[0] = (struct sample){(unsigned)atoi(getenv("STUB_PID")), since, (unsigned)per_cent, 0, 0, 0};
+    return 0;
+}
+"""
+ASK = """
+import sys
+from gpu_pool.inventory.activity import _is_working
+print(_is_working({int(sys.argv[1])}, ["GPU-1"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc or gcc)")
+    folder = tmp_path_factory.mktemp("nvml")
+    (folder / "stub.c").write_text(STUB)
+    build = [compiler, "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", folder / "stub.c"]
+    subprocess.run(build, check=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("known", "per_cent", "working"), [(42, 3, "True"), (42, 0, "False"), (42, -1, "False"), (7, 99, "None")]
+)
+def test_whether_the_device_works_for_a_process(
+    library: Path, known: int, per_cent: int, working: str
+) -> None:
+    environment = {"LD_LIBRARY_PATH": str(library), "STUB_PID": f"{known}", "STUB_PER_CENT": f"{per_cent}"}
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, "42"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == working
+
+
+def test_cuda_is_seen_in_the_open_files_of_a_process_and_its_descendants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uvm = tmp_path / "nvidia-uvm"
+    uvm.touch()
+    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
+    nested = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}])"
+    opens = f"file = open({str(uvm)!r}); print('open', flush=True); import sys; sys.stdin.read()"
+    with running() as idle, running(nested.format(opens)) as busy:
+        assert busy.stdout is not None
+        assert busy.stdout.readline() == "open\n"
+        assert activity_of(identity(idle), [REAL]) == Activity(initialised=False, working=False)
+        assert activity_of(identity(busy), [REAL]).initialised
+        assert activity_of(identity(busy), [SIMULATED]) == Activity(initialised=False, working=False)
+    assert activity_of(replace(Process.current(), start=1), [REAL]) == Activity()
+
+
+async def test_what_keeps_state_on_the_device_is_not_parked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uvm = tmp_path / "nvidia-uvm"
+    uvm.touch()
+    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
+    async with embedded(tmp_path / "ledger.db", replace(V100, simulated=False)) as pool:
+        lease = await take(pool, "1", "key")
+        await pool.attach(lease, Process.current())
+        with uvm.open(), pytest.raises(NotAllowed, match="has initialised CUDA"):
+            await pool.park(lease)
+        assert (await pool.park(lease)).state.value == "parked"

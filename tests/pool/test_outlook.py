@@ -1,0 +1,103 @@
+"""What somebody who waits is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from gpu_pool import placement
+from gpu_pool.outlook import Stay, expected_wait, expected_waits, explain
+from gpu_pool.queueing import Holding, Policy, Usage, Waiter
+from gpu_pool.rules import Rules
+from gpu_pool_client import DeviceStatus, Slice, parse_request
+from support.pools import device
+
+V100 = [device(index) for index in range(2)]
+STAYS = [Stay("ml", 500, 60.0 * minutes) for minutes in (10, 20, 30, 40, 50)]
+
+
+def held(index: int, milli: int, ends_by: float | None = None, since: float = 0.0) -> Holding:
+    part = Slice(V100[index], milli, V100[index].memory_mib * milli // 1000)
+    return Holding("secret", "ml", (part,), ends_by, since)
+
+
+def waiter(number: int, text: str = "50%", **facts: object) -> Waiter:
+    names = {"user": f"secret{number}", "course": "ml", "since": float(number), **facts}
+    return Waiter(number, parse_request(text), **names)  # type: ignore[arg-type]
+
+
+def situation(
+    line: Sequence[Waiter], holdings: Sequence[Holding], count: int = 2, now: float = 100.0
+) -> tuple[Sequence[Waiter], Sequence[Holding], list[DeviceStatus], Rules, Policy, Usage, float]:
+    found = [DeviceStatus(each, 0, 0, 0, 0) for each in V100[:count]]
+    for each in holdings:
+        found = placement.deduct(found, each.parts)
+    return line, holdings, found, Rules(), Policy(), Usage(), now
+
+
+def test_it_says_what_is_needed_what_is_free_and_how_many_are_before() -> None:
+    told = situation([waiter(1, "1"), waiter(2)], [held(0, 700), held(1, 900)])
+    assert explain(2, *told) == (
+        "50% of one GPU is needed. Of 2 that would do, the one with most room has 30% and 9.6GiB free. "
+        "1 other's turn comes before yours."
+    ).replace("9.6GiB", "9831MiB")
+    assert explain(1, *told).startswith("A whole GPU is needed.")
+    assert explain(1, *told).endswith("Nobody's turn comes before yours.")
+
+
+def test_it_says_that_a_gpu_is_kept_free_for_somebody_and_never_for_whom() -> None:
+    kept = waiter(1, "1", reserved=(V100[1].uuid,))
+    text = explain(2, *situation([kept, waiter(2)], [held(0, 1000), held(1, 20)]))
+    assert text.endswith(
+        "1 GPU is kept free for a large request that has waited longer, though you would fit there now."
+    )
+    assert "secret" not in text
+
+
+def test_whoever_a_gpu_is_emptied_for_is_told_when_at_the_latest() -> None:
+    kept = waiter(1, "1", reserved=(V100[1].uuid,))
+    holdings = [held(0, 1000), held(1, 20, ends_by=700.0), held(1, 20, ends_by=400.0)]
+    text = explain(1, *situation([kept], holdings))
+    assert text.endswith("A GPU is being emptied for you; the last lease there ends within 10 min.")
+    unlimited = explain(1, *situation([kept], [*holdings, held(1, 20)]))
+    assert unlimited.endswith("A GPU is being emptied for you.")
+
+
+def test_a_parked_kernel_is_told_which_gpu_it_waits_for() -> None:
+    parked = waiter(1, devices=frozenset([V100[1].uuid]))
+    text = explain(1, *situation([parked], [held(1, 700)]))
+    assert text.startswith("50% on GPU 1 is needed, where the kernel was. 30% and 9831MiB of it is free.")
+
+
+def test_nothing_is_expected_while_fewer_than_five_stays_are_known() -> None:
+    told = situation([waiter(1)], [held(0, 1000), held(1, 1000)])
+    assert expected_wait(1, *told, STAYS[:4]) is None
+    assert expected_wait(1, *told, STAYS) is not None
+    assert expected_wait(7, *told, STAYS) is None
+
+
+def test_stays_of_the_same_course_and_size_count_before_others() -> None:
+    told = situation([waiter(1)], [held(0, 500), held(0, 500)], count=1)
+    long = [Stay("other", 20, 1e6) for _ in range(50)]
+    assert expected_wait(1, *told, [*long, *STAYS]) == expected_wait(1, *told, STAYS)
+
+
+def test_the_range_lies_within_what_the_stays_allow_and_grows_along_the_line() -> None:
+    line = [waiter(number) for number in range(1, 5)]
+    waits = expected_waits(*situation(line, [held(0, 500), held(0, 500)], count=1), STAYS)
+    assert list(waits) == [1, 2, 3, 4]
+    soonest, latest = waits[1]
+    assert 0 < soonest < latest < 3 * 50 * 60 + 120
+    ranges = list(waits.values())
+    assert ranges == sorted(ranges)
+
+
+@pytest.mark.parametrize("age", [0.0, 25 * 60.0, 1e5])
+def test_a_lease_is_never_expected_to_outlast_its_limit(age: float) -> None:
+    holding = replace(held(0, 1000, ends_by=age + 60.0), since=0.0)
+    told = situation([waiter(1, since=age)], [holding], count=1, now=age)
+    wait = expected_wait(1, *told, STAYS)
+    assert wait is not None
+    assert wait[1] <= 3 * 60 + 120

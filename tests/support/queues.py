@@ -1,0 +1,59 @@
+"""Lines, leases and decisions for tests of the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_pool import placement
+from gpu_pool.queueing import Decision, Holding, Policy, Usage, Waiter, decide, order
+from gpu_pool.rules import Rules
+from gpu_pool_client import DeviceStatus, Slice, parse_request
+from support.pools import device
+
+RULES = Rules()
+V100 = [device(index) for index in range(4)]
+HOUR = 3600.0
+
+
+def waiter(number: int, text: str = "2%", **facts: object) -> Waiter:
+    """Return a waiter of this number, which came at that second."""
+    return Waiter(number, parse_request(text), **{"since": float(number), **facts})  # type: ignore[arg-type]
+
+
+def holding(index: int, milli: int, ends_by: float | None = None, **facts: object) -> Holding:
+    """Return a lease on one of the devices."""
+    part = Slice(V100[index], milli, V100[index].memory_mib * milli // 1000)
+    names = {"user": "somebody", "course": "", **facts}
+    return Holding(parts=(part,), ends_by=ends_by, **names)  # type: ignore[arg-type]
+
+
+def statuses(holdings: Sequence[Holding], count: int = 4) -> list[DeviceStatus]:
+    """Return the first devices with these leases on them."""
+    found = [DeviceStatus(each, 0, 0, 0, 0) for each in V100[:count]]
+    for each in holdings:
+        found = placement.deduct(found, each.parts)
+    return found
+
+
+def decided(
+    line: Sequence[Waiter],
+    held: Sequence[Holding] = (),
+    count: int = 4,
+    now: float = 100.0,
+    policy: Policy | None = None,
+    usage: Usage | None = None,
+) -> Decision:
+    """Decide about the line."""
+    return decide(line, held, statuses(held, count), RULES, policy or Policy(), usage or Usage(), now)
+
+
+def granted(decision: Decision) -> list[int]:
+    """Return the numbers of those who are granted something."""
+    return [each.number for each, _ in decision.grants]
+
+
+def ordered(line: Sequence[Waiter], held: Sequence[Holding] = (), **given: object) -> list[int]:
+    """Return the numbers of the line in order of turn."""
+    policy, usage = given.get("policy", Policy()), given.get("usage", Usage())
+    found = order(line, held, statuses(held), RULES, policy, usage, 100.0)  # type: ignore[arg-type]
+    return [each.number for each in found]
