@@ -1,7 +1,8 @@
 """Kernelspecs on slices: one per size, over any kernelspec that is installed.
 
 Each is a copy of its base with another name and logo, and with our provisioner
-in its metadata. It holds no path of this package.
+in its metadata. It holds no path of this package. Those for frontends that
+ignore provisioners name the waiting room as their command instead.
 """
 
 from __future__ import annotations
@@ -54,12 +55,14 @@ def install(
     base: str = "python3",
     user: bool = False,
     prefix: str | Path | None = None,
+    wrap: bool = False,
 ) -> list[InstalledKernel]:
     """Install a kernelspec for each size over the kernelspec ``base``, replacing ours of that name.
 
     They go where the user's kernelspecs are with ``user``, else under
     ``prefix``, by default this environment's: the Jupyter of this environment
-    is the one that finds our provisioner.
+    is the one that finds our provisioner. With ``wrap`` their command is the
+    waiting room, for frontends that start kernels without a provisioner.
 
     Raises ``BadRequest``, before anything is written, if there is no such base,
     it cannot be one, or the name is taken by a kernelspec that is not ours;
@@ -71,7 +74,10 @@ def install(
     for name, size in wanted.items():
         _check_free(kernels / name, base, size)
     try:
-        return [_install_one(kernels / name, base, folder, spec, size) for name, size in wanted.items()]
+        contents = {name: _kernel_json(spec, base, size, wrap) for name, size in wanted.items()}
+        return [
+            _install_one(kernels / name, base, folder, contents[name], size) for name, size in wanted.items()
+        ]
     except OSError as error:
         raise _unwritable(kernels, error) from error
 
@@ -154,11 +160,10 @@ def _check_free(target: Path, base: str, size: SliceRequest) -> None:
 
 
 def _install_one(
-    target: Path, base: str, folder: Path, spec: _KernelJSON, size: SliceRequest
+    target: Path, base: str, folder: Path, content: _KernelJSON, size: SliceRequest
 ) -> InstalledKernel:
     """Write one kernelspec beside its place and move it there."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    content = _kernel_json(spec, base, size)
     with tempfile.TemporaryDirectory(dir=target.parent.parent, prefix=".gpu-pool-") as scratch:
         new, old = Path(scratch, "new"), Path(scratch, "old")
         # With the permissions of new files, since the base's may be read-only.
@@ -185,10 +190,9 @@ def _moved_away(target: Path, old: Path) -> Iterator[None]:
         raise
 
 
-def _kernel_json(spec: _KernelJSON, base: str, size: SliceRequest) -> _KernelJSON:
+def _kernel_json(spec: _KernelJSON, base: str, size: SliceRequest, wrap: bool) -> _KernelJSON:
     metadata = {
         **spec.get("metadata", {}),
-        "kernel_provisioner": {"provisioner_name": PROVISIONER, "config": {"slice": str(size)}},
         MARKER: {
             "base": base,
             "slice": str(size),
@@ -198,12 +202,31 @@ def _kernel_json(spec: _KernelJSON, base: str, size: SliceRequest) -> _KernelJSO
             "memory_mib": size.memory_mib,
         },
     }
-    return {
+    content = {
         **spec,
         "display_name": display_name(spec.get("display_name") or base, size),
         "env": {**spec.get("env", {}), BASE_VARIABLE: base},
         "metadata": metadata,
     }
+    if wrap:
+        metadata.pop("kernel_provisioner", None)
+        content["argv"] = _wrapped(content, size)
+    else:
+        metadata["kernel_provisioner"] = {"provisioner_name": PROVISIONER, "config": {"slice": str(size)}}
+    return content
+
+
+def _wrapped(content: _KernelJSON, size: SliceRequest) -> list[str]:
+    """Return the command of the waiting room in front of a kernel; see ``gpu_pool_provisioner.room.wrap``."""
+    first, *others = content["argv"]
+    debugger = ["--debugger"] if content["metadata"].get("debugger") else []
+    return [
+        *(sys.executable, "-m", "gpu_pool_provisioner.room.wrap"),
+        *("--slice", str(size), "--name", content["display_name"]),
+        *("--language", content.get("language") or "python", *debugger, "-f", "{connection_file}", "--"),
+        # As jupyter_client does, which here sees only the first word of the whole.
+        *(sys.executable if first in ("python", "python3") else first, *others),
+    ]
 
 
 def _ours(name: str, folder: Path) -> InstalledKernel | None:

@@ -99,6 +99,21 @@ def test_a_kernelspec_holds_no_path_of_this_package(prefix: Path) -> None:
     assert str(Path(installer.__file__).parent) not in (made.path / "kernel.json").read_text()
 
 
+def test_a_wrapped_kernel_needs_no_provisioner(prefix: Path) -> None:
+    put(prefix, "ir", R)
+    (kernel,) = installer.install(sizes("2%"), base="ir", prefix=prefix, wrap=True)
+    spec = json.loads((kernel.path / "kernel.json").read_text())
+    assert "kernel_provisioner" not in spec["metadata"]
+    room, real = spec["argv"][: spec["argv"].index("--")], spec["argv"][spec["argv"].index("--") + 1 :]
+    assert room[1:3] == ["-m", "gpu_pool_provisioner.room.wrap"]
+    assert room[room.index("--slice") + 1] == "2%"
+    assert room[-2:] == ["-f", "{connection_file}"]
+    assert real == R["argv"]
+    assert installed(prefix) == {kernel.name: "R (GPU 2%)"}
+    installer.install(sizes("2%"), base="ir", prefix=prefix)
+    assert json.loads((kernel.path / "kernel.json").read_text())["argv"] == R["argv"], "it replaces the other"
+
+
 def test_user_kernels_go_to_the_users_folder(tmp_path: Path) -> None:
     (made,) = installer.install(sizes("2%"), user=True)
     assert made.path == tmp_path / "user/kernels/python3-gpu-2pct"

@@ -29,6 +29,7 @@ def kernels() -> None:
     "install",
     "gpu-pool kernels install 2% 10% 50% 1",
     "gpu-pool kernels install 1.5GiB --base ir --user",
+    "gpu-pool kernels install 2% --wrap --user",
 )
 @click.argument("sizes", nargs=-1, required=True)
 @click.option("--base", default="python3", show_default=True, help="The kernelspec to build on.")
@@ -39,9 +40,16 @@ def kernels() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Install below this folder, in share/jupyter/kernels.",
 )
+@click.option("--wrap", is_flag=True, help="For frontends that ignore kernel provisioners, such as VS Code.")
 @json_option
 def install(
-    session: Session, sizes: tuple[str, ...], base: str, user: bool, sys_prefix: bool, prefix: Path | None
+    session: Session,
+    sizes: tuple[str, ...],
+    base: str,
+    user: bool,
+    sys_prefix: bool,
+    prefix: Path | None,
+    wrap: bool,
 ) -> int:
     """Install a kernel for each size over a kernel that is there already."""
     from gpu_pool_kernels.installer import install as install_kernels
@@ -49,7 +57,8 @@ def install(
     if user + sys_prefix + (prefix is not None) > 1:
         raise BadRequest("Several places to install to were given.", "Give --user, --sys-prefix or --prefix.")
     requests = [parse_request(size) for size in sizes]
-    made = install_kernels(requests, base=base, user=user, prefix=sys.prefix if sys_prefix else prefix)
+    where = sys.prefix if sys_prefix else prefix
+    made = install_kernels(requests, base=base, user=user, prefix=where, wrap=wrap)
     return _report(session, made, "Installed {display_name!r} in {path}")
 
 

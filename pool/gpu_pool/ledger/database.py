@@ -163,13 +163,21 @@ def _connect(path: Path) -> sqlite3.Connection:
         isolation_level=None,
         check_same_thread=False,
     )
+    try:
+        _set_up(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _set_up(connection: sqlite3.Connection) -> None:
     connection.row_factory = sqlite3.Row
     # SQLite's own exp() is there only if it was built with it.
     connection.create_function("faded", 2, _faded, deterministic=True)
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-    return connection
 
 
 def _faded(age: float, half_life: float) -> float:
@@ -182,11 +190,10 @@ def _create(path: Path) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
     os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     try:
-        connection = _connect(draft)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        _run_migrations(connection)
-        connection.close()
+        with contextlib.closing(_connect(draft)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            _run_migrations(connection)
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
     finally:
