@@ -16,6 +16,7 @@ import textwrap
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import psutil
@@ -24,7 +25,7 @@ from jupyter_core.paths import jupyter_runtime_dir
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from gpu_pool_client import GpuPoolError, PoolStatus, TimedOut, connect, format_share, parse_request
+from gpu_pool_client import GpuPoolError, PoolStatus, connect, format_share, parse_request
 from gpu_pool_kernels.installer import install
 
 NOTEBOOK = Path(__file__).with_name("first_slice.ipynb")
@@ -127,19 +128,34 @@ async def fill(manager: AsyncMultiKernelManager, kernel_name: str) -> None:
 
 
 async def one_more(manager: AsyncMultiKernelManager, kernel_name: str) -> None:
-    """Show what the next one is told, and that it gets the place of one that ends."""
+    """Show that the next one waits, what its cell shows, and that it runs when a slice is there."""
+    waiting = await manager.start_kernel(kernel_name=kernel_name)
+    client: Any = manager.get_kernel(waiting).client()  # typed as its blocking twin
+    client.start_channels()
     try:
-        await manager.start_kernel(kernel_name=kernel_name)
-    except TimedOut as refusal:
-        say(f"\n   Number {KERNELS + 1} is told:")
-        say(textwrap.fill(str(refusal), 88, initial_indent="   │ ", subsequent_indent="   │ "))
-    else:
-        raise DemoFailed(f"kernel {KERNELS + 1} was given a slice of a GPU that was full")
-    first = manager.list_kernel_ids()[0]
-    await manager.shutdown_kernel(first)
-    await show_pool("one has ended", leases=KERNELS - 1)
-    await answers(manager, await manager.start_kernel(kernel_name=kernel_name))
+        await client.wait_for_ready(timeout=READY_WITHIN)
+        client.execute("print('It is my turn.')")
+        say(f"\n   Number {KERNELS + 1} starts all the same, and its first cell waits:")
+        say(textwrap.fill(await shown(client), 88, initial_indent="   │ ", subsequent_indent="   │ "))
+        first = manager.list_kernel_ids()[0]
+        say("   One of the fifty ends:")
+        await manager.shutdown_kernel(first)
+        while "turn" not in (text := await shown(client)):
+            pass
+        say(f"   │ {text.rstrip()}")
+    finally:
+        client.stop_channels()
     await show_pool("the next has its place", leases=KERNELS)
+
+
+async def shown(client: Any) -> str:
+    """Return the next text that a cell shows."""
+    while True:
+        message = await client.get_iopub_msg(timeout=READY_WITHIN)
+        if message["msg_type"] in ("stream", "display_data", "update_display_data"):
+            return text_of(nbformat.from_dict({"output_type": message["msg_type"], **message["content"]}))  # type: ignore[no-untyped-call]
+        if message["msg_type"] == "error":
+            raise DemoFailed(f"the cell failed: {message['content']['evalue']}")
 
 
 @asynccontextmanager

@@ -22,6 +22,8 @@ E = TypeVar("E", bound=GpuPoolError)
 
 #: Characters in a line of JupyterLab's dialog that fit into a small window.
 _DIALOG_COLUMNS: Final = 76
+#: Characters of a user's or kernel's name that are kept, as a pool does.
+_LONGEST_NAME: Final = 200
 
 #: The name under which kernelspecs ask for this package's provisioner.
 PROVISIONER = "gpu-pool"
@@ -44,10 +46,13 @@ def for_dialog(error: E) -> E:
 
     The dialog does not wrap lines, so they are broken here. And Jupyter Server
     answers with tornado's ``HTTPError.log_message``, in which every percent
-    sign has been doubled: instead of "2%%" it says "2 percent".
+    sign has been doubled: instead of "2%%" it says "2 percent". Where the text
+    tells how a slice is written, it also says what that word stands for.
     """
     plain = copy.copy(error)
-    plain.message, plain.remedy = (text.replace("%", " percent") for text in (error.message, error.remedy))
+    if isinstance(error, BadRequest) and "%" in str(error):
+        plain.remedy += " Where this says percent, write the percent sign."
+    plain.message, plain.remedy = (text.replace("%", " percent") for text in (plain.message, plain.remedy))
     parts = (textwrap.fill(part, _DIALOG_COLUMNS) for part in (plain.message, plain.remedy) if part)
     plain.args = ("\n".join(parts),)
     return plain
@@ -67,26 +72,37 @@ def kernels_that_fit(
         return []
     largest = parse_request(largest_now)
     fitting: list[tuple[int, str]] = []
-    for spec in (entry["spec"] for entry in specs.values()):
+    for kernel, entry in specs.items():
+        spec = entry["spec"]
         request = slice_of(spec)
         if request is None or spec.get("language") != language or str(request.filters):
             continue
         share = _share(request, device_mib)
         if request.count <= largest.count and share <= _share(largest, device_mib):
-            fitting.append((-request.count * share, spec["display_name"]))
+            fitting.append((-request.count * share, printable(spec.get("display_name") or kernel)))
     return [name for _, name in sorted(fitting)]
 
 
 def slice_of(spec: Mapping[str, Any]) -> SliceRequest | None:
-    """Return the slice that a kernelspec (the content of its kernel.json) asks for, if any."""
-    stanza = spec.get("metadata", {}).get("kernel_provisioner", {})
-    text = str(stanza.get("config", {}).get("slice", ""))
-    if stanza.get("provisioner_name") != PROVISIONER or not text:
+    """Return the slice that a kernelspec (the content of its kernel.json) asks for, if any.
+
+    Anybody's kernelspec may be malformed: what is not of the right kind asks for nothing.
+    """
+    stanza = _entry(spec.get("metadata"), "kernel_provisioner")
+    if _entry(stanza, "provisioner_name") != PROVISIONER:
         return None
     try:
-        return parse_request(text)
+        return parse_request(str(_entry(_entry(stanza, "config"), "slice")))
     except BadRequest:
         return None
+
+
+def printable(text: object, most: int = _LONGEST_NAME) -> str:
+    """Return ``text`` cut to ``most`` characters, with a space for what cannot be shown.
+
+    That is a line's end, a control character, or half a surrogate pair (as JSON can hold).
+    """
+    return "".join(sign if sign.isprintable() else " " for sign in str(text)[:most])
 
 
 def slice_lost(size: str, reason: EndReason | None) -> LeaseGone:
@@ -97,6 +113,11 @@ def slice_lost(size: str, reason: EndReason | None) -> LeaseGone:
         "Shut the kernel down and start it again to ask for a new slice.",
         reason=reason.value if reason else None,
     )
+
+
+def _entry(mapping: object, key: str) -> object:
+    """Return an entry of what should be a mapping; None if it is not one, or has none."""
+    return mapping.get(key) if isinstance(mapping, Mapping) else None
 
 
 def _share(request: SliceRequest, device_mib: int) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Final
 
-from gpu_pool_client import Lease, Limit, Strength
-from gpu_pool_client.framework_caps import caps, installed_frameworks, limit_words
+from gpu_pool_client import Lease
+from gpu_pool_client.framework_caps import installed_frameworks, slice_caps, with_caps
 
 #: The entry-point group of callables that add to a kernel's command what it loads for its user.
 LAUNCHERS: Final = "gpu_pool.kernel_launchers"
@@ -21,22 +20,8 @@ def slice_environment(lease: Lease, python: str, environment: Mapping[str, str])
     ``python`` is the first word of its command: the frameworks beside it decide
     which memory caps are set. Kernels of other languages get none.
     """
-    limits = caps(
-        installed_frameworks(python, environment),
-        memory_mib=lease.memory_mib,
-        device_memory_mib=lease.slices[0].device.memory_mib,
-        environment=environment,
-    )
+    limits = slice_caps(installed_frameworks(python, environment), lease.slices, environment)
     return {**with_caps(lease, limits).environment, **limits}
-
-
-def with_caps(lease: Lease, limits: Mapping[str, str]) -> Lease:
-    """State in the lease that framework caps hold its memory, where nothing firmer does."""
-    words = limit_words(limits)
-    if not words or lease.enforcement.memory.strength is not Strength.NONE:
-        return lease
-    memory = Limit(Strength.COOPERATIVE, words)
-    return dataclasses.replace(lease, enforcement=dataclasses.replace(lease.enforcement, memory=memory))
 
 
 def kernel_command(command: list[str]) -> list[str]:

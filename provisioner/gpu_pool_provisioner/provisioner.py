@@ -24,19 +24,31 @@ from typing import Any, Final
 import psutil
 from jupyter_client.connect import KernelConnectionInfo, port_names
 from jupyter_client.localinterfaces import is_local_ip
-from jupyter_client.provisioning.local_provisioner import LocalProvisioner
-from traitlets import CUnicode, Float, Unicode, default
 
-from gpu_pool_client import EndReason, GpuPoolError, Holder, Lease, Pool, Process, TimedOut, parse_request
+from gpu_pool_client import (
+    EndReason,
+    GpuPoolError,
+    Holder,
+    Lease,
+    LeaseState,
+    Pool,
+    Process,
+    TimedOut,
+    parse_request,
+)
 from gpu_pool_client.pool import URL_VARIABLE
 from gpu_pool_provisioner import advice, ports
 from gpu_pool_provisioner.environment import kernel_command, slice_environment
 from gpu_pool_provisioner.pools import resolve_url
 from gpu_pool_provisioner.readiness import ReadinessWatch
+from gpu_pool_provisioner.room import notice
+from gpu_pool_provisioner.room.inner import Inner
+from gpu_pool_provisioner.room.running import Kernel
+from gpu_pool_provisioner.room.turn import Turn
+from gpu_pool_provisioner.roomed import RoomedProvisioner
+from gpu_pool_provisioner.settings import SliceSettings
 from gpu_pool_provisioner.slices import KernelSlice
 
-#: Names the slice of kernels whose kernelspec says nothing about one.
-DEFAULT_SLICE_VARIABLE: Final = "GPU_POOL_DEFAULT_SLICE"
 #: Seconds for which the death of a kernel that nobody restarts by itself is forgiven:
 #: enough for its manager, which looks ten times a second, to see it and restart it on request.
 _BRIEF_GRACE: Final = 1.5
@@ -47,72 +59,20 @@ _MARGIN: Final = 5.0
 _KILLED_WITHIN: Final = 5.0
 
 
-class GPUPoolProvisioner(LocalProvisioner):
+class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
     """Launches a kernel on a slice of a GPU, and gives the slice back when the kernel ends.
 
     Without a ``slice`` it is exactly the stock provisioner. Errors of the pool
     pass to the caller: their text is what a student reads.
     """
 
-    slice = CUnicode(
-        config=True,
-        help="""The slice of a GPU a kernel gets, such as 2%, 1.5GiB, 2x50% or 4 (whole GPUs); empty for none.
-
-        Set in a kernelspec: metadata.kernel_provisioner.config.slice. Kernels
-        whose kernelspec says nothing get the slice of $GPU_POOL_DEFAULT_SLICE.
-        Whatever is asked for, the pool's rules decide.
-        """,
-    )
-    pool_url = Unicode(
-        config=True,
-        help="The URL of the pool. Empty: $GPU_POOL_URL, or else this machine's own pool, embedded:",
-    )
-    wait_timeout = Float(
-        5.0,
-        min=0,
-        max=30,
-        config=True,
-        help="""Seconds to wait for a slice before a start fails. At most 30:
-
-        a start that waits can be neither seen nor cancelled in JupyterLab.
-        """,
-    )
-    ready_timeout = Float(
-        120.0,
-        min=1,
-        config=True,
-        help="""Seconds in which a kernel must answer once it has been launched.
-
-        A kernel that does not is ended, and its slice goes back to the pool.
-        Twice what Jupyter's own programs wait for, so that nothing is ended
-        that somebody still waits for.
-        """,
-    )
-    restart_grace = Float(
-        10.0,
-        min=0,
-        config=True,
-        help="""Seconds for which a kernel that died keeps its slice, so that it can be restarted on it.
-
-        Used where kernels are restarted automatically, as JupyterLab does:
-        it looks for dead kernels every 3 seconds.
-        """,
-    )
-    contact = Unicode(
-        "the person who runs this Jupyter server",
-        config=True,
-        help="Who a student should ask when no slice is free, in words that end a sentence. May be empty.",
-    )
-
     _slice: KernelSlice | None = None
+    #: The slice's lease as it was before the launch: held, or in line.
+    _lease: Lease | None = None
     #: Whether a start went through. Then only cleanup(False) makes the slice forgotten.
     _started = False
     _ports: ports.PortReservation | None = None
     _watch: ReadinessWatch | None = None
-
-    @default("slice")
-    def _default_slice(self) -> str:
-        return os.environ.get(DEFAULT_SLICE_VARIABLE, "")
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Take a slice, or keep the one of before a restart, and prepare the launch.
@@ -123,24 +83,24 @@ class GPUPoolProvisioner(LocalProvisioner):
         if not self.slice:
             return await super().pre_launch(**kwargs)
         async with self._undone_on_failure():
-            taken, lease = await self._take_slice()
+            _, self._lease = await self._take_slice()
             self._reserve_ports()
-            kwargs = await super().pre_launch(**kwargs)
-            # Last, so that nothing in the kernelspec's own environment overrides it.
-            kwargs["env"].update(
-                self._slice_environment(lease, taken.pool.url, kwargs["cmd"][0], kwargs["env"])
-            )
-            kwargs["cmd"] = kernel_command(kwargs["cmd"])
-            return kwargs
+            return await super().pre_launch(**kwargs)
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
-        """Launch the kernel and tie its slice to the new process. Called after ``pre_launch``."""
-        if self._slice is None or self._slice.lease_id is None:
+        """Launch the kernel and tie its slice to the new process, or let it wait for its slice.
+
+        Called after ``pre_launch``.
+        """
+        if self._slice is None or self._lease is None:
             return await super().launch_kernel(cmd, **kwargs)
         async with self._undone_on_failure():
-            info = await super().launch_kernel(cmd, **kwargs)
-            await self._attach_kernel(self._slice.pool, self._slice.lease_id)
-            return info
+            if self._room is not None or self._lease.state is LeaseState.WAITING:
+                await self._wait_in_room(self._slice, self._lease, cmd, kwargs)
+            else:
+                await self._launch_on(self._lease, cmd, kwargs)
+                await self._attach_kernel(self._slice.pool, self._lease.id)
+            return self.connection_info
 
     async def post_launch(self, **kwargs: Any) -> None:
         """Let the kernel's first reply confirm its lease. Called when the manager's start is through."""
@@ -164,6 +124,7 @@ class GPUPoolProvisioner(LocalProvisioner):
                 await self._slice.give_back()
             self._slice.forget()
             self._started = False
+            await self._leave_room()
             self._close_ports()
         await super().cleanup(restart=restart)
 
@@ -189,38 +150,73 @@ class GPUPoolProvisioner(LocalProvisioner):
         return KernelSlice(resolve_url(self.pool_url), parse_request(self.slice))
 
     async def _take_slice(self) -> tuple[KernelSlice, Lease]:
-        self._slice = self._slice or self._new_slice()
-        name = f"{self.kernel_spec.display_name} [{str(self.kernel_id)[:8]}]"
-        holder = Holder(psutil.Process().username(), kernel=name, process=Process.current())
         try:
-            return self._slice, await self._slice.take(holder, self.wait_timeout)
+            wanted = self._slice = self._slice or self._new_slice()
+            patience = None if self.waiting_room else self.wait_timeout
+            return wanted, await wanted.take(self._holder(), patience)
         except TimedOut as error:
-            raise advice.for_dialog(await self._advised(error, self._slice)) from error
+            fitting = await self._kernels_that_fit(error, wanted)
+            advised = advice.with_advice(error, fitting, self.contact)
+            raise advice.for_dialog(advised) from error
         except GpuPoolError as error:
             raise advice.for_dialog(error) from error
 
-    async def _advised(self, error: TimedOut, wanted: KernelSlice) -> TimedOut:
-        devices = (await wanted.pool.status()).devices
-        fitting = advice.kernels_that_fit(
-            self._manager.kernel_spec_manager.get_all_specs(),
-            self.kernel_spec.language,
-            error.largest_now,
-            device_mib=min(status.device.memory_mib for status in devices),
-        )
-        return advice.with_advice(error, fitting, self.contact)
+    def _holder(self) -> Holder:
+        name = f"{advice.printable(self.kernel_spec.display_name, 180)} [{str(self.kernel_id)[:8]}]"
+        user = advice.printable(psutil.Process().username())
+        return Holder(user, kernel=name, process=Process.current())
 
-    def _slice_environment(
-        self, lease: Lease, pool_url: str, python: str, environment: dict[str, str]
-    ) -> dict[str, str]:
-        return {
-            **slice_environment(lease, python, environment),
-            URL_VARIABLE: pool_url,
+    async def _kernels_that_fit(self, error: TimedOut, wanted: KernelSlice) -> list[str]:
+        try:
+            devices = (await wanted.pool.status()).devices
+            return advice.kernels_that_fit(
+                self._manager.kernel_spec_manager.get_all_specs(),
+                self.kernel_spec.language,
+                error.largest_now,
+                device_mib=min(status.device.memory_mib for status in devices),
+            )
+        except Exception as failure:  # noqa: BLE001 - no fault of pool or kernelspecs may hide the refusal
+            self.log.warning("No other kernels are suggested: %.200s", failure)
+            return []
+
+    async def _launch_on(self, lease: Lease, cmd: list[str], kwargs: dict[str, Any]) -> int:
+        """Launch the kernel's process with its slice's environment; return its pid."""
+        assert self._slice is not None
+        environment = kwargs["env"]
+        # Last, so that nothing in the kernelspec's own environment overrides it.
+        ours = {
+            **slice_environment(lease, cmd[0], environment),
+            URL_VARIABLE: self._slice.pool.url,
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(self._manager.kernel_spec_manager.kernel_dirs),
         }
+        return await self._launch_process(kernel_command(cmd), **{**kwargs, "env": {**environment, **ours}})
+
+    async def _wait_in_room(
+        self, claim: KernelSlice, lease: Lease, cmd: list[str], kwargs: dict[str, Any]
+    ) -> None:
+        async def launch(lease: Lease, inner: Inner) -> int:
+            return await self._launch_on(lease, inner.command(cmd), kwargs)
+
+        spec = self.kernel_spec
+        kernel = Kernel(
+            connection_file=self._manager.connection_file,
+            introduction=notice.introduction(
+                spec.language, cmd, debugger=bool(spec.metadata.get("debugger"))
+            ),
+            ready_timeout=self.ready_timeout,
+            grace=self._grace,
+            ending=lambda: self._manager.shutting_down,
+        )
+        await self._enter_room(kernel, Turn(claim, self._holder()), lease, launch)
+
+    @property
+    def _grace(self) -> float:
+        """Seconds for which the kernel's death is forgiven, so that it can be restarted on its slice."""
+        restarter = getattr(self._manager, "restarter_class", None)
+        return self.restart_grace if restarter and self._manager.autorestart else _BRIEF_GRACE
 
     async def _attach_kernel(self, pool: Pool, lease_id: str) -> None:
-        restarter = getattr(self._manager, "restarter_class", None)
-        grace = self.restart_grace if restarter and self._manager.autorestart else _BRIEF_GRACE
+        grace = self._grace
         process = Process.of(self.process.pid) if self.process else None
         if process is None:
             # It has died already. The manager will notice, and may restart it within the grace.
@@ -273,6 +269,7 @@ class GPUPoolProvisioner(LocalProvisioner):
 
     async def _undo_start(self) -> None:
         await self._stop_watch()
+        await self._leave_room()
         await self.kill()
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.wait(), _KILLED_WITHIN)

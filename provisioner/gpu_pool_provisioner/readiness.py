@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack
 from typing import Any, Final
 
 import zmq
@@ -83,37 +84,43 @@ class ReadinessWatch(threading.Thread):
 
     def run(self) -> None:
         """Ask until there is a reply, the deadline, the kernel's death, or :meth:`stop`."""
-        deadline = time.monotonic() + self._timeout
-        if not (self._adopted.wait(self._timeout) and self._answers(deadline)):
-            why = f"did not become ready within {self._timeout:g} seconds"
-        elif not self._confirmed(deadline):
-            why = "has lost its GPU slice"
-        else:
+        try:
+            why = self._fault()
+        except Exception as error:  # noqa: BLE001 - else the kernel would run on after its lease's deadline
+            get_logger().exception("Asking the kernel with pid %d failed.", self._process.pid)
+            why = f"could not be asked whether it is ready ({type(error).__name__})"
+        if why is None:
             return
         with self._deciding:
             if not self._stopped.is_set() and self._process.is_alive():
                 self._end_kernel(why)
 
+    def _fault(self) -> str | None:
+        """Ask, and return why the kernel may not go on, or None if its lease is confirmed."""
+        deadline = time.monotonic() + self._timeout
+        if not (self._adopted.wait(self._timeout) and self._answers(deadline)):
+            return f"did not become ready within {self._timeout:g} seconds"
+        return None if self._confirmed(deadline) else "has lost its GPU slice"
+
     def _answers(self, deadline: float) -> bool:
-        sockets = [self._connected("control"), self._connected("shell")]
-        poller = zmq.Poller()
-        try:
-            for sock in sockets:
+        with ExitStack() as sockets:
+            poller = zmq.Poller()
+            for channel in ("control", "shell"):
+                sock = sockets.enter_context(_context(os.getpid()).socket(zmq.DEALER))
+                sock.linger = 0
+                self._connect(sock, channel)
                 self._session.send(sock, "kernel_info_request", content={})
                 poller.register(sock, zmq.POLLIN)
             while self._goes_on(deadline):
-                if any(self._is_reply(sock) for sock, _ in poller.poll(_LOOK_EVERY_MS)):
+                if any(self._is_reply(sock.recv_multipart()) for sock, _ in poller.poll(_LOOK_EVERY_MS)):
                     return True
             return False
-        finally:
-            for sock in sockets:
-                sock.close(linger=0)
 
-    def _is_reply(self, sock: zmq.Socket[bytes]) -> bool:
+    def _is_reply(self, parts: list[bytes]) -> bool:
         try:
-            self._session.recv(sock)
-        except ValueError as error:
-            get_logger().warning("Ignored what is not a kernel's signed reply: %s", error)
+            self._session.deserialize(self._session.feed_identities(parts)[1])
+        except Exception as error:  # noqa: BLE001 - a kernel can send anything, and reading it fails anyhow
+            get_logger().warning("Ignored what is not a kernel's signed reply: %.200s", error)
             return False
         return True
 
@@ -121,9 +128,8 @@ class ReadinessWatch(threading.Thread):
         alive = not self._stopped.is_set() and self._process.is_alive() is not False
         return alive and time.monotonic() < deadline
 
-    def _connected(self, channel: str) -> zmq.Socket[bytes]:
+    def _connect(self, sock: zmq.Socket[bytes], channel: str) -> None:
         info = self._connection
-        sock = _context(os.getpid()).socket(zmq.DEALER)
         if "curve_publickey" in info:
             # As KernelManager does: the one key pair of the connection file serves both ends.
             sock.curve_secretkey = info["curve_secretkey"].encode()
@@ -131,7 +137,6 @@ class ReadinessWatch(threading.Thread):
             sock.curve_serverkey = info["curve_publickey"].encode()
         separator = ":" if info["transport"] == "tcp" else "-"
         sock.connect(f"{info['transport']}://{info['ip']}{separator}{info[channel + '_port']}")
-        return sock
 
     def _confirmed(self, deadline: float) -> bool:
         """Confirm the lease; False when it is gone, or the pool stays out of reach."""
@@ -153,8 +158,8 @@ class ReadinessWatch(threading.Thread):
         get_logger().error("Ending the kernel with pid %d: it %s.", self._process.pid, why)
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            get_logger().debug("It was gone already.")
+        except OSError as error:
+            get_logger().warning("It was gone already, or cannot be ended: %s", error)
         gone_by = time.monotonic() + _KILLED_WITHIN
         while self._process.is_alive() and time.monotonic() < gone_by:
             time.sleep(0.01)

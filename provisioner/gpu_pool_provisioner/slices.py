@@ -39,15 +39,20 @@ class KernelSlice:
         """The pool at ``url``, opened at the first use."""
         return shared_pool(self.url)
 
-    async def take(self, holder: Holder, timeout: float) -> Lease:
-        """Return the lease of before a restart, or acquire one within ``timeout`` seconds.
+    async def take(self, holder: Holder, timeout: float | None = None) -> Lease:
+        """Return the lease of before a restart, or a new one, which may still be in line.
 
-        Raises ``LeaseGone`` when the lease of before has ended, and what
-        ``Pool.acquire`` raises.
+        With a ``timeout``, one that is held within so many seconds. Raises
+        ``LeaseGone`` when the lease of before has ended, and what
+        ``Pool.request`` or ``Pool.acquire`` raises.
         """
         if self.lease_id is not None:
             return await self._kept(self.lease_id)
-        lease = await self.pool.acquire(self.request, holder, uuid.uuid4().hex, timeout)
+        key = uuid.uuid4().hex
+        if timeout is None:
+            lease = await self.pool.request(self.request, holder, key)
+        else:
+            lease = await self.pool.acquire(self.request, holder, key, timeout)
         self.lease_id = lease.id
         return lease
 
@@ -56,7 +61,7 @@ class KernelSlice:
             lease = await self.pool.lease(lease_id)
         except LeaseGone as error:
             raise slice_lost(self.request.size, None) from error
-        if lease.state is not LeaseState.HELD:
+        if lease.state not in (LeaseState.HELD, LeaseState.WAITING):
             raise slice_lost(self.request.size, lease.end_reason)
         return lease
 

@@ -1,8 +1,9 @@
-"""What a student does and sees: the launcher, ``%gpu``, restart, shutdown, and a full pool."""
+"""What a student does and sees: the launcher, ``%gpu``, restart, shutdown, a cell that waits, a refusal."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from playwright.async_api import Locator, Page, expect
@@ -26,9 +27,9 @@ async def start_notebook(page: Page, kernel: str) -> None:
     await page.locator(".jp-NotebookPanel").wait_for()
 
 
-async def run_cell(page: Page, code: str) -> None:
+async def run_cell(page: Page, code: str, kernel: str = NAMES[0]) -> None:
     # Until the kernel is there, JupyterLab may still take the focus away.
-    await expect(page.get_by_text(f"{NAMES[0]} | Idle")).to_be_visible()
+    await expect(page.get_by_text(f"{kernel} | Idle")).to_be_visible()
     cell = page.locator(".jp-Notebook .jp-Cell.jp-mod-active .cm-content")
     await cell.click()
     await page.keyboard.type(code)
@@ -68,16 +69,33 @@ async def test_a_student_takes_a_slice_and_gives_it_back(page: Page, lab: Lab, s
     await eventually(lab.is_empty)
 
 
-async def test_a_full_pool_refuses_in_words(page: Page, lab: Lab, snap: Snap) -> None:
+async def test_a_cell_waits_for_its_slice_and_runs(page: Page, lab: Lab, snap: Snap) -> None:
     async with connect() as pool:
-        await pool.request(parse_request("80%"), Holder("somebody else"), key="most-of-it")
+        half = parse_request("50%")
+        held = [await pool.request(half, Holder(f"user {n}"), key=f"held-{n}") for n in range(2)]
+        before = await pool.request(half, Holder("somebody before"), key="before")
         await start_notebook(page, NAMES[2])
-        dialog = page.locator(".jp-Dialog")
-        await expect(dialog).to_contain_text("is free now")
-        await expect(dialog).to_contain_text("V100-SXM2-32GB (simulated)")
-        await expect(dialog).to_contain_text("These kernels would start now")
-        await expect(dialog).not_to_contain_text("%%")
-        words = dialog.locator("pre", has_text="is free now")
-        assert await words.evaluate("shown => shown.scrollWidth <= shown.clientWidth"), "the text is cut off"
-        await snap("refusal.png")
-        assert [lease["user"] for lease in (await lab.status())["leases"]] == ["somebody else"]
+        await run_cell(page, "print('It', 'runs')", NAMES[2])
+        output = page.locator(".jp-OutputArea-output").first
+        await expect(output).to_contain_text("You are number 2 in line")
+        await snap("waiting.png")
+        await pool.release(before.id)
+        await expect(output).to_contain_text("You are next in line")
+        await pool.release(held[0].id)
+        await expect(output).to_have_text("It runs")
+        await expect(page.locator(".jp-OutputArea-output")).to_have_count(1)
+        await snap("waited.png")
+
+
+async def test_what_the_pool_does_not_allow_is_refused_in_words(
+    page: Page, lab: Lab, snap: Snap, tmp_path: Path
+) -> None:
+    (tmp_path / "config" / "gpu_pool_config.py").write_text("c.PoolSettings.max_share = 0.1\n")
+    await start_notebook(page, NAMES[2])
+    dialog = page.locator(".jp-Dialog")
+    await expect(dialog).to_contain_text("10 percent of a GPU")
+    await expect(dialog).not_to_contain_text("%%")
+    words = dialog.locator("pre", has_text="this pool gives to one lease")
+    assert await words.evaluate("shown => shown.scrollWidth <= shown.clientWidth"), "the text is cut off"
+    await snap("refusal.png")
+    assert await lab.is_empty()

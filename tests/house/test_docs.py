@@ -11,14 +11,14 @@ from traitlets.config import Configurable
 import gpu_pool_client
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import EndReason, GpuPoolError
-from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
+from gpu_pool_provisioner.settings import SliceSettings
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 ROOMS = ("kernels", "pool", "pool_client", "provisioner")
 
 
-@pytest.mark.parametrize("configurable", [PoolSettings, GPUPoolProvisioner])
+@pytest.mark.parametrize("configurable", [PoolSettings, SliceSettings])
 def test_every_setting_is_described(configurable: type[Configurable]) -> None:
     inherited = configurable.__mro__[1].class_traits(config=True)  # type: ignore[attr-defined]
     page = (REFERENCE / "settings.md").read_text()

@@ -4,8 +4,15 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_client import EndReason, TimedOut
-from gpu_pool_provisioner.advice import for_dialog, kernels_that_fit, slice_lost, slice_of, with_advice
+from gpu_pool_client import BadRequest, EndReason, TimedOut, parse_request
+from gpu_pool_provisioner.advice import (
+    for_dialog,
+    kernels_that_fit,
+    printable,
+    slice_lost,
+    slice_of,
+    with_advice,
+)
 
 DEVICE_MIB = 32768
 
@@ -52,6 +59,45 @@ def test_only_gpu_kernels_of_the_same_language_are_named() -> None:
 def test_a_size_written_as_a_number_is_read() -> None:
     stanza = {"provisioner_name": "gpu-pool", "config": {"slice": 0.02}}
     assert str(slice_of({"metadata": {"kernel_provisioner": stanza}})) == "2%"
+
+
+@pytest.mark.parametrize("broken", [None, "text", ["2%"], 5])
+def test_what_others_wrote_into_their_kernelspecs_breaks_nothing(broken: object) -> None:
+    for spec in (
+        {"metadata": broken},
+        {"metadata": {"kernel_provisioner": broken}},
+        {"metadata": {"kernel_provisioner": {"provisioner_name": "gpu-pool", "config": broken}}},
+    ):
+        installed = {"broken": {"spec": {"language": "python", **spec}}} | specs("2%")
+        assert kernels_that_fit(installed, "python", "50%", device_mib=DEVICE_MIB) == ["2%"]
+
+
+@pytest.mark.parametrize("size", [None, True, ["2%"], {}])
+def test_what_is_no_size_asks_for_nothing(size: object) -> None:
+    stanza = {"provisioner_name": "gpu-pool", "config": {"slice": size}}
+    assert slice_of({"metadata": {"kernel_provisioner": stanza}}) is None
+
+
+def test_a_kernel_without_a_name_for_people_has_the_name_of_its_folder() -> None:
+    (entry,) = specs("2%").values()
+    del entry["spec"]["display_name"]
+    assert kernels_that_fit({"mine": entry}, "python", "50%", device_mib=DEVICE_MIB) == ["mine"]
+
+
+def test_names_are_short_and_can_be_printed() -> None:
+    assert printable("GPU\n\ud800\x1b[2J 2% ü") == "GPU   [2J 2% ü"
+    (entry,) = specs("2%").values()
+    entry["spec"]["display_name"] = "\ud800" + "x" * 10**6
+    (name,) = kernels_that_fit({"mine": entry}, "python", "50%", device_mib=DEVICE_MIB)
+    assert name == " " + "x" * 199
+
+
+def test_the_forms_of_a_slice_stay_readable_in_the_dialog() -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse_request("2%%")
+    words = str(for_dialog(refused.value))
+    assert "%" not in words
+    assert words.endswith("Where this\nsays percent, write the percent sign.")
 
 
 def test_the_advice_reads_as_sentences() -> None:

@@ -54,6 +54,13 @@ def test_a_kernel_without_frameworks_has_nothing_enforced() -> None:
     assert "memory: 655 MiB, none (accounting only)" in found["GPU_POOL_ENFORCED"]
 
 
+def test_the_caps_suit_every_device_of_the_lease(python: str) -> None:
+    small, large = Device("GPU-2", 1, "V100-16", 16384), GPU
+    parts = (Slice(small, 250, 4096), Slice(large, 125, 4096))
+    found = slice_environment(lease(slices=parts), python, {})["PYTORCH_CUDA_ALLOC_CONF"]
+    assert 0 < float(found.rpartition(":")[2]) * 32768 <= 4096
+
+
 def test_a_firmer_limit_is_not_called_cooperative(python: str) -> None:
     firm = Enforcement(memory=Limit(Strength.HARD, "MIG"))
     assert "hard (MIG)" in slice_environment(lease(enforcement=firm), python, {})["GPU_POOL_ENFORCED"]

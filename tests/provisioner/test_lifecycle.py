@@ -11,6 +11,7 @@ import sys
 import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
 from jupyter_client.manager import KernelManager
+from traitlets import TraitError
 
 from gpu_pool_client import EndReason, GpuPoolError, LeaseGone, LeaseState, Process
 from support.classroom import (
@@ -227,12 +228,38 @@ async def test_another_provisioner_can_continue_a_kernels_lease(
 
 
 @pytest.mark.parametrize(
-    ("size", "words"), [("2%%", "not a GPU slice.*Accepted"), (9, "(?s)asked for 9.*at\\smost\\s1")]
+    ("size", "words"),
+    [("2%%", "(?s)not a GPU slice.*2 percent or 0.02"), (9, "(?s)asked for 9.*at\\smost\\s1")],
 )
 async def test_a_slice_that_cannot_be_is_refused_in_words(
     classroom: Classroom, manager: Managers, size: str, words: str
 ) -> None:
     km = manager(classroom.install("odd", size))
-    with pytest.raises(GpuPoolError, match=words):
+    with pytest.raises(GpuPoolError, match=words) as refused:
+        await km.start_kernel()
+    assert max(map(len, str(refused.value).splitlines())) <= 76
+    assert await classroom.is_empty()
+
+
+@pytest.mark.parametrize("name", ["\ud800 odd\n", "x" * 10**6])
+async def test_a_name_that_cannot_be_shown_does_not_keep_a_kernel_from_starting(
+    classroom: Classroom, manager: Managers, name: str
+) -> None:
+    km = manager(classroom.install("two"))
+    km.kernel_spec.display_name = name
+    await km.start_kernel()
+    shown = (await classroom.only_lease()).holder.kernel
+    assert shown.isprintable()
+    assert len(shown) <= 200
+    assert shown.endswith(f"[{km.kernel_id[:8]}]")
+
+
+@pytest.mark.parametrize("value", [float("nan"), "nan", float("inf"), -1, 1e9, None])
+@pytest.mark.parametrize("setting", ["wait_timeout", "ready_timeout", "restart_grace"])
+async def test_a_time_that_cannot_be_is_refused_in_words(
+    classroom: Classroom, manager: Managers, setting: str, value: object
+) -> None:
+    km = manager(classroom.install("odd", **{setting: value}))
+    with pytest.raises(TraitError, match=rf"{setting} is .*; it must be a number of seconds from \d+ to \d+"):
         await km.start_kernel()
     assert await classroom.is_empty()

@@ -42,11 +42,11 @@ class Stage:
         alive = process.is_alive() if (process := Process.of(self.child.pid)) else False
         self.notes.append(f"given back, alive: {alive}")
 
-    def watch(self, timeout: float = 30, adopted: bool = True) -> ReadinessWatch:
+    def watch(self, timeout: float = 30, adopted: bool = True, ip: str = "127.0.0.1") -> ReadinessWatch:
         process = Process.of(self.child.pid)
         assert process is not None
         ports = [sock.bind_to_random_port("tcp://127.0.0.1") for sock in (self.shell, self.control)]
-        connection = {"transport": "tcp", "ip": "127.0.0.1", "shell_port": ports[0], "control_port": ports[1]}
+        connection = {"transport": "tcp", "ip": ip, "shell_port": ports[0], "control_port": ports[1]}
         watch = ReadinessWatch(
             process,
             connection,
@@ -67,6 +67,12 @@ class Stage:
         assert request is not None
         assert request["msg_type"] == "kernel_info_request"
         Session(key=key).send(channel, "kernel_info_reply", {"status": "ok"}, parent=request, ident=identity)
+
+    def reply_with(self, channel: zmq.Socket[bytes], *parts: bytes) -> None:
+        """Answer one request with these parts, signed with the kernel's key."""
+        assert channel.poll(10_000)
+        identity, *_ = channel.recv_multipart()
+        channel.send_multipart([identity, b"<IDS|MSG>", Session(key=KEY).sign(list(parts)), *parts])
 
     def close(self) -> None:
         self.child.kill()
@@ -106,6 +112,32 @@ def test_a_reply_signed_by_somebody_else_does_not_count(stage: Stage) -> None:
     stage.reply(stage.control, key=b"a guess")
     finish(watch)
     assert "confirmed" not in stage.notes
+
+
+@pytest.mark.parametrize(
+    "parts", [(), (b"{}",) * 4, (b"[]",) * 4, (b"null",) * 4, (b"\xff",) * 4, (b"[" * 100_000,) * 4]
+)
+def test_what_cannot_be_read_is_no_reply(stage: Stage, parts: tuple[bytes, ...]) -> None:
+    watch = stage.watch()
+    stage.reply_with(stage.control, *parts)
+    stage.reply(stage.shell)
+    finish(watch)
+    assert stage.notes == ["confirmed"]
+
+
+def test_a_kernel_that_cannot_be_asked_is_ended_before_its_lease(stage: Stage) -> None:
+    finish(stage.watch(ip="not an address"))
+    assert stage.child.wait(10) == -9
+    assert stage.notes == ["given back, alive: False"]
+
+
+def test_a_kernel_that_cannot_be_confirmed_is_ended_before_its_lease(stage: Stage) -> None:
+    stage.confirm_error = KeyError("what nobody expected")
+    watch = stage.watch()
+    stage.reply(stage.shell)
+    finish(watch)
+    assert stage.child.wait(10) == -9
+    assert stage.notes == ["confirmed", "given back, alive: False"]
 
 
 def test_a_reply_does_not_count_before_the_start_is_through(stage: Stage) -> None:

@@ -4,58 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
-from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 
 from support.classroom import Classroom, eventually
-
-TOKEN = "a token for this test"
-
-
-class Server:
-    def __init__(self, classroom: Classroom) -> None:
-        self._runtime = classroom.folder / "runtime"
-        self._notebooks = classroom.folder / "notebooks"
-        self._notebooks.mkdir()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", "--port=0"],
-            cwd=self._notebooks,
-            env={**os.environ, "JUPYTER_TOKEN": TOKEN},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-    async def started(self) -> bool:
-        assert self.process.poll() is None
-        return bool(self._files()) and (await self.ask("GET", "api", strict=False)).code == 200
-
-    async def ask(self, method: str, path: str, body: Any = None, strict: bool = True) -> HTTPResponse:
-        info = json.loads(self._files()[0].read_text())
-        request = HTTPRequest(
-            info["url"] + path,
-            method=method,
-            headers={"Authorization": f"token {TOKEN}"},
-            body=None if body is None else json.dumps(body),
-            request_timeout=60,
-        )
-        return await AsyncHTTPClient().fetch(request, raise_error=strict)
-
-    async def open_notebook(self, name: str, kernel: str, strict: bool = True) -> HTTPResponse:
-        body = {"path": name, "name": name, "type": "notebook", "kernel": {"name": kernel}}
-        return await self.ask("POST", "api/sessions", body, strict)
-
-    async def ended(self) -> None:
-        await asyncio.to_thread(self.process.wait, 60)
-
-    def _files(self) -> list[Any]:
-        return sorted(self._runtime.glob("jpserver-*.json"))
+from support.server import Server
 
 
 @pytest.fixture
@@ -70,7 +25,7 @@ async def server(classroom: Classroom) -> AsyncIterator[Server]:
 
 
 async def test_a_notebook_takes_its_slice_and_gives_it_back(classroom: Classroom, server: Server) -> None:
-    classroom.install("most", "90%", wait_timeout=0)
+    classroom.install("most", "90%", waiting_room=False, wait_timeout=0)
     classroom.install("two")
     session = json.loads((await server.open_notebook("one.ipynb", "most")).body)
     lease = await classroom.only_lease()
@@ -111,7 +66,9 @@ async def test_a_server_that_is_asked_to_end_while_a_start_waits_keeps_nothing(
 ) -> None:
     held = await classroom.fill("1")
     waiting = asyncio.create_task(
-        server.open_notebook("one.ipynb", classroom.install("two", wait_timeout=30), strict=False)
+        server.open_notebook(
+            "one.ipynb", classroom.install("two", waiting_room=False, wait_timeout=30), strict=False
+        )
     )
     await eventually(classroom.has_a_line)
     server.process.send_signal(signal.SIGTERM)

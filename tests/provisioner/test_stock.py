@@ -9,7 +9,7 @@ import pytest
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 
-from gpu_pool_provisioner.provisioner import DEFAULT_SLICE_VARIABLE
+from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE
 from support.classroom import Classroom, Managers
 
 WITHOUT_A_SLICE = """

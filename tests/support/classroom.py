@@ -39,13 +39,15 @@ class Classroom:
     def install(self, name: str, size: str = "2%", argv: Sequence[str] = IPYKERNEL, **config: Any) -> str:
         """Write a kernelspec whose kernels get a slice, and return its name; ``name`` is what people read."""
         language, environment = config.pop("language", "python"), config.pop("env", {})
+        metadata, interrupt_mode = config.pop("metadata", {}), config.pop("interrupt_mode", "signal")
         stanza = {"provisioner_name": "gpu-pool", "config": {"slice": size, **config}}
         spec = {
             "argv": list(argv),
             "display_name": name,
             "language": language,
             "env": environment,
-            "metadata": {"kernel_provisioner": stanza},
+            "interrupt_mode": interrupt_mode,
+            "metadata": {**metadata, "kernel_provisioner": stanza},
         }
         folder = self.folder / "data" / "kernels" / name.lower().translate({ord(" "): "-", ord("%"): None})
         folder.mkdir(parents=True)

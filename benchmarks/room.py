@@ -1,0 +1,172 @@
+"""The waiting room: how soon it answers, what its relay costs, and what two hundred waiters cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.asynchronous.client import AsyncKernelClient
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import AsyncKernelManager, KernelManager
+
+from benchmarks.kernels import first_reply, prepare
+from benchmarks.report import Line
+from gpu_pool_client import Holder, connect, parse_request
+
+STARTS = 20
+EXECUTES = 400
+OUTPUTS = 7
+OUTPUT_BYTES = 100_000_000
+WAITERS = 200
+WATCHED_SECONDS = 30.0
+#: Seconds for two hundred starts to be over and forgotten.
+SETTLED_AFTER = 15.0
+DISPLAY = f"display({{'text/plain': 'x' * {OUTPUT_BYTES}}}, raw=True)"
+
+
+async def fill() -> str:
+    """Take the whole pool; return the lease's id."""
+    return (await connect().request(parse_request("1"), Holder("bench"), "fill")).id
+
+
+async def answers() -> list[float]:
+    """Start kernels that wait; return the seconds to the first reply of each, of the slowest last."""
+    await fill()
+    taken = []
+    for _ in range(STARTS):
+        manager = AsyncKernelManager(kernel_name="ours")
+        began = time.perf_counter()
+        client = await first_reply(manager)
+        taken.append(time.perf_counter() - began)
+        assert isinstance(client, AsyncKernelClient)
+        client.stop_channels()
+        await manager.shutdown_kernel(now=True)
+    return sorted(taken)
+
+
+async def waiters() -> float:
+    """Return the share of a core that a server with two hundred waiting kernels uses."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    await fill()
+    managers = [AsyncKernelManager(kernel_name="ours") for _ in range(WAITERS)]
+    for manager in managers:
+        client = await first_reply(manager)
+        assert client is not None
+        client.execute("1")
+        client.stop_channels()
+    await asyncio.sleep(SETTLED_AFTER)
+    began, used = time.perf_counter(), time.process_time()
+    await asyncio.sleep(WATCHED_SECONDS)
+    share = (time.process_time() - used) / (time.perf_counter() - began)
+    await asyncio.gather(*(manager.shutdown_kernel(now=True) for manager in managers))
+    return share
+
+
+def relayed() -> dict[str, dict[str, list[float]]]:
+    """Run the same in a direct and in a relayed kernel, in turn; return seconds."""
+    lease = asyncio.run(fill())
+    kernels = {name: started(name) for name in ("stock", "ours")}
+    asyncio.run(connect().release(lease))
+    found: dict[str, dict[str, list[float]]] = {name: {"execute": [], "output": []} for name in kernels}
+    for _, client in kernels.values():
+        seconds(client, "1")
+    for kind, code, times in (("execute", "1", EXECUTES), ("output", DISPLAY, OUTPUTS)):
+        for number in range(times):
+            order = list(kernels) if number % 2 else list(kernels)[::-1]
+            for name in order:
+                found[name][kind].append(seconds(kernels[name][1], code))
+    for manager, client in kernels.values():
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    return found
+
+
+def started(name: str) -> tuple[KernelManager, BlockingKernelClient]:
+    """Start a kernel, or let it wait."""
+    manager = KernelManager(kernel_name=name)
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    client.wait_for_ready(timeout=60)
+    return manager, client
+
+
+def seconds(client: BlockingKernelClient, code: str) -> float:
+    """Return the seconds from submitting code to its reply and its last output."""
+    began = time.perf_counter()
+    request = client.execute(code)
+    client.get_shell_msg(timeout=60)
+    while True:
+        message: dict[str, Any] = client.get_iopub_msg(timeout=60)
+        if message["parent_header"].get("msg_id") == request and message["content"] == {
+            "execution_state": "idle"
+        }:
+            return time.perf_counter() - began
+
+
+def child(part: str) -> Any:
+    """Run a part of this module in a process of its own, with kernelspecs and a ledger of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.room", part],
+            cwd=name,
+            env={**os.environ, **prepare(Path(name)), "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+
+
+def run() -> Iterator[Line]:
+    """Measure and yield the report's lines."""
+    taken = child("answers")
+    yield Line(
+        "seconds from a start without a free slice to the first kernel_info_reply",
+        taken[-1],
+        f"the slowest of {len(taken)}; median {statistics.median(taken):.3f} s",
+        0.5,
+    )
+    found = child("relayed")
+    middle = {
+        name: {kind: statistics.median(each) for kind, each in kinds.items()} for name, kinds in found.items()
+    }
+    more = [
+        mine - stock for mine, stock in zip(found["ours"]["execute"], found["stock"]["execute"], strict=True)
+    ]
+    yield Line(
+        "milliseconds that the relay adds to one execute",
+        statistics.median(more) * 1000,
+        f"median of {len(more)} interleaved pairs; "
+        f"{middle['ours']['execute'] * 1000:.2f} to {middle['stock']['execute'] * 1000:.2f} ms",
+        1.0,
+    )
+    yield Line(
+        f"an output of {OUTPUT_BYTES // 10**6} MB through the relay, to the direct connection",
+        middle["ours"]["output"] / middle["stock"]["output"],
+        f"median of {OUTPUTS} each; {middle['ours']['output']:.2f} to {middle['stock']['output']:.2f} s",
+        1.1,
+    )
+    yield Line(
+        f"share of a core that {WAITERS} waiting kernels in one server use",
+        child("waiters"),
+        f"over {WATCHED_SECONDS:.0f} s, a cell waiting in each; the pool in the same process included",
+        0.05,
+    )
+
+
+if __name__ == "__main__":
+    part = {"answers": answers, "waiters": waiters, "relayed": relayed}[sys.argv[1]]
+    print(json.dumps(part() if part is relayed else asyncio.run(part())))  # type: ignore[arg-type]

@@ -1,0 +1,11 @@
+"""The waiting room: what answers for a kernel that does not run yet, and relays to it once it does.
+
+::
+
+    frontend ── front (the kernel's five ports) ── Reception   while the kernel waits
+                                               └── Relay ── back ── the real kernel
+
+``wires`` moves frames, ``notice`` words them, ``reception`` answers and holds,
+``turn`` stands in line, ``room`` puts them together, ``thread`` is where the
+rooms of a server live, ``wrap`` is a room in a process of its own.
+"""

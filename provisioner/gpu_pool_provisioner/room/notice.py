@@ -1,0 +1,108 @@
+"""The words and contents of what a waiting kernel says. Pure: values in, message contents out."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gpu_pool_client import GpuPoolError
+
+#: What a cell's error is called when it did not run for want of a slice.
+NOT_GRANTED: Final = "GpuSliceNotGranted"
+
+#: What is answered at once while nothing runs, by type of request. Whatever is
+#: not here is held for the kernel.
+ANSWERS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "comm_info_request": {"status": "ok", "comms": {}},
+    "complete_request": {"status": "ok", "matches": [], "cursor_start": 0, "cursor_end": 0, "metadata": {}},
+    "inspect_request": {"status": "ok", "found": False, "data": {}, "metadata": {}},
+    "is_complete_request": {"status": "unknown"},
+}
+
+#: What frontends need to show and save code of a language before its kernel has
+#: introduced itself: fields of kernel_info_reply's language_info.
+_LANGUAGES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "python": {
+        "mimetype": "text/x-python",
+        "file_extension": ".py",
+        "pygments_lexer": "ipython3",
+        "codemirror_mode": {"name": "ipython", "version": 3},
+        "nbconvert_exporter": "python",
+    },
+    "r": {"mimetype": "text/x-r-source", "file_extension": ".r", "pygments_lexer": "r"},
+    "julia": {"mimetype": "application/julia", "file_extension": ".jl"},
+}
+
+
+def introduction(language: str, argv: Sequence[str], *, debugger: bool) -> dict[str, Any]:
+    """Return the content of the kernel_info_reply of a kernel that has never run here.
+
+    ``language`` and ``argv`` are the kernelspec's; ``debugger`` is whether it
+    says in its metadata that the kernel has one.
+    """
+    known = _LANGUAGES.get(language.lower(), {"mimetype": "text/plain", "file_extension": ".txt"})
+    same_python = language == "python" and argv[:1] == [sys.executable]
+    return {
+        "status": "ok",
+        # The last one before iopub_welcome: no frontend may depend on what not every kernel will send.
+        "protocol_version": "5.3",
+        "implementation": "gpu-pool",
+        "implementation_version": "0",
+        "language_info": {
+            "name": language,
+            "version": platform.python_version() if same_python else "",
+            **known,
+        },
+        "banner": f"This {language} kernel waits for its slice of a GPU.",
+        "help_links": [],
+        "debugger": debugger,
+    }
+
+
+def waiting(size: str, outlook: str) -> str:
+    """Say what a cell waits for, what it needs, and the way out."""
+    return f"Waiting for a GPU slice of {size}. {outlook} Interrupt the kernel to give up."
+
+
+def starting(size: str) -> str:
+    """Say that the wait is over."""
+    return f"The GPU slice of {size} is here. The kernel is starting."
+
+
+def unreachable(size: str, error: GpuPoolError) -> str:
+    """Say that nobody knows how long it takes."""
+    return waiting(size, f"{error} Still trying.")
+
+
+def gave_up(size: str) -> str:
+    """Say what an interrupt did."""
+    return (
+        f"You stopped waiting for a GPU slice of {size}; this cell did not run. Run it again to wait again."
+    )
+
+
+def interrupted(size: str) -> str:
+    """Say what an interrupt did when the slice had come already."""
+    return f"Interrupted while the kernel with its GPU slice of {size} was starting; this cell did not run."
+
+
+def not_run(reason: str) -> str:
+    """Say that a cell did not run, and why."""
+    return f"This cell did not run. {reason}"
+
+
+def display(text: str, display_id: str) -> dict[str, Any]:
+    """Return the content of display_data and of update_display_data."""
+    return {"data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": display_id}}
+
+
+def error(name: str, text: str) -> dict[str, Any]:
+    """Return the content of iopub's error message."""
+    return {"ename": name, "evalue": text, "traceback": [f"{name}: {text}"]}
+
+
+def error_reply(name: str, text: str) -> dict[str, Any]:
+    """Return the content of an execute_reply, or of any other reply, to what could not be done."""
+    return {"status": "error", "execution_count": 0, **error(name, text)}

@@ -1,0 +1,272 @@
+"""The life of a waiting room: in line, launching, relaying, down, and up again.
+
+The promise: no submitted cell runs without its slice. So what is submitted is
+held here until the slice is held and the real kernel answers; where that comes
+to nothing, the cells are answered with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, Final
+
+import zmq
+from jupyter_client.session import Session
+from traitlets.log import get_logger
+
+from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState
+from gpu_pool_provisioner.room import notice
+from gpu_pool_provisioner.room.inner import Inner
+from gpu_pool_provisioner.room.reception import Calls, Reception
+from gpu_pool_provisioner.room.running import MARGIN, Kernel, Launch, NotReadyError, Run
+from gpu_pool_provisioner.room.turn import Turn
+from gpu_pool_provisioner.room.wires import Wire, bind_front, close_all
+
+
+class Phase(enum.Enum):
+    """What a room does."""
+
+    WAITING = "its lease is in line"
+    GIVEN_UP = "nothing is asked for until code is submitted"
+    LAUNCHING = "the real kernel has been launched and has not answered yet"
+    RUNNING = "everything is relayed to the real kernel"
+    DOWN = "the kernel has ended, and may be launched again behind the same ports"
+    CLOSED = "the ports are closed"
+
+
+class Room:
+    """Speaks for a kernel from its first start to its end, restarts included.
+
+    All methods but the properties belong to the event loop on which
+    :meth:`open` was called.
+    """
+
+    def __init__(self, kernel: Kernel, turn: Turn) -> None:
+        self._kernel = kernel
+        self._turn = turn
+        self._ended = asyncio.Event()
+        self._somebody_looks = asyncio.Event()
+        self._front: dict[str, Wire] = {}
+        self._launch: Launch
+        self._session: Session
+        self._reception: Reception
+        self._run: Run | None = None
+        self._inner: Inner | None = None
+        self._phase = Phase.DOWN
+        self._standing_in = False
+        self._life: asyncio.Task[None] | None = None
+        self._errands: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.TimerHandle | None = None
+
+    @property
+    def standing_in(self) -> bool:
+        """Whether the room is all there is of the kernel: it lives, and has no process."""
+        return self._standing_in
+
+    @property
+    def closed(self) -> bool:
+        """Whether its ports are closed for good."""
+        return self._phase is Phase.CLOSED
+
+    @property
+    def takes_interrupts(self) -> bool:
+        """Whether an interrupt is for :meth:`interrupt`, and not for the kernel's process."""
+        return self._phase in (Phase.WAITING, Phase.GIVEN_UP, Phase.LAUNCHING)
+
+    @property
+    def busy(self) -> bool:
+        """Whether code waits, or the kernel works on what was submitted."""
+        return self._run.relay.busy if self._run else self._reception.holds_code
+
+    @property
+    def last_activity(self) -> float | None:
+        """When the kernel last began or ended work that was submitted, in Unix seconds."""
+        return self._run.relay.last_activity if self._run else None
+
+    async def open(self) -> None:
+        """Listen on the kernel's ports. Raises ``zmq.ZMQError`` when one of them is taken."""
+        connection = self._kernel.connection()
+        self._session = Session(
+            key=connection.get("key", "").encode(),
+            signature_scheme=connection.get("signature_scheme") or "hmac-sha256",
+        )
+        self._front = bind_front(connection, {**dict.fromkeys(_CHANNELS, _ignore), "iopub": self._greet})
+        calls = Calls(
+            submitted=self._submitted,
+            interrupted=lambda: self._soon(self.interrupt()),
+            ended=lambda: self._soon(self.stop()),
+        )
+        self._reception = Reception(self._session, self._front, calls, self._kernel.introduction)
+
+    async def start(self, lease: Lease | None, launch: Launch) -> None:
+        """Begin to speak for the kernel, or go on after a restart.
+
+        ``lease`` is in line or held; without one, it is asked for, and a
+        refusal is what the first cell reads.
+        """
+        self._launch = launch
+        if self._run is not None and self._life is not None:
+            await asyncio.wait([self._life])  # which is about to see that the process before has ended
+        if self._closing is not None:
+            self._closing.cancel()
+        self._standing_in = True
+        self._ended.clear()
+        self._receive(Phase.WAITING)
+        if self._life is None or self._life.done():
+            self._begin(self._live(lease))
+
+    async def ended(self) -> None:
+        """Return once the kernel has ended, or has been stopped while it waited."""
+        await self._ended.wait()
+
+    async def interrupt(self) -> None:
+        """Give up the wait, or what was submitted to a kernel that is just starting."""
+        if self._kernel.ending():
+            return
+        if self._phase is Phase.WAITING:
+            self._receive(Phase.GIVEN_UP)
+            self._reception.refuse(notice.gave_up(self._turn.size))
+            self._reception.show("")
+            if self._life is not None:
+                self._life.cancel()
+            await self._turn.give_up(EndReason.WITHDRAWN)
+        elif self._phase is Phase.LAUNCHING:
+            self._reception.refuse(notice.interrupted(self._turn.size), "KeyboardInterrupt")
+
+    async def stop(self) -> None:
+        """End the kernel, as a signal would end a process. Its place in line stays until :meth:`close`."""
+        if self._run is not None:
+            self._run.kill()
+        elif self._phase in (Phase.WAITING, Phase.GIVEN_UP, Phase.LAUNCHING):
+            self._reception.drop()
+            self._down()
+
+    async def close(self) -> None:
+        """Close the ports and kill what still runs. The lease is the caller's to release."""
+        if self._phase is Phase.CLOSED:
+            return
+        self._phase, self._standing_in = Phase.CLOSED, False
+        self._ended.set()
+        if self._life is not None:
+            self._life.cancel()
+        self._reception.drop()
+        close_all(self._front)
+        if self._run is not None:
+            self._run.kill()
+            self._run.close()
+        if self._inner is not None:
+            self._inner.close()
+
+    async def _live(self, lease: Lease | None) -> None:
+        """Get the slice, launch the kernel, relay to it until it ends."""
+        try:
+            lease = lease or await self._turn.ask()
+            if lease.state is LeaseState.WAITING:
+                lease = await self._turn.granted(lease.id, self._reception.show, self._somebody_looks)
+        except GpuPoolError as error:
+            await self._refused(error)
+            return
+        if self._phase is not Phase.WAITING:
+            return  # a restart is under way, and finds the slice held
+        try:
+            await self._launched(lease)
+        except (NotReadyError, OSError, GpuPoolError) as error:
+            get_logger().error("The kernel with the GPU lease %s does not run: %s", lease.id, error)
+            self._reception.refuse(notice.not_run(str(error)))
+        self._down()
+
+    async def _refused(self, error: GpuPoolError) -> None:
+        """Nothing is to be had: say so, and let the next cell ask again."""
+        if self._phase is not Phase.WAITING:
+            return
+        self._receive(Phase.GIVEN_UP)
+        self._reception.refuse(notice.not_run(str(error)))
+        self._reception.show("")
+        await self._turn.give_up(EndReason.WITHDRAWN)
+
+    async def _launched(self, lease: Lease) -> None:
+        """Launch the real kernel and relay to it until it ends."""
+        self._phase = Phase.LAUNCHING
+        self._reception.show(notice.starting(self._turn.size))
+        try:
+            self._inner = self._inner or Inner(self._kernel.connection_file)
+            run = await Run.launched(self._launch, lease, self._inner, self._session, self._front)
+        except (NotReadyError, OSError):
+            await self._turn.lose(EndReason.NOT_READY)
+            raise
+        self._run, self._standing_in = run, False
+        try:
+            self._reception.introduction = await run.until_ready(self._kernel, self._turn)
+            self._phase = Phase.RUNNING
+            run.relay.begin()
+            self._reception.hand_over(run.relay.back)
+            await run.end
+        except BaseException:
+            run.kill()
+            raise
+
+    def _down(self) -> None:
+        """Hold what is submitted for a kernel that may be launched again; close if nobody does."""
+        if self._phase in (Phase.CLOSED, Phase.DOWN):
+            return
+        self._phase, self._standing_in = Phase.DOWN, False
+        self._ended.set()
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+        for channel in _CHANNELS:
+            self._front[channel].on_message = _ignore
+        self._front["shell"].on_message = partial(self._reception.hold, "shell")
+        later = self._kernel.grace + MARGIN
+        self._closing = asyncio.get_running_loop().call_later(later, lambda: self._soon(self._abandon()))
+
+    async def _abandon(self) -> None:
+        """Nobody launches the kernel again."""
+        await self.close()
+        await self._turn.lose(EndReason.WITHDRAWN)
+
+    def _receive(self, phase: Phase) -> None:
+        """Answer in the kernel's name."""
+        self._phase = phase
+        for channel in ("shell", "control"):
+            self._front[channel].on_message = partial(self._reception.receive, channel)
+        self._front["hb"].on_message = self._front["hb"].send
+
+    def _submitted(self) -> None:
+        self._somebody_looks.set()
+        if self._phase is Phase.GIVEN_UP:
+            self._phase = Phase.WAITING
+            self._begin(self._live(None))
+
+    def _begin(self, life: Coroutine[Any, Any, None]) -> None:
+        self._life = asyncio.create_task(life)
+        self._life.add_done_callback(self._report)
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something after what is being done. The loop itself holds tasks weakly."""
+        task = asyncio.create_task(work)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    def _report(self, life: asyncio.Task[None]) -> None:
+        """Let no mistake of ours leave cells waiting for ever."""
+        if life.cancelled() or life.exception() is None:
+            return
+        get_logger().error("A waiting room failed.", exc_info=life.exception())
+        self._reception.refuse(notice.not_run(f"The waiting room failed: {life.exception()!r}."))
+        self._down()
+
+    def _greet(self, frames: list[zmq.Frame]) -> None:
+        subscription = frames[0].bytes
+        if subscription[:1] == b"\x01":
+            self._reception.welcome(subscription[1:])
+
+
+_CHANNELS: Final = ("shell", "control", "stdin", "hb")
+
+
+def _ignore(frames: list[zmq.Frame]) -> None:
+    """Do nothing: nobody is there to answer."""

@@ -1,0 +1,94 @@
+"""Looks after a running kernel's slice by the terms of its lease: warns, and says when it is time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from traitlets.log import get_logger
+
+from gpu_pool_client import (
+    Activity,
+    EndReason,
+    Lease,
+    LeaseGone,
+    LeaseState,
+    PoolUnreachable,
+    Terms,
+    format_duration,
+)
+from gpu_pool_provisioner.room import tenure
+from gpu_pool_provisioner.room.relay import Relay
+from gpu_pool_provisioner.room.tenure import Act, Seen, Step
+from gpu_pool_provisioner.room.turn import Turn
+
+#: What a kernel publishes to say that it is in use, see gpu_pool_kernels.inkernel.keeping.
+KEEP: Final = "gpu_pool_keep"
+
+
+class Steward:
+    """One kernel's steward, from the grant of its slice to its end or parking."""
+
+    def __init__(self, lease: Lease, relay: Relay, turn: Turn) -> None:
+        self._terms: Terms = lease.terms
+        self._relay = relay
+        self._turn = turn
+        self._idle_since = time.time()
+        self._kept_until = 0.0
+        self._warned: frozenset[str] = frozenset()
+        self._changed = asyncio.Event()
+        relay.messages[KEEP] = self._keep
+
+    async def time_is_up(self) -> Step:
+        """Return when the slice is to be parked or the kernel ended; warn before that."""
+        while True:
+            step = await self._look()
+            if step.act in (Act.PARK, Act.END):
+                return step
+            if step.act is Act.WARN:
+                self._relay.tell(step.words)
+                self._warned |= {step.warns_of}
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), step.again_in)
+            except asyncio.TimeoutError:
+                continue
+
+    async def _look(self) -> Step:
+        now = time.time()
+        try:
+            lease = await self._turn.lease()
+            if lease.state is LeaseState.ENDED:
+                raise LeaseGone("It has ended.", reason=lease.end_reason.value if lease.end_reason else None)
+            return tenure.step(self._terms, await self._seen(), now)
+        except LeaseGone as error:
+            return Step(Act.END, f"The kernel was ended: its GPU slice is gone ({error.reason}).")
+        except PoolUnreachable as error:
+            get_logger().warning("The GPU pool of a running kernel cannot be reached: %s", error)
+            return Step(Act.NOTHING)
+
+    async def _seen(self) -> Seen:
+        idle_since = max(self._idle_since, self._relay.last_activity or 0.0)
+        seen = Seen(self._relay.busy, idle_since, self._kept_until, Activity(), self._warned)
+        at = tenure.idle_at(self._terms, seen)
+        if at is None or time.time() < at - self._terms.warn_before:
+            return seen  # looking at the device costs more, and decides nothing yet
+        activity = await self._turn.activity()
+        return Seen(seen.busy, idle_since, self._kept_until, activity, self._warned)
+
+    def _keep(self, content: Mapping[str, Any]) -> None:
+        """The kernel's user says that it is in use."""
+        wanted = content.get("seconds")
+        if not isinstance(wanted, int) or wanted <= 0:
+            return
+        seconds = min(wanted, self._terms.keep_at_most)
+        self._kept_until = time.time() + seconds
+        self._changed.set()
+        most = "" if seconds == wanted else ", the most that its course allows at once"
+        self._relay.tell(f"This kernel keeps its GPU slice for {format_duration(seconds)}{most}.")
+
+
+#: How a lease ends with which step.
+REASONS: Final = {tenure.IDLE_ENDED: EndReason.IDLE, tenure.LEASE_ENDED: EndReason.TOO_LONG}

@@ -1,0 +1,114 @@
+"""How long a kernel keeps its slice: pure decisions by the terms of its lease.
+
+Times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpu_pool_client import Activity, Terms, WhenIdle, format_duration
+
+#: Seconds between two looks: never more, and never less.
+_SELDOM: Final = 30.0
+_OFTEN: Final = 0.2
+
+
+class Act(enum.Enum):
+    """What is to be done with a kernel's slice."""
+
+    NOTHING = "nothing"
+    WARN = "warn"
+    PARK = "park"
+    END = "end"
+
+
+_LEASE_ENDS: Final = (
+    "This GPU slice ends in {}, because its course allows no longer lease, and the kernel with it. "
+    "Save what you need."
+)
+LEASE_ENDED: Final = "The kernel was ended: its GPU slice had been held for as long as its course allows."
+_IDLE_ENDS: Final = (
+    'This kernel has been idle for long and ends in {}. If you still use it, run a cell or "%gpu keep 1h".'
+)
+IDLE_ENDED: Final = "The kernel was ended: it had been idle for longer than its course allows."
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of a kernel."""
+
+    #: Whether it works on what somebody submitted.
+    busy: bool
+    #: When it last began or ended such work.
+    idle_since: float
+    #: Until when its user has said that it is in use.
+    kept_until: float = 0.0
+    #: What its process does with its device.
+    activity: Activity = field(default_factory=Activity)
+    #: What its user has been warned of already.
+    warned: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is to be done now, and when to look again."""
+
+    act: Act
+    #: What its user reads: a warning, or why the kernel was ended.
+    words: str = ""
+    #: Seconds until the next look.
+    again_in: float = _SELDOM
+    #: What to remember as warned of.
+    warns_of: str = ""
+
+
+def idle_at(terms: Terms, seen: Seen) -> float | None:
+    """Return when the kernel will have been idle for as long as it may; None while it works."""
+    if terms.idle_limit is None or seen.busy:
+        return None
+    return max(seen.idle_since + terms.idle_limit, seen.kept_until)
+
+
+def step(terms: Terms, seen: Seen, now: float) -> Step:
+    """Say what is to be done. The end of the lease comes first; then idleness, which the device overrules."""
+    due = [_end_of_lease(terms, seen, now), _end_of_patience(terms, seen, now)]
+    for act in (Act.END, Act.PARK, Act.WARN):
+        for each in due:
+            if each.act is act:
+                return each
+    return min(due, key=lambda each: each.again_in)
+
+
+def _end_of_lease(terms: Terms, seen: Seen, now: float) -> Step:
+    if terms.ends_at is None:
+        return Step(Act.NOTHING)
+    return _warn_then_end(terms, seen, now, terms.ends_at, _LEASE_ENDS, LEASE_ENDED)
+
+
+def _end_of_patience(terms: Terms, seen: Seen, now: float) -> Step:
+    at = idle_at(terms, seen)
+    if at is None:
+        return Step(Act.NOTHING)
+    if seen.activity.initialised is False:
+        return Step(Act.PARK) if now >= at else Step(Act.NOTHING, again_in=_soon(at - now))
+    if terms.when_idle is WhenIdle.KEEP or seen.activity.working is not False:
+        # Unknown counts as work: nothing is taken from a training that merely cannot be seen.
+        return Step(Act.NOTHING)
+    return _warn_then_end(terms, seen, now, at, _IDLE_ENDS, IDLE_ENDED)
+
+
+def _warn_then_end(terms: Terms, seen: Seen, now: float, at: float, warning: str, ending: str) -> Step:
+    if now >= at:
+        return Step(Act.END, ending)
+    if now < at - terms.warn_before:
+        return Step(Act.NOTHING, again_in=_soon(at - terms.warn_before - now))
+    if warning in seen.warned:
+        return Step(Act.NOTHING, again_in=_soon(at - now))
+    return Step(Act.WARN, warning.format(format_duration(at - now)), _soon(at - now), warning)
+
+
+def _soon(seconds: float) -> float:
+    return min(_SELDOM, max(_OFTEN, seconds))

@@ -1,0 +1,33 @@
+"""Where a server's rooms live: one thread with an event loop, beside the server's own.
+
+A server that does much at once does not hold up its kernels' messages here,
+and no room holds up the server. A blocking ``KernelManager`` needs the thread,
+since its own loop stands still between its calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def on_room_thread(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` on the thread of this process's rooms and return what it returns.
+
+    Work that is no longer waited for is cancelled.
+    """
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, _loop(os.getpid())))
+
+
+@functools.cache
+def _loop(pid: int) -> asyncio.AbstractEventLoop:
+    """Start the thread at the first use in a process: a forked child does not inherit it."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name=f"gpu-pool-rooms-{pid}", daemon=True).start()
+    return loop

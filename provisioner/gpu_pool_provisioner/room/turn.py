@@ -1,0 +1,137 @@
+"""One kernel's turn: its place in line, what can be said about it, and the lease that comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from traitlets.log import get_logger
+
+from gpu_pool_client import (
+    BadRequest,
+    EndReason,
+    GpuPoolError,
+    Holder,
+    Lease,
+    LeaseGone,
+    PoolUnreachable,
+    Process,
+)
+from gpu_pool_provisioner.room import notice
+from gpu_pool_provisioner.room.endings import first_of
+from gpu_pool_provisioner.room.line import Standing, line_of
+from gpu_pool_provisioner.slices import KernelSlice
+
+#: Seconds between two explanations, which cost a few milliseconds each: for the first in line, for
+#: those further back (their place over two), and for those whose place has not changed.
+_SOON: Final = 3.0
+_SELDOM: Final = 60.0
+_FEW: Final = 3
+#: Seconds to leave an unreachable pool alone.
+_RETRY_EVERY: Final = 2.0
+
+
+class Turn:
+    """Asks for a kernel's slice and waits for it. To be used on one event loop."""
+
+    def __init__(self, claim: KernelSlice, holder: Holder) -> None:
+        self._claim = claim
+        self._holder = holder
+
+    @property
+    def size(self) -> str:
+        """The slice that is waited for: ``2%``."""
+        return self._claim.request.size
+
+    @property
+    def lease_id(self) -> str | None:
+        """The lease in line or held; None after giving up."""
+        return self._claim.lease_id
+
+    async def ask(self) -> Lease:
+        """Get in line, at its end. Raises what ``Pool.request`` raises."""
+        return await self._claim.take(self._holder)
+
+    async def granted(
+        self, lease_id: str, tell: Callable[[str], None], somebody_looks: asyncio.Event
+    ) -> Lease:
+        """Return the lease once it is held; meanwhile ``tell`` in words how things stand, if somebody looks.
+
+        Raises ``LeaseGone`` when it has ended. Cancelling leaves it in line.
+        """
+        with line_of(self._claim.pool).standing(lease_id) as standing:
+            told: tuple[float, int | None] = (0.0, None)
+            while not standing.left:
+                if not somebody_looks.is_set():
+                    await first_of(somebody_looks.wait(), standing.until_left(_SELDOM))
+                elif standing.fault is not None:
+                    tell(notice.unreachable(self.size, standing.fault))
+                    await standing.until_left(_SOON)
+                else:
+                    told = await self._explain(lease_id, standing, told, tell)
+                    await standing.until_left(_pace(standing.place))
+        return await self._claim.pool.wait(lease_id)
+
+    async def _explain(
+        self,
+        lease_id: str,
+        standing: Standing,
+        told: tuple[float, int | None],
+        tell: Callable[[str], None],
+    ) -> tuple[float, int | None]:
+        """Tell how things stand, unless that was told of the same place lately; return when and of which."""
+        when, place = told
+        now = time.monotonic()
+        if place is not None and place > _FEW and place == standing.place and now < when + _SELDOM:
+            return told
+        try:
+            outlook = await self._claim.pool.explain(lease_id)
+        except (BadRequest, LeaseGone):  # it has just left the line
+            return told
+        except PoolUnreachable as error:
+            tell(notice.unreachable(self.size, error))
+            return told
+        tell(notice.waiting(self.size, str(outlook)))
+        return now, outlook.place
+
+    async def attach(self, process: Process, *, ready_within: float, grace: float) -> None:
+        """Tie the lease to the kernel's process, which has yet to work. Raises ``LeaseGone``."""
+        assert self._claim.lease_id is not None
+        await self._claim.pool.attach(self._claim.lease_id, process, ready_within=ready_within, grace=grace)
+
+    async def confirm(self, process: Process, grace: float) -> None:
+        """Say that the kernel works. Raises ``LeaseGone``; tries again while the pool cannot be reached."""
+        while not await self._confirmed(process, grace):  # noqa: ASYNC110 - nobody tells when it can be reached
+            await asyncio.sleep(_RETRY_EVERY)
+
+    async def _confirmed(self, process: Process, grace: float) -> bool:
+        assert self._claim.lease_id is not None
+        try:
+            await self._claim.pool.attach(self._claim.lease_id, process, grace=grace)
+        except PoolUnreachable as error:
+            get_logger().warning("The kernel is ready, its GPU pool is not: %s", error)
+            return False
+        return True
+
+    async def give_up(self, reason: EndReason) -> None:
+        """Leave the line, or give the slice back. The next :meth:`ask` begins anew."""
+        lease_id, self._claim.lease_id = self._claim.lease_id, None
+        await self._release(lease_id, reason)
+
+    async def lose(self, reason: EndReason) -> None:
+        """Give the slice back for good: a restart that nobody asked for must not get another."""
+        await self._release(self._claim.lease_id, reason)
+
+    async def _release(self, lease_id: str | None, reason: EndReason) -> None:
+        if lease_id is None:
+            return
+        try:
+            await self._claim.pool.release(lease_id, reason)
+        except GpuPoolError as error:
+            get_logger().warning("GPU lease %s ends when its process is seen gone: %s", lease_id, error)
+
+
+def _pace(place: int | None) -> float:
+    return max(_SOON, (place or 0) / 2)

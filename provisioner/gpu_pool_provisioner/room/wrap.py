@@ -1,0 +1,161 @@
+"""The waiting room as a process of its own, for frontends that ignore provisioners.
+
+::
+
+    python -m gpu_pool_provisioner.room.wrap --slice 2% -f {connection_file} -- KERNEL'S ARGV
+
+The kernel's argv names the same connection file, and is given another one. For
+its frontend this process is the kernel: it takes its signals, ends when it
+ends, and dies with its parent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import psutil
+from jupyter_client.launcher import launch_kernel
+from jupyter_core.paths import jupyter_path
+
+from gpu_pool_client import EndReason, Holder, Lease, Process, parse_request
+from gpu_pool_client.pool import URL_VARIABLE
+from gpu_pool_provisioner.environment import kernel_command, slice_environment
+from gpu_pool_provisioner.pools import resolve_url, shared_pool
+from gpu_pool_provisioner.room import notice
+from gpu_pool_provisioner.room.endings import ended, first_of
+from gpu_pool_provisioner.room.inner import Inner
+from gpu_pool_provisioner.room.room import Room
+from gpu_pool_provisioner.room.running import Kernel
+from gpu_pool_provisioner.room.turn import Turn
+from gpu_pool_provisioner.slices import KernelSlice
+
+_READY_TIMEOUT: Final = 120.0
+#: Seconds that a kernel has to end by itself when this process is told to end.
+_END_WITHIN: Final = 2.0
+#: prctl(2): the signal that a process gets when its parent dies.
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Wrapped:
+    """The real kernel's process, launched when its slice has come."""
+
+    def __init__(self, command: list[str], pool_url: str) -> None:
+        self._command = command
+        self._pool_url = pool_url
+        self.process: subprocess.Popen[bytes] | None = None
+
+    async def launch(self, lease: Lease, inner: Inner) -> int:
+        """Launch it with its slice's environment; see ``room.Launch``."""
+        environment = {
+            **os.environ,
+            **slice_environment(lease, self._command[0], os.environ),
+            URL_VARIABLE: self._pool_url,
+            "GPU_POOL_KERNEL_DIRS": os.pathsep.join(jupyter_path("kernels")),
+        }
+        command = inner.command(kernel_command(list(self._command)))
+        # A kernel that does not look after its parent itself must not outlive this process.
+        self.process = launch_kernel(command, env=environment, preexec_fn=_die_with_parent())
+        return self.process.pid
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to the kernel and what it has started."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def exit_code(self) -> int:
+        """Return what this process exits with: the kernel's exit code, as a shell would."""
+        code = self.process.wait() if self.process else 0
+        return code if code >= 0 else 128 - code
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Be the kernel until it ends; return its exit code."""
+    options = _parser().parse_args(arguments)
+    return asyncio.run(_serve(options))
+
+
+async def _serve(options: argparse.Namespace) -> int:
+    pool = shared_pool(resolve_url(""))
+    wrapped = Wrapped(options.argv, pool.url)
+    holder = Holder(psutil.Process().username(), kernel=_name(options), process=Process.current())
+    turn = Turn(KernelSlice(pool.url, parse_request(options.slice)), holder)
+    room = Room(_kernel(options), turn)
+    await room.open()
+    told = asyncio.Event()
+    _take_signals(room, wrapped, told)
+    await room.start(None, wrapped.launch)
+    try:
+        await first_of(room.ended(), told.wait(), ended(os.getppid()))
+        wrapped.signal(signal.SIGTERM)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(room.ended(), _END_WITHIN)
+    finally:
+        await room.close()
+        await turn.give_up(EndReason.RELEASED)
+    return await asyncio.to_thread(wrapped.exit_code)
+
+
+def _take_signals(room: Room, wrapped: Wrapped, told: asyncio.Event) -> None:
+    errands: set[asyncio.Task[None]] = set()
+
+    def interrupt() -> None:
+        if not room.takes_interrupts:
+            wrapped.signal(signal.SIGINT)
+            return
+        errand = asyncio.create_task(room.interrupt())
+        errands.add(errand)
+        errand.add_done_callback(errands.discard)
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, told.set)
+
+
+def _kernel(options: argparse.Namespace) -> Kernel:
+    return Kernel(
+        connection_file=options.f,
+        introduction=notice.introduction(options.language, options.argv, debugger=options.debugger),
+        ready_timeout=_READY_TIMEOUT,
+        grace=0.0,
+    )
+
+
+def _name(options: argparse.Namespace) -> str:
+    return f"{options.name} [{Path(options.f).stem.removeprefix('kernel-')[:8]}]"
+
+
+def _die_with_parent() -> Callable[[], object] | None:
+    """Return what a child calls before its program starts. The parent is this process's main thread."""
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None)
+    return lambda: library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m gpu_pool_provisioner.room.wrap", description="Run a kernel on a slice of a GPU."
+    )
+    parser.add_argument("--slice", required=True, help="the slice it gets: 2%%, 1.5GiB, 2x50%%, 4")
+    parser.add_argument("--name", default="kernel", help="what people call it")
+    parser.add_argument("--language", default="python", help="the language of its kernelspec")
+    parser.add_argument("--debugger", action="store_true", help="whether the kernel has a debugger")
+    parser.add_argument("-f", required=True, metavar="FILE", help="the connection file of its frontends")
+    parser.add_argument("argv", nargs="+", help="after --, the kernel's own command, with the same file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""What can be configured: in a kernelspec, or as ``GPUPoolProvisioner`` in the server's configuration."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+from traitlets import Bool, CUnicode, Unicode, default
+
+from gpu_pool_provisioner.seconds import Seconds
+
+#: Names the slice of kernels whose kernelspec says nothing about one.
+DEFAULT_SLICE_VARIABLE: Final = "GPU_POOL_DEFAULT_SLICE"
+
+
+class SliceSettings(LocalProvisioner):
+    """A provisioner that has the settings of a slice, and does nothing with them."""
+
+    slice = CUnicode(
+        config=True,
+        help="""The slice of a GPU a kernel gets, such as 2%, 1.5GiB, 2x50% or 4 (whole GPUs); empty for none.
+
+        Set in a kernelspec: metadata.kernel_provisioner.config.slice. Kernels
+        whose kernelspec says nothing get the slice of $GPU_POOL_DEFAULT_SLICE.
+        Whatever is asked for, the pool's rules decide.
+        """,
+    )
+    pool_url = Unicode(
+        config=True,
+        help="""The URL of the pool. Empty: $GPU_POOL_URL, or else this machine's own pool, embedded:
+
+        A kernelspec may name another pool than the server's configuration
+        does. The pool at that URL decides by its own rules.
+        """,
+    )
+    waiting_room = Bool(
+        True,
+        config=True,
+        help="""Whether a kernel for which no slice is free starts all the same, and waits in line.
+
+        Its first cell shows its place and runs when the slice has come. If
+        false, the start fails after wait_timeout.
+        """,
+    )
+    wait_timeout = Seconds(
+        5.0,
+        min=0,
+        max=30,
+        config=True,
+        help="""Seconds to wait for a slice before a start fails, where there is no waiting room. At most 30:
+
+        a start that waits can be neither seen nor cancelled in JupyterLab.
+        """,
+    )
+    ready_timeout = Seconds(
+        120.0,
+        min=1,
+        max=3600,
+        config=True,
+        help="""Seconds in which a kernel must answer once it has been launched. At most 3600.
+
+        A kernel that does not is ended, and its slice goes back to the pool.
+        Twice what Jupyter's own programs wait for, so that nothing is ended
+        that somebody still waits for.
+        """,
+    )
+    restart_grace = Seconds(
+        10.0,
+        min=0,
+        max=300,
+        config=True,
+        help="""Seconds for which a kernel that died keeps its slice, so that it can be restarted on it.
+
+        At most 300: nobody else can use the slice meanwhile.
+
+        Used where kernels are restarted automatically, as JupyterLab does:
+        it looks for dead kernels every 3 seconds.
+        """,
+    )
+    contact = Unicode(
+        "the person who runs this Jupyter server",
+        config=True,
+        help="Who a student should ask when no slice is free, in words that end a sentence. May be empty.",
+    )
+
+    @default("slice")
+    def _default_slice(self) -> str:
+        return os.environ.get(DEFAULT_SLICE_VARIABLE, "")

@@ -1,0 +1,3 @@
+from support.fixtures import classroom, manager
+
+__all__ = ["classroom", "manager"]

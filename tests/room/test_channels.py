@@ -1,0 +1,142 @@
+"""All that goes through the relay, once a kernel that waited runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+
+import pytest
+from jupyter_client.manager import AsyncKernelManager
+
+from support.classroom import Classroom, Managers, eventually
+from support.room import Cell, Frontend, frontend
+
+
+@pytest.fixture
+async def waiting(classroom: Classroom, manager: Managers) -> AsyncKernelManager:
+    """A kernel that waits until the classroom is opened."""
+    await classroom.fill("1")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    return km
+
+
+@pytest.fixture
+async def page(waiting: AsyncKernelManager) -> AsyncIterator[Frontend]:
+    async with frontend(waiting) as page:
+        yield page
+
+
+async def open_up(classroom: Classroom) -> None:
+    await classroom.pool.release((await classroom.only_lease()).id)
+
+
+async def test_input(classroom: Classroom, page: Frontend) -> None:
+    cell = page.run("print(input('what? '))", allow_stdin=True)
+    await open_up(classroom)
+    assert (await cell.done()).outputs == ["an answer\n"]
+    assert page.questions == ["what? "]
+
+
+async def test_the_debugger(classroom: Classroom, page: Frontend) -> None:
+    content = {"type": "request", "command": "debugInfo", "seq": 1, "arguments": {}}
+    asked = page.ask("debug_request", content, "control")
+    await open_up(classroom)
+    reply = (await asked.done()).reply
+    assert reply is not None
+    assert reply["content"]["command"] == "debugInfo"
+    assert reply["content"]["success"]
+
+
+async def test_comms_that_are_opened_while_waiting(classroom: Classroom, page: Frontend) -> None:
+    opened = page.ask("comm_open", {"comm_id": "one", "target_name": "nobody's", "data": {}})
+    await open_up(classroom)
+
+    async def is_closed() -> bool:
+        return "comm_close" in opened.kinds()
+
+    await eventually(is_closed)
+
+
+async def test_what_frontends_ask_meanwhile_is_answered_at_once(page: Frontend) -> None:
+    asked = [
+        page.ask("comm_info_request", {}),
+        page.ask("complete_request", {"code": "pri", "cursor_pos": 3}),
+        page.ask("inspect_request", {"code": "print", "cursor_pos": 3, "detail_level": 0}),
+        page.ask("is_complete_request", {"code": "if"}),
+    ]
+    assert [(await each.done()).status for each in asked] == ["ok", "ok", "ok", "unknown"]
+
+
+async def test_two_frontends(classroom: Classroom, waiting: AsyncKernelManager, page: Frontend) -> None:
+    async with frontend(waiting) as other:
+        mine, theirs = page.run("a = 1; print('mine')"), other.run("print('theirs', a)")
+        await mine.shows("Waiting")
+        await open_up(classroom)
+        assert (await mine.done()).outputs == ["mine\n"]
+        assert (await theirs.done()).outputs == ["theirs 1\n"]
+        assert page.cells[theirs.id].outputs == ["theirs 1\n"]
+        assert page.cells[theirs.id].reply is None
+
+
+async def test_a_page_that_is_reloaded(classroom: Classroom, waiting: AsyncKernelManager) -> None:
+    async with frontend(waiting, "the page") as page:
+        await page.run("kept = 5").shows("Waiting")
+        async with frontend(waiting, "the page") as reloaded:
+            cell = reloaded.run("print(kept)")
+            await open_up(classroom)
+            assert (await cell.done()).outputs == ["5\n"]
+
+
+async def test_large_output_arrives_intact(classroom: Classroom, page: Frontend) -> None:
+    cell = page.run(
+        "import random, hashlib\n"
+        "text = format(random.getrandbits(80_000_000), 'x')\n"
+        "display({'text/plain': text}, raw=True); print(hashlib.sha256(text.encode()).hexdigest())"
+    )
+    await open_up(classroom)
+    text, digest = (await cell.done()).outputs
+    assert len(text) > 19_000_000
+    assert hashlib.sha256(text.encode()).hexdigest() == digest.strip()
+
+
+async def test_an_interrupt_reaches_the_running_kernel(
+    classroom: Classroom, waiting: AsyncKernelManager, page: Frontend
+) -> None:
+    cell = page.run("print('begun', flush=True)\nimport time; time.sleep(600)")
+    await open_up(classroom)
+    await cell.shows("begun")
+    await waiting.interrupt_kernel()
+    await cell.done()
+    assert "KeyboardInterrupt" in cell.outputs[-1]
+
+
+async def test_transport_encryption(classroom: Classroom, manager: Managers) -> None:
+    if not hasattr(AsyncKernelManager, "transport_encryption"):
+        pytest.skip("this jupyter_client has no transport encryption")
+    await classroom.fill("1")
+    name = classroom.install("secret", metadata={"supported_encryption": ["curve"]})
+    km = manager(name, transport_encryption="required")
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell: Cell = page.run("print('secret')")
+        await cell.shows("Waiting")
+        await open_up(classroom)
+        assert (await cell.done()).outputs == ["secret\n"]
+    assert km.get_connection_info()["curve_publickey"]
+
+
+async def test_the_room_sees_who_works(
+    classroom: Classroom, waiting: AsyncKernelManager, page: Frontend
+) -> None:
+    room = waiting.provisioner._room
+    assert (room.busy, room.last_activity) == (False, None)
+    cell = page.run("print('begun', flush=True); input()", allow_stdin=False)
+    assert page.run("", silent=True)
+    await open_up(classroom)
+    await cell.done()
+
+    async def is_idle() -> bool:
+        return room.last_activity is not None and not room.busy
+
+    await eventually(is_idle)

@@ -1,0 +1,173 @@
+"""Restart, shutdown and death of a kernel that waits or has waited."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+import pytest
+from jupyter_client.ioloop import AsyncIOLoopKernelManager
+from jupyter_client.manager import KernelManager
+
+from gpu_pool_client import TimedOut
+from support.classroom import Classroom, Managers, answer, eventually, kill, restarting_soon
+from support.room import frontend
+
+
+async def test_a_restart_while_waiting_keeps_the_place_in_line(
+    classroom: Classroom, manager: Managers
+) -> None:
+    held = await classroom.fill("1")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    (before,) = (await classroom.pool.status()).line
+    async with frontend(km) as page:
+        dropped = page.run("print('dropped')")
+        await dropped.shows("Waiting")
+        await km.restart_kernel()
+        assert (await dropped.done()).status == "aborted"
+        (after,) = (await classroom.pool.status()).line
+        assert (after.id, after.place) == (before.id, before.place)
+        await km.restart_kernel(now=True)
+        cell = page.run("print('well')")
+        await cell.shows("Waiting")
+        await classroom.pool.release(held.id)
+        assert (await cell.done()).outputs == ["well\n"]
+    assert (await classroom.only_lease()).id == before.id
+
+
+@pytest.mark.parametrize("now", [False, True])
+async def test_a_shutdown_while_waiting_leaves_nothing(
+    classroom: Classroom, manager: Managers, now: bool
+) -> None:
+    held = await classroom.fill("1")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    port = km.shell_port
+    await answer(km)
+    await km.shutdown_kernel(now=now)
+    assert not await km.is_alive()
+    assert not await classroom.has_a_line()
+    await classroom.pool.release(held.id)
+    assert await classroom.is_empty()
+
+    async def nobody_listens() -> bool:
+        with socket.socket() as attempt:
+            return attempt.connect_ex(("127.0.0.1", port)) != 0
+
+    await eventually(nobody_listens)
+
+
+async def relayed(classroom: Classroom, manager: Managers, **traits: object) -> AsyncIOLoopKernelManager:
+    """Return a kernel that has waited and runs."""
+    held = await classroom.fill("1")
+    km = manager(classroom.install("two"), AsyncIOLoopKernelManager, **traits)
+    await km.start_kernel()
+    await classroom.pool.release(held.id)
+    assert await answer(km) == ""
+    async with frontend(km) as page:
+        assert (await page.run("import os; print(os.getpid())").done()).outputs == [f"{km.provisioner.pid}\n"]
+    assert isinstance(km, AsyncIOLoopKernelManager)
+    return km
+
+
+@pytest.mark.parametrize("now", [False, True])
+async def test_a_restart_of_a_relayed_kernel_keeps_slice_and_ports(
+    classroom: Classroom, manager: Managers, now: bool
+) -> None:
+    km = await relayed(classroom, manager)
+    lease, ports, pid = await classroom.only_lease(), km.ports, km.provisioner.pid
+    async with frontend(km) as page:
+        await km.restart_kernel(now=now)
+        cell = page.run("import os; print(os.getpid())")
+        assert (await cell.done()).outputs == [f"{km.provisioner.pid}\n"]
+    assert km.provisioner.pid != pid
+    assert km.ports == ports
+    assert (await classroom.only_lease()).id == lease.id
+    await km.shutdown_kernel()
+    assert await classroom.is_empty()
+
+
+async def test_a_relayed_kernel_that_crashes_is_restarted_behind_the_same_ports(
+    classroom: Classroom, manager: Managers
+) -> None:
+    km = await relayed(classroom, manager, config=restarting_soon())
+    lease, pid = await classroom.only_lease(), km.provisioner.pid
+    async with frontend(km) as page:
+        kill(pid)
+
+        async def is_another() -> bool:
+            return km.provisioner.pid != pid
+
+        await eventually(is_another)
+        assert (await page.run("print('back')").done()).outputs == ["back\n"]
+    assert (await classroom.only_lease()).id == lease.id
+
+
+async def test_a_frontend_that_ends_the_kernel_while_it_waits(
+    classroom: Classroom, manager: Managers
+) -> None:
+    await classroom.fill("1")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        asked = page.ask("shutdown_request", {"restart": False}, "control")
+        assert (await asked.done()).status == "ok"
+
+        async def is_dead() -> bool:
+            return not await km.is_alive()
+
+        await eventually(is_dead)
+
+
+async def test_without_the_room_a_start_is_refused_as_before(classroom: Classroom, manager: Managers) -> None:
+    await classroom.fill("1")
+    km = manager(classroom.install("two", waiting_room=False, wait_timeout=0))
+    with pytest.raises(TimedOut):
+        await km.start_kernel()
+
+
+def test_a_blocking_manager(classroom: Classroom) -> None:
+    held = asyncio.run(classroom.fill("1"))
+    km = KernelManager(kernel_name=classroom.install("two"))
+    km.start_kernel()
+    client = km.client()
+    client.start_channels()
+    client.wait_for_ready(timeout=30)
+    asyncio.run(classroom.pool.release(held.id))
+    assert client.execute_interactive("1", timeout=30)["content"]["status"] == "ok"
+    client.stop_channels()
+    km.shutdown_kernel()
+    assert asyncio.run(classroom.is_empty())
+
+
+HOLDER = """
+import asyncio, sys
+from jupyter_client.manager import AsyncKernelManager
+async def main():
+    km = AsyncKernelManager(kernel_name=sys.argv[1])
+    await km.start_kernel()
+    print("waits", flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_program_that_dies_while_its_kernel_waits_leaves_nothing(
+    classroom: Classroom, number: signal.Signals
+) -> None:
+    held = await classroom.fill("1")
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", HOLDER, classroom.install("two")), stdout=asyncio.subprocess.PIPE
+    )
+    assert program.stdout is not None
+    assert await program.stdout.readline() == b"waits\n"
+    assert await classroom.has_a_line()
+    os.kill(program.pid, number)
+    await program.wait()
+    await classroom.pool.release(held.id)
+    await eventually(classroom.is_empty)

@@ -1,0 +1,73 @@
+"""Programs that run notebooks, and Jupyter's server, on kernels that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from support.classroom import Classroom, eventually
+from support.server import Server
+
+
+async def test_nbclient_saves_a_clean_notebook(classroom: Classroom) -> None:
+    held = await classroom.fill("1")
+    cells = [nbformat.v4.new_code_cell(code) for code in ("print('one')", "2")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    run = asyncio.create_task(NotebookClient(notebook, kernel_name=classroom.install("two")).async_execute())
+
+    async def says_that_it_waits() -> bool:
+        return "Waiting for a GPU slice" in str(cells[0].outputs)
+
+    await eventually(says_that_it_waits)
+    await classroom.pool.release(held.id)
+    await run
+    assert [output.get("text") for output in cells[0].outputs] == ["one\n"]
+    assert [output.data["text/plain"] for output in cells[1].outputs] == ["2"]
+    assert notebook.metadata.language_info.name == "python"
+    nbformat.validate(notebook)
+    await eventually(classroom.is_empty)
+
+
+@pytest.fixture
+async def server(classroom: Classroom) -> AsyncIterator[Server]:
+    server = Server(classroom)
+    try:
+        await eventually(server.started)
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_server_that_ends_while_kernels_wait_and_run_leaves_nothing(
+    classroom: Classroom, server: Server, number: signal.Signals
+) -> None:
+    held = await classroom.fill("98%")
+    await server.open_notebook("one.ipynb", classroom.install("two"))
+    began = await server.open_notebook("two.ipynb", "two")
+    kernel = json.loads(began.body)["kernel"]["id"]
+    await server.ask("POST", f"api/kernels/{kernel}/restart", {})
+    assert await classroom.has_a_line()
+    server.process.send_signal(number)
+    await server.ended()
+    await classroom.pool.release(held.id)
+    await eventually(classroom.is_empty)
+
+
+async def test_interrupt_and_delete_by_rest_while_waiting(classroom: Classroom, server: Server) -> None:
+    await classroom.fill("1")
+    session = json.loads((await server.open_notebook("one.ipynb", classroom.install("two"))).body)
+    assert await classroom.has_a_line()
+    await server.ask("POST", f"api/kernels/{session['kernel']['id']}/interrupt", {})
+    assert not await classroom.has_a_line()
+    await server.ask("POST", f"api/kernels/{session['kernel']['id']}/restart", {})
+    assert await classroom.has_a_line()
+    await server.ask("DELETE", f"api/sessions/{session['id']}")
+    assert not await classroom.has_a_line()

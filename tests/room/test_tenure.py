@@ -1,0 +1,75 @@
+"""How long a kernel keeps its slice: the decisions, without a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_pool_client import Activity, Terms, WhenIdle
+from gpu_pool_provisioner.room.tenure import Act, Seen, step
+
+NOW = 1_000_000.0
+IDLE = Seen(busy=False, idle_since=NOW, activity=Activity(initialised=False, working=False))
+ON_THE_DEVICE = replace(IDLE, activity=Activity(initialised=True, working=False))
+PARKS = Terms(idle_limit=600)
+ENDS = Terms(idle_limit=600, when_idle=WhenIdle.END, warn_before=60)
+
+
+def test_a_kernel_that_never_used_the_device_is_parked_when_it_has_been_idle_for_long() -> None:
+    assert step(PARKS, IDLE, NOW + 599).act is Act.NOTHING
+    assert step(PARKS, IDLE, NOW + 600).act is Act.PARK
+
+
+def test_it_is_looked_at_again_when_that_may_be_due() -> None:
+    assert step(PARKS, IDLE, NOW + 599).again_in == pytest.approx(1)
+    assert step(PARKS, IDLE, NOW).again_in == 30
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        replace(IDLE, busy=True),
+        replace(IDLE, kept_until=NOW + 10_001),
+        ON_THE_DEVICE,
+        replace(IDLE, activity=Activity()),
+    ],
+)
+def test_what_is_in_use_or_may_be_is_not_parked(seen: Seen) -> None:
+    assert step(PARKS, seen, NOW + 10_000).act is Act.NOTHING
+
+
+@pytest.mark.parametrize("working", [True, None])
+def test_busy_training_is_never_called_idle(working: bool | None) -> None:
+    training = replace(IDLE, activity=Activity(initialised=True, working=working))
+    assert step(ENDS, training, NOW + 10_000).act is Act.NOTHING
+
+
+def test_a_kernel_that_cannot_be_parked_is_ended_after_a_warning_where_its_course_says_so() -> None:
+    assert step(ENDS, ON_THE_DEVICE, NOW + 539).act is Act.NOTHING
+    warning = step(ENDS, ON_THE_DEVICE, NOW + 541)
+    assert warning.act is Act.WARN
+    assert "ends in 59s" in warning.words
+    warned = replace(ON_THE_DEVICE, warned=frozenset({warning.warns_of}))
+    assert step(ENDS, warned, NOW + 550).act is Act.NOTHING
+    ending = step(ENDS, warned, NOW + 600)
+    assert ending.act is Act.END
+    assert "idle for longer" in ending.words
+
+
+def test_the_longest_lease_ends_even_a_busy_kernel_after_a_warning() -> None:
+    terms = Terms(ends_at=NOW + 7200, warn_before=300)
+    busy = replace(IDLE, busy=True)
+    assert step(terms, busy, NOW + 6000).act is Act.NOTHING
+    warning = step(terms, busy, NOW + 6900)
+    assert (warning.act, "ends in 5min" in warning.words) == (Act.WARN, True)
+    assert step(terms, replace(busy, warned=frozenset({warning.warns_of})), NOW + 7199).act is Act.NOTHING
+    assert step(terms, busy, NOW + 7200).act is Act.END
+
+
+def test_the_end_of_the_lease_comes_before_parking() -> None:
+    assert step(Terms(ends_at=NOW + 600, idle_limit=600), IDLE, NOW + 600).act is Act.END
+
+
+def test_without_limits_nothing_is_done() -> None:
+    assert step(Terms(), IDLE, NOW + 10**9).act is Act.NOTHING

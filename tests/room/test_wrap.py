@@ -1,0 +1,107 @@
+"""The waiting room as a process of its own, under the stock provisioner."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from jupyter_client.manager import AsyncKernelManager
+
+from support.classroom import IPYKERNEL, Classroom, Managers, eventually, is_running, kill
+from support.room import frontend
+from support.tiny_kernel import __file__ as tiny_kernel
+
+WRAP = (sys.executable, "-m", "gpu_pool_provisioner.room.wrap", "-f", "{connection_file}")
+TINY = (sys.executable, tiny_kernel, "{connection_file}")
+
+
+def install(classroom: Classroom, argv: tuple[str, ...] = IPYKERNEL, size: str = "2%") -> str:
+    """Write a kernelspec that needs no provisioner of ours."""
+    folder = classroom.folder / "data" / "kernels" / "wrapped"
+    folder.mkdir(parents=True)
+    spec = {"argv": [*WRAP, "--slice", size, "--", *argv], "display_name": "wrapped", "language": "python"}
+    (folder / "kernel.json").write_text(json.dumps(spec))
+    return folder.name
+
+
+def child_of(km: AsyncKernelManager) -> int:
+    """Return the pid of the real kernel."""
+    (kernel,) = psutil.Process(km.provisioner.pid).children()
+    return kernel.pid
+
+
+async def test_a_wrapped_kernel_waits_gives_up_waits_again_and_runs(
+    classroom: Classroom, manager: Managers
+) -> None:
+    held = await classroom.fill("1")
+    km = manager(install(classroom))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("print('never')")
+        await cell.shows("Waiting for a GPU slice of 2%. You are next in line")
+        await km.interrupt_kernel()
+        assert "You stopped waiting" in (await cell.done()).outputs[0]
+        cell = page.run("import os; print(os.environ['GPU_POOL_SLICE'], os.environ['JPY_PARENT_PID'])")
+        await cell.shows("Waiting")
+        await classroom.pool.release(held.id)
+        assert (await cell.done()).outputs == [f"2% {km.provisioner.pid}\n"]
+        cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
+        await cell.shows("begun")
+        await km.interrupt_kernel()
+        assert (await cell.done()).status == "error"
+    lease = await classroom.only_lease()
+    assert lease.process is not None
+    assert lease.process.pid == child_of(km)
+    await km.shutdown_kernel()
+    await eventually(classroom.is_empty)
+
+
+async def test_a_refusal_is_what_the_first_cell_reads(classroom: Classroom, manager: Managers) -> None:
+    km = manager(install(classroom, size="2x50%"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        (error,) = (await page.run("1").done()).outputs
+    assert error.startswith("GpuSliceNotGranted: This cell did not run.")
+    assert "2x50%" in error
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("argv", [IPYKERNEL, TINY], ids=["python", "tiny"])
+async def test_the_kernel_dies_with_its_wrapper(
+    classroom: Classroom, manager: Managers, number: signal.Signals, argv: tuple[str, ...]
+) -> None:
+    km = manager(install(classroom, argv))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("1").done()
+    pid = child_of(km)
+    os.kill(km.provisioner.pid, number)
+
+    async def is_gone() -> bool:
+        return not is_running(pid) and await classroom.is_empty()
+
+    await eventually(is_gone)
+
+
+async def test_the_wrapper_dies_with_its_kernel(classroom: Classroom, manager: Managers) -> None:
+    km = manager(install(classroom))
+    await km.start_kernel()
+    folder = Path(km.connection_file).parent
+    async with frontend(km) as page:
+        await page.run("1").done()
+    others = set(folder.glob(".gpu-pool-*"))
+    kill(child_of(km))
+
+    async def is_dead() -> bool:
+        return not await km.is_alive()
+
+    await eventually(is_dead)
+    assert km.provisioner.process is not None
+    assert km.provisioner.process.poll() == 128 + signal.SIGKILL
+    await eventually(classroom.is_empty)
+    assert len(others - set(folder.glob(".gpu-pool-*"))) == 1

@@ -1,0 +1,56 @@
+"""Fixtures of the tests that start kernels."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq.asyncio
+from jupyter_client.manager import AsyncKernelManager
+
+from gpu_pool_provisioner import pools
+from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE
+from support.classroom import Classroom, Managers
+
+
+@pytest.fixture
+async def classroom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Classroom]:
+    url = f"embedded:{tmp_path}/pool/ledger.db"
+    variables = {
+        "GPU_POOL_DEVICES": "V100-SXM2-32GB:1",
+        "GPU_POOL_URL": url,
+        "JUPYTER_DATA_DIR": str(tmp_path / "data"),
+        "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"),
+        "JUPYTER_CONFIG_DIR": str(tmp_path / "config"),
+        "IPYTHONDIR": str(tmp_path / "ipython"),
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(DEFAULT_SLICE_VARIABLE, raising=False)
+    room = Classroom(tmp_path, url)
+    yield room
+    await room.pool.close()
+    pools._open.cache_clear()
+
+
+@pytest.fixture
+async def manager(classroom: Classroom) -> AsyncIterator[Managers]:
+    """Make kernel managers whose kernels end with the test."""
+    context = zmq.asyncio.Context()
+    made: list[AsyncKernelManager] = []
+
+    def make(
+        kernel: str, kind: type[AsyncKernelManager] = AsyncKernelManager, **traits: Any
+    ) -> AsyncKernelManager:
+        made.append(kind(kernel_name=kernel, context=context, **traits))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop_restarter()
+        if each.has_kernel:
+            await each._async_kill_kernel()
+        await each.cleanup_resources()
+    context.destroy(linger=0)

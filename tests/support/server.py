@@ -1,0 +1,55 @@
+"""A real Jupyter Server in a process of its own, over its REST interface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
+
+from support.classroom import Classroom
+
+TOKEN = "a token for this test"
+
+
+class Server:
+    def __init__(self, classroom: Classroom) -> None:
+        self._runtime = classroom.folder / "runtime"
+        self._notebooks = classroom.folder / "notebooks"
+        self._notebooks.mkdir()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", "--port=0"],
+            cwd=self._notebooks,
+            env={**os.environ, "JUPYTER_TOKEN": TOKEN},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    async def started(self) -> bool:
+        assert self.process.poll() is None
+        return bool(self._files()) and (await self.ask("GET", "api", strict=False)).code == 200
+
+    async def ask(self, method: str, path: str, body: Any = None, strict: bool = True) -> HTTPResponse:
+        info = json.loads(self._files()[0].read_text())
+        request = HTTPRequest(
+            info["url"] + path,
+            method=method,
+            headers={"Authorization": f"token {TOKEN}"},
+            body=None if body is None else json.dumps(body),
+            request_timeout=60,
+        )
+        return await AsyncHTTPClient().fetch(request, raise_error=strict)
+
+    async def open_notebook(self, name: str, kernel: str, strict: bool = True) -> HTTPResponse:
+        body = {"path": name, "name": name, "type": "notebook", "kernel": {"name": kernel}}
+        return await self.ask("POST", "api/sessions", body, strict)
+
+    async def ended(self) -> None:
+        await asyncio.to_thread(self.process.wait, 60)
+
+    def _files(self) -> list[Any]:
+        return sorted(self._runtime.glob("jpserver-*.json"))
