@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from gpu_pool import placement
-from gpu_pool.queueing import Holding, Policy, Usage, Waiter, decide, order
+from gpu_pool.queueing import Holding, Policy, Usage, Waiter, decide
 from gpu_pool.queueing.releasing import give_back
 from gpu_pool.rules import Rules
 from gpu_pool_client import DeviceStatus, format_memory, format_share
@@ -44,16 +44,12 @@ def explain(
     holdings: Sequence[Holding],
     statuses: Sequence[DeviceStatus],
     rules: Rules,
-    policy: Policy,
-    usage: Usage,
     now: float,
 ) -> str:
-    """Say in a few sentences why this waiter waits: what it needs, what is free, who is before it."""
-    turns = order(line, holdings, statuses, rules, policy, usage, now)
-    place = next(place for place, waiter in enumerate(turns) if waiter.number == number)
-    waiter = turns[place]
+    """Say in a few sentences why this waiter waits: what it needs, what is free, what is kept for whom."""
+    waiter = next(waiter for waiter in line if waiter.number == number)
     kept = {uuid for other in line if other is not waiter for uuid in other.reserved}
-    sentences = [_needed(waiter, statuses), _free(waiter, statuses, kept), _ahead(place)]
+    sentences = [_needed(waiter, statuses), _free(waiter, statuses, kept)]
     if waiter.reserved:
         sentences.append(_emptied(waiter, holdings, now))
     elif kept:
@@ -213,18 +209,14 @@ def _free(waiter: Waiter, statuses: Sequence[DeviceStatus], kept: set[str]) -> s
         return ""
     best = max(usable, key=lambda status: (status.free_milli, status.free_memory_mib))
     most = f"{format_share(best.free_milli)} and {format_memory(best.free_memory_mib)}"
+    if not best.free_milli:
+        return "Nothing is free."
     if len(usable) == 1:
-        return f"{most} of it is free."
+        return f"{most} of it are free."
     empty = sum(not status.leases for status in usable)
     if waiter.request.count > 1:
         return f"Of {len(usable)} that would do, {empty} are free; of the next most, {most}."
     return f"Of {len(usable)} that would do, the one with most room has {most} free."
-
-
-def _ahead(place: int) -> str:
-    if not place:
-        return "Nobody's turn comes before yours."
-    return "1 other's turn comes before yours." if place == 1 else f"{place} others' turns come before yours."
 
 
 def _kept(waiter: Waiter, kept: Sequence[DeviceStatus], rules: Rules) -> str:

@@ -36,7 +36,7 @@ from gpu_pool_client import (
     TimedOut,
     parse_request,
 )
-from gpu_pool_client.pool import URL_VARIABLE
+from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_provisioner import advice, ports
 from gpu_pool_provisioner.environment import kernel_command, slice_environment
 from gpu_pool_provisioner.pools import resolve_url
@@ -95,7 +95,7 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
         if self._slice is None or self._lease is None:
             return await super().launch_kernel(cmd, **kwargs)
         async with self._undone_on_failure():
-            if self._room is not None or self._lease.state is LeaseState.WAITING:
+            if self._room is not None or self._needs_room(self._lease):
                 await self._wait_in_room(self._slice, self._lease, cmd, kwargs)
             else:
                 await self._launch_on(self._lease, cmd, kwargs)
@@ -164,7 +164,8 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
     def _holder(self) -> Holder:
         name = f"{advice.printable(self.kernel_spec.display_name, 180)} [{str(self.kernel_id)[:8]}]"
         user = advice.printable(psutil.Process().username())
-        return Holder(user, kernel=name, process=Process.current())
+        course = self.course or os.environ.get(COURSE_VARIABLE)
+        return Holder(user, course, name, Process.current())
 
     async def _kernels_that_fit(self, error: TimedOut, wanted: KernelSlice) -> list[str]:
         try:
@@ -190,6 +191,11 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(self._manager.kernel_spec_manager.kernel_dirs),
         }
         return await self._launch_process(kernel_command(cmd), **{**kwargs, "env": {**environment, **ours}})
+
+    @staticmethod
+    def _needs_room(lease: Lease) -> bool:
+        """Whether something must stand in front of the kernel: to wait, or to warn and to hold later."""
+        return lease.state is LeaseState.WAITING or lease.terms.has_limits
 
     async def _wait_in_room(
         self, claim: KernelSlice, lease: Lease, cmd: list[str], kwargs: dict[str, Any]

@@ -88,6 +88,8 @@ class RoomedProvisioner(LocalProvisioner):
 
     async def _launch_process(self, cmd: list[str], **kwargs: Any) -> int:
         """Launch the real kernel, on the room's thread. Raises ``OSError``."""
+        if self.process is not None:
+            self.process.poll()  # one that the room has ended is still to be reaped
         await LocalProvisioner.launch_kernel(self, cmd, **kwargs)
         assert self.process is not None
         return int(self.process.pid)

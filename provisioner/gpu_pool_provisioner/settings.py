@@ -34,6 +34,10 @@ class SliceSettings(LocalProvisioner):
         does. The pool at that URL decides by its own rules.
         """,
     )
+    course = Unicode(
+        config=True,
+        help="The course in whose name slices are asked for. Empty: $GPU_POOL_COURSE, or else none.",
+    )
     waiting_room = Bool(
         True,
         config=True,

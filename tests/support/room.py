@@ -52,10 +52,10 @@ class Cell:
         return self.reply["content"]["status"] if self.reply else None
 
     async def shows(self, words: str) -> None:
-        """Wait until its output contains these words."""
+        """Wait until its output contains these words, wherever its lines break."""
 
         async def does() -> bool:
-            return words in "".join(self.outputs)
+            return words in " ".join("".join(self.outputs).split())
 
         await eventually(does)
 

@@ -94,7 +94,7 @@ class Line:
             outlook.Stay(row["course"], row["milli"], row["held_seconds"])
             for row in self._db.run("stays", {"count": _STAYS}).fetchall()
         ]
-        why = outlook.explain(number, now.line, *now.rest)
+        why = outlook.explain(number, now.line, now.holdings, now.statuses, now.rules, now.now)
         return Outlook(place, why, outlook.expected_wait(number, now.line, *now.rest, stays))
 
     def _write_order(self, now: Situation, decision: Decision, rows: Mapping[int, sqlite3.Row]) -> None:

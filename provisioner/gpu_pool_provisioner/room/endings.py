@@ -6,11 +6,13 @@ import asyncio
 import os
 import signal
 from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from traitlets.log import get_logger
 
 from gpu_pool_client import Process
+
+T = TypeVar("T")
 
 #: Seconds between looks where the system offers no pidfd.
 _LOOK_EVERY: Final = 0.5
@@ -55,3 +57,14 @@ async def first_of(*events: Coroutine[Any, Any, object]) -> None:
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def before(end: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T | None:
+    """Return what ``work`` returns, or None if ``end`` is done before that."""
+    task = asyncio.create_task(work)
+    whatever_first: set[asyncio.Future[Any]] = {end, task}
+    try:
+        await asyncio.wait(whatever_first, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() and not end.done() else None
+    finally:
+        task.cancel()

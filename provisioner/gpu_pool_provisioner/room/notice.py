@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -12,10 +13,15 @@ from gpu_pool_client import GpuPoolError
 #: What a cell's error is called when it did not run for want of a slice.
 NOT_GRANTED: Final = "GpuSliceNotGranted"
 
+#: Characters in a line of a cell's output that fit into a small window.
+_COLUMNS: Final = 76
+
 #: What is answered at once while nothing runs, by type of request. Whatever is
 #: not here is held for the kernel.
 ANSWERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "comm_info_request": {"status": "ok", "comms": {}},
+    # JupyterLab shows a kernel's status as unknown until this one is answered.
+    "history_request": {"status": "ok", "history": []},
     "complete_request": {"status": "ok", "matches": [], "cursor_start": 0, "cursor_end": 0, "metadata": {}},
     "inspect_request": {"status": "ok", "found": False, "data": {}, "metadata": {}},
     "is_complete_request": {"status": "unknown"},
@@ -88,6 +94,16 @@ def interrupted(size: str) -> str:
     return f"Interrupted while the kernel with its GPU slice of {size} was starting; this cell did not run."
 
 
+def gone(reason: str) -> str:
+    """Say that a kernel has been ended, and what to do."""
+    return f"This cell did not run. {reason} Its variables are gone. Run the cell again to start anew."
+
+
+def resuming(waiting: str) -> str:
+    """Say what a cell of a parked kernel waits for."""
+    return f"This kernel was idle, and its GPU slice was lent to others; its variables are kept. {waiting}"
+
+
 def not_run(reason: str) -> str:
     """Say that a cell did not run, and why."""
     return f"This cell did not run. {reason}"
@@ -95,7 +111,9 @@ def not_run(reason: str) -> str:
 
 def display(text: str, display_id: str) -> dict[str, Any]:
     """Return the content of display_data and of update_display_data."""
-    return {"data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": display_id}}
+    # JupyterLab breaks long lines of plain text wherever they end, in the middle of words.
+    lines = textwrap.fill(text, _COLUMNS)
+    return {"data": {"text/plain": lines}, "metadata": {}, "transient": {"display_id": display_id}}
 
 
 def error(name: str, text: str) -> dict[str, Any]:

@@ -71,6 +71,11 @@ class Reception:
         """Whether code waits to be run."""
         return any(held.is_execution for held in self._held)
 
+    @property
+    def holds_work(self) -> bool:
+        """Whether anything waits that the kernel would have to work on: code, or a widget's message."""
+        return bool(self._held)
+
     def hold(self, channel: str, frames: list[zmq.Frame]) -> None:
         """Hold a message whatever it is."""
         held = self._read(channel, frames)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import zmq
@@ -20,6 +21,9 @@ _TRIES: Final = 10
 _STATUS_BYTES: Final = 64
 #: What in a status message's parent says that somebody works with the kernel.
 _WORK: Final = (b'"execute_request"', b'"comm_msg"', b'"comm_open"')
+#: How messages of our own are named, and where a message's header is, from its end.
+_OURS: Final = b'"gpu_pool_'
+_HEADER: Final = 4
 _BOTH_WAYS: Final = ("shell", "control", "stdin", "hb")
 
 
@@ -35,6 +39,10 @@ class Relay:
         self.busy = False
         #: When it last began or ended such work, in Unix seconds; None if it never did.
         self.last_activity: float | None = None
+        #: What is done with messages of our own that the kernel publishes, by their type.
+        self.messages: dict[str, Callable[[Mapping[str, Any]], None]] = {}
+        self._parent: bytes | None = None
+        self._untold: list[str] = []
         handlers = {**dict.fromkeys(_BOTH_WAYS, self._take_answer), "iopub": self._output}
         self.back = connect_back(connection, handlers)
 
@@ -58,6 +66,7 @@ class Relay:
         for channel in _BOTH_WAYS:
             self._front[channel].on_message = self.back[channel].send
             self.back[channel].on_message = self._front[channel].send
+        self.back["shell"].on_message = self._reply
 
     def close(self) -> None:
         """Let go of the kernel. May be repeated."""
@@ -76,14 +85,67 @@ class Relay:
             return
         self._answer.set_result(message["content"])
 
+    def tell(self, text: str) -> None:
+        """Print a line below the cell that runs, or else below the next one that does."""
+        self._untold.append(text)
+        if self.busy:
+            self._tell_now()
+
+    async def is_idle(self, within: float) -> bool:
+        """Whether the kernel has done all that was passed on to it, and did nothing on the way here.
+
+        To be asked while nothing more is passed on: a kernel answers in the order of asking.
+        """
+        before = self.last_activity
+        self._answer = asyncio.get_running_loop().create_future()
+        self._ask("shell")
+        await asyncio.wait({self._answer}, timeout=within)
+        return self._answer.done() and not self.busy and self.last_activity == before
+
+    def run_silently(self, code: str) -> None:
+        """Let the kernel run code of ours that nobody sees."""
+        content = {"code": code, "silent": True, "store_history": False, "allow_stdin": False}
+        self.back["shell"].send(self._session.serialize(self._session.msg("execute_request", content)))
+
     def _output(self, frames: list[zmq.Frame]) -> None:
+        if len(frames) > _HEADER and _OURS in frames[-_HEADER].bytes and self._take(frames):
+            return
         self._front["iopub"].send(frames)
         if not self._heard.done():
             self._heard.set_result(None)
         if len(frames[-1]) <= _STATUS_BYTES and len(frames) > 3 and b'"execution_state"' in frames[-1].bytes:
             self._observe(frames[-3].bytes, frames[-1].bytes)
 
+    def _reply(self, frames: list[zmq.Frame]) -> None:
+        if frames[0].bytes == DELIM:  # to a request of ours, which has no identity
+            self._take_answer(frames)
+        else:
+            self._front["shell"].send(frames)
+
     def _observe(self, parent: bytes, content: bytes) -> None:
-        if any(kind in parent for kind in _WORK):
+        if any(kind in parent for kind in _WORK) and self._session.session.encode() not in parent:
             self.busy = b'"busy"' in content
             self.last_activity = time.time()
+            self._parent = parent
+            if self.busy and self._untold:
+                self._tell_now()
+
+    def _tell_now(self) -> None:
+        lines, self._untold = self._untold, []
+        content = {"name": "stderr", "text": "".join(f"{line}\n" for line in lines)}
+        message = self._session.msg("stream", content)
+        message["parent_header"] = json.loads(self._parent or b"{}")
+        self._front["iopub"].send(self._session.serialize(message, b"stream"))
+
+    def _take(self, frames: list[zmq.Frame]) -> bool:
+        """Take a message of ours that the kernel published; return whether it was one."""
+        try:
+            _, rest = self._session.feed_identities(frames, copy=False)
+            message = self._session.deserialize(rest, copy=False)
+        except (ValueError, TypeError, KeyError) as error:
+            get_logger().warning("Ignored what is not a kernel's signed message: %s", error)
+            return False
+        handle = self.messages.get(message["msg_type"])
+        if handle is not None:
+            handle(message["content"])
+        return handle is not None

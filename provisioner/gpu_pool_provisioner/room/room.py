@@ -17,11 +17,15 @@ import zmq
 from jupyter_client.session import Session
 from traitlets.log import get_logger
 
-from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState
+from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseGone, LeaseState
 from gpu_pool_provisioner.room import notice
+from gpu_pool_provisioner.room.endings import before
 from gpu_pool_provisioner.room.inner import Inner
+from gpu_pool_provisioner.room.parking import Parking
 from gpu_pool_provisioner.room.reception import Calls, Reception
 from gpu_pool_provisioner.room.running import MARGIN, Kernel, Launch, NotReadyError, Run
+from gpu_pool_provisioner.room.steward import REASONS, Steward, taken
+from gpu_pool_provisioner.room.tenure import Act, Step
 from gpu_pool_provisioner.room.turn import Turn
 from gpu_pool_provisioner.room.wires import Wire, bind_front, close_all
 
@@ -32,7 +36,7 @@ class Phase(enum.Enum):
     WAITING = "its lease is in line"
     GIVEN_UP = "nothing is asked for until code is submitted"
     LAUNCHING = "the real kernel has been launched and has not answered yet"
-    RUNNING = "everything is relayed to the real kernel"
+    RUNNING = "everything is relayed to the real kernel, unless its slice is parked"
     DOWN = "the kernel has ended, and may be launched again behind the same ports"
     CLOSED = "the ports are closed"
 
@@ -57,6 +61,9 @@ class Room:
         self._inner: Inner | None = None
         self._phase = Phase.DOWN
         self._standing_in = False
+        self._parking: Parking | None = None
+        #: Why the kernel was ended, until somebody has read it.
+        self._obituary = ""
         self._life: asyncio.Task[None] | None = None
         self._errands: set[asyncio.Task[None]] = set()
         self._closing: asyncio.TimerHandle | None = None
@@ -74,7 +81,8 @@ class Room:
     @property
     def takes_interrupts(self) -> bool:
         """Whether an interrupt is for :meth:`interrupt`, and not for the kernel's process."""
-        return self._phase in (Phase.WAITING, Phase.GIVEN_UP, Phase.LAUNCHING)
+        waits = self._phase in (Phase.WAITING, Phase.GIVEN_UP, Phase.LAUNCHING)
+        return waits or (self._parking is not None and self._parking.resuming)
 
     @property
     def busy(self) -> bool:
@@ -135,6 +143,8 @@ class Room:
             await self._turn.give_up(EndReason.WITHDRAWN)
         elif self._phase is Phase.LAUNCHING:
             self._reception.refuse(notice.interrupted(self._turn.size), "KeyboardInterrupt")
+        elif self._parking is not None:
+            self._parking.give_up()
 
     async def stop(self) -> None:
         """End the kernel, as a signal would end a process. Its place in line stays until :meth:`close`."""
@@ -172,7 +182,8 @@ class Room:
         if self._phase is not Phase.WAITING:
             return  # a restart is under way, and finds the slice held
         try:
-            await self._launched(lease)
+            if await self._launched(lease):
+                return
         except (NotReadyError, OSError, GpuPoolError) as error:
             get_logger().error("The kernel with the GPU lease %s does not run: %s", lease.id, error)
             self._reception.refuse(notice.not_run(str(error)))
@@ -187,8 +198,8 @@ class Room:
         self._reception.show("")
         await self._turn.give_up(EndReason.WITHDRAWN)
 
-    async def _launched(self, lease: Lease) -> None:
-        """Launch the real kernel and relay to it until it ends."""
+    async def _launched(self, lease: Lease) -> bool:
+        """Launch the real kernel and relay to it until it ends; return whether the room stands in for it."""
         self._phase = Phase.LAUNCHING
         self._reception.show(notice.starting(self._turn.size))
         try:
@@ -203,10 +214,45 @@ class Room:
             self._phase = Phase.RUNNING
             run.relay.begin()
             self._reception.hand_over(run.relay.back)
-            await run.end
+            return await self._look_after(lease, run)
         except BaseException:
             run.kill()
             raise
+
+    async def _look_after(self, lease: Lease, run: Run) -> bool:
+        """Return when the process has ended: False if by itself, True if by the terms of its lease."""
+        while lease.terms.has_limits:
+            step: Step | None = await before(run.end, Steward(lease, run.relay, self._turn).time_is_up())
+            if step is None:
+                return False
+            if step.act is Act.END:
+                await self._end(step, run)
+                return True
+            self._parking = Parking(self._turn, run, self._front, self._reception)
+            try:
+                resumed = await before(run.end, self._parking.until_resumed(lease))
+            except LeaseGone as error:
+                await self._end(taken(error.reason), run)
+                return True
+            finally:
+                self._parking = None
+            if resumed is None:
+                return False
+            lease = resumed
+        await run.end
+        return False
+
+    async def _end(self, step: Step, run: Run) -> None:
+        """End the kernel by the terms of its lease; the next cell is told why, the one after starts anew."""
+        self._standing_in, self._obituary = True, step.words
+        run.kill()
+        await run.end
+        run.close()
+        self._run = None
+        self._receive(Phase.GIVEN_UP)
+        if self._reception.holds_code:
+            self._submitted()
+        await self._turn.give_up(REASONS.get(step.words, EndReason.RELEASED))
 
     def _down(self) -> None:
         """Hold what is submitted for a kernel that may be launched again; close if nobody does."""
@@ -237,7 +283,10 @@ class Room:
 
     def _submitted(self) -> None:
         self._somebody_looks.set()
-        if self._phase is Phase.GIVEN_UP:
+        if self._obituary:
+            words, self._obituary = self._obituary, ""
+            self._reception.refuse(notice.gone(words))
+        elif self._phase is Phase.GIVEN_UP:
             self._phase = Phase.WAITING
             self._begin(self._live(None))
 

@@ -61,10 +61,10 @@ class Steward:
         try:
             lease = await self._turn.lease()
             if lease.state is LeaseState.ENDED:
-                raise LeaseGone("It has ended.", reason=lease.end_reason.value if lease.end_reason else None)
+                return taken(lease.end_reason.value if lease.end_reason else None)
             return tenure.step(self._terms, await self._seen(), now)
         except LeaseGone as error:
-            return Step(Act.END, f"The kernel was ended: its GPU slice is gone ({error.reason}).")
+            return taken(error.reason)
         except PoolUnreachable as error:
             get_logger().warning("The GPU pool of a running kernel cannot be reached: %s", error)
             return Step(Act.NOTHING)
@@ -79,7 +79,7 @@ class Steward:
         return Seen(seen.busy, idle_since, self._kept_until, activity, self._warned)
 
     def _keep(self, content: Mapping[str, Any]) -> None:
-        """The kernel's user says that it is in use."""
+        """Take note that the kernel's user says it is in use."""
         wanted = content.get("seconds")
         if not isinstance(wanted, int) or wanted <= 0:
             return
@@ -88,6 +88,12 @@ class Steward:
         self._changed.set()
         most = "" if seconds == wanted else ", the most that its course allows at once"
         self._relay.tell(f"This kernel keeps its GPU slice for {format_duration(seconds)}{most}.")
+
+
+def taken(reason: str | None) -> Step:
+    """Return what is to be done when the pool has taken the slice."""
+    why = f" ({reason})" if reason else ""
+    return Step(Act.END, f"The kernel was ended: its GPU slice has gone back to the pool{why}.")
 
 
 #: How a lease ends with which step.

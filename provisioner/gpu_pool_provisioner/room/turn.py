@@ -10,6 +10,7 @@ from typing import Final
 from traitlets.log import get_logger
 
 from gpu_pool_client import (
+    Activity,
     BadRequest,
     EndReason,
     GpuPoolError,
@@ -98,8 +99,7 @@ class Turn:
 
     async def attach(self, process: Process, *, ready_within: float, grace: float) -> None:
         """Tie the lease to the kernel's process, which has yet to work. Raises ``LeaseGone``."""
-        assert self._claim.lease_id is not None
-        await self._claim.pool.attach(self._claim.lease_id, process, ready_within=ready_within, grace=grace)
+        await self._claim.pool.attach(self._held, process, ready_within=ready_within, grace=grace)
 
     async def confirm(self, process: Process, grace: float) -> None:
         """Say that the kernel works. Raises ``LeaseGone``; tries again while the pool cannot be reached."""
@@ -107,13 +107,33 @@ class Turn:
             await asyncio.sleep(_RETRY_EVERY)
 
     async def _confirmed(self, process: Process, grace: float) -> bool:
-        assert self._claim.lease_id is not None
         try:
-            await self._claim.pool.attach(self._claim.lease_id, process, grace=grace)
+            await self._claim.pool.attach(self._held, process, grace=grace)
         except PoolUnreachable as error:
             get_logger().warning("The kernel is ready, its GPU pool is not: %s", error)
             return False
         return True
+
+    async def lease(self) -> Lease:
+        """Return the lease as it is now. Raises ``LeaseGone``, and ``PoolUnreachable``."""
+        return await self._claim.pool.lease(self._held)
+
+    async def activity(self) -> Activity:
+        """Return what the kernel's process does with its device, as the pool sees it."""
+        return await self._claim.pool.activity(self._held)
+
+    async def park(self) -> None:
+        """Lend the slice to others, or leave the line for it. Raises ``NotAllowed`` where it holds state."""
+        await self._claim.pool.park(self._held)
+
+    async def resume(self) -> Lease:
+        """Ask for the parked slice again; it may have to wait in line."""
+        return await self._claim.pool.resume(self._held)
+
+    @property
+    def _held(self) -> str:
+        assert self._claim.lease_id is not None
+        return self._claim.lease_id
 
     async def give_up(self, reason: EndReason) -> None:
         """Leave the line, or give the slice back. The next :meth:`ask` begins anew."""

@@ -28,7 +28,7 @@ from jupyter_client.launcher import launch_kernel
 from jupyter_core.paths import jupyter_path
 
 from gpu_pool_client import EndReason, Holder, Lease, Process, parse_request
-from gpu_pool_client.pool import URL_VARIABLE
+from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_provisioner.environment import kernel_command, slice_environment
 from gpu_pool_provisioner.pools import resolve_url, shared_pool
 from gpu_pool_provisioner.room import notice
@@ -88,7 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
 async def _serve(options: argparse.Namespace) -> int:
     pool = shared_pool(resolve_url(""))
     wrapped = Wrapped(options.argv, pool.url)
-    holder = Holder(psutil.Process().username(), kernel=_name(options), process=Process.current())
+    course = os.environ.get(COURSE_VARIABLE)
+    holder = Holder(psutil.Process().username(), course, _name(options), Process.current())
     turn = Turn(KernelSlice(pool.url, parse_request(options.slice)), holder)
     room = Room(_kernel(options), turn)
     await room.open()

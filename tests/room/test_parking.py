@@ -1,0 +1,175 @@
+"""Kernels that idle: their slice is lent to others and comes back, and nothing of theirs is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool_client import EndReason, LeaseState
+from support.classroom import Classroom, Managers, eventually
+from support.room import frontend
+
+
+@pytest.fixture
+def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Set the terms of those who name no course, before anybody asks for anything."""
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path / "settings"))
+
+    def set_terms(**terms: Any) -> None:
+        (tmp_path / "settings").mkdir()
+        content = {"PoolSettings": {"default_course": terms}}
+        (tmp_path / "settings" / "gpu_pool_config.json").write_text(json.dumps(content))
+
+    return set_terms
+
+
+async def test_an_idle_kernel_lends_its_slice_and_keeps_its_variables(
+    classroom: Classroom, manager: Managers, course: Any
+) -> None:
+    course(idle_limit="1s")
+    km = manager(classroom.install("all", "1"))
+    await km.start_kernel()
+
+    async def is_parked() -> bool:
+        return (await classroom.only_lease()).state is LeaseState.PARKED
+
+    async with frontend(km) as page:
+        await page.run("import os; kept = 42").done()
+        await eventually(is_parked)
+        other = await classroom.fill("1")
+        assert other.state is LeaseState.HELD
+        cell = page.run("print(kept, os.environ['CUDA_VISIBLE_DEVICES'])")
+        await cell.shows("lent to others; its variables are kept. Waiting for a GPU slice of 1.")
+        await classroom.pool.release(other.id)
+        assert (await cell.done()).outputs == [f"42 {other.slices[0].device.uuid}\n"]
+    assert (await classroom.only_lease()).state is LeaseState.HELD
+
+
+async def test_its_devices_are_hidden_while_it_is_parked(
+    classroom: Classroom, manager: Managers, course: Any, tmp_path: Path
+) -> None:
+    course(idle_limit="1s")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    seen = tmp_path / "seen"
+    watcher = f"""
+import os, threading, time
+def watch():
+    while os.environ['CUDA_VISIBLE_DEVICES'] != '-1':
+        time.sleep(0.05)
+    open({str(seen)!r}, 'w').close()
+threading.Thread(target=watch, daemon=True).start()
+"""
+
+    async def is_seen() -> bool:
+        return seen.exists()
+
+    async with frontend(km) as page:
+        await page.run(watcher).done()
+        await eventually(is_seen)
+        assert (await page.run("print(len(os.environ['CUDA_VISIBLE_DEVICES']) > 2)").done()).outputs == [
+            "True\n"
+        ]
+
+
+async def test_a_kernel_at_work_is_not_idle(classroom: Classroom, manager: Managers, course: Any) -> None:
+    course(idle_limit="1s")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("import time; time.sleep(4); print('done')")
+        waiting = await classroom.fill("100%")
+        assert waiting.state is LeaseState.WAITING
+        assert (await cell.done()).outputs == ["done\n"]
+        assert (await classroom.pool.lease(waiting.id)).state is LeaseState.WAITING
+
+
+async def test_an_interrupt_while_it_waits_to_resume_leaves_it_parked_and_the_next_cell_tries_again(
+    classroom: Classroom, manager: Managers, course: Any
+) -> None:
+    course(idle_limit="1s")
+    km = manager(classroom.install("all", "1"))
+    await km.start_kernel()
+
+    async def is_parked() -> bool:
+        return bool(LeaseState.PARKED in [lease.state for lease in await classroom.leases()])
+
+    async with frontend(km) as page:
+        await page.run("kept = 42").done()
+        await eventually(is_parked)
+        other = await classroom.fill("1")
+        cell = page.run("kept = 0")
+        await cell.shows("You are next in line")
+        await km.interrupt_kernel()
+        assert "You stopped waiting" in (await cell.done()).outputs[0]
+        await eventually(is_parked)
+        await classroom.pool.release(other.id)
+        assert (await page.run("print(kept)").done()).outputs == ["42\n"]
+
+
+async def test_a_parked_kernel_that_is_shut_down_leaves_nothing(
+    classroom: Classroom, manager: Managers, course: Any
+) -> None:
+    course(idle_limit="1s")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+
+    async def is_parked() -> bool:
+        return (await classroom.only_lease()).state is LeaseState.PARKED
+
+    await eventually(is_parked)
+    await km.shutdown_kernel()
+    await eventually(classroom.is_empty)
+
+
+async def test_a_kernel_says_that_it_is_in_use(classroom: Classroom, manager: Managers, course: Any) -> None:
+    course(idle_limit="1s", keep_at_most="1h")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = await page.run("%gpu keep 2h").done()
+        await cell.shows("keeps its GPU slice for 1h, the most that its course allows at once.")
+        shown = (await page.run("%gpu").done()).heard
+        assert any("lent to others after 1 s" in str(message["content"]) for message in shown)
+        waiting = await classroom.fill("100%")
+        await page.run("import time; time.sleep(3)").done()
+        assert (await classroom.pool.lease(waiting.id)).state is LeaseState.WAITING
+
+
+async def test_the_longest_lease_warns_then_ends_the_kernel_and_the_next_cell_says_why(
+    classroom: Classroom, manager: Managers, course: Any
+) -> None:
+    course(longest_lease="4s", warn_before="3s")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    lease = await classroom.only_lease()
+    async with frontend(km) as page:
+        cell = page.run("import time\nfor _ in range(100): time.sleep(0.1)")
+        await cell.shows("This GPU slice ends in")
+        await eventually(classroom.is_empty)
+        assert (await classroom.pool.lease(lease.id)).end_reason is EndReason.TOO_LONG
+        assert await km.is_alive()
+        told = await page.run("print(1)").done()
+        assert "held for as long as its course allows" in told.outputs[0]
+        assert (await page.run("print(2)").done()).outputs == ["2\n"]
+
+
+async def test_a_slice_that_is_taken_away_ends_the_kernel_in_words(
+    classroom: Classroom, manager: Managers, course: Any
+) -> None:
+    course(idle_limit="1s")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+
+    async def is_parked() -> bool:
+        return (await classroom.only_lease()).state is LeaseState.PARKED
+
+    await eventually(is_parked)
+    await classroom.pool.release((await classroom.only_lease()).id, EndReason.REVOKED)
+    async with frontend(km) as page:
+        told = await page.run("print(1)").done()
+        assert "has gone back to the pool (revoked)" in told.outputs[0]
+        assert (await page.run("print(2)").done()).outputs == ["2\n"]
