@@ -5,6 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
+
+_WEEK: Final = 7 * 86_400
+_FIRST_MONDAY: Final = 4 * 86_400
 
 
 def _uptime() -> float:
@@ -22,7 +26,7 @@ class Clock:
     uptime: Callable[[], float] = _uptime
 
     def week_began(self) -> float:
-        """Return the Unix time of last Monday's midnight, local time."""
-        day = time.localtime(self.wall())
-        # mktime puts a day before the first of the month where it belongs.
-        return time.mktime((day.tm_year, day.tm_mon, day.tm_mday - day.tm_wday, 0, 0, 0, 0, 0, -1))
+        """Return the Unix time of last Monday's midnight, UTC: the same in every process."""
+        now = self.wall()
+        # The Unix epoch was a Thursday.
+        return now - (now - _FIRST_MONDAY) % _WEEK

@@ -154,13 +154,13 @@ class EmbeddedPool(Pool):
         lease = await self.lease(lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
-        return activity_of(lease.process, lease.slices)
+        return activity_of(lease.process, lease.slices, lease.id)
 
     async def park(self, lease_id: str) -> Lease:
         """See ``Pool.park``."""
-        if (await self.activity(lease_id)).initialised:
+        if (await self.activity(lease_id)).initialised is not False:
             raise NotAllowed(
-                "The slice cannot be lent to others: its process has initialised CUDA, "
+                "The slice cannot be lent to others: its process has initialised CUDA, or may have, "
                 "and what it keeps on the GPU would be in the way.",
                 "End the process to give the slice back.",
             )

@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from gpu_pool import placement
-from gpu_pool.queueing import Holding, Policy, Usage, Waiter, decide
+from gpu_pool.queueing import Holding, Situation, Waiter, decide
 from gpu_pool.queueing.releasing import give_back
 from gpu_pool.rules import Rules
 from gpu_pool_client import DeviceStatus, format_memory, format_share
@@ -38,50 +38,24 @@ class Stay:
     seconds: float
 
 
-def explain(
-    number: int,
-    line: Sequence[Waiter],
-    holdings: Sequence[Holding],
-    statuses: Sequence[DeviceStatus],
-    rules: Rules,
-    now: float,
-) -> str:
+def explain(number: int, now: Situation) -> str:
     """Say in a few sentences why this waiter waits: what it needs, what is free, what is kept for whom."""
-    waiter = next(waiter for waiter in line if waiter.number == number)
-    kept = {uuid for other in line if other is not waiter for uuid in other.reserved}
-    sentences = [_needed(waiter, statuses), _free(waiter, statuses, kept)]
+    waiter = now.waiter(number)
+    kept = {uuid for other in now.line if other is not waiter for uuid in other.reserved}
+    sentences = [_needed(waiter, now.statuses), _free(waiter, now.statuses, kept)]
     if waiter.reserved:
-        sentences.append(_emptied(waiter, holdings, now))
+        sentences.append(_emptied(waiter, now.holdings, now.now))
     elif kept:
-        sentences.append(_kept(waiter, [s for s in statuses if s.device.uuid in kept], rules))
+        sentences.append(_kept(waiter, [s for s in now.statuses if s.device.uuid in kept], now.rules))
     return " ".join(filter(None, sentences))
 
 
-def expected_wait(
-    number: int,
-    line: Sequence[Waiter],
-    holdings: Sequence[Holding],
-    statuses: Sequence[DeviceStatus],
-    rules: Rules,
-    policy: Policy,
-    usage: Usage,
-    now: float,
-    stays: Sequence[Stay],
-) -> tuple[float, float] | None:
+def expected_wait(number: int, now: Situation, stays: Sequence[Stay]) -> tuple[float, float] | None:
     """Return (likely soonest, likely latest) in seconds from now for one waiter, None if nothing is known."""
-    return expected_waits(line, holdings, statuses, rules, policy, usage, now, stays).get(number)
+    return expected_waits(now, stays).get(number)
 
 
-def expected_waits(
-    line: Sequence[Waiter],
-    holdings: Sequence[Holding],
-    statuses: Sequence[DeviceStatus],
-    rules: Rules,
-    policy: Policy,
-    usage: Usage,
-    now: float,
-    stays: Sequence[Stay],
-) -> dict[int, tuple[float, float]]:
+def expected_waits(now: Situation, stays: Sequence[Stay]) -> dict[int, tuple[float, float]]:
     """Return (likely soonest, likely latest) in seconds from now, by waiter's number, where known.
 
     ``stays`` are of leases that have ended, the most recent first. What is
@@ -92,11 +66,10 @@ def expected_waits(
     if len(stays) < _FEWEST:
         return {}
     known = _Stays(stays)
-    waits: dict[int, list[float]] = {waiter.number: [] for waiter in line}
+    waits: dict[int, list[float]] = {waiter.number: [] for waiter in now.line}
     for future in range(_FUTURES):
-        pool = _Future(future, line, holdings, statuses, known, now)
-        for granted, at in pool.grants(rules, policy, usage):
-            waits[granted].append(at - now)
+        for granted, at in _Future(future, now, known).grants():
+            waits[granted].append(at - now.now)
     return {
         granted: (min(found) * _SOONER, max(found) * _LATER + _LATER_STILL)
         for granted, found in waits.items()
@@ -129,32 +102,31 @@ class _Stays:
 class _Future:
     """The pool as it may go on: who holds now leaves one after the other, and the line moves up."""
 
-    def __init__(
-        self,
-        future: int,
-        line: Sequence[Waiter],
-        holdings: Sequence[Holding],
-        statuses: Sequence[DeviceStatus],
-        stays: _Stays,
-        now: float,
-    ) -> None:
-        self._future, self._stays, self._now = future, stays, now
-        self._line = {waiter.number: waiter for waiter in line}
-        self._held = dict(enumerate(holdings))
+    def __init__(self, future: int, situation: Situation, stays: _Stays) -> None:
+        self._future, self._stays, self._begun, self._now = future, stays, situation, situation.now
+        self._line = {waiter.number: waiter for waiter in situation.line}
+        self._held = dict(enumerate(situation.holdings))
         self._next_key = len(self._held)
-        self._statuses = list(statuses)
+        self._statuses = list(situation.statuses)
         self._ends = [(self._end(key, holding), key) for key, holding in self._held.items()]
         heapify(self._ends)
 
-    def grants(self, rules: Rules, policy: Policy, usage: Usage) -> Iterable[tuple[int, float]]:
+    def grants(self) -> Iterable[tuple[int, float]]:
         """Yield waiters' numbers with the times of their grants."""
         for _ in range(_MOST_EVENTS):
             if not self._line or not self._ends:
                 return
             self._now, key = heappop(self._ends)
             self._statuses = give_back(self._statuses, self._held.pop(key).parts)
-            line, held = list(self._line.values()), list(self._held.values())
-            decision = decide(line, held, self._statuses, rules, policy, usage, self._now)
+            decision = decide(
+                replace(
+                    self._begun,
+                    line=list(self._line.values()),
+                    holdings=list(self._held.values()),
+                    statuses=self._statuses,
+                    now=self._now,
+                )
+            )
             for waiter, parts in decision.grants:
                 del self._line[waiter.number]
                 self._statuses = placement.deduct(self._statuses, parts)
@@ -180,6 +152,10 @@ class _Future:
 def _needed(waiter: Waiter, statuses: Sequence[DeviceStatus]) -> str:
     if waiter.devices:
         places = sorted(s.device.index for s in statuses if s.device.uuid in waiter.devices)
+        if not places:
+            return (
+                f"{waiter.request.size} is needed on the GPU where the kernel was, which grants nothing now."
+            )
         gpus = "GPU" if len(places) == 1 else "GPUs"
         return (
             f"{waiter.request.size} on {gpus} {', '.join(map(str, places))} is needed, where the kernel was."

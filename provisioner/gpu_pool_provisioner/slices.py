@@ -61,7 +61,9 @@ class KernelSlice:
             lease = await self.pool.lease(lease_id)
         except LeaseGone as error:
             raise slice_lost(self.request.size, None) from error
-        if lease.state not in (LeaseState.HELD, LeaseState.WAITING):
+        if lease.state is LeaseState.PARKED:
+            return await self.pool.resume(lease_id)
+        if lease.state is LeaseState.ENDED:
             raise slice_lost(self.request.size, lease.end_reason)
         return lease
 

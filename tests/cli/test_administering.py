@@ -32,6 +32,9 @@ def test_why_a_lease_waits(terminal: Terminal) -> None:
 
 
 def test_the_history_is_a_table_or_one_object_a_line(terminal: Terminal) -> None:
+    config = terminal.folder / "config"
+    config.mkdir()
+    (config / "gpu_pool_config.py").write_text("c.PoolSettings.courses = {'ml101': {}}")
     terminal.run("run", "2%", "--", "true", env={"GPU_POOL_COURSE": "ml101"})
     assert "released" in terminal.run("history").stdout
     (row,) = map(json.loads, terminal.run("history", "--json").stdout.splitlines())

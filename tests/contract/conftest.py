@@ -14,5 +14,5 @@ from support.pools import embedded
 @pytest.fixture(params=["embedded"])
 async def pool(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pool]:
     """An empty pool over one simulated V100 with 32 GiB."""
-    async with embedded(tmp_path / "ledger.db") as opened:
+    async with embedded(tmp_path / "ledger.db", courses={"cs101": {}}) as opened:
         yield opened

@@ -349,11 +349,11 @@ async def test_a_device_that_is_not_there_cannot_be_drained(pool: Pool) -> None:
 
 
 async def test_the_history_says_what_became_of_every_lease(pool: Pool) -> None:
-    await pool.release(await take(pool, "50%", "first", Holder("ada", "ml101", "notebook")))
+    await pool.release(await take(pool, "50%", "first", Holder("ada", "cs101", "notebook")))
     await pool.release(await take(pool, "2%", "second"), EndReason.REVOKED)
     rows = await pool.history()
     assert [(row["user"], row["course"], row["milli"], row["reason"]) for row in rows] == [
-        ("ada", "ml101", 500, "released"),
+        ("ada", "cs101", 500, "released"),
         ("ada", "", 20, "revoked"),
     ]
     assert await pool.history(rows[-1]["ended_at"] + 1) == []

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_pool import admission, placement, queueing
-from gpu_pool.queueing import Waiter
+from gpu_pool import admission, placement
+from gpu_pool.queueing import Decision, Policy, Situation, Usage, Waiter, decide
 from gpu_pool.rules import Rules
 from gpu_pool_client import (
     Device,
@@ -148,20 +148,8 @@ def test_a_limit_holds_in_whatever_unit_is_asked(text: str, rules: Rules) -> Non
     assert placement.place(largest, empty, rules)
 
 
-def test_nobody_overtakes_but_where_no_earlier_waiter_could_go() -> None:
-    a100 = device(4, "A100-SXM4-40GB", 40960)
-    statuses = [status(V100[0], 600), status(a100, 600)]
-    line = [
-        Waiter(1, parse_request("50% model=V100")),
-        Waiter(2, parse_request("2% model=V100")),
-        Waiter(3, parse_request("30%")),
-        Waiter(4, parse_request("10%")),
-        Waiter(5, parse_request("2%")),
-    ]
-    granted = [
-        (waiter.number, parts[0].device.index) for waiter, parts in queueing.grants(line, statuses, RULES)
-    ]
-    assert granted == [(3, 4), (4, 4)]
+def decided(line: Sequence[Waiter], statuses: Sequence[DeviceStatus]) -> Decision:
+    return decide(Situation(line, (), statuses, RULES, Policy(), Usage(), 0.0))
 
 
 def test_a_parked_lease_waits_for_its_own_device_only() -> None:
@@ -170,9 +158,7 @@ def test_a_parked_lease_waits_for_its_own_device_only() -> None:
         Waiter(1, parse_request("50%"), frozenset([V100[0].uuid])),
         Waiter(2, parse_request("50%")),
     ]
-    granted = [
-        (waiter.number, parts[0].device.index) for waiter, parts in queueing.grants(line, statuses, RULES)
-    ]
+    granted = [(waiter.number, parts[0].device.index) for waiter, parts in decided(line, statuses).grants]
     assert granted == [(2, 1)]
 
 
@@ -188,21 +174,11 @@ pools = st.lists(st.integers(0, 1000), min_size=1, max_size=4).map(
 @given(st.lists(requests, max_size=30), pools)
 def test_nothing_is_ever_granted_twice(line: list[SliceRequest], statuses: list[DeviceStatus]) -> None:
     waiters = [Waiter(number, request) for number, request in enumerate(line)]
-    for _, parts in queueing.grants(waiters, statuses, RULES):
+    for _, parts in decided(waiters, statuses).grants:
         statuses = placement.deduct(statuses, parts)
     for each in statuses:
         assert each.held_milli <= 1000
         assert each.held_memory_mib <= each.device.memory_mib
-
-
-@given(st.lists(requests, min_size=1, max_size=12), pools)
-def test_the_first_in_line_is_always_served_if_it_fits(
-    line: list[SliceRequest], statuses: list[DeviceStatus]
-) -> None:
-    granted = queueing.grants([Waiter(n, request) for n, request in enumerate(line)], statuses, RULES)
-    fits = placement.place(line[0], statuses, RULES)
-    first = next(granted, None)
-    assert (fits is not None) == (first is not None and first[0].number == 0)
 
 
 @given(pools)

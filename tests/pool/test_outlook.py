@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from gpu_pool import outlook, placement
-from gpu_pool.outlook import Stay, expected_wait, expected_waits
-from gpu_pool.queueing import Holding, Policy, Usage, Waiter
+from gpu_pool import placement
+from gpu_pool.outlook import Stay, expected_wait, expected_waits, explain
+from gpu_pool.queueing import Holding, Policy, Situation, Usage, Waiter
 from gpu_pool.rules import Rules
 from gpu_pool_client import DeviceStatus, Slice, parse_request
 from support.pools import device
@@ -31,29 +30,24 @@ def waiter(number: int, text: str = "50%", **facts: object) -> Waiter:
 
 def situation(
     line: Sequence[Waiter], holdings: Sequence[Holding], count: int = 2, now: float = 100.0
-) -> tuple[Sequence[Waiter], Sequence[Holding], list[DeviceStatus], Rules, Policy, Usage, float]:
+) -> Situation:
     found = [DeviceStatus(each, 0, 0, 0, 0) for each in V100[:count]]
     for each in holdings:
         found = placement.deduct(found, each.parts)
-    return line, holdings, found, Rules(), Policy(), Usage(), now
-
-
-def explain(number: int, *told: Any) -> str:
-    line, holdings, statuses, rules, _, _, now = told
-    return outlook.explain(number, line, holdings, statuses, rules, now)
+    return Situation(line, holdings, found, Rules(), Policy(), Usage(), now)
 
 
 def test_it_says_what_is_needed_and_what_is_free() -> None:
     told = situation([waiter(1, "1"), waiter(2)], [held(0, 700), held(1, 900)])
-    assert explain(2, *told) == (
+    assert explain(2, told) == (
         "50% of one GPU is needed. Of 2 that would do, the one with most room has 30% and 9831MiB free."
     )
-    assert explain(1, *told).startswith("A whole GPU is needed.")
+    assert explain(1, told).startswith("A whole GPU is needed.")
 
 
 def test_it_says_that_a_gpu_is_kept_free_for_somebody_and_never_for_whom() -> None:
     kept = waiter(1, "1", reserved=(V100[1].uuid,))
-    text = explain(2, *situation([kept, waiter(2)], [held(0, 1000), held(1, 20)]))
+    text = explain(2, situation([kept, waiter(2)], [held(0, 1000), held(1, 20)]))
     assert text.endswith(
         "1 GPU is kept free for a large request that has waited longer, though you would fit there now."
     )
@@ -63,34 +57,34 @@ def test_it_says_that_a_gpu_is_kept_free_for_somebody_and_never_for_whom() -> No
 def test_whoever_a_gpu_is_emptied_for_is_told_when_at_the_latest() -> None:
     kept = waiter(1, "1", reserved=(V100[1].uuid,))
     holdings = [held(0, 1000), held(1, 20, ends_by=700.0), held(1, 20, ends_by=400.0)]
-    text = explain(1, *situation([kept], holdings))
+    text = explain(1, situation([kept], holdings))
     assert text.endswith("A GPU is being emptied for you; the last lease there ends within 10 min.")
-    unlimited = explain(1, *situation([kept], [*holdings, held(1, 20)]))
+    unlimited = explain(1, situation([kept], [*holdings, held(1, 20)]))
     assert unlimited.endswith("A GPU is being emptied for you.")
 
 
 def test_a_parked_kernel_is_told_which_gpu_it_waits_for() -> None:
     parked = waiter(1, devices=frozenset([V100[1].uuid]))
-    text = explain(1, *situation([parked], [held(1, 700)]))
+    text = explain(1, situation([parked], [held(1, 700)]))
     assert text.startswith("50% on GPU 1 is needed, where the kernel was. 30% and 9831MiB of it are free.")
 
 
 def test_nothing_is_expected_while_fewer_than_five_stays_are_known() -> None:
     told = situation([waiter(1)], [held(0, 1000), held(1, 1000)])
-    assert expected_wait(1, *told, STAYS[:4]) is None
-    assert expected_wait(1, *told, STAYS) is not None
-    assert expected_wait(7, *told, STAYS) is None
+    assert expected_wait(1, told, STAYS[:4]) is None
+    assert expected_wait(1, told, STAYS) is not None
+    assert expected_wait(7, told, STAYS) is None
 
 
 def test_stays_of_the_same_course_and_size_count_before_others() -> None:
     told = situation([waiter(1)], [held(0, 500), held(0, 500)], count=1)
     long = [Stay("other", 20, 1e6) for _ in range(50)]
-    assert expected_wait(1, *told, [*long, *STAYS]) == expected_wait(1, *told, STAYS)
+    assert expected_wait(1, told, [*long, *STAYS]) == expected_wait(1, told, STAYS)
 
 
 def test_the_range_lies_within_what_the_stays_allow_and_grows_along_the_line() -> None:
     line = [waiter(number) for number in range(1, 5)]
-    waits = expected_waits(*situation(line, [held(0, 500), held(0, 500)], count=1), STAYS)
+    waits = expected_waits(situation(line, [held(0, 500), held(0, 500)], count=1), STAYS)
     assert list(waits) == [1, 2, 3, 4]
     soonest, latest = waits[1]
     assert 0 < soonest < latest < 3 * 50 * 60 + 120
@@ -102,6 +96,6 @@ def test_the_range_lies_within_what_the_stays_allow_and_grows_along_the_line() -
 def test_a_lease_is_never_expected_to_outlast_its_limit(age: float) -> None:
     holding = replace(held(0, 1000, ends_by=age + 60.0), since=0.0)
     told = situation([waiter(1, since=age)], [holding], count=1, now=age)
-    wait = expected_wait(1, *told, STAYS)
+    wait = expected_wait(1, told, STAYS)
     assert wait is not None
     assert wait[1] <= 3 * 60 + 120

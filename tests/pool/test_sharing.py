@@ -149,6 +149,8 @@ def test_over_quota_is_told_apart_from_full(pools: Any, settings: dict[str, Any]
     first = pool.ask("50%", course="ml101")
     with pytest.raises(OverQuota, match=words):
         pool.ask("50%", course="ml101")
+    with pytest.raises(OverQuota):
+        pool.ask("50%", course="of my own invention" if "courses" not in settings else "ml101")
     assert not pool.book.status("").line
     pool.end(first)
     assert pool.ask("50%", course="ml101").state is LeaseState.HELD

@@ -81,7 +81,7 @@ def test_whom_a_device_is_emptied_for_waits_at_most_for_the_longest_lease_on_it(
         for waiter, _ in moment.decision.grants:
             if waiter.number in latest:
                 served += 1
-                assert moment.now <= latest.pop(waiter.number)
+                assert moment.situation.now <= latest.pop(waiter.number)
         for number, kept in moment.decision.reservations.items():
             latest.setdefault(number, longest_end(moment, kept))
     assert served > 10
@@ -90,8 +90,8 @@ def test_whom_a_device_is_emptied_for_waits_at_most_for_the_longest_lease_on_it(
 
 def longest_end(moment: Moment, uuids: tuple[str, ...]) -> float:
     """Return when the last lease on these devices ends at the latest; all are limited to 4 hours."""
-    just = [(moment.now + 4 * HOUR, parts) for _, parts in moment.decision.grants]
-    held = [(each.ends_by or 0.0, each.parts) for each in moment.holdings]
+    just = [(moment.situation.now + 4 * HOUR, parts) for _, parts in moment.decision.grants]
+    held = [(each.ends_by or 0.0, each.parts) for each in moment.situation.holdings]
     return max(end for end, parts in [*held, *just] for part in parts if part.device.uuid in uuids)
 
 

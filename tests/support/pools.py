@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.inventory import Inventory
@@ -24,7 +25,7 @@ def device(index: int, model: str = "V100-SXM2-32GB", memory_mib: int = 32768, *
     return Device(f"SIM-{model}-{index}", index, model, memory_mib, simulated=True, **facts)  # type: ignore[arg-type]
 
 
-def embedded(path: Path, *devices: Device, **settings: float) -> EmbeddedPool:
+def embedded(path: Path, *devices: Device, **settings: Any) -> EmbeddedPool:
     """Return an embedded pool over these devices (one V100 by default)."""
     inventory = Inventory(devices or (V100,), "test")
     return EmbeddedPool(path, PoolSettings(**settings), lambda: inventory)

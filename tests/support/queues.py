@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_pool import placement
-from gpu_pool.queueing import Decision, Holding, Policy, Usage, Waiter, decide, order
+from gpu_pool.queueing import Decision, Holding, Policy, Situation, Usage, Waiter, decide, order
 from gpu_pool.rules import Rules
 from gpu_pool_client import DeviceStatus, Slice, parse_request
 from support.pools import device
@@ -44,7 +44,8 @@ def decided(
     usage: Usage | None = None,
 ) -> Decision:
     """Decide about the line."""
-    return decide(line, held, statuses(held, count), RULES, policy or Policy(), usage or Usage(), now)
+    found = statuses(held, count)
+    return decide(Situation(line, held, found, RULES, policy or Policy(), usage or Usage(), now))
 
 
 def granted(decision: Decision) -> list[int]:
@@ -55,5 +56,5 @@ def granted(decision: Decision) -> list[int]:
 def ordered(line: Sequence[Waiter], held: Sequence[Holding] = (), **given: object) -> list[int]:
     """Return the numbers of the line in order of turn."""
     policy, usage = given.get("policy", Policy()), given.get("usage", Usage())
-    found = order(line, held, statuses(held), RULES, policy, usage, 100.0)  # type: ignore[arg-type]
+    found = order(Situation(line, held, statuses(held), RULES, policy, usage, 100.0))  # type: ignore[arg-type]
     return [each.number for each in found]

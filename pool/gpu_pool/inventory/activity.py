@@ -18,16 +18,19 @@ _CUDA_DEVICE: Final = "/dev/nvidia-uvm"
 _LATELY_SECONDS: Final = 10
 
 
-def activity_of(process: Process | None, slices: Iterable[Slice]) -> Activity:
-    """Return what the process and its descendants do with these slices' devices."""
+def activity_of(process: Process | None, slices: Iterable[Slice], lease_id: str) -> Activity:
+    """Return what a lease's process, and whatever it has started, does with these slices' devices."""
     real = [part.device.uuid for part in slices if not part.device.simulated]
-    if process is None or not process.is_alive():
-        return Activity()
-    if not real:
+    alive = process is not None and process.is_alive()
+    if process is None or alive is False or not real:
         return Activity(initialised=False, working=False)
-    pids = family(process.pid)
-    initialised = any(_has_open(pid, _CUDA_DEVICE) for pid in pids)
-    return Activity(initialised, _is_working(pids, real) if initialised else False)
+    if alive is None:
+        return Activity()  # of another pid namespace, where it cannot be looked at
+    pids = family(process.pid) | _marked(lease_id)
+    opened = {_has_open(pid, _CUDA_DEVICE) for pid in pids}
+    if True in opened:
+        return Activity(initialised=True, working=_is_working(pids, real))
+    return Activity() if None in opened else Activity(initialised=False, working=False)
 
 
 def family(pid: int) -> set[int]:
@@ -38,10 +41,26 @@ def family(pid: int) -> set[int]:
         return {pid}
 
 
-def _has_open(pid: int, path: str) -> bool:
+def _marked(lease_id: str) -> set[int]:
+    """Return the pids of all processes that were started on the lease, detached ones included."""
+    mark = f"GPU_POOL_LEASE={lease_id}".encode()
+    return {pid for pid in psutil.pids() if mark in _environment(pid)}
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended, or is another user's
+        return []
+
+
+def _has_open(pid: int, path: str) -> bool | None:
+    """Whether a process has the file open; None where that is not for us to see."""
     try:
         return any(_target(link) == path for link in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
+    except PermissionError:
+        return None
+    except OSError:  # it has ended
         return False
 
 

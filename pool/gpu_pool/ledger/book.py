@@ -117,7 +117,8 @@ class Book:
             "key": key,
             "request": str(request),
             "user": _plain(holder.user),
-            "course": _plain(holder.course or ""),
+            # A name that nobody has configured has no weight and no quota of its own.
+            "course": self._sharing.course(holder.course).name,
             "kernel": holder.kernel and _plain(holder.kernel),
             "requested_at": self._clock.wall(),
             "keeper": records.write_process(keeper),

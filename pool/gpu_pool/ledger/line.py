@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpu_pool import outlook, queueing
 from gpu_pool.clock import Clock
@@ -13,30 +13,12 @@ from gpu_pool.ledger import records
 from gpu_pool.ledger.database import Database
 from gpu_pool.ledger.devices import DeviceTable
 from gpu_pool.ledger.use import UseTable
-from gpu_pool.queueing import Decision, Holding, Policy, Usage, Waiter
+from gpu_pool.queueing import Decision, Holding, Situation, Waiter
 from gpu_pool.rules import Rules
-from gpu_pool_client import DeviceStatus, EndReason, Outlook, Slice
+from gpu_pool_client import EndReason, Outlook, Slice
 
 #: Ended leases from which an expected wait is learnt.
 _STAYS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """Everything that the queue decides by, at one moment. Times are Unix seconds."""
-
-    line: Sequence[Waiter]
-    holdings: Sequence[Holding]
-    statuses: Sequence[DeviceStatus]
-    rules: Rules
-    policy: Policy
-    usage: Usage
-    now: float
-
-    @property
-    def rest(self) -> tuple[Sequence[Holding], Sequence[DeviceStatus], Rules, Policy, Usage, float]:
-        """All but the line, in the order in which the queue's functions take it."""
-        return self.holdings, self.statuses, self.rules, self.policy, self.usage, self.now
 
 
 class Line:
@@ -66,7 +48,7 @@ class Line:
         if not rows:
             return
         now = self._situation(rows.values())
-        decision = queueing.decide(now.line, *now.rest)
+        decision = queueing.decide(now)
         for waiter, parts in decision.grants:
             self._db.run("grant", {"number": waiter.number, **self.granted(rows.pop(waiter.number), parts)})
             self._devices.take(parts)
@@ -94,15 +76,15 @@ class Line:
             outlook.Stay(row["course"], row["milli"], row["held_seconds"])
             for row in self._db.run("stays", {"count": _STAYS}).fetchall()
         ]
-        why = outlook.explain(number, now.line, now.holdings, now.statuses, now.rules, now.now)
-        return Outlook(place, why, outlook.expected_wait(number, now.line, *now.rest, stays))
+        why = outlook.explain(number, now)
+        return Outlook(place, why, outlook.expected_wait(number, now, stays))
 
     def _write_order(self, now: Situation, decision: Decision, rows: Mapping[int, sqlite3.Row]) -> None:
         """Write the places in line of those who still wait, and what is emptied for them."""
         granted = [Holding(w.user, w.course, parts, since=now.now) for w, parts in decision.grants]
         left = [waiter for waiter in now.line if waiter.number in rows]
-        after = replace(now, holdings=[*now.holdings, *granted])
-        for turn, waiter in enumerate(queueing.order(left, *after.rest), start=1):
+        after = replace(now, line=left, holdings=[*now.holdings, *granted])
+        for turn, waiter in enumerate(queueing.order(after), start=1):
             row, reserved = rows[waiter.number], ",".join(decision.reservations.get(waiter.number, ()))
             if (row["turn"], row["reserved"]) != (turn, reserved):
                 self._db.run("set_turn", {"number": waiter.number, "turn": turn, "reserved": reserved})

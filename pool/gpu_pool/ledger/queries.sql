@@ -138,7 +138,7 @@ UPDATE lease SET process = NULL, deadline = :deadline, deadline_reason = :reason
 -- name: park
 UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL, ends_by = NULL,
     turn = NULL, waiting_since = NULL, reserved = '',
-    held_before = held_before + coalesce(:now - held_at, 0), deadline = NULL, deadline_reason = NULL
+    held_before = held_before + coalesce(max(0, :now - held_at), 0), deadline = NULL, deadline_reason = NULL
 WHERE number = :number;
 
 -- name: resume

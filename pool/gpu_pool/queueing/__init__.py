@@ -8,9 +8,8 @@ cannot be placed is passed over, and gets devices emptied for it once it has
 waited long enough.
 """
 
-from gpu_pool.queueing.arrival import grants
 from gpu_pool.queueing.deciding import decide, order
 from gpu_pool.queueing.fairness import faded_use
-from gpu_pool.queueing.values import Decision, Holding, Policy, Usage, Waiter
+from gpu_pool.queueing.values import Decision, Holding, Policy, Situation, Usage, Waiter
 
-__all__ = ["Decision", "Holding", "Policy", "Usage", "Waiter", "decide", "faded_use", "grants", "order"]
+__all__ = ["Decision", "Holding", "Policy", "Situation", "Usage", "Waiter", "decide", "faded_use", "order"]

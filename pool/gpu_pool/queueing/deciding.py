@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from gpu_pool import placement
 from gpu_pool.queueing.fairness import Tally, first_course, turns
 from gpu_pool.queueing.reserving import Reservations, smallest_by_device
-from gpu_pool.queueing.values import Decision, Holding, Policy, Usage, Waiter
+from gpu_pool.queueing.values import Decision, Holding, Policy, Situation, Waiter
 from gpu_pool.rules import Rules
 from gpu_pool_client import DeviceStatus, Slice, SliceRequest
 
@@ -16,43 +16,24 @@ from gpu_pool_client import DeviceStatus, Slice, SliceRequest
 _MORE_PATIENCE = 16
 
 
-def decide(
-    line: Iterable[Waiter],
-    holdings: Sequence[Holding],
-    statuses: Sequence[DeviceStatus],
-    rules: Rules,
-    policy: Policy,
-    usage: Usage,
-    now: float,
-) -> Decision:
+def decide(now: Situation) -> Decision:
     """Say who is granted what now, and which devices are kept free for whom.
 
-    ``statuses`` are the devices that may be granted from, in placement order;
-    ``holdings`` are all held leases. To be asked again whenever something
-    changed, and when somebody's ``drain_after`` is over.
+    To be asked again whenever something changed, and when somebody's
+    ``drain_after`` is over.
     """
-    line = list(line)
-    tally = Tally(line, holdings, statuses, rules, policy, usage, now)
-    decision = _Round({waiter.number: waiter for waiter in line}, statuses, rules, tally)
+    waiting = {waiter.number: waiter for waiter in now.line}
+    decision = _Round(waiting, now.statuses, now.rules, Tally(now))
     decision.grant()
-    decision.reserve(holdings, policy, now)
+    decision.reserve(now.holdings, now.policy, now.now)
     return Decision(tuple(decision.grants), decision.reservations.by_number)
 
 
-def order(
-    line: Iterable[Waiter],
-    holdings: Sequence[Holding],
-    statuses: Sequence[DeviceStatus],
-    rules: Rules,
-    policy: Policy,
-    usage: Usage,
-    now: float,
-) -> list[Waiter]:
+def order(now: Situation) -> list[Waiter]:
     """Return the line in order of turn: as if there were a slice for each when its turn comes."""
-    line = list(line)
-    tally = Tally(line, holdings, statuses, rules, policy, usage, now)
+    tally = Tally(now)
     ordered = []
-    for waiter in turns(line, tally):
+    for waiter in turns(now.line, tally):
         tally.charge(waiter)
         ordered.append(waiter)
     return ordered

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from gpu_pool import placement
-from gpu_pool.queueing.values import Holding, Policy, Usage, Waiter
-from gpu_pool.rules import Rules
-from gpu_pool_client import DeviceStatus, SliceRequest
+from gpu_pool.queueing.values import Situation, Waiter
+from gpu_pool_client import SliceRequest
 
 #: A slice that is held counts like one that was used for this part of the memory
 #: (half-life / ln 2) before: for courses little, so that their averages are exact
@@ -35,16 +34,9 @@ def faded_use(milli: float, began: float, ended: float, now: float, half_life: f
 class Tally:
     """What every course and user has had and has: held slices, and what is left of earlier use."""
 
-    def __init__(
-        self,
-        line: Iterable[Waiter],
-        holdings: Sequence[Holding],
-        statuses: Sequence[DeviceStatus],
-        rules: Rules,
-        policy: Policy,
-        usage: Usage,
-        now: float,
-    ) -> None:
+    def __init__(self, situation: Situation) -> None:
+        line, holdings, statuses = situation.line, situation.holdings, situation.statuses
+        rules, policy, usage, now = situation.rules, situation.policy, situation.usage, situation.now
         self._devices = [status.device for status in statuses]
         self._rules, self._policy = rules, policy
         self._course_memory = (1 + _COURSE_AHEAD) * policy.course_half_life / math.log(2)

@@ -6,10 +6,11 @@ device (*milli*), and use is milli times seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpu_pool_client import Slice, SliceRequest
+from gpu_pool.rules import Rules
+from gpu_pool_client import DeviceStatus, Slice, SliceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,28 @@ class Policy:
     def weight(self, course: str) -> float:
         """Return the weight of a course."""
         return self.weights.get(course, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Everything that the queue decides by, at one moment."""
+
+    line: Sequence[Waiter]
+    #: All held leases.
+    holdings: Sequence[Holding]
+    #: The devices that may be granted from, in placement order.
+    statuses: Sequence[DeviceStatus]
+    rules: Rules
+    policy: Policy
+    usage: Usage
+    now: float
+
+    def waiter(self, number: int) -> Waiter:
+        """Return the waiter of that number. Raises ``KeyError`` if it is not in line."""
+        for waiter in self.line:
+            if waiter.number == number:
+                return waiter
+        raise KeyError(number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from gpu_pool import placement
-from gpu_pool.queueing import Decision, Holding, Policy, Usage, Waiter
+from gpu_pool.queueing import Decision, Holding, Policy, Situation, Waiter
 from gpu_pool.queueing.releasing import give_back
 from gpu_pool.rules import Rules
 from gpu_pool.simulation.orders import Order
@@ -49,11 +49,7 @@ class Outcome:
 class Moment:
     """The pool between two events, as the queue is told of it, and what it then decides."""
 
-    now: float
-    line: tuple[Waiter, ...]
-    holdings: tuple[Holding, ...]
-    statuses: tuple[DeviceStatus, ...]
-    usage: Usage
+    situation: Situation
     decision: Decision
 
 
@@ -132,11 +128,18 @@ class Simulation:
         self._statuses = give_back(self._statuses, holding.parts)
 
     def _decide(self, now: float) -> Moment:
-        line, holdings = tuple(self._line.values()), tuple(self._held.values())
-        statuses, usage = tuple(self._statuses), self._usage.at(now)
-        decision = self._order(line, holdings, statuses, self._rules, self._policy, usage, now)
+        situation = Situation(
+            tuple(self._line.values()),
+            tuple(self._held.values()),
+            tuple(self._statuses),
+            self._rules,
+            self._policy,
+            self._usage.at(now),
+            now,
+        )
+        decision = self._order(situation)
         self._apply(decision, now)
-        return Moment(now, line, holdings, statuses, usage, decision)
+        return Moment(situation, decision)
 
     def _apply(self, decision: Decision, now: float) -> None:
         for waiter, parts in decision.grants:

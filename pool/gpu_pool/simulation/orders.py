@@ -2,70 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from gpu_pool import placement
-from gpu_pool.queueing import Decision, Holding, Policy, Usage, Waiter, decide
-from gpu_pool.rules import Rules
-from gpu_pool_client import DeviceStatus
+from gpu_pool.queueing import Decision, Situation, Waiter, decide
 
 #: A rule that grants: called as ``queueing.decide`` is.
-Order = Callable[
-    [Sequence[Waiter], Sequence[Holding], Sequence[DeviceStatus], Rules, Policy, Usage, float], Decision
-]
+Order = Callable[[Situation], Decision]
 
 
-def strict(
-    line: Sequence[Waiter],
-    _holdings: Sequence[Holding],
-    statuses: Sequence[DeviceStatus],
-    rules: Rules,
-    _policy: Policy,
-    _usage: Usage,
-    _now: float,
-) -> Decision:
+def strict(now: Situation) -> Decision:
     """First come, first served: nobody passes anybody."""
-    return _in_order(line, statuses, rules, stop=True)
+    return _in_order(now.line, now, stop=True)
 
 
-def backfill(
-    line: Sequence[Waiter],
-    _holdings: Sequence[Holding],
-    statuses: Sequence[DeviceStatus],
-    rules: Rules,
-    _policy: Policy,
-    _usage: Usage,
-    _now: float,
-) -> Decision:
+def backfill(now: Situation) -> Decision:
     """First come, first served, passing over whoever cannot be placed now."""
-    return _in_order(line, statuses, rules)
+    return _in_order(now.line, now)
 
 
-def smallest_first(
-    line: Sequence[Waiter],
-    _holdings: Sequence[Holding],
-    statuses: Sequence[DeviceStatus],
-    rules: Rules,
-    _policy: Policy,
-    _usage: Usage,
-    _now: float,
-) -> Decision:
+def smallest_first(now: Situation) -> Decision:
     """Those who ask for least first, then first come, first served."""
 
     def size(waiter: Waiter) -> int:
         return waiter.request.count * (waiter.request.milli or waiter.request.memory_mib or 0)
 
-    return _in_order(sorted(line, key=size), statuses, rules)
+    return _in_order(sorted(now.line, key=size), now)
 
 
-def _in_order(
-    line: Iterable[Waiter], statuses: Sequence[DeviceStatus], rules: Rules, *, stop: bool = False
-) -> Decision:
+def _in_order(line: Iterable[Waiter], now: Situation, *, stop: bool = False) -> Decision:
     """Grant in this order; a waiter who cannot be placed is passed over, or stops all behind it."""
-    free, grants, refused = list(statuses), [], set()
+    free, grants, refused = list(now.statuses), [], set()
     for waiter in line:
-        parts = None if waiter.request in refused else placement.place(waiter.request, free, rules)
+        parts = None if waiter.request in refused else placement.place(waiter.request, free, now.rules)
         if parts is not None:
             free = placement.deduct(free, parts)
             grants.append((waiter, parts))

@@ -68,3 +68,4 @@ async def before(end: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T |
         return task.result() if task.done() and not end.done() else None
     finally:
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

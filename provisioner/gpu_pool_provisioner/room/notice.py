@@ -96,7 +96,7 @@ def interrupted(size: str) -> str:
 
 def gone(reason: str) -> str:
     """Say that a kernel has been ended, and what to do."""
-    return f"This cell did not run. {reason} Its variables are gone. Run the cell again to start anew."
+    return f"{reason} Its variables are gone. Run the cell again to start anew."
 
 
 def resuming(waiting: str) -> str:

@@ -7,7 +7,8 @@ held: no cell runs without the slice.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import zmq
 from traitlets.log import get_logger
@@ -21,13 +22,23 @@ from gpu_pool_provisioner.room.wires import Wires
 
 #: Seconds in which an idle kernel answers; one that does not is left alone.
 _ANSWERS_WITHIN: Final = 5.0
-#: Seconds to leave a kernel alone that could not be parked.
-_TRY_AGAIN: Final = 30.0
+#: Seconds to leave an unreachable pool alone.
+_RETRY_EVERY: Final = 2.0
 #: What a Python kernel that has not initialised CUDA sees of its devices.
 _VISIBLE: Final = "__import__('os').environ.update(CUDA_VISIBLE_DEVICES={!r})"
 _NONE: Final = "-1"
 #: Where a message's header is, from its end.
 _HEADER: Final = 4
+#: Types of requests that a parked kernel may answer: on shell, and on control.
+_QUESTIONS: Final = (
+    *(b'"kernel_info_request"', b'"comm_info_request"'),
+    *(b'"history_request"', b'"is_complete_request"'),
+)
+_HARMLESS: Final = (
+    *(b'"shutdown_request"', b'"interrupt_request"', b'"kernel_info_request"', b'"usage_request"'),
+    *(b'"create_subshell_request"', b'"delete_subshell_request"', b'"list_subshell_request"'),
+)
+T = TypeVar("T")
 _POISONED: Final = (
     "While this kernel's GPU slice was lent to others, something in it looked for a GPU and found none. "
     "If CUDA now says that there is no device, restart the kernel."
@@ -43,99 +54,126 @@ class Parking:
         self._front = front
         self._reception = reception
         self._wanted = asyncio.Event()
-        self._resuming: asyncio.Task[Lease] | None = None
-
-    @property
-    def resuming(self) -> bool:
-        """Whether something was submitted, and the slice is asked for again."""
-        return self._resuming is not None
+        self._given_up = asyncio.Event()
+        #: Whether something was submitted, and the slice is asked for again.
+        self.resuming = False
 
     def give_up(self) -> None:
         """Let what was submitted fail, and leave the slice to others. The kernel stays as it is."""
-        if self._resuming is not None:
-            self._resuming.cancel()
+        self._given_up.set()
 
-    async def until_resumed(self, lease: Lease) -> Lease:
-        """Park the slice; return its lease when it is held again and everything is relayed again.
+    async def begin(self) -> bool:
+        """Hold what is submitted from now on, and lend the slice; return whether that was done.
 
-        Where it cannot be parked, the lease as it was, after a while. Raises
-        what the pool raises when the lease is lost.
+        Not where the kernel turns out to be at work, or to keep state on its device.
         """
-        if not await self._park():
-            self._relay_again()
-            await asyncio.sleep(_TRY_AGAIN)
-            return lease
-        visible = lease.environment["CUDA_VISIBLE_DEVICES"]
-        self._show_devices(_NONE)
+        self._front["shell"].on_message = self._hold
+        self._front["control"].on_message = self._control
+        if await self._run.relay.is_idle(_ANSWERS_WITHIN) and not self._wanted.is_set():
+            try:
+                await self._turn.park()
+            except (NotAllowed, PoolUnreachable) as error:
+                get_logger().info("The slice of an idle kernel is kept: %s", error)
+            else:
+                self._show_devices(_NONE)
+                return True
+        self._relay_again()
+        return False
+
+    async def until_resumed(self, visible: str) -> Lease:
+        """Return the lease when it is held again and everything is relayed again.
+
+        ``visible`` is what the kernel is to see in ``CUDA_VISIBLE_DEVICES``.
+        Raises ``LeaseGone`` when the lease has ended.
+        """
         resumed: Lease | None = None
         while resumed is None:
             await self._wanted.wait()
             self._wanted.clear()
+            self._given_up.clear()
             resumed = await self._resumed()
         self._show_devices(visible)
-        if (await self._turn.activity()).initialised:
+        if await self._is_poisoned():
             self._run.relay.tell(_POISONED)
         self._relay_again()
         return resumed
 
-    async def _park(self) -> bool:
-        """Hold what is submitted from now on; lend the slice unless the kernel turns out to be at work."""
-        self._front["shell"].on_message = self._hold
-        if not await self._run.relay.is_idle(_ANSWERS_WITHIN) or self._wanted.is_set():
-            return False
-        try:
-            await self._turn.park()
-        except (NotAllowed, PoolUnreachable) as error:
-            get_logger().info("The slice of an idle kernel is kept: %s", error)
-            return False
-        return True
-
     async def _resumed(self) -> Lease | None:
         """Return the lease once it is held again, None if that was given up."""
-        self._resuming = asyncio.create_task(self._wait_for_slice())
-        self._front["control"].on_message = self._control
+        self.resuming = True
+        wait = asyncio.create_task(self._wait_for_slice())
+        giving_up = asyncio.create_task(self._given_up.wait())
+        whatever_first: set[asyncio.Future[Any]] = {wait, giving_up}
         try:
-            return await self._resuming
-        except asyncio.CancelledError:
-            if not self._resuming.cancelled():
-                raise  # it is not the wait that was cancelled
-            self._reception.refuse(notice.gave_up(self._turn.size))
-            self._reception.show("")
-            await self._turn.park()
-            return None
+            await asyncio.wait(whatever_first, return_when=asyncio.FIRST_COMPLETED)
+            if wait.done():
+                return wait.result()
         finally:
-            self._resuming.cancel()
-            self._resuming = None
-            self._front["control"].on_message = self._run.relay.back["control"].send
+            for task in (wait, giving_up):
+                task.cancel()
+            await asyncio.gather(wait, giving_up, return_exceptions=True)
+            self.resuming = False
+        self._reception.refuse(notice.gave_up(self._turn.size))
+        self._reception.show("")
+        try:
+            await self._patiently(self._turn.park)
+        except NotAllowed:  # it was granted, and used, in the same moment
+            return await self._patiently(self._turn.lease)
+        return None
 
     async def _wait_for_slice(self) -> Lease:
-        lease = await self._turn.resume()
+        lease = await self._patiently(self._turn.resume)
         if lease.state is LeaseState.WAITING:
             looked_at = asyncio.Event()
             looked_at.set()
             lease = await self._turn.granted(lease.id, self._show, looked_at)
         return lease
 
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the pool until it can be reached: the kernel and its variables are there to be kept."""
+        while True:
+            try:
+                return await ask()
+            except PoolUnreachable as error:  # noqa: PERF203 - what is waited for takes seconds
+                self._show(notice.unreachable(self._turn.size, error))
+                await asyncio.sleep(_RETRY_EVERY)
+
+    async def _is_poisoned(self) -> bool:
+        try:
+            return bool((await self._turn.activity()).initialised)
+        except PoolUnreachable:
+            return False
+
     def _show(self, text: str) -> None:
         self._reception.show(notice.resuming(text))
 
     def _hold(self, frames: list[zmq.Frame]) -> None:
+        """Pass on questions about the kernel's state; hold whatever makes it work."""
+        if _is_one_of(_QUESTIONS, frames):
+            self._run.relay.back["shell"].send(frames)
+            return
         self._reception.receive("shell", frames)
         if self._reception.holds_work:
             self._wanted.set()
 
     def _control(self, frames: list[zmq.Frame]) -> None:
-        """Take an interrupt, which in the kernel would not reach the cell that waits here."""
-        if len(frames) > _HEADER and b'"interrupt_request"' in frames[-_HEADER].bytes:
-            self._reception.receive("control", frames)
-        else:
+        """Pass on what does not make the kernel work, but an interrupt of a cell that waits here."""
+        interrupt = self.resuming and _is_one_of((b'"interrupt_request"',), frames)
+        if _is_one_of(_HARMLESS, frames) and not interrupt:
             self._run.relay.back["control"].send(frames)
+        else:
+            self._reception.receive("control", frames)
 
     def _relay_again(self) -> None:
         self._run.relay.begin()
-        self._reception.hand_over(self._run.relay.back)
+        self._reception.hand_over(self._run.relay.pass_on)
 
     def _show_devices(self, visible: str) -> None:
         language = self._reception.introduction.get("language_info", {}).get("name")
         if language == "python":
             self._run.relay.run_silently(_VISIBLE.format(visible))
+
+
+def _is_one_of(kinds: Sequence[bytes], frames: list[zmq.Frame]) -> bool:
+    header = frames[-_HEADER].bytes if len(frames) > _HEADER else b""
+    return any(kind in header for kind in kinds)

@@ -128,13 +128,13 @@ class Reception:
         for held in executions:
             self._answer(held, {"status": "aborted"})
 
-    def hand_over(self, back: Wires) -> None:
+    def hand_over(self, pass_on: Callable[[str, list[zmq.Frame]], None]) -> None:
         """Send what was held to the kernel, in order, and take the notice away."""
         self._clear()
         self._text = ""
         held_back, self._held = self._held, []
         for held in held_back:
-            back[held.channel].send(held.frames)
+            pass_on(held.channel, held.frames)
 
     def welcome(self, subscription: bytes) -> None:
         """Greet a new subscriber of iopub, as kernels of protocol 5.4 do."""

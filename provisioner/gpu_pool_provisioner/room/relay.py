@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import zmq
@@ -26,6 +27,8 @@ _OURS: Final = b'"gpu_pool_'
 _HEADER: Final = 4
 _BOTH_WAYS: Final = ("shell", "control", "stdin", "hb")
 
+Message = dict[str, Any]
+
 
 class Relay:
     """Stands between the front of a kernel and the real one, which may not listen yet."""
@@ -35,13 +38,14 @@ class Relay:
         self._front = front
         self._answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        #: Whether the kernel works on what somebody submitted.
-        self.busy = False
-        #: When it last began or ended such work, in Unix seconds; None if it never did.
+        #: When the kernel last began or ended work that was submitted (``time.monotonic()``); None if never.
         self.last_activity: float | None = None
         #: What is done with messages of our own that the kernel publishes, by their type.
         self.messages: dict[str, Callable[[Mapping[str, Any]], None]] = {}
-        self._parent: bytes | None = None
+        #: Headers of what the kernel works on, by message id: with subshells, several at a time.
+        self._at_work: dict[str, Message] = {}
+        #: Code that was passed on and has had no reply, by message id.
+        self._unanswered: dict[str, list[zmq.Frame]] = {}
         self._untold: list[str] = []
         handlers = {**dict.fromkeys(_BOTH_WAYS, self._take_answer), "iopub": self._output}
         self.back = connect_back(connection, handlers)
@@ -66,7 +70,18 @@ class Relay:
         for channel in _BOTH_WAYS:
             self._front[channel].on_message = self.back[channel].send
             self.back[channel].on_message = self._front[channel].send
+        self._front["shell"].on_message = partial(self.pass_on, "shell")
         self.back["shell"].on_message = self._reply
+        self.back["control"].on_message = self._reply_on_control
+
+    @property
+    def busy(self) -> bool:
+        """Whether the kernel works on what somebody submitted."""
+        return bool(self._at_work)
+
+    def unanswered(self) -> list[list[zmq.Frame]]:
+        """Return the code that was passed on and has had no reply, in order."""
+        return list(self._unanswered.values())
 
     def close(self) -> None:
         """Let go of the kernel. May be repeated."""
@@ -97,10 +112,13 @@ class Relay:
         To be asked while nothing more is passed on: a kernel answers in the order of asking.
         """
         before = self.last_activity
-        self._answer = asyncio.get_running_loop().create_future()
-        self._ask("shell")
-        await asyncio.wait({self._answer}, timeout=within)
-        return self._answer.done() and not self.busy and self.last_activity == before
+        for channel in ("control", "shell"):
+            self._answer = asyncio.get_running_loop().create_future()
+            self._ask(channel)
+            await asyncio.wait({self._answer}, timeout=within)
+            if not self._answer.done():
+                return False
+        return not self.busy and not self._unanswered and self.last_activity == before
 
     def run_silently(self, code: str) -> None:
         """Let the kernel run code of ours that nobody sees."""
@@ -119,22 +137,39 @@ class Relay:
     def _reply(self, frames: list[zmq.Frame]) -> None:
         if frames[0].bytes == DELIM:  # to a request of ours, which has no identity
             self._take_answer(frames)
+            return
+        if len(frames) > _HEADER and b'"execute_reply"' in frames[-_HEADER].bytes:
+            self._unanswered.pop(_header(frames[-_HEADER + 1].bytes).get("msg_id", ""), None)
+        self._front["shell"].send(frames)
+
+    def _reply_on_control(self, frames: list[zmq.Frame]) -> None:
+        if frames[0].bytes == DELIM:
+            self._take_answer(frames)
         else:
-            self._front["shell"].send(frames)
+            self._front["control"].send(frames)
+
+    def pass_on(self, channel: str, frames: list[zmq.Frame]) -> None:
+        """Send the kernel what came for it on a channel."""
+        if channel == "shell" and len(frames) > _HEADER and b'"execute_request"' in frames[-_HEADER].bytes:
+            self._unanswered[_header(frames[-_HEADER].bytes).get("msg_id", "")] = frames
+        self.back[channel].send(frames)
 
     def _observe(self, parent: bytes, content: bytes) -> None:
         if any(kind in parent for kind in _WORK) and self._session.session.encode() not in parent:
-            self.busy = b'"busy"' in content
-            self.last_activity = time.time()
-            self._parent = parent
-            if self.busy and self._untold:
+            header = _header(parent)
+            self.last_activity = time.monotonic()
+            if b'"busy"' not in content:
+                self._at_work.pop(header.get("msg_id", ""), None)
+                return
+            self._at_work[header.get("msg_id", "")] = header
+            if self._untold:
                 self._tell_now()
 
     def _tell_now(self) -> None:
         lines, self._untold = self._untold, []
         content = {"name": "stderr", "text": "".join(f"{line}\n" for line in lines)}
         message = self._session.msg("stream", content)
-        message["parent_header"] = json.loads(self._parent or b"{}")
+        message["parent_header"] = next(reversed(self._at_work.values()))
         self._front["iopub"].send(self._session.serialize(message, b"stream"))
 
     def _take(self, frames: list[zmq.Frame]) -> bool:
@@ -145,7 +180,18 @@ class Relay:
         except (ValueError, TypeError, KeyError) as error:
             get_logger().warning("Ignored what is not a kernel's signed message: %s", error)
             return False
-        handle = self.messages.get(message["msg_type"])
-        if handle is not None:
-            handle(message["content"])
-        return handle is not None
+        kind, content = message["msg_type"], message["content"]
+        if not isinstance(kind, str) or kind not in self.messages or not isinstance(content, dict):
+            return False
+        self.messages[kind](content)
+        return True
+
+
+def _header(text: bytes) -> Message:
+    """Read a message's header, which a kernel may have made up."""
+    try:
+        header = json.loads(text)
+    except ValueError:
+        return {}
+    known = isinstance(header, dict) and isinstance(header.get("msg_id", ""), str)
+    return header if known else {}

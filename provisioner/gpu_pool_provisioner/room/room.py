@@ -91,7 +91,7 @@ class Room:
 
     @property
     def last_activity(self) -> float | None:
-        """When the kernel last began or ended work that was submitted, in Unix seconds."""
+        """When the kernel last began or ended work that was submitted (``time.monotonic()``)."""
         return self._run.relay.last_activity if self._run else None
 
     async def open(self) -> None:
@@ -213,7 +213,7 @@ class Room:
             self._reception.introduction = await run.until_ready(self._kernel, self._turn)
             self._phase = Phase.RUNNING
             run.relay.begin()
-            self._reception.hand_over(run.relay.back)
+            self._reception.hand_over(run.relay.pass_on)
             return await self._look_after(lease, run)
         except BaseException:
             run.kill()
@@ -221,8 +221,9 @@ class Room:
 
     async def _look_after(self, lease: Lease, run: Run) -> bool:
         """Return when the process has ended: False if by itself, True if by the terms of its lease."""
+        steward = Steward(lease, run.relay, self._turn)
         while lease.terms.has_limits:
-            step: Step | None = await before(run.end, Steward(lease, run.relay, self._turn).time_is_up())
+            step: Step | None = await before(run.end, steward.time_is_up())
             if step is None:
                 return False
             if step.act is Act.END:
@@ -230,7 +231,11 @@ class Room:
                 return True
             self._parking = Parking(self._turn, run, self._front, self._reception)
             try:
-                resumed = await before(run.end, self._parking.until_resumed(lease))
+                if not await self._parking.begin():
+                    steward.postpone()
+                    continue
+                visible = lease.environment["CUDA_VISIBLE_DEVICES"]
+                resumed = await before(run.end, self._parking.until_resumed(visible))
             except LeaseGone as error:
                 await self._end(taken(error.reason), run)
                 return True
@@ -238,7 +243,7 @@ class Room:
                 self._parking = None
             if resumed is None:
                 return False
-            lease = resumed
+            lease, steward = resumed, Steward(resumed, run.relay, self._turn)
         await run.end
         return False
 
@@ -247,6 +252,8 @@ class Room:
         self._standing_in, self._obituary = True, step.words
         run.kill()
         await run.end
+        for frames in run.relay.unanswered():
+            self._reception.hold("shell", frames)
         run.close()
         self._run = None
         self._receive(Phase.GIVEN_UP)

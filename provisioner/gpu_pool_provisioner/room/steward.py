@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from traitlets.log import get_logger
@@ -24,6 +25,10 @@ from gpu_pool_provisioner.room.relay import Relay
 from gpu_pool_provisioner.room.tenure import Act, Seen, Step
 from gpu_pool_provisioner.room.turn import Turn
 
+#: Seconds until the next look at a kernel whose slice is gone while it works.
+_SOON: Final = 0.5
+#: Seconds to leave a kernel alone that could not be parked.
+_TRY_AGAIN: Final = 30.0
 #: What a kernel publishes to say that it is in use, see gpu_pool_kernels.inkernel.keeping.
 KEEP: Final = "gpu_pool_keep"
 
@@ -32,10 +37,10 @@ class Steward:
     """One kernel's steward, from the grant of its slice to its end or parking."""
 
     def __init__(self, lease: Lease, relay: Relay, turn: Turn) -> None:
-        self._terms: Terms = lease.terms
+        self._terms = lease.terms
         self._relay = relay
         self._turn = turn
-        self._idle_since = time.time()
+        self._idle_since = time.monotonic()
         self._kept_until = 0.0
         self._warned: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
@@ -56,13 +61,20 @@ class Steward:
             except asyncio.TimeoutError:
                 continue
 
+    def postpone(self) -> None:
+        """Leave the kernel alone for a while: it could not be parked."""
+        self._kept_until = max(self._kept_until, time.monotonic() + _TRY_AGAIN)
+
     async def _look(self) -> Step:
-        now = time.time()
         try:
             lease = await self._turn.lease()
             if lease.state is LeaseState.ENDED:
                 return taken(lease.end_reason.value if lease.end_reason else None)
-            return tenure.step(self._terms, await self._seen(), now)
+            if lease.state is not LeaseState.HELD:
+                # Somebody else has parked it. Code that runs already cannot be held any more.
+                return Step(Act.NOTHING, again_in=_SOON) if self._relay.busy else Step(Act.PARK)
+            self._terms = _on_our_clock(lease.terms)
+            return tenure.step(self._terms, await self._seen(), time.monotonic())
         except LeaseGone as error:
             return taken(error.reason)
         except PoolUnreachable as error:
@@ -73,7 +85,7 @@ class Steward:
         idle_since = max(self._idle_since, self._relay.last_activity or 0.0)
         seen = Seen(self._relay.busy, idle_since, self._kept_until, Activity(), self._warned)
         at = tenure.idle_at(self._terms, seen)
-        if at is None or time.time() < at - self._terms.warn_before:
+        if at is None or time.monotonic() < at - self._terms.warn_before:
             return seen  # looking at the device costs more, and decides nothing yet
         activity = await self._turn.activity()
         return Seen(seen.busy, idle_since, self._kept_until, activity, self._warned)
@@ -84,10 +96,17 @@ class Steward:
         if not isinstance(wanted, int) or wanted <= 0:
             return
         seconds = min(wanted, self._terms.keep_at_most)
-        self._kept_until = time.time() + seconds
+        self._kept_until = time.monotonic() + seconds
         self._changed.set()
         most = "" if seconds == wanted else ", the most that its course allows at once"
         self._relay.tell(f"This kernel keeps its GPU slice for {format_duration(seconds)}{most}.")
+
+
+def _on_our_clock(terms: Terms) -> Terms:
+    """Return the terms with the lease's end by ``time.monotonic()``, which nobody sets."""
+    if terms.ends_at is None:
+        return terms
+    return replace(terms, ends_at=terms.ends_at - time.time() + time.monotonic())
 
 
 def taken(reason: str | None) -> Step:

@@ -1,6 +1,6 @@
 """How long a kernel keeps its slice: pure decisions by the terms of its lease.
 
-Times are Unix seconds.
+Times are seconds of one clock, any clock.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ class Turn:
                 else:
                     told = await self._explain(lease_id, standing, told, tell)
                     await standing.until_left(_pace(standing.place))
-        return await self._claim.pool.wait(lease_id)
+        # Cancelling a pool's wait would withdraw the lease.
+        return await asyncio.shield(self._claim.pool.wait(lease_id))
 
     async def _explain(
         self,

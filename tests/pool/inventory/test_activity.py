@@ -86,10 +86,28 @@ def test_cuda_is_seen_in_the_open_files_of_a_process_and_its_descendants(
     with running() as idle, running(nested.format(opens)) as busy:
         assert busy.stdout is not None
         assert busy.stdout.readline() == "open\n"
-        assert activity_of(identity(idle), [REAL]) == Activity(initialised=False, working=False)
-        assert activity_of(identity(busy), [REAL]).initialised
-        assert activity_of(identity(busy), [SIMULATED]) == Activity(initialised=False, working=False)
-    assert activity_of(replace(Process.current(), start=1), [REAL]) == Activity()
+        assert activity_of(identity(idle), [REAL], "1-a") == Activity(initialised=False, working=False)
+        assert activity_of(identity(busy), [REAL], "1-a").initialised
+        assert activity_of(identity(busy), [SIMULATED], "1-a") == Activity(initialised=False, working=False)
+    gone = replace(Process.current(), start=1)
+    assert activity_of(gone, [REAL], "1-a") == Activity(initialised=False, working=False)
+    elsewhere = replace(Process.current(), namespace="pid:[1]")
+    assert activity_of(elsewhere, [REAL], "1-a") == Activity()
+
+
+def test_what_was_started_on_the_lease_and_detached_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uvm = tmp_path / "nvidia-uvm"
+    uvm.touch()
+    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
+    monkeypatch.setenv("GPU_POOL_LEASE", "7-cafe")
+    opens = f"file = open({str(uvm)!r}); print('open', flush=True); import sys; sys.stdin.read()"
+    with running() as kernel, running(opens) as training:
+        assert training.stdout is not None
+        assert training.stdout.readline() == "open\n"
+        assert activity_of(identity(kernel), [REAL], "7-cafe").initialised
+        assert activity_of(identity(kernel), [REAL], "8-cafe").initialised is False
 
 
 async def test_what_keeps_state_on_the_device_is_not_parked(
