@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_client import EndReason, LeaseState
-from support.classroom import Classroom, Managers, eventually
+from gpu_pool_client import EndReason, Lease, LeaseState, PoolUnreachable
+from support.classroom import Classroom, Managers, eventually, kill
 from support.room import frontend
 
 
@@ -33,12 +33,9 @@ async def test_an_idle_kernel_lends_its_slice_and_keeps_its_variables(
     km = manager(classroom.install("all", "1"))
     await km.start_kernel()
 
-    async def is_parked() -> bool:
-        return (await classroom.only_lease()).state is LeaseState.PARKED
-
     async with frontend(km) as page:
         await page.run("import os; kept = 42").done()
-        await eventually(is_parked)
+        await eventually(classroom.is_parked)
         other = await classroom.fill("1")
         assert other.state is LeaseState.HELD
         cell = page.run("print(kept, os.environ['CUDA_VISIBLE_DEVICES'])")
@@ -94,18 +91,15 @@ async def test_an_interrupt_while_it_waits_to_resume_leaves_it_parked_and_the_ne
     km = manager(classroom.install("all", "1"))
     await km.start_kernel()
 
-    async def is_parked() -> bool:
-        return bool(LeaseState.PARKED in [lease.state for lease in await classroom.leases()])
-
     async with frontend(km) as page:
         await page.run("kept = 42").done()
-        await eventually(is_parked)
+        await eventually(classroom.is_parked)
         other = await classroom.fill("1")
         cell = page.run("kept = 0")
         await cell.shows("You are next in line")
         await km.interrupt_kernel()
         assert "You stopped waiting" in (await cell.done()).outputs[0]
-        await eventually(is_parked)
+        await eventually(classroom.is_parked)
         await classroom.pool.release(other.id)
         assert (await page.run("print(kept)").done()).outputs == ["42\n"]
 
@@ -117,10 +111,7 @@ async def test_a_parked_kernel_that_is_shut_down_leaves_nothing(
     km = manager(classroom.install("two"))
     await km.start_kernel()
 
-    async def is_parked() -> bool:
-        return (await classroom.only_lease()).state is LeaseState.PARKED
-
-    await eventually(is_parked)
+    await eventually(classroom.is_parked)
     await km.shutdown_kernel()
     await eventually(classroom.is_empty)
 
@@ -148,12 +139,12 @@ async def test_the_longest_lease_warns_then_ends_the_kernel_and_the_next_cell_sa
     lease = await classroom.only_lease()
     async with frontend(km) as page:
         cell = page.run("import time\nfor _ in range(100): time.sleep(0.1)")
+        queued = page.run("print(1)")
         await cell.shows("This GPU slice ends in")
-        await eventually(classroom.is_empty)
+        assert "held for as long as its course allows" in (await cell.done()).outputs[-1]
+        assert (cell.status, (await queued.done()).status) == ("error", "aborted")
         assert (await classroom.pool.lease(lease.id)).end_reason is EndReason.TOO_LONG
         assert await km.is_alive()
-        told = await page.run("print(1)").done()
-        assert "held for as long as its course allows" in told.outputs[0]
         assert (await page.run("print(2)").done()).outputs == ["2\n"]
 
 
@@ -164,12 +155,75 @@ async def test_a_slice_that_is_taken_away_ends_the_kernel_in_words(
     km = manager(classroom.install("two"))
     await km.start_kernel()
 
-    async def is_parked() -> bool:
-        return (await classroom.only_lease()).state is LeaseState.PARKED
-
-    await eventually(is_parked)
+    await eventually(classroom.is_parked)
     await classroom.pool.release((await classroom.only_lease()).id, EndReason.REVOKED)
     async with frontend(km) as page:
         told = await page.run("print(1)").done()
         assert "has gone back to the pool (revoked)" in told.outputs[0]
         assert (await page.run("print(2)").done()).outputs == ["2\n"]
+
+
+async def test_a_parked_kernel_is_restarted_on_its_slice(
+    classroom: Classroom, manager: Managers, course: Any
+) -> None:
+    course(idle_limit="1s")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    await eventually(classroom.is_parked)
+    lease = await classroom.only_lease()
+    await km.restart_kernel(now=True)
+    async with frontend(km) as page:
+        assert (await page.run("print('again')").done()).outputs == ["again\n"]
+    assert (await classroom.only_lease()).id == lease.id
+
+
+async def test_a_kernel_killed_while_it_waits_to_resume_can_be_restarted(
+    classroom: Classroom, manager: Managers, course: Any
+) -> None:
+    course(idle_limit="1s")
+    km = manager(classroom.install("all", "1"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await eventually(classroom.is_parked)
+        other = await classroom.fill("1")
+        cell = page.run("print(1)")
+        await cell.shows("You are next in line")
+        kill(km.provisioner.process.pid)
+        await km.restart_kernel(now=True)
+        assert cell.status != "ok"
+        await classroom.pool.release(other.id)
+        assert (await page.run("print('again')").done()).outputs == ["again\n"]
+
+
+async def test_code_on_the_control_channel_does_not_run_while_parked(
+    classroom: Classroom, manager: Managers, course: Any
+) -> None:
+    course(idle_limit="1s")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await eventually(classroom.is_parked)
+        content = {"code": "ran = True", "silent": False, "allow_stdin": False}
+        told = await page.ask("execute_request", content, "control").done()
+        assert told.status == "error"
+        assert (await page.run("print('ran' in globals())").done()).outputs == ["False\n"]
+
+
+async def test_a_pool_that_is_out_of_reach_for_a_moment_costs_no_variables(
+    classroom: Classroom, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course(idle_limit="1s")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    resume, failures = classroom.pool.resume, iter([PoolUnreachable("Nobody answers.")])
+
+    async def unreachable_once(lease_id: str) -> Lease:
+        for failure in failures:
+            raise failure
+        return await resume(lease_id)
+
+    monkeypatch.setattr(classroom.pool, "resume", unreachable_once)
+    async with frontend(km) as page:
+        await page.run("kept = 42").done()
+        await eventually(classroom.is_parked)
+        assert (await page.run("print(kept)").done()).outputs == ["42\n"]

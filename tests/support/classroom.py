@@ -16,7 +16,7 @@ from typing import Any
 from jupyter_client.manager import AsyncKernelManager
 from traitlets.config import Config
 
-from gpu_pool_client import Lease, Pool, parse_request
+from gpu_pool_client import Lease, LeaseState, Pool, parse_request
 from gpu_pool_client.values import Holder
 from gpu_pool_provisioner import pools
 
@@ -69,6 +69,10 @@ class Classroom:
 
     async def has_a_line(self) -> bool:
         return bool((await self.pool.status()).line)
+
+    async def is_parked(self) -> bool:
+        """Whether some kernel's slice is lent to others."""
+        return any(lease.state is LeaseState.PARKED for lease in await self.leases())
 
     async def is_empty(self) -> bool:
         status = await self.pool.status()

@@ -143,6 +143,8 @@ class Reception:
     def _read(self, channel: str, frames: list[zmq.Frame]) -> Held | None:
         try:
             identities, rest = self._session.feed_identities(frames, copy=False)
+            # One that was passed on comes back when its kernel is ended; it is no replay.
+            self._session.digest_history.discard(rest[0].bytes)
             return Held(channel, frames, identities, self._session.deserialize(rest, copy=False))
         except (ValueError, TypeError, KeyError) as error:
             get_logger().warning("Ignored what is not a signed message to a kernel: %s", error)
