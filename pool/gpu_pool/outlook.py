@@ -156,10 +156,9 @@ def _needed(waiter: Waiter, statuses: Sequence[DeviceStatus]) -> str:
             return (
                 f"{waiter.request.size} is needed on the GPU where the kernel was, which grants nothing now."
             )
-        gpus = "GPU" if len(places) == 1 else "GPUs"
-        return (
-            f"{waiter.request.size} on {gpus} {', '.join(map(str, places))} is needed, where the kernel was."
-        )
+        part = "" if waiter.request.whole_devices else f"{waiter.request.size} of "
+        names = " and ".join(f"GPU {place}" for place in places)
+        return f"{part}{names}, where the kernel was, {'is' if len(places) == 1 else 'are'} needed."
     return f"{_amount(waiter)} needed."
 
 

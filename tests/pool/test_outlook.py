@@ -66,7 +66,7 @@ def test_whoever_a_gpu_is_emptied_for_is_told_when_at_the_latest() -> None:
 def test_a_parked_kernel_is_told_which_gpu_it_waits_for() -> None:
     parked = waiter(1, devices=frozenset([V100[1].uuid]))
     text = explain(1, situation([parked], [held(1, 700)]))
-    assert text.startswith("50% on GPU 1 is needed, where the kernel was. 30% and 9831MiB of it are free.")
+    assert text.startswith("50% of GPU 1, where the kernel was, is needed. 30% and 9831MiB of it are free.")
 
 
 def test_nothing_is_expected_while_fewer_than_five_stays_are_known() -> None:

@@ -39,7 +39,7 @@ async def test_an_idle_kernel_lends_its_slice_and_keeps_its_variables(
         other = await classroom.fill("1")
         assert other.state is LeaseState.HELD
         cell = page.run("print(kept, os.environ['CUDA_VISIBLE_DEVICES'])")
-        await cell.shows("lent to others; its variables are kept. Waiting for a GPU slice of 1.")
+        await cell.shows("lent to others; its variables are kept. Waiting for a whole GPU.")
         await classroom.pool.release(other.id)
         assert (await cell.done()).outputs == [f"42 {other.slices[0].device.uuid}\n"]
     assert (await classroom.only_lease()).state is LeaseState.HELD

@@ -69,12 +69,12 @@ def introduction(language: str, argv: Sequence[str], *, debugger: bool) -> dict[
 
 def waiting(size: str, outlook: str) -> str:
     """Say what a cell waits for, what it needs, and the way out."""
-    return f"Waiting for a GPU slice of {size}. {outlook} Interrupt the kernel to give up."
+    return f"Waiting for {_slice(size)}. {outlook} Interrupt the kernel to give up."
 
 
 def starting(size: str) -> str:
     """Say that the wait is over."""
-    return f"The GPU slice of {size} is here. The kernel is starting."
+    return f"The wait for {_slice(size)} is over. The kernel is starting."
 
 
 def unreachable(size: str, error: GpuPoolError) -> str:
@@ -84,14 +84,12 @@ def unreachable(size: str, error: GpuPoolError) -> str:
 
 def gave_up(size: str) -> str:
     """Say what an interrupt did."""
-    return (
-        f"You stopped waiting for a GPU slice of {size}; this cell did not run. Run it again to wait again."
-    )
+    return f"You stopped waiting for {_slice(size)}; this cell did not run. Run it again to wait again."
 
 
 def interrupted(size: str) -> str:
     """Say what an interrupt did when the slice had come already."""
-    return f"Interrupted while the kernel with its GPU slice of {size} was starting; this cell did not run."
+    return f"Interrupted while the kernel with {_slice(size)} was starting; this cell did not run."
 
 
 def gone(reason: str) -> str:
@@ -107,6 +105,13 @@ def resuming(waiting: str) -> str:
 def not_run(reason: str) -> str:
     """Say that a cell did not run, and why."""
     return f"This cell did not run. {reason}"
+
+
+def _slice(size: str) -> str:
+    """Say a size in words: whole GPUs are written as their number."""
+    if not size.isdigit():
+        return f"a GPU slice of {size}"
+    return "a whole GPU" if size == "1" else f"{size} whole GPUs"
 
 
 def display(text: str, display_id: str) -> dict[str, Any]:
