@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import zmq
 from jupyter_client.session import Session
@@ -144,9 +144,9 @@ class Reception:
         try:
             identities, rest = self._session.feed_identities(frames, copy=False)
             # One that was passed on comes back when its kernel is ended; it is no replay.
-            self._session.digest_history.discard(rest[0].bytes)
+            self._session.digest_history.discard(cast(zmq.Frame, rest[0]).bytes)
             return Held(channel, frames, identities, self._session.deserialize(rest, copy=False))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, IndexError) as error:
             get_logger().warning("Ignored what is not a signed message to a kernel: %s", error)
             return None
 
