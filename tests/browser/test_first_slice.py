@@ -1,4 +1,4 @@
-"""What a student does and sees: the launcher, ``%gpu``, restart, shutdown, a cell that waits, a refusal."""
+"""What a student does and sees: the launcher, ``%gpu``, restart, shutdown, a refusal."""
 
 from __future__ import annotations
 
@@ -6,35 +6,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Locator, Page, expect
+from playwright.async_api import Page, expect
 
-from gpu_pool_client import Holder, connect, parse_request
 from support.classroom import eventually
 from support.lab import Lab
+from support.notebook import NAMES, card, run_cell, start_notebook
 
 Snap = Callable[[str], Awaitable[None]]
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(300)]
-NAMES = ["Python 3 (GPU 2%)", "Python 3 (GPU 10%)", "Python 3 (GPU 50%)", "Python 3 (1 GPU)"]
-
-
-def card(page: Page, kernel: str) -> Locator:
-    return page.locator(f'.jp-LauncherCard[data-category="Notebook"][title="{kernel}"]')
-
-
-async def start_notebook(page: Page, kernel: str) -> None:
-    await card(page, kernel).click()
-    await page.locator(".jp-NotebookPanel").wait_for()
-
-
-async def run_cell(page: Page, code: str, kernel: str = NAMES[0]) -> None:
-    # Until the kernel is there, JupyterLab may still take the focus away.
-    await expect(page.get_by_text(f"{kernel} | Idle")).to_be_visible()
-    cell = page.locator(".jp-Notebook .jp-Cell.jp-mod-active .cm-content")
-    await cell.click()
-    await page.keyboard.type(code)
-    await expect(cell).to_have_text(code)
-    await page.keyboard.press("Shift+Enter")
 
 
 async def choose(page: Page, menu: str, item: str) -> None:
@@ -67,24 +47,6 @@ async def test_a_student_takes_a_slice_and_gives_it_back(page: Page, lab: Lab, s
 
     await choose(page, "Kernel", "Shut Down Kernel")
     await eventually(lab.is_empty)
-
-
-async def test_a_cell_waits_for_its_slice_and_runs(page: Page, lab: Lab, snap: Snap) -> None:
-    async with connect() as pool:
-        half = parse_request("50%")
-        held = [await pool.request(half, Holder(f"user {n}"), key=f"held-{n}") for n in range(2)]
-        before = await pool.request(half, Holder("somebody before"), key="before")
-        await start_notebook(page, NAMES[2])
-        await run_cell(page, "print('It', 'runs')", NAMES[2])
-        output = page.locator(".jp-OutputArea-output").first
-        await expect(output).to_contain_text("You are number 2 in line")
-        await snap("waiting.png")
-        await pool.release(before.id)
-        await expect(output).to_contain_text("You are next in line")
-        await pool.release(held[0].id)
-        await expect(output).to_have_text("It runs")
-        await expect(page.locator(".jp-OutputArea-output")).to_have_count(1)
-        await snap("waited.png")
 
 
 async def test_what_the_pool_does_not_allow_is_refused_in_words(

@@ -1,0 +1,26 @@
+"""What a student does in JupyterLab."""
+
+from __future__ import annotations
+
+from playwright.async_api import Locator, Page, expect
+
+NAMES = ["Python 3 (GPU 2%)", "Python 3 (GPU 10%)", "Python 3 (GPU 50%)", "Python 3 (1 GPU)"]
+
+
+def card(page: Page, kernel: str) -> Locator:
+    return page.locator(f'.jp-LauncherCard[data-category="Notebook"][title="{kernel}"]')
+
+
+async def start_notebook(page: Page, kernel: str) -> None:
+    await card(page, kernel).click()
+    await page.locator(".jp-NotebookPanel").wait_for()
+
+
+async def run_cell(page: Page, code: str, kernel: str = NAMES[0]) -> None:
+    # Until the kernel is there, JupyterLab may still take the focus away.
+    await expect(page.get_by_text(f"{kernel} | Idle")).to_be_visible()
+    cell = page.locator(".jp-Notebook .jp-Cell.jp-mod-active .cm-content")
+    await cell.click()
+    await page.keyboard.type(code)
+    await expect(cell).to_have_text(code)
+    await page.keyboard.press("Shift+Enter")
