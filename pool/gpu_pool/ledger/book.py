@@ -308,6 +308,8 @@ def _check_seconds(name: str, value: float | None) -> None:
 
 def _plain(text: str) -> str:
     """Cut a text that came from outside, and leave out what a file or a terminal could choke on."""
+    if len(text) <= _MOST_TEXT and text.isprintable():
+        return text
     return "".join(each if each.isprintable() else "?" for each in text[:_MOST_TEXT])
 
 

@@ -250,16 +250,17 @@ class Room:
     async def _end(self, step: Step, run: Run) -> None:
         """End the kernel by the terms of its lease; the next cell is told why, the one after starts anew."""
         self._standing_in, self._obituary = True, step.words
-        run.kill()
-        await run.end
+        self._front["shell"].on_message = partial(self._reception.hold, "shell")
         for frames in run.relay.unanswered():
             self._reception.hold("shell", frames)
+        run.kill()
+        await run.end
         run.close()
         self._run = None
+        await self._turn.give_up(REASONS.get(step.words, EndReason.RELEASED))
         self._receive(Phase.GIVEN_UP)
         if self._reception.holds_code:
             self._submitted()
-        await self._turn.give_up(REASONS.get(step.words, EndReason.RELEASED))
 
     def _down(self) -> None:
         """Hold what is submitted for a kernel that may be launched again; close if nobody does."""
