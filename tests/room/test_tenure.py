@@ -24,6 +24,7 @@ def test_a_kernel_that_never_used_the_device_is_parked_when_it_has_been_idle_for
 def test_it_is_looked_at_again_when_that_may_be_due() -> None:
     assert step(PARKS, IDLE, NOW + 599).again_in == pytest.approx(1)
     assert step(PARKS, IDLE, NOW).again_in == 30
+    assert step(Terms(idle_limit=5), replace(IDLE, busy=True), NOW).again_in == 5
 
 
 @pytest.mark.parametrize(

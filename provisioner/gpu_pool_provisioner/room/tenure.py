@@ -91,7 +91,8 @@ def _end_of_lease(terms: Terms, seen: Seen, now: float) -> Step:
 def _end_of_patience(terms: Terms, seen: Seen, now: float) -> Step:
     at = idle_at(terms, seen)
     if at is None:
-        return Step(Act.NOTHING)
+        # Whoever works now will not have been idle for so long any sooner.
+        return Step(Act.NOTHING, again_in=_soon(terms.idle_limit or _SELDOM))
     if seen.activity.initialised is False:
         return Step(Act.PARK) if now >= at else Step(Act.NOTHING, again_in=_soon(at - now))
     if terms.when_idle is WhenIdle.KEEP or seen.activity.working is not False:
