@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, islice
 
 from gpu_pool.rules import Rules
@@ -64,7 +65,14 @@ def fits(part: Slice, status: DeviceStatus) -> bool:
         part.memory_mib <= status.free_memory_mib
         and part.milli <= status.free_milli
         and (contexts is None or part.contexts <= contexts)
+        and _is_of_its_size(part, status)
     )
+
+
+def _is_of_its_size(part: Slice, status: DeviceStatus) -> bool:
+    """Whether it has the size of all that is held there, where that must be one."""
+    n = status.leases if status.device.one_size else 0
+    return n == 0 or (n * part.milli, n * part.memory_mib) == (status.held_milli, status.held_memory_mib)
 
 
 def candidates(request: SliceRequest, devices: Iterable[Device], rules: Rules) -> Iterator[Slice]:
@@ -105,6 +113,8 @@ def _largest_share(status: DeviceStatus, rules: Rules) -> int:
     # One MiB more, exclusive: every share whose memory rounds down to that much.
     by_memory = ((memory + 1) * WHOLE - 1) // max(1, device.memory_mib)
     milli = min(WHOLE, rules.max_milli, status.free_milli, by_memory)
+    if device.one_size and status.leases:
+        milli = min(milli, status.held_milli // status.leases)
     part = cut(SliceRequest(milli=milli), device, rules)
     return milli if milli > 0 and holds(part, rules) and fits(part, status) else 0
 
@@ -114,13 +124,12 @@ def _most_memory(rules: Rules, device: Device) -> int:
 
 
 def _less(status: DeviceStatus, part: Slice) -> DeviceStatus:
-    return DeviceStatus(
-        status.device,
-        status.held_milli + part.milli,
-        status.held_memory_mib + part.memory_mib,
-        status.held_contexts + part.contexts,
-        status.leases + 1,
-        status.milli,
+    return replace(
+        status,
+        held_milli=status.held_milli + part.milli,
+        held_memory_mib=status.held_memory_mib + part.memory_mib,
+        held_contexts=status.held_contexts + part.contexts,
+        leases=status.leases + 1,
     )
 
 

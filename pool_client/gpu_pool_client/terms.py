@@ -44,3 +44,5 @@ class Activity:
     initialised: bool | None = None
     #: Whether the device has worked for it in the last seconds.
     working: bool | None = None
+    #: MiB of device memory in use by it and its descendants, on all devices together.
+    memory_mib: int | None = None

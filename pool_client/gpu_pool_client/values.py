@@ -103,6 +103,9 @@ class Device:
     #: uuids of the devices it has an NVLink to.
     nvlink: tuple[str, ...] = ()
     simulated: bool = False
+    #: Whether all slices that are held of it at once have one size, as a hard limit by
+    #: classic MPS needs: its memory limit belongs to the device's daemon.
+    one_size: bool = False
 
     @property
     def label(self) -> str:
@@ -161,6 +164,10 @@ class Lease:
     #: What is held now; empty unless the state is HELD.
     slices: tuple[Slice, ...] = ()
     enforcement: Enforcement = field(default_factory=Enforcement)
+    #: Variables by which its tier enforces it; a part of :attr:`environment`.
+    variables: Mapping[str, str] = field(default_factory=dict)
+    #: What its user should read now, such as a warning that it uses too much memory; often empty.
+    notice: str = ""
     #: The attached process, whose death ends the lease.
     process: Process | None = None
     #: Place in line, 1 for the next; None unless the state is WAITING.
@@ -203,7 +210,7 @@ class Lease:
             facts["GPU_POOL_ENDS_AT"] = f"{self.terms.ends_at:.0f}"
         if self.terms.idle_limit is not None:
             facts["GPU_POOL_IDLE_LIMIT"] = f"{self.terms.idle_limit:.0f}"
-        return facts
+        return {**facts, **self.variables}
 
     def describe_limits(self) -> str:
         """Say in one line what is granted and what is enforced."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -188,3 +189,16 @@ def test_the_largest_that_would_fit_fits_and_nothing_larger_does(statuses: list[
         assert chosen(format_share(milli), statuses) is not None
     for larger in range(milli + 1, 1001, 37):
         assert placement.place(SliceRequest(milli=larger), statuses, RULES) is None
+
+
+def test_a_device_for_slices_of_one_size_takes_another_size_only_when_it_is_empty() -> None:
+    card = replace(V100[0], one_size=True)
+    empty = DeviceStatus(card, 0, 0, 0, 0)
+    two, ten = parse_request("2%"), parse_request("10%")
+    first = placement.place(two, [empty], RULES)
+    assert first is not None
+    [occupied] = placement.deduct([empty], first)
+    assert placement.place(two, [occupied], RULES) == first
+    assert placement.place(ten, [occupied], RULES) is None
+    assert placement.place(ten, [empty], RULES) is not None
+    assert placement.largest([occupied], RULES) == 20

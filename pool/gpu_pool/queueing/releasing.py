@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpu_pool_client import DeviceStatus, Slice
 
@@ -15,11 +16,10 @@ def give_back(statuses: Sequence[DeviceStatus], parts: Sequence[Slice]) -> list[
 
 def more(status: DeviceStatus, part: Slice) -> DeviceStatus:
     """Return the device with one slice less held of it."""
-    return DeviceStatus(
-        status.device,
-        status.held_milli - part.milli,
-        status.held_memory_mib - part.memory_mib,
-        status.held_contexts - part.contexts,
-        status.leases - 1,
-        status.milli,
+    return replace(
+        status,
+        held_milli=status.held_milli - part.milli,
+        held_memory_mib=status.held_memory_mib - part.memory_mib,
+        held_contexts=status.held_contexts - part.contexts,
+        leases=status.leases - 1,
     )

@@ -1,0 +1,72 @@
+"""What every tier of isolation can do: the one interface behind which slices are enforced.
+
+A tier is chosen per device. Its pure part, :meth:`Tier.describe`, says which
+variables a lease's processes need and what is then enforced; its effects
+happen before a held lease is handed to anybody (:meth:`Tier.open`), and after
+it has ended (:meth:`Tier.close`).
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from gpu_pool_client import Device, Enforcement, Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """How a lease is enforced: the variables its processes need, and the truth about its limits."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    enforcement: Enforcement = field(default_factory=Enforcement)
+
+
+class TierFailed(Exception):
+    """A tier cannot do what it was asked for.
+
+    ``message`` says what was seen, ``remedy`` the command that mends it.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        self.message, self.remedy = message, remedy
+        super().__init__(f"{message} {remedy}".strip())
+
+
+class Tier(abc.ABC):
+    """One way to enforce slices on devices. Its methods block; they are called by one thread.
+
+    All but :meth:`adapt` and :meth:`describe` may raise :class:`TierFailed`.
+    Every effect may be repeated: after a crash it is.
+    """
+
+    #: As an administrator writes it in the settings: ``mps``.
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def adapt(self, device: Device) -> Device:
+        """Return the device as placement is to see it: its context slots, whether all slices have one size."""
+
+    @abc.abstractmethod
+    def describe(self, lease: Lease) -> Statement:
+        """Say how a held lease on devices of this tier is enforced. No effects, and fast."""
+
+    def prepare(self, device: Device) -> None:
+        """Make a device ready, before its first lease; say why where that cannot be done."""
+
+    def open(self, lease: Lease) -> None:
+        """Enforce a held lease from now on. Called before anybody is given its environment."""
+
+    def evict(self, lease: Lease, pids: Sequence[int]) -> None:
+        """Take these processes off the lease's devices safely, before they are killed."""
+
+    def close(self, lease: Lease) -> None:
+        """Enforce it no more: it has ended, or is parked. Its processes are gone, or off the device."""
+
+    def recover(self, leases: Sequence[Lease]) -> None:
+        """After a crash: enforce exactly these held leases, and clean up after all others."""
+
+    def stop(self) -> None:
+        """Leave the devices as they were found; only when no lease is held on them."""
