@@ -75,7 +75,11 @@ async def test_two_frontends(classroom: Classroom, waiting: AsyncKernelManager, 
         await open_up(classroom)
         assert (await mine.done()).outputs == ["mine\n"]
         assert (await theirs.done()).outputs == ["theirs 1\n"]
-        assert page.cells[theirs.id].outputs == ["theirs 1\n"]
+
+        async def is_seen() -> bool:
+            return theirs.id in page.cells and page.cells[theirs.id].outputs == ["theirs 1\n"]
+
+        await eventually(is_seen)
         assert page.cells[theirs.id].reply is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -46,7 +47,7 @@ class Terminal:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=os.setpgrp,
+            preexec_fn=_as_from_a_shell,
         )
         self.started.append(process)
         return process
@@ -79,6 +80,13 @@ class Terminal:
                 return await question(pool)
 
         return asyncio.run(ask())
+
+
+def _as_from_a_shell() -> None:
+    """Give a child its own group, and the signals that whoever runs the tests may ignore, as nohup does."""
+    os.setpgrp()
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_DFL)
 
 
 def eventually(condition: Callable[[], bool], within: float = 30) -> None:

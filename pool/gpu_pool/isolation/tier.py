@@ -47,26 +47,26 @@ class Tier(abc.ABC):
 
     @abc.abstractmethod
     def adapt(self, device: Device) -> Device:
-        """Return the device as placement is to see it: its context slots, whether all slices have one size."""
+        """Return the device as placement is to see it: its context slots, whether it has slices of one size."""
 
     @abc.abstractmethod
     def describe(self, lease: Lease) -> Statement:
         """Say how a held lease on devices of this tier is enforced. No effects, and fast."""
 
-    def prepare(self, device: Device) -> None:
+    def prepare(self, device: Device) -> None:  # noqa: B027 - most tiers need not
         """Make a device ready, before its first lease; say why where that cannot be done."""
 
-    def open(self, lease: Lease) -> None:
+    def open(self, lease: Lease) -> None:  # noqa: B027 - most tiers need not
         """Enforce a held lease from now on. Called before anybody is given its environment."""
 
-    def evict(self, lease: Lease, pids: Sequence[int]) -> None:
+    def evict(self, lease: Lease, pids: Sequence[int]) -> None:  # noqa: B027 - most tiers need not
         """Take these processes off the lease's devices safely, before they are killed."""
 
-    def close(self, lease: Lease) -> None:
+    def close(self, lease: Lease) -> None:  # noqa: B027 - most tiers need not
         """Enforce it no more: it has ended, or is parked. Its processes are gone, or off the device."""
 
-    def recover(self, leases: Sequence[Lease]) -> None:
+    def recover(self, leases: Sequence[Lease]) -> None:  # noqa: B027 - most tiers need not
         """After a crash: enforce exactly these held leases, and clean up after all others."""
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027 - most tiers need not
         """Leave the devices as they were found; only when no lease is held on them."""
