@@ -47,7 +47,7 @@ class Tier(abc.ABC):
 
     @abc.abstractmethod
     def adapt(self, device: Device) -> Device:
-        """Return the device as placement is to see it: its context slots, whether it has slices of one size."""
+        """Return the device as placement is to see it: with its context slots, and ``one_size``."""
 
     @abc.abstractmethod
     def describe(self, lease: Lease) -> Statement:
