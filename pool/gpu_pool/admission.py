@@ -116,6 +116,12 @@ def _too_large_or_small(request: SliceRequest, devices: Sequence[Device], rules:
             f"has {format_memory(device.memory_mib)}.",
             f"Ask for at most {format_memory(device.memory_mib)}.",
         )
+    if part.milli > device.milli:
+        return NeverFits(
+            f"You asked for {request}; the largest MIG instance here, {device.label}, "
+            f"is {format_share(device.milli)} of its GPU.",
+            f"Ask for at most {format_share(device.milli)}.",
+        )
     if part.memory_mib >= rules.context_mib:
         return NeverFits(
             f"You asked for {request}; {device.label} has {device.contexts} CUDA context slots, "

@@ -34,9 +34,13 @@ def cut(request: SliceRequest, device: Device, rules: Rules) -> Slice:
     """Return the slice that the request means on this device, whether or not it fits.
 
     Shares are rounded down to whole MiB; a request for memory alone is charged
-    compute in proportion, rounded up.
+    compute in proportion, rounded up. A MIG instance is granted as a whole, to
+    whoever asks for no more of a GPU than it is.
     """
-    if request.milli is not None:
+    if device.mig_profile is not None:
+        milli = max(device.milli, request.milli or 0)
+        memory = max(device.memory_mib, request.memory_mib or 0)
+    elif request.milli is not None:
         milli, memory = request.milli, device.memory_mib * request.milli // WHOLE
     else:
         memory = request.memory_mib or 0
@@ -53,7 +57,7 @@ def holds(part: Slice, rules: Rules) -> bool:
     device = part.device
     return (
         rules.context_mib <= part.memory_mib <= min(device.memory_mib, _most_memory(rules, device))
-        and part.milli <= min(WHOLE, rules.max_milli)
+        and part.milli <= min(device.milli, rules.max_milli)
         and (device.contexts is None or part.contexts <= device.contexts)
     )
 
@@ -91,6 +95,8 @@ def place(request: SliceRequest, statuses: Sequence[DeviceStatus], rules: Rules)
     fitting = (part for part in able if fits(part, free[part.device.uuid]))
     if request.count == 1:
         first = next(fitting, None)
+        if first is not None and first.device.mig_profile is not None:
+            first = min((first, *fitting), key=lambda part: part.memory_mib)
         return None if first is None else (first,)
     parts = list(fitting)
     return _nearest(parts, request.count) if len(parts) >= request.count else None
@@ -112,7 +118,7 @@ def _largest_share(status: DeviceStatus, rules: Rules) -> int:
     memory = min(status.free_memory_mib, _most_memory(rules, device))
     # One MiB more, exclusive: every share whose memory rounds down to that much.
     by_memory = ((memory + 1) * WHOLE - 1) // max(1, device.memory_mib)
-    milli = min(WHOLE, rules.max_milli, status.free_milli, by_memory)
+    milli = min(device.milli, rules.max_milli, status.free_milli, by_memory)
     if device.one_size and status.leases:
         milli = min(milli, status.held_milli // status.leases)
     part = cut(SliceRequest(milli=milli), device, rules)

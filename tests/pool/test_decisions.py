@@ -202,3 +202,33 @@ def test_a_device_for_slices_of_one_size_takes_another_size_only_when_it_is_empt
     assert placement.place(ten, [occupied], RULES) is None
     assert placement.place(ten, [empty], RULES) is not None
     assert placement.largest([occupied], RULES) == 20
+
+
+def instances() -> list[DeviceStatus]:
+    """A GPU cut into instances of 3/7, 1/7 and 1/7, as MIG does, in the driver's order."""
+    sizes = [("3g.20gb", 19968, 428), ("1g.5gb", 4864, 142), ("1g.5gb", 4864, 142)]
+    cut = [
+        replace(device(0), uuid=f"MIG-{n}", mig_profile=name, memory_mib=mib, milli=milli)
+        for n, (name, mib, milli) in enumerate(sizes)
+    ]
+    return [DeviceStatus(each, 0, 0, 0, 0, each.milli) for each in cut]
+
+
+@pytest.mark.parametrize(
+    ("text", "uuid"),
+    [("2%", "MIG-1"), ("14%", "MIG-1"), ("15%", "MIG-0"), ("4GiB", "MIG-1"), ("5GiB", "MIG-0")],
+)
+def test_the_smallest_mig_instance_that_offers_enough_is_granted_as_a_whole(text: str, uuid: str) -> None:
+    free = instances()
+    [part] = placement.place(parse_request(text), free, RULES) or ()
+    assert part.device.uuid == uuid
+    assert (part.milli, part.memory_mib) == (part.device.milli, part.device.memory_mib)
+    [next_part] = placement.place(parse_request(text), placement.deduct(free, [part]), RULES) or (None,)
+    assert next_part is None or next_part.device != part.device
+
+
+def test_no_mig_instance_is_more_of_a_gpu_than_it_is() -> None:
+    with pytest.raises(NeverFits, match=r"the largest MIG instance here, .* is 42\.8% of its GPU"):
+        admission.check(parse_request("50%"), [each.device for each in instances()], RULES)
+    assert placement.largest(instances(), RULES) == 428
+    assert placement.largest(instances()[1:], RULES) == 142

@@ -18,7 +18,7 @@ import pynvml
 
 from gpu_pool.inventory.values import Inventory
 from gpu_pool.inventory.words import card_problem, library_problem, no_gpu_problem, no_instance_problem
-from gpu_pool_client import Device
+from gpu_pool_client import WHOLE, Device
 
 _T = TypeVar("_T")
 
@@ -31,11 +31,13 @@ _NODE_WORDS: Final = 16
 
 #: A compute instance that is part of a GPU instance: 1c.3g.20gb is one third of 3g.20gb.
 _PART_OF_INSTANCE: Final = re.compile(r"([0-9]+)c\.([1-9][0-9]*)g\.", re.ASCII)
+#: How many of the GPU's parts an instance computes with: 3g.20gb has 3, 1c.3g.20gb has 1.
+_PARTS: Final = re.compile(r"([1-9][0-9]*)[cg]\.", re.ASCII)
 
 #: Where something is on the PCI bus: domain, bus, device.
 _Address = tuple[int, int, int]
 #: Reads the device behind a handle.
-_Read = Callable[[Any], Device]
+_Read = Callable[..., Device]
 
 
 class _End(NamedTuple):
@@ -98,8 +100,8 @@ def _read_card(index: int, driver: str) -> _Card:
 
 def _read_instances(gpu: Any, index: int, read: _Read) -> _Card:
     """Read the instances of a GPU in MIG mode: CUDA offers these, and not the GPU itself."""
-    numbers = range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu))
-    places = [_read_instance(gpu, index, number, read) for number in numbers]
+    count = pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)
+    places = [_read_instance(gpu, index, number, partial(read, parts=count)) for number in range(count)]
     devices = tuple(device for place in places for device in place.devices)
     problems = tuple(problem for place in places for problem in place.problems)
     if not devices and not problems:
@@ -116,10 +118,12 @@ def _read_instance(gpu: Any, index: int, number: int, read: _Read) -> _Card:
         return _Card(problems=(card_problem(f"MIG instance {number} of GPU {index}", error),))
 
 
-def _read_device(handle: Any, index: int, driver: str, numa_node: int | None) -> Device:
+def _read_device(handle: Any, index: int, driver: str, numa_node: int | None, parts: int = 1) -> Device:
+    """Read a GPU, or an instance of one that can be divided into so many parts."""
     # An instance's name is its GPU's name, " MIG ", and its profile's name.
     model, mig, profile = pynvml.nvmlDeviceGetName(handle).partition(" MIG ")
     memory_mib = _memory_mib(handle)
+    computes = _PARTS.match(profile)
     part = _PART_OF_INSTANCE.match(profile)
     if part:  # it shares the instance's memory with the other parts: count its own share alone
         memory_mib = memory_mib * int(part[1]) // int(part[2])
@@ -129,6 +133,7 @@ def _read_device(handle: Any, index: int, driver: str, numa_node: int | None) ->
         model=model,
         memory_mib=memory_mib,
         driver=driver,
+        milli=min(WHOLE, int(computes[1]) * WHOLE // max(1, parts)) if computes else WHOLE,
         mig_profile=profile if mig else None,
         numa_node=numa_node,
     )

@@ -76,11 +76,15 @@ class DeviceTable:
         if any(self._known.get(row[0], (-1,))[0] != row[1] for row in rows):
             self._read()
         return [
-            DeviceStatus(
-                self._known[number][2], milli, memory, contexts, leases, self._milli, drained=bool(drained)
+            DeviceStatus(device, milli, memory, contexts, leases, self._total(device), drained=bool(drained))
+            for device, drained, milli, memory, contexts, leases in (
+                (self._known[number][2], *rest) for number, _, *rest in rows
             )
-            for number, _, drained, milli, memory, contexts, leases in rows
         ]
+
+    def _total(self, device: Device) -> int:
+        # Nobody shares a MIG instance, so its compute is never granted twice.
+        return self._milli if device.mig_profile is None else device.milli
 
     def open(self) -> list[DeviceStatus]:
         """Return the devices on which something new may be granted, in order of placement."""

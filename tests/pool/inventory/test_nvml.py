@@ -55,6 +55,7 @@ def test_mig_instances_stand_in_the_place_of_their_gpu(nvml: Path) -> None:
     assert [device.uuid for device in instances] == [f"MIG-{number}" for number in range(7)]
     assert {device.label for device in instances} == {"NVIDIA A100-SXM4-40GB MIG 1g.5gb"}
     assert {(device.index, device.memory_mib, device.numa_node) for device in instances} == {(1, 4864, 1)}
+    assert (whole.milli, {device.milli for device in instances}) == (1000, {142})
     assert found.problems == ()
 
 
@@ -71,7 +72,8 @@ def test_mig_instances_of_several_sizes_need_not_fill_the_gpu(nvml: Path) -> Non
 
 def test_parts_of_one_mig_instance_share_its_memory(nvml: Path) -> None:
     parts = INSTANCE.format(0, "1c.3g.20gb", 19968), INSTANCE.format(1, "2c.3g.20gb", 19968)
-    assert [device.memory_mib for device in discover(nvml, A100, *parts).devices] == [6656, 13312]
+    found = [(device.memory_mib, device.milli) for device in discover(nvml, A100, *parts).devices]
+    assert found == [(6656, 142), (13312, 285)]
 
 
 def test_a_gpu_in_mig_mode_without_instances_is_a_problem(nvml: Path) -> None:
