@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gpu_pool_client import Device, Enforcement, Lease
+from gpu_pool_client import Device, Enforcement, Lease, Process
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,9 @@ class Tier(abc.ABC):
 
     def open(self, lease: Lease) -> None:  # noqa: B027 - most tiers need not
         """Enforce a held lease from now on. Called before anybody is given its environment."""
+
+    def attach(self, lease: Lease, process: Process) -> None:  # noqa: B027 - most tiers need not
+        """Hold a process that was attached to the lease, and whatever it starts, to the limits."""
 
     def evict(self, lease: Lease, pids: Sequence[int]) -> None:  # noqa: B027 - most tiers need not
         """Take these processes off the lease's devices safely, before they are killed."""

@@ -1,0 +1,134 @@
+"""The tiers of one machine's devices, and the leases that are enforced by them now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from gpu_pool.isolation.plain import Accounting
+from gpu_pool.isolation.tier import Statement, Tier, TierFailed
+from gpu_pool_client import Device, Enforcement, Lease, Limit, Process, Strength
+
+#: From the weakest to the firmest.
+_STRENGTHS: Final = (Strength.NONE, Strength.COOPERATIVE, Strength.HARD)
+_COUNTED: Final = Accounting()
+
+
+class Isolation:
+    """Which tier enforces slices of which device.
+
+    ``candidates`` returns the tiers to try for a device, the preferred first;
+    with the last of them it works or not at all. :meth:`state` and
+    :meth:`must_open` may be called by any thread, everything else by one.
+    """
+
+    def __init__(self, candidates: Callable[[Device], Sequence[Tier]]) -> None:
+        self._candidates = candidates
+        self._tiers: dict[str, Tier] = {}
+        self._open: dict[str, Lease] = {}
+        #: Why a preferred tier is not used, in sentences.
+        self.problems: list[str] = []
+
+    def adapt(self, devices: Iterable[Device]) -> tuple[Device, ...]:
+        """Choose a tier for each device, make it ready, and return the devices as placement is to see them.
+
+        Raises ``TierFailed`` where no tier works.
+        """
+        return tuple(self._choose(device).adapt(device) for device in devices)
+
+    def _choose(self, device: Device) -> Tier:
+        *preferred, last = self._candidates(device)
+        for tier in preferred:
+            try:
+                tier.prepare(device)
+            except TierFailed as failure:
+                self.problems.append(f"{device.label}: {tier.name} is not used. {failure}")
+            else:
+                break
+        else:
+            tier = last
+            tier.prepare(device)
+        self._tiers[device.uuid] = tier
+        return tier
+
+    def tier(self, device: Device) -> Tier:
+        """Return the tier of a device; that of one which has gone only counts."""
+        return self._tiers.get(device.uuid, _COUNTED)
+
+    def state(self, lease: Lease) -> Lease:
+        """Return a held lease with the variables that enforce it, and the truth about its limits."""
+        statements = [
+            tier.describe(
+                replace(lease, slices=tuple(p for p in lease.slices if self.tier(p.device) is tier))
+            )
+            for tier in self._tiers_of(lease)
+        ]
+        variables = {name: value for each in statements for name, value in each.variables.items()}
+        return replace(lease, variables=variables, enforcement=_weakest(statements))
+
+    def must_open(self, lease: Lease) -> bool:
+        """Whether something is to be done before a held lease is handed out."""
+        # One that was parked and resumed has its id still, and may have another size.
+        known = self._open.get(lease.id)
+        return (known is None or known.held_at != lease.held_at) and any(map(_acts, self._tiers_of(lease)))
+
+    def enforce(self, lease: Lease, held: Iterable[Lease]) -> None:
+        """Enforce one more lease, once all that are not ``held`` any more are closed. Raises ``TierFailed``."""
+        self.settle(held)
+        for tier in self._tiers_of(lease):
+            tier.open(lease)
+        self._open[lease.id] = lease
+
+    def settle(self, held: Iterable[Lease]) -> None:
+        """Enforce no more what is not held any more."""
+        now = {lease.id: lease.held_at for lease in held}
+        for lease in [each for each in self._open.values() if now.get(each.id) != each.held_at]:
+            for tier in self._tiers_of(lease):
+                tier.close(lease)
+            del self._open[lease.id]
+
+    def attach(self, lease: Lease, process: Process) -> None:
+        """Hold a process of the lease, and whatever it starts, to its limits."""
+        for tier in self._tiers_of(lease):
+            tier.attach(lease, process)
+
+    def evict(self, lease: Lease, pids: Sequence[int]) -> None:
+        """Take processes of the lease off its devices safely, before they are killed."""
+        for tier in self._tiers_of(lease):
+            tier.evict(lease, pids)
+
+    def recover(self, held: Sequence[Lease]) -> None:
+        """After a crash or a restart of this process: enforce exactly these leases."""
+        for tier in {id(tier): tier for tier in self._tiers.values() if _acts(tier)}.values():
+            tier.recover([lease for lease in held if tier in self._tiers_of(lease)])
+        self._open = {lease.id: lease for lease in held if any(map(_acts, self._tiers_of(lease)))}
+
+    def stop(self) -> None:
+        """Leave the devices as they were found, those apart on which leases live on."""
+        busy = {id(tier) for lease in self._open.values() for tier in self._tiers_of(lease)}
+        for tier in {id(tier): tier for tier in self._tiers.values()}.values():
+            if id(tier) not in busy:
+                tier.stop()
+
+    def _tiers_of(self, lease: Lease) -> list[Tier]:
+        return list({id(tier): tier for tier in (self.tier(part.device) for part in lease.slices)}.values())
+
+
+def _acts(tier: Tier) -> bool:
+    """Whether the tier has effects, and is not only described."""
+    return type(tier).open is not Tier.open
+
+
+def _weakest(statements: Sequence[Statement]) -> Enforcement:
+    """Return what holds on all devices of a lease."""
+    if not statements:
+        return Enforcement()
+
+    def strength(limit: Limit) -> int:
+        return _STRENGTHS.index(limit.strength)
+
+    return Enforcement(
+        memory=min((each.enforcement.memory for each in statements), key=strength),
+        compute=min((each.enforcement.compute for each in statements), key=strength),
+    )
