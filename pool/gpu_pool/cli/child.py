@@ -12,7 +12,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Final, NoReturn
 
 from gpu_pool_client import GpuPoolError, Process
@@ -74,18 +75,18 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
 
 
 class GatedCommand:
-    """A child process that waits, and becomes ``command`` when its gate is opened.
+    """A child process that waits, and becomes a command when its gate is opened.
 
     As a context manager: leaving it sends away a child that is still waiting.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self) -> None:
         waits, self._gate = os.pipe()
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._gate)
-            _wait_and_become(command, waits, parent)
+            _wait_and_become(waits, parent)
         os.close(waits)
         process = Process.of(self.pid)
         assert process is not None, "a child that waits for its parent is alive"
@@ -102,19 +103,29 @@ class GatedCommand:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
 
-    def open(self, environment: Mapping[str, str]) -> None:
-        """Let the child become the command, with ``environment`` and nothing else."""
+    def open(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Let the child become ``command``, with ``environment`` and nothing else."""
         with contextlib.suppress(BrokenPipeError):  # it was killed: `supervise` tells
-            _write_all(self._gate, json.dumps(dict(environment)).encode())
+            _write_all(self._gate, json.dumps([list(command), dict(environment)]).encode())
         self._close_gate()
 
-    def supervise(self, environment: Mapping[str, str]) -> int:
-        """Open the gate, pass signals on, and return the command's exit status (128+n for signals)."""
+    def supervise(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        meanwhile: Callable[[], object] | None = None,
+    ) -> int:
+        """Open the gate, pass signals on, and return the command's exit status (128+n for signals).
+
+        ``meanwhile`` runs in a thread beside it; nobody waits for that to end.
+        """
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         watched = {*_FORWARDED, signal.SIGCHLD}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
         try:
-            self.open(environment)
+            self.open(command, environment)
+            if meanwhile is not None:  # begun here: it must not take the signals
+                threading.Thread(target=meanwhile, daemon=True).start()
             while (status := self._ended()) is None:
                 self._pass_on(*_next_signal(watched))
             return status
@@ -155,7 +166,7 @@ def _next_signal(watched: set[signal.Signals]) -> tuple[int, bool]:
     return signum, signum in _FROM_TERMINAL
 
 
-def _wait_and_become(command: Sequence[str], gate: int, parent: int) -> NoReturn:
+def _wait_and_become(gate: int, parent: int) -> NoReturn:
     """Run in the child, from fork to exec. Never returns into the parent's code."""
     status = 1
     try:
@@ -165,7 +176,7 @@ def _wait_and_become(command: Sequence[str], gate: int, parent: int) -> NoReturn
         with open(gate, "rb") as file:
             message = file.read()
         if message:
-            become(command, json.loads(message))
+            become(*json.loads(message))
     except GpuPoolError as error:
         status = error.exit_code
         os.write(2, f"gpu-pool: {error}\n".encode(errors="replace"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import shutil
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from gpu_pool.cli.child import CommandNotFound, GatedCommand, become
+from gpu_pool.cli.containers import DOCKER, container
 from gpu_pool.cli.line import new_key, take
 from gpu_pool.cli.mine import ancestors, choose, held_by
 from gpu_pool.cli.screen import note
@@ -65,11 +67,13 @@ def named_lease(function: F) -> F:
     "gpu-pool run 2% -- python train.py",
     "gpu-pool run 1.5GiB --timeout 600 -- python -m pytest tests/gpu",
     'gpu-pool run "50% model=V100" --no-wait -- ./simulate --steps 1000',
+    "gpu-pool run 5% --docker -- pytorch/pytorch python -c 'import torch; print(torch.cuda.mem_get_info())'",
 )
 @click.argument("size")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @waiting_options
 @click.option("-q", "--quiet", is_flag=True, help="Do not say what was granted.")
+@click.option("--docker", is_flag=True, help="The command is [DOCKER OPTIONS] IMAGE [COMMAND].")
 def run(
     session: Session,
     size: str,
@@ -77,6 +81,7 @@ def run(
     wait: bool,
     timeout: float | None,
     quiet: bool,
+    docker: bool,
 ) -> int:
     """Take a slice, run a command on it, give the slice back.
 
@@ -84,17 +89,32 @@ def run(
     command's, 128+n if signal n ended it. Signals are passed on. If this
     program is killed, the command gets SIGTERM (on Linux, unless it is
     setuid); the slice is back when the command has ended.
+
+    With --docker a container runs on the slice: it sees the slice's GPU alone,
+    and ends when the slice is taken back.
     """
     request = parse_request(size)
-    _check_command(command[0])
-    with GatedCommand(command) as child:
-        lease = complete(_take(session, request, command[0], child.process, timeout if wait else 0))
+    program = DOCKER if docker else command[0]
+    _check_command(program)
+    with GatedCommand() as child:
+        lease = complete(_take(session, request, program, child.process, timeout if wait else 0))
         try:
             if not quiet:
                 note(f"running on {granted(lease)}")
-            return child.supervise(environment_for(lease, command[0]))
+            if docker:
+                return _run_container(session, lease, child, command)
+            return child.supervise(command, environment_for(lease, program))
         finally:
             _give_back(session, lease)
+
+
+def _run_container(session: Session, lease: Lease, child: GatedCommand, arguments: tuple[str, ...]) -> int:
+    with container() as box:
+        return child.supervise(
+            box.command(lease, arguments),
+            {**os.environ, **lease.environment},
+            meanwhile=lambda: asyncio.run(box.follow(session, lease)),
+        )
 
 
 @verb(

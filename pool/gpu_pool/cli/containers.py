@@ -1,0 +1,118 @@
+"""A slice in a Docker container: its command line, and a watch that ties its life to the lease's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from gpu_pool.cli.screen import note
+from gpu_pool.cli.session import Session
+from gpu_pool_client import BadRequest, GpuPoolError, Lease, LeaseGone, LeaseState, NotAllowed, Pool, Process
+
+DOCKER: Final = "docker"
+#: Seconds between two looks for the container, which Docker takes a moment to start.
+_EVERY: Final = 0.1
+#: Seconds in which Docker answers a question about a container.
+_ANSWERS_WITHIN: Final = 30.0
+#: Where a client of MPS finds its daemon; both also need the same shared memory.
+_MPS: Final = "CUDA_MPS_PIPE_DIRECTORY"
+
+
+class Container:
+    """One container on a slice, known by the file into which Docker writes its id."""
+
+    def __init__(self, folder: Path) -> None:
+        self._id_file = folder / "id"
+
+    def command(self, lease: Lease, arguments: tuple[str, ...]) -> list[str]:
+        """Return the command that runs the container: our options, then whatever the user wrote.
+
+        With an init of its own, since a program that is the first process of a
+        container ignores SIGTERM. Variables are named and not written: what is
+        an argument, everybody reads.
+        """
+        command = [DOCKER, "run", "--rm", "--init", "--interactive", "--cidfile", str(self._id_file)]
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            command.append("--tty")
+        real = [part.device.uuid for part in lease.slices if not part.device.simulated]
+        if real:
+            # Docker splits at commas, unless the whole is quoted.
+            command += ["--gpus", f'"device={",".join(real)}"']
+        for name in lease.environment:
+            command += ["--env", name]
+        for path in sorted(_paths(lease.variables)):
+            command += ["--volume", f"{path}:{path}"]
+        if _MPS in lease.variables:
+            command += ["--ipc", "host"]
+        return [*command, *arguments]
+
+    async def follow(self, session: Session, lease: Lease) -> None:
+        """Tie the lease to the container's own process, and end the container when the lease ends."""
+        process = await self._process()
+        try:
+            async with session.connect() as pool:
+                await _attach(pool, lease, process)
+                async for state in pool.watch(lease.id):
+                    if state.state is LeaseState.ENDED:
+                        self.end()
+        except LeaseGone:
+            self.end()
+        except GpuPoolError as error:
+            note(f"whether the container still has its slice cannot be seen any more. {error}")
+
+    async def _process(self) -> Process:
+        """Return the container's first process, once it runs."""
+        while True:
+            found = Process.of(int(self._ask("inspect", "--format", "{{.State.Pid}}") or 0))
+            if found is not None:
+                return found
+            await asyncio.sleep(_EVERY)
+
+    def end(self) -> None:
+        """End the container, if it still is there."""
+        self._ask("rm", "--force")
+
+    def _ask(self, *words: str) -> str:
+        """Say something to Docker about the container; return its answer, empty if there is none."""
+        try:
+            name = self._id_file.read_text()
+        except FileNotFoundError:
+            return ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(
+                [DOCKER, *words, name], capture_output=True, text=True, timeout=_ANSWERS_WITHIN, check=False
+            )
+            return done.stdout.strip() if done.returncode == 0 else ""
+        return ""
+
+
+@contextlib.contextmanager
+def container() -> Iterator[Container]:
+    """Make what a container needs while it runs; afterwards it is gone, whatever became of us."""
+    folder = Path(tempfile.mkdtemp(prefix="gpu-pool-"))
+    made = Container(folder)
+    try:
+        yield made
+    finally:
+        made.end()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _attach(pool: Pool, lease: Lease, process: Process) -> None:
+    """Tie the lease to the container, where the pool lets us: its process may be another user's."""
+    try:
+        await pool.attach(lease.id, process)
+    except (BadRequest, NotAllowed) as error:
+        note(f"the slice stays with this program, and not with the container. {error}")
+
+
+def _paths(variables: Mapping[str, str]) -> set[str]:
+    """Return the files and folders by which a tier enforces a slice."""
+    return {value for value in variables.values() if value.startswith("/") and Path(value).exists()}
