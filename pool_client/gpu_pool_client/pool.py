@@ -113,12 +113,30 @@ class Pool(abc.ABC):
         """Return what the lease's process does with its devices, as the driver sees it."""
 
     @abc.abstractmethod
+    async def resize(self, lease_id: str, request: SliceRequest) -> Lease:
+        """Change what a lease asks for; it keeps its id, its key and its holder.
+
+        A held lease has other slices at once, on its own devices if it can;
+        its holder is to give its process the new :attr:`Lease.environment`. One
+        that waits keeps its place only if it asks for no more than before; a
+        parked one asks for the new size when it resumes.
+
+        Raises what :meth:`request` raises; ``TimedOut`` where a held lease
+        cannot have the size now, since it is not free or since others wait in
+        line for it: then nothing has changed. Raises ``NotAllowed`` where its
+        process has initialised CUDA, or may have, and to anybody but the
+        process that asked for the lease.
+        """
+
+    @abc.abstractmethod
     async def park(self, lease_id: str) -> Lease:
         """Give the slices of a held lease to others, and keep the lease.
 
         One that waits in line to resume leaves the line and is parked again.
         Raises ``NotAllowed`` where its process has initialised CUDA: what it
-        keeps on the device would be in the next holder's way.
+        keeps on the device would be in the next holder's way. It is also raised
+        to anybody but the process that asked for the lease, since nobody else
+        can keep its process from working meanwhile.
         """
 
     @abc.abstractmethod
@@ -143,8 +161,11 @@ class Pool(abc.ABC):
     async def history(self, since: float = 0.0) -> list[Mapping[str, Any]]:
         """Return the leases that have ended since then (Unix seconds), the first to end first.
 
-        Each has: id, request, milli, user, course, kernel, requested_at, held_at (None if it
-        never was), ended_at, held_seconds, reason.
+        Each has: id, request, milli, user, course, kernel, requested_at, held_at (the first
+        grant; None if it never was), ended_at, held_seconds (parked time left out), gpu_seconds
+        (what was used, in whole GPUs times seconds, whatever sizes it had), reason; and, None
+        where nothing was measured, peak_mib and mean_mib (memory in use on one device),
+        device_seconds (time with a process on a device), touched (whether there ever was one).
         """
 
     @abc.abstractmethod

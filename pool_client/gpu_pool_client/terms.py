@@ -29,11 +29,13 @@ class Terms:
     warn_before: float = 300.0
     #: How long the user may say "I'm still using it" at once.
     keep_at_most: float = 7_200.0
+    #: Whether the pool watches over the lease: it may warn its user, and take the slice back at any time.
+    guarded: bool = False
 
     @property
     def has_limits(self) -> bool:
         """Whether anything may be taken away while the kernel lives."""
-        return self.ends_at is not None or self.idle_limit is not None
+        return self.guarded or self.ends_at is not None or self.idle_limit is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,5 +46,7 @@ class Activity:
     initialised: bool | None = None
     #: Whether the device has worked for it in the last seconds.
     working: bool | None = None
+    #: Whether what it keeps on its devices can be moved off them while its lease is parked.
+    movable: bool = False
     #: MiB of device memory in use by it and its descendants, on all devices together.
     memory_mib: int | None = None

@@ -46,10 +46,16 @@ class EndReason(str, Enum):
     """An administrator took it back."""
     DEVICE_LOST = "device-lost"
     """Its device is no longer on this machine."""
+    NOT_ENFORCED = "not-enforced"
+    """It was granted, and its limits could not be enforced."""
+    BROKEN = "not-restored"
+    """What it kept on its device while it was parked could not be brought back."""
     TOO_LONG = "longest-lease"
     """It was held for as long as its course allows."""
     IDLE = "idle"
     """Its kernel was idle for longer than its course allows."""
+    OVER_MEMORY = "over-memory"
+    """It used more device memory than it was granted, and did not stop."""
 
 
 class Strength(str, Enum):
@@ -160,6 +166,7 @@ class Lease:
     state: LeaseState
     #: Unix seconds.
     requested_at: float
+    #: Since when it has the slices it has now; once it has ended, its first grant.
     held_at: float | None = None
     ended_at: float | None = None
     end_reason: EndReason | None = None

@@ -38,7 +38,7 @@ from gpu_pool_client import (
 )
 from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_provisioner import advice, ports
-from gpu_pool_provisioner.environment import kernel_command, slice_environment
+from gpu_pool_provisioner.environment import kernel_command
 from gpu_pool_provisioner.pools import resolve_url
 from gpu_pool_provisioner.readiness import ReadinessWatch
 from gpu_pool_provisioner.room import notice
@@ -47,6 +47,7 @@ from gpu_pool_provisioner.room.running import Kernel
 from gpu_pool_provisioner.room.turn import Turn
 from gpu_pool_provisioner.roomed import RoomedProvisioner
 from gpu_pool_provisioner.settings import SliceSettings
+from gpu_pool_provisioner.sizing import Outfit, grant
 from gpu_pool_provisioner.slices import KernelSlice
 
 #: Seconds for which the death of a kernel that nobody restarts by itself is forgiven:
@@ -117,6 +118,7 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
         """Give slice and ports back, or keep them for a restart. Called when the process has ended."""
         await self._stop_watch()
         if self._slice is not None and restart:
+            await self._slice.fulfil()  # before something that lives stands in for what used the devices
             await self._slice.stand_in(self.restart_grace + _MARGIN)
         elif self._slice is not None:
             # A process that the system does not let die still has its slice, until the pool sees it gone.
@@ -125,6 +127,7 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
             self._slice.forget()
             self._started = False
             await self._leave_room()
+            self._close_wishes()
             self._close_ports()
         await super().cleanup(restart=restart)
 
@@ -184,9 +187,13 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
         """Launch the kernel's process with its slice's environment; return its pid."""
         assert self._slice is not None
         environment = kwargs["env"]
+        outfit = Outfit(cmd[0], environment, lease)
+        wishing = self._hear_wishes(self._manager.connection_file, partial(grant, self._slice, outfit))
         # Last, so that nothing in the kernelspec's own environment overrides it.
         ours = {
-            **slice_environment(lease, cmd[0], environment),
+            **outfit.variables,
+            **wishing,
+            **self._slice.news,
             URL_VARIABLE: self._slice.pool.url,
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(self._manager.kernel_spec_manager.kernel_dirs),
         }
@@ -283,4 +290,5 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
             await self._slice.give_back()
             if not self._started:
                 self._slice.forget()
+        self._close_wishes()
         self._close_ports()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 from jupyter_client.connect import KernelConnectionInfo
@@ -16,8 +17,9 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from gpu_pool_client import Lease
 from gpu_pool_provisioner.room.room import Room
 from gpu_pool_provisioner.room.running import Kernel, Launch
-from gpu_pool_provisioner.room.thread import on_room_thread
+from gpu_pool_provisioner.room.thread import on_room_thread, room_loop
 from gpu_pool_provisioner.room.turn import Turn
+from gpu_pool_provisioner.wishes import Grant, Wishes, offer_wishes
 
 
 class RoomedProvisioner(LocalProvisioner):
@@ -26,6 +28,8 @@ class RoomedProvisioner(LocalProvisioner):
     _room: Room | None = None
     #: The ports and keys on which the room listens.
     _room_connection: KernelConnectionInfo | None = None
+    #: Where the running kernel asks for another size of its slice.
+    _wishes: Wishes | None = None
 
     async def _enter_room(self, kernel: Kernel, turn: Turn, lease: Lease, launch: Launch) -> None:
         """Let a room speak for the kernel: a new one, or after a restart the same one."""
@@ -42,6 +46,22 @@ class RoomedProvisioner(LocalProvisioner):
         room, self._room = self._room, None
         if room is not None:
             await on_room_thread(room.close())
+
+    def _hear_wishes(self, connection_file: str, grant: Grant) -> Mapping[str, str]:
+        """Let the kernel that is about to be launched wish for things; return the variables it needs."""
+        if self._wishes is None or self._wishes.connection_file != connection_file:
+            self._close_wishes()
+            self._wishes = offer_wishes(connection_file, room_loop())
+        if self._wishes is None:
+            return {}
+        self._wishes.grant = grant
+        return self._wishes.variables
+
+    def _close_wishes(self) -> None:
+        """Hear no more. May be repeated."""
+        if self._wishes is not None:
+            self._wishes.close()
+            self._wishes = None
 
     @property
     def has_process(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Final
 
 from traitlets.log import get_logger
 
@@ -20,6 +21,9 @@ from gpu_pool_client import (
 from gpu_pool_provisioner.advice import slice_lost
 from gpu_pool_provisioner.pools import shared_pool
 
+#: What a kernel is to show its user below the first cell; see gpu_pool_kernels.inkernel.extension.
+NEWS: Final = "GPU_POOL_NEWS"
+
 
 class KernelSlice:
     """The slice of one kernel, over all its launches.
@@ -33,11 +37,20 @@ class KernelSlice:
         self.url = url
         self.request = request
         self.lease_id: str | None = None
+        #: The size to change to once the kernel's process, which has used its devices, has ended.
+        self.wish: SliceRequest | None = None
+        #: Why the last wish came to nothing, for whoever uses the kernel that is launched next.
+        self.notice = ""
 
     @property
     def pool(self) -> Pool:
         """The pool at ``url``, opened at the first use."""
         return shared_pool(self.url)
+
+    @property
+    def news(self) -> dict[str, str]:
+        """The variable by which the next kernel tells its user why a wish came to nothing, if one did."""
+        return {NEWS: self.notice} if self.notice else {}
 
     async def take(self, holder: Holder, timeout: float | None = None) -> Lease:
         """Return the lease of before a restart, or a new one, which may still be in line.
@@ -67,6 +80,24 @@ class KernelSlice:
             raise slice_lost(self.request.size, lease.end_reason)
         return lease
 
+    async def resize(self, request: SliceRequest) -> Lease:
+        """Change the slice's size at once. Raises what ``Pool.resize`` raises."""
+        if self.lease_id is None:
+            raise slice_lost(self.request.size, None)
+        lease = await self.pool.resize(self.lease_id, request)
+        self.request, self.wish = request, None
+        return lease
+
+    async def fulfil(self) -> None:
+        """Change to the size that was wished for, if any; what comes of it, the next launch tells."""
+        wish, self.wish, self.notice = self.wish, None, ""
+        if wish is None:
+            return
+        try:
+            await self.resize(wish)
+        except GpuPoolError as error:
+            self.notice = f"You wished for {wish}. This kernel still has {self.request.size}. {error}"
+
     async def stand_in(self, seconds: float) -> None:
         """Let the slice stand on this process until the kernel is launched again, for ``seconds`` at most."""
         if self.lease_id is None:
@@ -88,4 +119,4 @@ class KernelSlice:
 
     def forget(self) -> None:
         """Let the next :meth:`take` acquire a new slice."""
-        self.lease_id = None
+        self.lease_id = self.wish = None

@@ -12,7 +12,7 @@ import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
 from jupyter_client.manager import KernelManager
 
-from gpu_pool_client import TimedOut
+from gpu_pool_client import EndReason, LeaseState, PoolUnreachable, Process, TimedOut
 from support.classroom import Classroom, Managers, answer, eventually, kill, restarting_soon
 from support.room import frontend
 
@@ -171,3 +171,23 @@ async def test_a_program_that_dies_while_its_kernel_waits_leaves_nothing(
     await program.wait()
     await classroom.pool.release(held.id)
     await eventually(classroom.is_empty)
+
+
+async def test_a_slice_that_comes_while_nobody_launches_the_kernel_again_goes_back(
+    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = await classroom.fill("1")
+    km = manager(classroom.install("two", restart_grace=0))
+    await km.start_kernel()
+    await answer(km)
+    await km.shutdown_kernel(now=True, restart=True)
+    await classroom.pool.release(held.id)
+    lease = await classroom.only_lease()
+    assert (lease.state, lease.process) == (LeaseState.HELD, Process.current())
+
+    async def unreachable(*_: object) -> None:
+        raise PoolUnreachable("Nobody answers.")
+
+    monkeypatch.setattr(classroom.pool, "release", unreachable)
+    await eventually(classroom.is_empty)
+    assert (await classroom.pool.lease(lease.id)).end_reason is EndReason.NOT_READY

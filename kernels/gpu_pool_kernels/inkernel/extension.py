@@ -1,6 +1,11 @@
 """The IPython extension: registers what the other modules do, and loads them only when used."""
 
+import os
 import sys
+
+#: What this kernel's user is to read below the first cell.
+NEWS = "GPU_POOL_NEWS"
+USAGE = "Write %gpu to see this kernel's slice of a GPU, %gpu use 10% to change its size, or %gpu keep 2h."
 
 
 def load(shell: object) -> None:
@@ -8,6 +13,19 @@ def load(shell: object) -> None:
     shell.register_magic_function(gpu, magic_kind="line")  # type: ignore[attr-defined]
     shell.events.register("post_run_cell", explain_failure)  # type: ignore[attr-defined]
     forget_arguments()
+    tell(shell, os.environ.pop(NEWS, ""))
+
+
+def tell(shell: object, news: str) -> None:
+    """Print the news below the next cell that runs."""
+    events = shell.events  # type: ignore[attr-defined]
+
+    def tell_now(*_: object) -> None:
+        events.unregister("pre_run_cell", tell_now)
+        print(news, file=sys.stderr)
+
+    if news:
+        events.register("pre_run_cell", tell_now)
 
 
 def forget_arguments() -> None:
@@ -21,20 +39,25 @@ def forget_arguments() -> None:
 def gpu(line: str) -> object:
     """Show this kernel's slice of a GPU: its size, device, memory, limits and age.
 
-    ``%gpu keep 2h`` says that the kernel is in use, so that its slice is not
-    lent to others meanwhile.
+    ``%gpu use 10%`` changes the size. ``%gpu keep 2h`` says that the kernel is
+    in use, so that its slice is not lent to others meanwhile.
     """
     words = line.split()
     if not words:
-        from . import facts
+        from . import facts, using
 
+        using.catch_up()
         return facts.current()
     if words[0] == "keep" and len(words) == 2:
         from . import keeping
 
         keeping.keep(words[1])
+    elif words[0] == "use" and len(words) > 1:
+        from . import using
+
+        using.use(" ".join(words[1:]))
     else:
-        print("Write %gpu to see this kernel's slice of a GPU, or %gpu keep 2h.", file=sys.stderr)
+        print(USAGE, file=sys.stderr)
     return None
 
 

@@ -19,10 +19,12 @@ import psutil
 from gpu_pool import admission, placement, quotas
 from gpu_pool.clock import Clock
 from gpu_pool.ledger import reclaim, records
+from gpu_pool.ledger.accounts import AccountTable
 from gpu_pool.ledger.database import Database
 from gpu_pool.ledger.devices import DeviceTable
 from gpu_pool.ledger.leases import LeaseTable
 from gpu_pool.ledger.line import Line
+from gpu_pool.ledger.resizing import Resizing
 from gpu_pool.ledger.use import UseTable
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import (
@@ -73,6 +75,9 @@ class Book:
             settings.attach_within,
             self._clock,
         )
+        self._resizing = Resizing(database, self._devices, self._use, self._rules, self._sharing, self._clock)
+        #: What is measured of the leases.
+        self.accounts = AccountTable(database, self._leases, self._devices)
         self.give_up_at: float | None = None
 
     def register(self, devices: Sequence[Device]) -> None:
@@ -124,6 +129,7 @@ class Book:
             "keeper": records.write_process(keeper),
             "pulse": self._db.pulses.own() if keeper == me else None,
             "process": None,
+            "notice": "",
             "held_before": 0.0,
         }
 
@@ -199,6 +205,7 @@ class Book:
         _check_seconds("ready_within", ready_within)
         with self._db.transaction(self.give_up_at):
             row = self._leases.row(lease_id)
+            # What is not held yet has its time once it is.
             watched = ready_within is not None and row["state"] == LeaseState.HELD
             values = {
                 "number": row["number"],
@@ -206,6 +213,7 @@ class Book:
                 # What lives on without us is not given up when our sign of life has gone.
                 "outlives": row["pulse"] != self._db.pulses.own() or not _ends_with_us(process),
                 "grace": grace,
+                "ready_within": None if watched else ready_within,
                 "deadline": self._clock.uptime() + (ready_within or 0) if watched else None,
                 "reason": EndReason.NOT_READY.value if watched else None,
             }
@@ -220,6 +228,14 @@ class Book:
             deadline = None if ttl is None else self._clock.uptime() + ttl
             reason = None if ttl is None else EndReason.EXPIRED.value
             self._db.run("set_deadline", {"number": number, "deadline": deadline, "reason": reason})
+            return self._leases.lease(lease_id)
+
+    def resize(self, lease_id: str, request: SliceRequest) -> Lease:
+        """Change what a lease asks for; see ``Pool.resize``."""
+        admission.check_rules(request, self._rules)
+        with self._db.transaction(self.give_up_at):
+            self._resizing.resize(self._leases.row(lease_id), request)
+            self._line.serve()
             return self._leases.lease(lease_id)
 
     def park(self, lease_id: str) -> Lease:

@@ -65,6 +65,7 @@ class Line:
             "memory_mib": sum(part.memory_mib for part in parts),
             "now": self._clock.wall(),
             "ends_by": None if longest is None else uptime + max(0.0, longest - row["held_before"]),
+            "uptime": uptime,
             "deadline": uptime + self._attach_within,
             "deadline_reason": EndReason.NEVER_ATTACHED.value,
         }

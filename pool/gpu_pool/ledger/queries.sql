@@ -58,15 +58,30 @@ SELECT coalesce(max(turn), 0) FROM lease WHERE turn IS NOT NULL;
 
 -- name: insert_lease
 INSERT INTO lease (number, id, key, state, turn, waiting_since, slices, request, milli, memory_mib, user, course,
-                   kernel, requested_at, held_at, ends_by, keeper, pulse, deadline, deadline_reason)
+                   kernel, requested_at, first_held_at, held_at, ends_by, keeper, pulse, deadline, deadline_reason)
 VALUES (:number, :id, :key, :state, :turn, :waiting_since, :slices, :request, :milli, :memory_mib, :user, :course,
-        :kernel, :requested_at, :held_at, :ends_by, :keeper, :pulse, :deadline, :deadline_reason);
+        :kernel, :requested_at, :held_at, :held_at, :ends_by, :keeper, :pulse, :deadline, :deadline_reason);
 
 -- name: grant
+-- Whoever promised a working process while it waited has had nothing to run until now.
 UPDATE lease SET state = 'held', turn = NULL, waiting_since = NULL, reserved = '', held_at = :now,
+    first_held_at = coalesce(first_held_at, :now),
     slices = :slices, milli = :milli, memory_mib = :memory_mib, ends_by = :ends_by,
-    deadline = iif(process IS NULL, :deadline, NULL),
-    deadline_reason = iif(process IS NULL, :deadline_reason, NULL)
+    deadline = CASE WHEN process IS NULL THEN :deadline
+        WHEN ready_within IS NOT NULL THEN :uptime + ready_within ELSE deadline END,
+    deadline_reason = CASE WHEN process IS NULL THEN :deadline_reason
+        WHEN ready_within IS NOT NULL THEN 'not-ready' ELSE deadline_reason END
+WHERE number = :number;
+
+-- name: resize_held
+UPDATE lease SET request = :request, slices = :slices, milli = :milli, memory_mib = :memory_mib,
+    held_before = held_before + max(0, :now - held_at),
+    used_before = used_before + milli * max(0, :now - held_at), held_at = :now
+WHERE number = :number;
+
+-- name: resize_later
+UPDATE lease SET request = :request, milli = :milli, memory_mib = :memory_mib, home = :home,
+    turn = :turn, waiting_since = :waiting_since, reserved = ''
 WHERE number = :number;
 
 -- name: set_turn
@@ -109,7 +124,10 @@ FROM use;
 SELECT course, milli, held_seconds FROM history WHERE held_at IS NOT NULL ORDER BY number DESC LIMIT :count;
 
 -- name: history
-SELECT id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds, reason
+SELECT id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
+       used / 1000.0 AS gpu_seconds, reason,
+       peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
+       device_seconds > 0 AS touched
 FROM history WHERE ended_at >= :since ORDER BY ended_at, number;
 
 -- name: take
@@ -124,12 +142,12 @@ WHERE id = :device;
 
 -- name: attach
 UPDATE lease SET process = :process, pulse = iif(:outlives, NULL, pulse), grace = :grace,
-    deadline = :deadline, deadline_reason = :reason
+    ready_within = :ready_within, deadline = :deadline, deadline_reason = :reason
 WHERE number = :number;
 
 -- name: set_deadline
 -- A lease whose process was seen dead keeps its grace, whatever its holder says of itself.
-UPDATE lease SET deadline = :deadline, deadline_reason = :reason
+UPDATE lease SET ready_within = NULL, deadline = :deadline, deadline_reason = :reason
 WHERE number = :number AND deadline_reason IS NOT 'process-gone';
 
 -- name: detach
@@ -138,7 +156,9 @@ UPDATE lease SET process = NULL, deadline = :deadline, deadline_reason = :reason
 -- name: park
 UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL, ends_by = NULL,
     turn = NULL, waiting_since = NULL, reserved = '',
-    held_before = held_before + coalesce(max(0, :now - held_at), 0), deadline = NULL, deadline_reason = NULL
+    held_before = held_before + coalesce(max(0, :now - held_at), 0),
+    used_before = used_before + milli * coalesce(max(0, :now - held_at), 0),
+    deadline = NULL, deadline_reason = NULL, notice = '', ending = NULL
 WHERE number = :number;
 
 -- name: resume
@@ -146,9 +166,11 @@ UPDATE lease SET state = 'waiting', turn = :turn, waiting_since = :now WHERE num
 
 -- name: remember
 INSERT INTO history (number, id, key, request, milli, user, course, kernel, requested_at, held_at, ended_at,
-                     held_seconds, reason, slices)
-SELECT number, id, key, request, milli, user, course, kernel, requested_at, held_at, :now,
-       held_before + coalesce(max(0, :now - held_at), 0), :reason, slices
+                     held_seconds, used, reason, slices, peak_mib, mib_seconds, memory_seconds, device_seconds)
+SELECT number, id, key, request, milli, user, course, kernel, requested_at, first_held_at, :now,
+       held_before + coalesce(max(0, :now - held_at), 0),
+       used_before + milli * coalesce(max(0, :now - held_at), 0), coalesce(ending, :reason), slices,
+       peak_mib, mib_seconds, memory_seconds, device_seconds
 FROM lease WHERE number = :number;
 
 -- name: delete_lease
@@ -159,8 +181,30 @@ SELECT *, iif(deadline <= :now, deadline_reason, 'longest-lease') AS why
 FROM lease WHERE deadline <= :now OR ends_by + :margin <= :now;
 
 -- name: processes
-SELECT number, process, keeper, pulse, grace, slices, held_at, milli, course, user
+SELECT number, process, keeper, pulse, grace, slices, held_at, milli, course, user, ending
 FROM lease;
+
+-- name: held
+SELECT id, process, slices, notice FROM lease WHERE state = 'held' ORDER BY number;
+
+-- name: add_to_lease
+UPDATE lease SET
+    peak_mib = coalesce(max(peak_mib, :peak_mib), peak_mib, :peak_mib),
+    mib_seconds = coalesce(mib_seconds, 0) + :mib_seconds,
+    memory_seconds = coalesce(memory_seconds, 0) + :memory_seconds,
+    device_seconds = coalesce(device_seconds, 0) + :device_seconds
+WHERE number = :number AND id = :id;
+
+-- name: add_to_history
+UPDATE history SET
+    peak_mib = coalesce(max(peak_mib, :peak_mib), peak_mib, :peak_mib),
+    mib_seconds = coalesce(mib_seconds, 0) + :mib_seconds,
+    memory_seconds = coalesce(memory_seconds, 0) + :memory_seconds,
+    device_seconds = coalesce(device_seconds, 0) + :device_seconds
+WHERE number = :number AND id = :id;
+
+-- name: tell
+UPDATE lease SET notice = :notice, ending = :ending WHERE number = :number AND id = :id;
 
 -- name: looked_at
 SELECT looked_at FROM pool;

@@ -69,9 +69,11 @@ def _judge(
 ) -> None:
     if (row["process"] or row["keeper"]) not in dead:
         return
-    if row["process"] and row["grace"] > 0 and records.read_process(row["keeper"]).is_alive():
+    # What the pool itself is ending is not to be restarted.
+    grace = row["grace"] if row["process"] and not row["ending"] else 0
+    if grace > 0 and records.read_process(row["keeper"]).is_alive():
         # The promised grace: the holder may attach another process until then.
-        values = {"deadline": now + row["grace"], "reason": EndReason.PROCESS_GONE.value}
+        values = {"deadline": now + grace, "reason": EndReason.PROCESS_GONE.value}
         database.run("detach", {"number": row["number"], **values})
     else:
         end(row, EndReason.PROCESS_GONE)

@@ -63,6 +63,7 @@ def live_lease(row: Row, parts: tuple[Slice, ...], place: int | None, terms: Ter
         requested_at=row["requested_at"],
         held_at=row["held_at"],
         slices=parts,
+        notice=row["notice"],
         process=read_process(row["process"]) if row["process"] else None,
         place=place,
         terms=terms,

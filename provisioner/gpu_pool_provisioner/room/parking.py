@@ -57,6 +57,7 @@ class Parking:
         self._given_up = asyncio.Event()
         #: Whether something was submitted, and the slice is asked for again.
         self.resuming = False
+        self._moved = False
 
     def give_up(self) -> None:
         """Let what was submitted fail, and leave the slice to others. The kernel stays as it is."""
@@ -70,6 +71,7 @@ class Parking:
         self._front["shell"].on_message = self._hold
         self._front["control"].on_message = self._control
         if await self._run.relay.is_idle(_ANSWERS_WITHIN) and not self._wanted.is_set():
+            self._moved = await self._initialised()
             try:
                 await self._turn.park()
             except (NotAllowed, PoolUnreachable) as error:
@@ -80,10 +82,9 @@ class Parking:
         self._relay_again()
         return False
 
-    async def until_resumed(self, visible: str) -> Lease:
+    async def until_resumed(self) -> Lease:
         """Return the lease when it is held again and everything is relayed again.
 
-        ``visible`` is what the kernel is to see in ``CUDA_VISIBLE_DEVICES``.
         Raises ``LeaseGone`` when the lease has ended.
         """
         resumed: Lease | None = None
@@ -92,8 +93,9 @@ class Parking:
             self._wanted.clear()
             self._given_up.clear()
             resumed = await self._resumed()
-        self._show_devices(visible)
-        if await self._is_poisoned():
+        self._show_devices(resumed.environment["CUDA_VISIBLE_DEVICES"])
+        # What had used CUDA before has had its state moved away and back.
+        if not self._moved and await self._initialised():
             self._run.relay.tell(_POISONED)
         self._relay_again()
         return resumed
@@ -138,7 +140,7 @@ class Parking:
                 self._show(notice.unreachable(self._turn.size, error))
                 await asyncio.sleep(_RETRY_EVERY)
 
-    async def _is_poisoned(self) -> bool:
+    async def _initialised(self) -> bool:
         try:
             return bool((await self._turn.activity()).initialised)
         except PoolUnreachable:

@@ -234,8 +234,7 @@ class Room:
                 if not await self._parking.begin():
                     steward.postpone()
                     continue
-                visible = lease.environment["CUDA_VISIBLE_DEVICES"]
-                resumed = await before(run.end, self._parking.until_resumed(visible))
+                resumed = await before(run.end, self._parking.until_resumed())
             except LeaseGone as error:
                 await self._end(taken(error.reason), run)
                 return True

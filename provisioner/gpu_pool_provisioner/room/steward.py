@@ -11,7 +11,6 @@ from typing import Any, Final
 from traitlets.log import get_logger
 
 from gpu_pool_client import (
-    Activity,
     EndReason,
     Lease,
     LeaseGone,
@@ -29,6 +28,8 @@ from gpu_pool_provisioner.room.turn import Turn
 _SOON: Final = 0.5
 #: Seconds to leave a kernel alone that could not be parked.
 _TRY_AGAIN: Final = 30.0
+#: Seconds between two looks at a lease that the pool watches over: its warnings are read that late.
+_GUARDED_EVERY: Final = 2.0
 #: What a kernel publishes to say that it is in use, see gpu_pool_kernels.inkernel.keeping.
 KEEP: Final = "gpu_pool_keep"
 
@@ -43,6 +44,8 @@ class Steward:
         self._idle_since = time.monotonic()
         self._kept_until = 0.0
         self._warned: frozenset[str] = frozenset()
+        self._notice = ""
+        self._kept = False
         self._changed = asyncio.Event()
         relay.messages[KEEP] = self._keep
 
@@ -62,7 +65,8 @@ class Steward:
                 continue
 
     def postpone(self) -> None:
-        """Leave the kernel alone for a while: it could not be parked."""
+        """Leave alone a kernel that could not be parked, and for good what it keeps on its device."""
+        self._kept = True
         self._kept_until = max(self._kept_until, time.monotonic() + _TRY_AGAIN)
 
     async def _look(self) -> Step:
@@ -73,22 +77,29 @@ class Steward:
             if lease.state is not LeaseState.HELD:
                 # Somebody else has parked it. Code that runs already cannot be held any more.
                 return Step(Act.NOTHING, again_in=_SOON) if self._relay.busy else Step(Act.PARK)
+            self._pass_on(lease.notice)
             self._terms = _on_our_clock(lease.terms)
-            return tenure.step(self._terms, await self._seen(), time.monotonic())
+            step = tenure.step(self._terms, await self._seen(), time.monotonic())
+            return replace(step, again_in=min(step.again_in, _GUARDED_EVERY)) if lease.terms.guarded else step
         except LeaseGone as error:
             return taken(error.reason)
         except PoolUnreachable as error:
             get_logger().warning("The GPU pool of a running kernel cannot be reached: %s", error)
             return Step(Act.NOTHING)
 
+    def _pass_on(self, notice: str) -> None:
+        """Tell the user what the pool has to say, once."""
+        if notice and notice != self._notice:
+            self._relay.tell(notice)
+        self._notice = notice
+
     async def _seen(self) -> Seen:
         idle_since = max(self._idle_since, self._relay.last_activity or 0.0)
-        seen = Seen(self._relay.busy, idle_since, self._kept_until, Activity(), self._warned)
+        seen = Seen(self._relay.busy, idle_since, self._kept_until, kept=self._kept, warned=self._warned)
         at = tenure.idle_at(self._terms, seen)
         if at is None or time.monotonic() < at - self._terms.warn_before:
             return seen  # looking at the device costs more, and decides nothing yet
-        activity = await self._turn.activity()
-        return Seen(seen.busy, idle_since, self._kept_until, activity, self._warned)
+        return replace(seen, activity=await self._turn.activity())
 
     def _keep(self, content: Mapping[str, Any]) -> None:
         """Take note that the kernel's user says it is in use."""

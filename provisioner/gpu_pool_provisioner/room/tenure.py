@@ -48,6 +48,8 @@ class Seen:
     kept_until: float = 0.0
     #: What its process does with its device.
     activity: Activity = field(default_factory=Activity)
+    #: Whether it could not be parked although it seemed so.
+    kept: bool = False
     #: What its user has been warned of already.
     warned: frozenset[str] = frozenset()
 
@@ -93,12 +95,17 @@ def _end_of_patience(terms: Terms, seen: Seen, now: float) -> Step:
     if at is None:
         # Whoever works now will not have been idle for so long any sooner.
         return Step(Act.NOTHING, again_in=_soon(terms.idle_limit or _SELDOM))
-    if seen.activity.initialised is False:
+    if seen.activity.initialised is False or _is_movable(seen):
         return Step(Act.PARK) if now >= at else Step(Act.NOTHING, again_in=_soon(at - now))
     if terms.when_idle is WhenIdle.KEEP or seen.activity.working is not False:
         # Unknown counts as work: nothing is taken from a training that merely cannot be seen.
         return Step(Act.NOTHING)
     return _warn_then_end(terms, seen, now, at, _IDLE_ENDS, IDLE_ENDED)
+
+
+def _is_movable(seen: Seen) -> bool:
+    """Whether what it keeps on its device may be moved away: it can be, and nothing works on it."""
+    return seen.activity.movable and seen.activity.working is False and not seen.kept
 
 
 def _warn_then_end(terms: Terms, seen: Seen, now: float, at: float, warning: str, ending: str) -> Step:

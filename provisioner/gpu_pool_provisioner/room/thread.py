@@ -22,7 +22,12 @@ async def on_room_thread(work: Coroutine[Any, Any, T]) -> T:
 
     Work that is no longer waited for is cancelled.
     """
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, _loop(os.getpid())))
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, room_loop()))
+
+
+def room_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of this process's rooms, which runs on a thread of its own."""
+    return _loop(os.getpid())
 
 
 @functools.cache

@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +30,7 @@ from jupyter_core.paths import jupyter_path
 
 from gpu_pool_client import EndReason, Holder, Lease, Process, parse_request
 from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
-from gpu_pool_provisioner.environment import kernel_command, slice_environment
+from gpu_pool_provisioner.environment import kernel_command
 from gpu_pool_provisioner.pools import resolve_url, shared_pool
 from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.endings import ended, first_of
@@ -37,7 +38,9 @@ from gpu_pool_provisioner.room.inner import Inner
 from gpu_pool_provisioner.room.room import Room
 from gpu_pool_provisioner.room.running import Kernel
 from gpu_pool_provisioner.room.turn import Turn
+from gpu_pool_provisioner.sizing import Outfit, grant
 from gpu_pool_provisioner.slices import KernelSlice
+from gpu_pool_provisioner.wishes import Wishes, offer_wishes
 
 _READY_TIMEOUT: Final = 120.0
 #: Seconds that a kernel has to end by itself when this process is told to end.
@@ -49,17 +52,22 @@ _PR_SET_PDEATHSIG: Final = 1
 class Wrapped:
     """The real kernel's process, launched when its slice has come."""
 
-    def __init__(self, command: list[str], pool_url: str) -> None:
+    def __init__(self, command: list[str], claim: KernelSlice, wishes: Wishes | None) -> None:
         self._command = command
-        self._pool_url = pool_url
+        self._claim = claim
+        self._wishes = wishes
         self.process: subprocess.Popen[bytes] | None = None
 
     async def launch(self, lease: Lease, inner: Inner) -> int:
         """Launch it with its slice's environment; see ``room.Launch``."""
+        outfit = Outfit(self._command[0], os.environ, lease)
+        if self._wishes is not None:
+            self._wishes.grant = partial(grant, self._claim, outfit, can_restart=False)
         environment = {
             **os.environ,
-            **slice_environment(lease, self._command[0], os.environ),
-            URL_VARIABLE: self._pool_url,
+            **outfit.variables,
+            **(self._wishes.variables if self._wishes else {}),
+            URL_VARIABLE: self._claim.pool.url,
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(jupyter_path("kernels")),
         }
         command = inner.command(kernel_command(list(self._command)))
@@ -86,11 +94,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def _serve(options: argparse.Namespace) -> int:
-    pool = shared_pool(resolve_url(""))
-    wrapped = Wrapped(options.argv, pool.url)
+    claim = KernelSlice(shared_pool(resolve_url("")).url, parse_request(options.slice))
+    wishes = offer_wishes(options.f, asyncio.get_running_loop())
+    wrapped = Wrapped(options.argv, claim, wishes)
     course = os.environ.get(COURSE_VARIABLE)
     holder = Holder(psutil.Process().username(), course, _name(options), Process.current())
-    turn = Turn(KernelSlice(pool.url, parse_request(options.slice)), holder)
+    turn = Turn(claim, holder)
     room = Room(_kernel(options), turn)
     await room.open()
     told = asyncio.Event()
@@ -102,6 +111,8 @@ async def _serve(options: argparse.Namespace) -> int:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(room.ended(), _END_WITHIN)
     finally:
+        if wishes is not None:
+            wishes.close()
         await room.close()
         await turn.give_up(EndReason.RELEASED)
     return await asyncio.to_thread(wrapped.exit_code)

@@ -207,8 +207,8 @@ def test_a_stuck_ledger_is_given_up_with_the_name_of_the_process_that_has_it(tmp
 import asyncio
 from pathlib import Path
 from support.pools import embedded
-import gpu_pool.embedded
-gpu_pool.embedded.ANSWER_WITHIN = 0.2
+import gpu_pool.ledger.thread
+gpu_pool.ledger.thread.ANSWER_WITHIN = 0.2
 async def main():
     pool = embedded(Path({str(path)!r}))
     await pool.status()

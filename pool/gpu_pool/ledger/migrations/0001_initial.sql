@@ -36,15 +36,24 @@ CREATE TABLE lease (
     course          TEXT NOT NULL,               -- '' for none
     kernel          TEXT,
     requested_at    REAL NOT NULL,               -- Unix seconds
-    held_at         REAL,
+    first_held_at   REAL,                        -- its first grant
+    held_at         REAL,                        -- since when it has had its slices, while held
     ends_by         REAL,                        -- the end of the longest lease, this boot's clock, while held
-    held_before     REAL NOT NULL DEFAULT 0,     -- seconds held before it was last parked
+    held_before     REAL NOT NULL DEFAULT 0,     -- seconds held before held_at, parked time left out
+    used_before     REAL NOT NULL DEFAULT 0,     -- milli x seconds before held_at, whatever sizes it had
     keeper          TEXT NOT NULL,               -- the requester's process
     pulse           INTEGER,                     -- its sign of life, where it stands for the attached process too
     process         TEXT,                        -- the attached process
     grace           REAL NOT NULL DEFAULT 0,     -- seconds forgiven after the process's death
+    ready_within    REAL,                        -- seconds in which its process is to be ready, from the next grant
     deadline        REAL,                        -- seconds of this boot's clock
     deadline_reason TEXT,                        -- how the lease ends at the deadline
+    notice          TEXT NOT NULL DEFAULT '',    -- what its user should read now
+    ending          TEXT,                        -- why, if the pool is ending its processes
+    peak_mib        INTEGER,                     -- the most memory seen in use on one device
+    mib_seconds     REAL,                        -- memory on devices, times the time it was known for
+    memory_seconds  REAL,                        --   and that time; NULL where nothing is measured
+    device_seconds  REAL,                        -- time with a process on a device
     CHECK ((state = 'waiting') = (turn IS NOT NULL)),
     CHECK ((state = 'waiting') = (waiting_since IS NOT NULL)),
     CHECK ((deadline IS NULL) = (deadline_reason IS NULL))
@@ -63,11 +72,16 @@ CREATE TABLE history (
     course          TEXT NOT NULL,
     kernel          TEXT,
     requested_at    REAL NOT NULL,
-    held_at         REAL,
+    held_at         REAL,                        -- the first grant
     ended_at        REAL NOT NULL,
     held_seconds    REAL NOT NULL,               -- in all, parked time left out
+    used            REAL NOT NULL,               -- milli x seconds, whatever sizes it had
     reason          TEXT NOT NULL,
-    slices          TEXT NOT NULL                -- as in lease; empty if it ended without any
+    slices          TEXT NOT NULL,               -- as in lease; empty if it ended without any
+    peak_mib        INTEGER,                     -- from here on as in lease
+    mib_seconds     REAL,
+    memory_seconds  REAL,
+    device_seconds  REAL
 );
 
 -- What every user has used of every course by leases that are not held any more,

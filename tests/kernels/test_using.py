@@ -1,0 +1,93 @@
+"""``%gpu use 10%`` where nobody answers, late, or for somebody else."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool_kernels.inkernel import extension, using
+
+from .conftest import SLICE
+
+
+class Place:
+    """What a kernel's launcher keeps for its wishes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        os.mkfifo(folder / using.PIPE)
+        self._pipe = os.open(folder / using.PIPE, os.O_RDWR | os.O_NONBLOCK)
+
+    def wish(self) -> dict[str, str]:
+        return dict(json.loads(os.read(self._pipe, 4096)))
+
+    def answer(self, wish: str, words: str, **variables: Any) -> None:
+        content = {"wish": wish, "granted": True, "words": words, "variables": variables}
+        (self.folder / using.ANSWER).write_text(json.dumps(content))
+
+    def close(self) -> None:
+        os.close(self._pipe)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    for name, value in SLICE.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(using.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(using, "PATIENCE", 0.1)
+    monkeypatch.setattr(using, "pending", "")
+    made = Place(tmp_path)
+    yield made
+    made.close()
+
+
+def test_an_answer_that_comes_late_is_taken_by_the_next_look(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    extension.gpu("use 2x10% model=V100")
+    assert "There is no answer yet" in capsys.readouterr().err
+    wish = place.wish()
+    assert wish["size"] == "2x10% model=V100"
+    place.answer("0" * 32, "Of another wish.")
+    extension.gpu("")
+    assert capsys.readouterr().out == ""
+    place.answer(wish["wish"], "This kernel now has 10%.", GPU_POOL_SLICE=["2%", "10%"])
+    assert "10%" in repr(extension.gpu(""))
+    assert capsys.readouterr().out == "This kernel now has 10%.\n"
+    extension.gpu("")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("where", [None, "nowhere"])
+def test_where_nobody_is_to_be_asked_that_is_said(
+    place: Place, where: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(using.VARIABLE)
+    if where:
+        monkeypatch.setenv(using.VARIABLE, str(place.folder / where))
+    extension.gpu("use 10%")
+    assert "not there to be asked" in capsys.readouterr().err
+
+
+def test_a_launcher_that_has_gone_is_not_waited_for(
+    place: Place, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / using.PIPE).rename(tmp_path / "of-the-living")
+    os.mkfifo(tmp_path / using.PIPE)
+    extension.gpu("use 10%")
+    assert "not there to be asked" in capsys.readouterr().err
+
+
+def test_outside_a_slice_there_is_nothing_to_change(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("GPU_POOL_SLICE", raising=False)
+    extension.gpu("use 10%")
+    assert "This kernel has no slice" in capsys.readouterr().out
+    extension.gpu("use")
+    assert "%gpu use 10%" in capsys.readouterr().err

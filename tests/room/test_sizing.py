@@ -1,0 +1,55 @@
+"""``%gpu use 10%`` in kernels behind a room."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.classroom import Classroom, Managers, eventually
+from support.room import frontend
+
+FACTS = "import os; print(*[os.environ.get(n) for n in ('GPU_POOL_SLICE', 'GPU_POOL_MEMORY_MIB')])"
+
+
+@pytest.fixture
+def lending(classroom: Classroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Park the slices of idle kernels soon."""
+    (tmp_path / "settings").mkdir()
+    content = {"PoolSettings": {"default_course": {"idle_limit": "1s"}}}
+    (tmp_path / "settings" / "gpu_pool_config.json").write_text(json.dumps(content))
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path / "settings"))
+
+
+async def test_a_kernel_that_has_waited_changes_its_size_and_is_restarted_with_it(
+    classroom: Classroom, manager: Managers
+) -> None:
+    held = await classroom.fill("1")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("%gpu use 10%")
+        await cell.shows("Waiting for a GPU slice of 2%.")
+        await classroom.pool.release(held.id)
+        await cell.shows("This kernel now has 10% of a GPU")
+        assert (await page.run(FACTS).done()).outputs == ["10% 3276\n"]
+        await km.restart_kernel()
+        assert (await page.run(FACTS).done()).outputs == ["10% 3276\n"]
+    assert (await classroom.only_lease()).slices[0].milli == 100
+
+
+@pytest.mark.usefixtures("lending")
+async def test_a_kernel_that_lends_its_slice_gets_it_back_at_its_new_size(
+    classroom: Classroom, manager: Managers
+) -> None:
+    km = manager(classroom.install("all", "1"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("%gpu use 10%").done()
+        await eventually(classroom.is_parked)
+        other = await classroom.fill("1")
+        cell = page.run(FACTS)
+        await cell.shows("Waiting for a GPU slice of 10%.")
+        await classroom.pool.release(other.id)
+        assert (await cell.done()).outputs == ["10% 3276\n"]
