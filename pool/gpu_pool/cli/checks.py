@@ -55,6 +55,7 @@ def check_pool(session: Session) -> Iterator[Check]:
     yield from _devices(found)
     held, waiting = len(found.leases), len(found.line)
     yield Check("leases", "ok", f"{held} held, {waiting} waiting")
+    yield from _strangers(found)
 
 
 def check_machine() -> Iterator[Check]:
@@ -138,6 +139,18 @@ def _devices(status: PoolStatus) -> Iterator[Check]:
     if status.simulated:
         text = f"{SIMULATED}: slices are counted, and no GPU stands behind them"
         yield Check("devices", "note", text, "On a machine with a GPU, unset GPU_POOL_DEVICES.")
+
+
+def _strangers(status: PoolStatus) -> Iterator[Check]:
+    devices = [each.device for each in status.devices if not each.device.simulated]
+    if not devices:
+        return
+    # Imported here because it costs some 40 ms, which simulated devices need not pay.
+    from gpu_pool.isolation.guard import find_strangers
+
+    for stranger in find_strangers(devices, status.leases):
+        mend = "Ask for a slice for it, such as: gpu-pool run 10% -- COMMAND; or end it."
+        yield Check("strangers", "note", safe(str(stranger), 300), mend)
 
 
 def _permissions(path: Path) -> Iterator[Check]:

@@ -14,20 +14,25 @@
  *   instance MIG-1 A100 MIG 1g.5gb      an instance of the last gpu: uuid, name
  *   fail nvmlDeviceGetName 15           that query of that device returns that code
  *   fail * 15                           every query of it does
+ *   process 4711 300                    process 4711 computes on it and uses 300 MiB,
+ *   process 4712 - mps                  or an amount that is not told, through MPS;
+ *   process 4713 12 graphics            one that draws
  *
  * A `fail` before the first gpu is for the queries of the library itself. What a
  * device does not say is not supported, as on real cards. Building with
  * -DnvmlX=absent gives a library without nvmlX, as older drivers have.
  *
+ * The file is read again when it has been replaced: devices keep their places in it.
  * At exit it complains on stderr if it was initialised and not shut down.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
-enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6 };
+enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE };
 enum { TO_GPU = 0, TO_SWITCH = 2 };
-enum { DEVICES = 128, LINKS = 36, FAILURES = 16 };
+enum { DEVICES = 128, LINKS = 36, FAILURES = 16, PROCESSES = 2048 };
 
 struct device {
     struct device *gpu; /* of a MIG instance; NULL for a GPU */
@@ -40,8 +45,12 @@ struct device {
     int failing;
 };
 
+struct process { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; };
+
 static struct device library, devices[DEVICES];
-static int count, users;
+static struct { struct device *device; struct process process; char kind[12]; } processes[PROCESSES];
+static int count, users, running;
+static struct stat last;
 static char driver[80];
 
 static void bad(const char *line) {
@@ -71,18 +80,36 @@ static void read_failure(struct device *device, const char *line) {
     if (sscanf(line, "fail %63s %d", device->failures[place].query, &device->failures[place].code) != 2) bad(line);
 }
 
+static void read_process(struct device *device, const char *line) {
+    char amount[24];
+    if (running == PROCESSES) bad(line);
+    struct process *process = &processes[running].process;
+    char *kind = processes[running].kind;
+    *process = (struct process){0, -1ULL, -1U, -1U};
+    strcpy(kind, "compute");
+    if (sscanf(line, "process %u %23s %11s", &process->pid, amount, kind) < 2) bad(line);
+    if (amount[0] != '-') process->used = strtoull(amount, NULL, 10) << 20;
+    processes[running++].device = device;
+}
+
 static void read_scenario(void) {
     const char *path = getenv("NVML_STUB_SCENARIO");
     FILE *file = path ? fopen(path, "r") : NULL;
     if (!file) bad("NVML_STUB_SCENARIO names no readable file");
     struct device *gpu = NULL, *device = &library;
+    struct stat found;
     char line[256];
+    if (!fstat(fileno(file), &found)) last = found;
+    count = running = 0;
+    memset(&library, 0, sizeof library);
+    memset(devices, 0, sizeof devices);
     while (fgets(line, sizeof line, file)) {
         if (line[0] == '\n' || line[0] == '#') continue;
         if (!strncmp(line, "gpu ", 4)) device = gpu = add(NULL, line + 4);
         else if (!strncmp(line, "instance ", 9)) device = add(gpu, line + 9);
         else if (!strncmp(line, "link ", 5)) read_link(device, line);
         else if (!strncmp(line, "fail ", 5)) read_failure(device, line);
+        else if (!strncmp(line, "process ", 8)) read_process(device, line);
         else if (sscanf(line, "driver %79s", driver) == 1) continue;
         else if (sscanf(line, "memory %llu %llu", &device->memory, &device->reserved) == 2) continue;
         else if (sscanf(line, "bus %x", &device->bus) == 1) continue;
@@ -91,6 +118,13 @@ static void read_scenario(void) {
         else bad(line);
     }
     fclose(file);
+}
+
+/* Read the scenario again if its file has been replaced by another. */
+static void refresh(void) {
+    struct stat found;
+    if (stat(getenv("NVML_STUB_SCENARIO"), &found)) return;
+    if (found.st_ino != last.st_ino || found.st_mtim.tv_nsec != last.st_mtim.tv_nsec) read_scenario();
 }
 
 __attribute__((constructor)) static void begin(void) { read_scenario(); }
@@ -111,6 +145,7 @@ static int failure(const struct device *device, const char *query) {
 #define QUERY(device)                                   \
     do {                                                \
         if (!users) return UNINITIALIZED;               \
+        refresh();                                      \
         int code = failure(device, __func__);           \
         if (code) return code;                          \
     } while (0)
@@ -131,6 +166,7 @@ static struct device *nth(const struct device *gpu, unsigned n) {
 
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
+    refresh();
     int code = failure(&library, __func__);
     if (!code) users++;
     return code;
@@ -164,6 +200,16 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **device) {
     QUERY(&library);
     *device = nth(NULL, index);
     return *device ? failure(*device, __func__) : INVALID_ARGUMENT;
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, struct device **device) {
+    QUERY(&library);
+    for (int i = 0; i < count; i++)
+        if (!strcmp(devices[i].uuid, uuid)) {
+            *device = &devices[i];
+            return failure(*device, __func__);
+        }
+    return NOT_FOUND;
 }
 
 int nvmlDeviceGetUUID(struct device *device, char *uuid, unsigned size) {
@@ -204,6 +250,36 @@ int nvmlDeviceGetMemoryAffinity(struct device *device, unsigned words, unsigned 
     memset(set, 0, words * sizeof *set);
     set[0] = device->nodes;
     return SUCCESS;
+}
+
+/* ---- Processes ---- */
+
+/* A GPU's list has those of its instances, too. */
+static int list(struct device *device, const char *kind, unsigned *number, struct process *found) {
+    unsigned room = *number;
+    *number = 0;
+    for (int i = 0; i < running; i++) {
+        int there = processes[i].device == device || processes[i].device->gpu == device;
+        if (!there || strcmp(processes[i].kind, kind)) continue;
+        if (*number < room) found[*number] = processes[i].process;
+        ++*number;
+    }
+    return *number > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(struct device *device, unsigned *number, struct process *found) {
+    QUERY(device);
+    return list(device, "compute", number, found);
+}
+
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *device, unsigned *number, struct process *found) {
+    QUERY(device);
+    return list(device, "mps", number, found);
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v3(struct device *device, unsigned *number, struct process *found) {
+    QUERY(device);
+    return device->gpu ? NOT_SUPPORTED : list(device, "graphics", number, found);
 }
 
 /* ---- MIG ---- */

@@ -1,0 +1,110 @@
+"""What one look a second at eight GPUs and four hundred leases costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.report import Line
+
+STUB = Path(__file__).parents[1] / "tests" / "support" / "nvml_stub" / "stub.c"
+DEVICES, LEASES, LOOKS = 8, 400, 60
+#: Runs in a process whose NVML is the stub: each lease has one process on its device, in four-deep trees.
+MEASURE = """
+import json, os, signal, sys, time
+from pathlib import Path
+from gpu_pool.inventory import use
+from gpu_pool.inventory.nvml import find_devices
+from gpu_pool.isolation.guard import Guard, GuardRules, OwnLedger
+from gpu_pool.ledger.book import Book
+from gpu_pool.ledger.database import Database
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import Holder, Process, parse_request
+from gpu_pool_client.processes import pid_namespace
+
+devices, leases, looks = map(int, sys.argv[1:])
+use.FIRST_NAMESPACE = pid_namespace()  # it may be measured in a container
+scenario = Path(os.environ["NVML_STUB_SCENARIO"])
+path, settings = scenario.with_name("ledger.db"), PoolSettings(context_mib=0)
+
+def sleep_below(depth):
+    # The last of a line of processes is the one on the device.
+    child = os.fork()
+    if child:
+        return child
+    if depth:
+        sleep_below(depth - 1)
+    signal.pause()
+
+def last_of(pid):
+    while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        pid = int(children[0])
+    return pid
+
+os.setpgrp()
+database = Database(path)
+book = Book(database, settings)
+book.register(find_devices().devices)
+roots = [sleep_below(2) for _ in range(leases)]
+time.sleep(1)
+on_device = {}
+for number, root in enumerate(roots):
+    lease = book.request(parse_request(f"{1000 * devices // leases / 10}%"), Holder("ada"), f"key-{number}")
+    book.attach(lease.id, Process.of(root), None, 0)
+    on_device.setdefault(lease.slices[0].device.uuid, []).append(last_of(root))
+text = []
+for line in scenario.read_text().splitlines():
+    text.append(line)
+    text += [f"process {pid} 300" for pid in on_device.get(line.split()[1], [])]
+draft = scenario.with_name("draft")
+draft.write_text("\\n".join(text))
+draft.replace(scenario)
+clock = [0.0]
+guard = Guard(OwnLedger(path, settings), GuardRules.of(settings, "end"), clock=lambda: clock[0])
+times = []
+for _ in range(looks + 1):
+    clock[0] += 1
+    began = time.process_time()
+    guard.look()
+    times.append(time.process_time() - began)
+seen = sum(len(each) for each in on_device.values())
+assert (seen, guard.strangers, guard.problems) == (leases, (), ())
+print(json.dumps(times), flush=True)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.killpg(0, signal.SIGTERM)
+guard.start()
+guard.stop()
+database.close()
+"""
+
+
+def run() -> Iterator[Line]:
+    """Measure and yield the report's line."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        library = folder / "libnvidia-ml.so.1"
+        command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", library, STUB]
+        subprocess.run(command, check=True)
+        cards = (f"gpu GPU-{number} NVIDIA H100 80GB HBM3\nmemory 81559 551\n" for number in range(DEVICES))
+        (folder / "scenario.txt").write_text("driver 550.54.14\n" + "".join(cards))
+        stub = {"LD_LIBRARY_PATH": name, "NVML_STUB_SCENARIO": str(folder / "scenario.txt")}
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, str(DEVICES), str(LEASES), str(LOOKS)],
+            env={**os.environ, **stub},
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+    first, *times = json.loads(done.stdout)
+    yield Line(
+        f"a look a second at {DEVICES} GPUs and {LEASES} leases, in cores",
+        statistics.mean(times),
+        f"CPU time of {LOOKS} looks: mean {statistics.mean(times) * 1e3:.1f} ms, "
+        f"most {max(times) * 1e3:.1f} ms, the first {first * 1e3:.0f} ms; the driver is a stand-in",
+        0.01,
+    )

@@ -1,0 +1,171 @@
+"""Which processes use which device, and how much of its memory, as NVML tells it.
+
+Looked at once a second for as long as a pool lives, so NVML stays initialised
+between looks; it is opened anew some time after anything failed.
+
+The driver names processes as the machine's first pid namespace does. A looker
+in another one (a container) cannot know whom it means, and so sees nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import pynvml
+
+from gpu_pool.inventory.words import card_problem, library_problem
+from gpu_pool_client import Device
+from gpu_pool_client.processes import pid_namespace
+
+_FAILURES: Final = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
+_BYTES_PER_MIB: Final = 1024 * 1024
+#: ``/proc/self/ns/pid`` in the machine's first pid namespace, whose number the kernel fixes
+#: (PID_NS_INIT_INO, linux/nsfs.h).
+FIRST_NAMESPACE: Final = "pid:[4026531836]"
+_NOT_FIRST: Final = (
+    "The memory of processes is not measured: this is a container, and the driver names processes as the "
+    "machine outside does. Run the pool outside, or with the machine's pid namespace (docker run --pid=host)."
+)
+_UNKNOWN: Final = {
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "its driver is too old to say which processes use it",
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "it does not say which processes use it",
+}
+
+
+class Use(NamedTuple):
+    """What one process uses of one device."""
+
+    pid: int
+    #: None where the driver does not say.
+    memory_mib: int | None
+    #: Whether it computes; one that does not only draws, as display servers do.
+    computes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one look saw."""
+
+    #: By device uuid. A device whose processes cannot be seen is missing: nothing is known of it.
+    uses: Mapping[str, tuple[Use, ...]] = field(default_factory=dict)
+    #: Sentences for a person.
+    problems: tuple[str, ...] = ()
+
+
+class Sampler:
+    """Looks at the processes on devices, again and again. Used by one thread at a time.
+
+    After a failure NVML is opened anew, ``again_after`` seconds later at the
+    earliest: that is slow where a card has fallen off the bus.
+    """
+
+    def __init__(self, again_after: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._again_after = again_after
+        self._clock = clock
+        self._handles: dict[str, Any] = {}
+        #: When NVML was last opened; None while it is not.
+        self._opened_at: float | None = None
+        #: Why it could not be opened, and when that was.
+        self._refused: tuple[str, float] | None = None
+        self._failed = False
+
+    def sample(self, devices: Iterable[Device]) -> Sample:
+        """Return the processes on each real device; what cannot be seen becomes a problem."""
+        real = [device for device in devices if not device.simulated]
+        if not real:
+            return Sample()
+        if pid_namespace() != FIRST_NAMESPACE:
+            return Sample(problems=(_NOT_FIRST,))
+        problem = self._open()
+        if problem:
+            return Sample(problems=(problem,))
+        uses: dict[str, tuple[Use, ...]] = {}
+        problems: list[str] = []
+        for device in real:
+            try:
+                uses[device.uuid] = _uses(self._handle(device.uuid))
+            except _FAILURES as error:  # noqa: PERF203 - the others are looked at all the same
+                self._failed = True
+                self._handles.pop(device.uuid, None)
+                problems.append(_problem(device, error))
+        return Sample(uses, tuple(problems))
+
+    def close(self) -> None:
+        """Let go of NVML; the next look opens it again."""
+        if self._opened_at is not None:
+            with contextlib.suppress(*_FAILURES):
+                pynvml.nvmlShutdown()
+        self._opened_at, self._failed = None, False
+        self._handles.clear()
+
+    def _open(self) -> str:
+        """Have NVML open; return why that cannot be, or nothing."""
+        now = self._clock()
+        if self._opened_at is not None and self._failed and now - self._opened_at >= self._again_after:
+            self.close()
+        if self._opened_at is not None:
+            return ""
+        if self._refused and now - self._refused[1] < self._again_after:
+            return self._refused[0]
+        try:
+            pynvml.nvmlInit()
+        except _FAILURES as error:
+            self._refused = library_problem(error), now
+            return self._refused[0]
+        self._opened_at, self._refused = now, None
+        return ""
+
+    def _handle(self, uuid: str) -> Any:
+        if uuid not in self._handles:
+            self._handles[uuid] = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        return self._handles[uuid]
+
+
+def memory_of(pids: Collection[int], devices: Collection[Device]) -> int | None:
+    """Return the memory in MiB that these processes use of these devices now; None if that is not known."""
+    sampler = Sampler()
+    try:
+        uses = sampler.sample(devices).uses
+    finally:
+        sampler.close()
+    used = [use.memory_mib for on_device in uses.values() for use in on_device if use.pid in pids]
+    known = [mib for mib in used if mib is not None]
+    return sum(known) if len(uses) == len(devices) and len(known) == len(used) else None
+
+
+def _uses(handle: Any) -> tuple[Use, ...]:
+    """Return each process once, however many lists of the driver it is in."""
+    found = {each.pid: _mib(each) for each in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)}
+    for each in _optional(pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle):
+        found[each.pid] = _larger(found.get(each.pid), _mib(each))
+    computing = set(found)
+    for each in _optional(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle):
+        found[each.pid] = _larger(found.get(each.pid), _mib(each))
+    return tuple(Use(pid, memory, pid in computing) for pid, memory in found.items())
+
+
+def _optional(query: Callable[[Any], Iterable[Any]], handle: Any) -> Iterator[Any]:
+    """Yield what a list holds that not every card and driver has."""
+    try:
+        yield from query(handle)
+    except _FAILURES:
+        return
+
+
+def _mib(process: Any) -> int | None:
+    used: int | None = process.usedGpuMemory
+    return None if used is None else used // _BYTES_PER_MIB
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return max((each for each in (one, other) if each is not None), default=None)
+
+
+def _problem(device: Device, error: Exception) -> str:
+    name = f"GPU {device.index} ({device.label})"
+    why = _UNKNOWN.get(getattr(error, "value", None))
+    return f"The use of {name} is not measured: {why}." if why else card_problem(name, error)

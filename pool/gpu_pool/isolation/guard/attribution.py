@@ -1,0 +1,144 @@
+"""Whose processes those on the devices are: a lease's, or nobody's.
+
+A process belongs to the lease whose attached process it descends from. One
+that has lost its parents is remembered from before, or recognised by the lease
+in its environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final, NamedTuple
+
+from gpu_pool.inventory.use import Use
+from gpu_pool.isolation.guard.processes import lease_in_environment, line_of, own_namespace, owner_of
+from gpu_pool_client import Lease, Process
+
+#: Looks after which it is asked again whether a pid still means the same process, at the earliest.
+_RECHECK: Final = 30
+
+
+class Owned(NamedTuple):
+    """A process on a device, and what it uses there."""
+
+    process: Process
+    use: Use
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Who uses what, by device uuid."""
+
+    #: By lease id, then device uuid; only what is on a device that the lease holds.
+    leases: Mapping[str, Mapping[str, Sequence[Owned]]] = field(default_factory=dict)
+    #: What is on a device and belongs to no lease there.
+    strangers: Mapping[str, Sequence[Owned]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Holders:
+    """The leases of one device."""
+
+    by_id: dict[str, Lease] = field(default_factory=dict)
+    by_process: dict[Process, list[str]] = field(default_factory=dict)
+    #: Whether all their processes can be seen from here, and not only from within a container.
+    seen: bool = True
+
+    def add(self, lease: Lease) -> None:
+        self.by_id[lease.id] = lease
+        if lease.process is not None:
+            self.by_process.setdefault(lease.process, []).append(lease.id)
+            self.seen &= lease.process.namespace == own_namespace()
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was found out about a pid on a device."""
+
+    process: Process
+    #: The lease it belongs to, empty for none.
+    lease: str
+    recheck_at: int
+
+
+class Attributor:
+    """Attributes processes to leases, look after look.
+
+    Reading ``/proc`` is what a look costs most, so what is known of a pid is
+    read again only when the leases change, and now and then. Whoever is about
+    to do something to a process makes sure of it first.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], _Known] = {}
+        self._look = 0
+        self._leases: Sequence[Lease] = ()
+        self._holders: dict[str, _Holders] = {}
+
+    def attribute(self, uses: Mapping[str, Iterable[Use]], leases: Sequence[Lease]) -> Attribution:
+        """Say to which lease each process on each device belongs.
+
+        One that has ended, or that the system hides from us, is left out.
+        """
+        self._look += 1
+        changed = leases is not self._leases
+        if changed:
+            self._leases, self._holders = leases, _holders(leases)
+        known: dict[tuple[str, int], _Known] = {}
+        mine: dict[str, dict[str, list[Owned]]] = {}
+        strangers: dict[str, list[Owned]] = {}
+        for uuid, on_device in uses.items():
+            there = self._holders.get(uuid) or _Holders()
+            for use in on_device:
+                found = self._find((uuid, use.pid), there, changed)
+                if found is None:
+                    continue
+                known[uuid, use.pid] = found
+                if found.lease:
+                    mine.setdefault(found.lease, {}).setdefault(uuid, []).append(Owned(found.process, use))
+                elif there.seen:
+                    strangers.setdefault(uuid, []).append(Owned(found.process, use))
+        self._known = known
+        return Attribution(mine, strangers)
+
+    def _find(self, key: tuple[str, int], there: _Holders, changed: bool) -> _Known | None:
+        before = self._known.get(key)
+        # What belongs to nobody may belong to somebody since.
+        settled = before is not None and (before.lease in there.by_id or not (before.lease or changed))
+        if before is not None and settled and self._look < before.recheck_at:
+            return before
+        line = line_of(key[1])
+        process = next(line, None)
+        if process is None:
+            return None
+        lease = _lease_of(process, line, there)
+        if not lease and before is not None and before.process == process and before.lease in there.by_id:
+            lease = before.lease  # those it descended from have ended
+        # Spread over the looks, so that none is slow.
+        return _Known(process, lease, self._look + _RECHECK + key[1] % _RECHECK)
+
+
+def _holders(leases: Iterable[Lease]) -> dict[str, _Holders]:
+    found: dict[str, _Holders] = {}
+    for lease in leases:
+        for part in lease.slices:
+            found.setdefault(part.device.uuid, _Holders()).add(lease)
+    return found
+
+
+def _lease_of(process: Process, ancestors: Iterable[Process], there: _Holders) -> str:
+    """Return the lease that it, or its nearest ancestor with one here, holds, or that of its environment."""
+    for each in chain([process], ancestors):
+        held = there.by_process.get(each)
+        if held:
+            marked = lease_in_environment(process.pid) if len(held) > 1 else ""
+            return marked if marked in held else held[0]
+    marked = lease_in_environment(process.pid)
+    return marked if marked in there.by_id and _same_user(process, there.by_id[marked]) else ""
+
+
+def _same_user(process: Process, lease: Lease) -> bool:
+    root = lease.process or lease.holder.process
+    return root is not None and bool(root.is_alive()) and owner_of(process.pid) == owner_of(root.pid)

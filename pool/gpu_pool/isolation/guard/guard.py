@@ -1,0 +1,158 @@
+"""The thread that looks at the devices once a second: it measures, warns and reports."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpu_pool.inventory.use import Sampler
+from gpu_pool.isolation.guard.accounting import Meter
+from gpu_pool.isolation.guard.attribution import Attributor
+from gpu_pool.isolation.guard.judging import Patience
+from gpu_pool.isolation.guard.strangers import Stranger, Strangers
+from gpu_pool.isolation.guard.watchdog import Decisions, Evict, Watchdog
+from gpu_pool.ledger.accounts import Measured
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import Device, Lease
+
+_log = logging.getLogger("gpu_pool.guard")
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRules:
+    """What a guard does."""
+
+    #: None: leases are measured and nothing else.
+    patience: Patience | None = None
+    end_strangers: bool = False
+    #: Seconds between two looks.
+    look_every: float = 1.0
+
+    @classmethod
+    def of(cls, settings: PoolSettings, auto: str) -> GuardRules:
+        """Read them from the settings; ``auto`` (off, warn or end) is what the watchdog's auto means here."""
+        mode = auto if settings.watchdog == "auto" else settings.watchdog
+        patience = Patience(
+            ends=mode == "end",
+            share=settings.watchdog_share,
+            mib=settings.watchdog_mib,
+            notice_after=settings.watchdog_after,
+            interrupt_after=settings.interrupt_after or None,
+            end_after=settings.end_after or None,
+        )
+        return cls(None if mode == "off" else patience, settings.end_strangers, settings.look_every)
+
+
+class Ledger(Decisions, Protocol):
+    """What a guard needs of a pool's ledger; its methods may raise ``PoolUnreachable``."""
+
+    def held(self) -> Sequence[Lease]:
+        """Return the held leases: the very same sequence while nothing about them has changed."""
+
+    def devices(self) -> Sequence[Device]:
+        """Return the devices of the pool."""
+
+    def add(self, news: Mapping[str, Measured]) -> None:
+        """Add what was measured to these leases, by id."""
+
+    def close(self) -> None:
+        """Let go of the ledger."""
+
+
+class Guard:
+    """Guards the leases of a pool, in a thread of its own.
+
+    ``guards`` says which leases are this guard's to measure and to judge; of
+    the others it only needs to know that they are there. ``state`` completes a
+    lease with the truth about its limits (``Isolation.state``); where its
+    memory is held firmly, nothing needs to be judged.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        rules: GuardRules,
+        *,
+        guards: Callable[[Lease], bool] = lambda _: True,
+        state: Callable[[Lease], Lease] = lambda lease: lease,
+        evict: Evict = lambda _lease, _pids: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger = ledger
+        self._rules = rules
+        self._guards = guards
+        self._state = state
+        self._clock = clock
+        self._sampler = Sampler(clock=clock)
+        self._attributor = Attributor()
+        self._meter = Meter()
+        self._watchdog = Watchdog(rules.patience, ledger, evict) if rules.patience else None
+        self._strangers = Strangers(end=rules.end_strangers)
+        self._looked_at: float | None = None
+        self._leases: Sequence[Lease] = ()
+        self._mine: Sequence[Lease] = ()
+        self._complaint = ""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpu-pool-guard", daemon=True)
+        #: The processes that use a device of the pool and hold no lease there.
+        self.strangers: tuple[Stranger, ...] = ()
+        #: What keeps it from seeing everything, in words.
+        self.problems: tuple[str, ...] = ()
+
+    def start(self) -> None:
+        """Begin to look. A guard is started once."""
+        self._thread.start()
+
+    def stop(self, within: float = 5.0) -> None:
+        """Look no more; what was measured is written down. Waits no longer than ``within`` seconds."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(within)
+
+    def look(self) -> None:
+        """Look once: measure, judge, report. Raises ``PoolUnreachable`` where the ledger cannot be used."""
+        now = self._clock()
+        leases, devices = self._ledger.held(), self._ledger.devices()
+        if leases is not self._leases:
+            self._leases = leases
+            self._mine = [self._state(lease) for lease in leases if self._guards(lease)]
+        sample = self._sampler.sample(devices)
+        self.problems = sample.problems
+        found = self._attributor.attribute(sample.uses, leases)
+        seconds = self._rules.look_every if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        self._meter.measure(self._mine, sample.uses, found, seconds)
+        self.strangers = self._strangers.look(found, devices, now)
+        if self._watchdog is not None:
+            self._watchdog.watch(self._mine, found.leases, now)
+        self._write(self._meter.news(leases, now), now)
+
+    def _write(self, news: Mapping[str, Measured], now: float) -> None:
+        if news:
+            self._ledger.add(news)
+            self._meter.written(now)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._rules.look_every):
+            try:
+                self.look()
+                self._complain(*self.problems)
+            # A guard that has died guards nothing: whatever is wrong, it is said, and the next look tried.
+            except Exception as error:  # noqa: BLE001, PERF203
+                self._complain(f"{type(error).__name__}: {error}")
+        with contextlib.suppress(Exception):  # said already, by the look before
+            self._write(self._meter.all(), self._clock())
+        self._sampler.close()
+        self._ledger.close()
+
+    def _complain(self, *problems: str) -> None:
+        """Log what is wrong, once until it changes."""
+        complaint = " ".join(problems)
+        if complaint and complaint != self._complaint:
+            _log.warning("%s", complaint)
+        self._complaint = complaint

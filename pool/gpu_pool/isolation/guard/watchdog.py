@@ -1,0 +1,155 @@
+"""Warns, interrupts and ends what uses more memory than was granted to it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from gpu_pool.isolation.guard import words
+from gpu_pool.isolation.guard.accounting import least_mib
+from gpu_pool.isolation.guard.attribution import Owned
+from gpu_pool.isolation.guard.ending import Ending, descendants, may_signal, send
+from gpu_pool.isolation.guard.judging import Patience, Standing, Step, judge
+from gpu_pool.isolation.guard.processes import own_namespace
+from gpu_pool.isolation.guard.words import Excess
+from gpu_pool.isolation.tier import TierFailed
+from gpu_pool_client import EndReason, Lease, Process, Slice, Strength
+
+_log = logging.getLogger("gpu_pool.guard")
+
+#: Takes processes off a lease's devices safely, before they are ended: see ``Tier.evict``.
+Evict = Callable[[Lease, Sequence[int]], object]
+_Used = Mapping[str, Sequence[Owned]]
+
+
+class Decisions(Protocol):
+    """What a watchdog does to leases."""
+
+    def tell(self, lease_id: str, notice: str, ending: EndReason | None = None) -> None:
+        """Tell the lease's user something; see ``AccountTable.tell``."""
+
+    def end(self, lease_id: str, reason: EndReason) -> None:
+        """End the lease, if it has not ended yet."""
+
+
+class Watchdog:
+    """Judges leases, look after look, and does what the judgement says.
+
+    Nothing is done about what is not known: processes that cannot be seen,
+    memory that the driver does not tell.
+    """
+
+    def __init__(
+        self, patience: Patience, decisions: Decisions, evict: Evict, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._patience = patience
+        self._decisions = decisions
+        self._evict = evict
+        self._wall = wall
+        self._standings: dict[str, Standing] = {}
+        self._endings: dict[str, Ending] = {}
+        #: Leases whose processes are not ours to signal; each is logged once.
+        self._foreign: set[str] = set()
+
+    def watch(self, leases: Sequence[Lease], used: Mapping[str, _Used], now: float) -> None:
+        """Judge all these leases by what they use now."""
+        held = {lease.id for lease in leases}
+        self._standings = {name: each for name, each in self._standings.items() if name in held}
+        self._foreign &= held
+        for lease in leases:
+            here = used.get(lease.id)
+            if (here or lease.notice or lease.id in self._standings) and lease.id not in self._endings:
+                self._judge(lease, leases, here or {}, now)
+        for name, ending in list(self._endings.items()):
+            left = (each.process for owned in used.get(name, {}).values() for each in owned)
+            if ending.go_on(now, left):
+                self._decisions.end(name, EndReason.OVER_MEMORY)
+                del self._endings[name]
+
+    def _judge(self, lease: Lease, leases: Sequence[Lease], used: _Used, now: float) -> None:
+        excess = self._excess(lease, leases, used)
+        before = self._standings.get(lease.id)
+        if (excess is None and before is None and not lease.notice) or not _is_ours_to_judge(lease):
+            return
+        patience = self._patience_with(lease)
+        standing, step = judge(before, excess is not None, now, patience)
+        if excess is None or standing is None:
+            self._standings.pop(lease.id, None)
+            # Whoever warned it may have been an earlier run of the pool.
+            if step is Step.CLEAR or lease.notice:
+                self._decisions.tell(lease.id, "")
+            return
+        self._standings[lease.id] = standing
+        if step in (Step.NOTICE, Step.INTERRUPT):
+            if step is Step.INTERRUPT and lease.process is not None:
+                send(lease.process, signal.SIGINT)
+            text = words.notice(excess, standing, patience, now, self._wall())
+            self._decisions.tell(lease.id, text)
+            _log.info("lease %s: %s: %s", lease.id, step.value, excess)
+        elif step is Step.END:
+            self._end(lease, excess, used, now)
+
+    def _end(self, lease: Lease, excess: Excess, used: _Used, now: float) -> None:
+        assert lease.process is not None
+        self._decisions.tell(lease.id, words.ended(excess), EndReason.OVER_MEMORY)
+        here = {each.process for owned in used.values() for each in owned}
+        processes = {*descendants(lease.process), *here}
+        _log.warning("lease %s: %s: its %d processes are ended", lease.id, excess, len(processes))
+        try:
+            self._evict(lease, sorted(each.pid for each in here))
+        except TierFailed as failure:
+            _log.warning("lease %s: %s", lease.id, failure)
+        self._endings[lease.id] = ending = Ending(now)
+        ending.begin(processes)
+
+    def _excess(self, lease: Lease, leases: Sequence[Lease], used: _Used) -> Excess | None:
+        """Return by how much it is over, where it is worst; None if it is not, or that is not certain."""
+        found: Excess | None = None
+        for part in lease.slices:
+            owned = used.get(part.device.uuid, ())
+            mib = least_mib(owned)
+            if self._patience.allows(mib, part.memory_mib):
+                continue
+            granted = _granted(lease.process, part, leases)
+            if self._patience.allows(mib, granted) or not all(each.process.is_alive() for each in owned):
+                continue
+            if found is None or mib - granted > found.used_mib - found.granted_mib:
+                found = Excess(part.device, mib, granted)
+        return found
+
+    def _patience_with(self, lease: Lease) -> Patience:
+        if not self._patience.ends or lease.process is None or may_signal(lease.process):
+            return self._patience
+        if lease.id not in self._foreign:
+            self._foreign.add(lease.id)
+            _log.warning(
+                "lease %s uses more memory than granted; process %d is another user's and cannot be "
+                "interrupted or ended from here. Run the pool as root, or as that user.",
+                lease.id,
+                lease.process.pid,
+            )
+        return replace(self._patience, ends=False)
+
+
+def _is_ours_to_judge(lease: Lease) -> bool:
+    """Whether its processes can be seen from here, and nothing else keeps them within their memory."""
+    return (
+        lease.process is not None
+        and lease.process.namespace == own_namespace()
+        and lease.enforcement.memory.strength is not Strength.HARD
+    )
+
+
+def _granted(process: Process | None, part: Slice, leases: Sequence[Lease]) -> int:
+    """Return what a process was granted of a device: a shell may hold several slices of it."""
+    return sum(
+        each.memory_mib
+        for lease in leases
+        if lease.process == process
+        for each in lease.slices
+        if each.device.uuid == part.device.uuid
+    )

@@ -1,0 +1,77 @@
+"""``report``, in real processes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+
+import pytest
+
+from gpu_pool_client import Holder, connect, parse_request
+from support.terminal import Terminal
+
+
+def test_a_table_with_a_total(terminal: Terminal) -> None:
+    assert terminal.run("report").stdout == "No lease has ended in this time, and none is held.\n"
+    terminal.free(terminal.hold("50%"))
+    terminal.hold("10%")
+    lines = terminal.run("report").stdout.splitlines()
+    assert lines[0].split()[:3] == ["User", "GPU-hours", "Leases"]
+    assert lines[1].split()[:4] == ["somebody", "0.00", "2", "1"]
+    assert lines[2].split()[:4] == ["total", "0.00", "2", "1"]
+    assert "living 1, released 1" in lines[1]
+    assert lines[-1] == "1 lease that is held now is counted up to now, without memory and wait."
+
+
+def test_json_by_day(terminal: Terminal) -> None:
+    terminal.free(terminal.hold("50%"))
+    found = json.loads(terminal.run("report", "--by", "day", "--since", "1h", "--json").stdout)
+    (row,) = found["rows"]
+    assert row["day"] == time.strftime("%Y-%m-%d")
+    assert (row["leases"], row["measured"], row["peak_mib"], row["reasons"]) == (1, 0, None, {"released": 1})
+    assert {**row, "day": None} == {**found["total"], "day": None}
+    assert (found["by"], found["living"]) == ("day", 0)
+    assert json.loads(terminal.run("report", "--format", "json").stdout)["by"] == "user"
+
+
+async def test_csv_is_safe_for_spreadsheets(terminal: Terminal) -> None:
+    async with connect(terminal.environment["GPU_POOL_URL"]) as pool:
+        for name in ('=HYPERLINK("http://x")', "@x", "+1", "-1", "ml, 101"):
+            await pool.release((await pool.request(parse_request("2%"), Holder(name), name[:1])).id)
+    text = terminal.run("report", "--format", "csv").stdout
+    found = list(csv.DictReader(io.StringIO(text)))
+    assert found[-1]["user"] == "total"
+    assert int(found[-1]["leases"]) == 5
+    assert {"'@x", "'+1", "'-1", "ml, 101"} < {row["user"] for row in found}
+    assert not [row["user"] for row in found if row["user"][:1] in "=+-@"]
+
+
+def test_a_period(terminal: Terminal) -> None:
+    terminal.free(terminal.hold("50%"))
+    terminal.hold("2%")
+    leases = ["report", "--json"]
+    for words, count in (
+        (["--since", "2000-01-01", "--until", "2001-01-01"], 0),
+        (["--since", "2000-01-01T12:30"], 2),
+        (["--since", "1h", "--until", "0"], 1),
+    ):
+        assert json.loads(terminal.run(*leases, *words).stdout)["total"]["leases"] == count
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--since", "autumn"], "'autumn' is no time.\nAccepted: a time ago (12h, 7d), a day"),
+        (["--since", "2026-13-01"], "'2026-13-01' is no time."),
+        (["--since", "0001-01-01"], "'0001-01-01' is no time."),
+        (["--since", "1h", "--until", "2h"], "--until 2h is before --since 1h."),
+        (["--by", "colour"], "'colour' is not one of"),
+    ],
+)
+def test_a_wrong_period_is_told_in_words(terminal: Terminal, words: list[str], said: str) -> None:
+    done = terminal.run("report", *words)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+    assert said in done.stderr

@@ -1,0 +1,169 @@
+"""When a lease uses too much, and what is done about it: values in, values out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_pool.inventory.use import Use
+from gpu_pool.isolation.guard import Patience, words
+from gpu_pool.isolation.guard.attribution import Owned
+from gpu_pool.isolation.guard.judging import Standing, Step, judge
+from gpu_pool.isolation.guard.watchdog import Watchdog
+from gpu_pool.isolation.guard.words import Excess
+from gpu_pool_client import (
+    Device,
+    EndReason,
+    Enforcement,
+    Holder,
+    Lease,
+    LeaseState,
+    Limit,
+    Process,
+    Slice,
+    Strength,
+    parse_request,
+)
+from support.pools import identity, running
+
+V100 = Device("GPU-0", 0, "V100", 32768)
+PATIENCE = Patience(notice_after=10, interrupt_after=30, end_after=60)
+
+
+def steps(patience: Patience, over: list[bool], every: float = 1.0) -> dict[float, Step]:
+    """Judge at every moment; return the steps taken, by time."""
+    standing: Standing | None = None
+    taken = {}
+    for number, is_over in enumerate(over):
+        standing, step = judge(standing, is_over, number * every, patience)
+        if step is not Step.NOTHING:
+            taken[number * every] = step
+    return taken
+
+
+def test_the_steps_come_at_their_times() -> None:
+    assert steps(PATIENCE, [True] * 300) == {10: Step.NOTICE, 40: Step.INTERRUPT, 100: Step.END}
+
+
+def test_going_under_forgives_everything() -> None:
+    over = [True] * 50 + [False] + [True] * 45
+    assert steps(PATIENCE, over) == {
+        10: Step.NOTICE,
+        40: Step.INTERRUPT,
+        50: Step.CLEAR,
+        61: Step.NOTICE,
+        91: Step.INTERRUPT,
+    }
+    assert steps(PATIENCE, [True] * 9 + [False]) == {}
+
+
+@pytest.mark.parametrize(
+    ("patience", "taken"),
+    [
+        (replace(PATIENCE, ends=False), [Step.NOTICE]),
+        (replace(PATIENCE, interrupt_after=None), [Step.NOTICE, Step.END]),
+        (replace(PATIENCE, end_after=None), [Step.NOTICE, Step.INTERRUPT]),
+        (replace(PATIENCE, interrupt_after=None, end_after=None), [Step.NOTICE]),
+    ],
+)
+def test_steps_may_be_left_out(patience: Patience, taken: list[Step]) -> None:
+    assert list(steps(patience, [True] * 500).values()) == taken
+
+
+def test_every_step_is_preceded_by_its_warning_however_long_nobody_looked() -> None:
+    assert steps(PATIENCE, [True] * 5, every=1_000) == {
+        1_000: Step.NOTICE,
+        2_000: Step.INTERRUPT,
+        3_000: Step.END,
+    }
+
+
+@given(st.lists(st.booleans(), max_size=400))
+def test_nothing_is_ended_that_was_not_over_all_the_time(over: list[bool]) -> None:
+    for moment, step in steps(PATIENCE, over).items():
+        if step is Step.END:
+            assert all(over[int(moment) - 100 : int(moment) + 1])
+
+
+@pytest.mark.parametrize(
+    ("used", "granted", "allowed"),
+    [(719, 655, True), (720, 655, False), (17203, 16384, True), (17204, 16384, False)],
+)
+def test_a_twentieth_or_64_mib_are_forgiven(used: int, granted: int, allowed: bool) -> None:
+    assert Patience().allows(used, granted) is allowed
+
+
+def test_a_notice_says_what_is_used_what_will_happen_and_what_to_do() -> None:
+    excess = Excess(V100, used_mib=900, granted_mib=655)
+    first = words.notice(excess, Standing(0, noticed_at=10), PATIENCE, now=10, wall=1_000)
+    assert "uses 900MiB of GPU 0's memory, and was granted 655MiB" in first
+    assert first.index("what runs is interrupted") < first.index("its processes are ended")
+    assert "torch.cuda.empty_cache()" in first
+    second = words.notice(excess, Standing(0, 10, interrupted_at=40), PATIENCE, now=40, wall=1_030)
+    assert "What ran was interrupted." in second
+    assert "what runs is interrupted" not in second
+    warned = words.notice(excess, Standing(0, 10), replace(PATIENCE, ends=False), now=10, wall=1_000)
+    assert "If it stays so" not in warned
+
+
+@dataclass
+class Decided:
+    """Writes down what a watchdog decides."""
+
+    told: list[tuple[str, EndReason | None]] = field(default_factory=list)
+
+    def tell(self, lease_id: str, notice: str, ending: EndReason | None = None) -> None:
+        self.told.append((notice, ending))
+
+    def end(self, lease_id: str, reason: EndReason) -> None:
+        raise AssertionError("nothing was to end")
+
+
+def over(process: Process, **facts: object) -> tuple[Lease, dict[str, dict[str, list[Owned]]]]:
+    """Return a lease, and the use of far too much memory by its process."""
+    parts = (Slice(V100, 20, 655),)
+    plain = Lease("1-a", "key", parse_request("2%"), Holder("ada"), LeaseState.HELD, 0.0, slices=parts)
+    lease = replace(plain, process=process, **facts)  # type: ignore[arg-type]
+    return lease, {lease.id: {"GPU-0": [Owned(process, Use(process.pid, 9_000))]}}
+
+
+def test_processes_that_are_not_ours_to_signal_are_only_warned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(_pid: int, _signum: int) -> None:
+        raise PermissionError
+
+    decided = Decided()
+    watchdog = Watchdog(PATIENCE, decided, lambda _lease, _pids: None)
+    with running() as kernel:
+        lease, used = over(identity(kernel))
+        monkeypatch.setattr(os, "kill", refused)
+        for moment in range(0, 1_000, 10):
+            watchdog.watch([lease], used, moment)
+        monkeypatch.undo()
+        assert kernel.poll() is None
+    [(notice, ending)] = decided.told
+    assert "If it stays so" not in notice
+    assert ending is None
+    [record] = caplog.records
+    assert "another user's" in record.getMessage()
+
+
+@pytest.mark.parametrize("spared", ["held firmly", "of another container", "gone meanwhile"])
+def test_what_is_held_otherwise_or_not_certain_is_left_alone(spared: str) -> None:
+    decided = Decided()
+    watchdog = Watchdog(PATIENCE, decided, lambda _lease, _pids: None)
+    process = Process.current()
+    firm = Enforcement(memory=Limit(Strength.HARD, "MPS"))
+    lease, used = {
+        "held firmly": lambda: over(process, enforcement=firm),
+        "of another container": lambda: over(replace(process, namespace="pid:[1]")),
+        "gone meanwhile": lambda: over(replace(process, start=1)),
+    }[spared]()
+    for moment in range(0, 1_000, 10):
+        watchdog.watch([lease], used, moment)
+    assert decided.told == []
