@@ -10,19 +10,22 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
+from gpu_pool.enforcing import Enforcer, held
 from gpu_pool.inventory import Inventory, discover
 from gpu_pool.inventory.activity import activity_of
+from gpu_pool.isolation import Isolation
+from gpu_pool.isolation.choosing import owned, unowned
 from gpu_pool.ledger import files
 from gpu_pool.ledger.book import Book
 from gpu_pool.ledger.database import Database
-from gpu_pool.ledger.errors import LedgerUnusable
 from gpu_pool.ledger.leases import gone
+from gpu_pool.ledger.thread import LedgerThread
 from gpu_pool.settings import PoolSettings, load_settings
-from gpu_pool.worker import Worker
 from gpu_pool_client import (
     Activity,
     BadRequest,
@@ -43,10 +46,8 @@ from gpu_pool_client.pool import split_url
 
 T = TypeVar("T")
 
-#: A decision that could not begin for this long is given up.
-ANSWER_WITHIN: Final = 30.0
-#: Seconds that closing may take.
-_CLOSE_WITHIN: Final = 1.0
+#: Seconds in which a tier must have begun to enforce a slice: an MPS daemon starts in that time.
+_ENFORCED_WITHIN: Final = 60.0
 #: How often a waiter reads its place: a few microseconds of work each time.
 _POLL: Final = 0.1
 #: How often, at most, all waiters together look for processes that are gone.
@@ -80,13 +81,17 @@ class EmbeddedPool(Pool):
         path: Path,
         settings: PoolSettings | None = None,
         find_devices: Callable[[], Inventory] = discover,
+        isolation: Isolation | None = None,
+        *,
+        owner: bool = False,
     ) -> None:
         self.url = f"embedded:{quote(str(path))}"
         self._path = path
         self._settings = settings or PoolSettings()
         self._find_devices = find_devices
-        self._worker = Worker("gpu-pool")
-        self._opened: tuple[Database, Book] | None = None
+        self._ledger = LedgerThread(path, self._open)
+        tiers = isolation or (owned if owner else unowned)(self._settings)
+        self._enforcer = Enforcer(path, self._settings, tiers, self._ledger, owner=owner)
 
     async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
         """See ``Pool.request``. Processes that are gone are looked for when nothing is free."""
@@ -96,13 +101,13 @@ class EmbeddedPool(Pool):
                 lease = await self._do(lambda book: _after_a_look(book, lease.id))
         except (asyncio.CancelledError, PoolUnreachable):
             # The decision may still be made, or has been, and nobody would know of it.
-            self._later(lambda book: book.release_key(key, EndReason.WITHDRAWN))
+            self._ledger.later(lambda book: book.release_key(key, EndReason.WITHDRAWN))
             raise
-        return lease
+        return await self._enforcer.hand_out(lease)
 
     async def lease(self, lease_id: str) -> Lease:
         """See ``Pool.lease``."""
-        return await self._do(lambda book: book.lease(lease_id))
+        return await self._enforcer.hand_out(await self._do(lambda book: book.lease(lease_id)))
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
         """See ``Pool.wait``."""
@@ -111,20 +116,22 @@ class EmbeddedPool(Pool):
             while True:
                 lease = await self._do(lambda book: _after_a_look(book, lease_id, _LOOK))
                 if lease.state is LeaseState.HELD:
-                    return lease
+                    return await self._enforcer.hand_back(lease)
                 _refuse_unless_waiting(lease)
                 if give_up_at is not None and time.monotonic() >= give_up_at:
                     raise await self._do(lambda book: book.shortage(lease_id))
                 await asyncio.sleep(_POLL)
         except asyncio.CancelledError:
-            self._later(lambda book: book.release(lease_id, EndReason.WITHDRAWN))
+            self._ledger.later(lambda book: book.release(lease_id, EndReason.WITHDRAWN))
             raise
 
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
         """See ``Pool.watch``."""
         last: Lease | None = None
         while last is None or last.state is not LeaseState.ENDED:
-            lease = await self._do(lambda book: _after_a_look(book, lease_id, _LOOK))
+            lease = await self._enforcer.hand_out(
+                await self._do(lambda book: _after_a_look(book, lease_id, _LOOK))
+            )
             if lease != last:
                 yield lease
             last = lease
@@ -143,32 +150,59 @@ class EmbeddedPool(Pool):
         grace: float = 0.0,
     ) -> Lease:
         """See ``Pool.attach``."""
-        return await self._do(lambda book: book.attach(lease_id, process, ready_within, grace))
+        lease = await self._do(lambda book: book.attach(lease_id, process, ready_within, grace))
+        await self._enforcer.attach(lease, process)
+        return await self._enforcer.hand_out(lease)
 
     async def renew(self, lease_id: str, ttl: float | None = None) -> Lease:
         """See ``Pool.renew``."""
-        return await self._do(lambda book: book.renew(lease_id, ttl))
+        return await self._enforcer.hand_out(await self._do(lambda book: book.renew(lease_id, ttl)))
 
     async def activity(self, lease_id: str) -> Activity:
         """See ``Pool.activity``."""
         lease = await self.lease(lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
-        return activity_of(lease.process, lease.slices, lease.id)
+        found = activity_of(lease.process, lease.slices, lease.id)
+        if self._settings.checkpoint and found.initialised:
+            return replace(found, movable=await self._enforcer.is_movable(lease))
+        return found
 
-    async def park(self, lease_id: str) -> Lease:
-        """See ``Pool.park``."""
-        if (await self.activity(lease_id)).initialised is not False:
+    async def resize(self, lease_id: str, request: SliceRequest, *, caller: Process | None = None) -> Lease:
+        """See ``Pool.resize``. Asked in the name of ``caller``, by default this process."""
+        lease = await self._own(lease_id, caller, "change its size")
+        if _initialised(lease) is not False or self._enforcer.keeps_state(lease):
             raise NotAllowed(
-                "The slice cannot be lent to others: its process has initialised CUDA, or may have, "
+                "The slice cannot change its size: its process has initialised CUDA, or may have, "
                 "and what it keeps on the GPU would be in the way.",
                 "End the process to give the slice back.",
             )
-        return await self._do(lambda book: book.park(lease_id))
+        return await self._enforcer.hand_out(await self._do(lambda book: book.resize(lease_id, request)))
+
+    async def park(self, lease_id: str, *, caller: Process | None = None) -> Lease:
+        """See ``Pool.park``. Asked in the name of ``caller``, by default this process."""
+        lease = await self._own(lease_id, caller, "be lent to others")
+
+        async def park() -> Lease:
+            return await self._do(lambda book: book.park(lease_id))
+
+        return await park() if _initialised(lease) is False else await self._enforcer.park(lease, park)
+
+    async def _own(self, lease_id: str, caller: Process | None, what: str) -> Lease:
+        """Return a lease; refuse, with ``NotAllowed``, to take its slices away in another's name."""
+        lease = await self.lease(lease_id)
+        if lease.state is LeaseState.ENDED:
+            raise gone(lease)
+        if lease.holder.process != (caller or Process.current()):
+            raise NotAllowed(
+                f"The slice cannot {what}: only the process that asked for it knows whether it is in use.",
+                "Release it to take it back.",
+            )
+        return lease
 
     async def resume(self, lease_id: str) -> Lease:
         """See ``Pool.resume``."""
-        return await self._do(lambda book: book.resume(lease_id))
+        return await self._enforcer.hand_back(await self._do(lambda book: book.resume(lease_id)))
 
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         """See ``Pool.release``."""
@@ -189,43 +223,24 @@ class EmbeddedPool(Pool):
             book.look()
             return book.status(self.url)
 
-        return await self._do(look_and_read)
+        status = await self._do(look_and_read)
+        return replace(status, leases=tuple(map(self._enforcer.state, status.leases)))
+
+    async def tend(self) -> None:
+        """Take back what nobody can use any more, and enforce no more what is not held.
+
+        For the one process that owns the devices, to be called every second or so.
+        """
+        await self._enforcer.settle(await self._do(_held_after_a_look))
 
     async def close(self) -> None:
         """Close the ledger once what was begun is done. Leases live on."""
-        self._worker.submit(self._close)
-        # Whatever holds the ledger up has been said already by the call that met it.
-        with contextlib.suppress(TimeoutError):
-            await self._worker.run(lambda: None, _CLOSE_WITHIN)
-        self._worker.stop()
+        await self._ledger.close()
+        self._enforcer.close()
 
-    def _close(self) -> None:
-        if self._opened is not None:
-            self._opened[0].close()
-            self._opened = None
-
-    async def _do(self, job: Callable[[Book], T]) -> T:
-        """Run a job on the ledger in the worker thread."""
-        give_up_at = time.monotonic() + ANSWER_WITHIN
-        try:
-            return await self._worker.run(lambda: job(self._open(give_up_at)), ANSWER_WITHIN + 1)
-        except TimeoutError as error:
-            raise self._stuck() from error
-
-    def _later(self, job: Callable[[Book], object]) -> None:
-        """Run a job after those already queued, however long they take; nobody waits for it."""
-        self._worker.submit(lambda: job(self._open(give_up_at=None)))
-
-    def _open(self, give_up_at: float | None) -> Book:
-        """Return the book, whose decisions wait for others until ``give_up_at`` at most."""
-        if self._opened is None:
-            self._opened = self._open_anew(give_up_at)
-        book = self._opened[1]
-        book.give_up_at = give_up_at
-        return book
-
-    def _open_anew(self, give_up_at: float | None) -> tuple[Database, Book]:
-        devices = self._find_devices().devices
+    def _open(self, give_up_at: float | None) -> tuple[Database, Book]:
+        """Open the ledger, and register this machine's devices in it."""
+        devices = self._enforcer.adapt(self._find_devices().devices)
         with contextlib.ExitStack() as opened:
             database = opened.enter_context(contextlib.closing(Database(self._path)))
             book = Book(database, self._settings)
@@ -234,21 +249,28 @@ class EmbeddedPool(Pool):
             # in its terminal) must not take away those that another one registered.
             if devices:
                 book.register(devices)
+            self._enforcer.recover(book)
             opened.pop_all()
         return database, book
 
-    def _stuck(self) -> LedgerUnusable:
-        holder = self._opened[0].holder() if self._opened else None
-        who = f" Process {holder} has it." if holder else ""
-        return LedgerUnusable(
-            f"The pool's ledger, {self._path}, has been locked for {ANSWER_WITHIN:.0f} seconds.{who}",
-            "If that process is stopped, continue or end it.",
-        )
+    async def _do(self, job: Callable[[Book], T]) -> T:
+        """Run a job on the ledger."""
+        return await self._ledger.do(job)
 
 
 def _after_a_look(book: Book, lease_id: str, at_most_every: float = 0.0) -> Lease:
     book.look(at_most_every)
     return book.lease(lease_id)
+
+
+def _held_after_a_look(book: Book) -> list[Lease]:
+    book.look(_LOOK)
+    return held(book)
+
+
+def _initialised(lease: Lease) -> bool | None:
+    """Whether its processes have initialised CUDA, and so keep state on its devices."""
+    return activity_of(lease.process, lease.slices, lease.id).initialised
 
 
 def _refuse_unless_waiting(lease: Lease) -> None:

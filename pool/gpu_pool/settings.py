@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from jupyter_core.paths import jupyter_config_path
-from traitlets import Dict, Float, Integer, TraitError, Unicode
+from traitlets import Bool, Dict, Enum, Float, Integer, TraitError, Unicode
 from traitlets.config import Config, Configurable, ConfigurableError
 from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, PyFileConfigLoader
 
@@ -56,11 +56,69 @@ class PoolSettings(Configurable):
         min=1.0,
         help="Seconds in which a process must be attached to a granted lease before it ends.",
     ).tag(config=True)
+    tier = Enum(
+        ("auto", "accounting", "mps", "cgroups", "hami"),
+        "auto",
+        help="How slices are enforced: auto is the firmest that needs no preparation by the administrator.",
+    ).tag(config=True)
+    hami_library = Unicode(
+        "/usr/local/vgpu/libvgpu.so", help="Where HAMi-core's library is, for c.PoolSettings.tier = 'hami'."
+    ).tag(config=True)
+    runtime_dir = Unicode(
+        "",
+        help="A folder on a local disk for what lives until the machine restarts. Empty: /run/gpu-pool for "
+        "root, or else a folder of the user's own.",
+    ).tag(config=True)
+    watchdog = Enum(
+        ("auto", "off", "warn", "end"),
+        "auto",
+        help="""What is done about a lease that uses more memory than granted, where nothing holds it
+        firmly: warn its user, or also interrupt and end its processes. auto: end in gpu-pool serve,
+        off elsewhere.""",
+    ).tag(config=True)
+    watchdog_share = Float(
+        0.05, min=0.0, help="The share of the memory granted that may be used beyond it."
+    ).tag(config=True)
+    watchdog_mib = Integer(
+        64, min=0, help="The memory in MiB that may be used beyond what was granted, if that is more."
+    ).tag(config=True)
+    watchdog_after = Float(
+        10.0, min=0.0, help="Seconds for which a lease uses too much memory before its user is warned."
+    ).tag(config=True)
+    interrupt_after = Float(
+        30.0, min=0.0, help="Seconds from the warning until the process is interrupted; 0 for never."
+    ).tag(config=True)
+    end_after = Float(
+        60.0, min=0.0, help="Seconds from then until its processes are ended; 0 for never."
+    ).tag(config=True)
+    end_strangers = Bool(
+        False,
+        help="""Whether processes that use a device of the pool without a lease are ended after a minute.
+        Those of root and display servers never are.""",
+    ).tag(config=True)
+    look_every = Float(
+        1.0, min=0.1, max=60.0, help="Seconds between two looks at what uses the devices."
+    ).tag(config=True)
+
+    checkpoint = Bool(
+        False,
+        help="""Whether idle kernels that hold device memory are parked, too: it is moved to host memory
+        by CUDA checkpoint. Needs driver 570 or newer and jupyter-gpu-pool[checkpoint].""",
+    ).tag(config=True)
+    checkpoint_under_mps = Bool(
+        False, help="Whether that is done on devices shared by MPS, too; only once it is proven there."
+    ).tag(config=True)
+    checkpoint_host_mib = Integer(
+        0, min=0, help="Host memory in MiB for all parked kernels together; 0 for a quarter of the machine's."
+    ).tag(config=True)
 
     courses = Dict(
         help="""Course name to its settings: weight, priority, longest_lease, idle_limit, when_idle,
         warn_before, keep_at_most, quota and per_user (of these: slices, share, memory,
         gpu_hours_per_week, gpu_hours_per_term).""",
+    ).tag(config=True)
+    courses_dir = Unicode(
+        "", help="A folder of course files, NAME.yaml, which teachers write; empty for none."
     ).tag(config=True)
     default_course = Dict(help="The settings, as of a course, of those who name none.").tag(config=True)
     groups = Dict(help="Group name to its users (a list), their quota together and their priority.").tag(

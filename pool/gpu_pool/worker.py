@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -49,6 +51,22 @@ class Worker:
             return await answer
         finally:
             alarm.cancel()
+
+    def call(self, job: Callable[[], T], timeout: float) -> T:
+        """Queue a job and block the calling thread until it is done. Raises ``TimeoutError``."""
+        answer: Future[T] = Future()
+
+        def tell(result: T | None, error: BaseException | None) -> None:
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(result)  # type: ignore[arg-type]
+
+        self._jobs.put((job, tell))
+        try:
+            return answer.result(timeout)
+        except FutureTimeoutError as error:
+            raise TimeoutError from error
 
     def stop(self) -> None:
         """End the thread after the jobs already queued."""

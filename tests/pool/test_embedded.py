@@ -153,7 +153,7 @@ async def test_a_withdrawal_is_not_lost_however_long_the_ledger_is_busy(
         await asyncio.sleep(0)
         with monkeypatch.context() as busy:
             # As if every decision had been waiting for too long already.
-            busy.setattr("gpu_pool.embedded.ANSWER_WITHIN", -0.9)
+            busy.setattr("gpu_pool.ledger.thread.ANSWER_WITHIN", -0.9)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
@@ -163,8 +163,8 @@ async def test_a_withdrawal_is_not_lost_however_long_the_ledger_is_busy(
 async def test_a_ledger_that_others_keep_locked_is_closed_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_pool.embedded.ANSWER_WITHIN", 0.1)
-    monkeypatch.setattr("gpu_pool.embedded._CLOSE_WITHIN", 0.1)
+    monkeypatch.setattr("gpu_pool.ledger.thread.ANSWER_WITHIN", 0.1)
+    monkeypatch.setattr("gpu_pool.ledger.thread._CLOSE_WITHIN", 0.1)
     path = tmp_path / "ledger.db"
     pool = embedded(path)
     await pool.status()

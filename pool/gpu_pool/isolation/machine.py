@@ -39,22 +39,28 @@ class Isolation:
 
     def _choose(self, device: Device) -> Tier:
         *preferred, last = self._candidates(device)
-        for tier in preferred:
-            try:
-                tier.prepare(device)
-            except TierFailed as failure:
-                self.problems.append(f"{device.label}: {tier.name} is not used. {failure}")
-            else:
-                break
-        else:
-            tier = last
-            tier.prepare(device)
+        tier = next((each for each in preferred if self._works(each, device)), last)
+        if tier is last:
+            last.prepare(device)
         self._tiers[device.uuid] = tier
         return tier
+
+    def _works(self, tier: Tier, device: Device) -> bool:
+        try:
+            tier.prepare(device)
+        except TierFailed as failure:
+            self.problems.append(f"{device.label}: {tier.name} is not used. {failure}")
+            return False
+        return True
 
     def tier(self, device: Device) -> Tier:
         """Return the tier of a device; that of one which has gone only counts."""
         return self._tiers.get(device.uuid, _COUNTED)
+
+    @property
+    def acts(self) -> bool:
+        """Whether any tier has effects."""
+        return any(map(_acts, self._tiers.values()))
 
     def state(self, lease: Lease) -> Lease:
         """Return a held lease with the variables that enforce it, and the truth about its limits."""
@@ -74,10 +80,13 @@ class Isolation:
         return (known is None or known.held_at != lease.held_at) and any(map(_acts, self._tiers_of(lease)))
 
     def enforce(self, lease: Lease, held: Iterable[Lease]) -> None:
-        """Enforce one more lease, once all that are not ``held`` any more are closed. Raises ``TierFailed``."""
+        """Enforce one more lease, once all that are not ``held`` any more are closed.
+
+        Raises ``TierFailed``.
+        """
         self.settle(held)
         for tier in self._tiers_of(lease):
-            tier.open(lease)
+            tier.open(self._part(lease, tier))
         self._open[lease.id] = lease
 
     def settle(self, held: Iterable[Lease]) -> None:
@@ -85,7 +94,7 @@ class Isolation:
         now = {lease.id: lease.held_at for lease in held}
         for lease in [each for each in self._open.values() if now.get(each.id) != each.held_at]:
             for tier in self._tiers_of(lease):
-                tier.close(lease)
+                tier.close(self._part(lease, tier))
             del self._open[lease.id]
 
     def attach(self, lease: Lease, process: Process) -> None:
@@ -110,6 +119,10 @@ class Isolation:
         for tier in {id(tier): tier for tier in self._tiers.values()}.values():
             if id(tier) not in busy:
                 tier.stop()
+
+    def _part(self, lease: Lease, tier: Tier) -> Lease:
+        """Return the lease with those of its slices that the tier enforces."""
+        return replace(lease, slices=tuple(part for part in lease.slices if self.tier(part.device) is tier))
 
     def _tiers_of(self, lease: Lease) -> list[Tier]:
         return list({id(tier): tier for tier in (self.tier(part.device) for part in lease.slices)}.values())

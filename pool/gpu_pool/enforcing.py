@@ -1,0 +1,178 @@
+"""What makes the limits of held leases real: the tiers, the guard, and what parked leases keep."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gpu_pool.isolation import Isolation, TierFailed
+from gpu_pool.ledger.book import Book
+from gpu_pool.ledger.leases import gone
+from gpu_pool.ledger.thread import LedgerThread
+from gpu_pool.parked_memory import Lost, ParkedMemory
+from gpu_pool.settings import PoolSettings
+from gpu_pool.worker import Worker
+from gpu_pool_client import Device, EndReason, Lease, LeaseGone, LeaseState, PoolUnreachable, Process
+
+if TYPE_CHECKING:
+    from gpu_pool.isolation.guard import Guard
+
+#: Seconds in which a tier must have begun to enforce a slice: an MPS daemon starts in that time.
+_ENFORCED_WITHIN: Final = 60.0
+
+
+class Enforcer:
+    """Enforces the leases of one pool, as far as this process is the one to do it.
+
+    The ``owner`` of the devices enforces all leases; any other process those
+    that it keeps itself.
+    """
+
+    def __init__(
+        self, path: Path, settings: PoolSettings, isolation: Isolation, ledger: LedgerThread, *, owner: bool
+    ) -> None:
+        self._isolation = isolation
+        self._ledger = ledger
+        self._memory = ParkedMemory(path, settings, isolation)
+        self._tiers = Worker("gpu-pool-tiers")
+        self._path = path
+        self._settings = settings
+        self._owner = owner
+        self._guarding = False
+        self._guard: Guard | None = None
+
+    def adapt(self, devices: Iterable[Device]) -> tuple[Device, ...]:
+        """Make devices ready; return them as placement is to see them. Raises ``PoolUnreachable``."""
+        try:
+            return self._isolation.adapt(devices)
+        except TierFailed as failure:
+            raise PoolUnreachable(failure.message, failure.remedy) from failure
+
+    def recover(self, book: Book) -> None:
+        """Find what an earlier process of the pool has left, when the ledger is opened."""
+        if self._isolation.acts:
+            self._isolation.recover(held(book))
+        for lease_id in self._memory.recover(lambda each: _state(book, each)):
+            book.release(lease_id, EndReason.BROKEN)
+
+    def state(self, lease: Lease) -> Lease:
+        """Return a lease with the truth about its limits, and whether it is watched over."""
+        lease = self._isolation.state(lease)
+        if self._owner or (self._settings.watchdog in ("warn", "end") and not lease.simulated):
+            return replace(lease, terms=replace(lease.terms, guarded=True))
+        return lease
+
+    async def hand_out(self, lease: Lease) -> Lease:
+        """Return a lease with the truth about its limits, which are enforced from now on if it is held."""
+        if lease.state is not LeaseState.HELD:
+            return lease
+        if self._isolation.must_open(lease):
+            try:
+                others = await self._ledger.do(held)
+                await self._tiers.run(lambda: self._isolation.enforce(lease, others), _ENFORCED_WITHIN)
+            except TierFailed as failure:
+                await self._end(lease.id, EndReason.NOT_ENFORCED)
+                raise PoolUnreachable(failure.message, failure.remedy) from failure
+        self._watch_over(lease)
+        return self.state(lease)
+
+    async def hand_back(self, lease: Lease) -> Lease:
+        """Hand out a lease that may have been parked: with what it keeps on its devices, if it is held."""
+        lease = await self.hand_out(lease)
+        if lease.state is LeaseState.HELD:
+            await self._unless_lost(lease.id, self._memory.move_back(lease.id))
+        return lease
+
+    async def attach(self, lease: Lease, process: Process) -> None:
+        """Hold a process of the lease, and whatever it starts, to its limits."""
+        if self._isolation.acts:
+            await self._tiers.run(lambda: self._isolation.attach(lease, process), _ENFORCED_WITHIN)
+
+    async def is_movable(self, lease: Lease) -> bool:
+        """Whether it can be tried to move what a lease keeps off its devices."""
+        return await self._memory.is_movable(lease)
+
+    async def park(self, lease: Lease, park: Callable[[], Awaitable[Lease]]) -> Lease:
+        """Move what a lease keeps off its devices, and park it. Raises ``NotAllowed`` where it stays."""
+        await self._unless_lost(lease.id, self._memory.move_out(lease))
+        try:
+            return await park()
+        except BaseException:
+            await self._unless_lost(lease.id, self._memory.move_back(lease.id))
+            raise
+
+    def keeps_state(self, lease: Lease) -> bool:
+        """Whether something was moved off a parked lease's devices, and must go back to the same."""
+        return self._memory.holds(lease.id)
+
+    async def settle(self, leases: Iterable[Lease]) -> None:
+        """Enforce no more what is not among these held leases."""
+        if self._isolation.acts:
+            await self._tiers.run(lambda: self._isolation.settle(leases), _ENFORCED_WITHIN)
+
+    def close(self) -> None:
+        """Enforce nothing that needs this process any more."""
+        if self._guard is not None:
+            self._guard.stop()
+        self._tiers.stop()
+        self._memory.stop()
+
+    def _watch_over(self, lease: Lease) -> None:
+        """Start the guard with the first lease on a real device: no other has anything to measure."""
+        if not lease.simulated and not self._guarding:
+            self._guarding = True
+            self._guard = self._make_guard()
+            self._guard.start()
+
+    def _make_guard(self) -> Guard:
+        # Imported here because it costs some 40 ms, which simulated devices need not pay.
+        from gpu_pool.isolation.guard import Guard, GuardRules, OwnLedger
+
+        return Guard(
+            OwnLedger(self._path, self._settings),
+            GuardRules.of(self._settings, auto="end" if self._owner else "off"),
+            guards=_all if self._owner else _kept_here,
+            state=self._isolation.state,
+            evict=self._evict,
+        )
+
+    def _evict(self, lease: Lease, pids: Sequence[int]) -> None:
+        """Take processes off the lease's devices; called by the guard, in its thread."""
+        if self._isolation.acts:
+            self._tiers.call(lambda: self._isolation.evict(lease, pids), _ENFORCED_WITHIN)
+
+    async def _unless_lost(self, lease_id: str, moving: Awaitable[None]) -> None:
+        """Move what a lease keeps on its devices; end the lease where that is lost."""
+        try:
+            await moving
+        except Lost:
+            raise gone(await self._end(lease_id, EndReason.BROKEN)) from None
+
+    async def _end(self, lease_id: str, reason: EndReason) -> Lease:
+        def end(book: Book) -> Lease:
+            book.release(lease_id, reason)
+            return book.lease(lease_id)
+
+        return await self._ledger.do(end)
+
+
+def held(book: Book) -> list[Lease]:
+    """Return the leases that are held now."""
+    return [lease for lease in book.status("").leases if lease.state is LeaseState.HELD]
+
+
+def _state(book: Book, lease_id: str) -> LeaseState:
+    try:
+        return book.lease(lease_id).state
+    except LeaseGone:
+        return LeaseState.ENDED
+
+
+def _all(_: Lease) -> bool:
+    return True
+
+
+def _kept_here(lease: Lease) -> bool:
+    return lease.holder.process == Process.current()

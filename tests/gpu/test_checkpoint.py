@@ -1,0 +1,131 @@
+"""A process with 1 GiB on a GPU lends its memory and gets it back, with what was in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from gpu_pool.isolation.checkpoint import Broken, Checkpoint, NotSuspended
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import Device, LeaseState
+
+pytestmark = pytest.mark.gpu
+
+GIB = 1 << 30
+#: Each holds 1 GiB on the GPU, says so, and then answers every line with what it finds there.
+TORCH = """
+import sys, torch
+held = torch.arange(1 << 28, dtype=torch.int32, device="cuda")
+torch.cuda.synchronize()
+print("ready", flush=True)
+for line in sys.stdin:
+    print(int(held[12345]), int(held[-1]), bool((held[1:] > held[:-1]).all()), flush=True)
+"""
+DRIVER = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+context, held, found = ctypes.c_void_p(), ctypes.c_uint64(), (ctypes.c_uint32 * 2)()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(held), ctypes.c_size_t(1 << 30)) == 0
+assert cuda.cuMemsetD32_v2(held, 12345, ctypes.c_size_t(1 << 28)) == 0
+assert cuda.cuCtxSynchronize() == 0
+print("ready", flush=True)
+for line in sys.stdin:
+    last = ctypes.c_uint64(held.value + (1 << 30) - 4)
+    assert cuda.cuMemcpyDtoH_v2(ctypes.byref(found), held, ctypes.c_size_t(4)) == 0
+    assert cuda.cuMemcpyDtoH_v2(ctypes.byref(found, 4), last, ctypes.c_size_t(4)) == 0
+    print(*found, flush=True)
+"""
+
+
+@pytest.fixture
+def pool(device: Device, seen: None, tmp_path: Path) -> Checkpoint:
+    pool = Checkpoint(tmp_path, PoolSettings(checkpoint=True))
+    if why := pool.unavailable(device, "accounting"):
+        pytest.skip(f"CUDA checkpoint is not to be had here: {why}")
+    return pool
+
+
+@contextmanager
+def holding(code: str) -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            assert said(process) == "ready"
+            yield process
+        finally:
+            process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def asked(process: subprocess.Popen[str]) -> str:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return said(process)
+
+
+def free() -> int:
+    """Return the bytes that are free on all GPUs together."""
+    pynvml.nvmlInit()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        return sum(pynvml.nvmlDeviceGetMemoryInfo(handle).free for handle in handles)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+@pytest.mark.parametrize("kind", ["torch", "driver"])
+def test_memory_is_free_for_another_and_comes_back(kind: str, pool: Checkpoint) -> None:
+    if kind == "torch" and importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    code = TORCH if kind == "torch" else DRIVER
+    with holding(code) as process:
+        before, held = asked(process), free()
+        assert pool.suspend("lease", [process.pid]).host_mib >= 1024
+        assert free() - held >= GIB
+        with holding(code) as another:
+            assert asked(another) == before
+        pool.restore("lease")
+        assert asked(process) == before
+
+
+def test_a_suspended_process_can_be_killed(pool: Checkpoint) -> None:
+    with holding(DRIVER) as process:
+        pool.suspend("lease", [process.pid])
+        process.kill()
+        process.wait(30)
+    assert pool.recover({"lease": LeaseState.PARKED}) == {}
+    assert pool.suspended() == []
+
+
+def test_managed_memory_is_never_silently_broken(pool: Checkpoint) -> None:
+    """The driver may refuse it, break the process, or be new enough to do it: each is told truly."""
+    managed = DRIVER.replace(
+        "cuMemAlloc_v2(ctypes.byref(held), ctypes.c_size_t(1 << 30))",
+        "cuMemAllocManaged(ctypes.byref(held), ctypes.c_size_t(1 << 30), 1)",
+    )
+    broken: frozenset[int] = frozenset()
+    with holding(managed) as process:
+        before = asked(process)
+        try:
+            pool.suspend("lease", [process.pid])
+            pool.restore("lease")
+        except NotSuspended:
+            pass
+        except Broken as error:
+            broken = error.pids
+        assert broken == {process.pid} or asked(process) == before

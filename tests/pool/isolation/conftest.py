@@ -1,0 +1,40 @@
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_pool_client import Device
+from support import mps_stub, nvml_stub
+from support.guarded import Guarded, guarded
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mps_stub.Stub]:
+    """Install the stand-ins for NVIDIA's tools; whatever still runs in the end is ended."""
+    installed = mps_stub.install(tmp_path / "bin", monkeypatch)
+    installed.hide_others(monkeypatch)
+    yield installed
+    installed.kill()
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """Give a folder with a short name, since sockets are made in it."""
+    folder = Path(tempfile.mkdtemp(prefix="mps-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build a complete NVML stub; give its folder."""
+    return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+async def there(tmp_path: Path, nvml: Path) -> AsyncIterator[Guarded]:
+    """Guard a pool of one V100."""
+    async with guarded(tmp_path, nvml, Device("GPU-0", 0, "Tesla V100-SXM2-32GB", 32768)) as made:
+        yield made

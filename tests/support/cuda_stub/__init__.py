@@ -1,0 +1,71 @@
+"""A stand-in for the NVIDIA driver's libraries that can checkpoint, for tests without a GPU.
+
+NVIDIA's own cuda-bindings and nvidia-ml-py load it, in the program that the
+pool runs for them. ``stub.c`` describes at its top what can be made to go wrong.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+_SOURCE = Path(__file__).with_name("stub.c")
+
+
+class Driver:
+    """One GPU, and the processes that use it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        #: Stands in for the file that CUDA opens in every process that it is initialised in.
+        self.uvm = folder / "uvm"
+        self.uvm.touch()
+
+    def scenario(self, *lines: str) -> None:
+        """Let these things go wrong from now on, and no others."""
+        (self.folder / "scenario").write_text("".join(f"{line}\n" for line in lines))
+
+    @contextmanager
+    def process(self, mib: int = 512) -> Iterator[int]:
+        """Run a process that holds so much memory on the GPU; give its pid."""
+        with open(self.uvm) as uvm, subprocess.Popen(["sleep", "600"], stdin=uvm) as process:
+            (self.folder / str(process.pid)).write_text(f"running {mib}\n")
+            try:
+                yield process.pid
+            finally:
+                process.kill()
+
+    def state(self, pid: int) -> str:
+        """Return the state of a process."""
+        return (self.folder / str(pid)).read_text().split()[0]
+
+    def set_state(self, pid: int, state: str) -> None:
+        """Leave a process in a state, as somebody does who is ended in the middle."""
+        mib = (self.folder / str(pid)).read_text().split()[1]
+        (self.folder / str(pid)).write_text(f"{state} {mib}\n")
+
+    def calls(self, pid: int) -> list[str]:
+        """Return what was called for a process, in order."""
+        path = self.folder / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line.split()[0] for line in lines if line.split()[1] == str(pid)]
+
+
+def build(folder: Path) -> Path:
+    """Build both libraries into ``folder``; return it."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc or gcc) to build the CUDA stub with")
+    if importlib.util.find_spec("cuda") is None:
+        pytest.skip("cuda-bindings is not installed")
+    flags = ["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        named = [f"-Wl,-soname,{name}", "-o", folder / name]
+        subprocess.run([compiler, *flags, *named, _SOURCE, "-ldl"], check=True)
+    return folder
