@@ -14,6 +14,9 @@ LAB_ARGS ?=
 TEST_ARGS ?=
 # Options for the benchmarks.
 BENCH_ARGS ?=
+# The Python for make test-gpu. Nothing is installed into it.
+GPU_PYTHON ?= python3
+SOURCES := $(CURDIR)/kernels:$(CURDIR)/pool:$(CURDIR)/pool_client:$(CURDIR)/provisioner:$(CURDIR)/spawner
 
 .DEFAULT_GOAL := help
 .PHONY: help lab demo test test-all test-gpu lint format types docs bench clean
@@ -39,8 +42,11 @@ test: $(VENV)/.ready-test ## run the tests that need neither a GPU nor a browser
 test-all: $(VENV)/.ready-test ## run the rest: the long tests and those in a real browser
 	@$(BIN)/pytest -m "(long or browser) and not gpu" $(TEST_ARGS)
 
-test-gpu: $(VENV)/.ready-test ## run the tests that need an NVIDIA GPU
-	@$(BIN)/pytest -m gpu $(TEST_ARGS)
+test-gpu: ## run the tests that need an NVIDIA GPU, by the Python that has PyTorch
+	@$(GPU_PYTHON) -c 'import jupyter_core, psutil, pynvml, pytest, traitlets' || { \
+		echo "$(GPU_PYTHON) lacks what these tests need, see docs/developer/gpu.md."; \
+		echo "Name the Python that has PyTorch: make test-gpu GPU_PYTHON=/path/to/python3"; exit 1; }
+	@PYTHONPATH="$(SOURCES)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m pytest tests/gpu -m gpu $(TEST_ARGS)
 
 lint: $(VENV)/.ready-dev ## check style and formatting
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && echo "Style and formatting are as they should be."

@@ -38,6 +38,8 @@ _DISTRIBUTIONS: Final = {
     "tensorflow_gpu": "tensorflow",
     "tf_nightly": "tensorflow",
 }
+#: Variables by which a framework takes memory as it needs it, and no limit.
+_AS_NEEDED: Final = frozenset(("XLA_PYTHON_CLIENT_PREALLOCATE", "TF_FORCE_GPU_ALLOW_GROWTH"))
 _FRACTION_KEY: Final = "per_process_memory_fraction"
 _DIST_INFO: Final = re.compile(r"([A-Za-z0-9_.]+)-([0-9][^-]*)(?:-py[0-9.]+)?\.(?:dist|egg)-info")
 #: A released version; group 3 is the local part, such as ``cu128`` or ``cpu``.
@@ -97,6 +99,20 @@ def slice_caps(
     if "cupy" in versions:
         found |= _unless_set("CUPY_GPU_MEMORY_LIMIT", str(least * 2**20), environment)
     return found
+
+
+def lease_caps(
+    versions: Mapping[str, str], lease: Lease, environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the variables of :func:`slice_caps` that suit a lease.
+
+    Where its tier holds the memory there are no fractions: CUDA may show no
+    more than was granted, and a share of that would be a share of a share.
+    """
+    caps = slice_caps(versions, lease.slices, environment)
+    if lease.enforcement.memory.strength is Strength.NONE:
+        return caps
+    return {name: value for name, value in caps.items() if name in _AS_NEEDED}
 
 
 def with_caps(lease: Lease, limits: Mapping[str, str]) -> Lease:

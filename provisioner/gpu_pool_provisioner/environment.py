@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from typing import Final
 
 from gpu_pool_client import Lease
-from gpu_pool_client.framework_caps import installed_frameworks, slice_caps, with_caps
+from gpu_pool_client.framework_caps import installed_frameworks, lease_caps, with_caps
 
 #: The entry-point group of callables that add to a kernel's command what it loads for its user.
 LAUNCHERS: Final = "gpu_pool.kernel_launchers"
@@ -20,7 +20,7 @@ def slice_environment(lease: Lease, python: str, environment: Mapping[str, str])
     ``python`` is the first word of its command: the frameworks beside it decide
     which memory caps are set. Kernels of other languages get none.
     """
-    limits = slice_caps(installed_frameworks(python, environment), lease.slices, environment)
+    limits = lease_caps(installed_frameworks(python, environment), lease, environment)
     return {**with_caps(lease, limits).environment, **limits}
 
 

@@ -9,8 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool_client import Device, Slice, framework_caps
-from gpu_pool_client.framework_caps import installed_frameworks, limit_words, slice_caps
+from gpu_pool_client import (
+    Device,
+    Enforcement,
+    Holder,
+    Lease,
+    LeaseState,
+    Limit,
+    Slice,
+    Strength,
+    framework_caps,
+    parse_request,
+)
+from gpu_pool_client.framework_caps import (
+    installed_frameworks,
+    lease_caps,
+    limit_words,
+    slice_caps,
+    with_caps,
+)
 
 SMALL = Device("GPU-0", 0, "V100-16", 16384)
 LARGE = Device("GPU-1", 1, "V100-32", 32768)
@@ -203,3 +220,15 @@ def test_the_words_name_what_is_limited() -> None:
     versions = {"torch": "2.10.0", "jax": "0.4.30", "tensorflow": "2.17.0"}
     assert limit_words(slice_caps(versions, SLICE, {})) == "framework caps: torch, jax"
     assert limit_words(slice_caps({"tensorflow": "2.17.0"}, SLICE, {})) == ""
+
+
+@pytest.mark.parametrize("strength", [Strength.HARD, Strength.COOPERATIVE])
+def test_no_fraction_is_set_where_a_tier_holds_the_memory(strength: Strength) -> None:
+    held = Enforcement(memory=Limit(strength, "MPS, each process"))
+    request = parse_request("2%")
+    lease = Lease(
+        "1", "key", request, Holder("ada"), LeaseState.HELD, 0.0, slices=tuple(SLICE), enforcement=held
+    )
+    found = lease_caps({"torch": "2.10.0", "jax": "0.4.30", "cupy": "13.3.0"}, lease, {})
+    assert found == {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    assert with_caps(lease, found).enforcement == held

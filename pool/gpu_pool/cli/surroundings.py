@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_pool_client import Lease
-from gpu_pool_client.framework_caps import installed_frameworks, slice_caps, with_caps
+from gpu_pool_client.framework_caps import installed_frameworks, lease_caps, with_caps
 
 _PYTHON: Final = re.compile(r"python[0-9.]*t?")
 _SHEBANG: Final = re.compile(rb"#![ \t]*(/[^ \t\n]*/python[0-9.]*t?)[ \t\n]")
@@ -21,7 +21,7 @@ def environment_for(lease: Lease, command: str) -> dict[str, str]:
     The caps suit the frameworks of the Python that ``command`` is, or is
     written for, or would find on the PATH. What the user has set is kept.
     """
-    limits = slice_caps(installed_frameworks(python_of(command)), lease.slices)
+    limits = lease_caps(installed_frameworks(python_of(command)), lease)
     return {**os.environ, **with_caps(lease, limits).environment, **limits}
 
 

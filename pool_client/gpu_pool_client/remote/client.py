@@ -1,0 +1,225 @@
+"""A pool that ``gpu-pool serve`` serves on a Unix socket of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode
+
+from pydantic import TypeAdapter, ValidationError
+
+from gpu_pool_client.errors import GpuPoolError, PoolUnreachable
+from gpu_pool_client.outlook import Outlook
+from gpu_pool_client.pool import Pool
+from gpu_pool_client.processes import Process
+from gpu_pool_client.remote import wire
+from gpu_pool_client.remote.exchange import Answer, ask
+from gpu_pool_client.remote.problems import error_of
+from gpu_pool_client.remote.unreachable import explain, may_pass
+from gpu_pool_client.requests import SliceRequest
+from gpu_pool_client.terms import Activity
+from gpu_pool_client.values import DeviceStatus, EndReason, Holder, Lease, LeaseState, PoolStatus
+
+T = TypeVar("T")
+
+#: Seconds in which the service has answered; opening a slice may mean to start a daemon first.
+_ANSWER_WITHIN: Final = 100.0
+#: Seconds for which a service that never answered is tried, one that did, and one that is waited at.
+_FIRST_PATIENCE, _PATIENCE, _WAITING_PATIENCE = 1.0, 10.0, 120.0
+_TRY_EVERY: Final = 0.1
+#: Longest id that is sent: longer than any that there is.
+_LONGEST_ID: Final = 128
+
+
+class UnixPool(Pool):
+    """The pool behind a Unix socket. It may be used from several event loops.
+
+    Nothing is kept between calls, so there is nothing to lose: every call may
+    be repeated, and is, while the service restarts. Who asks, the service sees
+    by the connection; what a :class:`Holder` says of user and process is not sent.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.url = f"unix:{quote(str(path))}"
+        self._path = path
+        self._patience = _FIRST_PATIENCE
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
+        """See ``Pool.request``."""
+        wanted = wire.Wanted(
+            request=str(request), key=_text(key), course=_text(holder.course), kernel=_text(holder.kernel)
+        )
+        try:
+            return await self._lease("POST", "leases", wanted)
+        except asyncio.CancelledError:
+            # It may have been granted, and nobody would know of it.
+            await self._end(self._withdraw_request(wanted))
+            raise
+
+    async def lease(self, lease_id: str) -> Lease:
+        """See ``Pool.lease``."""
+        return await self._lease("GET", _lease_address(lease_id))
+
+    async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
+        """See ``Pool.wait``."""
+        give_up_at = None if timeout is None else time.monotonic() + timeout
+        try:
+            while True:
+                left = wire.LONGEST_POLL if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+                query = {"seconds": min(left, wire.LONGEST_POLL), "last": int(left < wire.LONGEST_POLL)}
+                answer = await self._poll(lease_id, "wait", query)
+                if answer.status == HTTPStatus.OK:
+                    return _read(wire.LEASE, answer)
+        except asyncio.CancelledError:
+            await self._end(self._release(lease_id, EndReason.WITHDRAWN))
+            raise
+
+    async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
+        """See ``Pool.watch``."""
+        seen, state = "", LeaseState.WAITING
+        while state is not LeaseState.ENDED:
+            answer = await self._poll(lease_id, "watch", {"seconds": wire.LONGEST_POLL, "seen": seen})
+            if answer.status == HTTPStatus.OK:
+                lease = _read(wire.LEASE, answer)
+                seen, state = answer.headers.get("ETag", "").strip('"'), lease.state
+                yield lease
+
+    async def explain(self, lease_id: str) -> Outlook:
+        """See ``Pool.explain``."""
+        return _read(wire.OUTLOOK, await self._ask("GET", _lease_address(lease_id, "outlook")))
+
+    async def attach(
+        self,
+        lease_id: str,
+        process: Process,
+        *,
+        ready_within: float | None = None,
+        grace: float = 0.0,
+    ) -> Lease:
+        """See ``Pool.attach``. The lease then names the process as the service sees it."""
+        body = wire.Attachment(process=process, ready_within=ready_within, grace=grace)
+        return await self._lease("POST", _lease_address(lease_id, "attach"), body)
+
+    async def renew(self, lease_id: str, ttl: float | None = None) -> Lease:
+        """See ``Pool.renew``."""
+        return await self._lease("POST", _lease_address(lease_id, "renew"), wire.Renewal(ttl=ttl))
+
+    async def activity(self, lease_id: str) -> Activity:
+        """See ``Pool.activity``."""
+        return _read(wire.ACTIVITY, await self._ask("GET", _lease_address(lease_id, "activity")))
+
+    async def resize(self, lease_id: str, request: SliceRequest) -> Lease:
+        """See ``Pool.resize``."""
+        return await self._lease(
+            "POST", _lease_address(lease_id, "resize"), wire.NewSize(request=str(request))
+        )
+
+    async def park(self, lease_id: str) -> Lease:
+        """See ``Pool.park``."""
+        return await self._lease("POST", _lease_address(lease_id, "park"), wire.Body())
+
+    async def resume(self, lease_id: str) -> Lease:
+        """See ``Pool.resume``."""
+        return await self._lease("POST", _lease_address(lease_id, "resume"), wire.Body())
+
+    async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
+        """See ``Pool.release``."""
+        await self._release(lease_id, reason)
+
+    async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
+        """See ``Pool.drain``. For administrators."""
+        address = f"devices/{quote(device[:_LONGEST_ID], safe='', errors='replace')}/drain"
+        return _read(wire.DEVICE, await self._ask("POST", address, wire.Draining(drained=drained)))
+
+    async def history(self, since: float = 0.0) -> list[Mapping[str, Any]]:
+        """See ``Pool.history``. One's own leases; all for administrators."""
+        rows = _read(wire.HISTORY, await self._ask("GET", f"history?since={since!r}"))
+        return [*rows]
+
+    async def status(self) -> PoolStatus:
+        """See ``Pool.status``. All devices, and one's own leases; all for administrators."""
+        found = _read(wire.STATUS, await self._ask("GET", "status"))
+        return PoolStatus(self.url, found.devices, found.leases, found.line)
+
+    async def close(self) -> None:
+        """Do nothing: every call has closed what it opened."""
+
+    # -- Asking ------------------------------------------------------------
+
+    async def _lease(self, method: str, address: str, body: wire.Body | None = None) -> Lease:
+        return _read(wire.LEASE, await self._ask(method, address, body))
+
+    async def _release(self, lease_id: str, reason: EndReason) -> None:
+        await self._ask("DELETE", f"{_lease_address(lease_id)}?reason={reason.value}")
+
+    async def _withdraw_request(self, wanted: wire.Wanted) -> None:
+        """End the lease of a request that may or may not have arrived: repeat it to learn its id."""
+        lease = await self._lease("POST", "leases", wanted)
+        await self._release(lease.id, EndReason.WITHDRAWN)
+
+    async def _poll(self, lease_id: str, what: str, query: Mapping[str, object]) -> Answer:
+        address = f"{_lease_address(lease_id, what)}?{urlencode(query)}"
+        return await self._ask("GET", address, patience=_WAITING_PATIENCE)
+
+    async def _ask(
+        self, method: str, address: str, body: wire.Body | None = None, *, patience: float | None = None
+    ) -> Answer:
+        """Ask until there is an answer. Raises the error that it describes, or ``PoolUnreachable``."""
+        text = None if body is None else body.model_dump_json().encode()
+        began = time.monotonic()
+        while True:
+            try:
+                answer = await ask(self._path, method, f"{wire.API}/{address}", text, _ANSWER_WITHIN)
+                if "Retry-After" not in answer.headers:
+                    return self._accept(answer)
+                error: OSError = ConnectionResetError("is about to stop")
+            except OSError as failure:
+                error = failure
+            tried = time.monotonic() - began
+            if tried > (patience or self._patience) or not may_pass(error):
+                raise explain(error, self._path) from error
+            await asyncio.sleep(_TRY_EVERY)
+
+    def _accept(self, answer: Answer) -> Answer:
+        self._patience = _PATIENCE
+        if answer.status >= HTTPStatus.BAD_REQUEST:
+            raise error_of(answer.body)
+        return answer
+
+    async def _end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Give something up, whether or not its caller is cancelled once more meanwhile."""
+        task = asyncio.ensure_future(_quietly(work))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        await asyncio.shield(task)
+
+
+async def _quietly(work: Coroutine[Any, Any, None]) -> None:
+    # Where it fails the service acts: a lease ends with its process, or when nobody attaches one.
+    with suppress(GpuPoolError):
+        await work
+
+
+def _read(kind: TypeAdapter[T], answer: Answer) -> T:
+    try:
+        return kind.validate_json(answer.body)
+    except ValidationError as error:
+        raise PoolUnreachable(
+            "The service of the pool answers what this program does not understand.",
+            "The newer of the two can be the service: upgrade jupyter-gpu-pool here too.",
+        ) from error
+
+
+def _lease_address(lease_id: str, *more: str) -> str:
+    return "/".join(("leases", quote(lease_id[:_LONGEST_ID], safe="", errors="replace"), *more))
+
+
+def _text(text: str | None) -> Any:
+    """Return a text that JSON can carry: what is no character at all becomes ``?``."""
+    return None if text is None else text.encode(errors="replace").decode()

@@ -1,0 +1,110 @@
+"""What travels between a pool's service and its clients: the contract's values as JSON.
+
+A request for a slice travels as its text, everything else field by field.
+Fields that the reader does not know are passed over, so that either side may
+be the newer one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, WrapSerializer
+
+from gpu_pool_client.outlook import Outlook
+from gpu_pool_client.processes import Process
+from gpu_pool_client.requests import parse_request
+from gpu_pool_client.terms import Activity, Terms
+from gpu_pool_client.values import DeviceStatus, Lease
+
+#: The root of all addresses. It changes when what they mean does.
+API: Final = "/api/v1"
+#: Bytes of the largest body that the service reads.
+MOST_BODY: Final = 64 * 1024
+#: Seconds for which one call may wait for news.
+LONGEST_POLL: Final = 25.0
+
+
+def _write_lease(lease: Lease, write: Callable[[Lease], dict[str, Any]]) -> dict[str, Any]:
+    return {**write(lease), "request": str(lease.request)}
+
+
+def _read_lease(fields: Any) -> Any:
+    if isinstance(fields, dict) and isinstance(fields.get("request"), str):
+        return {**fields, "request": parse_request(fields["request"])}
+    return fields
+
+
+#: A lease, its request as a text.
+WireLease = Annotated[Lease, BeforeValidator(_read_lease), WrapSerializer(_write_lease)]
+
+LEASE: Final[TypeAdapter[Lease]] = TypeAdapter(WireLease)
+OUTLOOK: Final = TypeAdapter(Outlook)
+ACTIVITY: Final = TypeAdapter(Activity)
+DEVICE: Final = TypeAdapter(DeviceStatus)
+HISTORY: Final = TypeAdapter(list[dict[str, Any]])
+
+
+class Body(BaseModel):
+    """What a client says. It cannot say who it is: that is not in any body."""
+
+    # Without this, what is no number at all would be written as null, which means "no limit".
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+
+class Wanted(Body):
+    """A request for a slice."""
+
+    request: str
+    key: str
+    course: str | None = None
+    kernel: str | None = None
+
+
+class Attachment(Body):
+    """The process that a lease is to be tied to, as its client sees it."""
+
+    process: Process
+    ready_within: float | None = None
+    grace: float = 0.0
+
+
+class Renewal(Body):
+    """Until when all is well, in seconds from now; None lifts the deadline."""
+
+    ttl: float | None = None
+
+
+class NewSize(Body):
+    """What a lease is to have from now on."""
+
+    request: str
+
+
+class Draining(Body):
+    """Whether a device grants nothing more."""
+
+    drained: bool
+
+
+class Status(BaseModel):
+    """One snapshot of the pool. Its URL is the client's affair."""
+
+    devices: tuple[DeviceStatus, ...]
+    leases: tuple[WireLease, ...]
+    line: tuple[WireLease, ...]
+
+
+STATUS: Final = TypeAdapter(Status)
+
+
+def version(lease: Lease) -> str:
+    """Return a tag that differs as soon as anything that its holder sees of a lease does.
+
+    Its terms are left out: they change with its state only, and the time of
+    its end is reckoned anew, and so a little differently, by every look.
+    """
+    return hashlib.blake2s(LEASE.dump_json(replace(lease, terms=Terms())), digest_size=12).hexdigest()

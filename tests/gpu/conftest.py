@@ -1,0 +1,89 @@
+"""The GPU of this machine and slices of it, or a plain reason why there are none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.inventory import discover
+from gpu_pool.isolation import Tier
+from gpu_pool_client import Device
+from support.gpu import TIERS, Room, hidden_processes, opened, torch_facts, why_not
+
+# The benchmarks are tested, too, and are nowhere installed.
+sys.path.append(str(Path(__file__).parents[2]))
+
+Rooms = Callable[..., Room]
+
+
+@pytest.fixture(scope="session")
+def device() -> Device:
+    """Return the first GPU that is not divided into MIG instances."""
+    inventory = discover({})
+    whole = [device for device in inventory.devices if device.mig_profile is None]
+    if not inventory.devices:
+        pytest.skip(f"no GPU: {inventory.problems[0]}")
+    if not whole:
+        pytest.skip("every GPU here is divided into MIG instances")
+    return whole[0]
+
+
+@pytest.fixture(scope="session")
+def torch(device: Device) -> Mapping[str, Any]:
+    """Return what PyTorch says of itself and of the device."""
+    facts = torch_facts(device.uuid)
+    if not facts:
+        pytest.skip("the Python that runs this has no PyTorch")
+    if not facts["available"]:
+        pytest.skip(f"PyTorch {facts['torch']} finds no GPU: it is built without CUDA, or for another driver")
+    return facts
+
+
+@pytest.fixture(scope="session")
+def seen(device: Device) -> None:
+    """Skip where the driver does not tell which processes use the device."""
+    why = hidden_processes(device)
+    if why:
+        pytest.skip(why)
+
+
+@pytest.fixture
+def rooms(device: Device, torch: object, tmp_path: Path) -> Iterator[Rooms]:
+    """Make pools that divide the device: ``rooms(tier, **settings)``."""
+    made: list[Room] = []
+
+    def make(tier: Tier | None = None, **settings: Any) -> Room:
+        folder = tmp_path / f"{len(made)}"
+        folder.mkdir()
+        made.append(Room(folder, device, tier, **settings))
+        return made[-1]
+
+    yield make
+    for room in made:
+        room.close()
+
+
+@pytest.fixture
+def room(rooms: Rooms) -> Room:
+    """Divide the device with nothing but the caps of the frameworks."""
+    return rooms()
+
+
+@pytest.fixture(params=TIERS)
+def tier(request: pytest.FixtureRequest, device: Device, torch: object) -> Iterator[Tier]:
+    """Return each tier that this card and its driver allow."""
+    why = why_not(request.param, device)
+    if why:
+        pytest.skip(why)
+    with opened(request.param) as tier:
+        yield tier
+
+
+@pytest.fixture
+def tiered(tier: Tier, rooms: Rooms) -> Room:
+    """Divide the device by each tier; the processes on it end before the tier does."""
+    return rooms(tier)
