@@ -51,6 +51,12 @@ def check(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> Non
             f"You asked for {request}; no GPU here is like that. There is: {_listing(devices)}.",
             "Ask for one of these, or leave the filter out.",
         )
+    if request.count > 1 and all(device.contexts is not None for device in accepted):
+        raise NeverFits(
+            f"You asked for {request}, that is {request.count} GPUs; here each GPU is shared by MPS, "
+            "and a process can use one of them.",
+            "Ask for one GPU, or ask the administrator.",
+        )
     able = list(placement.candidates(request, accepted, rules))
     if not able:
         unlimited = replace(rules, max_milli=WHOLE, max_memory_mib=0)

@@ -93,16 +93,23 @@ class Sharing:
     per_user: Quota = UNLIMITED
     #: Seconds that a request waits before devices are emptied for it.
     drain_after: float = 1_800.0
+    #: Courses that cannot be used now, and why, in words for those who are in them.
+    refused: Mapping[str, str] = field(default_factory=dict)
+    #: Whether a name that is no course's is refused even where there are no courses.
+    only_known: bool = False
 
     def course(self, name: str | None) -> Course:
         """Return the course of that name. Raises ``NotAllowed`` where there are courses, but not this one."""
         if not name:
             return self.default
+        if name in self.refused:
+            raise NotAllowed(self.refused[name])
         if name in self.courses:
             return self.courses[name]
-        if self.courses:
+        if self.courses or self.only_known:
             known = ", ".join(sorted(self.courses))
-            raise NotAllowed(f"This pool has no course {name[:64]!a}.", f"Its courses are: {known}.")
+            listed = f"Its courses are: {known}." if known else "It has no course that can be used."
+            raise NotAllowed(f"This pool has no course {name[:64]!a}.", listed)
         return self.default
 
     def terms(self, name: str | None, ends_at: float | None) -> Terms:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
-from gpu_pool.enforcing import Enforcer, held
+from gpu_pool.enforcing import Enforcer
+from gpu_pool.gate import CourseGate
 from gpu_pool.inventory import Inventory, discover
 from gpu_pool.inventory.activity import activity_of
 from gpu_pool.isolation import Isolation
@@ -24,6 +26,7 @@ from gpu_pool.ledger import files
 from gpu_pool.ledger.book import Book
 from gpu_pool.ledger.database import Database
 from gpu_pool.ledger.leases import gone
+from gpu_pool.ledger.ownership import Ownership
 from gpu_pool.ledger.thread import LedgerThread
 from gpu_pool.settings import PoolSettings, load_settings
 from gpu_pool_client import (
@@ -89,14 +92,28 @@ class EmbeddedPool(Pool):
         self._path = path
         self._settings = settings or PoolSettings()
         self._find_devices = find_devices
+        self._gate = CourseGate(self._settings)
+        self._owner = owner
+        self._ownership: Ownership | None = None
         self._ledger = LedgerThread(path, self._open)
         tiers = isolation or (owned if owner else unowned)(self._settings)
         self._enforcer = Enforcer(path, self._settings, tiers, self._ledger, owner=owner)
 
-    async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
-        """See ``Pool.request``. Processes that are gone are looked for when nothing is free."""
+    async def request(
+        self,
+        request: SliceRequest,
+        holder: Holder,
+        key: str,
+        *,
+        groups: Collection[str] | None = None,
+    ) -> Lease:
+        """See ``Pool.request``. Processes that are gone are looked for when nothing is free.
+
+        ``groups`` are the holder's; None for those that the system knows.
+        """
         try:
-            lease = await self._do(lambda book: book.request(request, holder, key))
+            check = partial(self._gate.check, request, holder, groups)
+            lease = await self._do(lambda book: book.request(request, holder, key, check))
             if lease.state is LeaseState.WAITING:
                 lease = await self._do(lambda book: _after_a_look(book, lease.id))
         except (asyncio.CancelledError, PoolUnreachable):
@@ -163,21 +180,33 @@ class EmbeddedPool(Pool):
         lease = await self.lease(lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
-        found = activity_of(lease.process, lease.slices, lease.id)
+        found = await _activity(lease)
         if self._settings.checkpoint and found.initialised:
             return replace(found, movable=await self._enforcer.is_movable(lease))
         return found
 
-    async def resize(self, lease_id: str, request: SliceRequest, *, caller: Process | None = None) -> Lease:
+    async def resize(
+        self,
+        lease_id: str,
+        request: SliceRequest,
+        *,
+        caller: Process | None = None,
+        groups: Collection[str] | None = None,
+    ) -> Lease:
         """See ``Pool.resize``. Asked in the name of ``caller``, by default this process."""
         lease = await self._own(lease_id, caller, "change its size")
-        if _initialised(lease) is not False or self._enforcer.keeps_state(lease):
+        if (await _activity(lease)).initialised is not False or self._enforcer.keeps_state(lease):
             raise NotAllowed(
                 "The slice cannot change its size: its process has initialised CUDA, or may have, "
                 "and what it keeps on the GPU would be in the way.",
                 "End the process to give the slice back.",
             )
-        return await self._enforcer.hand_out(await self._do(lambda book: book.resize(lease_id, request)))
+
+        def resize(book: Book) -> Lease:
+            self._gate.check(request, lease.holder, groups)
+            return book.resize(lease_id, request)
+
+        return await self._enforcer.hand_out(await self._do(resize))
 
     async def park(self, lease_id: str, *, caller: Process | None = None) -> Lease:
         """See ``Pool.park``. Asked in the name of ``caller``, by default this process."""
@@ -186,7 +215,9 @@ class EmbeddedPool(Pool):
         async def park() -> Lease:
             return await self._do(lambda book: book.park(lease_id))
 
-        return await park() if _initialised(lease) is False else await self._enforcer.park(lease, park)
+        if (await _activity(lease)).initialised is False:
+            return await park()
+        return await self._enforcer.park(lease, park)
 
     async def _own(self, lease_id: str, caller: Process | None, what: str) -> Lease:
         """Return a lease; refuse, with ``NotAllowed``, to take its slices away in another's name."""
@@ -217,32 +248,32 @@ class EmbeddedPool(Pool):
         return await self._do(lambda book: book.history(since))
 
     async def status(self) -> PoolStatus:
-        """See ``Pool.status``. Looks first for processes that are gone."""
+        """See ``Pool.status``.
+
+        Looks first for processes that are gone, and enforces no more what is not held.
+        """
 
         def look_and_read(book: Book) -> PoolStatus:
             book.look()
             return book.status(self.url)
 
         status = await self._do(look_and_read)
+        await self._enforcer.settle([each for each in status.leases if each.state is LeaseState.HELD])
         return replace(status, leases=tuple(map(self._enforcer.state, status.leases)))
-
-    async def tend(self) -> None:
-        """Take back what nobody can use any more, and enforce no more what is not held.
-
-        For the one process that owns the devices, to be called every second or so.
-        """
-        await self._enforcer.settle(await self._do(_held_after_a_look))
 
     async def close(self) -> None:
         """Close the ledger once what was begun is done. Leases live on."""
         await self._ledger.close()
         self._enforcer.close()
+        if self._ownership is not None:
+            self._ownership.close()
 
     def _open(self, give_up_at: float | None) -> tuple[Database, Book]:
         """Open the ledger, and register this machine's devices in it."""
         devices = self._enforcer.adapt(self._find_devices().devices)
         with contextlib.ExitStack() as opened:
             database = opened.enter_context(contextlib.closing(Database(self._path)))
+            ownership = opened.enter_context(contextlib.closing(Ownership(self._path, owner=self._owner)))
             book = Book(database, self._settings)
             book.give_up_at = give_up_at
             # A process that sees no devices (no driver in its container, no variable
@@ -251,11 +282,12 @@ class EmbeddedPool(Pool):
                 book.register(devices)
             self._enforcer.recover(book)
             opened.pop_all()
+        self._ownership = ownership
         return database, book
 
     async def _do(self, job: Callable[[Book], T]) -> T:
         """Run a job on the ledger."""
-        return await self._ledger.do(job)
+        return await self._ledger.do(lambda book: job(self._gate.keep_up(book)))
 
 
 def _after_a_look(book: Book, lease_id: str, at_most_every: float = 0.0) -> Lease:
@@ -263,14 +295,9 @@ def _after_a_look(book: Book, lease_id: str, at_most_every: float = 0.0) -> Leas
     return book.lease(lease_id)
 
 
-def _held_after_a_look(book: Book) -> list[Lease]:
-    book.look(_LOOK)
-    return held(book)
-
-
-def _initialised(lease: Lease) -> bool | None:
-    """Whether its processes have initialised CUDA, and so keep state on its devices."""
-    return activity_of(lease.process, lease.slices, lease.id).initialised
+async def _activity(lease: Lease) -> Activity:
+    """Look at what a lease's processes do, which takes some time on a machine with many."""
+    return await asyncio.to_thread(activity_of, lease.process, lease.slices, lease.id)
 
 
 def _refuse_unless_waiting(lease: Lease) -> None:

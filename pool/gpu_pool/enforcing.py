@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Seconds in which a tier must have begun to enforce a slice: an MPS daemon starts in that time.
 _ENFORCED_WITHIN: Final = 60.0
+#: Seconds between two looks at whether the tiers still work: each starts processes.
+_TEND_EVERY: Final = 20.0
 
 
 class Enforcer:
@@ -41,6 +45,7 @@ class Enforcer:
         self._settings = settings
         self._owner = owner
         self._guarding = False
+        self._tended = 0.0
         self._guard: Guard | None = None
 
     def adapt(self, devices: Iterable[Device]) -> tuple[Device, ...]:
@@ -109,8 +114,18 @@ class Enforcer:
 
     async def settle(self, leases: Iterable[Lease]) -> None:
         """Enforce no more what is not among these held leases."""
-        if self._isolation.acts:
-            await self._tiers.run(lambda: self._isolation.settle(leases), _ENFORCED_WITHIN)
+        if not self._isolation.acts:
+            return
+        await self._tiers.run(lambda: self._isolation.settle(leases), _ENFORCED_WITHIN)
+        now = time.monotonic()
+        if now >= self._tended + _TEND_EVERY:
+            self._tended = now
+            await self._tend()
+
+    async def _tend(self) -> None:
+        told = await self._tiers.run(self._isolation.tend, _ENFORCED_WITHIN)
+        for lease_id, words in told.items():
+            await self._ledger.do(partial(_tell, lease_id, words))
 
     def close(self) -> None:
         """Enforce nothing that needs this process any more."""
@@ -156,6 +171,10 @@ class Enforcer:
             return book.lease(lease_id)
 
         return await self._ledger.do(end)
+
+
+def _tell(lease_id: str, words: str, book: Book) -> None:
+    book.accounts.tell(lease_id, words)
 
 
 def held(book: Book) -> list[Lease]:

@@ -82,7 +82,9 @@ def _is_of_its_size(part: Slice, status: DeviceStatus) -> bool:
 def candidates(request: SliceRequest, devices: Iterable[Device], rules: Rules) -> Iterator[Slice]:
     """Yield the request's slice on every device that could ever hold it."""
     for device in devices:
-        if accepts(request.filters, device):
+        # A process can be a client of one MPS daemon, and each device that counts contexts has its own.
+        alone = request.count == 1 or device.contexts is None
+        if alone and accepts(request.filters, device):
             part = cut(request, device, rules)
             if holds(part, rules):
                 yield part

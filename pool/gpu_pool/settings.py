@@ -61,6 +61,11 @@ class PoolSettings(Configurable):
         "auto",
         help="How slices are enforced: auto is the firmest that needs no preparation by the administrator.",
     ).tag(config=True)
+    probe_user = Unicode(
+        "nobody",
+        help="""The user as whom gpu-pool serve, run by root, tries to evade the limits of a device before it
+        calls them hard. Name one who may do what a student may.""",
+    ).tag(config=True)
     hami_library = Unicode(
         "/usr/local/vgpu/libvgpu.so", help="Where HAMi-core's library is, for c.PoolSettings.tier = 'hami'."
     ).tag(config=True)
@@ -119,6 +124,9 @@ class PoolSettings(Configurable):
     ).tag(config=True)
     courses_dir = Unicode(
         "", help="A folder of course files, NAME.yaml, which teachers write; empty for none."
+    ).tag(config=True)
+    course_required = Bool(
+        False, help="Whether slices are granted in the name of a course alone, never to those who name none."
     ).tag(config=True)
     default_course = Dict(help="The settings, as of a course, of those who name none.").tag(config=True)
     groups = Dict(help="Group name to its users (a list), their quota together and their priority.").tag(

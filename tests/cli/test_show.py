@@ -6,7 +6,7 @@ import json
 import signal
 
 DEVICE = {
-    "uuid", "index", "model", "memory_mib", "contexts", "driver", "mig_profile", "numa_node", "nvlink",
+    "uuid", "index", "model", "memory_mib", "contexts", "driver", "mig_profile", "numa_node", "nvlink", "one_size",
     "simulated", "drained", "milli", "held_milli", "free_milli", "held_memory_mib", "free_memory_mib",
     "held_contexts", "free_contexts", "held_by",
 }  # fmt: skip

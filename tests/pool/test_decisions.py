@@ -232,3 +232,12 @@ def test_no_mig_instance_is_more_of_a_gpu_than_it_is() -> None:
         admission.check(parse_request("50%"), [each.device for each in instances()], RULES)
     assert placement.largest(instances(), RULES) == 428
     assert placement.largest(instances()[1:], RULES) == 142
+
+
+def test_several_gpus_are_not_granted_where_each_is_shared_by_mps() -> None:
+    shared = [replace(each, contexts=48) for each in V100]
+    with pytest.raises(NeverFits, match="each GPU is shared by MPS"):
+        admission.check(parse_request("2x50%"), shared, RULES)
+    assert placement.place(parse_request("2x50%"), [status(each) for each in shared], RULES) is None
+    mixed = [*shared[:2], *V100[2:]]
+    assert chosen("2x50%", [status(each) for each in mixed]) == [2, 3]

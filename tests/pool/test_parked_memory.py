@@ -26,7 +26,7 @@ from gpu_pool_client import (
 )
 from support import cuda_stub
 from support.cuda_stub import Driver
-from support.pools import ME
+from support.pools import ME, until
 
 H100 = Device("GPU-1", 0, "NVIDIA H100", 81559, driver="580.95.05")
 WHOLE = parse_request("1")
@@ -121,8 +121,7 @@ async def test_what_cannot_be_brought_back_is_ended_and_not_left_broken(
     driver.scenario(f"fail restore {pid} 999")
     with pytest.raises(LeaseGone):
         await pool.resume(lease.id)
-    process = Process.of(pid)
-    assert process is None
+    await until(lambda: Process.of(pid) is None)
     assert (await pool.lease(lease.id)).end_reason is EndReason.BROKEN
 
 
@@ -168,4 +167,4 @@ async def test_what_was_moved_away_for_a_lease_that_has_ended_is_ended(
         await first.release(lease.id)
     async with open_pool(tmp_path, checkpoint=True) as second:
         await second.status()
-    assert Process.of(pid) is None
+    await until(lambda: Process.of(pid) is None)

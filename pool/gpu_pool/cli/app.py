@@ -13,12 +13,15 @@ import click
 
 from gpu_pool.cli.administering import drain, history, undrain, why
 from gpu_pool.cli.checking import doctor, health
+from gpu_pool.cli.courses import courses
 from gpu_pool.cli.kernels import kernels
 from gpu_pool.cli.plain import plain_error
+from gpu_pool.cli.report import report
 from gpu_pool.cli.requesting import release, request
 from gpu_pool.cli.running import exec_, run, shell
 from gpu_pool.cli.screen import note
 from gpu_pool.cli.session import Interrupted, Session, pool_options
+from gpu_pool.cli.serving import serve
 from gpu_pool.cli.showing import list_, smi, status
 from gpu_pool.cli.simulate import simulate
 from gpu_pool_client import BadRequest, GpuPoolError
@@ -76,7 +79,7 @@ def cli() -> None:
 
 for _command in (
     *(list_, status, smi, run, request, exec_, shell, release, kernels),
-    *(why, history, simulate, drain, undrain, health, doctor),
+    *(why, history, report, simulate, courses, drain, undrain, serve, health, doctor),
 ):
     cli.add_command(_command)
 

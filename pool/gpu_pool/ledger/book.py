@@ -11,8 +11,8 @@ import os
 import re
 import secrets
 import sqlite3
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
@@ -44,6 +44,9 @@ from gpu_pool_client import (
 )
 from gpu_pool_client.processes import pid_namespace
 
+if TYPE_CHECKING:
+    from gpu_pool.coursefiles import Courses
+
 _KEY: Final = re.compile(r"[!-~]{1,128}")
 #: No deadline is set further ahead than this.
 _MOST_SECONDS: Final = 86_400.0
@@ -61,7 +64,8 @@ class Book:
     def __init__(self, database: Database, settings: PoolSettings, clock: Clock | None = None) -> None:
         self._db = database
         self._rules = settings.rules
-        self._sharing = settings.sharing
+        self._sharing = self._set = settings.sharing
+        self._courses: Courses | None = None
         self._clock = clock or Clock()
         self._devices = DeviceTable(database, self._rules.device_milli)
         self._leases = LeaseTable(database, self._devices, self._sharing, self._clock)
@@ -80,6 +84,12 @@ class Book:
         self.accounts = AccountTable(database, self._leases, self._devices)
         self.give_up_at: float | None = None
 
+    def follow(self, courses: Courses) -> None:
+        """Follow these course files, beside the settings, from the next decision on."""
+        if courses is not self._courses:
+            self._courses, self._sharing = courses, courses.sharing(self._set)
+            self._leases.sharing = self._line.sharing = self._resizing.sharing = self._sharing
+
     def register(self, devices: Sequence[Device]) -> None:
         """Make these the pool's devices. Leases on others live on; nothing new is granted there."""
         with self._db.snapshot():
@@ -91,7 +101,9 @@ class Book:
 
     # -- Asking ------------------------------------------------------------
 
-    def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
+    def request(
+        self, request: SliceRequest, holder: Holder, key: str, check: Callable[[], None] | None = None
+    ) -> Lease:
         """Grant, or put in line; repeated with the same key, return what became of it."""
         if not _KEY.fullmatch(key):
             raise BadRequest("The key of a request is 1 to 128 printable ASCII characters without spaces.")
@@ -102,6 +114,8 @@ class Book:
             known, somebody_waits, number = self._db.one("ask", key=key)
             if known:
                 return self._leases.by_key(key)
+            if check is not None:
+                check()
             row["number"], row["id"] = number, f"{number}-{row['id']}"
             statuses = self._devices.open()
             parts = None if somebody_waits else placement.place(request, statuses, self._rules)

@@ -23,7 +23,7 @@ class LeaseTable:
     def __init__(self, database: Database, devices: DeviceTable, sharing: Sharing, clock: Clock) -> None:
         self._db = database
         self._devices = devices
-        self._sharing = sharing
+        self.sharing = sharing
         self._clock = clock
 
     def lease(self, lease_id: str) -> Lease:
@@ -75,7 +75,7 @@ class LeaseTable:
         """Return the lease of a row, as read or as about to be written."""
         ends_by = row["ends_by"]
         ends_at = None if ends_by is None else ends_by + self._clock.wall() - self._clock.uptime()
-        return records.live_lease(row, parts, place, self._sharing.terms(row["course"], ends_at))
+        return records.live_lease(row, parts, place, self.sharing.terms(row["course"], ends_at))
 
     def _read(self, row: sqlite3.Row) -> Lease:
         return self.value(row, self._devices.read(row["slices"]), self.place(row))

@@ -38,7 +38,7 @@ class Line:
         self._devices = devices
         self._use = use
         self._rules = rules
-        self._sharing = sharing
+        self.sharing = sharing
         self._attach_within = attach_within
         self._clock = clock
 
@@ -58,7 +58,7 @@ class Line:
     def granted(self, row: records.Row, parts: Sequence[Slice]) -> dict[str, object]:
         """Return what changes in a lease's row when it is granted these slices."""
         uptime = self._clock.uptime()
-        longest = self._sharing.courses.get(row["course"], self._sharing.default).longest_lease
+        longest = self.sharing.courses.get(row["course"], self.sharing.default).longest_lease
         return {
             "slices": self._devices.write(parts),
             "milli": sum(part.milli for part in parts),
@@ -96,7 +96,7 @@ class Line:
             [self._holding(row) for row in self._db.run("holdings").fetchall()],
             self._devices.open(),
             self._rules,
-            self._sharing.policy,
+            self.sharing.policy,
             self._use.usage(),
             self._clock.wall(),
         )
@@ -109,7 +109,7 @@ class Line:
             user=row["user"],
             course=row["course"],
             since=row["waiting_since"],
-            priority=self._sharing.priority(row["user"], row["course"]),
+            priority=self.sharing.priority(row["user"], row["course"]),
             reserved=tuple(filter(None, row["reserved"].split(","))),
         )
 

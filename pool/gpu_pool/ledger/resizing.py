@@ -34,7 +34,7 @@ class Resizing:
         self._devices = devices
         self._use = use
         self._rules = rules
-        self._sharing = sharing
+        self.sharing = sharing
         self._clock = clock
 
     def resize(self, row: Row, request: SliceRequest) -> None:
@@ -56,7 +56,7 @@ class Resizing:
 
     def _check_quotas(self, row: Row, size: Sequence[Slice]) -> None:
         user, course = row["user"], row["course"]
-        limits = list(quotas.scopes(self._sharing, user, course))
+        limits = list(quotas.scopes(self.sharing, user, course))
         if not limits:
             return
         milli, memory_mib = _milli(size) - row["milli"], _memory_mib(size) - row["memory_mib"]

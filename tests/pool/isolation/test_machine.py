@@ -92,7 +92,7 @@ async def test_a_slice_is_enforced_before_it_is_handed_out_and_no_more_once_it_h
         await opened.attach(first.id, Process.current())
         await opened.release(first.id)
         assert tier.told[3:] == [f"attach {Process.current().pid}"]
-        await opened.tend()
+        await opened.status()
         assert tier.told[4:] == ["close 50%"]
 
 
@@ -136,7 +136,7 @@ async def test_after_a_restart_exactly_what_is_held_is_enforced(tmp_path: Path) 
         assert again.told == ["prepare", "recover 1"]
         assert lease.environment["LIMIT"] == "16384"
         await opened.release(kept.id)
-        await opened.tend()
+        await opened.status()
         assert again.told[2:] == ["close 50%"]
 
 

@@ -1,0 +1,67 @@
+"""Reading a folder of 500 course files, and looking whether one of them has changed."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import yaml
+
+from benchmarks.report import Line, interval
+from gpu_pool.clock import Clock
+from gpu_pool.coursefiles import CourseFolder
+from gpu_pool.coursefiles.template import template
+
+FILES = 500
+ROUNDS = 7
+
+
+def taken(work: Callable[[], object]) -> float:
+    """Return the seconds that some work takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def parse(folder: Path) -> None:
+    """Read the files as plain YAML, without anything that course files need: the yardstick."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    for path in folder.iterdir():
+        yaml.load(path.read_bytes(), loader)
+
+
+def stat(folder: Path) -> None:
+    """Look at the files' times only: the yardstick."""
+    for entry in os.scandir(folder):
+        entry.stat()
+
+
+def run() -> Iterator[Line]:
+    """Measure and yield the report's lines."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number in range(FILES):
+            (folder / f"course-{number}.yaml").write_text(template(f"course-{number}"))
+        # Far from the time at which the files were written, and a look whenever asked.
+        hours = iter(range(1, 10**6))
+        clock = Clock(lambda: time.time() + 3600, lambda: 3600.0 * next(hours))
+        loads, looks = [], []
+        for _ in range(ROUNDS):
+            courses = CourseFolder(folder, (), clock)
+            loads.append((taken(courses.look), taken(lambda: parse(folder))))
+            looks.append((taken(courses.look), taken(lambda: stat(folder))))
+            assert len(courses.look().usable) == FILES
+    yield _line(f"reading {FILES} course files, to parsing their YAML", loads)
+    yield _line(f"looking at {FILES} files of which none has changed, to stat", looks)
+
+
+def _line(what: str, pairs: list[tuple[float, float]]) -> Line:
+    ratios = [mine / bare for mine, bare in pairs]
+    low, high = interval(ratios)
+    mine_ms, bare_ms = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
+    made_of = f"median of {ROUNDS}, 95% interval {low:.2f} to {high:.2f}; {mine_ms:.1f} to {bare_ms:.1f} ms"
+    return Line(what, statistics.median(ratios), made_of)

@@ -1,0 +1,35 @@
+"""``serve``: the pool as a service, for everybody on this machine."""
+
+from __future__ import annotations
+
+import click
+
+from gpu_pool.cli.session import Session, verb
+
+
+@verb("serve", "gpu-pool serve", "gpu-pool serve --socket /run/gpu-pool/gpu-pool.sock --mode 0666")
+@click.option(
+    "--socket",
+    metavar="PATH",
+    help="Where to listen. By default /run/gpu-pool/gpu-pool.sock for root, "
+    "$XDG_RUNTIME_DIR/gpu-pool/gpu-pool.sock for others.",
+)
+@click.option("--mode", metavar="MODE", help="The socket's mode, 0600 by default; 0666 lets every user in.")
+@click.option("--ledger", metavar="PATH", help="The ledger, by default that of an embedded pool.")
+def serve(_session: Session, socket: str | None, mode: str | None, ledger: str | None) -> int:
+    """Serve this machine's pool on a Unix socket, to its users and to containers.
+
+    Clients name it as GPU_POOL_URL=unix:PATH. Ends with SIGTERM or Ctrl-C;
+    kernels and commands on slices go on, and so do those who wait, once it is
+    started again.
+    """
+    # Imported here because no other verb needs what it costs.
+    from traitlets.config import Config
+
+    from gpu_pool.service.app import ServeApp
+
+    given = {"socket": socket, "mode": mode, "ledger": ledger}
+    app = ServeApp()
+    app.configure(Config({"ServeApp": {name: value for name, value in given.items() if value is not None}}))
+    app.start()
+    return 0
