@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -38,10 +39,11 @@ def unowned(settings: PoolSettings) -> Isolation:
 def owned(settings: PoolSettings) -> Isolation:
     """Return the isolation of a pool whose devices this process owns, for several users if it is root."""
     several = os.geteuid() == 0
+    prober = _uid_of(settings.probe_user) if several else None
     if settings.tier == "mps":
-        return _isolation(MpsTier(_runtime(settings) / "mps", multiuser=several))
+        return _isolation(MpsTier(_runtime(settings) / "mps", uid=prober, multiuser=several))
     if settings.tier == "cgroups":
-        return _isolation(CgroupTier(_runtime(settings) / "mps", multiuser=several))
+        return _isolation(CgroupTier(_runtime(settings) / "mps3", uid=prober, multiuser=several))
     return unowned(settings)
 
 
@@ -55,6 +57,16 @@ def _isolation(chosen: Tier) -> Isolation:
         return (counted if device.simulated else chosen,)
 
     return Isolation(candidates)
+
+
+def _uid_of(user: str) -> int:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise BadRequest(
+            f"c.PoolSettings.probe_user is {user[:64]!a}, and there is no such user.",
+            "Name a user of this machine who may do no more than a student.",
+        ) from None
 
 
 def _runtime(settings: PoolSettings) -> Path:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from traitlets.log import get_logger
+
 from gpu_pool.isolation.plain import Accounting
 from gpu_pool.isolation.tier import Statement, Tier, TierFailed
 from gpu_pool_client import Device, Enforcement, Lease, Limit, Process, Strength
@@ -27,6 +29,7 @@ class Isolation:
         self._candidates = candidates
         self._tiers: dict[str, Tier] = {}
         self._open: dict[str, Lease] = {}
+        self._probed: set[str] = set()
         #: Why a preferred tier is not used, in sentences.
         self.problems: list[str] = []
 
@@ -85,6 +88,8 @@ class Isolation:
         Raises ``TierFailed``.
         """
         self.settle(held)
+        for part in lease.slices:
+            self._probe(part.device)
         for tier in self._tiers_of(lease):
             tier.open(self._part(lease, tier))
         self._open[lease.id] = lease
@@ -93,9 +98,30 @@ class Isolation:
         """Enforce no more what is not held any more."""
         now = {lease.id: lease.held_at for lease in held}
         for lease in [each for each in self._open.values() if now.get(each.id) != each.held_at]:
-            for tier in self._tiers_of(lease):
-                tier.close(self._part(lease, tier))
             del self._open[lease.id]
+            for tier in self._tiers_of(lease):
+                self._close(tier, lease)
+
+    def _probe(self, device: Device) -> None:
+        """Find out, once and before anybody uses a device, whether its limits hold."""
+        in_use = any(
+            part.device.uuid == device.uuid for lease in self._open.values() for part in lease.slices
+        )
+        if device.uuid not in self._probed and not in_use:
+            outcome = self.tier(device).probe(device)
+            self._probed.add(device.uuid)
+            get_logger().info("%s: whether its limits can be evaded: %s", device.label, outcome)
+
+    def tend(self) -> dict[str, str]:
+        """Mend what has broken meanwhile; return what holders are to read, by lease id."""
+        tiers = {id(tier): tier for tier in self._tiers.values()}.values()
+        return {lease_id: words for tier in tiers for lease_id, words in tier.tend().items()}
+
+    def _close(self, tier: Tier, lease: Lease) -> None:
+        try:
+            tier.close(self._part(lease, tier))
+        except TierFailed as failure:  # the lease is over; whoever opens the next hears what is wrong
+            get_logger().warning("Lease %s was not closed by %s: %s", lease.id, tier.name, failure)
 
     def attach(self, lease: Lease, process: Process) -> None:
         """Hold a process of the lease, and whatever it starts, to its limits."""

@@ -56,6 +56,12 @@ class Tier(abc.ABC):
     def prepare(self, device: Device) -> None:  # noqa: B027 - most tiers need not
         """Make a device ready, before its first lease; say why where that cannot be done."""
 
+    def probe(self, device: Device) -> object:  # noqa: B027 - most tiers need not
+        """Find out, on a device that is ready and held by nobody, whether its limits can be evaded.
+
+        What :meth:`describe` says depends on it; what it returns is for tests and logs.
+        """
+
     def open(self, lease: Lease) -> None:  # noqa: B027 - most tiers need not
         """Enforce a held lease from now on. Called before anybody is given its environment."""
 
@@ -67,6 +73,10 @@ class Tier(abc.ABC):
 
     def close(self, lease: Lease) -> None:  # noqa: B027 - most tiers need not
         """Enforce it no more: it has ended, or is parked. Its processes are gone, or off the device."""
+
+    def tend(self) -> Mapping[str, str]:
+        """Mend what has broken meanwhile; return what holders are to read, by lease id."""
+        return {}
 
     def recover(self, leases: Sequence[Lease]) -> None:  # noqa: B027 - most tiers need not
         """After a crash: enforce exactly these held leases, and clean up after all others."""

@@ -1,0 +1,113 @@
+"""Slices by HAMi-core, a library that the administrator has installed: it asks processes to keep to theirs.
+
+It is loaded into every process (``LD_PRELOAD``) and refuses what is past a
+limit. A process that unsets the variable is free of it, so it is cooperative.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Final
+
+from gpu_pool.isolation.tier import Statement, Tier, TierFailed
+from gpu_pool_client import WHOLE, Device, Enforcement, Lease, Limit, Slice, Strength
+
+#: HAMi-core keeps a lock here, whoever uses it.
+_LOCKS: Final = Path("/tmp/vgpulock")  # noqa: S108 - its own choice
+_FILE: Final = "shared.cache"
+#: Thousandths of compute below which its regulator, which is 5 points off at any time, regulates nothing.
+_LEAST_MILLI: Final = 100
+
+
+class HamiTier(Tier):
+    """Limits by ``library``, the path of HAMi-core's ``libvgpu.so``. One object serves all devices.
+
+    Each lease has a folder of its user's own in ``folder``, which is on a local
+    disk. The file in it is how its processes share their limits: the first of
+    them fixes these.
+    """
+
+    name: ClassVar[str] = "hami"
+
+    def __init__(self, library: Path, folder: Path, *, locks: Path = _LOCKS) -> None:
+        self._library, self._folder, self._locks = library, folder, locks
+
+    def adapt(self, device: Device) -> Device:
+        """Return the device as it is: slices may have any sizes, and contexts are not limited."""
+        return device
+
+    def prepare(self, device: Device) -> None:
+        """Look whether the library can be used on this device."""
+        if device.simulated or device.mig_profile is not None:
+            raise TierFailed(f"HAMi-core divides whole GPUs, and {device.label} is none.")
+        if not self._library.is_file():
+            raise TierFailed(
+                f"HAMi-core's library {self._library} does not exist.",
+                "Install it there, or correct its path in the settings.",
+            )
+        try:
+            self._make_locks()
+            self._folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        except OSError as error:
+            raise TierFailed(f"HAMi-core cannot be used: {error}.") from None
+        if not (self._locks.is_dir() and os.access(self._locks, os.R_OK | os.W_OK | os.X_OK)):
+            raise TierFailed(
+                f"HAMi-core needs {self._locks}, which this user may not write to.",
+                f"Make it anybody's: sudo chmod 1777 {self._locks}",
+            )
+
+    def describe(self, lease: Lease) -> Statement:
+        """Say what the library holds processes to: memory, and compute where the share is large enough."""
+        variables = {
+            "LD_PRELOAD": f"{self._library}",
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{self._room(lease) / _FILE}",
+        }
+        for place, part in enumerate(lease.slices):
+            variables |= _limits(place, part)
+        least = min((part.milli for part in lease.slices), default=0)
+        compute = Limit(Strength.COOPERATIVE, "HAMi-core") if least >= _LEAST_MILLI else Limit()
+        return Statement(variables, Enforcement(Limit(Strength.COOPERATIVE, "HAMi-core"), compute))
+
+    def open(self, lease: Lease) -> None:
+        """Make the lease's folder anew: the limits of an earlier slice of it would hold on."""
+        self.close(lease)
+        room = self._room(lease)
+        try:
+            room.mkdir(mode=0o700, parents=True)
+            if os.geteuid() == 0:
+                shutil.chown(room, lease.holder.user)
+        except LookupError:
+            pass  # a name of JupyterHub's, say, that is no user of this machine
+        except OSError as error:
+            raise TierFailed(f"HAMi-core's folder for lease {lease.id} cannot be made: {error}.") from None
+
+    def close(self, lease: Lease) -> None:
+        """Remove the lease's folder."""
+        shutil.rmtree(self._room(lease), ignore_errors=True)
+
+    def recover(self, leases: Sequence[Lease]) -> None:
+        """Remove the folders of all other leases."""
+        held = {self._room(lease) for lease in leases}
+        for room in self._folder.iterdir() if self._folder.exists() else ():
+            if room not in held:
+                shutil.rmtree(room, ignore_errors=True)
+
+    def _make_locks(self) -> None:
+        if not self._locks.exists():
+            self._locks.mkdir()
+            self._locks.chmod(0o1777)
+
+    def _room(self, lease: Lease) -> Path:
+        return self._folder / lease.id
+
+
+def _limits(place: int, part: Slice) -> dict[str, str]:
+    """Return the limits of the device that a process sees at this place."""
+    memory = {f"CUDA_DEVICE_MEMORY_LIMIT_{place}": f"{part.memory_mib}m"}
+    regulated = _LEAST_MILLI <= part.milli < WHOLE
+    return (
+        {**memory, f"CUDA_DEVICE_SM_LIMIT_{place}": f"{part.milli * 100 // WHOLE}"} if regulated else memory
+    )

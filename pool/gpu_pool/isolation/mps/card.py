@@ -1,0 +1,69 @@
+"""What stands in the way of MPS on a device: its compute mode, and who uses it already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from gpu_pool.isolation.mps.control import PIPES
+from gpu_pool.isolation.mps.processes import TOOL, environment_of, mps_processes, user_name_of
+from gpu_pool.isolation.mps.running import find, run
+from gpu_pool.isolation.tier import TierFailed
+from gpu_pool_client import Device
+
+EXCLUSIVE: Final = "Exclusive_Process"
+DEFAULT: Final = "Default"
+#: nvidia-smi takes seconds where the driver has to be initialised first.
+_TIMEOUT: Final = 30.0
+
+
+def compute_mode(device: Device) -> str:
+    """Return the device's compute mode as nvidia-smi names it: ``Default``, ``Exclusive_Process``."""
+    return _query(device, "--query-gpu=compute_mode")
+
+
+def refuse_unsuitable(device: Device) -> None:
+    """Raise ``TierFailed`` for what MPS cannot divide."""
+    if device.simulated:
+        raise TierFailed(f"{device.label} is simulated: there is nothing to enforce.")
+    if device.mig_profile is not None:
+        raise TierFailed(
+            f"{device.label} is a MIG instance, which is not divided further.",
+            "Leave c.PoolSettings.tier empty for it.",
+        )
+
+
+def refuse_busy(device: Device, mode: str) -> None:
+    """Raise ``TierFailed`` where somebody else's processes would keep MPS off the device, or be kept off."""
+    if mode == "Prohibited":
+        raise TierFailed(
+            f"The compute mode of GPU {device.index} is Prohibited: nothing may use it.",
+            f"Allow it: sudo nvidia-smi -i {device.uuid} -c DEFAULT",
+        )
+    for line in _query(device, "--query-compute-apps=pid,process_name").splitlines():
+        pid, _, name = line.partition(",")
+        exclusive = f", and its compute mode, {EXCLUSIVE}, admits no other" if mode == EXCLUSIVE else ""
+        raise TierFailed(
+            f"GPU {device.index} is used by process {pid.strip()} ({name.strip()}){exclusive}.",
+            f"End it first (kill {pid.strip()}), so that all that use the GPU do so through MPS.",
+        )
+
+
+def refuse_others(device: Device, pipe: Path) -> None:
+    """Raise ``TierFailed`` where MPS runs already for this device, and its pipes are not in ``pipe``."""
+    for pid in mps_processes():
+        environ = environment_of(pid)
+        visible = [each for each in environ if each.startswith("CUDA_VISIBLE_DEVICES=GPU-")]
+        elsewhere = visible and device.uuid not in visible[0]
+        # One that we may not look at may see this device.
+        if not elsewhere and f"{PIPES}={pipe}" not in environ:
+            user = user_name_of(pid)
+            raise TierFailed(
+                f"MPS already runs on this machine: process {pid} of {user}.",
+                f"Have {user} stop it: echo quit | {TOOL}",
+            )
+
+
+def _query(device: Device, question: str) -> str:
+    command = [find("nvidia-smi"), "-i", device.uuid, question, "--format=csv,noheader"]
+    return run(command, timeout=_TIMEOUT)

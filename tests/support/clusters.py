@@ -1,0 +1,237 @@
+"""Clusters as their API describes them, one for each way to share a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpu_pool.dialects import Cluster, Options, Pod
+
+V100 = "Tesla-V100-SXM2-32GB"
+A100 = "NVIDIA-A100-SXM4-40GB"
+
+
+def node(
+    name: str = "n1",
+    *,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    allocatable: Mapping[str, str | int] | None = None,
+    conditions: Sequence[str] = (),
+    **spec: Any,
+) -> dict[str, Any]:
+    """Return a Node object."""
+    return {
+        "metadata": {
+            "name": name,
+            "labels": {"kubernetes.io/hostname": name, **(labels or {})},
+            "annotations": dict(annotations or {}),
+        },
+        "spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}], **spec},
+        "status": {
+            "allocatable": {"cpu": "8", **{key: str(value) for key, value in (allocatable or {}).items()}},
+            "conditions": [{"type": kind, "status": "True"} for kind in ("Ready", *conditions)],
+        },
+    }
+
+
+def discovered(
+    product: str = V100, memory: int = 32768, *, replicas: int = 1, strategy: str = "none", **more: str
+) -> dict[str, str]:
+    """Return the labels of GPU feature discovery, ``more`` being further ones with ``_`` for ``.``."""
+    return {
+        "nvidia.com/gpu.product": product + ("-SHARED" if replicas > 1 else ""),
+        "nvidia.com/gpu.memory": str(memory),
+        "nvidia.com/gpu.replicas": str(replicas),
+        "nvidia.com/gpu.sharing-strategy": strategy,
+        "nvidia.com/cuda.driver-version.full": "550.54.15",
+        **{f"nvidia.com/gpu.{key.replace('_', '.')}": value for key, value in more.items()},
+    }
+
+
+def plain(name: str = "n1", gpus: int = 1, *, replicas: int = 1, **labels: Any) -> dict[str, Any]:
+    """Return a node of NVIDIA's device plugin."""
+    return node(
+        name,
+        labels=discovered(replicas=replicas, **labels),
+        allocatable={"nvidia.com/gpu": gpus * replicas},
+    )
+
+
+def hami(
+    name: str = "n1", gpus: int = 1, memory: int = 32768, *, count: int = 50, model: str = V100, **gpu: Any
+) -> dict[str, Any]:
+    """Return a node of HAMi's device plugin."""
+    register = [
+        {
+            "id": f"GPU-{name}-{index}",
+            "index": index,
+            "count": count,
+            "devmem": memory,
+            "devcore": 100,
+            "type": f"NVIDIA-{model}",
+            "mode": "hami-core",
+            "health": True,
+            **gpu,
+        }
+        for index in range(gpus)
+    ]
+    return node(
+        name,
+        labels={"gpu": "on"},
+        annotations={"hami.io/node-nvidia-register": json.dumps(register)},
+        allocatable={"nvidia.com/gpu": gpus * count},
+    )
+
+
+def listed(name: str, memory: int = 32768, *, kind: str = "gpu", **more: Any) -> dict[str, Any]:
+    """Return one device of a ResourceSlice; ``shares`` and ``default`` make it one that claims share."""
+    capacity: dict[str, Any] = {"memory": {"value": f"{memory}Mi"}}
+    if "default" in more:
+        capacity["memory"]["requestPolicy"] = {"default": more["default"]}
+    if "shares" in more:
+        capacity["shares"] = {"value": str(more["shares"])}
+    attributes = {
+        "type": {"string": kind},
+        "uuid": {"string": f"GPU-{name}"},
+        "productName": {"string": more.get("model", V100.replace("-", " "))},
+        "driverVersion": {"version": "550.54.15"},
+    }
+    if "profile" in more:
+        attributes["profile"] = {"string": more["profile"]}
+    shared = {"allowMultipleAllocations": True} if "default" in more else {}
+    return {"name": name, "attributes": attributes, "capacity": capacity, **shared}
+
+
+def resource_slice(*devices: Mapping[str, Any], name: str = "n1") -> dict[str, Any]:
+    """Return a ResourceSlice of NVIDIA's driver."""
+    pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.nvidia.com", "nodeName": name, "pool": pool, "devices": list(devices)}
+    return {"metadata": {"name": f"{name}-gpus"}, "spec": spec}
+
+
+def named(*names: str) -> list[dict[str, Any]]:
+    """Return objects of which only the names matter."""
+    return [{"metadata": {"name": name}} for name in names]
+
+
+def dra(*devices: Mapping[str, Any], **more: Any) -> Cluster:
+    """Return a cluster with NVIDIA's DRA driver."""
+    return Cluster.read(
+        [node()],
+        device_classes=named("gpu.nvidia.com", "mig.nvidia.com"),
+        resource_slices=[resource_slice(*devices)],
+        **more,
+    )
+
+
+def kai(*nodes: Mapping[str, Any]) -> Cluster:
+    """Return a cluster with KAI."""
+    return Cluster.read(nodes or [plain(gpus=2)], crds=named("queues.scheduling.run.ai"))
+
+
+def gke(strategy: str, clients: int, name: str = "n1", memory: int = 15360) -> dict[str, Any]:
+    """Return a GKE node whose GPU is shared."""
+    labels = {
+        "cloud.google.com/gke-accelerator": "nvidia-tesla-t4",
+        "cloud.google.com/gke-gpu-sharing-strategy": strategy,
+        "cloud.google.com/gke-max-shared-clients-per-gpu": str(clients),
+        "nvidia.com/gpu.memory": str(memory),
+    }
+    return node(name, labels=labels, allocatable={"nvidia.com/gpu": clients})
+
+
+def volcano(memory: int = 32768, factor: int = 1) -> dict[str, Any]:
+    """Return a node of Volcano's vGPU plugin."""
+    register = f"GPU-a,50,{memory // factor},NVIDIA-{V100},true,hami-core:"
+    return node(
+        annotations={"volcano.sh/node-vgpu-register": register}, allocatable={"volcano.sh/vgpu-number": 50}
+    )
+
+
+def koordinator(gpus: int = 2) -> dict[str, Any]:
+    """Return a node of Koordinator."""
+    amounts: dict[str, str | int] = {
+        "koordinator.sh/gpu-core": 100 * gpus,
+        "koordinator.sh/gpu-memory": f"{32 * gpus}Gi",
+    }
+    return node(labels={"node.koordinator.sh/gpu-model": V100}, allocatable=amounts)
+
+
+def pod(name: str = "p", on: str = "n1", *, limits: Mapping[str, Any] | None = None, **metadata: Any) -> Pod:
+    """Return a running pod, read."""
+    found = Pod.read(
+        {
+            "metadata": {"namespace": "default", "name": name, **metadata},
+            "spec": {"nodeName": on, "containers": [{"resources": {"limits": dict(limits or {})}}]},
+            "status": {"phase": "Running"},
+        }
+    )
+    assert found is not None
+    return found
+
+
+def everything() -> dict[str, tuple[Cluster, Options]]:
+    """Return a cluster for each way to share a GPU that is known, with what its administrator says."""
+    read = Cluster.read
+    mig_labels = {
+        f"nvidia.com/mig-1g.5gb.{key}": value for key, value in (("memory", "4864"), ("replicas", "1"))
+    }
+    queue = Options(queue="students")
+    ready = plain(gpus=2)
+    ready["status"]["conditions"].append({"type": "gpu-sharing.nvidia.com/Ready", "status": "True"})
+    return {
+        "hami": (read([hami(gpus=2)], runtime_classes=named("nvidia")), Options(policy="binpack")),
+        "hami-mixed": (read([hami("a", memory=16384, model="T4"), hami("b")]), Options()),
+        "whole": (read([plain(gpus=4)]), Options()),
+        "time-slicing": (read([plain(replicas=50, strategy="time-slicing")]), Options()),
+        "mps": (read([plain(replicas=48, strategy="mps", compute_major="8", compute_minor="0")]), Options()),
+        "mig-mixed": (
+            read(
+                [
+                    node(
+                        labels={**discovered(A100, 40960), **mig_labels},
+                        allocatable={"nvidia.com/mig-1g.5gb": 7},
+                    )
+                ]
+            ),
+            Options(),
+        ),
+        "mig-single": (
+            read(
+                [
+                    node(
+                        labels={
+                            **discovered(f"{A100}-MIG-1g.5gb", 4864),
+                            "nvidia.com/mig.strategy": "single",
+                        },
+                        allocatable={"nvidia.com/gpu": 7},
+                    )
+                ]
+            ),
+            Options(),
+        ),
+        "kai": (kai(), queue),
+        "kai-hami-core": (kai(), Options(queue="students", memory_limiter=True)),
+        "kai-nvfractions": (kai(ready), queue),
+        "dra": (dra(listed("gpu-0"), listed("gpu-1")), Options()),
+        "dra-memory": (
+            dra(listed("gpu-0", default="32768Mi"), listed("gpu-1", default="32768Mi")),
+            Options(),
+        ),
+        "dra-shares": (dra(listed("gpu-0", default="0", shares=50)), Options()),
+        "dra-unlimited": (dra(listed("gpu-0", default="0")), Options()),
+        "dra-mig": (dra(listed("gpu-0-mig-0", 4864, kind="mig", profile="1g.5gb", model="A100")), Options()),
+        "volcano": (read([volcano()]), queue),
+        "koordinator": (read([koordinator()]), Options(memory_limiter=True)),
+        "gke": (read([gke("time-sharing", 48, memory=32768)]), Options()),
+        "gke-mps": (read([gke("mps", 7)]), Options()),
+        "aliyun": (
+            read(
+                [node(labels=discovered(), allocatable={"aliyun.com/gpu-mem": 64, "aliyun.com/gpu-count": 2})]
+            ),
+            Options(memory_limiter=True),
+        ),
+        "bitfusion": (read([node(allocatable={"bitfusion.io/gpu": 1000})]), Options()),
+    }

@@ -1,0 +1,180 @@
+"""Services in processes of their own, started often and fast."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpu_pool_client import Process
+from gpu_pool_client.processes import boot_id, pid_namespace
+from support.pools import running, until
+
+DEVICES = "V100-SXM2-32GB:1"
+#: Reads what to run, a line of JSON each, and forks: importing the program takes most of a second.
+_NURSERY = """
+import asyncio, json, os, signal, sys, time
+import gpu_pool.cli.app
+import gpu_pool.service.app
+import gpu_pool_client.remote.client
+from gpu_pool.cli import main
+from gpu_pool_client import *
+from gpu_pool_client.remote.exchange import ask
+from gpu_pool.ledger.queries import migrations, queries
+# Another user may be unable to read what is imported later.
+migrations(), queries()
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for line in sys.stdin:
+    job = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setpgrp()
+        os.environ.update(job["environment"])
+        log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        if job["uid"]:
+            os.setgroups([])
+            os.setgid(job["uid"])
+            os.setuid(job["uid"])
+        exec(job["code"], globals())
+        sys.stdout.flush()
+        os._exit(0)
+    print(pid, flush=True)
+"""
+
+
+class Nursery:
+    """Runs code in processes of its own, that have all of the program imported."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def start(self, code: str, environment: dict[str, str], log: Path, uid: int = 0) -> Process:
+        """Run code, as another user if ``uid`` is not 0; what it prints is appended to ``log``."""
+        assert self._process.stdin
+        assert self._process.stdout
+        job = {"code": code, "environment": environment, "log": str(log), "uid": uid}
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        pid = int(self._process.stdout.readline())
+        # One that has ended already is like one that never was.
+        return Process.of(pid) or Process(pid, 0, boot_id(), pid_namespace())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Where services and their clients come from."""
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@dataclass
+class Service:
+    """``gpu-pool serve`` over one simulated V100 with 32 GiB, in a folder of its own."""
+
+    nursery: Nursery
+    folder: Path
+    arguments: tuple[str, ...] = ()
+    uid: int = 0
+    process: Process | None = None
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "pool.sock"
+
+    @property
+    def url(self) -> str:
+        return f"unix:{self.socket}"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def configure(self, text: str) -> None:
+        self.folder.mkdir(mode=0o755, exist_ok=True)
+        (self.folder / "gpu_pool_config.py").write_text(text)
+        (self.folder / "log").touch()
+
+    def launch(self) -> Process:
+        """Start it, and do not wait until it listens."""
+        arguments = ["serve", f"--socket={self.socket}", f"--ledger={self.folder / 'ledger.db'}"]
+        environment = {"JUPYTER_CONFIG_DIR": str(self.folder), "GPU_POOL_DEVICES": DEVICES}
+        code = f"main({[*arguments, *self.arguments]!r})"
+        self.process = self.nursery.start(code, environment, self.folder / "log", self.uid)
+        return self.process
+
+    async def start(self) -> None:
+        before = self.log.count(": Serving ")
+        process = self.launch()
+        await until(lambda: self.log.count(": Serving ") > before or not process.is_alive())
+        assert process.is_alive(), self.log
+
+    def answers(self) -> bool:
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
+            return probe.connect_ex(str(self.socket)) == 0
+
+    async def end(self, signum: int = signal.SIGTERM) -> None:
+        """Send a signal, and return once it is gone."""
+        process = self.process
+        assert process is not None
+        if process.is_alive():
+            os.kill(process.pid, signum)
+        await until(lambda: not process.is_alive())
+
+
+@asynccontextmanager
+async def serving(
+    nursery: Nursery, folder: Path, settings: str = "", *arguments: str
+) -> AsyncIterator[Service]:
+    """Serve with these settings, the text of a ``gpu_pool_config.py``."""
+    service = Service(nursery, folder, arguments)
+    service.configure(settings)
+    await service.start()
+    try:
+        yield service
+    finally:
+        await asyncio.shield(service.end(signal.SIGKILL))
+
+
+_ASKER = """
+import asyncio, os, sys, uuid
+from gpu_pool_client import Holder, connect, parse_request
+
+os.environ["GPU_POOL_DEVICES"] = {devices!r}
+
+async def ask(url, sizes):
+    async with connect(url) as pool:
+        for size in sizes:
+            print((await pool.request(parse_request(size), Holder("ada"), uuid.uuid4().hex)).id, flush=True)
+
+asyncio.run(ask({url!r}, {sizes!r}))
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def asking(url: str, *sizes: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """Run a process that asks for these slices itself, and lives on; also return the leases' ids."""
+    with running(_ASKER.format(url=url, sizes=sizes, devices=DEVICES)) as process:
+        assert process.stdout
+        yield process, [process.stdout.readline().strip() for _ in sizes]
