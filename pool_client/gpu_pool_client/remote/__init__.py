@@ -1,4 +1,4 @@
-"""Pools that another process serves: ``gpu-pool serve`` on a Unix socket.
+"""Pools that another process serves: ``gpu-pool serve``, on a Unix socket or behind a JupyterHub.
 
 Service and client share one definition of what travels between them, ``wire``
 and ``problems``. tornado and pydantic are imported here and in the service
@@ -11,12 +11,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpu_pool_client.remote.client import UnixPool
+    from gpu_pool_client.remote.client import RemotePool
 
 
-def open_unix(url: str) -> UnixPool:
+def open_unix(url: str) -> RemotePool:
     """Return the pool at ``unix:[path]``; see :func:`gpu_pool_client.connect`."""
-    from gpu_pool_client.remote.addresses import socket_path
-    from gpu_pool_client.remote.client import UnixPool
+    from gpu_pool_client.remote.client import RemotePool
+    from gpu_pool_client.remote.endpoints import unix_endpoint
 
-    return UnixPool(socket_path(url))
+    return RemotePool(unix_endpoint(url))
+
+
+def open_http(url: str) -> RemotePool:
+    """Return the pool at ``http(s)://host[:port]/services/NAME``; see :func:`gpu_pool_client.connect`."""
+    from gpu_pool_client.remote.client import RemotePool
+    from gpu_pool_client.remote.endpoints import http_endpoint
+
+    return RemotePool(http_endpoint(url))

@@ -1,4 +1,4 @@
-"""A pool that ``gpu-pool serve`` serves on a Unix socket of this machine."""
+"""A pool that ``gpu-pool serve`` serves, on a Unix socket of this machine or on TCP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import suppress
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -18,7 +17,9 @@ from gpu_pool_client.outlook import Outlook
 from gpu_pool_client.pool import Pool
 from gpu_pool_client.processes import Process
 from gpu_pool_client.remote import wire
-from gpu_pool_client.remote.exchange import Answer, ask
+from gpu_pool_client.remote.beating import heart
+from gpu_pool_client.remote.endpoints import Endpoint
+from gpu_pool_client.remote.exchange import Answer
 from gpu_pool_client.remote.problems import error_of
 from gpu_pool_client.remote.unreachable import explain, may_pass
 from gpu_pool_client.requests import SliceRequest
@@ -36,17 +37,19 @@ _TRY_EVERY: Final = 0.1
 _LONGEST_ID: Final = 128
 
 
-class UnixPool(Pool):
-    """The pool behind a Unix socket. It may be used from several event loops.
+class RemotePool(Pool):
+    """The pool of a service. It may be used from several event loops.
 
     Nothing is kept between calls, so there is nothing to lose: every call may
     be repeated, and is, while the service restarts. Who asks, the service sees
-    by the connection; what a :class:`Holder` says of user and process is not sent.
+    by the connection or asks a JupyterHub; what a :class:`Holder` says of user
+    and process is not sent. Where the service says so, this process renews the
+    leases it has to do with for as long as it lives (see ``beating``).
     """
 
-    def __init__(self, path: Path) -> None:
-        self.url = f"unix:{quote(str(path))}"
-        self._path = path
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.url = endpoint.url
+        self._endpoint = endpoint
         self._patience = _FIRST_PATIENCE
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -153,9 +156,14 @@ class UnixPool(Pool):
     # -- Asking ------------------------------------------------------------
 
     async def _lease(self, method: str, address: str, body: wire.Body | None = None) -> Lease:
-        return _read(wire.LEASE, await self._ask(method, address, body))
+        answer = await self._ask(method, address, body)
+        lease = _read(wire.LEASE, answer)
+        if wire.TTL_HEADER in answer.headers:
+            heart().keep(self._endpoint, lease.id, float(answer.headers[wire.TTL_HEADER]))
+        return lease
 
     async def _release(self, lease_id: str, reason: EndReason) -> None:
+        heart().drop(self._endpoint, {lease_id})
         await self._ask("DELETE", f"{_lease_address(lease_id)}?reason={reason.value}")
 
     async def _withdraw_request(self, wanted: wire.Wanted) -> None:
@@ -175,15 +183,12 @@ class UnixPool(Pool):
         began = time.monotonic()
         while True:
             try:
-                answer = await ask(self._path, method, f"{wire.API}/{address}", text, _ANSWER_WITHIN)
-                if "Retry-After" not in answer.headers:
-                    return self._accept(answer)
-                error: OSError = ConnectionResetError("is about to stop")
+                return self._accept(await self._endpoint.ask(method, address, text, _ANSWER_WITHIN))
             except OSError as failure:
                 error = failure
             tried = time.monotonic() - began
             if tried > (patience or self._patience) or not may_pass(error):
-                raise explain(error, self._path) from error
+                raise explain(error, self._endpoint) from error
             await asyncio.sleep(_TRY_EVERY)
 
     def _accept(self, answer: Answer) -> Answer:

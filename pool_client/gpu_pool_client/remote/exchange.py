@@ -1,4 +1,4 @@
-"""One question over a Unix socket, and its answer.
+"""One question to a service, over a Unix socket or TCP, and its answer.
 
 tornado does the HTTP, as it does for Jupyter itself: it is there already
 wherever a kernel can be started. Its ``HTTP1Connection`` is used and not its
@@ -10,16 +10,38 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters
 from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, RequestStartLine, ResponseStartLine
-from tornado.iostream import IOStream, StreamClosedError
+from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
 #: Bytes of the largest answer that is read: a history of years.
 _MOST_ANSWER: Final = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a service listens on TCP."""
+
+    host: str
+    port: int
+    #: How its certificate is verified; None for HTTP in the clear.
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def name(self) -> str:
+        """The host and the port, as the ``Host`` header has them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+
+#: The path of a socket, or a server.
+Where: TypeAlias = Path | Server
 
 
 @dataclass
@@ -45,33 +67,73 @@ class Answer(HTTPMessageDelegate):
         self.complete = True
 
 
-async def ask(path: Path, method: str, target: str, body: bytes | None, within: float) -> Answer:
-    """Ask the service at the socket ``path``. Raises ``OSError`` where there is no whole answer in time.
+async def ask(
+    where: Where,
+    method: str,
+    target: str,
+    body: bytes | None,
+    within: float,
+    more: Mapping[str, str] | None = None,
+) -> Answer:
+    """Ask the service, with ``more`` headers. Raises ``OSError`` where there is no whole answer in time.
 
     Uses one connection, which is closed when this returns, whatever happens.
     """
-    stream = IOStream(socket.socket(socket.AF_UNIX), max_buffer_size=_MOST_ANSWER)
-    # Closing the stream ends every call that waits for it. asyncio.wait_for would do, but until
-    # Python 3.12 it can lose a cancellation, and a wait that goes on unnoticed holds a place in line.
-    alarm = asyncio.get_running_loop().call_later(within, stream.close, TimeoutError("no answer"))
-    try:
-        await stream.connect(str(path))
-        return await _exchange(stream, method, target, body)
-    except StreamClosedError as closed:
-        raise closed.real_error or ConnectionResetError("closed without an answer") from closed
-    finally:
-        alarm.cancel()
-        stream.close()
+    error: OSError = ConnectionRefusedError("there is no address")
+    for family, address in await _addresses(where):
+        stream = _stream(where, family)
+        # Closing the stream ends every call that waits for it. asyncio.wait_for would do, but until
+        # Python 3.12 it can lose a cancellation, and a wait that goes on unnoticed holds a place in line.
+        alarm = asyncio.get_running_loop().call_later(within, stream.close, TimeoutError("no answer"))
+        connected = False
+        try:
+            await stream.connect(address, where.host if isinstance(where, Server) else None)
+            connected = True
+            return await _exchange(stream, method, target, body, _headers(where, body, more))
+        except StreamClosedError as closed:
+            error = _cause(closed)
+            if connected:
+                raise error from closed
+        finally:
+            alarm.cancel()
+            stream.close()
+    raise error
 
 
-async def _exchange(stream: IOStream, method: str, target: str, body: bytes | None) -> Answer:
-    connection = HTTP1Connection(
-        stream, is_client=True, params=HTTP1ConnectionParameters(max_body_size=_MOST_ANSWER)
-    )
-    headers = HTTPHeaders({"Host": "gpu-pool", "Connection": "close"})
+def _cause(closed: StreamClosedError) -> OSError:
+    cause = closed.real_error
+    return cause if isinstance(cause, OSError) else ConnectionResetError("closed without an answer")
+
+
+async def _addresses(where: Where) -> list[tuple[socket.AddressFamily, Any]]:
+    if isinstance(where, Path):
+        return [(socket.AF_UNIX, str(where))]
+    found = await asyncio.get_running_loop().getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def _stream(where: Where, family: socket.AddressFamily) -> IOStream:
+    made = socket.socket(family)
+    if isinstance(where, Server) and where.tls is not None:
+        return SSLIOStream(made, ssl_options=where.tls, max_buffer_size=_MOST_ANSWER)
+    return IOStream(made, max_buffer_size=_MOST_ANSWER)
+
+
+def _headers(where: Where, body: bytes | None, more: Mapping[str, str] | None) -> HTTPHeaders:
+    host = where.name if isinstance(where, Server) else "gpu-pool"
+    headers = HTTPHeaders({"Host": host, "Connection": "close", **(more or {})})
     if body is not None:
         headers["Content-Type"] = "application/json"
         headers["Content-Length"] = str(len(body))
+    return headers
+
+
+async def _exchange(
+    stream: IOStream, method: str, target: str, body: bytes | None, headers: HTTPHeaders
+) -> Answer:
+    connection = HTTP1Connection(
+        stream, is_client=True, params=HTTP1ConnectionParameters(max_body_size=_MOST_ANSWER)
+    )
     # Whether it could be written is told by reading: an answer may come before all is written.
     sent = connection.write_headers(RequestStartLine(method, target, ""), headers, body)
     sent.add_done_callback(lambda future: future.exception())

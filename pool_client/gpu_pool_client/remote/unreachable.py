@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from pathlib import Path
 
 from gpu_pool_client.errors import PoolUnreachable
+from gpu_pool_client.remote.endpoints import Endpoint
 
-_START = (
-    'Start "gpu-pool serve", or ask the administrator to; or unset GPU_POOL_URL to use a pool of your own.'
-)
+_OWN = "or unset GPU_POOL_URL to use a pool of your own."
+_START = f'Start "gpu-pool serve", or ask the administrator to; {_OWN}'
 _ASK = "Ask the administrator, who chose by --mode and by the socket's group who may."
 _AGAIN = "Try again; if that does not help, the service's log says why."
+_ADDRESS = "Ask the administrator for its address; where it has a certificate of its own, name that in SSL_CERT_FILE."
 
 
 def may_pass(error: OSError) -> bool:
     """Whether a restart of the service, or a moment's patience, would put an end to this."""
-    return not isinstance(error, (PermissionError, NotADirectoryError, TimeoutError))
+    lasting = (PermissionError, NotADirectoryError, TimeoutError, socket.gaierror, ssl.SSLError)
+    return not isinstance(error, lasting)
 
 
-def explain(error: OSError, path: Path) -> PoolUnreachable:
-    """Say why nobody answers at the socket ``path``, and what to do about it."""
+def explain(error: OSError, endpoint: Endpoint) -> PoolUnreachable:
+    """Say why nobody answers there, and what to do about it."""
+    place = endpoint.where if isinstance(endpoint.where, Path) else endpoint.url
+    if isinstance(error, socket.gaierror):
+        return PoolUnreachable(f"The host of {place} cannot be found.", f"Check its name, {_OWN}")
+    if isinstance(error, ssl.SSLError):
+        return PoolUnreachable(f"What answers at {place} cannot prove who it is: {error.reason}.", _ADDRESS)
     if isinstance(error, PermissionError):
-        return PoolUnreachable(f"You may not use the pool that is served at {path}.", _ASK)
+        return PoolUnreachable(f"You may not use the pool that is served at {place}.", _ASK)
     if isinstance(error, TimeoutError):
-        return PoolUnreachable(f"The service of the pool at {path} does not answer.", _AGAIN)
+        return PoolUnreachable(f"The service of the pool at {place} does not answer.", _AGAIN)
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return PoolUnreachable(f"Nobody serves a pool at {path}.", _START)
+        return PoolUnreachable(f"Nobody serves a pool at {place}.", _START)
     if isinstance(error, ConnectionRefusedError):
-        return PoolUnreachable(f"The service of the pool at {path} has ended.", _START)
+        return PoolUnreachable(f"The service of the pool at {place} has ended.", _START)
     if isinstance(error, (ConnectionResetError, BrokenPipeError)):
         words = "breaks connections off: it is about to stop, or too many of yours are open"
-        return PoolUnreachable(f"The service of the pool at {path} {words}.", _AGAIN)
+        return PoolUnreachable(f"The service of the pool at {place} {words}.", _AGAIN)
     return PoolUnreachable(
-        f"The service of the pool at {path} cannot be asked: {error.strerror or error}.", _AGAIN
+        f"The service of the pool at {place} cannot be asked: {error.strerror or error}.", _AGAIN
     )

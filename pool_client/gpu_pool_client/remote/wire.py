@@ -22,6 +22,10 @@ from gpu_pool_client.values import DeviceStatus, Lease
 
 #: The root of all addresses. It changes when what they mean does.
 API: Final = "/api/v1"
+#: The header by which a client on TCP tells its processes apart, and the one by which the
+#: service says within how many seconds a lease has to be renewed.
+CLIENT_HEADER: Final = "Gpu-Pool-Client"
+TTL_HEADER: Final = "Gpu-Pool-Renew-Within"
 #: Bytes of the largest body that the service reads.
 MOST_BODY: Final = 64 * 1024
 #: Seconds for which one call may wait for news.
@@ -76,6 +80,18 @@ class Renewal(Body):
     """Until when all is well, in seconds from now; None lifts the deadline."""
 
     ttl: float | None = None
+
+
+class Beat(Body):
+    """The leases that a process on the other side of TCP still wants."""
+
+    leases: list[str]
+
+
+class Beaten(BaseModel):
+    """Which of them need not be named any more: they have ended, or are nobody's to renew."""
+
+    unknown: list[str]
 
 
 class NewSize(Body):

@@ -1,0 +1,146 @@
+"""What all of the service's handlers do alike: read, answer, and put errors into problem documents."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Any, Final, TypeVar
+
+from pydantic import ValidationError
+from tornado.gen import with_timeout
+from tornado.iostream import StreamClosedError
+from tornado.util import TimeoutError as TookTooLong
+from tornado.web import HTTPError, RequestHandler
+
+from gpu_pool.service.callers import Caller, Identify
+from gpu_pool.service.desk import Desk
+from gpu_pool.service.hub import HubUnreachable
+from gpu_pool_client import BadRequest, GpuPoolError, Lease
+from gpu_pool_client.remote import wire
+from gpu_pool_client.remote.problems import PROBLEM_TYPE, problem_of
+
+M = TypeVar("M", bound=wire.Body)
+
+#: Seconds in which a client must have taken its answer.
+_TAKEN_WITHIN: Final = 30.0
+_UNKNOWN: Final = GpuPoolError("The pool met an error that it does not know.", "Its log says more.")
+
+
+class UnderWay:
+    """Counts the requests that are being answered, so that the service can end after the last."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def begin(self) -> None:
+        """Count one more."""
+        self._count += 1
+        self._none.clear()
+
+    def end(self) -> None:
+        """Count one less."""
+        self._count -= 1
+        if not self._count:
+            self._none.set()
+
+    async def none(self) -> None:
+        """Return when none is being answered."""
+        await self._none.wait()
+
+
+class Handler(RequestHandler):
+    """What all handlers share: the desk, the caller, and how answers and errors are written."""
+
+    SUPPORTED_METHODS = ("GET", "POST", "DELETE")
+
+    def initialize(self, desk: Desk, identify: Identify, under_way: UnderWay, log: logging.Logger) -> None:
+        """Take what the application gives every handler. Called by tornado."""
+        self.desk = desk
+        self.log = log
+        self._identify = identify
+        self._under_way = under_way
+        under_way.begin()
+
+    async def prepare(self) -> None:
+        """Find out who asks, anew for all but questions. Called by tornado before every method."""
+        self.caller: Caller = await self._identify(self.request, fresh=self.request.method != "GET")
+
+    def check_xsrf_cookie(self) -> None:
+        """Accept: no cookie says here who asks, so no page can ask in its visitor's name. Called by tornado."""
+
+    def on_finish(self) -> None:
+        """Take note that all is answered. Called by tornado."""
+        self._under_way.end()
+
+    def set_default_headers(self) -> None:
+        """Say nothing of the server's kind, and let nothing be kept. Called by tornado."""
+        self.clear_header("Server")
+        self.set_header("Cache-Control", "no-store")
+
+    def read(self, model: type[M]) -> M:
+        """Return the body. Raises ``BadRequest`` that names what is wrong with it."""
+        try:
+            return model.model_validate_json(self.request.body)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            where = ".".join(map(str, found["loc"])) or "the body"
+            raise BadRequest(f"What was sent is not understood: {where}: {found['msg']}.") from None
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        """Return a number of the query. Raises ``BadRequest`` if it is none."""
+        text = self.get_query_argument(name, str(default))
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise BadRequest(f"{name} is {text[:40]!a}.", "Accepted: a number.")
+        return value
+
+    async def answer(self, body: bytes) -> None:
+        """Send an answer. A client that does not take it loses its connection."""
+        self.set_header("Content-Type", "application/json")
+        sent = self.finish(body)
+        if sent.done():  # most are short enough to be taken by the system at once
+            return
+        try:
+            await with_timeout(timedelta(seconds=_TAKEN_WITHIN), sent)
+        except TookTooLong:
+            self.request.connection.stream.close()  # type: ignore[union-attr]
+        except StreamClosedError:
+            pass  # nobody waits for it any more
+
+    async def answer_lease(self, lease: Lease) -> None:
+        """Send a lease; with it, for one that ends unless it is renewed, within how many seconds."""
+        if self.request.method == "POST" and self.desk.heartbeats.begin(lease):
+            self.set_header(wire.TTL_HEADER, f"{self.desk.heartbeats.ttl:g}")
+        await self.answer(wire.LEASE.dump_json(lease))
+
+    def compute_etag(self) -> None:
+        """Leave tags to the handlers: most answers are never asked for again. Called by tornado."""
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Write the problem document of whatever went wrong. Called by tornado."""
+        error = kwargs["exc_info"][1] if "exc_info" in kwargs else None
+        if isinstance(error, HTTPError):
+            error = BadRequest("The service of the pool answers nothing of that kind.")
+        problem = problem_of(error if isinstance(error, GpuPoolError) else _UNKNOWN)
+        if isinstance(error, HubUnreachable):
+            self.set_header("Retry-After", "1")
+        # What tornado makes of all errors that are not its own.
+        if status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.set_status(problem.status)
+        else:
+            problem.status = status_code
+        self.set_header("Content-Type", PROBLEM_TYPE)
+        self.finish(problem.model_dump_json(exclude_none=True))
+
+    def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
+        """Log what nobody foresaw. Called by tornado."""
+        if not isinstance(value, (GpuPoolError, HTTPError)):
+            self.log.error("%s %s failed", self.request.method, self.request.path, exc_info=(typ, value, tb))

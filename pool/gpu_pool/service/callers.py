@@ -1,0 +1,135 @@
+"""Who asks over the Unix socket: known from the connection, never from what is said over it."""
+
+from __future__ import annotations
+
+import functools
+import pwd
+import socket
+import struct
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from tornado.httputil import HTTPServerRequest
+
+from gpu_pool_client import NotAllowed, Process
+
+#: struct ucred of unix(7): pid, uid, gid. All as they are in this process's namespaces.
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The process at the other end of a Unix socket, as it was when it connected."""
+
+    uid: int
+    #: As this service sees it; None for one that it cannot see.
+    process: Process | None
+    #: Whether it runs in a pid namespace of its own, such as a container's.
+    contained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever asks, and what they are to the pool."""
+
+    user: str
+    is_admin: bool
+    #: Distinguishes the keys of this user's requests from everybody else's.
+    mark: str
+    #: The process that asks, whose death ends what it asked for; for callers of the Hub's
+    #: an entry in its place that nobody judges (see ``heartbeats.keeper``).
+    process: Process
+    #: Who may be judged by what the system says of processes; None for callers over TCP.
+    peer: Peer | None = None
+    #: The Hub's groups that the user is in; None where no Hub says it.
+    groups: frozenset[str] | None = None
+    #: The user's server that asks, by the name that the Hub gives it; None for all else.
+    server: str | None = None
+
+
+class Identify(Protocol):
+    """Finds out who makes a request.
+
+    ``fresh`` forbids to rely on what was found out before. Raises ``NotAllowed``
+    for nobody in particular.
+    """
+
+    async def __call__(self, request: HTTPServerRequest, *, fresh: bool) -> Caller:
+        """Return who makes this request."""
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """Return who has connected, by SO_PEERCRED."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return Peer(uid, Process.of(pid), is_contained(pid))
+
+
+def is_contained(pid: int) -> bool:
+    """Whether a process runs in a pid namespace below this one's; True where that cannot be told."""
+    return len(namespaced_pids(pid)) != 1
+
+
+def namespaced_pids(pid: int) -> list[int]:
+    """Return a process's pids, from the namespace of ``/proc`` down to its own (proc(5): NSpid)."""
+    return [int(each) for each in status_field(pid, "NSpid")]
+
+
+def status_field(pid: int, name: str) -> list[str]:
+    """Return the words of one line of ``/proc/PID/status``; none for a process that cannot be seen."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return next((line.split()[1:] for line in lines if line.startswith(f"{name}:")), [])
+
+
+class PeerIdentity:
+    """Knows callers by the credentials of their connection (see ``server.PeerServer``).
+
+    ``named`` returns the user and the mark of somebody with that name here.
+    """
+
+    def __init__(
+        self,
+        own_uid: int,
+        admins: Collection[str],
+        named: Callable[[str, int], tuple[str, str]] = lambda name, uid: (name, str(uid)),
+    ) -> None:
+        self._own_uid = own_uid
+        self._admins = frozenset(admins)
+        self._named = named
+
+    async def __call__(self, request: HTTPServerRequest, *, fresh: bool) -> Caller:  # noqa: ARG002 - it always is
+        """Return who makes this request."""
+        assert request.connection is not None
+        return self.caller(request.connection.context.address)  # type: ignore[attr-defined]
+
+    def caller(self, peer: Peer) -> Caller:
+        """Return what a peer is to the pool.
+
+        Root in a container is neither an administrator nor root: it shares root's
+        uid, and not what root holds.
+        """
+        if peer.process is None:
+            raise NotAllowed(
+                "The process that asks cannot be seen by the service of the pool: it has ended, "
+                "or the service runs in a container.",
+                "Run the service outside, where it sees all processes.",
+            )
+        if peer.contained and peer.uid in (0, self._own_uid):
+            return Caller(f"uid-{peer.uid}", False, f"c{peer.uid}", peer.process, peer)
+        user, mark = self._named(user_name(peer.uid), peer.uid)
+        is_admin = not peer.contained and (peer.uid in (0, self._own_uid) or user in self._admins)
+        return Caller(user, is_admin, mark, peer.process, peer)
+
+
+@functools.lru_cache(maxsize=4096)
+def user_name(uid: int) -> str:
+    """Return the name of a user, ``uid-N`` for one without."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid-{uid}"

@@ -1,0 +1,240 @@
+"""What answers at the addresses of ``routes``. Handlers read and write JSON, and know no rule of the pool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from tornado.web import Finish, HTTPError
+
+from gpu_pool.service.answering import Handler
+from gpu_pool.service.hub import HubUnreachable
+from gpu_pool_client import BadRequest, EndReason, PoolUnreachable
+from gpu_pool_client.remote import wire
+
+T = TypeVar("T")
+
+
+class Polling(Handler):
+    """Handlers that may wait for news, for as long as their client does."""
+
+    _poll: asyncio.Future[Any] | None = None
+
+    async def poll(self, news: Awaitable[T]) -> T:
+        """Wait for news, and no longer than the client stays."""
+        poll = asyncio.ensure_future(news)
+        self._poll = poll
+        try:
+            return await poll
+        except asyncio.CancelledError:
+            raise Finish from None
+
+    def on_connection_close(self) -> None:
+        """End the wait of a client that has gone. Called by tornado."""
+        if self._poll is not None:
+            self._poll.cancel()
+
+    def nothing_new(self, status: HTTPStatus) -> None:
+        """Say that there is no news yet: ask again."""
+        self.set_status(status)
+        self.finish()
+
+    @property
+    def seconds(self) -> float:
+        """For how long to wait at most."""
+        return min(max(self.number("seconds"), 0.0), wire.LONGEST_POLL)
+
+
+class Health(Handler):
+    """Whether the pool can be read. Asked by anybody; tells nothing else."""
+
+    async def prepare(self) -> None:
+        """Ask nobody who they are. Called by tornado."""
+
+    async def get(self) -> None:
+        """Say whether the pool works."""
+        if not self.desk.healthy:
+            raise PoolUnreachable("The pool cannot be read.", "The service's log says why.")
+        await self.answer(b'{"status":"ok"}')
+
+
+class Description(Handler):
+    """The description of all addresses. Asked by anybody."""
+
+    async def prepare(self) -> None:
+        """Ask nobody who they are. Called by tornado."""
+
+    async def get(self) -> None:
+        """Return this description (OpenAPI 3.1)."""
+        await self.answer(self.application.settings["description"])
+
+
+class Heartbeat(Handler):
+    """The sign of life of a process whose leases end without it."""
+
+    async def prepare(self) -> None:
+        """Find out who asks; where that cannot be, hold it against nobody. Called by tornado."""
+        try:
+            self.caller = await self._identify(self.request, fresh=False)
+        except HubUnreachable:
+            self.desk.heartbeats.excuse()
+            raise
+
+    async def post(self) -> None:
+        """Renew leases, and say which need no renewing."""
+        unknown = self.desk.heartbeats.beat(self.caller.user, self.read(wire.Beat).leases)
+        await self.answer(wire.Beaten(unknown=unknown).model_dump_json().encode())
+
+
+class Leases(Handler):
+    """The requests for slices."""
+
+    async def post(self) -> None:
+        """Ask for a slice: it is granted at once, or put in line."""
+        await self.answer_lease(await self.desk.request(self.caller, self.read(wire.Wanted)))
+
+
+class OneLease(Handler):
+    """One lease."""
+
+    async def get(self, lease_id: str) -> None:
+        """Return the lease as it is."""
+        await self.answer_lease(await self.desk.lease(self.caller, lease_id))
+
+    async def delete(self, lease_id: str) -> None:
+        """End the lease."""
+        text = self.get_query_argument("reason", EndReason.RELEASED.value)
+        try:
+            reason = EndReason(text)
+        except ValueError:
+            accepted = ", ".join(each.value for each in EndReason)
+            raise BadRequest(f"reason is {text[:40]!a}.", f"Accepted: {accepted}.") from None
+        await self.desk.release(self.caller, lease_id, reason)
+        await self.answer(b"{}")
+
+
+class Attach(Handler):
+    """Which process keeps a lease alive."""
+
+    async def post(self, lease_id: str) -> None:
+        """Tie the lease to a process."""
+        await self.answer_lease(await self.desk.attach(self.caller, lease_id, self.read(wire.Attachment)))
+
+
+class Renew(Handler):
+    """A lease's deadline."""
+
+    async def post(self, lease_id: str) -> None:
+        """Lift the deadline, or set it."""
+        await self.answer_lease(await self.desk.renew(self.caller, lease_id, self.read(wire.Renewal).ttl))
+
+
+class Resize(Handler):
+    """A lease's size."""
+
+    async def post(self, lease_id: str) -> None:
+        """Change what the lease asks for."""
+        await self.answer_lease(await self.desk.resize(self.caller, lease_id, self.read(wire.NewSize).request))
+
+
+class Park(Handler):
+    """Lending a lease's slices."""
+
+    async def post(self, lease_id: str) -> None:
+        """Give the slices to others, and keep the lease."""
+        await self.answer_lease(await self.desk.park(self.caller, lease_id))
+
+
+class Resume(Handler):
+    """Taking a lease's slices again."""
+
+    async def post(self, lease_id: str) -> None:
+        """Ask again for the slices of a parked lease."""
+        await self.answer_lease(await self.desk.resume(self.caller, lease_id))
+
+
+class Wait(Polling):
+    """A lease once it is held.
+
+    204 while it is not: ask again. With ``last`` a shortage is told instead.
+    """
+
+    async def get(self, lease_id: str) -> None:
+        """Wait until the lease is held; 204 if it is not when the time is up: ask again."""
+        last = self.get_query_argument("last", "0") == "1"
+        lease = await self.poll(self.desk.wait(self.caller, lease_id, self.seconds, last))
+        if lease is None:
+            self.nothing_new(HTTPStatus.NO_CONTENT)
+        else:
+            await self.answer_lease(lease)
+
+
+class Watch(Polling):
+    """A lease once its version is not the one seen.
+
+    The version is its ``ETag``. 304 while it is the one seen: ask again.
+    """
+
+    async def get(self, lease_id: str) -> None:
+        """Wait for news of the lease; 304 if there is none when the time is up: ask again."""
+        seen = self.get_query_argument("seen", "")
+        lease = await self.poll(self.desk.watch(self.caller, lease_id, self.seconds, seen))
+        if lease is None:
+            self.nothing_new(HTTPStatus.NOT_MODIFIED)
+        else:
+            self.set_header("ETag", f'"{wire.version(lease)}"')
+            await self.answer_lease(lease)
+
+
+class Explanation(Handler):
+    """Why a lease waits."""
+
+    async def get(self, lease_id: str) -> None:
+        """Say why the lease waits, and for how long it may."""
+        await self.answer(wire.OUTLOOK.dump_json(await self.desk.explain(self.caller, lease_id)))
+
+
+class Doings(Handler):
+    """What a lease's process does with its devices."""
+
+    async def get(self, lease_id: str) -> None:
+        """Say what the lease's process does with its devices."""
+        await self.answer(wire.ACTIVITY.dump_json(await self.desk.activity(self.caller, lease_id)))
+
+
+class Status(Handler):
+    """Devices, leases and line."""
+
+    async def get(self) -> None:
+        """Return the devices, and the leases and the line that the caller may see."""
+        found = await self.desk.status(self.caller)
+        status = wire.Status.model_construct(devices=found.devices, leases=found.leases, line=found.line)
+        await self.answer(wire.STATUS.dump_json(status))
+
+
+class History(Handler):
+    """What has ended."""
+
+    async def get(self) -> None:
+        """Return the leases that have ended since then."""
+        rows = await self.desk.history(self.caller, self.number("since"))
+        await self.answer(wire.HISTORY.dump_json([dict(row) for row in rows]))
+
+
+class Drain(Handler):
+    """A device's willingness."""
+
+    async def post(self, device: str) -> None:
+        """Grant nothing more on the device, or grant again."""
+        wanted = self.read(wire.Draining)
+        await self.answer(wire.DEVICE.dump_json(await self.desk.drain(self.caller, device, wanted.drained)))
+
+
+class Nothing(Handler):
+    """Any other address."""
+
+    async def prepare(self) -> None:
+        """Say that there is nothing. Called by tornado."""
+        raise HTTPError(HTTPStatus.NOT_FOUND)

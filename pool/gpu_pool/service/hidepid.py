@@ -1,0 +1,36 @@
+"""Whether this service sees the processes of all users."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from gpu_pool_client import NotAllowed
+
+#: Values of hidepid that hide nothing from anybody (proc(5)).
+_HIDES_NOTHING: Final = ("0", "off")
+
+
+def check_processes_are_seen() -> None:
+    """Refuse to serve where others' processes are hidden: their leases would seem to be of the dead."""
+    mounts = Path("/proc/self/mounts").read_text(errors="replace")
+    if hides_processes(mounts, os.geteuid(), {os.getegid(), *os.getgroups()}):
+        raise NotAllowed(
+            "/proc is mounted with hidepid here, so this service would not see the processes of other users, "
+            "and would take their leases for those of processes that have ended.",
+            "Run it as root, or as a member of the group that /proc is mounted with (gid=).",
+        )
+
+
+def hides_processes(mounts: str, uid: int, groups: Collection[int]) -> bool:
+    """Whether ``/proc``, by the text of ``/proc/mounts``, hides processes from a user of these groups."""
+    hidden = False
+    for line in mounts.splitlines():
+        _, point, kind, options, *_ = line.split(" ")
+        if (point, kind) == ("/proc", "proc"):  # the last one hides those before
+            found = dict(option.partition("=")[::2] for option in options.split(","))
+            seen_by_group = "gid" in found and int(found["gid"]) in groups
+            hidden = found.get("hidepid", "0") not in _HIDES_NOTHING and not seen_by_group
+    return hidden and uid != 0

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_pool_client import Pool, connect
+from support.service import Nursery, Service, nursery, serving
+from support.users import Users
+
+__all__ = ["nursery"]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a folder that other users can come through, unlike those of pytest."""
+    made = Path(tempfile.mkdtemp(prefix="gpu-pool-test-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+async def service(nursery: Nursery, folder: Path) -> AsyncIterator[Service]:
+    """Serve every user of the machine."""
+    async with serving(nursery, folder / "pool", "", "--mode=0666") as service:
+        yield service
+
+
+@pytest.fixture
+async def pool(service: Service) -> AsyncIterator[Pool]:
+    async with connect(service.url) as pool:
+        yield pool
+
+
+@pytest.fixture
+def users(service: Service) -> Iterator[Users]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be other users")
+    users = Users(service)
+    yield users
+    users.close()
