@@ -263,8 +263,8 @@ class EmbeddedPool(Pool):
 
     async def close(self) -> None:
         """Close the ledger once what was begun is done. Leases live on."""
+        await self._enforcer.close()
         await self._ledger.close()
-        self._enforcer.close()
         if self._ownership is not None:
             self._ownership.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
@@ -127,12 +129,22 @@ class Enforcer:
         for lease_id, words in told.items():
             await self._ledger.do(partial(_tell, lease_id, words))
 
-    def close(self) -> None:
-        """Enforce nothing that needs this process any more."""
+    async def close(self) -> None:
+        """Enforce nothing that needs this process any more: devices on which no lease lives are as before."""
         if self._guard is not None:
-            self._guard.stop()
+            await asyncio.to_thread(self._guard.stop)
+        if self._isolation.acts:
+            with contextlib.suppress(PoolUnreachable, TimeoutError):
+                await self._leave(await self._ledger.do(held))
         self._tiers.stop()
         self._memory.stop()
+
+    async def _leave(self, leases: Iterable[Lease]) -> None:
+        def leave() -> None:
+            self._isolation.settle(leases)
+            self._isolation.stop()
+
+        await self._tiers.run(leave, _ENFORCED_WITHIN)
 
     def _watch_over(self, lease: Lease) -> None:
         """Start the guard with the first lease on a real device: no other has anything to measure."""

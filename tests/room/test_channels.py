@@ -70,8 +70,9 @@ async def test_what_frontends_ask_meanwhile_is_answered_at_once(page: Frontend) 
 
 async def test_two_frontends(classroom: Classroom, waiting: AsyncKernelManager, page: Frontend) -> None:
     async with frontend(waiting) as other:
-        mine, theirs = page.run("a = 1; print('mine')"), other.run("print('theirs', a)")
+        mine = page.run("a = 1; print('mine')")
         await mine.shows("Waiting")
+        theirs = other.run("print('theirs', a)")
         await open_up(classroom)
         assert (await mine.done()).outputs == ["mine\n"]
         assert (await theirs.done()).outputs == ["theirs 1\n"]

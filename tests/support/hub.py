@@ -1,214 +1,214 @@
-"""A real JupyterHub in a process of its own, with a proxy, and people who use it."""
+"""A real JupyterHub, and services behind it. Its servers are tiny: what counts is their tokens."""
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
 import os
-import re
-import secrets
-import shutil
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
-from html import unescape
-from http.cookies import SimpleCookie
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlencode
+from typing import Any
 
-from tornado.httpclient import AsyncHTTPClient, HTTPResponse
+import psutil
+import pytest
 
-from support.classroom import eventually
+from gpu_pool_client.remote.exchange import Server, ask
+from support.pools import until
+from support.service import Nursery, Service, serving
 
-#: If set, a proxy that is missing is a failure and not a reason to skip.
-REQUIRED: Final = "GPU_POOL_REQUIRE_HUB"
-DEVICES: Final = "V100-SXM2-32GB:1"
-ROOT: Final = Path(__file__).parents[2]
-_CONFIG: Final = """\
-import json, os, sys
-from pathlib import Path
+#: An administrator of the Hub, who has the name that the tests' user has on this machine.
+ADMIN = psutil.Process().username()
+SECRET, TESTER = "service-secret-0123456789abcdef", "tester-secret-0123456789abcdef"
+PREFIX = "/services/gpu-pool/"
 
-settings = json.loads(os.environ.pop("HUB_OF_THIS_TEST"))
-c = get_config()  # noqa: F821
-c.JupyterHub.bind_url = settings["url"]
-c.JupyterHub.hub_port = settings["hub_port"]
-c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{settings['proxy_port']}"
-c.ConfigurableHTTPProxy.command = settings["proxy"]
-c.JupyterHub.cookie_secret_file = "cookie_secret"
-c.JupyterHub.db_url = "sqlite:///hub.sqlite"
+_CONFIG = """
+from jupyterhub.proxy import Proxy
+
+class NoProxy(Proxy):
+    should_start = False
+    routes = {{}}
+
+    async def add_route(self, routespec, target, data):
+        self.routes[routespec] = {{"routespec": routespec, "target": target, "data": data}}
+
+    async def delete_route(self, routespec):
+        self.routes.pop(routespec, None)
+
+    async def get_all_routes(self):
+        return self.routes
+
+c.JupyterHub.bind_url = "http://127.0.0.1:{hub}/"
+c.JupyterHub.hub_bind_url = "http://127.0.0.1:{hub}/"
+c.JupyterHub.proxy_class = NoProxy
+c.JupyterHub.db_url = "sqlite:///{folder}/hub.sqlite"
+c.JupyterHub.cookie_secret_file = "{folder}/secret"
 c.JupyterHub.authenticator_class = "dummy"
 c.JupyterHub.allow_named_servers = True
 c.Authenticator.allow_all = True
-c.Authenticator.admin_users = {"admin"}
-c.JupyterHub.load_groups = {name: {"users": users} for name, users in settings["groups"].items()}
-c.JupyterHub.services = [{"name": "test", "api_token": settings["token"]}]
-c.JupyterHub.load_roles = [
-    {
-        "name": "test",
-        "services": ["test"],
-        "scopes": ["admin:users", "admin:servers", "access:servers", "admin:groups"],
-    }
+c.Authenticator.admin_users = {{{admin!r}}}
+c.JupyterHub.spawner_class = "simple"
+c.SimpleLocalProcessSpawner.home_dir_template = "{folder}/{{username}}"
+c.Spawner.cmd = [{python!r}, "{folder}/server.py"]
+c.Spawner.poll_interval = 1
+c.Spawner.http_timeout = 30
+c.JupyterHub.load_groups = {{"cs101": {{"users": ["ada"]}}}}
+c.JupyterHub.services = [
+    {{"name": "tester", "api_token": {tester!r}}},
+    {{
+        "name": "gpu-pool",
+        "api_token": {secret!r},
+        "oauth_redirect_uri": "http://127.0.0.1:{service}{prefix}oauth_callback",
+        "oauth_no_confirm": True,
+    }},
 ]
-c.JupyterHub.spawner_class = "gpu_pool_spawner.spawners.GPUPoolSimpleLocalProcessSpawner"
-c.SimpleLocalProcessSpawner.home_dir_template = str(Path.cwd() / "homes" / "{username}")
-c.Spawner.cmd = [sys.executable, "-m", "jupyterhub.singleuser"]
-c.Spawner.args = ["--allow-root", "--ServerApp.open_browser=False"]
-c.Spawner.environment = {
-    "GPU_POOL_DEVICES": os.environ["GPU_POOL_DEVICES"],
-    "JUPYTER_CONFIG_DIR": os.environ["JUPYTER_CONFIG_DIR"],
-    "GPU_POOL_COURSE": "what a server must not get",
-}
-c.GPUPoolSpawnerMixin.courses_dir = str(Path.cwd() / "courses")
-c.GPUPoolSpawnerMixin.pool_url = settings["pool"]
+c.JupyterHub.load_roles = [
+    {{
+        "name": "tester",
+        "scopes": ["admin:users", "admin:servers", "tokens", "access:services"],
+        "services": ["tester"],
+    }},
+    {{"name": "user", "scopes": ["self", "access:services!service=gpu-pool"]}},
+]
+"""
+_SERVER = """
+import http.server, os, pathlib, urllib.parse
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+name = os.environ["JUPYTERHUB_USER"] + "-" + os.environ.get("JUPYTERHUB_SERVER_NAME", "")
+token = pathlib.Path(__file__).with_name("token-" + name)
+token.write_text(os.environ["JUPYTERHUB_API_TOKEN"])
+where = urllib.parse.urlsplit(os.environ["JUPYTERHUB_SERVICE_URL"])
+http.server.HTTPServer((where.hostname, where.port), Answer).serve_forever()
 """
 
 
-def proxy_command() -> list[str] | None:
-    """Return the command of configurable-http-proxy, if there is one on the PATH or in ``node_modules``."""
-    beside = ROOT / "node_modules" / ".bin" / "configurable-http-proxy"
-    found = shutil.which("configurable-http-proxy") or (str(beside) if beside.exists() else None)
-    return [found] if found and shutil.which("node") else None
+def free_port() -> int:
+    with contextlib.closing(socket.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
 
 
-def _free_ports(number: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
+@dataclass
 class Hub:
-    """A Hub whose courses are files in ``courses``, in a folder of its own."""
+    """A running JupyterHub. Anybody can log in, with any password."""
 
-    def __init__(self, folder: Path, pool: str, groups: Mapping[str, list[str]]) -> None:
-        self.folder = folder
-        self.courses = folder / "courses"
-        self.courses.mkdir(parents=True)
-        (folder / "homes").mkdir()
-        (folder / "jupyterhub_config.py").write_text(_CONFIG)
-        (folder / "gpu_pool_config.py").write_text('c.PoolSettings.courses = {"intro": {}, "thesis": {}}\n')
-        self.token = secrets.token_hex(16)
-        port, hub_port, proxy_port = _free_ports(3)
-        self.url = f"http://127.0.0.1:{port}"
-        self.pool = pool
-        self._settings = {
-            "url": self.url,
-            "hub_port": hub_port,
-            "proxy_port": proxy_port,
-            "proxy": proxy_command(),
-            "token": self.token,
-            "groups": groups,
-            "pool": pool,
-        }
-        self._process: subprocess.Popen[bytes] | None = None
+    folder: Path
+    port: int
+    #: Where the service of its configuration is expected.
+    service_port: int
+    process: subprocess.Popen[bytes] | None = None
 
     @property
-    def log(self) -> str:
-        return (self.folder / "log").read_text()
+    def api(self) -> str:
+        return f"http://127.0.0.1:{self.port}/hub/api"
 
-    async def start(self) -> None:
-        """Start it; return once it answers."""
-        self._process = self._launch()
-        await eventually(self._answers, within=60)
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a service that starts by itself is told."""
+        return {"JUPYTERHUB_API_TOKEN": SECRET, "JUPYTERHUB_API_URL": self.api}
 
-    async def end(self) -> None:
-        """End it, its proxy and all its servers."""
-        assert self._process is not None
-        self._process.terminate()
-        await asyncio.to_thread(self._process.wait, 60)
-
-    async def api(self, method: str, path: str, body: Any = None) -> HTTPResponse:
-        """Ask the Hub, or a user's server below ``/user``, as a service that may do everything."""
-        where = path if path.startswith("/user/") else f"/hub/api/{path}"
-        return await AsyncHTTPClient().fetch(
-            self.url + where,
-            method=method,
-            headers={"Authorization": f"token {self.token}"},
-            body=json.dumps(body) if body is not None else ("" if method == "POST" else None),
-            request_timeout=60,
-            raise_error=False,
-        )
-
-    async def is_ready(self, user: str, server: str = "") -> bool:
-        """Whether a user's server runs. Fails if it is neither running nor about to."""
-        servers = json.loads((await self.api("GET", f"users/{user}")).body)["servers"]
-        assert server in servers, self.log
-        return bool(servers[server]["ready"])
-
-    def _launch(self) -> subprocess.Popen[bytes]:
-        variables = {
-            "GPU_POOL_DEVICES": DEVICES,
-            "HUB_OF_THIS_TEST": json.dumps(self._settings),
-            "JUPYTER_CONFIG_DIR": str(self.folder),
-        }
-        with open(self.folder / "log", "wb") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "jupyterhub", "-f", "jupyterhub_config.py"],
-                cwd=self.folder,
-                env={**os.environ, **variables},
-                stdout=log,
-                stderr=log,
+    def start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            command = [sys.executable, "-m", "jupyterhub", "-f", str(self.folder / "config.py")]
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
             )
+        end = time.monotonic() + 60
+        while b"JupyterHub is now running" not in (self.folder / "log").read_bytes():
+            assert time.monotonic() < end, (self.folder / "log").read_text()
+            assert self.process.poll() is None, (self.folder / "log").read_text()
+            time.sleep(0.05)
 
-    async def _answers(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, self.log
-        try:
-            return (await AsyncHTTPClient().fetch(f"{self.url}/hub/api", raise_error=False)).code == 200
-        except OSError:
-            return False
+    def signal(self, signum: int) -> None:
+        assert self.process
+        os.kill(self.process.pid, signum)
+
+    def close(self) -> None:
+        assert self.process
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    async def ask(self, method: str, path: str, body: object = None) -> Any:
+        """Ask the Hub, as one who may make users, servers and tokens."""
+        content = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"token {TESTER}"}
+        where = Server("127.0.0.1", self.port)
+        answer = await ask(where, method, f"/hub/api/{path}", content, 60, headers)
+        assert answer.status < 400 or answer.status == 409, answer.body
+        return json.loads(answer.body or b"null")
+
+    async def token(self, user: str, **options: object) -> str:
+        """Return a new token of a user's, who is made if need be. By default it may do what they may."""
+        await self.ask("POST", f"users/{user}", {})
+        made = await self.ask("POST", f"users/{user}/tokens", options)
+        token: str = made["token"]
+        self._ids = {**getattr(self, "_ids", {}), token: f"users/{user}/tokens/{made['id']}"}
+        return token
+
+    async def revoke(self, token: str) -> None:
+        await self.ask("DELETE", self._ids[token])
+
+    async def start_server(self, user: str, name: str = "") -> str:
+        """Start a server, and return its own token."""
+        await self.ask("POST", f"users/{user}", {})
+        token = self.folder / f"token-{user}-{name}"
+        token.unlink(missing_ok=True)
+        await self.ask("POST", f"users/{user}/servers/{name}", {})
+        await until(token.exists)
+        while (await self._server(user, name)).get("pending"):
+            pass
+        return token.read_text()
+
+    async def stop_server(self, user: str, name: str = "") -> None:
+        await self.ask("DELETE", f"users/{user}/servers/{name}", {"remove": False})
+        while (await self._server(user, name)).get("pending"):
+            pass
+
+    async def _server(self, user: str, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = (await self.ask("GET", f"users/{user}"))["servers"].get(name, {})
+        return found
 
 
-class Visitor:
-    """Somebody with a browser that knows cookies and forms."""
-
-    def __init__(self, hub: Hub, name: str) -> None:
-        self._hub = hub
-        self.name = name
-        self._cookies: dict[str, str] = {}
-
-    async def log_in(self) -> None:
-        await self.get("/hub/login")
-        await self.post("/hub/login", {"username": self.name, "password": "any"})
-
-    async def get(self, path: str) -> HTTPResponse:
-        return await self._ask("GET", path)
-
-    async def post(self, path: str, form: Mapping[str, str]) -> HTTPResponse:
-        xsrf = urlencode({"_xsrf": self._cookies["_xsrf"]})
-        return await self._ask("POST", f"{path}{'&' if '?' in path else '?'}{xsrf}", urlencode(form))
-
-    async def spawn_page(self) -> str:
-        """Return the HTML of the page on which a course is chosen."""
-        return (await self.get(f"/hub/spawn/{self.name}")).body.decode()
-
-    async def choose(self, **form: str) -> HTTPResponse:
-        """Open that page, fill it in, and send it."""
-        await self.spawn_page()
-        return await self.post(f"/hub/spawn/{self.name}", form)
-
-    async def _ask(self, method: str, path: str, body: str | None = None) -> HTTPResponse:
-        """Ask once, and keep the cookies: where it leads is for the test to see."""
-        cookies = "; ".join(f"{name}={value}" for name, value in self._cookies.items())
-        answer = await AsyncHTTPClient().fetch(
-            self._hub.url + path,
-            method=method,
-            headers={"Cookie": cookies, "Sec-Fetch-Mode": "navigate"},
-            body=body,
-            follow_redirects=False,
-            raise_error=False,
-        )
-        for line in answer.headers.get_list("Set-Cookie"):
-            for name, morsel in SimpleCookie(line).items():
-                self._cookies[name] = morsel.value
-        return answer
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    """Run a JupyterHub for all tests."""
+    pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: the extra [hub]")
+    hub = Hub(tmp_path_factory.mktemp("hub"), free_port(), free_port())
+    values = {"hub": hub.port, "service": hub.service_port, "folder": hub.folder, "prefix": PREFIX}
+    values |= {"admin": ADMIN, "python": sys.executable, "tester": TESTER, "secret": SECRET}
+    (hub.folder / "config.py").write_text(_CONFIG.format(**values))
+    (hub.folder / "server.py").write_text(_SERVER)
+    hub.start()
+    yield hub
+    hub.close()
 
 
-def error_on(page: HTTPResponse) -> str:
-    """Return the error that a page of the Hub tells."""
-    found = re.search(r"spawn-error-msg[^>]*>\s*(?:Error: )?(.*?)</p>", page.body.decode(), re.DOTALL)
-    return unescape(found[1]) if found else ""
+@asynccontextmanager
+async def serving_hub(
+    nursery: Nursery, hub: Hub, folder: Path, settings: str = "", *arguments: str
+) -> AsyncIterator[Service]:
+    """Serve the Hub's users, with these settings."""
+    settings = f"c.ServeApp.bind = '127.0.0.1:{hub.service_port}'\n{settings}"
+    async with serving(nursery, folder, settings, *arguments, environment=hub.environment) as service:
+        yield service
+
+
+def url(hub: Hub) -> str:
+    """Return the URL of the service."""
+    return f"http://127.0.0.1:{hub.service_port}{PREFIX.rstrip('/')}"

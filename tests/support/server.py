@@ -31,7 +31,10 @@ class Server:
 
     async def started(self) -> bool:
         assert self.process.poll() is None
-        return bool(self._files()) and (await self.ask("GET", "api", strict=False)).code == 200
+        try:
+            return bool(self._files()) and (await self.ask("GET", "api", strict=False)).code == 200
+        except (OSError, ValueError):  # its file is written before it listens
+            return False
 
     async def ask(self, method: str, path: str, body: Any = None, strict: bool = True) -> HTTPResponse:
         info = json.loads(self._files()[0].read_text())

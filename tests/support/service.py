@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -97,6 +97,7 @@ class Service:
     arguments: tuple[str, ...] = ()
     uid: int = 0
     process: Process | None = None
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def socket(self) -> Path:
@@ -118,7 +119,11 @@ class Service:
     def launch(self) -> Process:
         """Start it, and do not wait until it listens."""
         arguments = ["serve", f"--socket={self.socket}", f"--ledger={self.folder / 'ledger.db'}"]
-        environment = {"JUPYTER_CONFIG_DIR": str(self.folder), "GPU_POOL_DEVICES": DEVICES}
+        environment = {
+            "JUPYTER_CONFIG_DIR": str(self.folder),
+            "GPU_POOL_DEVICES": DEVICES,
+            **self.environment,
+        }
         code = f"main({[*arguments, *self.arguments]!r})"
         self.process = self.nursery.start(code, environment, self.folder / "log", self.uid)
         return self.process
@@ -144,10 +149,14 @@ class Service:
 
 @asynccontextmanager
 async def serving(
-    nursery: Nursery, folder: Path, settings: str = "", *arguments: str
+    nursery: Nursery,
+    folder: Path,
+    settings: str = "",
+    *arguments: str,
+    environment: dict[str, str] | None = None,
 ) -> AsyncIterator[Service]:
     """Serve with these settings, the text of a ``gpu_pool_config.py``."""
-    service = Service(nursery, folder, arguments)
+    service = Service(nursery, folder, arguments, environment=environment or {})
     service.configure(settings)
     await service.start()
     try:

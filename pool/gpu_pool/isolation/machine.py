@@ -144,7 +144,13 @@ class Isolation:
         busy = {id(tier) for lease in self._open.values() for tier in self._tiers_of(lease)}
         for tier in {id(tier): tier for tier in self._tiers.values()}.values():
             if id(tier) not in busy:
-                tier.stop()
+                self._stop(tier)
+
+    def _stop(self, tier: Tier) -> None:
+        try:
+            tier.stop()
+        except TierFailed as failure:
+            get_logger().warning("%s could not be stopped: %s", tier.name, failure)
 
     def _part(self, lease: Lease, tier: Tier) -> Lease:
         """Return the lease with those of its slices that the tier enforces."""

@@ -1,0 +1,69 @@
+"""How each GPU-sharing system of Kubernetes is asked for a slice. Pure: values in, values out; no I/O here.
+
+One slice request and what the cluster shows give what a pod needs, and the
+truth about it: what is enforced, what is only counted, what was rounded; or
+a refusal with the reason. The same dialects read how much of the cluster's
+GPUs is held.
+
+::
+
+    cluster = Cluster.read(nodes, crds=…, device_classes=…)
+    choice = choose(cluster, options)            which dialect, and why
+    translation = choice.dialect.translate(request)
+    pod = merged(pod, "notebook", translation.pod, choice.dialect.table.bans)
+    usage(choice.dialect, map(Pod.read, pods))   allocated of total, per node and GPU
+
+A new dialect is one file with one class and one table, and its name in
+:data:`DIALECTS`.
+"""
+
+from gpu_pool.dialects.capacity import NodeUse, PodUse, usage
+from gpu_pool.dialects.choosing import AUTO, DIALECTS, NAMES, Choice, choose
+from gpu_pool.dialects.cluster import Cluster, Node, Pod
+from gpu_pool.dialects.dialect import Dialect, Gpu, Hold
+from gpu_pool.dialects.merging import check, merged
+from gpu_pool.dialects.naming import content_name, identity_labels, label_value
+from gpu_pool.dialects.values import (
+    DEFAULTS,
+    NOT_SEEN,
+    Bans,
+    Manifest,
+    Options,
+    PodParts,
+    Rounding,
+    Statement,
+    Table,
+    Translation,
+)
+
+__all__ = [
+    "AUTO",
+    "DEFAULTS",
+    "DIALECTS",
+    "NAMES",
+    "NOT_SEEN",
+    "Bans",
+    "Choice",
+    "Cluster",
+    "Dialect",
+    "Gpu",
+    "Hold",
+    "Manifest",
+    "Node",
+    "NodeUse",
+    "Options",
+    "Pod",
+    "PodParts",
+    "PodUse",
+    "Rounding",
+    "Statement",
+    "Table",
+    "Translation",
+    "check",
+    "choose",
+    "content_name",
+    "identity_labels",
+    "label_value",
+    "merged",
+    "usage",
+]

@@ -1,0 +1,166 @@
+"""What a dialect takes and gives. All are immutable; none of it talks to a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gpu_pool_client import BadRequest, Enforcement, Limit, Strength, format_memory, format_share
+
+#: A Kubernetes object as the API returns it in JSON.
+Manifest = Mapping[str, Any]
+
+#: What holds one who has a whole GPU.
+WHOLE_GPU: Final = Enforcement(Limit(Strength.HARD, "a whole GPU"), Limit(Strength.HARD, "a whole GPU"))
+
+#: No dialect was seen on a cluster with GPUs yet: said wherever its promises are.
+NOT_SEEN: Final = "not seen on a cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the nodes of a cluster do not show, and its administrator says."""
+
+    #: Name of the container that gets the slice.
+    container: str = "notebook"
+    #: KAI's or Volcano's queue.
+    queue: str | None = None
+    #: The pod's RuntimeClass; None: ``nvidia`` where the cluster has it.
+    runtime_class: str | None = None
+    #: Whether HAMi-core limits memory under KAI or Koordinator, or cGPU under Aliyun.
+    memory_limiter: bool = False
+    #: MiB per unit of ``volcano.sh/vgpu-memory``, as the plugin's ``--gpu-memory-factor`` says.
+    volcano_memory_factor: int = 1
+    #: MiB per unit of ``aliyun.com/gpu-mem``: 1024, or 1 with ``--memory-unit=MiB``.
+    aliyun_memory_unit: int = 1024
+    #: Bitfusion's client in the image: its operating system and version.
+    bitfusion_client: tuple[str, str] = ("ubuntu20", "450")
+    #: HAMi's choice among GPUs: ``binpack``, ``spread``, or None for the cluster's own.
+    policy: str | None = None
+    #: What CUDA takes in a process before the first tensor, in MiB; smaller slices are refused.
+    context_mib: int = 350
+    #: How much larger than asked a slice of a fixed size may be, in thousandths: 1500 is half as much again.
+    most_milli: int = 1500
+
+    def __post_init__(self) -> None:
+        if min(self.volcano_memory_factor, self.aliyun_memory_unit) < 1:
+            raise BadRequest(
+                "A unit of GPU memory is at least 1 MiB.",
+                "Correct volcano_memory_factor or aliyun_memory_unit.",
+            )
+
+
+#: What holds where an administrator has said nothing.
+DEFAULTS: Final = Options()
+
+
+@dataclass(frozen=True, slots=True)
+class PodParts:
+    """What is added to a pod so that one of its containers gets the slice."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    #: Extended resources of the container: limits, and requests of the same amount.
+    limits: Mapping[str, str] = field(default_factory=dict)
+    scheduler_name: str | None = None
+    runtime_class: str | None = None
+    #: Entries of the pod's ``resourceClaims``; the container claims all of them by name.
+    claims: tuple[Manifest, ...] = ()
+    #: ResourceClaimTemplates to be in its namespace first; the same name is always the same content.
+    claim_templates: tuple[Manifest, ...] = ()
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    #: Requirements on node labels; all of them must hold.
+    node_affinity: tuple[Manifest, ...] = ()
+    tolerations: tuple[Manifest, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    #: Whether the container must name its ``command``, since the image's own is not rewritten (Bitfusion).
+    needs_command: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """One amount that is not granted exactly as it was asked for."""
+
+    #: ``compute`` or ``memory``.
+    what: str
+    asked: str
+    granted: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: asked for {self.asked}, granted {self.granted} ({self.why})"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """The truth about a slice: what is granted on each GPU, what holds it there, what was rounded."""
+
+    #: Number of GPUs.
+    count: int
+    #: Thousandths of each GPU's compute; None where nothing says how much a memory request is of a GPU.
+    milli: int | None
+    #: MiB on each GPU; None where the nodes do not show how much a GPU has.
+    memory_mib: int | None
+    enforcement: Enforcement = field(default_factory=Enforcement)
+    rounded: tuple[Rounding, ...] = ()
+    #: What else its user or administrator should know.
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nominal(self) -> tuple[str, ...]:
+        """What is only counted: ``memory``, ``compute``, both or neither."""
+        pairs = (("memory", self.enforcement.memory), ("compute", self.enforcement.compute))
+        return tuple(what for what, limit in pairs if limit.strength is Strength.NONE)
+
+    def __str__(self) -> str:
+        memory = "an amount unknown here" if self.memory_mib is None else format_memory(self.memory_mib)
+        share = "a share unknown here" if self.milli is None else format_share(self.milli)
+        gpus = "on one GPU" if self.count == 1 else f"on each of {self.count} GPUs"
+        lines = [
+            f"{gpus}: memory: {memory}, {self.enforcement.memory}; "
+            f"compute: {share}, {self.enforcement.compute}"
+        ]
+        return "\n".join([*lines, *map(str, self.rounded), *self.notes])
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """A slice request in a cluster's dialect."""
+
+    dialect: str
+    pod: PodParts
+    statement: Statement
+
+
+@dataclass(frozen=True, slots=True)
+class Bans:
+    """What a pod must not bring along, because it would lift the limit or spoil the request."""
+
+    labels: frozenset[str] = frozenset()
+    annotations: frozenset[str] = frozenset()
+    environment: frozenset[str] = frozenset()
+    #: Beginnings of resource names that a container may not ask for itself.
+    resources: tuple[str, ...] = ("nvidia.com/",)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What a dialect can promise, as its page in the documentation says it."""
+
+    #: How it is written in settings: ``hami``.
+    name: str
+    #: How people call it.
+    title: str
+    #: Limits of a slice that is less than a GPU, at their firmest.
+    memory: str
+    compute: str
+    smallest: str
+    rounding: str
+    #: Keys of a ResourceQuota that count its slices; empty where none can.
+    quota: tuple[str, ...]
+    bans: Bans
+    #: What was read for it: release and public source.
+    source: str
+    #: Whether it was used on a cluster with GPUs; until then its page says :data:`NOT_SEEN`.
+    seen: bool = False

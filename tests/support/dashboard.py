@@ -1,0 +1,149 @@
+"""The dashboard over a real pool, with callers whom a cookie names instead of a JupyterHub."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from tornado.httpclient import AsyncHTTPClient, HTTPResponse
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application
+
+import gpu_pool.service.web
+from gpu_pool.coursefiles import Courses, parse_course
+from gpu_pool.embedded import EmbeddedPool
+from gpu_pool.service.answering import UnderWay
+from gpu_pool.service.browsers import Shared
+from gpu_pool.service.callers import Caller
+from gpu_pool.service.changes import Changes
+from gpu_pool.service.desk import Desk
+from gpu_pool.service.heartbeats import Heartbeats
+from gpu_pool.service.web import ROUTES
+from gpu_pool.service.web.site import Dashboard
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import Holder, Process, parse_request
+from support.pools import device, embedded
+
+WEB = Path(gpu_pool.service.web.__file__).parent
+PREFIX: Final = "/services/gpu-pool/"
+ADMIN: Final = "root"
+_LOG: Final = logging.getLogger("dashboard-test")
+
+COURSE = """
+title: {title}
+who: {{users: [ada, grace]}}
+instructors: [turing]
+slices:
+  - {{name: Small, request: 2%}}
+  - {{name: Half, request: 50%}}
+per_user: {{slices: 3}}
+quota: {{share: 2}}
+"""
+
+
+class CallerOfCookie:
+    """Stands before a page: who looks is whom the cookie ``user`` names."""
+
+    async def prepare(self) -> None:
+        user = self.get_cookie("user")  # type: ignore[attr-defined]
+        self.caller = Caller(user, user == ADMIN, f"test-{user}", Process.current(), groups=frozenset())
+
+
+@dataclass
+class Site:
+    """A dashboard that is served, and the pool behind it."""
+
+    pool: EmbeddedPool
+    url: str
+    dashboard: Dashboard
+    _count: int = 0
+    cookies: dict[str, str] = field(default_factory=dict)
+
+    async def take(self, size: str, user: str, course: str | None = None, kernel: str | None = None) -> str:
+        self._count += 1
+        holder = Holder(user, course, kernel, Process.current())
+        return (await self.pool.request(parse_request(size), holder, f"{user}-{self._count}")).id
+
+    async def get(self, path: str, user: str) -> HTTPResponse:
+        return await self._fetch(path, user)
+
+    async def page(self, path: str, user: str) -> str:
+        answer = await self.get(path, user)
+        assert answer.code == 200, answer.body
+        return answer.body.decode()
+
+    async def post(self, path: str, user: str, page: str = "", **fields: str) -> HTTPResponse:
+        """Send a form, with the token of one of the user's pages."""
+        shown = await self.get(page, user)
+        token = re.findall(r'name="form-token" content="([^"]+)"', shown.body.decode())[0]
+        (cookie,) = [each for each in shown.headers.get_list("Set-Cookie") if each.startswith("_xsrf=")]
+        sent = {"_xsrf": token, **fields}
+        return await self._fetch(path, user, cookie.partition(";")[0], method="POST", body=urlencode(sent))
+
+    async def _fetch(self, path: str, user: str, cookie: str = "", **how: Any) -> HTTPResponse:
+        headers = {"Cookie": f"user={user}; {cookie}"}
+        return await AsyncHTTPClient(force_instance=True).fetch(
+            self.url + path, headers=headers, follow_redirects=False, raise_error=False, **how
+        )
+
+
+def courses_of(titles: dict[str, str], text: str = COURSE) -> Courses:
+    return Courses(
+        {
+            name: parse_course(f"{name}.yaml", text.format(title=title).encode())
+            for name, title in titles.items()
+        }
+    )
+
+
+@asynccontextmanager
+async def showing(
+    folder: Path, devices: int = 1, courses: Courses | None = None, **settings: Any
+) -> AsyncIterator[Site]:
+    """Serve the dashboard of a pool of simulated V100s with 32 GiB."""
+    known = courses or Courses()
+    settings = {"courses": {name: {} for name in known.usable}, **settings}
+    rules = PoolSettings(**settings)
+    async with embedded(folder / "ledger.db", *map(device, range(devices)), **settings) as pool:
+        heartbeats = Heartbeats(60.0, _LOG)
+        changes = Changes(pool, _LOG, heartbeats)
+        desk = Desk(pool, changes, heartbeats, _LOG, 100)
+        looking = asyncio.create_task(changes.run())
+        dashboard = Dashboard(pool, changes, _LOG, lambda: known, lambda: known.sharing(rules.sharing))
+        server = HTTPServer(_application(desk, changes, dashboard))
+        (socket,) = bind_sockets(0, "127.0.0.1")
+        server.add_socket(socket)
+        yield Site(pool, f"http://127.0.0.1:{socket.getsockname()[1]}{PREFIX}", dashboard)
+        dashboard.stop()
+        changes.stop()
+        looking.cancel()
+        server.stop()
+        await server.close_all_connections()
+
+
+def _application(desk: Desk, changes: Changes, dashboard: Dashboard) -> Application:
+    hub: Any = SimpleNamespace(hub_host="", hub_prefix="/hub/")
+    nobody: Any = None
+    shared = Shared(desk, changes, nobody, UnderWay(), _LOG, hub, PREFIX)
+    pages = [
+        (PREFIX + pattern, type(page.__name__, (CallerOfCookie, page), {}), {"shared": shared})
+        for pattern, page in ROUTES
+    ]
+    return Application(
+        pages,
+        dashboard=dashboard,
+        template_path=str(WEB / "templates"),
+        static_path=str(WEB / "static"),
+        static_url_prefix=f"{PREFIX}static/",
+        xsrf_cookies=True,
+        log_function=lambda _: None,
+    )
