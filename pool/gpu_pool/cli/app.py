@@ -20,8 +20,8 @@ from gpu_pool.cli.report import report
 from gpu_pool.cli.requesting import release, request
 from gpu_pool.cli.running import exec_, run, shell
 from gpu_pool.cli.screen import note
-from gpu_pool.cli.session import Interrupted, Session, pool_options
 from gpu_pool.cli.serving import serve
+from gpu_pool.cli.session import Interrupted, Session, pool_options
 from gpu_pool.cli.showing import list_, smi, status
 from gpu_pool.cli.simulate import simulate
 from gpu_pool_client import BadRequest, GpuPoolError

@@ -28,9 +28,11 @@ def doctor(session: Session) -> int:
     Looks at everything that a slice needs: Python and Jupyter, driver and
     GPUs, the ledger, the pool, the kernels. Exit status 1 if something is broken.
     """
-    return _report(
-        session, chain(check_jupyter(), check_machine(), check_ledger(session), check_pool(session))
-    )
+    # Imported here because health, which is asked often, does not need it.
+    from gpu_pool.cli.enforcement import check_isolation
+
+    looks = (check_jupyter(), check_machine(), check_isolation(), check_ledger(session), check_pool(session))
+    return _report(session, chain(*looks))
 
 
 def _report(session: Session, checks: Iterable[Check]) -> int:

@@ -1,0 +1,72 @@
+"""What ``doctor`` says of what keeps slices from being enforced, or kernels from sharing a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support import mps_stub, nvml_stub
+from support.mps_stub import V100, Stub
+from support.terminal import Terminal
+
+
+@pytest.fixture
+def stub(terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    """The stand-ins of NVIDIA's programs and of its library, for one V100."""
+    library = nvml_stub.build(tmp_path)
+    scenario = tmp_path / "scenario.txt"
+    scenario.write_text(f"driver 550.54.14\ngpu {V100.uuid} {V100.model}\nmemory 32768 274\n")
+    installed = mps_stub.install(tmp_path / "bin", monkeypatch)
+    terminal.environment.update(
+        PATH=f"{installed.folder}:{terminal.environment['PATH']}",
+        LD_LIBRARY_PATH=str(library),
+        NVML_STUB_SCENARIO=str(scenario),
+        GPU_POOL_DEVICES="",
+    )
+    yield installed
+    installed.kill()
+
+
+def checks(terminal: Terminal, name: str) -> list[dict[str, str]]:
+    found = json.loads(terminal.run("doctor", "--json").stdout)["checks"]
+    return [check for check in found if check["name"] == name]
+
+
+def configure(terminal: Terminal, tier: str) -> None:
+    folder = Path(terminal.environment["JUPYTER_CONFIG_DIR"])
+    folder.mkdir(exist_ok=True)
+    (folder / "gpu_pool_config.py").write_text(f'c.PoolSettings.tier = "{tier}"\n')
+
+
+def test_a_gpu_that_admits_one_process_is_named_with_what_mends_it(terminal: Terminal, stub: Stub) -> None:
+    assert checks(terminal, "compute mode") == []
+    stub.cards(mode="Exclusive_Process")
+    [check] = checks(terminal, "compute mode")
+    assert check["state"] == "broken"
+    assert check["text"] == "GPU 0 is Exclusive_Process: kernels cannot share it"
+    assert check["mend"] == f"sudo nvidia-smi -i {V100.uuid} -c DEFAULT"
+    configure(terminal, "mps")
+    assert checks(terminal, "compute mode") == []
+
+
+def test_mps_that_is_not_the_pools_is_named(terminal: Terminal, stub: Stub, tmp_path: Path) -> None:
+    stub.start_elsewhere(tmp_path / "pipes")
+    notes = checks(terminal, "mps")
+    assert any("of root: kernels on its GPUs may be held" in note["text"] for note in notes)
+
+
+def test_programs_of_mps_that_are_missing_are_named_where_they_are_wanted(
+    terminal: Terminal, stub: Stub
+) -> None:
+    configure(terminal, "mps")
+    assert [check["text"] for check in checks(terminal, "tier")] == ["mps, by gpu-pool serve"]
+    assert checks(terminal, "mps") == []
+    (stub.folder / "nvidia-cuda-mps-control").unlink()
+    [check] = checks(terminal, "mps")
+    assert (check["state"], check["text"]) == (
+        "broken",
+        "nvidia-cuda-mps-control was not found on this machine.",
+    )
