@@ -239,6 +239,10 @@ class EmbeddedPool(Pool):
         """See ``Pool.release``."""
         await self._do(lambda book: book.release(lease_id, reason))
 
+    async def revoke(self, lease_id: str, words: str) -> None:
+        """End a lease in an administrator's name; its holder reads ``words``. Raises ``LeaseGone``."""
+        await self._do(lambda book: book.revoke(lease_id, words))
+
     async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
         """See ``Pool.drain``."""
         return await self._do(lambda book: book.drain(device, drained))

@@ -172,3 +172,17 @@ async def test_a_ledger_that_others_keep_locked_is_closed_at_once(
         with pytest.raises(LedgerUnusable, match="has been locked"):
             await take(pool, "1", "key")
         await pool.close()
+
+
+async def test_whoever_loses_a_slice_to_an_administrator_reads_why(tmp_path: Path) -> None:
+    async with embedded(tmp_path / "ledger.db") as pool:
+        lease_id = await take(pool, "2%", "mine")
+        await pool.revoke(lease_id, "The GPU\nis needed for an exam.")
+        ended = await pool.lease(lease_id)
+        assert (ended.end_reason, ended.notice) == (EndReason.REVOKED, "The GPU?is needed for an exam.")
+        with pytest.raises(LeaseGone, match=r"revoked\. The GPU\?is needed for an exam\."):
+            await pool.renew(lease_id)
+        [row] = await pool.history()
+        assert row["note"] == "The GPU?is needed for an exam."
+        with pytest.raises(LeaseGone):
+            await pool.revoke(lease_id, "twice")

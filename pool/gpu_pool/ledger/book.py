@@ -283,6 +283,20 @@ class Book:
         with self._db.transaction(self.give_up_at):
             self._release(self._leases.live(lease_id), reason)
 
+    def revoke(self, lease_id: str, words: str) -> None:
+        """End somebody's lease, and keep for its holder why."""
+        with self._db.transaction(self.give_up_at):
+            row = self._leases.row(lease_id)
+            reason = EndReason.REVOKED
+            values = {
+                "number": row["number"],
+                "id": lease_id,
+                "notice": _plain(words),
+                "ending": reason.value,
+            }
+            self._db.run("tell", values)
+            self._release(row, reason)
+
     def release_key(self, key: str, reason: EndReason) -> None:
         """End the lease of that key, if there is one."""
         with self._db.transaction(self.give_up_at):

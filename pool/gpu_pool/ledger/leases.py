@@ -85,8 +85,9 @@ def gone(lease: Lease) -> LeaseGone:
     """Return the error for a lease that has ended."""
     reason = lease.end_reason.value if lease.end_reason else "unknown"
     ended = time.strftime("%H:%M:%S", time.localtime(lease.ended_at))
+    words = f"{reason}. {lease.notice}".rstrip() if lease.notice else f"{reason}."
     return LeaseGone(
-        f"The lease on {lease.request} ended at {ended}: {reason}.", "Ask for a new slice.", reason=reason
+        f"The lease on {lease.request} ended at {ended}: {words}", "Ask for a new slice.", reason=reason
     )
 
 

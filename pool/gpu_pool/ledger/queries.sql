@@ -125,7 +125,7 @@ SELECT course, milli, held_seconds FROM history WHERE held_at IS NOT NULL ORDER 
 
 -- name: history
 SELECT id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
-       used / 1000.0 AS gpu_seconds, reason,
+       used / 1000.0 AS gpu_seconds, reason, note,
        peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
        device_seconds > 0 AS touched
 FROM history WHERE ended_at >= :since ORDER BY ended_at, number;
@@ -166,10 +166,10 @@ UPDATE lease SET state = 'waiting', turn = :turn, waiting_since = :now WHERE num
 
 -- name: remember
 INSERT INTO history (number, id, key, request, milli, user, course, kernel, requested_at, held_at, ended_at,
-                     held_seconds, used, reason, slices, peak_mib, mib_seconds, memory_seconds, device_seconds)
+                     held_seconds, used, reason, note, slices, peak_mib, mib_seconds, memory_seconds, device_seconds)
 SELECT number, id, key, request, milli, user, course, kernel, requested_at, first_held_at, :now,
        held_before + coalesce(max(0, :now - held_at), 0),
-       used_before + milli * coalesce(max(0, :now - held_at), 0), coalesce(ending, :reason), slices,
+       used_before + milli * coalesce(max(0, :now - held_at), 0), coalesce(ending, :reason), notice, slices,
        peak_mib, mib_seconds, memory_seconds, device_seconds
 FROM lease WHERE number = :number;
 

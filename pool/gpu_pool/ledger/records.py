@@ -82,6 +82,7 @@ def ended_lease(row: sqlite3.Row) -> Lease:
         held_at=row["held_at"],
         ended_at=row["ended_at"],
         end_reason=EndReason(row["reason"]),
+        notice=row["note"],
     )
 
 

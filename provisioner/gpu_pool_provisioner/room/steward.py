@@ -73,7 +73,7 @@ class Steward:
         try:
             lease = await self._turn.lease()
             if lease.state is LeaseState.ENDED:
-                return taken(lease.end_reason.value if lease.end_reason else None)
+                return taken(lease.end_reason.value if lease.end_reason else None, lease.notice)
             if lease.state is not LeaseState.HELD:
                 # Somebody else has parked it. Code that runs already cannot be held any more.
                 return Step(Act.NOTHING, again_in=_SOON) if self._relay.busy else Step(Act.PARK)
@@ -120,10 +120,12 @@ def _on_our_clock(terms: Terms) -> Terms:
     return replace(terms, ends_at=terms.ends_at - time.time() + time.monotonic())
 
 
-def taken(reason: str | None) -> Step:
-    """Return what is to be done when the pool has taken the slice."""
+def taken(reason: str | None, words: str = "") -> Step:
+    """Return what is to be done when the pool has taken the slice; ``words`` say why, if anybody does."""
     why = f" ({reason})" if reason else ""
-    return Step(Act.END, f"The kernel was ended: its GPU slice has gone back to the pool{why}.")
+    return Step(
+        Act.END, f"The kernel was ended: its GPU slice has gone back to the pool{why}. {words}".rstrip()
+    )
 
 
 #: How a lease ends with which step.

@@ -77,6 +77,7 @@ CREATE TABLE history (
     held_seconds    REAL NOT NULL,               -- in all, parked time left out
     used            REAL NOT NULL,               -- milli x seconds, whatever sizes it had
     reason          TEXT NOT NULL,
+    note            TEXT NOT NULL DEFAULT '',    -- what its user was told at its end
     slices          TEXT NOT NULL,               -- as in lease; empty if it ended without any
     peak_mib        INTEGER,                     -- from here on as in lease
     mib_seconds     REAL,
