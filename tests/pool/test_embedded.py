@@ -17,7 +17,16 @@ from gpu_pool.ledger.database import Database
 from gpu_pool.ledger.errors import LedgerUnusable
 from gpu_pool.ledger.lock import FairLock
 from gpu_pool.settings import PoolSettings
-from gpu_pool_client import BadRequest, EndReason, LeaseState, NotAllowed, Process, connect, parse_request
+from gpu_pool_client import (
+    BadRequest,
+    EndReason,
+    LeaseGone,
+    LeaseState,
+    NotAllowed,
+    Process,
+    connect,
+    parse_request,
+)
 from support.pools import ME, V100, embedded, take
 
 

@@ -287,15 +287,9 @@ class Book:
         """End somebody's lease, and keep for its holder why."""
         with self._db.transaction(self.give_up_at):
             row = self._leases.row(lease_id)
-            reason = EndReason.REVOKED
-            values = {
-                "number": row["number"],
-                "id": lease_id,
-                "notice": _plain(words),
-                "ending": reason.value,
-            }
-            self._db.run("tell", values)
-            self._release(row, reason)
+            told = {"number": row["number"], "id": lease_id, "notice": _plain(words)}
+            self._db.run("tell", {**told, "ending": EndReason.REVOKED.value})
+            self._release(row, EndReason.REVOKED)
 
     def release_key(self, key: str, reason: EndReason) -> None:
         """End the lease of that key, if there is one."""

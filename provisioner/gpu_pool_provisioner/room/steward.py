@@ -123,9 +123,8 @@ def _on_our_clock(terms: Terms) -> Terms:
 def taken(reason: str | None, words: str = "") -> Step:
     """Return what is to be done when the pool has taken the slice; ``words`` say why, if anybody does."""
     why = f" ({reason})" if reason else ""
-    return Step(
-        Act.END, f"The kernel was ended: its GPU slice has gone back to the pool{why}. {words}".rstrip()
-    )
+    ended = f"The kernel was ended: its GPU slice has gone back to the pool{why}."
+    return Step(Act.END, f"{ended} {words}".rstrip())
 
 
 #: How a lease ends with which step.
