@@ -74,9 +74,9 @@ def install(
     for name, size in wanted.items():
         _check_free(kernels / name, base, size)
     try:
-        contents = {name: _kernel_json(spec, base, size, wrap) for name, size in wanted.items()}
+        contents = {name: kernel_json(spec, base, size, wrap=wrap) for name, size in wanted.items()}
         return [
-            _install_one(kernels / name, base, folder, contents[name], size) for name, size in wanted.items()
+            write_kernel(kernels / name, base, folder, contents[name], size) for name, size in wanted.items()
         ]
     except OSError as error:
         raise _unwritable(kernels, error) from error
@@ -159,10 +159,13 @@ def _check_free(target: Path, base: str, size: SliceRequest) -> None:
         )
 
 
-def _install_one(
+def write_kernel(
     target: Path, base: str, folder: Path, content: _KernelJSON, size: SliceRequest
 ) -> InstalledKernel:
-    """Write one kernelspec beside its place and move it there."""
+    """Write one kernelspec beside its place and move it there; ``folder`` is its base's.
+
+    Raises ``OSError`` where it cannot be written.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent.parent, prefix=".gpu-pool-") as scratch:
         new, old = Path(scratch, "new"), Path(scratch, "old")
@@ -190,7 +193,8 @@ def _moved_away(target: Path, old: Path) -> Iterator[None]:
         raise
 
 
-def _kernel_json(spec: _KernelJSON, base: str, size: SliceRequest, wrap: bool) -> _KernelJSON:
+def kernel_json(spec: _KernelJSON, base: str, size: SliceRequest, *, wrap: bool = False) -> _KernelJSON:
+    """Return the ``kernel.json`` of a kernel on a slice over the kernel ``base``, whose own is ``spec``."""
     metadata = {
         **spec.get("metadata", {}),
         MARKER: {

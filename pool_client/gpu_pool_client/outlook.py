@@ -25,6 +25,8 @@ class Outlook:
         soonest, latest = (round(seconds / 60) for seconds in self.wait)
         if latest < 1:
             return "less than a minute"
+        if soonest < 1:
+            return f"at most about {latest} min"
         return f"about {latest} min" if soonest == latest else f"about {soonest} to {latest} min"
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ from gpu_pool_provisioner.settings import SliceSettings
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
-ROOMS = ("kernels", "pool", "pool_client", "provisioner")
+ROOMS = ("kernels", "pool", "pool_client", "provisioner", "spawner")
 
 
 @pytest.mark.parametrize("configurable", [PoolSettings, SliceSettings])

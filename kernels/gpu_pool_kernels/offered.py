@@ -1,0 +1,135 @@
+"""The kernels that a course offers, shown by its servers without being installed for anybody.
+
+A notebook server whose ``ServerApp.kernel_spec_manager_class`` this is shows, besides the
+kernels that are installed, one on every slice of ``GPU_POOL_KERNELS`` over every
+kernel of Python, as ``gpu-pool kernels install`` makes them. It stands here and
+not with the provisioner because it makes kernelspecs, and that is this room's
+business; it runs in the server, and needs nothing of the Hub.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
+from traitlets import Bool, Instance, List, Type, Unicode, default
+
+from gpu_pool_client import SliceRequest, parse_request
+from gpu_pool_kernels.installer import MARKER, PROVISIONER, kernel_json, write_kernel
+from gpu_pool_kernels.naming import folder_name
+
+#: Lists slices as JSON: ``["2%", "10%"]``. Without it, nothing is added and nothing hidden.
+KERNELS_VARIABLE: Final = "GPU_POOL_KERNELS"
+
+#: A kernelspec as managers list it: its ``resource_dir``, and its content as ``spec``.
+_Entry = dict[str, Any]
+
+
+class OfferedKernels(KernelSpecManager):
+    """Shows the kernels of another manager, and those on the slices that are offered.
+
+    Installed kernels on slices are hidden: which there are is the course's to say.
+    """
+
+    inner_class = Type(
+        KernelSpecManager,
+        klass=KernelSpecManager,
+        help="The manager that finds the installed kernels, such as nb_conda_kernels.CondaKernelSpecManager.",
+    ).tag(config=True)
+    bases = List(
+        Unicode(), help="The kernels that are offered on slices, by name; by default all of Python."
+    ).tag(config=True)
+    other_kernels = Bool(True, help="Whether kernels without a slice are shown, too.").tag(config=True)
+    inner = Instance(KernelSpecManager, help="A manager of ``inner_class``.")
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        #: None where nothing is said of slices; then this is the inner manager, and nothing else.
+        self._slices = self._read_slices()
+        self._folder = Path(tempfile.mkdtemp(prefix="gpu-pool-kernels-"))
+        # At the latest when the process ends.
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        if self._slices is not None:
+            # Where a kernel looks for the next larger one, too.
+            self.kernel_dirs = [str(self._folder)]
+        #: What has been written, by base: the base as it was then, and what was made from it.
+        self._made: dict[str, tuple[_Entry, dict[str, _Entry]]] = {}
+
+    @default("inner")
+    def _inner_default(self) -> KernelSpecManager:
+        return self.inner_class(parent=self.parent)
+
+    def get_all_specs(self) -> dict[str, Any]:
+        """Return all kernelspecs by name, as the class that this extends does."""
+        found = self.inner.get_all_specs()
+        if self._slices is None:
+            return found
+        plain = {name: entry for name, entry in found.items() if not _is_on_slice(entry["spec"])}
+        offered = self._offered(plain)
+        return {**plain, **offered} if self.other_kernels else offered
+
+    def find_kernel_specs(self) -> dict[str, str]:
+        """Return the folders of all kernelspecs by name."""
+        return {name: entry["resource_dir"] for name, entry in self.get_all_specs().items()}
+
+    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+        """Return one kernelspec. Raises ``NoSuchKernel`` for one that is not shown."""
+        name = kernel_name.lower()
+        entry = self.get_all_specs().get(name)
+        if entry is None:
+            raise NoSuchKernel(kernel_name)
+        if Path(entry["resource_dir"]).parent == self._folder:
+            return self.kernel_spec_class(resource_dir=entry["resource_dir"], **entry["spec"])
+        return self.inner.get_kernel_spec(name)
+
+    def _offered(self, plain: Mapping[str, _Entry]) -> dict[str, _Entry]:
+        """Return the kernelspecs on slices; those over a base that is as it was are not made again."""
+        made = {name: self._over(name, entry) for name, entry in plain.items() if self._is_base(name, entry)}
+        self._made = {name: (plain[name], entries) for name, entries in made.items()}
+        return {name: entry for entries in made.values() for name, entry in entries.items()}
+
+    def _is_base(self, name: str, entry: _Entry) -> bool:
+        spec = entry["spec"]
+        is_wanted = name in self.bases if self.bases else spec.get("language", "").lower() == "python"
+        return is_wanted and _provisioner(spec) in (None, "local-provisioner")
+
+    def _over(self, base: str, entry: _Entry) -> dict[str, _Entry]:
+        known, entries = self._made.get(base, (None, {}))
+        if known == entry:
+            return entries
+        try:
+            return dict(self._make(base, entry, size) for size in self._slices or ())
+        except OSError as error:
+            self.log.warning("The kernel %s cannot be offered on slices: %s", base, error)
+            return {}
+
+    def _make(self, base: str, entry: _Entry, size: SliceRequest) -> tuple[str, _Entry]:
+        name, content = folder_name(base, size), kernel_json(entry["spec"], base, size)
+        write_kernel(self._folder / name, base, Path(entry["resource_dir"]), content, size)
+        return name, {"resource_dir": str(self._folder / name), "spec": content}
+
+    def _read_slices(self) -> list[SliceRequest] | None:
+        text = os.environ.get(KERNELS_VARIABLE)
+        if text is None:
+            return None
+        try:
+            return [parse_request(str(each)) for each in json.loads(text)]
+        except (ValueError, TypeError) as error:  # BadRequest is a ValueError
+            self.log.warning("%s is not understood, so no slices are offered: %s", KERNELS_VARIABLE, error)
+            return []
+
+
+def _is_on_slice(spec: Mapping[str, Any]) -> bool:
+    return MARKER in spec["metadata"] or _provisioner(spec) == PROVISIONER
+
+
+def _provisioner(spec: Mapping[str, Any]) -> str | None:
+    name: str | None = (spec["metadata"].get("kernel_provisioner") or {}).get("provisioner_name")
+    return name

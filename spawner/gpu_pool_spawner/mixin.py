@@ -1,0 +1,156 @@
+"""What any spawner class becomes a spawner for courses with.
+
+The order in which the Hub calls a spawner, of which ``start`` alone is passed
+by every spawn, whether it comes from the form, from a link, by the REST API, by
+an administrator or of itself::
+
+    options_form       shows the spawn page
+    options_from_form  what was filled in → user_options; the REST API sets these directly
+    start              starts the server: here the choice is checked
+    get_env, get_args  called by a spawner's own start
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from html import escape
+from http import HTTPStatus
+from typing import Any
+
+from tornado.web import HTTPError
+from traitlets import Bool, Unicode, default
+from traitlets.config import LoggingConfigurable
+
+from gpu_pool.coursefiles import CourseFile, Courses
+from gpu_pool_client import BadRequest, GpuPoolError
+from gpu_pool_spawner import choices
+from gpu_pool_spawner.catalogue import catalogue_of
+from gpu_pool_spawner.handover import arguments, with_course
+from gpu_pool_spawner.page import Page, spawn_page
+from gpu_pool_spawner.supply import view_of
+
+
+class GPUPoolSpawnerMixin(LoggingConfigurable):
+    """Gives every server that a spawner starts a course, and with it kernels on slices of GPUs.
+
+    To be named before a class of JupyterHub's::
+
+        class MySpawner(GPUPoolSpawnerMixin, DockerSpawner):
+            pass
+    """
+
+    courses_dir = Unicode(
+        help="The folder of course files, NAME.yaml: the same as c.PoolSettings.courses_dir of the pool."
+    ).tag(config=True)
+    pool_url = Unicode(
+        "unix:",
+        help="""The URL of the pool. The Hub asks it what is free, and the servers get it as GPU_POOL_URL,
+        so it must lead both to the same pool.""",
+    ).tag(config=True)
+    course_required = Bool(
+        True,
+        help="Whether every server is for a course. If not, one may be started without, and without a GPU.",
+    ).tag(config=True)
+    cpu_kernels = Bool(
+        True, help="Whether kernels without a GPU are shown, too, in the servers of courses."
+    ).tag(config=True)
+    contact = Unicode(
+        "the person who runs this JupyterHub",
+        help="Whom those should ask who are in no course, in words that end a sentence.",
+    ).tag(config=True)
+
+    #: What the Hub knows of the server's user and of what was chosen; set by the Hub.
+    user: Any
+    user_options: Any
+    _course: tuple[str, CourseFile] | None = None
+
+    @default("options_form")
+    def _options_form_default(self) -> Any:
+        return _course_form
+
+    @default("apply_user_options")
+    def _apply_user_options_default(self) -> Any:
+        # Without one the Hub complains of options that nobody handles; start handles them.
+        return _leave_to_start
+
+    def options_from_form(self, form_data: Mapping[str, Sequence[object]]) -> dict[str, str]:
+        """Return the ``user_options`` that a filled-in form means. Called by the Hub."""
+        try:
+            return choices.options_of_form(form_data)
+        except BadRequest as error:
+            raise refusal(error) from None
+
+    def options_from_query(self, query_data: Mapping[str, Sequence[object]]) -> dict[str, str]:
+        """Return the ``user_options`` that a link to the spawn page means. Called by the Hub."""
+        try:
+            return choices.options_of_link(query_data)
+        except BadRequest as error:
+            raise refusal(error) from None
+
+    async def start(self) -> Any:
+        """Start the server in its course, or refuse in words. Called by the Hub in every spawn."""
+        self._course = None
+        try:
+            self._course = self._checked_course()
+        except GpuPoolError as error:
+            raise refusal(error) from None
+        address = super().start()  # type: ignore[misc]
+        return await address if inspect.isawaitable(address) else address
+
+    def get_env(self) -> dict[str, str]:
+        """Return the server's environment; its course in it cannot be overridden. Called by ``start``."""
+        name, course = self._course or (None, None)
+        return with_course(super().get_env(), name, course, self.pool_url)  # type: ignore[misc]
+
+    def get_args(self) -> list[str]:
+        """Return what follows the server's command. Called by ``start``."""
+        return [*super().get_args(), *arguments(cpu_kernels=self.cpu_kernels)]  # type: ignore[misc]
+
+    async def course_form(self) -> str:
+        """Return the spawn page's form: the courses that this user may use now."""
+        now = datetime.now(timezone.utc)
+        mine = choices.courses_of(self.user.name, self._groups(), self._courses(), now)
+        supply = await view_of(self.pool_url).look() if mine.open else None
+        last = self.user_options.get(choices.COURSE)
+        return spawn_page(Page(mine, supply, now, not self.course_required, last, self.contact))
+
+    def _checked_course(self) -> tuple[str, CourseFile] | None:
+        name = choices.chosen(self.user_options)
+        course = choices.check(
+            name,
+            self.user.name,
+            self._groups(),
+            self._courses(),
+            datetime.now(timezone.utc),
+            required=self.course_required,
+        )
+        return None if name is None or course is None else (name, course)
+
+    def _groups(self) -> frozenset[str]:
+        return frozenset(group.name for group in self.user.groups)
+
+    def _courses(self) -> Courses:
+        if not self.courses_dir:
+            self.log.error("No courses: c.%s.courses_dir is not set.", type(self).__name__)
+            return Courses()
+        return catalogue_of(self.courses_dir).look()
+
+
+def refusal(error: GpuPoolError) -> HTTPError:
+    """Return what the Hub shows to whoever wanted a server, on the spawn page and as JSON alike."""
+    status = HTTPStatus.BAD_REQUEST if isinstance(error, BadRequest) else HTTPStatus.FORBIDDEN
+    refused = HTTPError(status, str(error))
+    # What the Hub looks for in any exception of a spawn.
+    refused.jupyterhub_message = str(error)  # type: ignore[attr-defined]
+    refused.jupyterhub_html_message = f"<p>{escape(str(error))}</p>"  # type: ignore[attr-defined]
+    return refused
+
+
+async def _course_form(spawner: GPUPoolSpawnerMixin) -> str:
+    return await spawner.course_form()
+
+
+def _leave_to_start(spawner: object, user_options: object) -> None:
+    """Do nothing."""

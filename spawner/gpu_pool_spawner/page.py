@@ -1,0 +1,156 @@
+"""The spawn page's form, as HTML. Pure.
+
+The Hub's page has the ``<form>``, its button and Bootstrap 5; this is what lies
+between. It needs no script. Every text in it that somebody wrote is escaped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from html import escape
+from typing import Final
+
+from gpu_pool.coursefiles import CourseFile
+from gpu_pool.coursefiles.model import Offer
+from gpu_pool.coursefiles.words import open_now
+from gpu_pool_client import SliceRequest, format_memory
+from gpu_pool_spawner.choices import COURSE, Mine
+from gpu_pool_spawner.free import free_now
+from gpu_pool_spawner.supply import Supply
+
+_FIELDSET: Final = """\
+<fieldset class="mb-3" id="gpu-pool-courses">
+<legend class="fs-5">{legend}</legend>
+{inner}
+</fieldset>
+"""
+_CHOICE: Final = """\
+<div class="card mb-2"><div class="card-body"><div class="form-check mb-0">
+<input class="form-check-input" type="radio" name="{field}" id="{id}" value="{value}" required{checked}
+ aria-describedby="{id}-about">
+<label class="form-check-label fw-bold" for="{id}">{title}</label>
+<div id="{id}-about">{about}</div>
+</div></div></div>
+"""
+_SLICE: Final = "<li>{name}: {size}{free}</li>\n"
+_FREE: Final = '<span class="text-body-secondary">, {words}</span>'
+_NOTE: Final = '<p class="alert alert-{kind}" role="status">{text}</p>\n'
+#: The button belongs to the Hub's page; where there is nothing to start, it would only be refused.
+_NO_BUTTON: Final = "<style>#spawn_form .feedback-container { display: none; }</style>\n"
+_NO_ANSWER: Final = (
+    "The GPUs cannot be asked at the moment, so this page does not say what is free. "
+    "You can start a server all the same; in it, a kernel with a GPU may have to wait."
+)
+_WITHOUT: Final = "A server without a GPU."
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the spawn page shows."""
+
+    mine: Mine
+    #: What the pool has; None if it did not answer.
+    supply: Supply | None
+    #: Aware.
+    now: datetime
+    #: Whether a server may be started without a course.
+    without: bool = False
+    #: What was chosen the last time, in whatever form it was.
+    last: object = None
+    #: Whom to ask, in words that end a sentence.
+    contact: str = ""
+
+
+def spawn_page(page: Page) -> str:
+    """Return the form."""
+    if not page.mine.open and not page.without:
+        return _NOTE.format(kind="info", text=_none_open(page)) + _NO_BUTTON
+    notes = [] if page.mine.open else [_NOTE.format(kind="info", text=_none_open(page))]
+    if page.mine.open and page.supply is None:
+        notes.append(_NOTE.format(kind="warning", text=_NO_ANSWER))
+    choices = [_course(name, course, page) for name, course in page.mine.open.items()]
+    if page.without:
+        choices.append(_choice("", "No course", _WITHOUT, checked=not page.mine.open))
+    legend = "Choose a course" if page.mine.open else "Choose what to start"
+    return _FIELDSET.format(legend=legend, inner="".join([*notes, *choices])) + _simulated(page)
+
+
+def _course(name: str, course: CourseFile, page: Page) -> str:
+    is_only = len(page.mine.open) == 1 and not page.without
+    slices = "".join(_slice(name, offer, page.supply) for offer in course.slices)
+    when = open_now(course, page.now)
+    said = "" if when == "open" else f'<p class="text-body-secondary mb-1">{escape(when)}</p>\n'
+    about = f'{said}<ul class="list-unstyled mb-0">\n{slices}</ul>'
+    return _choice(name, course.title, about, checked=is_only or name == page.last)
+
+
+def _choice(value: str, title: str, about: str, *, checked: bool) -> str:
+    return _CHOICE.format(
+        field=COURSE,
+        id=escape(f"gpu-pool-course-{value}"),
+        value=escape(value),
+        title=escape(title),
+        about=about,
+        checked=" checked" if checked else "",
+    )
+
+
+def _slice(course: str, offer: Offer, supply: Supply | None) -> str:
+    """Return a slice of a course with what is free of it."""
+    free = "" if supply is None else _FREE.format(words=escape(_free(course, offer.request, supply)))
+    return _SLICE.format(name=escape(offer.name), size=escape(say_size(offer.request)), free=free)
+
+
+def _free(course: str, request: SliceRequest, supply: Supply) -> str:
+    """Say how many are free, or how long the wait is."""
+    number = free_now(request, supply.devices)
+    return f"{number} free now" if number else f"none free now, {_wait(course, supply)}"
+
+
+def _wait(course: str, supply: Supply) -> str:
+    if not supply.waiting:
+        return "nobody waits in line"
+    wait = supply.waits.get(course) or next((words for words in supply.waits.values() if words), "")
+    return f"wait {wait}" if wait else f"{supply.waiting} in line"
+
+
+def _none_open(page: Page) -> str:
+    """Say why there is no course to choose, and when there is."""
+    closed = page.mine.closed
+    if not closed:
+        return f"You are in no course. {_ask(page.contact)}"
+    listed = "".join(
+        f"<br>\n<strong>{escape(course.title)}</strong>: {escape(_when(course, page.now))}"
+        for course in closed.values()
+    )
+    return f"No course of yours is open now.{listed}"
+
+
+def _when(course: CourseFile, now: datetime) -> str:
+    words = open_now(course, now)
+    return "it is over." if words == "over" else f"{words}."
+
+
+def _ask(contact: str) -> str:
+    return f"Ask {escape(contact)}." if contact else ""
+
+
+def _simulated(page: Page) -> str:
+    if page.supply is None or not page.supply.simulated:
+        return ""
+    return '<p class="form-text">These GPUs are simulated: nothing can be computed on them.</p>\n'
+
+
+def say_size(request: SliceRequest) -> str:
+    """Say what a slice is: ``2% of a GPU``, ``4 GiB of the memory of a GPU``, ``2 whole GPUs``."""
+    filters = f" ({request.filters})" if str(request.filters) else ""
+    if request.whole_devices:
+        return f"{'a whole GPU' if request.count == 1 else f'{request.count} whole GPUs'}{filters}"
+    if request.memory_mib is None:
+        amount = SliceRequest(milli=request.milli).size
+    else:
+        memory = format_memory(request.memory_mib)
+        amount = f"{memory[:-3]} {memory[-3:]} of the memory"
+    gpus = "a GPU" if request.count == 1 else f"each of {request.count} GPUs"
+    return f"{amount} of {gpus}{filters}"

@@ -1,0 +1,141 @@
+"""The spawn page's text, and what is free. No Hub, no pool."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import pytest
+
+from gpu_pool.coursefiles import parse_course
+from gpu_pool_client import DeviceStatus, parse_request
+from gpu_pool_spawner.choices import Mine
+from gpu_pool_spawner.free import free_now
+from gpu_pool_spawner.page import Page, say_size, spawn_page
+from gpu_pool_spawner.supply import Supply
+from support.pools import V100, device
+
+NOW = datetime(2026, 10, 12, 10, tzinfo=timezone.utc)
+EMPTY = DeviceStatus(V100, 0, 0, 0, 0)
+FULL = DeviceStatus(V100, 1000, 32768, 0, 1)
+ML = parse_course("ml.yaml", b"title: ML\nslices: [{name: Small, request: 2%}]")
+ART = parse_course("art.yaml", b"title: Art\nslices: [{name: '<b>', request: 50%}]")
+
+
+def page(*statuses: DeviceStatus, **facts: object) -> str:
+    supply = Supply(statuses, **facts)  # type: ignore[arg-type]
+    return spawn_page(Page(Mine({"ml": ML}), supply, NOW))
+
+
+def test_the_only_course_is_chosen_already() -> None:
+    assert " checked" in page(EMPTY)
+    assert " checked" not in spawn_page(Page(Mine({"ml": ML, "art": ART}), Supply(), NOW))
+
+
+def test_the_course_of_the_last_time_is_chosen_already() -> None:
+    both = spawn_page(Page(Mine({"ml": ML, "art": ART}), Supply(), NOW, last="art"))
+    assert 'value="art" required checked' in both
+    assert both.count("checked") == 1
+
+
+@pytest.mark.parametrize("last", [["art"], {"a": 1}, None, "gone"])
+def test_what_was_chosen_long_ago_may_be_anything(last: object) -> None:
+    assert "checked" not in spawn_page(Page(Mine({"ml": ML, "art": ART}), Supply(), NOW, last=last))
+
+
+def test_a_course_says_until_when_it_is_open() -> None:
+    lab = parse_course(
+        "lab.yaml", b"title: Lab\nslices: [{name: S, request: 2%}]\nhours: Mon 10:00-12:00\ntime_zone: UTC"
+    )
+    assert "open until Mon 2026-10-12 at 12:00 (UTC)" in spawn_page(Page(Mine({"lab": lab}), None, NOW))
+    assert "open" not in page(EMPTY)
+
+
+def test_the_name_of_a_slice_is_no_html() -> None:
+    assert "&lt;b&gt;: 50% of a GPU" in spawn_page(Page(Mine({"art": ART}), Supply(), NOW))
+
+
+def test_a_pool_that_does_not_answer_is_told_and_stops_nobody() -> None:
+    silent = spawn_page(Page(Mine({"ml": ML}), None, NOW))
+    assert "The GPUs cannot be asked at the moment" in silent
+    assert 'type="radio"' in silent
+    assert "free now" not in silent
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({}, "none free now, nobody waits in line"),
+        ({"waiting": 3, "waits": {"ml": "about 4 min", "art": "about 9 min"}}, "wait about 4 min"),
+        ({"waiting": 3, "waits": {"art": "about 9 min"}}, "wait about 9 min"),
+        ({"waiting": 3, "waits": {"ml": ""}}, "none free now, 3 in line"),
+    ],
+)
+def test_where_none_is_free_the_wait_is_told(facts: dict[str, object], words: str) -> None:
+    assert words in page(FULL, **facts)
+
+
+def test_who_is_in_no_course_is_told_whom_to_ask() -> None:
+    nobody = spawn_page(Page(Mine(), None, NOW, contact="<ada>"))
+    assert "You are in no course. Ask &lt;ada&gt;." in nobody
+    assert "radio" not in nobody
+
+
+def test_without_a_course_where_that_is_allowed() -> None:
+    only = spawn_page(Page(Mine(), None, NOW, without=True))
+    assert 'value="" required checked' in only
+    assert "display: none" not in only
+    assert spawn_page(Page(Mine({"ml": ML}), Supply(), NOW, without=True)).count("radio") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("2%", "2% of a GPU"),
+        ("2x50%", "50% of each of 2 GPUs"),
+        ("1", "a whole GPU"),
+        ("4 model=A100", "4 whole GPUs (model=A100)"),
+        ("1.5GiB", "1.5 GiB of the memory of a GPU"),
+    ],
+)
+def test_a_size_in_words(text: str, words: str) -> None:
+    assert say_size(parse_request(text)) == words
+
+
+TWO = (EMPTY, DeviceStatus(device(1), 0, 0, 0, 0))
+MIG = replace(EMPTY, device=replace(V100, mig_profile="1g.5gb", milli=142, memory_mib=4864))
+
+
+@pytest.mark.parametrize(
+    ("text", "statuses", "free"),
+    [
+        ("2%", [EMPTY], 50),
+        ("2%", [FULL], 0),
+        ("2%", TWO, 100),
+        ("2%", [replace(EMPTY, held_milli=970)], 1),
+        ("2%", [replace(EMPTY, held_memory_mib=32768)], 0),
+        ("2%", [replace(EMPTY, milli=2000)], 50),
+        ("2%", [replace(EMPTY, drained=True)], 0),
+        ("2%", [replace(EMPTY, device=replace(V100, contexts=48), held_contexts=40)], 8),
+        ("4GiB", [EMPTY], 8),
+        ("64GiB", [EMPTY], 0),
+        ("1", TWO, 2),
+        ("2", TWO, 1),
+        ("2", [EMPTY], 0),
+        ("2x50%", [EMPTY, replace(TWO[1], held_milli=500)], 1),
+        ("10%", [MIG], 1),
+        ("20%", [MIG], 0),
+        ("10%", [replace(MIG, leases=1)], 0),
+        ("2% model=v100 index=1", TWO, 50),
+        ("2% model=A100", TWO, 0),
+        ("2% driver>=550.60", [EMPTY], 0),
+        ("2% memory>=40GiB", [EMPTY], 0),
+    ],
+)
+def test_how_many_are_free(text: str, statuses: list[DeviceStatus], free: int) -> None:
+    assert free_now(parse_request(text), statuses) == free
+
+
+def test_a_device_of_one_size_is_free_for_that_size() -> None:
+    shared = DeviceStatus(replace(V100, one_size=True), 200, 2 * 3276, 0, 2)
+    assert [free_now(parse_request(text), [shared]) for text in ("10%", "2%")] == [8, 0]
