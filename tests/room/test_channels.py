@@ -90,6 +90,7 @@ async def test_a_page_that_is_reloaded(classroom: Classroom, waiting: AsyncKerne
         async with frontend(waiting, "the page") as reloaded:
             cell = reloaded.run("print(kept)")
             await open_up(classroom)
+            await cell.shows("5")
             assert (await cell.done()).outputs == ["5\n"]
 
 
