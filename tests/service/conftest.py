@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Pool, connect
+from support.hub import Hub, HubService, hub, serving_hub
 from support.service import Nursery, Service, nursery, serving
 from support.users import Users
 
-__all__ = ["nursery"]
+__all__ = ["hub", "nursery"]
 
 
 @pytest.fixture
@@ -42,5 +43,21 @@ def users(service: Service) -> Iterator[Users]:
     if os.geteuid() != 0:
         pytest.skip("only root can be other users")
     users = Users(service)
+    yield users
+    users.close()
+
+
+@pytest.fixture
+async def behind_hub(nursery: Nursery, hub: Hub, folder: Path) -> AsyncIterator[HubService]:
+    """Serve the Hub's users, and every user of the machine."""
+    async with serving_hub(nursery, hub, folder / "pool", "", "--mode=0666") as service:
+        yield service
+
+
+@pytest.fixture
+def users_behind(behind_hub: HubService) -> Iterator[Users]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be other users")
+    users = Users(behind_hub.service)
     yield users
     users.close()

@@ -11,6 +11,7 @@ import pytest
 
 from gpu_pool.service import changes
 from gpu_pool.service.changes import Changes
+from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool_client import Lease, LeaseState, Pool
 from support.pools import embedded, take
 
@@ -27,7 +28,7 @@ async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 @pytest.fixture
 async def news(pool: Pool) -> AsyncIterator[Changes]:
-    made = Changes(pool, LOG)
+    made = Changes(pool, LOG, Heartbeats(60, LOG))
     looking = asyncio.create_task(made.run())
     yield made
     looking.cancel()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from tornado.httpclient import AsyncHTTPClient, HTTPResponse
+from jupyterhub.services.auth import HubOAuth
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application
@@ -107,10 +107,10 @@ def courses_of(titles: dict[str, str], text: str = COURSE) -> Courses:
 
 @asynccontextmanager
 async def showing(
-    folder: Path, devices: int = 1, courses: Courses | None = None, **settings: Any
+    folder: Path, devices: int = 1, files: Courses | None = None, **settings: Any
 ) -> AsyncIterator[Site]:
     """Serve the dashboard of a pool of simulated V100s with 32 GiB."""
-    known = courses or Courses()
+    known = files or Courses()
     settings = {"courses": {name: {} for name in known.usable}, **settings}
     rules = PoolSettings(**settings)
     async with embedded(folder / "ledger.db", *map(device, range(devices)), **settings) as pool:
@@ -131,7 +131,12 @@ async def showing(
 
 
 def _application(desk: Desk, changes: Changes, dashboard: Dashboard) -> Application:
-    hub: Any = SimpleNamespace(hub_host="", hub_prefix="/hub/")
+    hub = HubOAuth(
+        base_url=PREFIX,
+        api_url="http://127.0.0.1:1/hub/api",
+        api_token="-",
+        oauth_client_id="service-gpu-pool",
+    )
     nobody: Any = None
     shared = Shared(desk, changes, nobody, UnderWay(), _LOG, hub, PREFIX)
     pages = [
@@ -144,6 +149,7 @@ def _application(desk: Desk, changes: Changes, dashboard: Dashboard) -> Applicat
         template_path=str(WEB / "templates"),
         static_path=str(WEB / "static"),
         static_url_prefix=f"{PREFIX}static/",
+        cookie_secret=secrets.token_bytes(32),
         xsrf_cookies=True,
         log_function=lambda _: None,
     )

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,7 @@ class Hub:
     #: Where the service of its configuration is expected.
     service_port: int
     process: subprocess.Popen[bytes] | None = None
+    _addresses: dict[str, str] = field(default_factory=dict)
 
     @property
     def api(self) -> str:
@@ -120,7 +121,13 @@ class Hub:
     @property
     def environment(self) -> dict[str, str]:
         """What a service that starts by itself is told."""
-        return {"JUPYTERHUB_API_TOKEN": SECRET, "JUPYTERHUB_API_URL": self.api}
+        return {
+            "JUPYTERHUB_API_TOKEN": SECRET,
+            "JUPYTERHUB_API_URL": self.api,
+            # No proxy makes them one site.
+            "JUPYTERHUB_HOST": f"http://127.0.0.1:{self.port}",
+            "JUPYTERHUB_OAUTH_CALLBACK_URL": f"{url(self)}/oauth_callback",
+        }
 
     def start(self) -> None:
         with (self.folder / "log").open("ab") as log:
@@ -140,9 +147,9 @@ class Hub:
 
     def close(self) -> None:
         assert self.process
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        # It ends its servers and services itself: they are in sessions of their own.
+        self.process.terminate()
+        self.process.wait(60)
 
     async def ask(self, method: str, path: str, body: object = None) -> Any:
         """Ask the Hub, as one who may make users, servers and tokens."""
@@ -158,11 +165,16 @@ class Hub:
         await self.ask("POST", f"users/{user}", {})
         made = await self.ask("POST", f"users/{user}/tokens", options)
         token: str = made["token"]
-        self._ids = {**getattr(self, "_ids", {}), token: f"users/{user}/tokens/{made['id']}"}
+        self._addresses[token] = f"users/{user}/tokens/{made['id']}"
         return token
 
+    async def status_of(self, token: str) -> int:
+        """Return what the Hub answers to a token."""
+        where, headers = Server("127.0.0.1", self.port), {"Authorization": f"token {token}"}
+        return (await ask(where, "GET", "/hub/api/user", None, 60, headers)).status
+
     async def revoke(self, token: str) -> None:
-        await self.ask("DELETE", self._ids[token])
+        await self.ask("DELETE", self._addresses[token])
 
     async def start_server(self, user: str, name: str = "") -> str:
         """Start a server, and return its own token."""
@@ -185,30 +197,69 @@ class Hub:
         return found
 
 
+def write_hub(hub: Hub, more: str = "") -> None:
+    """Write the configuration of a Hub, with more of it at the end."""
+    values = {"hub": hub.port, "service": hub.service_port, "folder": hub.folder, "prefix": PREFIX}
+    values |= {"admin": ADMIN, "python": sys.executable, "tester": TESTER, "secret": SECRET}
+    (hub.folder / "config.py").write_text(_CONFIG.format(**values) + more)
+    (hub.folder / "server.py").write_text(_SERVER)
+
+
 @pytest.fixture(scope="session")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     """Run a JupyterHub for all tests."""
     pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: the extra [hub]")
     hub = Hub(tmp_path_factory.mktemp("hub"), free_port(), free_port())
-    values = {"hub": hub.port, "service": hub.service_port, "folder": hub.folder, "prefix": PREFIX}
-    values |= {"admin": ADMIN, "python": sys.executable, "tester": TESTER, "secret": SECRET}
-    (hub.folder / "config.py").write_text(_CONFIG.format(**values))
-    (hub.folder / "server.py").write_text(_SERVER)
+    write_hub(hub)
     hub.start()
     yield hub
     hub.close()
 
 
-@asynccontextmanager
-async def serving_hub(
-    nursery: Nursery, hub: Hub, folder: Path, settings: str = "", *arguments: str
-) -> AsyncIterator[Service]:
-    """Serve the Hub's users, with these settings."""
-    settings = f"c.ServeApp.bind = '127.0.0.1:{hub.service_port}'\n{settings}"
-    async with serving(nursery, folder, settings, *arguments, environment=hub.environment) as service:
-        yield service
+@dataclass
+class HubService:
+    """A service behind the Hub, and its log."""
+
+    hub: Hub
+    service: Service
+
+    @property
+    def where(self) -> Server:
+        return Server("127.0.0.1", self.hub.service_port)
+
+    @property
+    def url(self) -> str:
+        return url(self.hub)
+
+    async def ask(
+        self, token: str | None, method: str, path: str, body: object = None, **headers: str
+    ) -> tuple[int, Any]:
+        """Ask the API; return status and content."""
+        content = None if body is None else json.dumps(body).encode()
+        known = {} if token is None else {"Authorization": f"Bearer {token}"}
+        more = {name.replace("_", "-"): value for name, value in headers.items()}
+        answer = await ask(self.where, method, f"{PREFIX}api/v1{path}", content, 60, {**known, **more})
+        return answer.status, json.loads(answer.body or b"null")
+
+    async def take(self, token: str, size: str = "2%", key: str = "key", **headers: str) -> dict[str, Any]:
+        """Ask for a slice; return the lease."""
+        status, lease = await self.ask(token, "POST", "/leases", {"request": size, "key": key}, **headers)
+        assert status == 200, lease
+        found: dict[str, Any] = lease
+        return found
 
 
 def url(hub: Hub) -> str:
     """Return the URL of the service."""
     return f"http://127.0.0.1:{hub.service_port}{PREFIX.rstrip('/')}"
+
+
+@asynccontextmanager
+async def serving_hub(
+    nursery: Nursery, hub: Hub, folder: Path, settings: str = "", *arguments: str, api: str = ""
+) -> AsyncIterator[HubService]:
+    """Serve the Hub's users, with these settings; ``api`` is where the Hub is said to be."""
+    environment = {**hub.environment, **({"JUPYTERHUB_API_URL": api} if api else {})}
+    settings = f"c.ServeApp.bind = '127.0.0.1:{hub.service_port}'\n{settings}"
+    async with serving(nursery, folder, settings, *arguments, environment=environment) as service:
+        yield HubService(hub, service)

@@ -64,7 +64,9 @@ class Document(HTMLParser):
         self.problems += [f"id {each} is there twice" for each in set(ids) if ids.count(each) > 1]
         for attributes in (each for _, each in self.elements):
             for name in ("aria-labelledby", "aria-describedby", "for"):
-                self.problems += [f"no {each}" for each in (attributes.get(name) or "").split() if each not in ids]
+                self.problems += [
+                    f"no {each}" for each in (attributes.get(name) or "").split() if each not in ids
+                ]
             if any(name.startswith("on") or name == "style" for name in attributes):
                 self.problems.append(f"script or style within the page: {attributes}")
         labelled = {attributes.get("for") for attributes in self.all("label")}
@@ -77,4 +79,6 @@ class Document(HTMLParser):
         if not any(each.get("lang") for each in self.all("html")):
             self.problems.append("the page has no language")
         self.problems += ["a picture has no text" for each in self.all("img") if "alt" not in each]
-        self.problems += ["a heading of a column has no scope" for each in self.all("th") if "scope" not in each]
+        self.problems += [
+            "a heading of a column has no scope" for each in self.all("th") if "scope" not in each
+        ]

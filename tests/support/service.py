@@ -24,7 +24,7 @@ from support.pools import running, until
 DEVICES = "V100-SXM2-32GB:1"
 #: Reads what to run, a line of JSON each, and forks: importing the program takes most of a second.
 _NURSERY = """
-import asyncio, json, os, signal, sys, time
+import asyncio, contextlib, json, os, signal, sys, time
 import gpu_pool.cli.app
 import gpu_pool.service.app
 import gpu_pool_client.remote.client
@@ -32,6 +32,8 @@ from gpu_pool.cli import main
 from gpu_pool_client import *
 from gpu_pool_client.remote.exchange import ask
 from gpu_pool.ledger.queries import migrations, queries
+with contextlib.suppress(ImportError):  # without the extra [hub]
+    import gpu_pool.service.site
 # Another user may be unable to read what is imported later.
 migrations(), queries()
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -17,6 +17,7 @@ from tornado.web import HTTPError, RequestHandler
 
 from gpu_pool.service.callers import Caller, Identify
 from gpu_pool.service.desk import Desk
+from gpu_pool.service.heartbeats import without_keepers
 from gpu_pool.service.hub import HubUnreachable
 from gpu_pool_client import BadRequest, GpuPoolError, Lease
 from gpu_pool_client.remote import wire
@@ -71,7 +72,7 @@ class Handler(RequestHandler):
         self.caller: Caller = await self._identify(self.request, fresh=self.request.method != "GET")
 
     def check_xsrf_cookie(self) -> None:
-        """Accept: no cookie says here who asks, so no page can ask in its visitor's name. Called by tornado."""
+        """Accept: no cookie says here who asks, so no page asks in its visitor's name. Called by tornado."""
 
     def on_finish(self) -> None:
         """Take note that all is answered. Called by tornado."""
@@ -119,7 +120,7 @@ class Handler(RequestHandler):
         """Send a lease; with it, for one that ends unless it is renewed, within how many seconds."""
         if self.request.method == "POST" and self.desk.heartbeats.begin(lease):
             self.set_header(wire.TTL_HEADER, f"{self.desk.heartbeats.ttl:g}")
-        await self.answer(wire.LEASE.dump_json(lease))
+        await self.answer(wire.LEASE.dump_json(without_keepers(lease)))
 
     def compute_etag(self) -> None:
         """Leave tags to the handlers: most answers are never asked for again. Called by tornado."""

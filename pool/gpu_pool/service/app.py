@@ -9,26 +9,32 @@ import re
 import resource
 import signal
 import sys
-from contextlib import suppress
+import time
+from collections.abc import Callable, Collection
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final
 
 from jupyter_core.paths import jupyter_config_path
-from traitlets import Integer, List, TraitError, Unicode, default
+from traitlets import Float, Integer, List, TraitError, Unicode, default
 from traitlets.config import Application as Program
 from traitlets.config import Config
 
+from gpu_pool.coursefiles import CourseFolder, Courses
 from gpu_pool.embedded import EmbeddedPool, ledger_path
 from gpu_pool.service.answering import UnderWay
 from gpu_pool.service.callers import PeerIdentity
 from gpu_pool.service.changes import Changes
 from gpu_pool.service.desk import Desk
-from gpu_pool.service.handlers import application
+from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.hidepid import check_processes_are_seen
+from gpu_pool.service.hubbed import HubPlace, hub_place, named_by
 from gpu_pool.service.listening import ServiceSocket
-from gpu_pool.service.server import PeerServer
-from gpu_pool.settings import load_settings
-from gpu_pool_client import BadRequest, NotAllowed
+from gpu_pool.service.metrics import Metrics, read_networks
+from gpu_pool.service.rooms import Rooms, api
+from gpu_pool.service.server import LimitedServer, PeerServer
+from gpu_pool.settings import PoolSettings, load_settings
+from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
 from gpu_pool_client.remote.addresses import own_socket
 
 #: Seconds in which the answers under way have been given once the service is to stop.
@@ -36,10 +42,13 @@ _STOP_WITHIN: Final = 10.0
 
 
 class ServeApp(Program):
-    """Serves the pool of this machine on a Unix socket. Settings stand in ``gpu_pool_config.py``."""
+    """Serves the pool of this machine: on a Unix socket, and behind a JupyterHub on TCP as well.
+
+    Settings stand in ``gpu_pool_config.py``.
+    """
 
     name = "gpu-pool-serve"
-    description = "Serve the pool of this machine on a Unix socket."
+    description = "Serve the pool of this machine."
 
     socket = Unicode(
         help="""The socket's path. By default /run/gpu-pool/gpu-pool.sock for root,
@@ -50,8 +59,35 @@ class ServeApp(Program):
     admins = List(
         Unicode(), help="Users who see all leases, may end them and drain GPUs; root may, too."
     ).tag(config=True)
-    max_connections = Integer(1024, min=1, help="Open connections of one user at once.").tag(config=True)
+    max_connections = Integer(1024, min=1, help="Open connections of one user to the socket.").tag(
+        config=True
+    )
     max_waits = Integer(512, min=1, help="Leases that one user may wait for at once.").tag(config=True)
+
+    bind = Unicode(
+        help="""HOST:PORT to listen on for the users of a JupyterHub. By default what a Hub that
+        starts the service says; without one, there is the socket only."""
+    ).tag(config=True)
+    prefix = Unicode(
+        help="What all addresses there begin with; by default what the Hub says, or /services/gpu-pool/."
+    ).tag(config=True)
+    system_users = Unicode(
+        help="""What the Hub's users are called on this machine, such as "{username}" for the
+        LocalProcessSpawner. Users of the socket with such a name are then the same to the pool.
+        By default nobody is."""
+    ).tag(config=True)
+    ttl = Float(
+        60.0,
+        min=1.0,
+        max=3600.0,
+        help="Seconds after which a lease asked for over TCP ends if its process was not heard of.",
+    ).tag(config=True)
+    metrics_from = List(
+        Unicode(),
+        help="""Networks, such as 127.0.0.1 or 10.0.0.0/8, from which /metrics may be read without a token
+        by whoever does not come through a proxy. By default administrators alone read it.""",
+    ).tag(config=True)
+    max_clients = Integer(16_384, min=1, help="Open connections over TCP at once.").tag(config=True)
 
     @default("log_format")
     def _log_format(self) -> str:
@@ -69,6 +105,9 @@ class ServeApp(Program):
             self.load_config_file("gpu_pool_config", path=jupyter_config_path())
             self.update_config(given)
             self._mode = _read_mode(self.mode)
+            self._networks = read_networks(self.metrics_from)
+            self._place = hub_place(self.bind, self.prefix)
+            named_by(self.system_users)
         except TraitError as error:
             raise BadRequest(f"A setting of the service is wrong: {error}") from error
 
@@ -86,33 +125,88 @@ class ServeApp(Program):
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)
         path = _path(self.socket)
         pool = EmbeddedPool(ledger_path(f"embedded:{self.ledger}"), self._pool_settings, owner=True)
-        listening = ServiceSocket(path, self._mode)
-        try:
-            async with pool:
-                await pool.status()  # a ledger that cannot be opened is told now
-                await self._answer(pool, listening, stop)
-        finally:
-            listening.close()
+        async with AsyncExitStack() as stack:
+            listening = ServiceSocket(path, self._mode)
+            stack.callback(listening.close)
+            await stack.enter_async_context(pool)
+            await self._answer(pool, listening, stop)
 
     async def _answer(self, pool: EmbeddedPool, listening: ServiceSocket, stop: asyncio.Event) -> None:
-        changes = Changes(pool, self.log)
-        desk = Desk(pool, changes, self.log, self.max_waits)
-        identify = PeerIdentity(os.geteuid(), self.admins)
-        under_way = UnderWay()
-        answering = application(desk, identify, under_way, self.log)
-        server = PeerServer(answering, self.log, self.max_connections)
-        server.add_socket(listening.listener)
+        heartbeats = Heartbeats(self.ttl, self.log)
+        status = await pool.status()  # a ledger that cannot be opened is told now
+        await heartbeats.look(pool, (*status.leases, *status.line), time.monotonic())
+        changes = Changes(pool, self.log, heartbeats)
+        courses = _courses(self._pool_settings)
+        rooms = Rooms(
+            pool=pool,
+            desk=Desk(pool, changes, heartbeats, self.log, self.max_waits),
+            changes=changes,
+            under_way=UnderWay(),
+            log=self.log,
+            settings=self._pool_settings,
+            admins=frozenset(self.admins),
+            courses=courses,
+            metrics=_metrics(pool, lambda: {*self._pool_settings.courses, *courses().usable}),
+            metrics_from=self._networks,
+        )
+        servers = [self._open_socket(rooms, listening)]
+        if self._place is not None:
+            servers.append(self._open_hub(rooms, self._place))
         looking = asyncio.create_task(changes.run())
         self.log.info("Serving %s at unix:%s", pool.url, listening.path)
         await stop.wait()
         self.log.info("Stopping")
-        server.stop()
+        for server in servers:
+            server.stop()
         listening.close()
-        changes.stop()
+        for stopped in (changes.stop, *rooms.stops):
+            stopped()
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(under_way.none(), _STOP_WITHIN)
-        await server.close_all_connections()
+            await asyncio.wait_for(rooms.under_way.none(), _STOP_WITHIN)
+        for server in servers:
+            await server.close_all_connections()
         looking.cancel()
+
+    def _open_socket(self, rooms: Rooms, listening: ServiceSocket) -> LimitedServer:
+        named = named_by(self.system_users) if self._place is not None else None
+        identify = PeerIdentity(os.geteuid(), self.admins, *([named] if named else []))
+        server = PeerServer(api(rooms, identify), self.log, self.max_connections)
+        server.add_socket(listening.listener)
+        return server
+
+    def _open_hub(self, rooms: Rooms, place: HubPlace) -> LimitedServer:
+        try:
+            from gpu_pool.service.site import site
+        except ImportError as error:
+            raise NotAllowed(
+                f"What a JupyterHub needs is not installed: {error}.",
+                "Install it: pip install 'jupyter-gpu-pool[hub]'.",
+            ) from error
+        server = LimitedServer(site(rooms, place), self.log, self.max_clients)
+        try:
+            server.listen(place.port, place.host)
+        except OSError as error:
+            raise PoolUnreachable(
+                f"Port {place.port} of {place.host} cannot be listened on: {error.strerror}.",
+                "Choose another one: c.ServeApp.bind, or the url of the service in the Hub's settings.",
+            ) from error
+        self.log.info("For the JupyterHub at http://%s:%d%s", place.host, place.port, place.prefix)
+        return server
+
+
+def _courses(settings: PoolSettings) -> Callable[[], Courses]:
+    """Return what reads the course files, if there are any."""
+    if not settings.courses_dir:
+        none = Courses()
+        return lambda: none
+    return CourseFolder(Path(settings.courses_dir).expanduser(), settings.courses).look
+
+
+def _metrics(pool: EmbeddedPool, courses: Callable[[], Collection[str]]) -> Metrics | None:
+    try:
+        return Metrics(pool, courses)
+    except ImportError:  # prometheus_client comes with a JupyterHub, and a socket alone needs none
+        return None
 
 
 def _read_mode(text: str) -> int:

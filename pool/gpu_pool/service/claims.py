@@ -2,6 +2,7 @@
 
 A caller says a pid, a start time, and the pid namespace in which it sees the
 process. None of it is believed: the process must be there, and be the caller's.
+What is said over TCP cannot be found out, and is passed over.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def identify(caller: Caller, claim: Process) -> Process:
     """
     if claim == caller.process:
         return claim
-    if caller.peer is None:
-        raise NotAllowed("Processes of other machines cannot be attached.", "Renew the lease instead.")
+    if caller.peer is None:  # nothing is known of it, so nothing is done to it
+        return caller.process
     if claim.boot != boot_id():
         raise BadRequest(f"Process {claim.pid} is not of this machine, or of its last start.", _REMEDY)
     if claim.namespace == pid_namespace():

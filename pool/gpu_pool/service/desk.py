@@ -20,7 +20,7 @@ from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.service.callers import Caller
 from gpu_pool.service.changes import Changes
 from gpu_pool.service.claims import identify
-from gpu_pool.service.heartbeats import Heartbeats, is_keeper
+from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool_client import (
     Activity,
     BadRequest,
@@ -81,10 +81,12 @@ class Desk:
         request = parse_request(wanted.request)
         holder = Holder(caller.user, wanted.course, wanted.kernel, caller.process)
         with self._decision(caller, f"request {request}") as told:
-            lease = await self._pool.request(request, holder, _own_key(caller, wanted.key))
+            lease = await self._pool.request(
+                request, holder, _own_key(caller, wanted.key), groups=caller.groups
+            )
             told.append(f"lease {lease.id} is {lease.state.value}")
         self._remember(lease)
-        return replace(_shown(caller, lease), key=wanted.key)
+        return replace(lease, key=wanted.key)
 
     async def wait(self, caller: Caller, lease_id: str, seconds: float, last: bool) -> Lease | None:
         """Return the lease once it is held. If it waits still: None, or raise ``TimedOut`` if ``last``."""
@@ -163,7 +165,10 @@ class Desk:
         await self._check_own(caller, lease_id)
         request = parse_request(text)
         with self._decision(caller, f"resize {lease_id} to {request}"):
-            return _shown(caller, await self._pool.resize(lease_id, request, caller=caller.process))
+            return _shown(
+                caller,
+                await self._pool.resize(lease_id, request, caller=caller.process, groups=caller.groups),
+            )
 
     async def park(self, caller: Caller, lease_id: str) -> Lease:
         """Give the slices of a lease of the caller's to others for a while."""
@@ -189,6 +194,13 @@ class Desk:
             return
         with self._decision(caller, f"release {lease_id} as {reason.value}"):
             await self._pool.release(lease_id, reason)
+
+    async def revoke(self, caller: Caller, lease_id: str, words: str) -> None:
+        """End anybody's lease, and say why. For administrators."""
+        if not caller.is_admin:
+            raise NotAllowed("Only an administrator can revoke a lease.", "Ask the administrator.")
+        with self._decision(caller, f"revoke {lease_id}: {words[:200]!a}"):
+            await self._pool.revoke(lease_id, words)
 
     async def drain(self, caller: Caller, device: str, drained: bool) -> DeviceStatus:
         """Grant nothing more on a device, or grant again. For administrators."""
@@ -255,16 +267,8 @@ def _own_key(caller: Caller, key: str) -> str:
 
 
 def _shown(caller: Caller, lease: Lease) -> Lease:
-    """Return the lease with the key that its holder gave it, and no process where none is known."""
-    holder = lease.holder
-    if is_keeper(holder.process):
-        holder = replace(holder, process=None)
-    return replace(
-        lease,
-        key=lease.key.removeprefix(f"{caller.mark}:"),
-        holder=holder,
-        process=None if is_keeper(lease.process) else lease.process,
-    )
+    """Return the lease with the key that its holder gave it."""
+    return replace(lease, key=lease.key.removeprefix(f"{caller.mark}:"))
 
 
 def _waits_no_more(lease: Lease | None) -> bool:
@@ -273,4 +277,4 @@ def _waits_no_more(lease: Lease | None) -> bool:
 
 def _differs(now: Lease, known: Lease) -> bool:
     """Whether anything differs that :func:`wire.version` is made of."""
-    return replace(now, key=known.key, terms=known.terms, holder=known.holder, process=known.process) != known
+    return replace(now, key=known.key, terms=known.terms) != known

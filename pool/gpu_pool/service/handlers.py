@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from tornado.web import Finish, HTTPError
 
 from gpu_pool.service.answering import Handler
+from gpu_pool.service.heartbeats import without_keepers
 from gpu_pool.service.hub import HubUnreachable
 from gpu_pool_client import BadRequest, EndReason, PoolUnreachable
 from gpu_pool_client.remote import wire
@@ -136,7 +137,9 @@ class Resize(Handler):
 
     async def post(self, lease_id: str) -> None:
         """Change what the lease asks for."""
-        await self.answer_lease(await self.desk.resize(self.caller, lease_id, self.read(wire.NewSize).request))
+        await self.answer_lease(
+            await self.desk.resize(self.caller, lease_id, self.read(wire.NewSize).request)
+        )
 
 
 class Park(Handler):
@@ -210,7 +213,8 @@ class Status(Handler):
     async def get(self) -> None:
         """Return the devices, and the leases and the line that the caller may see."""
         found = await self.desk.status(self.caller)
-        status = wire.Status.model_construct(devices=found.devices, leases=found.leases, line=found.line)
+        leases, line = (tuple(map(without_keepers, each)) for each in (found.leases, found.line))
+        status = wire.Status.model_construct(devices=found.devices, leases=leases, line=line)
         await self.answer(wire.STATUS.dump_json(status))
 
 

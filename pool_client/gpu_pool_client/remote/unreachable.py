@@ -13,7 +13,10 @@ _OWN = "or unset GPU_POOL_URL to use a pool of your own."
 _START = f'Start "gpu-pool serve", or ask the administrator to; {_OWN}'
 _ASK = "Ask the administrator, who chose by --mode and by the socket's group who may."
 _AGAIN = "Try again; if that does not help, the service's log says why."
-_ADDRESS = "Ask the administrator for its address; where it has a certificate of its own, name that in SSL_CERT_FILE."
+_ADDRESS = (
+    "Ask the administrator for its address. "
+    "Where it has a certificate of its own, name that in SSL_CERT_FILE."
+)
 
 
 def may_pass(error: OSError) -> bool:

@@ -1,0 +1,141 @@
+"""Pages for browsers, whose users log in at the JupyterHub. Needs jupyterhub: imported behind a Hub only."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from jupyterhub.services.auth import HubOAuth, HubOAuthCallbackHandler, HubOAuthenticated
+from tornado.web import HTTPError, RequestHandler
+
+from gpu_pool.service.answering import UnderWay
+from gpu_pool.service.callers import Caller
+from gpu_pool.service.changes import Changes
+from gpu_pool.service.desk import Desk
+from gpu_pool.service.hub import HubIdentity, UnknownToken
+from gpu_pool.service.hubbed import HubPlace
+from gpu_pool_client import GpuPoolError
+from gpu_pool_client.remote.problems import Problem, problem_of
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all pages are given."""
+
+    desk: Desk
+    changes: Changes
+    identity: HubIdentity
+    under_way: UnderWay
+    log: logging.Logger
+    hub_auth: HubOAuth
+    prefix: str
+
+
+def hub_login(place: HubPlace) -> HubOAuth:
+    """Return what knows how browsers log in at the Hub."""
+    return HubOAuth(
+        base_url=place.prefix,
+        api_url=place.api_url,
+        api_token=place.token,
+        oauth_client_id=place.client_id,
+        access_scopes={f"access:services!service={place.hub.service}"},
+        # Who a token belongs to, HubIdentity finds out.
+        cache_max_age=1,
+    )
+
+
+class _Quiet(HubOAuthenticated, RequestHandler):  # type: ignore[misc] # JupyterHub has no types
+    """What keeps the secrets of addresses and cookies out of the log."""
+
+    shared: Shared
+
+    def initialize(self, shared: Shared) -> None:
+        """Take what all pages are given. Called by tornado."""
+        self.shared = shared
+        self.hub_auth = shared.hub_auth
+        shared.under_way.begin()
+
+    def on_finish(self) -> None:
+        """Take note that all is answered. Called by tornado."""
+        self.shared.under_way.end()
+
+    def set_default_headers(self) -> None:
+        """Let nothing be kept, nor shown inside others' pages. Called by tornado."""
+        self.clear_header("Server")
+        self.set_header("Cache-Control", "no-store")
+        self.set_header(
+            "Content-Security-Policy", "frame-ancestors 'self'; base-uri 'none'; object-src 'none'"
+        )
+        self.set_header("X-Content-Type-Options", "nosniff")
+        self.set_header("Referrer-Policy", "same-origin")
+
+    def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
+        """Log what nobody foresaw, without the query. Called by tornado."""
+        if not isinstance(value, (GpuPoolError, HTTPError)):
+            words = "%s %s failed"
+            self.shared.log.error(words, self.request.method, self.request.path, exc_info=(typ, value, tb))
+
+
+class Callback(_Quiet, HubOAuthCallbackHandler):  # type: ignore[misc] # as above
+    """Where the Hub sends a browser whose user has logged in."""
+
+    def get_current_user(self) -> None:
+        """Return nobody: who has a login already is found out by the page. Called by tornado."""
+
+
+class Page(_Quiet):
+    """A page for somebody who is known: :attr:`caller`.
+
+    Forms need the token that ``xsrf_form_html`` puts into them. Errors of the
+    pool are shown by the template ``error.html``.
+    """
+
+    caller: Caller
+
+    def initialize(self, shared: Shared) -> None:
+        """Take what all pages are given. Called by tornado."""
+        super().initialize(shared)
+        self.desk = shared.desk
+        self.changes = shared.changes
+        self.prefix = shared.prefix
+
+    def get_current_user(self) -> str | None:
+        """Return the user's name, for templates. Called by tornado."""
+        return self.caller.user if hasattr(self, "caller") else None
+
+    async def prepare(self) -> None:
+        """Find out who asks, or send them to the Hub. Called by tornado before every method."""
+        try:
+            self.caller = await self._known()
+        except UnknownToken:
+            # What a script asks for cannot be answered by the Hub's page.
+            mode = self.request.headers.get("Sec-Fetch-Mode", "navigate")
+            if self.request.method != "GET" or mode != "navigate":
+                raise
+            self.redirect(self.get_login_url())
+
+    async def _known(self) -> Caller:
+        cookie = self.get_secure_cookie(self.hub_auth.cookie_name)
+        if cookie is None:
+            raise UnknownToken("Nobody is logged in.", "Log in, and try again.")
+        fresh = self.request.method not in ("GET", "HEAD")
+        return await self.shared.identity.caller(cookie.decode(), "browser", fresh=fresh)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Show the error. Called by tornado."""
+        error = kwargs["exc_info"][1] if "exc_info" in kwargs else None
+        if isinstance(error, GpuPoolError):
+            problem = problem_of(error)
+            status_code = problem.status
+        else:
+            phrase = HTTPStatus(status_code).phrase
+            problem = Problem(title=phrase, status=status_code, detail=phrase, code="error", message=phrase)
+        self.set_status(status_code)
+        self.show_error(problem)
+
+    def show_error(self, problem: Problem) -> None:
+        """Write the page of an error."""
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.finish(problem.detail)

@@ -1,0 +1,160 @@
+"""Who asks over TCP: a JupyterHub says it, of the token that comes with the request.
+
+The Hub is asked with that very token, so this service needs no rights of its
+own to know its callers, and a token that the Hub does not know any more, such as
+that of a server that was stopped, is nobody's here at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from pydantic import BaseModel, ValidationError
+from tornado.httputil import HTTPServerRequest
+
+from gpu_pool.service.callers import Caller
+from gpu_pool.service.heartbeats import keeper
+from gpu_pool_client import NotAllowed, PoolUnreachable
+from gpu_pool_client.remote import wire
+from gpu_pool_client.remote.exchange import Where, ask
+
+#: Seconds for which an answer of the Hub holds for those who only read.
+_HOLDS: Final = 5.0
+_MOST_KNOWN: Final = 4096
+_ANSWER_WITHIN: Final = 5.0
+#: Questions to the Hub at once.
+_AT_ONCE: Final = 32
+_TOKEN: Final = re.compile(r"(?:bearer|token)[ ]+([!-~]{1,1024})", re.IGNORECASE)
+_CLIENT: Final = re.compile(r"[0-9A-Za-z]{1,32}", re.ASCII)
+_REMEDY: Final = (
+    "Ask from a running server of the JupyterHub, or set GPU_POOL_TOKEN to a token "
+    "from the Hub's token page that may access this service."
+)
+
+
+class UnknownToken(NotAllowed):
+    """There is no token, or the Hub does not know it, or not any more."""
+
+
+class HubUnreachable(PoolUnreachable):
+    """The Hub does not answer, so nobody can be known. Trying again helps."""
+
+
+class HubUser(BaseModel):
+    """What the Hub says of a token's owner."""
+
+    name: str
+    kind: str
+    admin: bool = False
+    groups: frozenset[str] = frozenset()
+    scopes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """Where the Hub's API is, and what it calls this service."""
+
+    api: Where
+    #: The path of the API, such as ``/hub/api``.
+    path: str
+    service: str
+
+
+class HubIdentity:
+    """Knows callers by their token. ``mark`` makes the mark of a user's name."""
+
+    def __init__(
+        self, hub: Hub, admins: Collection[str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._hub = hub
+        self._admins = frozenset(admins)
+        self._clock = clock
+        self._known: dict[bytes, tuple[float, HubUser]] = {}
+        self._asking = asyncio.Semaphore(_AT_ONCE)
+
+    async def __call__(self, request: HTTPServerRequest, *, fresh: bool) -> Caller:
+        """Return who makes this request, by its ``Authorization`` header alone."""
+        given = _TOKEN.fullmatch(request.headers.get("Authorization", "").strip())
+        if given is None:
+            raise UnknownToken("The pool does not know who asks: the request has no token.", _REMEDY)
+        client = request.headers.get(wire.CLIENT_HEADER, "")
+        return await self.caller(given[1], client if _CLIENT.fullmatch(client) else "", fresh=fresh)
+
+    async def caller(self, token: str, client: str, *, fresh: bool) -> Caller:
+        """Return whose token it is.
+
+        Every token names its owner to whoever holds it, also one that was made
+        for another service or that a visitor has left at somebody's server. So
+        it counts only if it is that of a server of its owner's, or may access
+        this service. The former is no administrator's: what runs in a
+        notebook must not be able to revoke what others hold.
+        """
+        user = await self._user(token, fresh)
+        own_access = bool(user.scopes & {"access:services", f"access:services!service={self._hub.service}"})
+        server = _server_of(user)
+        if user.kind != "user" or not (own_access or server is not None):
+            raise NotAllowed(f"The token of {user.name!a} may not access the pool.", _REMEDY)
+        return Caller(
+            user.name,
+            own_access and (user.admin or user.name in self._admins),
+            mark_of(user.name),
+            keeper(user.name, server or "", client),
+            groups=user.groups,
+            server=None if own_access and server is None else server,
+        )
+
+    async def _user(self, token: str, fresh: bool) -> HubUser:
+        key, now = hashlib.sha256(token.encode()).digest(), self._clock()
+        until, user = self._known.get(key, (now, None))
+        if user is not None and not fresh and now < until:
+            return user
+        try:
+            user = await self._ask(token)
+        except UnknownToken:
+            self._known.pop(key, None)
+            raise
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[key] = (self._clock() + _HOLDS, user)
+        return user
+
+    async def _ask(self, token: str) -> HubUser:
+        headers = {"Authorization": f"token {token}"}
+        try:
+            async with self._asking:
+                answer = await ask(
+                    self._hub.api, "GET", f"{self._hub.path}/user", None, _ANSWER_WITHIN, headers
+                )
+        except OSError as error:
+            raise _unreachable() from error
+        if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            raise UnknownToken("The JupyterHub does not know this token, or not any more.", _REMEDY)
+        try:
+            if answer.status == HTTPStatus.OK:
+                return HubUser.model_validate_json(answer.body)
+        except ValidationError as error:
+            raise _unreachable() from error
+        raise _unreachable()
+
+
+def mark_of(user: str) -> str:
+    """Return what distinguishes a Hub's user's keys; of one length, so that no name runs into a key."""
+    return "hub:" + hashlib.blake2s(user.encode(errors="replace"), digest_size=16).hexdigest()
+
+
+def _unreachable() -> HubUnreachable:
+    return HubUnreachable("The JupyterHub does not say who asks.", "Try again in a moment.")
+
+
+def _server_of(user: HubUser) -> str | None:
+    """Return the name of the one server of its owner's that a token belongs to; '' is the default one."""
+    mine = f"access:servers!server={user.name}/"
+    found = [scope.removeprefix(mine) for scope in user.scopes if scope.startswith(mine)]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,282 @@
+"""The pool in numbers, for Prometheus. Labels are bounded: no user, no lease, no course made up by anybody.
+
+Devices and leases are read when they are asked for. What has ended since the
+last time is counted from the history, so nothing is lost between two scrapes;
+counters begin at 0 when the service starts, as Prometheus expects.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from tornado.web import RequestHandler
+
+from gpu_pool.service.answering import Handler
+from gpu_pool_client import WHOLE, BadRequest, DeviceStatus, Lease, LeaseState, NotAllowed, Pool, PoolStatus
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+#: What courses are called that nobody has configured, and leases of none.
+OTHER: Final = "other"
+NONE: Final = "none"
+#: Seconds: most grants are made at once, and a line may last for hours.
+_WAITS: Final = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 1_800, 3_600, 7_200, 14_400)
+_MIB: Final = 1024 * 1024
+#: What is told of each device: in which words, and how much it is.
+_OF_DEVICES: Final[Mapping[str, tuple[str, Callable[[DeviceStatus], float]]]] = {
+    "memory_bytes": ("Memory of the device.", lambda each: each.device.memory_mib * _MIB),
+    "memory_held_bytes": ("Memory that is granted.", lambda each: each.held_memory_mib * _MIB),
+    "memory_free_bytes": ("Memory that can still be granted.", lambda each: each.free_memory_mib * _MIB),
+    "share": ("Compute that may be granted, in GPUs.", lambda each: each.milli / WHOLE),
+    "share_held": ("Compute that is granted, in GPUs.", lambda each: each.held_milli / WHOLE),
+    "share_free": ("Compute that can still be granted, in GPUs.", lambda each: each.free_milli / WHOLE),
+    "leases": ("Leases that hold a slice of it.", lambda each: each.leases),
+    "drained": ("1 if nothing more is granted on it.", lambda each: each.drained),
+}
+
+
+class Metrics:
+    """The numbers of one pool. ``courses`` are those that are configured, as of now."""
+
+    def __init__(self, pool: Pool, courses: Callable[[], Collection[str]]) -> None:
+        # Only a service that is asked for numbers needs this library.
+        from prometheus_client import CollectorRegistry, Histogram
+        from prometheus_client import Counter as Counting
+
+        self._pool = pool
+        self._courses = courses
+        self._registry = CollectorRegistry()
+        self._answers = Counting(
+            "gpu_pool_requests",
+            "Requests that were answered, by what they were for and how they ended.",
+            ["request", "outcome"],
+            registry=self._registry,
+        )
+        self._ended = Counting(
+            "gpu_pool_leases_ended",
+            "Leases that ended, by course and reason.",
+            ["course", "reason"],
+            registry=self._registry,
+        )
+        self._used = Counting(
+            "gpu_pool_gpu_seconds",
+            "GPUs times seconds of leases that ended.",
+            ["course"],
+            registry=self._registry,
+        )
+        self._granted = Histogram(
+            "gpu_pool_grant_seconds",
+            "Seconds from a request to its first grant.",
+            ["course"],
+            buckets=_WAITS,
+            registry=self._registry,
+        )
+        self._looking = _Looking(time.time())
+
+    def answered(self, handler: RequestHandler) -> None:
+        """Count a request. Called by tornado as the application's ``log_function``."""
+        try:
+            outcome = HTTPStatus(handler.get_status()).phrase.lower().replace(" ", "-")
+        except ValueError:  # pragma: no cover - tornado refuses to set others
+            outcome = "unknown"
+        self._answers.labels(type(handler).__name__.lower(), outcome).inc()
+
+    async def page(self) -> tuple[bytes, str]:
+        """Return all numbers as text, and its media type."""
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+        status = await self._pool.status()
+        rows = await self._pool.history(self._looking.since)
+        known = frozenset(self._courses())
+        self._count(status, rows, known)
+        now = CollectorRegistry()
+        now.register(_Now(status, known, time.time()))
+        return generate_latest(self._registry) + generate_latest(now), CONTENT_TYPE_PLAIN_0_0_4
+
+    def _count(self, status: PoolStatus, rows: Sequence[Mapping[str, Any]], known: frozenset[str]) -> None:
+        """Count what was granted and what has ended since the last time."""
+        for course, seconds in self._looking.granted((*status.leases, *status.line), rows):
+            self._granted.labels(course_of(course, known)).observe(seconds)
+        for row in self._looking.ended(rows):
+            course = course_of(row["course"], known)
+            self._ended.labels(course, row["reason"]).inc()
+            self._used.labels(course).inc(row["gpu_seconds"])
+
+
+class _Looking:
+    """What was counted already. Pure but for what it remembers."""
+
+    def __init__(self, since: float) -> None:
+        #: From when on the history is read: when the last one ended that was counted.
+        self.since = since
+        self._began = since
+        #: Leases that live and whose grant is counted, and those that ended at the very time of ``since``.
+        self._grants: set[str] = set()
+        self._ends: set[str] = set()
+
+    def granted(
+        self, living: Iterable[Lease], rows: Iterable[Mapping[str, Any]]
+    ) -> Iterable[tuple[str | None, float]]:
+        """Yield course and wait of every first grant that was not counted yet.
+
+        What was asked for before the service began is left out: whether it was granted
+        before, too, cannot be told from what it is now.
+        """
+        before, self._grants = self._grants, set()
+        for lease in living:
+            is_counted = lease.id in before
+            if is_counted or lease.held_at is not None:
+                self._grants.add(lease.id)
+            if not is_counted and lease.held_at is not None and lease.requested_at >= self._began:
+                yield lease.holder.course, max(0.0, lease.held_at - lease.requested_at)
+        for row in rows:
+            is_counted = row["id"] in before or row["id"] in self._ends
+            if not is_counted and row["held_at"] is not None and row["requested_at"] >= self._began:
+                yield row["course"], max(0.0, row["held_at"] - row["requested_at"])
+
+    def ended(self, rows: Sequence[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+        """Yield the rows that were not counted yet."""
+        fresh = [row for row in rows if row["id"] not in self._ends]
+        if fresh:
+            last = max(row["ended_at"] for row in fresh)
+            at_last = {row["id"] for row in fresh if row["ended_at"] == last}
+            self._ends = at_last if last > self.since else self._ends | at_last
+            self.since = max(self.since, last)
+        yield from fresh
+
+
+class _Now:
+    """Collects what is true at one time."""
+
+    def __init__(self, status: PoolStatus, known: frozenset[str], now: float) -> None:
+        self._status = status
+        self._known = known
+        self._now = now
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield all gauges. Called by the library."""
+        yield from self._devices()
+        yield from self._held()
+        yield from self._line()
+
+    def _devices(self) -> Iterable[Metric]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        labels = ["device", "index"]
+        described = GaugeMetricFamily(
+            "gpu_pool_device_info", "What the device is.", labels=[*labels, "model", "simulated"]
+        )
+        for each in self._status.devices:
+            device = each.device
+            facts = [device.model, str(device.simulated).lower()]
+            described.add_metric([device.uuid, str(device.index), *facts], 1)
+        yield described
+        for name, (words, value_of) in _OF_DEVICES.items():
+            family = GaugeMetricFamily(f"gpu_pool_device_{name}", words, labels=labels)
+            for each in self._status.devices:
+                family.add_metric([each.device.uuid, str(each.device.index)], value_of(each))
+            yield family
+
+    def _held(self) -> Iterable[Metric]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        leases: Counter[tuple[str, str]] = Counter()
+        memory: Counter[str] = Counter()
+        milli: Counter[str] = Counter()
+        for lease in self._status.leases:
+            course = course_of(lease.holder.course, self._known)
+            leases[course, lease.state.value] += 1
+            memory[course] += sum(part.memory_mib for part in lease.slices) * _MIB
+            milli[course] += sum(part.milli for part in lease.slices)
+        living = GaugeMetricFamily("gpu_pool_leases", "Leases held or parked.", labels=["course", "state"])
+        for (course, state), number in sorted(leases.items()):
+            living.add_metric([course, state], number)
+        of_memory = GaugeMetricFamily("gpu_pool_held_memory_bytes", "Memory granted.", labels=["course"])
+        of_share = GaugeMetricFamily("gpu_pool_held_share", "Compute granted, in GPUs.", labels=["course"])
+        for course in sorted(memory):
+            of_memory.add_metric([course], memory[course])
+            of_share.add_metric([course], milli[course] / WHOLE)
+        warned = sum(bool(lease.notice) for lease in self._status.leases)
+        yield from (living, of_memory, of_share)
+        yield GaugeMetricFamily("gpu_pool_leases_warned", "Leases whose user is warned now.", value=warned)
+
+    def _line(self) -> Iterable[Metric]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        waits = [self._now - lease.requested_at for lease in self._status.line]
+        waiting = Counter(course_of(lease.holder.course, self._known) for lease in self._status.line)
+        length = GaugeMetricFamily("gpu_pool_line_length", "Requests that wait.", labels=["course"])
+        for course in sorted(self._known | {NONE, *waiting}):
+            length.add_metric([course], waiting[course])
+        yield length
+        longest = max(waits, default=0.0)
+        yield GaugeMetricFamily(
+            "gpu_pool_line_longest_wait_seconds", "The longest wait so far.", value=longest
+        )
+        wanted = sum((lease.request.milli or 0) * lease.request.count for lease in self._status.line) / WHOLE
+        yield GaugeMetricFamily(
+            "gpu_pool_line_wanted_share",
+            "Compute that is waited for, in GPUs, where asked for so.",
+            value=wanted,
+        )
+        parked = sum(lease.state is LeaseState.PARKED for lease in self._status.leases)
+        yield GaugeMetricFamily("gpu_pool_leases_parked", "Leases lent to others.", value=parked)
+
+
+def course_of(name: str | None, known: Collection[str]) -> str:
+    """Return a course's label: one that nobody has configured is ``other``, however many there are."""
+    if not name:
+        return NONE
+    return name if name in known else OTHER
+
+
+class MetricsHandler(Handler):
+    """``GET /metrics``: for administrators, and for the networks that may read it without a token."""
+
+    def initialize(self, metrics: Metrics, networks: Iterable[Network], **shared: Any) -> None:  # type: ignore[override]
+        """Take what it is about. Called by tornado."""
+        super().initialize(**shared)
+        self._metrics = metrics
+        self._networks = networks
+
+    async def prepare(self) -> None:
+        """Find out who asks, unless their address may. Called by tornado."""
+        # What comes through a proxy comes from its address, whoever asks there.
+        is_direct = "X-Forwarded-For" not in self.request.headers
+        if is_direct and is_within(self.request.remote_ip or "", self._networks):
+            return
+        await super().prepare()
+        if not self.caller.is_admin:
+            raise NotAllowed("Metrics are for administrators.", "Use the token of one.")
+
+    async def get(self) -> None:
+        """Answer with all numbers."""
+        body, media_type = await self._metrics.page()
+        self.set_header("Content-Type", media_type)
+        self.finish(body)
+
+
+def read_networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Read networks such as ``10.0.0.0/8`` or ``::1``. Raises ``BadRequest`` for one that is none."""
+    try:
+        return tuple(ipaddress.ip_network(text, strict=False) for text in texts)
+    except ValueError as error:
+        raise BadRequest(f"metrics_from: {error}.", "Accepted: 127.0.0.1, 10.0.0.0/8, ::1.") from None
+
+
+def is_within(address: str, networks: Iterable[Network]) -> bool:
+    """Whether an address is in any of the networks; that of a socket never is."""
+    try:
+        caller = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return any(caller in network for network in networks)

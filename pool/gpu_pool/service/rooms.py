@@ -1,0 +1,75 @@
+"""The web applications of the service: its API, for whoever identifies callers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tornado.web import Application
+
+from gpu_pool.coursefiles import Courses
+from gpu_pool.embedded import EmbeddedPool
+from gpu_pool.service.answering import UnderWay
+from gpu_pool.service.callers import Identify
+from gpu_pool.service.changes import Changes
+from gpu_pool.service.desk import Desk
+from gpu_pool.service.handlers import Nothing
+from gpu_pool.service.metrics import Metrics, MetricsHandler, Network
+from gpu_pool.service.openapi import describe
+from gpu_pool.service.routes import ROUTES
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client.remote import wire
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What all applications of one service share."""
+
+    pool: EmbeddedPool
+    desk: Desk
+    changes: Changes
+    under_way: UnderWay
+    log: logging.Logger
+    settings: PoolSettings
+    #: Names of administrators.
+    admins: Collection[str]
+    #: What the course files say, as of now.
+    courses: Callable[[], Courses]
+    #: None where nothing is counted, since what counts is not installed.
+    metrics: Metrics | None = None
+    #: Networks from which the metrics may be read without a token.
+    metrics_from: Collection[Network] = ()
+    #: What is to be called when the service stops.
+    stops: list[Callable[[], None]] = field(default_factory=list)
+
+
+def api(
+    rooms: Rooms, identify: Identify, prefix: str = "/", more: Sequence[tuple[Any, ...]] = (), **settings: Any
+) -> Application:
+    """Return the application with the API below ``prefix``, and with ``more`` routes."""
+    shared = {
+        "desk": rooms.desk,
+        "identify": identify,
+        "under_way": rooms.under_way,
+        "log": rooms.log,
+    }
+    root = prefix.rstrip("/") + wire.API
+    metrics = rooms.metrics
+    counted = {**shared, "metrics": metrics, "networks": rooms.metrics_from}
+    return Application(
+        [
+            *((re.escape(root) + route.pattern, route.handler, shared) for route in ROUTES),
+            (f"{re.escape(prefix)}api/.*", Nothing, shared),
+            *([(f"{re.escape(prefix)}metrics", MetricsHandler, counted)] if metrics else []),
+            *more,
+        ],
+        default_handler_class=Nothing,
+        default_handler_args=shared,
+        description=describe(ROUTES, root),
+        # Decisions are logged where they are made.
+        log_function=metrics.answered if metrics else lambda _: None,
+        **settings,
+    )

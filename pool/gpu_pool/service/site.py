@@ -1,0 +1,51 @@
+"""What a JupyterHub's users see of the service: API, pages and login. Imported behind a Hub only."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from pathlib import Path
+from typing import Final
+
+from tornado.web import Application
+
+from gpu_pool.courses import Sharing
+from gpu_pool.service.browsers import Callback, Shared, hub_login
+from gpu_pool.service.hub import HubIdentity
+from gpu_pool.service.hubbed import HubPlace
+from gpu_pool.service.rooms import Rooms, api
+from gpu_pool.service.web import ROUTES
+from gpu_pool.service.web.site import Dashboard
+
+_WEB: Final = Path(__file__).with_name("web")
+
+
+def site(rooms: Rooms, place: HubPlace) -> Application:
+    """Return the application for the Hub's users, all of it below the prefix of the place."""
+    identity = HubIdentity(place.hub, rooms.admins)
+    login = hub_login(place)
+    shared = Shared(rooms.desk, rooms.changes, identity, rooms.under_way, rooms.log, login, place.prefix)
+    dashboard = _dashboard(rooms)
+    rooms.stops.append(dashboard.stop)
+    prefix = re.escape(place.prefix)
+    pages = [(prefix + pattern, page, {"shared": shared}) for pattern, page in ROUTES]
+    return api(
+        rooms,
+        identity,
+        place.prefix,
+        [(f"{prefix}oauth_callback", Callback, {"shared": shared}), *pages],
+        template_path=str(_WEB / "templates"),
+        static_path=str(_WEB / "static"),
+        static_url_prefix=f"{place.prefix}static/",
+        # Logins end with the service; a browser gets a new one without a question.
+        cookie_secret=secrets.token_bytes(32),
+        xsrf_cookies=True,
+        dashboard=dashboard,
+    )
+
+
+def _dashboard(rooms: Rooms) -> Dashboard:
+    def sharing() -> Sharing:
+        return rooms.courses().sharing(rooms.settings.sharing)
+
+    return Dashboard(rooms.pool, rooms.changes, rooms.log, rooms.courses, sharing)

@@ -1,0 +1,83 @@
+"""What all pages ask: the pool as it is, its courses, and how it is shared."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from gpu_pool.coursefiles import Courses
+from gpu_pool.courses import Sharing
+from gpu_pool.service.changes import Changes
+from gpu_pool.service.web.marks import Mark, marks
+from gpu_pool.service.web.snapshots import Snapshot, Snapshots
+from gpu_pool_client import OverQuota, Pool
+
+#: Pages of one user that are live at once: each browser tab has one.
+_MOST_STREAMS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """The pool at one time, and how its courses are drawn."""
+
+    snapshot: Snapshot
+    courses: Courses
+    marks: Mapping[str, Mark]
+
+
+class Dashboard:
+    """What the pages of one service share. In the application's settings as ``dashboard``."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        changes: Changes,
+        log: logging.Logger,
+        courses: Callable[[], Courses],
+        sharing: Callable[[], Sharing],
+    ) -> None:
+        self.snapshots = Snapshots(pool, changes, log)
+        self.sharing = sharing
+        self._courses = courses
+        self._streams: Counter[str] = Counter()
+        self._drawn: dict[str, tuple[int, str]] = {}
+
+    async def look(self) -> Scene:
+        """Look at the pool, and return what is there."""
+        return self.scene(await self.snapshots.now())
+
+    def scene(self, snapshot: Snapshot, more: Iterable[str | None] = ()) -> Scene:
+        """Return what is drawn of a snapshot; ``more`` are courses that are drawn, too."""
+        courses = self._courses()
+        status = snapshot.status
+        found = [lease.holder.course for lease in (*status.leases, *status.line)]
+        configured = {*courses.usable, *self.sharing().courses}
+        return Scene(snapshot, courses, marks(configured, (*found, *more)))
+
+    def drawn_once(self, name: str, snapshot: Snapshot, draw: Callable[[], str]) -> str:
+        """Return what is the same for everybody who looks at this snapshot, drawn by the first."""
+        number, text = self._drawn.get(name, (0, ""))
+        if number != snapshot.number:
+            text = draw()
+            self._drawn[name] = snapshot.number, text
+        return text
+
+    @contextmanager
+    def streaming(self, user: str) -> Iterator[None]:
+        """Count a live page of a user's. Raises ``OverQuota`` where there are too many."""
+        if self._streams[user] >= _MOST_STREAMS:
+            raise OverQuota(f"You have {_MOST_STREAMS} live pages open already.", "Close some of them.")
+        self._streams[user] += 1
+        try:
+            yield
+        finally:
+            self._streams[user] -= 1
+            self._streams += Counter()  # forgets those who have none
+
+    def stop(self) -> None:
+        """End all live pages: they come back once the service runs again."""
+        self.snapshots.stop()

@@ -1,0 +1,116 @@
+// Keeps a page live, and writes times by the reader's own clock. Without it the page works, and stands still.
+"use strict";
+
+// -- Times: the server writes UTC, since it knows no reader's clock.
+
+const LONG = new Intl.DateTimeFormat([], { dateStyle: "medium", timeStyle: "short" });
+const TODAY = new Intl.DateTimeFormat([], { timeStyle: "short" });
+const SHORT = new Intl.DateTimeFormat([], { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
+
+function writeTimes(root) {
+  for (const element of root.querySelectorAll("time[datetime]")) {
+    const at = new Date(element.dateTime);
+    const isToday = at.toDateString() === new Date().toDateString();
+    const form = "short" in element.dataset ? SHORT : isToday ? TODAY : LONG;
+    element.textContent = form.format(at);
+  }
+}
+
+// -- Parts of the page: only what differs is touched, so that focus, what is typed and what is unfolded stay.
+
+function sameKind(a, b) {
+  return a.nodeType === b.nodeType && a.nodeName === b.nodeName && (a.id || "") === (b.id || "");
+}
+
+function copyAttributes(from, to) {
+  const kept = (name) => (name === "open" && to.nodeName === "DETAILS") || (name === "value" && to.nodeName === "INPUT");
+  for (const { name, value } of from.attributes) {
+    if (!kept(name) && to.getAttribute(name) !== value) to.setAttribute(name, value);
+  }
+  for (const { name } of [...to.attributes]) {
+    if (!kept(name) && !from.hasAttribute(name)) to.removeAttribute(name);
+  }
+}
+
+function morph(from, to) {
+  if (from.isEqualNode(to)) return;
+  if (from.nodeType !== Node.ELEMENT_NODE) {
+    to.nodeValue = from.nodeValue;
+    return;
+  }
+  copyAttributes(from, to);
+  const wanted = new Set([...from.children].map((child) => child.id).filter(Boolean));
+  let next = to.firstChild;
+  for (const child of [...from.childNodes]) {
+    // What is gone is taken out first, so that what stays is never moved: moving takes the focus away.
+    while (next && next.id && next.id !== child.id && !wanted.has(next.id)) {
+      const gone = next;
+      next = next.nextSibling;
+      gone.remove();
+    }
+    if (next && sameKind(child, next)) {
+      const kept = next;
+      next = next.nextSibling;
+      morph(child, kept);
+    } else {
+      to.insertBefore(child, next);
+    }
+  }
+  while (next) {
+    const gone = next;
+    next = next.nextSibling;
+    gone.remove();
+  }
+}
+
+function show(id, html) {
+  const old = document.getElementById(id);
+  if (!old) return;
+  const fresh = old.cloneNode(false);
+  fresh.innerHTML = html;
+  writeTimes(fresh);
+  const token = document.querySelector("meta[name=form-token]");
+  for (const input of fresh.querySelectorAll("input[name=_xsrf]")) input.setAttribute("value", token ? token.content : "");
+  const focused = old.contains(document.activeElement) ? document.activeElement : null;
+  morph(fresh, old);
+  // What had the focus is gone: go on at the heading above, and not at the top of the page.
+  if (focused && !focused.isConnected) {
+    const heading = old.closest("section")?.querySelector("h2");
+    if (heading) {
+      heading.tabIndex = -1;
+      heading.focus({ preventScroll: true });
+    }
+  }
+}
+
+// -- The stream.
+
+let forget = 0;
+
+function tell(text) {
+  const news = document.getElementById("news");
+  const line = document.createElement("span");
+  line.textContent = text;
+  news.replaceChildren(line);
+  clearTimeout(forget);
+  forget = setTimeout(() => news.replaceChildren(), 10000);
+}
+
+function follow(address) {
+  const liveness = document.getElementById("liveness");
+  const stream = new EventSource(address);
+  stream.onopen = () => { liveness.textContent = "Live."; };
+  stream.onmessage = (event) => {
+    const { parts, news } = JSON.parse(event.data);
+    for (const [id, html] of Object.entries(parts)) show(id, html);
+    if (news) tell(news);
+  };
+  stream.onerror = () => {
+    liveness.textContent = "Not live: trying to reach the pool again.";
+    // A refusal ends the stream for good. It may be short: the service is started again, or a login renewed.
+    if (stream.readyState === EventSource.CLOSED) setTimeout(() => follow(address), 10000);
+  };
+}
+
+writeTimes(document);
+if (document.body.dataset.live) follow(document.body.dataset.live);

@@ -1,0 +1,92 @@
+"""States, reasons and times, as people read them. Pure: nothing here asks for the time."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Final, NamedTuple
+
+from gpu_pool_client import WHOLE, EndReason, Lease, LeaseState, format_share
+
+#: Why a lease ended, to the person whose it was.
+_REASONS: Final = {
+    EndReason.RELEASED: "given back",
+    EndReason.WITHDRAWN: "left the line",
+    EndReason.PROCESS_GONE: "its kernel or command ended",
+    EndReason.NEVER_ATTACHED: "granted, and never used",
+    EndReason.NOT_READY: "its kernel did not start",
+    EndReason.EXPIRED: "its server was not heard of any more",
+    EndReason.REVOKED: "taken back by an administrator",
+    EndReason.DEVICE_LOST: "its GPU is gone",
+    EndReason.NOT_ENFORCED: "its limits could not be set up",
+    EndReason.BROKEN: "what it kept while it was parked could not be brought back",
+    EndReason.TOO_LONG: "held for as long as its course allows",
+    EndReason.IDLE: "its kernel was idle",
+    EndReason.OVER_MEMORY: "used more GPU memory than it had",
+}
+_STATES: Final = {
+    LeaseState.HELD: "held",
+    LeaseState.PARKED: "parked: lent to others while its kernel is idle",
+    LeaseState.ENDED: "ended",
+}
+
+
+class Moment(NamedTuple):
+    """A time: for programs, and for people before a script writes it by their own clock."""
+
+    iso: str
+    text: str
+
+
+def moment(at: float) -> Moment:
+    """Write Unix seconds."""
+    utc = datetime.fromtimestamp(at, timezone.utc)
+    return Moment(f"{utc:%Y-%m-%dT%H:%M:%SZ}", f"{utc:%Y-%m-%d %H:%M} UTC")
+
+
+def reason_words(reason: str) -> str:
+    """Say why a lease ended; the word itself where it is not known."""
+    try:
+        return _REASONS[EndReason(reason)]
+    except ValueError:
+        return reason
+
+
+def state_words(lease: Lease) -> str:
+    """Say where a lease is in its life."""
+    if lease.state is LeaseState.WAITING:
+        return "next in line" if lease.place == 1 else f"number {lease.place} in line"
+    return _STATES[lease.state]
+
+
+def where_words(lease: Lease) -> str:
+    """Name the GPUs that a lease has, and whether they are simulated; empty if it has none."""
+    indexes = sorted(part.device.index for part in lease.slices)
+    if not indexes:
+        return ""
+    gpus = ("GPU " if len(indexes) == 1 else "GPUs ") + ", ".join(map(str, indexes))
+    return f"{gpus} (simulated)" if lease.simulated else gpus
+
+
+def size_words(lease: Lease) -> str:
+    """Say how much a lease asks for, or has."""
+    if not lease.slices:
+        return str(lease.request)
+    each = " on each" if len(lease.slices) > 1 else ""
+    return f"{lease.slices[0].share}, {memory(lease.memory_mib)}{each}"
+
+
+def memory(mib: int) -> str:
+    """Write device memory to three digits: ``640 MiB``, ``6.4 GiB``, ``32 GiB``."""
+    return f"{mib} MiB" if mib < 1000 else f"{mib / 1024:.3g} GiB"
+
+
+def gpus(milli: float) -> str:
+    """Write thousandths of GPUs: ``35%``, ``1 GPU``, ``2.5 GPUs``."""
+    if milli < WHOLE:
+        return format_share(round(milli))
+    return f"{milli / WHOLE:.3g} GPU" + ("" if milli == WHOLE else "s")
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """Write a number of things: ``1 slice``, ``3 slices``."""
+    return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"

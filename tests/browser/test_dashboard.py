@@ -1,0 +1,223 @@
+"""The dashboard in a real browser: live, by keyboard, on a phone, in light and dark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Page, async_playwright, expect
+
+from gpu_pool_client import LeaseState
+from support.dashboard import ADMIN, Site, courses_of, showing
+
+#: If set, the folder that pictures for the documentation are written to.
+SCREENSHOTS = "GPU_POOL_SCREENSHOTS"
+OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+PHONE = {"width": 320, "height": 640}
+TITLES = {
+    "intro-ml": "Introduction to Machine Learning",
+    "language": "Language and computation",
+    "thesis": "Theses and projects",
+    "vision": "Computer vision",
+}
+#: How far the page is wider than the window.
+TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+#: Every piece of text whose contrast to what is behind it is less than 4.5 (WCAG 2, level AA).
+TOO_FAINT = """() => {
+  const light = (colour) => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(Number)
+      .map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      if (at.matches("svg svg")) return getComputedStyle(at.querySelector("rect")).fill;
+      const colour = getComputedStyle(at).backgroundColor;
+      if (!/, 0\\)$/.test(colour)) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const found = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const text = [...element.childNodes].some((node) => node.nodeType === 3 && node.nodeValue.trim());
+    if (!text || !element.getClientRects().length || element.closest("title, defs")) continue;
+    const style = getComputedStyle(element);
+    const pair = [light(element.matches("svg text") ? style.fill : style.color), light(behind(element))];
+    const ratio = (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+    if (ratio < 4.5) found.push(`${element.tagName} ${element.textContent.trim()}: ${ratio}`);
+  }
+  return found;
+}"""
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+Open = Callable[..., Awaitable[Page]]
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with showing(tmp_path, 3, courses_of(TITLES)) as site:
+        yield site
+
+
+@pytest.fixture
+async def browser(chromium: str) -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
+        yield browser
+        await browser.close()
+
+
+@pytest.fixture
+async def look(browser: Browser, site: Site) -> AsyncIterator[Open]:
+    """Open a page as somebody; whatever the browser complains of fails the test."""
+    complaints: list[str] = []
+    expect.set_options(timeout=20_000)
+
+    async def look(path: str, user: str, **how: Any) -> Page:
+        how = {
+            "viewport": {"width": 1000, "height": 700},
+            "locale": "en-GB",
+            "timezone_id": "Europe/Berlin",
+            **how,
+        }
+        context = await browser.new_context(**how)
+        await context.add_cookies([{"name": "user", "value": user, "url": site.url}])
+        page = await context.new_page()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda told: complaints.append(told.text) if told.type == "error" else None)
+        await page.goto(site.url + path)
+        return page
+
+    yield look
+    assert complaints == []
+
+
+async def fill(site: Site) -> None:
+    """Have a class at work."""
+    for number in range(6):
+        await site.take("5%", f"student{number}", "intro-ml", "Python 3 (GPU 5%)")
+    await site.take("50%", "katherine", "thesis", "python train.py")
+    await site.take("40%", "alan", "language", "R (GPU 40%)")
+    await site.take("20%", "ada", "vision", "Python 3 (GPU 20%)")
+    await site.pool.drain("2")
+    await site.take("1", "katherine", "thesis", "python evaluate.py")
+    await site.take("50%", "ada", "intro-ml", "Python 3 (GPU 50%)")
+
+
+async def live(page: Page) -> None:
+    await expect(page.locator("#liveness")).to_have_text("Live.")
+
+
+async def test_a_slice_appears_by_itself_and_is_given_back_by_keyboard(site: Site, look: Open) -> None:
+    page = await look("", "ada")
+    await live(page)
+    await page.evaluate("window.loadedOnce = true")
+    lease = await site.take("20%", "ada", "vision", "Python 3 (GPU 20%)")
+    await expect(page.locator("#mine h3")).to_contain_text("20%, 6.4 GiB of GPU 0 (simulated)")
+    await expect(page.locator("#news")).to_have_text("Your slice of 20%: held on GPU 0 (simulated).")
+    assert await page.evaluate("window.loadedOnce")
+    await press_until(page, f"ask-{lease}")
+    await page.keyboard.press("Enter")
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".said")).to_have_text("The slice was given back.")
+    assert (await site.pool.lease(lease)).state is LeaseState.ENDED
+
+
+async def press_until(page: Page, element: str) -> None:
+    """Go on with the tabulator key until the element has the focus."""
+    for _ in range(40):
+        await page.keyboard.press("Tab")
+        if await page.evaluate("document.activeElement.id") == element:
+            return
+    raise AssertionError(f"{element} cannot be reached by keyboard")
+
+
+async def test_changes_leave_focus_and_what_is_unfolded(site: Site, look: Open) -> None:
+    lease = await site.take("20%", "ada", "vision")
+    page = await look("", "ada")
+    await live(page)
+    await page.locator(f"#ask-{lease}").press("Enter")
+    await page.keyboard.press("Tab")
+    for number in range(3):
+        await site.take("2%", "ada", "vision")
+        await expect(page.locator("#mine .lease")).to_have_count(number + 2)
+        assert await page.evaluate("document.activeElement.id") == f"release-{lease}"
+        await expect(page.locator(f"#release-{lease}")).to_be_visible()
+
+
+async def test_a_form_that_has_come_by_itself_is_accepted(site: Site, look: Open) -> None:
+    page = await look("", "ada")
+    await live(page)
+    lease = await site.take("20%", "ada", "vision")
+    await page.locator(f"#ask-{lease}").click()
+    await page.locator(f"#release-{lease}").click()
+    await expect(page.locator(".said")).to_have_text("The slice was given back.")
+
+
+async def test_focus_goes_to_the_heading_when_what_had_it_is_gone(site: Site, look: Open) -> None:
+    lease = await site.take("20%", "ada", "vision")
+    page = await look("", "ada")
+    await live(page)
+    await page.locator(f"#ask-{lease}").focus()
+    await site.pool.release(lease)
+    await expect(page.locator("#mine .empty")).to_be_visible()
+    assert await page.evaluate("document.activeElement.id") == "h-mine"
+
+
+async def test_an_administrator_revokes_in_words(site: Site, look: Open) -> None:
+    page = await look("admin", ADMIN)
+    await live(page)
+    lease = await site.take("20%", "ada", "vision", "Python 3 (GPU 20%)")
+    student = await look("", "ada")
+    await page.locator("#leases a", has_text="Revoke").click()
+    await page.get_by_label("Reason").fill("The exam begins at ten.")
+    await page.get_by_role("button", name="Revoke this slice").click()
+    await expect(page.locator(".said")).to_have_text("The slice was revoked.")
+    said = "taken back by an administrator: “The exam begins at ten.”"
+    await expect(student.locator("#mine .notice")).to_contain_text(said)
+    await expect(student.locator("#news")).to_contain_text(said)
+    await student.goto(site.url + "history")
+    await expect(student.locator("table").last).to_contain_text(said)
+    assert (await site.pool.lease(lease)).state is LeaseState.ENDED
+
+
+async def test_without_javascript_all_of_it_works(site: Site, look: Open) -> None:
+    await site.take("20%", "ada", "vision")
+    page = await look("", "ada", java_script_enabled=False)
+    await page.locator("summary").click()
+    await page.get_by_role("button", name="Give it back now").click()
+    await expect(page.locator(".said")).to_have_text("The slice was given back.")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_every_page_fits_a_phone_and_can_be_read(site: Site, look: Open, scheme: str) -> None:
+    await fill(site)
+    for path in ("", "history", "courses", "courses/intro-ml", "admin"):
+        page = await look(path, ADMIN, viewport=PHONE, color_scheme=scheme)
+        assert await page.evaluate(TOO_WIDE) == 0, path
+        assert await page.evaluate(TOO_FAINT) == [], path
+        await page.context.close()
+
+
+@pytest.mark.skipif(SCREENSHOTS not in os.environ, reason="no pictures are asked for")
+async def test_pictures_for_the_documentation(site: Site, look: Open) -> None:
+    await fill(site)
+    for _ in range(3):
+        await site.pool.release(await site.take("2%", "ada", "intro-ml", "Python 3 (GPU 2%)"))
+    pictures: dict[str, tuple[str, str, dict[str, Any]]] = {
+        "dashboard.png": ("", "ada", {}),
+        "dashboard-dark.png": ("", "ada", {"color_scheme": "dark"}),
+        "dashboard-phone.png": ("", "ada", {"viewport": PHONE, "device_scale_factor": 2}),
+        "dashboard-history.png": ("history", ADMIN, {}),
+        "dashboard-course.png": ("courses/intro-ml", "turing", {}),
+        "dashboard-admin.png": ("admin", ADMIN, {}),
+    }
+    for name, (path, user, how) in pictures.items():
+        page = await look(path, user, **how)
+        if path != "history":
+            await live(page)
+        await page.screenshot(path=Path(os.environ[SCREENSHOTS], name), full_page=True)
