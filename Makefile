@@ -10,6 +10,8 @@ HAS_GPU := 'from gpu_pool.inventory import discover; raise SystemExit(not discov
 KERNELS := 2% 10% 50% 1
 # Options for JupyterLab: make lab LAB_ARGS="--no-browser --port 9999"
 LAB_ARGS ?=
+# Options for JupyterHub: make hub HUB_ARGS="--debug"
+HUB_ARGS ?=
 # Options for pytest: make test TEST_ARGS="-k parser"
 TEST_ARGS ?=
 # Options for the benchmarks.
@@ -19,7 +21,7 @@ GPU_PYTHON ?= python3
 SOURCES := $(CURDIR)/kernels:$(CURDIR)/pool:$(CURDIR)/pool_client:$(CURDIR)/provisioner:$(CURDIR)/spawner
 
 .DEFAULT_GOAL := help
-.PHONY: help lab demo test test-all test-gpu lint format types docs bench clean
+.PHONY: help lab hub demo test test-all test-gpu lint format types docs bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +34,14 @@ lab: $(VENV)/.ready-lab ## open JupyterLab with GPU kernels (simulated GPU where
 	fi; \
 	if [ "$$(id -u)" = 0 ]; then set -- --allow-root; else set --; fi; \
 	exec $(BIN)/jupyter lab "$$@" $(LAB_ARGS)
+
+hub: $(VENV)/.ready-hub node_modules/.bin/configurable-http-proxy ## start a JupyterHub with two courses, four users and the dashboard
+	@if [ -z "$$GPU_POOL_DEVICES" ] && ! $(BIN)/python -c $(HAS_GPU); then \
+		echo "No NVIDIA GPU was found on this machine: using one simulated 32 GB V100, marked \"simulated\" wherever it shows."; \
+		export GPU_POOL_DEVICES="V100-SXM2-32GB:1"; \
+	fi; \
+	echo "Log in at http://127.0.0.1:$${PORT:-8000} as hopper, turing, ada or grace; the password is gpu."; \
+	PATH="$(abspath $(BIN)):$(abspath node_modules/.bin):$$PATH" exec $(BIN)/jupyterhub -f examples/jupyterhub/jupyterhub_config.py $(HUB_ARGS)
 
 demo: $(VENV)/.ready-lab ## the same without a browser: fill a simulated GPU, and leave nothing behind
 	@$(BIN)/python examples/demo.py
@@ -67,6 +77,13 @@ bench: $(VENV)/.ready-test ## print this project's speed against its yardsticks,
 clean: ## remove .venv and everything built
 	@rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# JupyterHub's proxy is a program of Node.js.
+node_modules/.bin/configurable-http-proxy:
+	@command -v npm >/dev/null || { \
+		echo "JupyterHub's proxy needs Node.js and npm, which are not here."; \
+		echo "On Debian or Ubuntu: sudo apt install nodejs npm, then run make again."; exit 1; }
+	@npm install --silent --no-save --no-package-lock configurable-http-proxy
 
 # One stamp per extra of pyproject.toml, made again when that file changes.
 $(VENV)/.ready-%: pyproject.toml | $(BIN)/python

@@ -247,9 +247,9 @@ class EmbeddedPool(Pool):
         """See ``Pool.drain``."""
         return await self._do(lambda book: book.drain(device, drained))
 
-    async def history(self, since: float = 0.0) -> list[Mapping[str, Any]]:
-        """See ``Pool.history``."""
-        return await self._do(lambda book: book.history(since))
+    async def history(self, since: float = 0.0, *, user: str | None = None) -> list[Mapping[str, Any]]:
+        """See ``Pool.history``. With ``user``, of that user alone."""
+        return await self._do(lambda book: book.history(since, user))
 
     async def status(self) -> PoolStatus:
         """See ``Pool.status``.

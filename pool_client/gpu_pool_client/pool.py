@@ -161,11 +161,14 @@ class Pool(abc.ABC):
     async def history(self, since: float = 0.0) -> list[Mapping[str, Any]]:
         """Return the leases that have ended since then (Unix seconds), the first to end first.
 
+        No more than the last 100,000 of them.
+
         Each has: id, request, milli, user, course, kernel, requested_at, held_at (the first
         grant; None if it never was), ended_at, held_seconds (parked time left out), gpu_seconds
-        (what was used, in whole GPUs times seconds, whatever sizes it had), reason, note (what its user was told, such as an administrator's
-        words); and, None where nothing was measured, peak_mib and mean_mib (memory in use on one device),
-        device_seconds (time with a process on a device), touched (whether there ever was one).
+        (what was used, in whole GPUs times seconds, whatever sizes it had), reason, note (what
+        its user was told, such as an administrator's words); and, None where nothing was
+        measured, peak_mib and mean_mib (memory in use on one device), device_seconds (time with
+        a process on a device), touched (whether there ever was one).
         """
 
     @abc.abstractmethod

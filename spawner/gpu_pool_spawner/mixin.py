@@ -46,8 +46,11 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
     ).tag(config=True)
     pool_url = Unicode(
         "unix:",
-        help="""The URL of the pool. The Hub asks it what is free, and the servers get it as GPU_POOL_URL,
-        so it must lead both to the same pool.""",
+        help="The URL of the pool, which the servers get as GPU_POOL_URL."
+    ).tag(config=True)
+    hub_pool_url = Unicode(
+        help="""The URL by which the Hub asks the same pool what is free. Empty: pool_url. Such as unix: where
+        pool_url is the service's address behind the Hub, for which the Hub itself has no token.""",
     ).tag(config=True)
     course_required = Bool(
         True,
@@ -112,7 +115,7 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
         """Return the spawn page's form: the courses that this user may use now."""
         now = datetime.now(timezone.utc)
         mine = choices.courses_of(self.user.name, self._groups(), self._courses(), now)
-        supply = await view_of(self.pool_url).look() if mine.open else None
+        supply = await view_of(self.hub_pool_url or self.pool_url).look() if mine.open else None
         last = self.user_options.get(choices.COURSE)
         return spawn_page(Page(mine, supply, now, not self.course_required, last, self.contact))
 

@@ -112,6 +112,15 @@ def test_the_slice_is_back_when_the_container_is_gone_although_we_were_killed(
     assert terminal.lease(lease_id).end_reason is EndReason.PROCESS_GONE
 
 
+def test_no_container_is_left_behind_whatever_docker_was_told(
+    terminal: Terminal, image: str, tmp_path: Path
+) -> None:
+    detached = ("-d", "--cidfile", str(tmp_path / "id"), IMAGE, "sleep", "600")
+    assert terminal.run(*RUN, *detached).returncode == 0
+    assert containers() == []
+    assert terminal.is_empty()
+
+
 def test_without_docker_nothing_is_asked_for(terminal: Terminal, tmp_path: Path) -> None:
     done = terminal.run(*RUN, IMAGE, env={"PATH": str(tmp_path)})
     assert done.returncode == 127

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +15,7 @@ from gpu_pool.cli.session import Session
 from gpu_pool_client import BadRequest, GpuPoolError, Lease, LeaseGone, LeaseState, NotAllowed, Pool, Process
 
 DOCKER: Final = "docker"
+_LABEL: Final = "org.jupyter.gpu-pool.lease"
 #: Seconds between two looks for the container, which Docker takes a moment to start.
 _EVERY: Final = 0.1
 #: Seconds in which Docker answers a question about a container.
@@ -26,19 +25,21 @@ _MPS: Final = "CUDA_MPS_PIPE_DIRECTORY"
 
 
 class Container:
-    """One container on a slice, known by the file into which Docker writes its id."""
+    """The container on a lease, known by a label that Docker keeps with it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._id_file = folder / "id"
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._label = f"{_LABEL}={lease.id}"
 
-    def command(self, lease: Lease, arguments: tuple[str, ...]) -> list[str]:
+    def command(self, arguments: tuple[str, ...]) -> list[str]:
         """Return the command that runs the container: our options, then whatever the user wrote.
 
         With an init of its own, since a program that is the first process of a
         container ignores SIGTERM. Variables are named and not written: what is
         an argument, everybody reads.
         """
-        command = [DOCKER, "run", "--rm", "--init", "--interactive", "--cidfile", str(self._id_file)]
+        lease = self._lease
+        command = [DOCKER, "run", "--rm", "--init", "--interactive", "--label", self._label]
         if sys.stdin.isatty() and sys.stdout.isatty():
             command.append("--tty")
         real = [part.device.uuid for part in lease.slices if not part.device.simulated]
@@ -53,8 +54,9 @@ class Container:
             command += ["--ipc", "host"]
         return [*command, *arguments]
 
-    async def follow(self, session: Session, lease: Lease) -> None:
+    async def follow(self, session: Session) -> None:
         """Tie the lease to the container's own process, and end the container when the lease ends."""
+        lease = self._lease
         process = await self._process()
         try:
             async with session.connect() as pool:
@@ -70,39 +72,30 @@ class Container:
     async def _process(self) -> Process:
         """Return the container's first process, once it runs."""
         while True:
-            found = Process.of(int(self._ask("inspect", "--format", "{{.State.Pid}}") or 0))
-            if found is not None:
-                return found
+            for name in self._names():
+                pid = _ask("inspect", "--format", "{{.State.Pid}}", name)
+                found = Process.of(int(pid or 0))
+                if found is not None:
+                    return found
             await asyncio.sleep(_EVERY)
 
     def end(self) -> None:
         """End the container, if it still is there."""
-        self._ask("rm", "--force")
+        if names := self._names():
+            _ask("rm", "--force", *names)
 
-    def _ask(self, *words: str) -> str:
-        """Say something to Docker about the container; return its answer, empty if there is none."""
-        try:
-            name = self._id_file.read_text()
-        except FileNotFoundError:
-            return ""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            done = subprocess.run(
-                [DOCKER, *words, name], capture_output=True, text=True, timeout=_ANSWERS_WITHIN, check=False
-            )
-            return done.stdout.strip() if done.returncode == 0 else ""
-        return ""
+    def _names(self) -> list[str]:
+        return _ask("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={self._label}").split()
 
 
-@contextlib.contextmanager
-def container() -> Iterator[Container]:
-    """Make what a container needs while it runs; afterwards it is gone, whatever became of us."""
-    folder = Path(tempfile.mkdtemp(prefix="gpu-pool-"))
-    made = Container(folder)
-    try:
-        yield made
-    finally:
-        made.end()
-        shutil.rmtree(folder, ignore_errors=True)
+def _ask(*words: str) -> str:
+    """Say something to Docker; return its answer, empty if there is none."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [DOCKER, *words], capture_output=True, text=True, timeout=_ANSWERS_WITHIN, check=False
+        )
+        return done.stdout.strip() if done.returncode == 0 else ""
+    return ""
 
 
 async def _attach(pool: Pool, lease: Lease, process: Process) -> None:

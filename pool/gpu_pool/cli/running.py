@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from gpu_pool.cli.child import CommandNotFound, GatedCommand, become
-from gpu_pool.cli.containers import DOCKER, container
+from gpu_pool.cli.containers import DOCKER, Container
 from gpu_pool.cli.line import new_key, take
 from gpu_pool.cli.mine import ancestors, choose, held_by
 from gpu_pool.cli.screen import note
@@ -109,12 +109,15 @@ def run(
 
 
 def _run_container(session: Session, lease: Lease, child: GatedCommand, arguments: tuple[str, ...]) -> int:
-    with container() as box:
+    box = Container(lease)
+    try:
         return child.supervise(
-            box.command(lease, arguments),
+            box.command(arguments),
             {**os.environ, **lease.environment},
-            meanwhile=lambda: asyncio.run(box.follow(session, lease)),
+            meanwhile=lambda: asyncio.run(box.follow(session)),
         )
+    finally:
+        box.end()
 
 
 @verb(

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 _KEY: Final = re.compile(r"[!-~]{1,128}")
 #: No deadline is set further ahead than this.
 _MOST_SECONDS: Final = 86_400.0
+#: Rows of history that are read at once.
+_MOST_ROWS: Final = 100_000
 #: Characters kept of a user's, a course's or a kernel's name.
 _MOST_TEXT: Final = 200
 
@@ -206,10 +208,12 @@ class Book:
                 url, tuple(self._devices.statuses()), self._leases.not_waiting(), self._leases.in_line()
             )
 
-    def history(self, since: float) -> list[Mapping[str, Any]]:
-        """Return the leases that have ended since then; see ``Pool.history``."""
+    def history(self, since: float, user: str | None = None) -> list[Mapping[str, Any]]:
+        """Return the leases, or those of a user, that have ended since then; see ``Pool.history``."""
+        name = "history" if user is None else "history_of_user"
         with self._db.snapshot():
-            return [dict(row) for row in self._db.run("history", {"since": since}).fetchall()]
+            rows = self._db.run(name, {"since": since, "user": user, "most": _MOST_ROWS}).fetchall()
+        return [dict(row) for row in reversed(rows)]
 
     # -- Changing ----------------------------------------------------------
 

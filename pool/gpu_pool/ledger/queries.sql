@@ -124,11 +124,21 @@ FROM use;
 SELECT course, milli, held_seconds FROM history WHERE held_at IS NOT NULL ORDER BY number DESC LIMIT :count;
 
 -- name: history
+-- The last that ended, the latest first.
 SELECT id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
        used / 1000.0 AS gpu_seconds, reason, note,
        peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
        device_seconds > 0 AS touched
-FROM history WHERE ended_at >= :since ORDER BY ended_at, number;
+FROM history WHERE ended_at >= :since ORDER BY ended_at DESC, number DESC
+LIMIT :most;
+
+-- name: history_of_user
+SELECT id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
+       used / 1000.0 AS gpu_seconds, reason, note,
+       peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
+       device_seconds > 0 AS touched
+FROM history WHERE user = :user AND ended_at >= :since ORDER BY ended_at DESC, number DESC
+LIMIT :most;
 
 -- name: take
 UPDATE device SET held_milli = held_milli + :milli, held_memory_mib = held_memory_mib + :memory_mib,

@@ -21,6 +21,7 @@ from gpu_pool.service.callers import Caller
 from gpu_pool.service.changes import Changes
 from gpu_pool.service.claims import identify
 from gpu_pool.service.heartbeats import Heartbeats
+from gpu_pool.service.pace import Pace
 from gpu_pool_client import (
     Activity,
     BadRequest,
@@ -58,12 +59,14 @@ class Desk:
         heartbeats: Heartbeats,
         log: logging.Logger,
         most_polls: int,
+        pace: Pace | None = None,
     ) -> None:
         self.heartbeats = heartbeats
         self._pool = pool
         self._changes = changes
         self._log = log
         self._most_polls = most_polls
+        self._pace = pace
         self._polls: Counter[str] = Counter()
         self._holders: dict[str, str] = {}
 
@@ -139,8 +142,7 @@ class Desk:
 
     async def history(self, caller: Caller, since: float) -> list[Mapping[str, Any]]:
         """Return the caller's own leases that have ended since then."""
-        found = await self._pool.history(since)
-        return [each for each in found if caller.is_admin or each["user"] == caller.user]
+        return await self._pool.history(since, user=None if caller.is_admin else caller.user)
 
     # -- Changing ----------------------------------------------------------
 
@@ -241,6 +243,8 @@ class Desk:
     @contextmanager
     def _decision(self, caller: Caller, what: str) -> Iterator[list[str]]:
         """Log what is decided, or why not, and let those look who wait for news."""
+        if self._pace is not None and not caller.is_admin:
+            self._pace.count(caller.user)
         told: list[str] = []
         try:
             yield told

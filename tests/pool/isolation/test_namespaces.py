@@ -27,7 +27,7 @@ def lease(name: str, milli: int = 20, *devices: Device) -> Lease:
     return mps_stub.lease(name, milli, *(devices or (H100,)))
 
 
-A, B = lease("aaaaaaaa"), lease("bbbbbbbb", 300)
+A, B = lease("1-aaaaaaaa"), lease("2-bbbbbbbb", 300)
 
 
 @pytest.fixture
@@ -97,10 +97,10 @@ def test_leases_of_any_sizes_share_a_device(tier: CgroupTier, stub: Stub, runtim
     tier.open(B)
     assert [line.split()[2:] for line in stub.asked() if line.startswith("namespace set")] == [
         [name, "--server=gpu_0", f"--pinned-memory-limit={mib}M", f"--active-thread-percentage={percent}"]
-        for name, mib, percent in (("lease_aaaaaaaa", 1621, 2), ("lease_bbbbbbbb", 24323, 30))
+        for name, mib, percent in (("lease_1_aaaaaaaa", 1621, 2), ("lease_2_bbbbbbbb", 24323, 30))
     ]
-    assert group_limits(stub) == {"aaaaaaaa": ["1621", "1621"], "bbbbbbbb": ["24323", "24323"]}
-    pipe = f"{runtime}/daemon/pipe/gpu_0/lease_aaaaaaaa"
+    assert group_limits(stub) == {"1-aaaaaaaa": ["1621", "1621"], "2-bbbbbbbb": ["24323", "24323"]}
+    pipe = f"{runtime}/daemon/pipe/gpu_0/lease_1_aaaaaaaa"
     assert tier.describe(A).variables == {"CUDA_MPS_PIPE_DIRECTORY": pipe}
     assert Path(pipe).is_dir()
     assert tier.adapt(H100).one_size is False
@@ -109,7 +109,7 @@ def test_leases_of_any_sizes_share_a_device(tier: CgroupTier, stub: Stub, runtim
 def test_a_limit_that_is_said_to_be_set_and_is_not_fails(tier: CgroupTier, stub: Stub) -> None:
     tier.prepare(H100)
     stub.tell(lie=["namespace set"])
-    with pytest.raises(TierFailed, match=r"limit namespace lease_aaaaaaaa to 1621 MiB and 2%, and says"):
+    with pytest.raises(TierFailed, match=r"limit namespace lease_1_aaaaaaaa to 1621 MiB and 2%, and says"):
         tier.open(A)
 
 
@@ -132,7 +132,7 @@ def test_a_process_joins_the_group_with_what_it_has_started(tier: CgroupTier, gr
     tier.prepare(H100)
     tier.open(A)
     forks = "import subprocess; it = subprocess.Popen('cat'); print(it.pid, flush=True); it.wait()"
-    joined = groups / "gpu-pool" / "aaaaaaaa" / "cgroup.procs"
+    joined = groups / "gpu-pool" / "1-aaaaaaaa" / "cgroup.procs"
     with running(forks) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
@@ -163,8 +163,8 @@ def test_a_closed_lease_leaves_nothing(tier: CgroupTier, stub: Stub, runtime: Pa
     tier.open(A)
     stub.asked()
     tier.close(A)
-    assert "namespace delete lease_aaaaaaaa --server=gpu_0 --force" in stub.asked()
-    assert not (groups / "gpu-pool" / "aaaaaaaa").exists()
+    assert "namespace delete lease_1_aaaaaaaa --server=gpu_0 --force" in stub.asked()
+    assert not (groups / "gpu-pool" / "1-aaaaaaaa").exists()
     limits = stub.cards()[H100.uuid]["limits"]
     assert list(limits.values()) == [["0", "max"]]
     tier.stop()
@@ -176,11 +176,11 @@ def test_a_parked_lease_whose_process_lives_may_use_nothing(
 ) -> None:
     tier.prepare(H100)
     tier.open(A)
-    (groups / "gpu-pool" / "aaaaaaaa" / "cgroup.procs").write_text("4711\n")
+    (groups / "gpu-pool" / "1-aaaaaaaa" / "cgroup.procs").write_text("4711\n")
     tier.close(A)
-    assert group_limits(stub) == {"aaaaaaaa": ["0", "0"]}
+    assert group_limits(stub) == {"1-aaaaaaaa": ["0", "0"]}
     tier.open(A)
-    assert group_limits(stub) == {"aaaaaaaa": ["1621", "1621"]}
+    assert group_limits(stub) == {"1-aaaaaaaa": ["1621", "1621"]}
 
 
 def test_after_a_crash_exactly_what_is_held_is_enforced(
@@ -195,10 +195,10 @@ def test_after_a_crash_exactly_what_is_held_is_enforced(
     stub.asked()
     later.recover([A])
     asked = stub.asked()
-    assert "namespace delete lease_bbbbbbbb --server=gpu_0 --force" in asked
+    assert "namespace delete lease_2_bbbbbbbb --server=gpu_0 --force" in asked
     assert not [line for line in asked if line.startswith("namespace create")]
     assert {each.pid for each in stub.processes()} == before
-    assert {path.name for path in (groups / "gpu-pool").iterdir() if path.is_dir()} == {"aaaaaaaa"}
+    assert {path.name for path in (groups / "gpu-pool").iterdir() if path.is_dir()} == {"1-aaaaaaaa"}
     later.close(A)
     later.stop()
     assert (list(runtime.iterdir()), stub.processes(), stub.mode()) == ([], [], "Default")
@@ -213,10 +213,10 @@ def test_a_daemon_that_was_killed_is_started_again_and_its_leases_are_told(
     assert tier.tend() == {}
     stub.processes("nvidia-cuda-mps-control")[0].send_signal(signal.SIGKILL)
     stub.asked()
-    assert list(tier.tend()) == ["aaaaaaaa"]
+    assert list(tier.tend()) == ["1-aaaaaaaa"]
     asked = stub.asked()
     assert [line for line in asked if line.startswith("server create")]
-    assert "namespace create lease_aaaaaaaa --server=gpu_0" in asked
+    assert "namespace create lease_1_aaaaaaaa --server=gpu_0" in asked
     assert len(stub.processes("nvidia-cuda-mps-server")) == 2
     assert tier.tend() == {}
 
@@ -233,7 +233,7 @@ def test_without_root_it_is_refused_in_words(stub: Stub, runtime: Path, groups: 
 
 
 def test_several_devices_at_once_are_refused_in_words(tier: CgroupTier) -> None:
-    both = lease("aaaaaaaa", 1000, H100, OTHER)
+    both = lease("1-aaaaaaaa", 1000, H100, OTHER)
     with pytest.raises(TierFailed, match=r"2 GPUs were asked for at once.*Ask for one GPU"):
         tier.open(both)
     assert not tier.describe(both).variables

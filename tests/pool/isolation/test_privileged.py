@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,12 @@ import pytest
 from gpu_pool.isolation import TierFailed
 from gpu_pool.isolation.privileged import Privileged
 from gpu_pool.isolation.privileged import program as privileged_program
-from gpu_pool.isolation.privileged.program import Refused, System, perform
+from gpu_pool.isolation.privileged.program import _LEASE, Refused, System, perform
 from support.mps_stub import V100, Stub
-from support.pools import running
+from support.pools import embedded, running, take
 
 PROGRAM = Path(privileged_program.__file__)
-LEASE = "0123abcd"
+LEASE = "12-0123abcd"
 ME = os.getuid()
 
 
@@ -122,7 +123,7 @@ def test_the_soft_limit_is_zeroed_before_a_group_is_removed(
 
 def test_what_is_done_twice_is_done(system: System, group: Path) -> None:
     perform(["cgroup-make", LEASE], system, ME)
-    perform(["cgroup-remove", "ffff0000"], system, ME)
+    perform(["cgroup-remove", "13-ffff0000"], system, ME)
 
 
 def test_a_group_that_does_not_exist(system: System) -> None:
@@ -212,3 +213,8 @@ def test_a_sudo_that_asks_for_a_password_is_quoted(tmp_path: Path, monkeypatch: 
 
 def test_without_root_and_without_the_program_there_is_no_way(tmp_path: Path) -> None:
     assert not Privileged(program=tmp_path / "absent", root=False).available()
+
+
+async def test_the_ids_of_a_pools_own_leases_are_accepted(tmp_path: Path) -> None:
+    async with embedded(tmp_path / "ledger.db") as pool:
+        assert re.fullmatch(_LEASE, await take(pool, "2%", "key"))

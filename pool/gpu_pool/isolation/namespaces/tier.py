@@ -236,7 +236,8 @@ def _server(device: Device) -> str:
 
 
 def _namespace(lease_id: str) -> str:
-    return f"lease_{lease_id}"
+    # As other names of MPS: letters, digits and underscores.
+    return f"lease_{lease_id.replace('-', '_')}"
 
 
 def _refuse_old(device: Device) -> None:

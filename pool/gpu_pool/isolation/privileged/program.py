@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _UUID = r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_LEASE = r"[0-9a-f]{8,64}"
+_LEASE = r"[0-9]{1,18}-[0-9a-f]{8}"
 #: Every verb with what its arguments must look like, from beginning to end.
 _VERBS = {
     "compute-mode": (_UUID, "exclusive|default"),

@@ -85,6 +85,8 @@ CREATE TABLE history (
     device_seconds  REAL
 );
 
+CREATE INDEX history_by_user ON history (user, ended_at);
+
 -- What every user has used of every course by leases that are not held any more,
 -- in thousandths of a GPU times seconds. The first two fade with time, as of as_of.
 CREATE TABLE use (
