@@ -33,6 +33,8 @@ c = get_config()  # noqa: F821 - JupyterHub gives it to this file
 c.JupyterHub.bind_url = f"http://127.0.0.1:{PORT}"
 c.JupyterHub.db_url = f"sqlite:///{STATE}/jupyterhub.sqlite"
 c.JupyterHub.cookie_secret_file = str(STATE / "cookie_secret")
+c.JupyterHub.hub_port = int(os.environ.get("HUB_PORT", "8081"))
+c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{os.environ.get('PROXY_PORT', '8001')}"
 c.ConfigurableHTTPProxy.pid_file = str(STATE / "proxy.pid")
 
 # Four people, who all have one password.

@@ -32,9 +32,9 @@ async def test_a_kernel_has_its_slice_over_a_restart_until_it_is_shut_down(
 ) -> None:
     km = manager(served.install("half", "50%"))
     await km.start_kernel()
+    assert await answer(km, "import os; print(os.environ['GPU_POOL_URL'])") == f"{served.url}\n"
     lease = await served.only_lease()
     assert (lease.process, lease.holder.process) == (Process.of(km.provisioner.pid), Process.current())
-    assert await answer(km, "import os; print(os.environ['GPU_POOL_URL'])") == f"{served.url}\n"
     await km.restart_kernel()
     assert await answer(km, "import os; print(os.environ['GPU_POOL_LEASE'])") == f"{lease.id}\n"
     assert (await served.only_lease()).id == lease.id

@@ -132,7 +132,7 @@ class Room:
         for occupant in list(self._occupants):
             self.leave(occupant)
         if self._is_open:
-            run(self.pool.tend())
+            run(self.pool.status())
         run(self.pool.close())
 
 

@@ -123,7 +123,8 @@ def display(text: str, display_id: str) -> dict[str, Any]:
 
 def error(name: str, text: str) -> dict[str, Any]:
     """Return the content of iopub's error message."""
-    return {"ename": name, "evalue": text, "traceback": [f"{name}: {text}"]}
+    # Pages break lines anywhere, also within words.
+    return {"ename": name, "evalue": text, "traceback": textwrap.wrap(f"{name}: {text}", _COLUMNS)}
 
 
 def error_reply(name: str, text: str) -> dict[str, Any]:

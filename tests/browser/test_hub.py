@@ -1,0 +1,129 @@
+"""The example Hub as its four people use it: a class on the pool, from the login to a revoked slice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, Page, async_playwright, expect
+
+from support.classroom import eventually
+from support.hub_with_proxy import REQUIRED, proxy_command
+
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(400)]
+ROOT = Path(__file__).parents[2]
+SCREENSHOTS = "GPU_POOL_SCREENSHOTS"
+PORTS = ("PORT", "HUB_PORT", "PROXY_PORT", "SERVICE_PORT")
+
+
+def free_ports() -> dict[str, str]:
+    with ExitStack() as opened:
+        found = {name: opened.enter_context(socket.socket()) for name in PORTS}
+        for each in found.values():
+            each.bind(("127.0.0.1", 0))
+        return {name: str(each.getsockname()[1]) for name, each in found.items()}
+
+
+@pytest.fixture
+async def hub(tmp_path: Path) -> AsyncIterator[str]:
+    """Run what ``make hub`` runs; give its address."""
+    proxy = proxy_command()
+    if proxy is None:
+        words = "configurable-http-proxy or node is missing (npm install configurable-http-proxy)"
+        pytest.fail(words) if os.environ.get(REQUIRED) else pytest.skip(words)
+    ports = free_ports()
+    path = [str(Path(sys.executable).parent), str(ROOT / "node_modules/.bin"), os.environ["PATH"]]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPU_POOL_")}
+    environment |= {**ports, "PATH": os.pathsep.join(path), "GPU_POOL_DEVICES": "V100-SXM2-32GB:1"}
+    log = tmp_path / "log"
+    with log.open("wb") as written:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "jupyterhub"),
+            *("-f", str(ROOT / "examples/jupyterhub/jupyterhub_config.py")),
+            cwd=tmp_path,
+            env=environment,
+            stdout=written,
+            stderr=written,
+        )
+
+    async def runs() -> bool:
+        assert process.returncode is None, log.read_text()
+        return "JupyterHub is now running" in log.read_text()
+
+    try:
+        await eventually(runs, within=90)
+        yield f"http://127.0.0.1:{ports['PORT']}"
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        await process.wait()
+
+
+async def visit(browser: Browser, hub: str, user: str, where: str) -> Page:
+    """Log in as one of the four and go there."""
+    page = await (await browser.new_context(viewport={"width": 1100, "height": 700})).new_page()
+    page.set_default_timeout(60_000)
+    await page.goto(f"{hub}{where}")
+    await page.locator("#username_input").fill(user)
+    await page.locator("#password_input").fill("gpu")
+    await page.locator("#login_submit").click()
+    return page
+
+
+async def snap(page: Page, name: str) -> None:
+    folder = os.environ.get(SCREENSHOTS)
+    if folder:
+        await page.screenshot(path=Path(folder, name), animations="disabled")
+
+
+async def test_a_class_on_the_pool(chromium: str, hub: str) -> None:
+    expect.set_options(timeout=60_000)
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
+        )
+        # The student starts a server for the course, and a kernel on 2% of the GPU.
+        student = await visit(browser, hub, "ada", "/hub/spawn")
+        await expect(student.get_by_text("Introduction to Machine Learning")).to_be_visible()
+        await expect(student.get_by_text("Theses and projects")).to_have_count(0)
+        await student.get_by_role("button", name="Start").click()
+        await student.wait_for_url("**/lab**")
+        card = student.locator('.jp-LauncherCard[data-category="Notebook"][title="Python 3 (GPU 2%)"]')
+        await card.click()
+        await expect(student.get_by_text("Python 3 (GPU 2%) | Idle")).to_be_visible()
+        cell = student.locator(".jp-Notebook .jp-Cell.jp-mod-active .cm-content")
+        await cell.click()
+        await student.keyboard.type("%gpu")
+        await student.keyboard.press("Shift+Enter")
+        output = student.locator(".jp-OutputArea-output").first
+        await expect(output).to_contain_text("655 MiB granted")
+        await snap(student, "hub-notebook.png")
+        # The administrator sees it, and takes it back with a reason that the student reads.
+        admin = await visit(browser, hub, "hopper", "/services/gpu-pool/")
+        await expect(admin.locator("#devices")).to_contain_text("intro 2%")
+        await snap(admin, "hub-dashboard.png")
+        await admin.locator("a", has_text="Administration").click()
+        await admin.locator("#leases a", has_text="Revoke").first.click()
+        await admin.get_by_label("Reason").fill("The exam begins at ten.")
+        await admin.get_by_role("button", name="Revoke").click()
+        await expect(admin.locator("#devices, .said").first).to_be_visible()
+        told = student.locator(".jp-OutputArea-output", has_text="The exam begins at ten.")
+
+        async def reads_why() -> bool:
+            # The kernel ends a moment later: until then a cell may still run.
+            await cell.click()
+            await student.keyboard.type("1 + 1")
+            await student.keyboard.press("Shift+Enter")
+            await expect(student.locator(".jp-InputPrompt", has_text="[*]")).to_have_count(0)
+            return bool(await told.count())
+
+        await eventually(reads_why)
+        await snap(student, "hub-revoked.png")
+        await browser.close()
