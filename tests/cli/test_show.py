@@ -6,8 +6,8 @@ import json
 import signal
 
 DEVICE = {
-    "uuid", "index", "model", "memory_mib", "contexts", "driver", "mig_profile", "numa_node", "nvlink", "one_size",
-    "simulated", "drained", "milli", "held_milli", "free_milli", "held_memory_mib", "free_memory_mib",
+    "uuid", "index", "model", "memory_mib", "contexts", "driver", "mig_profile", "numa_node", "nvlink",
+    "one_size", "simulated", "drained", "milli", "held_milli", "free_milli", "held_memory_mib", "free_memory_mib",
     "held_contexts", "free_contexts", "held_by",
 }  # fmt: skip
 LEASE = {

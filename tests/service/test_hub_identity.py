@@ -31,21 +31,21 @@ async def test_the_token_of_a_server_that_was_stopped_is_refused_at_once(
     await behind_hub.take(token)
     await hub.stop_server("ada", "short")
     status, problem = await behind_hub.ask(token, "POST", "/leases", {"request": "2%", "key": "more"})
-    assert (status, problem["code"]) == (403, "not-allowed")
+    assert (status, problem["code"]) == (401, "not-allowed")
 
 
 async def test_a_revoked_token_is_refused_at_once(behind_hub: HubService, hub: Hub) -> None:
     token = await hub.token("ada")
     lease = await behind_hub.take(token)
     await hub.revoke(token)
-    assert (await behind_hub.ask(token, "DELETE", f"/leases/{lease['id']}"))[0] == 403
+    assert (await behind_hub.ask(token, "DELETE", f"/leases/{lease['id']}"))[0] == 401
 
 
 async def test_an_expired_token_is_refused(behind_hub: HubService, hub: Hub) -> None:
     token = await hub.token("ada", expires_in=1)
     while (await hub.status_of(token)) == 200:
         pass
-    assert (await behind_hub.ask(token, "POST", "/leases", {"request": "2%", "key": "key"}))[0] == 403
+    assert (await behind_hub.ask(token, "POST", "/leases", {"request": "2%", "key": "key"}))[0] == 401
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,6 @@ async def test_an_expired_token_is_refused(behind_hub: HubService, hub: Hub) -> 
         "Bearer ",
         "Bearer nonsense",
         "Basic YWRhOmFkYQ==",
-        f"token {SECRET}",
         "Bearer " + "x" * 4096,
     ],
 )
@@ -68,13 +67,13 @@ async def test_whoever_is_nobody_to_the_hub_is_refused(behind_hub: HubService, h
         ("POST", "/heartbeat"),
     ):
         status, problem = await behind_hub.ask(None, method, path, {}, Authorization=header)
-        assert (status, problem["code"]) == (403, "not-allowed")
+        assert (status, problem["code"]) == (401, "not-allowed")
 
 
 async def test_a_token_counts_in_its_header_only(behind_hub: HubService, hub: Hub) -> None:
     token = await hub.token("ada")
     cookie = {"Cookie": f"service-gpu-pool={token}; token={token}", "Sec_Fetch_Mode": "websocket"}
-    assert (await behind_hub.ask(None, "GET", f"/status?token={token}", **cookie))[0] == 403
+    assert (await behind_hub.ask(None, "GET", f"/status?token={token}", **cookie))[0] == 401
     assert (await behind_hub.ask(token, "GET", "/status"))[0] == 200
 
 
@@ -83,7 +82,7 @@ async def test_tokens_of_services_and_tokens_for_others_are_refused(behind_hub: 
     of_another_service = await hub.token("ada", scopes=["read:users:name!user=ada"])
     # One that an administrator's browser has left at a student's server.
     left_by_a_visitor = await hub.token(ADMIN, scopes=["access:servers!server=ada/"])
-    for token in (TESTER, of_another_service, left_by_a_visitor):
+    for token in (SECRET, TESTER, of_another_service, left_by_a_visitor):
         status, problem = await behind_hub.ask(token, "GET", "/status")
         assert (status, problem["code"]) == (403, "not-allowed"), problem
         assert "may not access the pool" in problem["message"]

@@ -109,6 +109,7 @@ async def test_what_there_is_not_is_told_in_a_problem_document(
     answer = await ask(behind_hub.where, method, f"{PREFIX}api/v1{path}", body, 20, headers)
     assert answer.status == status
     assert status == 200 or answer.headers["Content-Type"] == PROBLEM_TYPE
+    assert answer.headers.get("Allow") == ("GET" if status == 405 else None)
     assert "Traceback" not in behind_hub.service.log
 
 

@@ -32,7 +32,8 @@ c.JupyterHub.services[1:] = [
     {{
         "name": "gpu-pool",
         "url": "http://127.0.0.1:{service}",
-        "command": [{python!r}, "-m", "gpu_pool.cli", "serve", "--socket", {socket!r}, "--ledger", {ledger!r}],
+        "command": [{python!r}, "-m", "gpu_pool.cli", "serve", "--socket", {socket!r},
+                    "--ledger", {ledger!r}],
         "environment": {{"GPU_POOL_DEVICES": {devices!r}, "JUPYTER_CONFIG_DIR": {folder!r}}},
         "oauth_no_confirm": True,
     }},

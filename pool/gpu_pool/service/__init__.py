@@ -3,17 +3,26 @@
 ::
 
     app        the program: its settings, its start and its end
-    server     tornado's HTTP server on a Unix socket, within limits
+    server     tornado's HTTP server, within limits; on a Unix socket it knows its peers
     listening  the socket's file: where it may be, and whether somebody serves there
-    callers    who asks: identity from the connection, never from what is said
+    callers    who asks over the socket: identity from the connection, never from what is said
     claims     which process somebody means who is perhaps in a container
+    hidepid    whether other users' processes are seen at all
+    hubbed     what the service is to a JupyterHub: its address, and the users it shares
+    hub        who asks over TCP: the Hub says it, of the token that comes with the request
+    heartbeats leases of callers over TCP, which live while they are renewed
     desk       what each caller may do, over the pool that does it
+    pace       how often each user may have something decided
     changes    wakes those who wait when something happens to their leases
     answering  JSON in and out, and errors as problem documents
-    handlers   the addresses
-    hidepid    whether other users' processes are seen at all
+    handlers   what answers at each address
+    routes     the addresses, with what is understood and answered there
+    openapi    the description that is made of them
+    rooms      the application with the API, for whoever identifies callers
+    site       the one for the Hub's users: API, login and pages
+    browsers   what all pages have in common (needs jupyterhub, as site does)
+    web        the pages
 
-Who asks is found out in one place (``callers.Identify``), so that another way
-to know it can stand beside the socket's credentials. What everybody may do is
+Who asks is found out by one of two implementations of ``callers.Identify``. What everybody may do is
 decided in one place, too: no handler knows any rule.
 """

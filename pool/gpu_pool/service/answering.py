@@ -18,7 +18,7 @@ from tornado.web import HTTPError, RequestHandler
 from gpu_pool.service.callers import Caller, Identify
 from gpu_pool.service.desk import Desk
 from gpu_pool.service.heartbeats import without_keepers
-from gpu_pool.service.hub import HubUnreachable
+from gpu_pool.service.hub import HubUnreachable, UnknownToken
 from gpu_pool_client import BadRequest, GpuPoolError, Lease
 from gpu_pool_client.remote import wire
 from gpu_pool_client.remote.problems import PROBLEM_TYPE, problem_of
@@ -133,6 +133,11 @@ class Handler(RequestHandler):
         problem = problem_of(error if isinstance(error, GpuPoolError) else _UNKNOWN)
         if isinstance(error, HubUnreachable):
             self.set_header("Retry-After", "1")
+        if isinstance(error, UnknownToken):
+            problem.status = HTTPStatus.UNAUTHORIZED
+            self.set_header("WWW-Authenticate", "Bearer")
+        if status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            self.set_header("Allow", ", ".join(each for each in self.SUPPORTED_METHODS if self._has(each)))
         # What tornado makes of all errors that are not its own.
         if status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
             self.set_status(problem.status)
@@ -140,6 +145,9 @@ class Handler(RequestHandler):
             problem.status = status_code
         self.set_header("Content-Type", PROBLEM_TYPE)
         self.finish(problem.model_dump_json(exclude_none=True))
+
+    def _has(self, method: str) -> bool:
+        return method.lower() in vars(type(self))
 
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
         """Log what nobody foresaw. Called by tornado."""

@@ -29,8 +29,9 @@ from gpu_pool.service.desk import Desk
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.hidepid import check_processes_are_seen
 from gpu_pool.service.hubbed import HubPlace, hub_place, named_by
-from gpu_pool.service.listening import ServiceSocket
+from gpu_pool.service.listening import BACKLOG, ServiceSocket
 from gpu_pool.service.metrics import Metrics, read_networks
+from gpu_pool.service.pace import Pace
 from gpu_pool.service.rooms import Rooms, api
 from gpu_pool.service.server import LimitedServer, PeerServer
 from gpu_pool.settings import PoolSettings, load_settings
@@ -62,8 +63,13 @@ class ServeApp(Program):
     max_connections = Integer(1024, min=1, help="Open connections of one user to the socket.").tag(
         config=True
     )
-    max_waits = Integer(512, min=1, help="Leases that one user may wait for at once.").tag(config=True)
+    max_waits = Integer(512, min=1, help="Questions of one user that wait for news at once.").tag(config=True)
 
+    max_decisions = Integer(
+        600,
+        min=1,
+        help="What one user may ask for in a minute, questions apart; administrators may ask more.",
+    ).tag(config=True)
     bind = Unicode(
         help="""HOST:PORT to listen on for the users of a JupyterHub. By default what a Hub that
         starts the service says; without one, there is the socket only."""
@@ -139,7 +145,7 @@ class ServeApp(Program):
         courses = _courses(self._pool_settings)
         rooms = Rooms(
             pool=pool,
-            desk=Desk(pool, changes, heartbeats, self.log, self.max_waits),
+            desk=Desk(pool, changes, heartbeats, self.log, self.max_waits, Pace(self.max_decisions)),
             changes=changes,
             under_way=UnderWay(),
             log=self.log,
@@ -184,7 +190,7 @@ class ServeApp(Program):
             ) from error
         server = LimitedServer(site(rooms, place), self.log, self.max_clients)
         try:
-            server.listen(place.port, place.host)
+            server.listen(place.port, place.host, backlog=BACKLOG)
         except OSError as error:
             raise PoolUnreachable(
                 f"Port {place.port} of {place.host} cannot be listened on: {error.strerror}.",

@@ -107,7 +107,7 @@ class HubIdentity:
             mark_of(user.name),
             keeper(user.name, server or "", client),
             groups=user.groups,
-            server=None if own_access and server is None else server,
+            server=server,
         )
 
     async def _user(self, token: str, fresh: bool) -> HubUser:

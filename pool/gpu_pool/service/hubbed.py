@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from gpu_pool.service.callers import Peer, user_name
 from gpu_pool.service.hub import Hub, mark_of
 from gpu_pool_client import BadRequest
 from gpu_pool_client.remote.exchange import Server, Where
@@ -29,7 +30,7 @@ class HubPlace:
     hub: Hub
     api_url: str
     #: This service's secret, by which browsers' logins are completed; in no log.
-    token: str
+    token: str = field(repr=False)
     client_id: str
 
 
@@ -86,21 +87,22 @@ def _read_api(url: str) -> tuple[Where, str]:
     )
 
 
-def named_by(system_users: str) -> Callable[[str, int], tuple[str, str]]:
-    """Return what names a user of this machine: with the Hub's name where ``system_users`` says it is theirs.
+def named_by(system_users: str) -> Callable[[Peer], tuple[str, str]]:
+    """Return what names the users of the socket: by the Hub's name where ``system_users`` says it is theirs.
 
     ``system_users`` is what the Hub's users are called on this machine, with
     ``{username}`` in it, or empty. Everybody else is called ``local/NAME``,
-    since no user of a Hub has a "/" in their name.
+    since no user of a Hub has a "/" in their name. So is root, and whoever is
+    in a container, where many can share one uid.
     """
     before, found, after = system_users.partition(_USERNAME)
     if system_users and not found:
         raise BadRequest(f"system_users is {system_users!a}.", f"Accepted: a name with {_USERNAME} in it.")
 
-    def named(name: str, uid: int) -> tuple[str, str]:
-        if not found or not (name.startswith(before) and name.endswith(after)) or uid == 0:
-            return f"local/{name}", str(uid)
+    def named(peer: Peer) -> tuple[str, str]:
+        name = user_name(peer.uid)
         user = name[len(before) : len(name) - len(after)]
-        return (user, mark_of(user)) if user else (f"local/{name}", str(uid))
+        is_theirs = user and name == f"{before}{user}{after}" and peer.uid != 0 and not peer.contained
+        return (user, mark_of(user)) if found and is_theirs else (f"local/{name}", str(peer.uid))
 
     return named

@@ -17,7 +17,7 @@ from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
 from gpu_pool_client.remote.addresses import check_length
 
 #: Connections that may wait to be accepted: a class that arrives at once. The system may allow fewer.
-_BACKLOG: Final = 4096
+BACKLOG: Final = 4096
 _OTHER_FOLDER: Final = "Choose a socket in a folder that only you can write: --socket PATH."
 
 
@@ -108,7 +108,7 @@ def _listen(path: Path, mode: int) -> socket.socket:
         listener.bind(str(path))
         # Nobody can connect before listen, so nobody comes in between.
         path.chmod(mode)
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         why = os.strerror(error.errno or errno.EIO)

@@ -14,6 +14,8 @@ import time
 from http import HTTPStatus
 from typing import Final
 
+from pydantic import ValidationError
+
 from gpu_pool_client.remote import wire
 from gpu_pool_client.remote.endpoints import Endpoint
 
@@ -68,10 +70,11 @@ class Heart:
         body = wire.Beat(leases=sorted(lease_ids)).model_dump_json().encode()
         try:
             answer = asyncio.run(endpoint.ask("POST", "heartbeat", body, _ANSWER_WITHIN))
-        except OSError:
+            if answer.status == HTTPStatus.OK:
+                self.drop(endpoint, set(wire.Beaten.model_validate_json(answer.body).unknown))
+        # Nobody answers, or not the service; or this program is about to end, when nothing can be begun.
+        except (OSError, ValidationError, RuntimeError):
             return False
-        if answer.status == HTTPStatus.OK:
-            self.drop(endpoint, set(wire.Beaten.model_validate_json(answer.body).unknown))
         return True
 
 

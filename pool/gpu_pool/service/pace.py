@@ -1,0 +1,42 @@
+"""How often each user may have something decided."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from gpu_pool_client import OverQuota
+
+#: Users who are remembered before those are forgotten who have been quiet.
+_MOST_KNOWN: Final = 1000
+
+
+class Pace:
+    """Lets each user have so many decisions a minute, all at once if they like."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = per_minute
+        self._clock = clock
+        #: How many decisions a user may have, and as of when.
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def count(self, user: str) -> None:
+        """Count a decision. Raises ``OverQuota`` for one too many."""
+        left = self._left_to(user)
+        if left < 1:
+            raise OverQuota(
+                f"You have asked the pool for something {self._most} times within a minute.",
+                "Wait a moment, and ask less often.",
+            )
+        if user not in self._left and len(self._left) >= _MOST_KNOWN:
+            self._forget()
+        self._left[user] = left - 1, self._clock()
+
+    def _left_to(self, user: str) -> float:
+        now = self._clock()
+        left, at = self._left.get(user, (self._most, now))
+        return min(float(self._most), left + (now - at) * self._most / 60)
+
+    def _forget(self) -> None:
+        self._left = {user: known for user, known in self._left.items() if self._left_to(user) < self._most}
