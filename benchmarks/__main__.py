@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("kernels", "ledger", "growth", "room", "guard", "service", "courses")
+NAMES = ("kernels", "ledger", "growth", "room", "guard", "service", "courses", "dashboard")
 
 
 def main(names: list[str]) -> int:

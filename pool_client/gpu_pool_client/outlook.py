@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+#: Seconds from which a wait is told in hours.
+_LONG: Final = 3 * 3_600
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +26,13 @@ class Outlook:
         """The range of waits in a few words, ``about 4 to 9 min``; empty when nothing is known."""
         if self.wait is None:
             return ""
-        soonest, latest = (round(seconds / 60) for seconds in self.wait)
+        unit, seconds = ("min", 60) if self.wait[1] < _LONG else ("h", 3_600)
+        soonest, latest = (round(each / seconds) for each in self.wait)
         if latest < 1:
             return "less than a minute"
         if soonest < 1:
-            return f"at most about {latest} min"
-        return f"about {latest} min" if soonest == latest else f"about {soonest} to {latest} min"
+            return f"at most about {latest} {unit}"
+        return f"about {latest} {unit}" if soonest == latest else f"about {soonest} to {latest} {unit}"
 
     def __str__(self) -> str:
         place = "You are next in line" if self.place == 1 else f"You are number {self.place} in line"

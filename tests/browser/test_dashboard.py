@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -100,7 +103,7 @@ async def fill(site: Site) -> None:
     for number in range(6):
         await site.take("5%", f"student{number}", "intro-ml", "Python 3 (GPU 5%)")
     await site.take("50%", "katherine", "thesis", "python train.py")
-    await site.take("40%", "alan", "language", "R (GPU 40%)")
+    await site.take("60%", "alan", "language", "R (GPU 40%)")
     await site.take("20%", "ada", "vision", "Python 3 (GPU 20%)")
     await site.pool.drain("2")
     await site.take("1", "katherine", "thesis", "python evaluate.py")
@@ -203,16 +206,49 @@ async def test_every_page_fits_a_phone_and_can_be_read(site: Site, look: Open, s
         await page.context.close()
 
 
+def have_had_a_week(site: Site) -> None:
+    """Write a week of lessons and of nights of training into the ledger's history."""
+    now, number = time.time(), 0
+    rows = []
+    for day in range(7):
+        for hour, length, milli, user, course in (
+            (8, 2, 600, "ada", "intro-ml"), (9, 3, 400, "grace", "language"), (14, 2, 800, "hedy", "vision"),
+            (18, 12, 1000, "katherine", "thesis"), (10, 6, 300 + 100 * day, "alan", "language"),
+        ):  # fmt: skip
+            number += 1
+            ended = now - 86_400 * (6 - day) - 3_600 * (24 - hour - length) - 1_800
+            held = 3_600 * length
+            reason, note = ("revoked", "The exam began.") if number % 9 == 0 else ("process-gone", "")
+            of = (
+                "Python 3 (GPU)",
+                ended - held - 60 * day,
+                ended - held,
+                ended,
+                held,
+                held * milli,
+                reason,
+                note,
+            )
+            rows.append(
+                (-number, f"past-{number}", f"past-{number}", f"{milli / 10:g}%", milli, user, course, *of)
+            )
+    with contextlib.closing(sqlite3.connect(site.ledger)) as ledger, ledger:
+        ledger.executemany(
+            "INSERT INTO history (number, id, key, request, milli, user, course, kernel, requested_at,"
+            f" held_at, ended_at, held_seconds, used, reason, note, slices) VALUES ({'?, ' * 15}'[]')",
+            [row for row in rows if row[10] < now],
+        )
+
+
 @pytest.mark.skipif(SCREENSHOTS not in os.environ, reason="no pictures are asked for")
 async def test_pictures_for_the_documentation(site: Site, look: Open) -> None:
     await fill(site)
-    for _ in range(3):
-        await site.pool.release(await site.take("2%", "ada", "intro-ml", "Python 3 (GPU 2%)"))
+    have_had_a_week(site)
     pictures: dict[str, tuple[str, str, dict[str, Any]]] = {
         "dashboard.png": ("", "ada", {}),
         "dashboard-dark.png": ("", "ada", {"color_scheme": "dark"}),
         "dashboard-phone.png": ("", "ada", {"viewport": PHONE, "device_scale_factor": 2}),
-        "dashboard-history.png": ("history", ADMIN, {}),
+        "dashboard-history.png": ("history", ADMIN, {"viewport": {"width": 1000, "height": 850}}),
         "dashboard-course.png": ("courses/intro-ml", "turing", {}),
         "dashboard-admin.png": ("admin", ADMIN, {}),
     }
@@ -220,4 +256,4 @@ async def test_pictures_for_the_documentation(site: Site, look: Open) -> None:
         page = await look(path, user, **how)
         if path != "history":
             await live(page)
-        await page.screenshot(path=Path(os.environ[SCREENSHOTS], name), full_page=True)
+        await page.screenshot(path=Path(os.environ[SCREENSHOTS], name), full_page=path != "history")

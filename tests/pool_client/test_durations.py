@@ -33,3 +33,5 @@ def test_what_somebody_who_waits_is_told() -> None:
     assert str(Outlook(1, why)) == f"You are next in line. {why}"
     assert str(Outlook(3, why, (240, 540))) == f"You are number 3 in line, about 4 to 9 min. {why}"
     assert Outlook(2, why, (5, 20)).expected == "less than a minute"
+    assert Outlook(2, why, (5, 120)).expected == "at most about 2 min"
+    assert Outlook(2, why, (3_600, 21_700)).expected == "about 1 to 6 h"

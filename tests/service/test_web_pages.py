@@ -111,6 +111,14 @@ async def test_pages_of_administrators_are_theirs_alone(site: Site, path: str) -
     assert (await site.get(path, "ada")).code == 403
 
 
+async def test_the_page_of_one_lease_is_whole(site: Site) -> None:
+    lease = await site.take("20%", "ada", "ml", "train.py")
+    page = Document(await site.page(f"leases/{lease}", ADMIN))
+    assert page.problems == []
+    assert "ada reads it" in page.text
+    assert (await site.get("leases/1-absent", ADMIN)).code == 404
+
+
 async def test_what_is_not_there_is_a_page_too(site: Site) -> None:
     answer = await site.get("nowhere", "ada")
     assert answer.code == 404

@@ -8,12 +8,13 @@ import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from jupyterhub.services.auth import HubOAuth
+from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application
@@ -65,8 +66,8 @@ class Site:
     pool: EmbeddedPool
     url: str
     dashboard: Dashboard
+    ledger: Path
     _count: int = 0
-    cookies: dict[str, str] = field(default_factory=dict)
 
     async def take(self, size: str, user: str, course: str | None = None, kernel: str | None = None) -> str:
         self._count += 1
@@ -122,12 +123,19 @@ async def showing(
         server = HTTPServer(_application(desk, changes, dashboard))
         (socket,) = bind_sockets(0, "127.0.0.1")
         server.add_socket(socket)
-        yield Site(pool, f"http://127.0.0.1:{socket.getsockname()[1]}{PREFIX}", dashboard)
-        dashboard.stop()
-        changes.stop()
-        looking.cancel()
-        server.stop()
-        await server.close_all_connections()
+        try:
+            yield Site(
+                pool,
+                f"http://127.0.0.1:{socket.getsockname()[1]}{PREFIX}",
+                dashboard,
+                folder / "ledger.db",
+            )
+        finally:
+            dashboard.stop()
+            changes.stop()
+            looking.cancel()
+            server.stop()
+            await server.close_all_connections()
 
 
 def _application(desk: Desk, changes: Changes, dashboard: Dashboard) -> Application:

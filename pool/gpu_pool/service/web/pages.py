@@ -42,16 +42,15 @@ class PoolPage(Live):
 
     async def parts(self, scene: Scene, *where: str, token: str = "") -> Parts:  # noqa: ARG002 - one pool
         """Return GPUs, own leases and line."""
-        crowd, viewer = without_names(scene.snapshot.status), self.viewer
-        outlooks = await self._explain(scene.snapshot.status)
-        mine = pool_view.lease_rows(scene.snapshot.status, scene.marks, viewer.owns, outlooks)
+        viewer, status = self.viewer, scene.snapshot.status
+        outlooks = await self._explain(status)
+        mine = pool_view.lease_rows(status, scene.marks, viewer.owns, outlooks)
         taken = await self._taken_away(frozenset(row.id for row in mine))
+        drawn_once = self.dashboard.drawn_once
         return {
-            "devices": self.dashboard.drawn_once(
-                "devices", scene.snapshot, lambda: self._devices(crowd, scene)
-            ),
+            "devices": drawn_once("devices", scene.snapshot, lambda: self._devices(scene)),
             "mine": self.draw("part_mine.html", rows=mine, taken=taken, form_token=token),
-            "line": self.dashboard.drawn_once("line", scene.snapshot, lambda: self._line(crowd, scene)),
+            "line": drawn_once("line", scene.snapshot, lambda: self._line(scene)),
         }
 
     def whole(self, scene: Scene, *where: str) -> dict[str, Any]:  # noqa: ARG002 - one pool
@@ -62,10 +61,12 @@ class PoolPage(Live):
         """Say why slices were taken away."""
         return {row.id: row.why for row in self._taken}
 
-    def _devices(self, crowd: PoolStatus, scene: Scene) -> str:
+    def _devices(self, scene: Scene) -> str:
+        crowd = without_names(scene.snapshot.status)
         return self.draw("part_devices.html", bars=pool_view.device_bars(crowd, scene.marks))
 
-    def _line(self, crowd: PoolStatus, scene: Scene) -> str:
+    def _line(self, scene: Scene) -> str:
+        crowd = without_names(scene.snapshot.status)
         waiting = pool_view.line_by_course(crowd, scene.marks)
         return self.draw("part_line.html", waiting=waiting, total=len(crowd.line))
 

@@ -53,9 +53,8 @@ class Plot:
 
     blocks: tuple[Block, ...]
     ticks: tuple[Tick, ...]
-    #: What the plot's top means: ``2 GPUs``, ``50%``.
+    #: What the plot's top means: ``2 GPUs``, ``50%``. The line in it is half of that.
     top: str
-    half: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,6 @@ def plot(rows: Iterable[Row], marks: Mapping[str, Mark], days: int, now: float) 
         blocks=tuple(_blocks(used, marks, top * seconds)),
         ticks=tuple(_ticks(days, now)),
         top=gpus(top * WHOLE),
-        half=gpus(top * WHOLE / 2),
     )
 
 

@@ -58,7 +58,6 @@ class DeviceBar:
     free_memory: str
     #: ``of 31GiB``: everything there is.
     memory: str
-    slices: str
 
 
 def device_bars(status: PoolStatus, marks: Mapping[str, Mark]) -> tuple[DeviceBar, ...]:
@@ -83,7 +82,6 @@ def _bar(status: DeviceStatus, held: Mapping[str, Sequence[Slice]], marks: Mappi
         free_share=format_share(status.free_milli),
         free_memory=memory(status.free_memory_mib),
         memory=memory(device.memory_mib),
-        slices=count(status.leases, "slice"),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -44,19 +44,26 @@ class Dashboard:
         self.sharing = sharing
         self._courses = courses
         self._streams: Counter[str] = Counter()
+        self._scene: Scene | None = None
         self._drawn: dict[str, tuple[int, str]] = {}
 
     async def look(self) -> Scene:
         """Look at the pool, and return what is there."""
         return self.scene(await self.snapshots.now())
 
-    def scene(self, snapshot: Snapshot, more: Iterable[str | None] = ()) -> Scene:
+    def scene(self, snapshot: Snapshot, more: Collection[str | None] = ()) -> Scene:
         """Return what is drawn of a snapshot; ``more`` are courses that are drawn, too."""
         courses = self._courses()
+        last = self._scene
+        if last and not more and last.snapshot is snapshot and last.courses is courses:
+            return last
         status = snapshot.status
         found = [lease.holder.course for lease in (*status.leases, *status.line)]
         configured = {*courses.usable, *self.sharing().courses}
-        return Scene(snapshot, courses, marks(configured, (*found, *more)))
+        scene = Scene(snapshot, courses, marks(configured, (*found, *more)))
+        if not more:
+            self._scene = scene  # who watches the same snapshot need not count it again
+        return scene
 
     def drawn_once(self, name: str, snapshot: Snapshot, draw: Callable[[], str]) -> str:
         """Return what is the same for everybody who looks at this snapshot, drawn by the first."""

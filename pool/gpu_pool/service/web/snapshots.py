@@ -31,13 +31,22 @@ class Snapshots:
         self._last: Snapshot | None = None
         self._essence: object = None
         self._changed = asyncio.Event()
+        self._next: asyncio.Task[Snapshot] | None = None
+        self._one_at_a_time = asyncio.Lock()
         self._watchers = 0
         self._looking: asyncio.Task[None] | None = None
         self.is_stopped = False
 
     async def now(self) -> Snapshot:
-        """Look, and return what is there."""
-        status = await self._pool.status()
+        """Return what is there now. Whoever asks while a look is taken shares the next one."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._take())
+        return await asyncio.shield(self._next)
+
+    async def _take(self) -> Snapshot:
+        async with self._one_at_a_time:
+            self._next = None  # what happens from here on may not be seen by this look
+            status = await self._pool.status()
         essence = status.devices, tuple(map(_lasting, status.leases)), tuple(map(_lasting, status.line))
         if self._last is None or essence != self._essence:
             self._last = Snapshot(self._last.number + 1 if self._last else 1, status)
