@@ -28,7 +28,7 @@ STATE.mkdir(mode=0o700, exist_ok=True)
     f"c.PoolSettings.courses_dir = {str(COURSES)!r}\nc.PoolSettings.course_required = True\n"
 )
 
-c = get_config()  # noqa: F821 - JupyterHub gives it to this file
+c = get_config()  # type: ignore[name-defined]  # noqa: F821 - JupyterHub gives it to this file
 
 c.JupyterHub.bind_url = f"http://127.0.0.1:{PORT}"
 c.JupyterHub.db_url = f"sqlite:///{STATE}/jupyterhub.sqlite"

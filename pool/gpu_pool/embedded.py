@@ -301,7 +301,7 @@ def _after_a_look(book: Book, lease_id: str, at_most_every: float = 0.0) -> Leas
 
 async def _activity(lease: Lease) -> Activity:
     """Look at what a lease's processes do, which takes some time on a machine with many."""
-    return await asyncio.to_thread(activity_of, lease.process, lease.slices, lease.id)
+    return await asyncio.to_thread(activity_of, lease.process, lease.slices, lease.id, lease.holder.process)
 
 
 def _refuse_unless_waiting(lease: Lease) -> None:

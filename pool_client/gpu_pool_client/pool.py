@@ -106,7 +106,10 @@ class Pool(abc.ABC):
 
     @abc.abstractmethod
     async def renew(self, lease_id: str, ttl: float | None = None) -> Lease:
-        """Say that all is well: lift the lease's deadline, or set it ``ttl`` seconds from now."""
+        """Say that all is well: lift the lease's deadline, or set it ``ttl`` seconds from now.
+
+        While nothing is attached to a held lease, its deadline can only come sooner.
+        """
 
     @abc.abstractmethod
     async def activity(self, lease_id: str) -> Activity:

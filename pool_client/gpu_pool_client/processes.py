@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,8 @@ class Process:
     def is_alive(self) -> bool | None:
         """Whether it still runs; None when this looker cannot tell.
 
-        A zombie counts as dead: it runs no code and holds no device. A process
+        A zombie counts as dead: it runs no code and holds no device. It is none
+        while any thread of it goes on, though its first one has ended. A process
         of an earlier boot is dead; one of another pid namespace is unknown. One
         that the system hides from this looker is dead too: one's own processes
         are never hidden, so its pid now belongs to somebody else's.
@@ -104,7 +106,28 @@ def _start_of(pid: int) -> int | None:
         return None
     # The command name, in parentheses, may itself hold spaces and parentheses.
     fields = stat[stat.rindex(b")") + 2 :].split()
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    return None if has_ended(fields) else int(fields[19])
+
+
+def has_ended(fields: Sequence[bytes]) -> bool:
+    """Whether a process runs no more, by its ``/proc/PID/stat`` from the third field on.
+
+    The state is that of the first thread alone: it is Z while others go on,
+    which the 20th field counts.
+    """
+    return fields[0] == b"X" or (fields[0] == b"Z" and int(fields[17]) <= 1)
+
+
+def owner_of(pid: int) -> int | None:
+    """Return the real user id of a process of Linux, or None if it cannot be seen.
+
+    The owner of ``/proc/PID`` is the effective user, which a set-user-ID program changes.
+    """
+    try:
+        lines = (_PROC / f"{pid}/status").read_bytes().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith(b"Uid:")), None)
 
 
 def _start_by_psutil(pid: int) -> int | None:

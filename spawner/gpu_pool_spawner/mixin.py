@@ -44,10 +44,9 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
     courses_dir = Unicode(
         help="The folder of course files, NAME.yaml: the same as c.PoolSettings.courses_dir of the pool."
     ).tag(config=True)
-    pool_url = Unicode(
-        "unix:",
-        help="The URL of the pool, which the servers get as GPU_POOL_URL."
-    ).tag(config=True)
+    pool_url = Unicode("unix:", help="The URL of the pool, which the servers get as GPU_POOL_URL.").tag(
+        config=True
+    )
     hub_pool_url = Unicode(
         help="""The URL by which the Hub asks the same pool what is free. Empty: pool_url. Such as unix: where
         pool_url is the service's address behind the Hub, for which the Hub itself has no token.""",

@@ -118,6 +118,31 @@ async def test_a_grant_that_nobody_picks_up_ends(tmp_path: Path) -> None:
     database.close()
 
 
+@pytest.mark.parametrize(
+    ("renewals", "after", "reason"),
+    [
+        ([None], 121, EndReason.NEVER_ATTACHED),
+        ([600], 121, EndReason.NEVER_ATTACHED),
+        ([60], 61, EndReason.EXPIRED),
+        ([60, None], 61, EndReason.EXPIRED),
+    ],
+)
+async def test_renewing_does_not_prolong_what_nothing_is_attached_to(
+    tmp_path: Path, renewals: list[float | None], after: float, reason: EndReason
+) -> None:
+    now = [1000.0]
+    database = Database(tmp_path / "ledger.db")
+    book = Book(database, PoolSettings(attach_within=120), Clock(lambda: now[0], lambda: now[0]))
+    book.register([V100])
+    lease = book.request(parse_request("1"), ME, "key")
+    for ttl in renewals:
+        book.renew(lease.id, ttl)
+    now[0] += after
+    book.look()
+    assert book.lease(lease.id).end_reason is reason
+    database.close()
+
+
 async def test_renewing_does_not_prolong_the_grace_after_a_death(tmp_path: Path) -> None:
     now = [1000.0]
     database = Database(tmp_path / "ledger.db")

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import gpu_pool_client
 from gpu_pool_client import BadRequest, GpuPoolError, PoolUnreachable, Process, connect, processes
 from gpu_pool_client.errors import MAX_MESSAGE
+from support.pools import ENDS_ITS_FIRST_THREAD, identity, running
 
 
 def test_every_error_has_its_own_code_and_exit_status() -> None:
@@ -51,6 +53,25 @@ def test_a_process_that_ended_is_dead_before_it_is_reaped() -> None:
     assert seen.is_alive() is False
     child.wait()
     assert Process.of(child.pid) is None
+
+
+def test_a_process_lives_while_any_thread_of_it_does() -> None:
+    with running(ENDS_ITS_FIRST_THREAD) as process:
+        assert process.stdout is not None
+        seen = identity(process)
+        assert process.stdout.readline() == "alone\n"
+        assert Path(f"/proc/{process.pid}/stat").read_text().split()[2] == "Z"
+        assert (seen.is_alive(), Process.of(process.pid)) == (True, seen)
+    assert seen.is_alive() is False
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
+def test_a_process_belongs_to_its_real_user() -> None:
+    with running("import os, sys; os.seteuid(65534); print('done', flush=True); sys.stdin.read()") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "done\n"
+        assert (Path(f"/proc/{process.pid}").stat().st_uid, processes.owner_of(process.pid)) == (65534, 0)
+    assert processes.owner_of(process.pid) is None
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**31 - 1])

@@ -44,6 +44,20 @@ async def until(condition: Callable[[], object], within: float = 20.0) -> None:
         await asyncio.sleep(0.01)
 
 
+#: A process whose first thread ends while another one goes on, and says so.
+ENDS_ITS_FIRST_THREAD = """
+import ctypes, os, platform, sys, threading
+def go_on():
+    while open(f"/proc/{os.getpid()}/stat").read().rpartition(")")[2].split()[0] != "Z":
+        pass
+    print("alone", flush=True)
+    sys.stdin.read()
+threading.Thread(target=go_on).start()
+# SYS_exit, which ends the thread alone.
+ctypes.CDLL(None).syscall({"x86_64": 60}.get(platform.machine(), 93), 0)
+"""
+
+
 @contextmanager
 def running(code: str = "import sys; sys.stdin.read()") -> Iterator[subprocess.Popen[str]]:
     """Run a Python process, by default one that lives until its standard input closes."""

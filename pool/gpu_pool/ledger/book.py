@@ -239,7 +239,7 @@ class Book:
             return self._leases.lease(lease_id)
 
     def renew(self, lease_id: str, ttl: float | None) -> Lease:
-        """Lift the deadline, or set it ``ttl`` seconds from now."""
+        """Lift the deadline, or set it ``ttl`` seconds from now; with nothing attached, only sooner."""
         _check_seconds("ttl", ttl)
         with self._db.transaction(self.give_up_at):
             number = self._leases.row(lease_id)["number"]

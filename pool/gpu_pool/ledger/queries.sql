@@ -157,8 +157,10 @@ WHERE number = :number;
 
 -- name: set_deadline
 -- A lease whose process was seen dead keeps its grace, whatever its holder says of itself.
+-- What is held and attached to nothing yet may end sooner than it would, and never later.
 UPDATE lease SET ready_within = NULL, deadline = :deadline, deadline_reason = :reason
-WHERE number = :number AND deadline_reason IS NOT 'process-gone';
+WHERE number = :number AND deadline_reason IS NOT 'process-gone'
+    AND (state <> 'held' OR process IS NOT NULL OR :deadline < deadline);
 
 -- name: detach
 UPDATE lease SET process = NULL, deadline = :deadline, deadline_reason = :reason WHERE number = :number;

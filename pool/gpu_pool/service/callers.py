@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import pwd
 import socket
 import struct
@@ -14,9 +16,12 @@ from typing import Final, Protocol
 from tornado.httputil import HTTPServerRequest
 
 from gpu_pool_client import NotAllowed, Process
+from gpu_pool_client.processes import owner_of
 
 #: struct ucred of unix(7): pid, uid, gid. All as they are in this process's namespaces.
 _CREDENTIALS: Final = struct.Struct("3i")
+#: SO_PEERPIDFD of Linux (asm-generic/socket.h): a pidfd of the peer.
+_PEER_HANDLE: Final = 77
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,27 @@ def peer_of(connection: socket.socket) -> Peer:
     """Return who has connected, by SO_PEERCRED."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
-    return Peer(uid, Process.of(pid), is_contained(pid))
+    process, contained, owner = Process.of(pid), is_contained(pid), owner_of(pid)
+    # Asked after all else: whoever has the pid still has had it all the time.
+    if owner != uid or not _still_has_its_pid(connection):
+        return Peer(uid, None, contained=True)
+    return Peer(uid, process, contained)
+
+
+def _still_has_its_pid(connection: socket.socket) -> bool:
+    """Whether the process that has connected is there, and its pid no later process's.
+
+    True where the system cannot tell, before Linux 6.5.
+    """
+    try:
+        handle = connection.getsockopt(socket.SOL_SOCKET, _PEER_HANDLE)
+    except OSError as error:
+        return error.errno == errno.ENOPROTOOPT
+    try:
+        # pidfd_open(2): after the process has been reaped this is -1.
+        return "Pid:\t-1" not in Path(f"/proc/self/fdinfo/{handle}").read_text()
+    finally:
+        os.close(handle)
 
 
 def is_contained(pid: int) -> bool:
@@ -86,17 +111,26 @@ def status_field(pid: int, name: str) -> list[str]:
     return next((line.split()[1:] for line in lines if line.startswith(f"{name}:")), [])
 
 
+@functools.lru_cache(maxsize=4096)
+def user_name(uid: int) -> str:
+    """Return the name of a user, ``uid-N`` for one without."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid-{uid}"
+
+
 class PeerIdentity:
     """Knows callers by the credentials of their connection (see ``server.PeerServer``).
 
-    ``named`` returns the user and the mark of somebody with that name here.
+    ``named`` returns the user and the mark of the owner of a process.
     """
 
     def __init__(
         self,
         own_uid: int,
         admins: Collection[str],
-        named: Callable[[str, int], tuple[str, str]] = lambda name, uid: (name, str(uid)),
+        named: Callable[[Peer], tuple[str, str]] = lambda peer: (user_name(peer.uid), str(peer.uid)),
     ) -> None:
         self._own_uid = own_uid
         self._admins = frozenset(admins)
@@ -121,15 +155,6 @@ class PeerIdentity:
             )
         if peer.contained and peer.uid in (0, self._own_uid):
             return Caller(f"uid-{peer.uid}", False, f"c{peer.uid}", peer.process, peer)
-        user, mark = self._named(user_name(peer.uid), peer.uid)
+        user, mark = self._named(peer)
         is_admin = not peer.contained and (peer.uid in (0, self._own_uid) or user in self._admins)
         return Caller(user, is_admin, mark, peer.process, peer)
-
-
-@functools.lru_cache(maxsize=4096)
-def user_name(uid: int) -> str:
-    """Return the name of a user, ``uid-N`` for one without."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid-{uid}"

@@ -14,9 +14,9 @@ from typing import Final
 
 import psutil
 
-from gpu_pool.service.callers import Caller, Peer, namespaced_pids, status_field
+from gpu_pool.service.callers import Caller, Peer, namespaced_pids
 from gpu_pool_client import BadRequest, NotAllowed, Process
-from gpu_pool_client.processes import boot_id, pid_namespace
+from gpu_pool_client.processes import boot_id, owner_of, pid_namespace
 
 _REMEDY: Final = "Name a running process of yours, and start it before you attach it."
 
@@ -29,17 +29,17 @@ def identify(caller: Caller, claim: Process) -> Process:
     is not the caller's. What was found is remembered, since a process may be
     named once more after its end, which the pool then sees by itself.
     """
-    if claim == caller.process:
-        return claim
     if caller.peer is None:  # nothing is known of it, so nothing is done to it
         return caller.process
     if claim.boot != boot_id():
         raise BadRequest(f"Process {claim.pid} is not of this machine, or of its last start.", _REMEDY)
-    if claim.namespace == pid_namespace():
+    if claim == caller.process:
+        found = claim
+    elif claim.namespace == pid_namespace():
         found = _of_this_namespace(caller.peer, claim)
     else:
         found = _of_another(caller, caller.peer, claim)
-    if not (caller.is_admin or _real_uid(found.pid) == caller.peer.uid):
+    if not (caller.is_admin or owner_of(found.pid) == caller.peer.uid):
         raise NotAllowed(f"Process {claim.pid} is not yours.", _REMEDY)
     return found
 
@@ -64,7 +64,7 @@ def _of_another(caller: Caller, peer: Peer, claim: Process) -> Process:
 
 
 def _pids_of(uid: int) -> Iterator[int]:
-    return (pid for pid in psutil.pids() if _real_uid(pid) == uid)
+    return (pid for pid in psutil.pids() if owner_of(pid) == uid)
 
 
 def _match(pid: int, claim: Process) -> Process | None:
@@ -81,8 +81,3 @@ def _namespace(pid: int) -> str | None:
         return os.readlink(f"/proc/{pid}/ns/pid")
     except OSError:  # it has ended, or is another user's, and we are not root
         return None
-
-
-def _real_uid(pid: int) -> int | None:
-    words = status_field(pid, "Uid")
-    return int(words[0]) if words else None

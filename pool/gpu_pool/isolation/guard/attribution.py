@@ -2,7 +2,11 @@
 
 A process belongs to the lease whose attached process it descends from. One
 that has lost its parents is remembered from before, or recognised by the lease
-in its environment.
+in its environment. Of what keeps a lease with nothing attached to it, only the
+process itself does: it may be a server that has started a lot besides.
+
+What runs as another user than the attached process is nobody's, wherever it
+descends from: with sudo it is root's.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from gpu_pool.inventory.use import Use
-from gpu_pool.isolation.guard.processes import lease_in_environment, line_of, own_namespace, owner_of
+from gpu_pool.isolation.guard.processes import first_owner, lease_in_environment, line_of, own_namespace
 from gpu_pool_client import Lease, Process
+from gpu_pool_client.processes import owner_of
 
 #: Looks after which it is asked again whether a pid still means the same process, at the earliest.
 _RECHECK: Final = 30
@@ -43,6 +48,8 @@ class _Holders:
 
     by_id: dict[str, Lease] = field(default_factory=dict)
     by_process: dict[Process, list[str]] = field(default_factory=dict)
+    #: By their keepers, those to which nothing is attached.
+    by_keeper: dict[Process, str] = field(default_factory=dict)
     #: Whether all their processes can be seen from here, and not only from within a container.
     seen: bool = True
 
@@ -51,6 +58,9 @@ class _Holders:
         if lease.process is not None:
             self.by_process.setdefault(lease.process, []).append(lease.id)
             self.seen &= lease.process.namespace == own_namespace()
+            first_owner(lease.process)
+        elif lease.holder.process is not None:
+            self.by_keeper.setdefault(lease.holder.process, lease.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +106,10 @@ class Attributor:
                 if found is None:
                     continue
                 known[uuid, use.pid] = found
-                if found.lease:
-                    mine.setdefault(found.lease, {}).setdefault(uuid, []).append(Owned(found.process, use))
+                # A keeper's own is not remembered: it is not the lease's once something is attached.
+                lease = found.lease or there.by_keeper.get(found.process)
+                if lease:
+                    mine.setdefault(lease, {}).setdefault(uuid, []).append(Owned(found.process, use))
                 elif there.seen:
                     strangers.setdefault(uuid, []).append(Owned(found.process, use))
         self._known = known
@@ -133,6 +145,8 @@ def _lease_of(process: Process, ancestors: Iterable[Process], there: _Holders) -
     for each in chain([process], ancestors):
         held = there.by_process.get(each)
         if held:
+            if not _same_user(process, there.by_id[held[0]]):
+                return ""
             marked = lease_in_environment(process.pid) if len(held) > 1 else ""
             return marked if marked in held else held[0]
     marked = lease_in_environment(process.pid)
@@ -140,5 +154,13 @@ def _lease_of(process: Process, ancestors: Iterable[Process], there: _Holders) -
 
 
 def _same_user(process: Process, lease: Lease) -> bool:
-    root = lease.process or lease.holder.process
-    return root is not None and bool(root.is_alive()) and owner_of(process.pid) == owner_of(root.pid)
+    root = root_of(lease)
+    if root is None or not root.is_alive():
+        return False
+    owner = first_owner(root)
+    return owner is not None and owner_of(process.pid) == owner
+
+
+def root_of(lease: Lease) -> Process | None:
+    """Return the process that a lease is attached to, or while there is none, the one that keeps it."""
+    return lease.process or lease.holder.process

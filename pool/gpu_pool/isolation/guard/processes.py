@@ -1,7 +1,8 @@
-"""What ``/proc`` says of a process: its parent, its owner, the lease in its environment."""
+"""What ``/proc`` says of a process: its parent, its owner, its program, the lease in its environment."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Final
 
 import psutil
 
+from gpu_pool.inventory.activity import environment_of
 from gpu_pool_client import Process
-from gpu_pool_client.processes import boot_id
+from gpu_pool_client.processes import boot_id, has_ended, owner_of
 
 _MARK: Final = b"GPU_POOL_LEASE="
 #: A tree of processes deeper than this is a circle: a pid was used again while we looked.
@@ -38,20 +40,34 @@ def lease_in_environment(pid: int) -> str:
     A user can write there what they like: it is to be believed only of a
     process that belongs to the lease's own user.
     """
-    try:
-        content = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # it has ended, or is another user's
-        return ""
-    marks = (each for each in content.split(b"\0") if each.startswith(_MARK))
+    marks = (each for each in environment_of(pid) if each.startswith(_MARK))
     return next(marks, b"")[len(_MARK) :].decode(errors="replace")
 
 
-def owner_of(pid: int) -> int | None:
-    """Return the Unix user id of a process, or None if it is not there."""
+@functools.lru_cache(maxsize=4096)
+def first_owner(process: Process) -> int | None:
+    """Return the real user id that a process had when it was first asked for.
+
+    It is asked for soon after the process was attached. What a user has
+    attached is theirs, even if it becomes another's later, as with sudo.
+    """
+    owner = owner_of(process.pid)
+    return owner if process.is_alive() else None
+
+
+def program_of(pid: int) -> str:
+    """Return the name of the program that a process runs, if root has put it there; else an empty text.
+
+    Unlike the name of the process, it is not its user's to choose. The program
+    must be where it seems to be: a mount of the user's own could rename any.
+    """
+    link = f"/proc/{pid}/exe"
     try:
-        return os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116 - looked at often
-    except OSError:
-        return None
+        path, found = Path(os.readlink(link)), os.stat(link)  # noqa: PTH116 - no path of this view
+        is_there = os.path.samestat(path.stat(), found)
+    except OSError:  # it has ended, or is another user's, or runs in a container
+        return ""
+    return path.name if is_there and found.st_uid == 0 else ""
 
 
 def describe(pid: int) -> tuple[str, str]:
@@ -75,6 +91,6 @@ def _look(pid: int) -> tuple[Process, int] | None:
         return None
     # The command name, in parentheses, may itself hold spaces and parentheses.
     fields = stat[stat.rindex(b")") + 2 :].split()
-    if fields[0] in (b"Z", b"X"):
+    if has_ended(fields):
         return None
     return Process(pid, int(fields[19]), boot_id(), own_namespace()), int(fields[1])

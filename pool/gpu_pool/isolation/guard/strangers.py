@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpu_pool.inventory.use import Sampler
-from gpu_pool.isolation.guard.attribution import Attribution, Attributor, Owned
+from gpu_pool.isolation.guard.attribution import Attribution, Attributor
 from gpu_pool.isolation.guard.ending import Ending
-from gpu_pool.isolation.guard.processes import describe, owner_of
+from gpu_pool.isolation.guard.processes import describe, first_owner, program_of
 from gpu_pool_client import Device, Lease, Process, format_memory
+from gpu_pool_client.processes import owner_of
 
 _log = logging.getLogger("gpu_pool.guard")
 
@@ -21,6 +22,8 @@ _BE_SURE: Final = 10.0
 _END_AFTER: Final = 60.0
 #: Part of the driver, and of the pool itself: on a device, and nobody's use of it.
 _INFRASTRUCTURE: Final = ("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "dcgm")
+#: They need no more than this; a user's that uses more is listed, for its user can make it do anything.
+_INFRASTRUCTURE_MIB: Final = 256
 #: They compute a little, too; without them nobody sees anything.
 _DISPLAY: Final = ("Xorg", "X", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "sway", "weston")
 
@@ -86,7 +89,7 @@ class Strangers:
         ending = self._endings.get(stranger.process)
         if ending is None:
             _log.warning("%s: it is ended", stranger)
-            self._endings[stranger.process] = ending = Ending(now)
+            self._endings[stranger.process] = ending = Ending(now, first_owner(stranger.process))
             ending.begin([stranger.process])
         else:
             ending.go_on(now)
@@ -97,11 +100,11 @@ def _strangers(found: Attribution, devices: Iterable[Device]) -> Iterator[Strang
     for uuid, owned in found.strangers.items():
         for each in owned:
             user, name = describe(each.process.pid)
-            if not name.startswith(_INFRASTRUCTURE):
-                yield _stranger(each, user, name, by_uuid[uuid])
-
-
-def _stranger(owned: Owned, user: str, name: str, device: Device) -> Stranger:
-    theirs = owner_of(owned.process.pid) not in (0, None)
-    endable = theirs and owned.use.computes and name not in _DISPLAY
-    return Stranger(owned.process, user, name, device, owned.use.memory_mib, endable)
+            owner = owner_of(each.process.pid)
+            # A user's process has the name that its user likes.
+            known = name if owner == 0 else program_of(each.process.pid)
+            is_part = known.startswith(_INFRASTRUCTURE)
+            if not is_part or (owner != 0 and (each.use.memory_mib or 0) > _INFRASTRUCTURE_MIB):
+                theirs = owner not in (0, None) and not is_part
+                endable = theirs and each.use.computes and known not in _DISPLAY
+                yield Stranger(each.process, user, name, by_uuid[uuid], each.use.memory_mib, endable)

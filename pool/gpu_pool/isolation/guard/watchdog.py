@@ -11,10 +11,10 @@ from typing import Protocol
 
 from gpu_pool.isolation.guard import words
 from gpu_pool.isolation.guard.accounting import least_mib
-from gpu_pool.isolation.guard.attribution import Owned
-from gpu_pool.isolation.guard.ending import Ending, descendants, may_signal, send
+from gpu_pool.isolation.guard.attribution import Owned, root_of
+from gpu_pool.isolation.guard.ending import Ending, descendants, may_signal, runs_as, send
 from gpu_pool.isolation.guard.judging import Patience, Standing, Step, judge
-from gpu_pool.isolation.guard.processes import own_namespace
+from gpu_pool.isolation.guard.processes import first_owner, own_namespace
 from gpu_pool.isolation.guard.words import Excess
 from gpu_pool.isolation.tier import TierFailed
 from gpu_pool_client import EndReason, Lease, Process, Slice, Strength
@@ -40,7 +40,12 @@ class Watchdog:
     """Judges leases, look after look, and does what the judgement says.
 
     Nothing is done about what is not known: processes that cannot be seen,
-    memory that the driver does not tell.
+    memory that the driver does not tell. Nothing is done to processes of
+    another user than that of the lease's process.
+
+    A lease with nothing attached is judged by its keeper (see ``attribution``),
+    which is not interrupted, since nothing of the lease's need run in it. What
+    uses too much itself is ended, and nothing that descends from it.
     """
 
     def __init__(
@@ -86,7 +91,7 @@ class Watchdog:
         self._standings[lease.id] = standing
         if step in (Step.NOTICE, Step.INTERRUPT):
             if step is Step.INTERRUPT and lease.process is not None:
-                send(lease.process, signal.SIGINT)
+                send(lease.process, signal.SIGINT, first_owner(lease.process))
             text = words.notice(excess, standing, patience, now, self._wall())
             self._decisions.tell(lease.id, text)
             _log.info("lease %s: %s: %s", lease.id, step.value, excess)
@@ -94,16 +99,19 @@ class Watchdog:
             self._end(lease, excess, used, now)
 
     def _end(self, lease: Lease, excess: Excess, used: _Used, now: float) -> None:
-        assert lease.process is not None
+        root = root_of(lease)
+        assert root is not None
         self._decisions.tell(lease.id, words.ended(excess), EndReason.OVER_MEMORY)
-        here = {each.process for owned in used.values() for each in owned}
-        processes = {*descendants(lease.process), *here}
+        owner = first_owner(root)
+        here = {each.process for owned in used.values() for each in owned if runs_as(each.process, owner)}
+        tree = descendants(root) if lease.process is not None else ()
+        processes = {*tree, *here}
         _log.warning("lease %s: %s: its %d processes are ended", lease.id, excess, len(processes))
         try:
             self._evict(lease, sorted(each.pid for each in here))
         except TierFailed as failure:
             _log.warning("lease %s: %s", lease.id, failure)
-        self._endings[lease.id] = ending = Ending(now)
+        self._endings[lease.id] = ending = Ending(now, owner)
         ending.begin(processes)
 
     def _excess(self, lease: Lease, leases: Sequence[Lease], used: _Used) -> Excess | None:
@@ -114,7 +122,7 @@ class Watchdog:
             mib = least_mib(owned)
             if self._patience.allows(mib, part.memory_mib):
                 continue
-            granted = _granted(lease.process, part, leases)
+            granted = _granted(root_of(lease), part, leases)
             if self._patience.allows(mib, granted) or not all(each.process.is_alive() for each in owned):
                 continue
             if found is None or mib - granted > found.used_mib - found.granted_mib:
@@ -122,24 +130,30 @@ class Watchdog:
         return found
 
     def _patience_with(self, lease: Lease) -> Patience:
-        if not self._patience.ends or lease.process is None or may_signal(lease.process):
+        root = root_of(lease)
+        if not self._patience.ends or root is None:
             return self._patience
+        if lease.process is None and root == Process.current():  # the pool lives in it
+            return replace(self._patience, ends=False)
+        if may_signal(root):
+            return self._patience if lease.process else replace(self._patience, interrupt_after=None)
         if lease.id not in self._foreign:
             self._foreign.add(lease.id)
             _log.warning(
                 "lease %s uses more memory than granted; process %d is another user's and cannot be "
                 "interrupted or ended from here. Run the pool as root, or as that user.",
                 lease.id,
-                lease.process.pid,
+                root.pid,
             )
         return replace(self._patience, ends=False)
 
 
 def _is_ours_to_judge(lease: Lease) -> bool:
     """Whether its processes can be seen from here, and nothing else keeps them within their memory."""
+    root = root_of(lease)
     return (
-        lease.process is not None
-        and lease.process.namespace == own_namespace()
+        root is not None
+        and root.namespace == own_namespace()
         and lease.enforcement.memory.strength is not Strength.HARD
     )
 
@@ -149,7 +163,7 @@ def _granted(process: Process | None, part: Slice, leases: Sequence[Lease]) -> i
     return sum(
         each.memory_mib
         for lease in leases
-        if lease.process == process
+        if root_of(lease) == process
         for each in lease.slices
         if each.device.uuid == part.device.uuid
     )
