@@ -17,6 +17,8 @@ from gpu_pool_client import LeaseState, Pool, PoolUnreachable, Strength, connect
 from support.mps_stub import V100, Stub
 from support.pools import ME, until
 
+# One at a time: a service refuses a machine on which somebody else's MPS runs.
+pytestmark = pytest.mark.long
 SCENARIO = f"driver 550.54.14\ngpu {V100.uuid} {V100.model}\nmemory 32768 274\nbus 1\n"
 SETTINGS = 'c.PoolSettings.tier = "mps"\nc.PoolSettings.runtime_dir = {!r}\n'
 
@@ -108,7 +110,6 @@ async def test_a_service_that_was_killed_finds_its_daemon_and_its_leases(served:
         assert {each.pid for each in stub.processes("nvidia-cuda-mps-control")} == daemons
 
 
-@pytest.mark.long
 async def test_a_daemon_that_was_killed_is_started_again_and_its_holders_are_told(
     served: Served, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

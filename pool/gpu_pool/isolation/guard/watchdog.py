@@ -67,7 +67,9 @@ class Watchdog:
         self._foreign &= held
         for lease in leases:
             here = used.get(lease.id)
-            if (here or lease.notice or lease.id in self._standings) and lease.id not in self._endings:
+            if (
+                here or words.is_ours(lease.notice) or lease.id in self._standings
+            ) and lease.id not in self._endings:
                 self._judge(lease, leases, here or {}, now)
         for name, ending in list(self._endings.items()):
             left = (each.process for owned in used.get(name, {}).values() for each in owned)
@@ -78,14 +80,16 @@ class Watchdog:
     def _judge(self, lease: Lease, leases: Sequence[Lease], used: _Used, now: float) -> None:
         excess = self._excess(lease, leases, used)
         before = self._standings.get(lease.id)
-        if (excess is None and before is None and not lease.notice) or not _is_ours_to_judge(lease):
+        if (excess is None and before is None and not words.is_ours(lease.notice)) or not _is_ours_to_judge(
+            lease
+        ):
             return
         patience = self._patience_with(lease)
         standing, step = judge(before, excess is not None, now, patience)
         if excess is None or standing is None:
             self._standings.pop(lease.id, None)
             # Whoever warned it may have been an earlier run of the pool.
-            if step is Step.CLEAR or lease.notice:
+            if step is Step.CLEAR or words.is_ours(lease.notice):
                 self._decisions.tell(lease.id, "")
             return
         self._standings[lease.id] = standing

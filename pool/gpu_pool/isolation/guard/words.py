@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from gpu_pool.isolation.guard.judging import Patience, Standing, Step
 from gpu_pool_client import Device, format_memory
 
+_BEGINNING = "This slice uses "
+
 
 @dataclass(frozen=True, slots=True)
 class Excess:
@@ -29,10 +31,15 @@ def notice(excess: Excess, standing: Standing, patience: Patience, now: float, w
     """
     done = "What ran was interrupted. " if standing.interrupted_at is not None else ""
     return (
-        f"This slice uses {excess}. {done}{_prospect(standing, patience, wall - now)}"
+        f"{_BEGINNING}{excess}. {done}{_prospect(standing, patience, wall - now)}"
         "To free memory, delete what you do not need (in PyTorch, then torch.cuda.empty_cache()), "
         "use smaller batches, or restart the kernel; for more memory, start one with a larger slice."
     )
+
+
+def is_ours(text: str) -> bool:
+    """Whether what a lease's user reads was written by a watchdog, perhaps of an earlier run of the pool."""
+    return text.startswith(_BEGINNING)
 
 
 def ended(excess: Excess) -> str:
