@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from gpu_pool.isolation import Isolation, TierFailed
 from gpu_pool.ledger.book import Book
@@ -22,6 +23,8 @@ from gpu_pool_client import Device, EndReason, Lease, LeaseGone, LeaseState, Poo
 
 if TYPE_CHECKING:
     from gpu_pool.isolation.guard import Guard
+
+T = TypeVar("T")
 
 #: Seconds in which a tier must have begun to enforce a slice: an MPS daemon starts in that time.
 _ENFORCED_WITHIN: Final = 60.0
@@ -46,7 +49,8 @@ class Enforcer:
         self._path = path
         self._settings = settings
         self._owner = owner
-        self._guarding = False
+        #: Taken by whichever thread starts the guard, and never let go of.
+        self._unguarded = threading.Lock()
         self._tended = 0.0
         self._guard: Guard | None = None
 
@@ -76,12 +80,8 @@ class Enforcer:
         if lease.state is not LeaseState.HELD:
             return lease
         if self._isolation.must_open(lease):
-            try:
-                others = await self._ledger.do(held)
-                await self._tiers.run(lambda: self._isolation.enforce(lease, others), _ENFORCED_WITHIN)
-            except TierFailed as failure:
-                await self._end(lease.id, EndReason.NOT_ENFORCED)
-                raise PoolUnreachable(failure.message, failure.remedy) from failure
+            others = await self._ledger.do(held)
+            await self._unless_it_fails(lease, lambda: self._isolation.enforce(lease, others))
         self._watch_over(lease)
         return self.state(lease)
 
@@ -95,7 +95,7 @@ class Enforcer:
     async def attach(self, lease: Lease, process: Process) -> None:
         """Hold a process of the lease, and whatever it starts, to its limits."""
         if self._isolation.acts:
-            await self._tiers.run(lambda: self._isolation.attach(lease, process), _ENFORCED_WITHIN)
+            await self._unless_it_fails(lease, lambda: self._isolation.attach(lease, process))
 
     async def is_movable(self, lease: Lease) -> bool:
         """Whether it can be tried to move what a lease keeps off its devices."""
@@ -118,14 +118,14 @@ class Enforcer:
         """Enforce no more what is not among these held leases."""
         if not self._isolation.acts:
             return
-        await self._tiers.run(lambda: self._isolation.settle(leases), _ENFORCED_WITHIN)
+        await self._on_tiers(lambda: self._isolation.settle(leases))
         now = time.monotonic()
         if now >= self._tended + _TEND_EVERY:
             self._tended = now
             await self._tend()
 
     async def _tend(self) -> None:
-        told = await self._tiers.run(self._isolation.tend, _ENFORCED_WITHIN)
+        told = await self._on_tiers(self._isolation.tend)
         for lease_id, words in told.items():
             await self._ledger.do(partial(_tell, lease_id, words))
 
@@ -134,7 +134,7 @@ class Enforcer:
         if self._guard is not None:
             await asyncio.to_thread(self._guard.stop)
         if self._isolation.acts:
-            with contextlib.suppress(PoolUnreachable, TimeoutError):
+            with contextlib.suppress(PoolUnreachable):
                 await self._leave(await self._ledger.do(held))
         self._tiers.stop()
         self._memory.stop()
@@ -144,12 +144,29 @@ class Enforcer:
             self._isolation.settle(leases)
             self._isolation.stop()
 
-        await self._tiers.run(leave, _ENFORCED_WITHIN)
+        await self._on_tiers(leave)
+
+    async def _unless_it_fails(self, lease: Lease, job: Callable[[], None]) -> None:
+        """Enforce a lease further; end it where that fails, so that nobody holds what is not enforced."""
+        try:
+            await self._on_tiers(job)
+        except (TierFailed, PoolUnreachable) as failure:
+            await self._end(lease.id, EndReason.NOT_ENFORCED)
+            raise PoolUnreachable(failure.message, failure.remedy) from failure
+
+    async def _on_tiers(self, job: Callable[[], T]) -> T:
+        """Run a job in the tiers' thread. Raises ``PoolUnreachable`` where that takes too long."""
+        try:
+            return await self._tiers.run(job, _ENFORCED_WITHIN)
+        except TimeoutError as error:
+            raise PoolUnreachable(
+                f"What enforces slices on this machine did not answer within {_ENFORCED_WITHIN:.0f} seconds.",
+                "Ask the administrator to look at the log of the service.",
+            ) from error
 
     def _watch_over(self, lease: Lease) -> None:
         """Start the guard with the first lease on a real device: no other has anything to measure."""
-        if not lease.simulated and not self._guarding:
-            self._guarding = True
+        if not lease.simulated and self._unguarded.acquire(blocking=False):
             self._guard = self._make_guard()
             self._guard.start()
 

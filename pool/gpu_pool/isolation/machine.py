@@ -114,8 +114,13 @@ class Isolation:
 
     def tend(self) -> dict[str, str]:
         """Mend what has broken meanwhile; return what holders are to read, by lease id."""
-        tiers = {id(tier): tier for tier in self._tiers.values()}.values()
-        return {lease_id: words for tier in tiers for lease_id, words in tier.tend().items()}
+        told: dict[str, str] = {}
+        for tier in _distinct(self._tiers.values()):
+            try:
+                told |= tier.tend()
+            except TierFailed as failure:  # noqa: PERF203 - it is tried again; others are looked after
+                get_logger().warning("%s does not work: %s", tier.name, failure)
+        return told
 
     def _close(self, tier: Tier, lease: Lease) -> None:
         try:
@@ -135,14 +140,14 @@ class Isolation:
 
     def recover(self, held: Sequence[Lease]) -> None:
         """After a crash or a restart of this process: enforce exactly these leases."""
-        for tier in {id(tier): tier for tier in self._tiers.values() if _acts(tier)}.values():
+        for tier in filter(_acts, _distinct(self._tiers.values())):
             tier.recover([lease for lease in held if tier in self._tiers_of(lease)])
         self._open = {lease.id: lease for lease in held if any(map(_acts, self._tiers_of(lease)))}
 
     def stop(self) -> None:
         """Leave the devices as they were found, those apart on which leases live on."""
         busy = {id(tier) for lease in self._open.values() for tier in self._tiers_of(lease)}
-        for tier in {id(tier): tier for tier in self._tiers.values()}.values():
+        for tier in _distinct(self._tiers.values()):
             if id(tier) not in busy:
                 self._stop(tier)
 
@@ -157,7 +162,12 @@ class Isolation:
         return replace(lease, slices=tuple(part for part in lease.slices if self.tier(part.device) is tier))
 
     def _tiers_of(self, lease: Lease) -> list[Tier]:
-        return list({id(tier): tier for tier in (self.tier(part.device) for part in lease.slices)}.values())
+        return _distinct(self.tier(part.device) for part in lease.slices)
+
+
+def _distinct(tiers: Iterable[Tier]) -> list[Tier]:
+    """Return each tier once: one object may serve several devices."""
+    return list({id(tier): tier for tier in tiers}.values())
 
 
 def _acts(tier: Tier) -> bool:

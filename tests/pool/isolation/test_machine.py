@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -64,6 +65,11 @@ class Recorder(Tier):
     def recover(self, leases: Sequence[Lease]) -> None:
         self._note(f"recover {len(leases)}")
 
+    def tend(self) -> dict[str, str]:
+        if self.fails == "tend":  # all others are tended whenever there is time
+            self._note("tend")
+        return {}
+
     def _note(self, what: str) -> None:
         self.told.append(what)
         if self.fails and what.startswith(self.fails):
@@ -123,6 +129,34 @@ async def test_a_slice_that_cannot_be_enforced_is_not_handed_out(tmp_path: Path)
             await opened.request(HALF, ME, mine)
         assert (await opened.status()).leases == ()
         assert (await opened.request(HALF, ME, mine)).end_reason is EndReason.NOT_ENFORCED
+
+
+async def test_a_process_that_cannot_be_held_to_its_limits_keeps_no_slice(tmp_path: Path) -> None:
+    async with pool(tmp_path / "ledger.db", Recorder(fails="attach")) as opened:
+        lease = await opened.request(HALF, ME, key())
+        with pytest.raises(PoolUnreachable, match="Mend it"):
+            await opened.attach(lease.id, Process.current())
+        assert (await opened.lease(lease.id)).end_reason is EndReason.NOT_ENFORCED
+
+
+async def test_a_tier_that_does_not_answer_is_told_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_pool.enforcing._ENFORCED_WITHIN", 0.05)
+    hangs, goes_on = Recorder(), threading.Event()
+    monkeypatch.setattr(hangs, "_note", lambda what: goes_on.wait(30) if what.startswith("open") else None)
+    async with pool(tmp_path / "ledger.db", hangs) as opened:
+        with pytest.raises(PoolUnreachable, match="did not answer within"):
+            await opened.request(HALF, ME, key())
+        goes_on.set()
+        assert [each["reason"] for each in await opened.history()] == ["not-enforced"]
+
+
+async def test_a_tier_that_cannot_be_mended_keeps_nobody_from_looking(tmp_path: Path) -> None:
+    tier = Recorder(fails="tend")
+    async with pool(tmp_path / "ledger.db", tier) as opened:
+        assert (await opened.status()).leases == ()
+        assert "tend" in tier.told
 
 
 async def test_after_a_restart_exactly_what_is_held_is_enforced(tmp_path: Path) -> None:
