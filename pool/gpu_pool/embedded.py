@@ -49,8 +49,6 @@ from gpu_pool_client.pool import split_url
 
 T = TypeVar("T")
 
-#: Seconds in which a tier must have begun to enforce a slice: an MPS daemon starts in that time.
-_ENFORCED_WITHIN: Final = 60.0
 #: How often a waiter reads its place: a few microseconds of work each time.
 _POLL: Final = 0.1
 #: How often, at most, all waiters together look for processes that are gone.
@@ -112,7 +110,8 @@ class EmbeddedPool(Pool):
         ``groups`` are the holder's; None for those that the system knows.
         """
         try:
-            check = partial(self._gate.check, request, holder, groups)
+            known = await self._gate.groups(holder, groups)
+            check = partial(self._gate.check, request, holder, known)
             lease = await self._do(lambda book: book.request(request, holder, key, check))
             if lease.state is LeaseState.WAITING:
                 lease = await self._do(lambda book: _after_a_look(book, lease.id))
@@ -201,9 +200,10 @@ class EmbeddedPool(Pool):
                 "and what it keeps on the GPU would be in the way.",
                 "End the process to give the slice back.",
             )
+        known = await self._gate.groups(lease.holder, groups)
 
         def resize(book: Book) -> Lease:
-            self._gate.check(request, lease.holder, groups)
+            self._gate.check(request, lease.holder, known)
             return book.resize(lease_id, request)
 
         return await self._enforcer.hand_out(await self._do(resize))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class CourseGate:
-    """What the course files of ``settings.courses_dir`` say. Used in the ledger's thread."""
+    """What the course files of ``settings.courses_dir`` say.
+
+    All but :meth:`groups` belongs to the ledger's thread.
+    """
 
     def __init__(self, settings: PoolSettings) -> None:
         self._required = settings.course_required
@@ -28,23 +32,28 @@ class CourseGate:
             book.follow(self._folder.look())
         return book
 
-    def check(self, request: SliceRequest, holder: Holder, groups: Collection[str] | None) -> None:
-        """Refuse, with ``NotAllowed``, a request that its course forbids.
+    async def groups(self, holder: Holder, groups: Collection[str] | None) -> Collection[str]:
+        """Return the holder's groups: those given, or those that the system knows.
 
-        ``groups`` are the holder's; None for those that the system knows.
+        The system may have to ask a directory on the network, so this is done
+        before the decision, which others wait for.
         """
+        if groups is not None or self._folder is None:
+            return groups or ()
+        from gpu_pool.coursefiles import system_groups
+
+        return await asyncio.to_thread(system_groups, holder.user)
+
+    def check(self, request: SliceRequest, holder: Holder, groups: Collection[str]) -> None:
+        """Refuse, with ``NotAllowed``, a request that its course forbids to a holder in these groups."""
         if self._required and not holder.course:
             raise NotAllowed(
                 "Slices are granted here in the name of a course, and you named none.",
                 "Choose a course when you start your server, or set GPU_POOL_COURSE.",
             )
-        if self._folder is None:
-            return
-        from gpu_pool.coursefiles import system_groups
-
-        known = system_groups(holder.user) if groups is None else groups
-        now = datetime.now(timezone.utc)
-        self._folder.look().check(holder.course, request, holder.user, known, now)
+        if self._folder is not None:
+            now = datetime.now(timezone.utc)
+            self._folder.look().check(holder.course, request, holder.user, groups, now)
 
 
 def _open_folder(settings: PoolSettings) -> CourseFolder | None:
