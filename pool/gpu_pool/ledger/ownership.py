@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from gpu_pool.ledger.errors import LedgerUnusable
+from gpu_pool.ledger.errors import LedgerUnusable, explain
 
 #: Seconds that an owner waits for those who have the ledger open just now, such as a command.
 _PATIENCE: Final = 3.0
@@ -24,7 +24,10 @@ class Ownership:
 
     def __init__(self, path: Path, *, owner: bool) -> None:
         name = path.with_name(path.name + ".owner")
-        self._file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            self._file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise explain(error, path) from error
         try:
             self._lock(path, fcntl.LOCK_EX if owner else fcntl.LOCK_SH)
             if owner:
