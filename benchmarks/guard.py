@@ -40,6 +40,8 @@ def sleep_below(depth):
         return child
     if depth:
         sleep_below(depth - 1)
+    else:
+        os.write(tell, b".")
     signal.pause()
 
 def last_of(pid):
@@ -51,8 +53,11 @@ os.setpgrp()
 database = Database(path)
 book = Book(database, settings)
 book.register(find_devices().devices)
+there, tell = os.pipe()
 roots = [sleep_below(2) for _ in range(leases)]
-time.sleep(1)
+awaited = leases
+while awaited:
+    awaited -= len(os.read(there, awaited))
 on_device = {}
 for number, root in enumerate(roots):
     lease = book.request(parse_request(f"{1000 * devices // leases / 10}%"), Holder("ada"), f"key-{number}")

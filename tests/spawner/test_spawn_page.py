@@ -79,7 +79,7 @@ async def test_a_full_pool_tells_the_wait(hub: Hub, page: Page, monkeypatch: pyt
             await pool.release((await pool.request(parse_request("2%"), grace, f"{number}")).id)
         leases = [await pool.request(parse_request("60%"), grace, key) for key in ("held", "waits")]
         (hub.courses / "thesis.yaml").write_text(THESES)
-        await eventually(lambda: _shows(page, "none free now, wait "))
+        await eventually(lambda: _shows(page, "none free now, wait at most about"))
         await eventually(lambda: _shows(page, "Theses and projects"))
         folder = os.environ.get("GPU_POOL_SCREENSHOTS")
         if folder:
