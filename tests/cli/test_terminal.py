@@ -95,6 +95,9 @@ def test_ctrl_z_stops_the_job_and_fg_goes_on(terminal, screen):
     typed = screen("bash", "--norc", "--noediting", "-i")
     typed.press(b'gpu-pool run -q 2% -- sh -c \'echo rea""dy; cat; echo do""ne\'\n')
     typed.until("ready")
+    # Not before cat runs: a shell that is just forking it (by vfork) is not stopped while its child is.
+    typed.press(b"first\n")
+    typed.until("first\r\nfirst")
     typed.press(CTRL_Z)
     typed.until("Stopped")
     assert not terminal.is_empty()

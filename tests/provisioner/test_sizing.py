@@ -64,6 +64,7 @@ async def test_a_kernel_changes_its_size_and_keeps_it_over_a_restart(
         shown = str((await page.run("%gpu").done()).heard)
         assert "10%" in shown
         await km.restart_kernel()
+        await page.is_connected()
         assert await printed(page, FACTS) == "10% 3276\n"
     await km.shutdown_kernel()
     assert await classroom.is_empty()
@@ -130,6 +131,7 @@ async def test_after_cuda_was_used_the_size_changes_at_the_next_restart(
         assert "Restart the kernel: it then changes to 10%, if that is free." in told
         assert await printed(page, FACTS) == "2% 655\n"
         await km.restart_kernel()
+        await page.is_connected()
         assert await printed(page, FACTS) == "10% 3276\n"
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
 from gpu_pool_client import EndReason
-from support.classroom import IPYKERNEL, SLEEPER, Classroom, Managers, answer, eventually
+from support.classroom import IPYKERNEL, SLEEPER, TINY, Classroom, Managers, answer, eventually
 from support.room import frontend
-
-TINY = (sys.executable, str(Path(__file__).parents[1] / "support" / "tiny_kernel.py"), "{connection_file}")
 
 
 async def test_a_waiting_kernel_answers_and_is_alive(classroom: Classroom, manager: Managers) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from jupyter_client.manager import AsyncKernelManager
 
-from support.classroom import Classroom, Managers, eventually
+from support.classroom import TINY, Classroom, Managers, eventually
 from support.room import Cell, Frontend, frontend
 
 
@@ -36,6 +36,16 @@ async def test_input(classroom: Classroom, page: Frontend) -> None:
     await open_up(classroom)
     assert (await cell.done()).outputs == ["an answer\n"]
     assert page.questions == ["what? "]
+
+
+async def test_input_to_a_kernel_that_listens_for_it_late(classroom: Classroom, manager: Managers) -> None:
+    held = await classroom.fill("1")
+    km = manager(classroom.install("tiny", argv=TINY, language="tiny"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("ask", allow_stdin=True)
+        await classroom.pool.release(held.id)
+        assert (await cell.done()).outputs == ["AN ANSWER on 2%"]
 
 
 async def test_the_debugger(classroom: Classroom, page: Frontend) -> None:

@@ -12,12 +12,10 @@ import psutil
 import pytest
 from jupyter_client.manager import AsyncKernelManager
 
-from support.classroom import IPYKERNEL, Classroom, Managers, eventually, is_running, kill
+from support.classroom import IPYKERNEL, TINY, Classroom, Managers, eventually, is_running, kill
 from support.room import frontend
-from support.tiny_kernel import __file__ as tiny_kernel
 
 WRAP = (sys.executable, "-m", "gpu_pool_provisioner.room.wrap", "-f", "{connection_file}")
-TINY = (sys.executable, tiny_kernel, "{connection_file}")
 
 
 def install(classroom: Classroom, argv: tuple[str, ...] = IPYKERNEL, size: str = "2%") -> str:

@@ -19,8 +19,11 @@ from traitlets.config import Config
 from gpu_pool_client import Lease, LeaseState, Pool, parse_request
 from gpu_pool_client.values import Holder
 from gpu_pool_provisioner import pools
+from support.tiny_kernel import __file__ as tiny_kernel
 
 IPYKERNEL = (sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}")
+#: A kernel of another language.
+TINY = (sys.executable, tiny_kernel, "{connection_file}")
 #: A kernel that never answers.
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
 

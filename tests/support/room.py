@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from queue import Empty
 from typing import Any
 
@@ -66,7 +66,11 @@ class Cell:
             states = [m["content"].get("execution_state") for m in self.heard if m["msg_type"] == "status"]
             return self.reply is not None and states[-1:] == ["idle"]
 
-        await eventually(is_done, within)
+        try:
+            await eventually(is_done, within)
+        except AssertionError as error:
+            heard = [(m["msg_type"], m["content"].get("execution_state", "")) for m in self.heard]
+            raise AssertionError(f"no end of the request: {self.status=}, {heard=}") from error
         return self
 
 
@@ -87,6 +91,17 @@ class Frontend:
         message = self.client.session.msg(kind, content)
         getattr(self.client, f"{channel}_channel").send(message)
         return self._expect(message["header"]["msg_id"])
+
+    async def is_connected(self) -> None:
+        """Wait until the kernel answers this page and is heard by it, as pages wait after a restart.
+
+        A page connects to each socket of a new kernel by itself, so it may miss output of a cell that it
+        has sent before.
+        """
+        while True:
+            with suppress(AssertionError):
+                await self.ask("kernel_info_request", {}).done(within=1)
+                return
 
     def _expect(self, request: str) -> Cell:
         return self.cells.setdefault(request, Cell(request))

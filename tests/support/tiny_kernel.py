@@ -1,7 +1,8 @@
 """A kernel of another language, written from the protocol alone: it shouts back what is submitted.
 
 Run by path with a connection file. It knows one identity frame more than none,
-no debugger and no control beyond shutdown.
+no debugger and no control beyond shutdown. It begins to listen for what is typed
+(stdin) only once it is asked nothing for a moment: late, and not against the protocol.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import zmq
 
 DELIMITER = b"<IDS|MSG>"
+_QUIET_MS = 500
 
 
 def main(path: str) -> None:
@@ -34,36 +36,57 @@ def main(path: str) -> None:
         "hb": zmq.REP,
     }.items():
         bound[channel] = context.socket(kind)
-        bound[channel].bind(f"{info['transport']}://{info['ip']}:{info[channel + '_port']}")
+        if channel != "stdin":
+            bound[channel].bind(address(info, channel))
     threading.Thread(target=zmq.proxy, args=(bound["hb"], bound["hb"]), daemon=True).start()
     poller = zmq.Poller()
     poller.register(bound["shell"], zmq.POLLIN)
     poller.register(bound["control"], zmq.POLLIN)
+    listening = False
     while True:
-        for channel, _ in poller.poll():
+        asked = poller.poll(_QUIET_MS)
+        if not asked and not listening:
+            bound["stdin"].bind(address(info, "stdin"))
+            listening = True
+        for channel, _ in asked:
             frames = channel.recv_multipart()
             split = frames.index(DELIMITER)
             request = json.loads(frames[split + 2])
             content = json.loads(frames[split + 5])
+            if content.get("code") == "ask":
+                key = info["key"].encode()
+                say(key, bound["stdin"], frames[:split], request, "input_request", {"prompt": "what? "})
+                reply = bound["stdin"].recv_multipart()
+                content["code"] = json.loads(reply[-1])["value"]
             answer(info["key"].encode(), bound["iopub"], channel, frames[:split], request, content)
             if request["msg_type"] == "shutdown_request":
                 os._exit(0)
+
+
+def address(info: dict[str, Any], channel: str) -> str:
+    """Where a channel is to be."""
+    return f"{info['transport']}://{info['ip']}:{info[channel + '_port']}"
+
+
+def say(key: bytes, socket: Any, prefix: list[bytes], request: Any, kind: str, content: Any) -> None:
+    """Send one signed message."""
+    header = {
+        "msg_id": uuid.uuid4().hex,
+        "msg_type": kind,
+        "session": "tiny",
+        "username": "",
+        "version": "5.0",
+    }
+    parts = [json.dumps(part).encode() for part in (header, request, {}, content)]
+    signature = hmac.new(key, b"".join(parts), hashlib.sha256).hexdigest().encode()
+    socket.send_multipart([*prefix, DELIMITER, signature, *parts])
 
 
 def answer(key: bytes, iopub: Any, channel: Any, who: list[bytes], request: Any, content: Any) -> None:
     """Do what is asked, between busy and idle."""
 
     def send(socket: Any, prefix: list[bytes], kind: str, content: Any) -> None:
-        header = {
-            "msg_id": uuid.uuid4().hex,
-            "msg_type": kind,
-            "session": "tiny",
-            "username": "",
-            "version": "5.0",
-        }
-        parts = [json.dumps(part).encode() for part in (header, request, {}, content)]
-        signature = hmac.new(key, b"".join(parts), hashlib.sha256).hexdigest().encode()
-        socket.send_multipart([*prefix, DELIMITER, signature, *parts])
+        say(key, socket, prefix, request, kind, content)
 
     send(iopub, [], "status", {"execution_state": "busy"})
     kind = request["msg_type"].replace("_request", "_reply")

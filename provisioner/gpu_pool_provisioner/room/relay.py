@@ -38,6 +38,7 @@ class Relay:
         self._front = front
         self._answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         #: When the kernel last began or ended work that was submitted (``time.monotonic()``); None if never.
         self.last_activity: float | None = None
         #: What is done with messages of our own that the kernel publishes, by their type.
@@ -48,21 +49,23 @@ class Relay:
         self._unanswered: dict[str, list[zmq.Frame]] = {}
         self._untold: list[str] = []
         handlers = {**dict.fromkeys(_BOTH_WAYS, self._take_answer), "iopub": self._output}
-        self.back = connect_back(connection, handlers)
+        self.back = connect_back(connection, {**handlers, "connected": self._hears_questions})
 
     async def ready(self) -> dict[str, Any]:
-        """Return the content of the kernel's first kernel_info_reply, once its output is heard as well.
+        """Return the content of the kernel's first kernel_info_reply, once its output and stdin are heard.
 
-        A kernel that knows no control channel answers on shell.
+        A kernel that knows no control channel answers on shell. One without output or stdin is waited for
+        only a while.
         """
         self._ask("control")
         self._ask("shell")
         answer, heard = await self._answer, self._heard
         for _ in range(_TRIES):
-            await asyncio.wait({heard}, timeout=_ASK_AGAIN)
-            if heard.done():
+            await asyncio.wait({heard, self._connected}, timeout=_ASK_AGAIN)
+            if heard.done() and self._connected.done():
                 break
-            self._ask("shell")
+            if not heard.done():
+                self._ask("shell")
         return answer
 
     def begin(self) -> None:
@@ -133,6 +136,10 @@ class Relay:
             self._heard.set_result(None)
         if len(frames[-1]) <= _STATUS_BYTES and len(frames) > 3 and b'"execution_state"' in frames[-1].bytes:
             self._observe(frames[-3].bytes, frames[-1].bytes)
+
+    def _hears_questions(self, _: list[zmq.Frame]) -> None:
+        if not self._connected.done():  # a connection that was lost comes back by itself
+            self._connected.set_result(None)
 
     def _reply(self, frames: list[zmq.Frame]) -> None:
         if frames[0].bytes == DELIM:  # to a request of ours, which has no identity

@@ -118,7 +118,11 @@ def bind_front(connection: Mapping[str, Any], handlers: Mapping[str, Handler]) -
 
 
 def connect_back(connection: Mapping[str, Any], handlers: Mapping[str, Handler]) -> dict[str, Wire]:
-    """Connect to a kernel that may not listen yet; what is sent before waits."""
+    """Connect to a kernel that may not listen yet; what is sent before waits.
+
+    The handler of "connected" is called when the kernel can be heard on stdin. It needs to be known:
+    on this channel a kernel speaks first, and what it asks before is lost.
+    """
     # A kernel asks for input on the stdin socket, at the address from which it got the request on shell.
     identity = uuid.uuid4().hex.encode()
     sockets = {}
@@ -135,7 +139,10 @@ def connect_back(connection: Mapping[str, Any], handlers: Mapping[str, Handler])
             _use_keys(socket, connection)
             socket.curve_serverkey = connection["curve_publickey"].encode()
         socket.linger = 0
-        socket.connect(_address(connection, channel))
+    # The last, so that it is closed after the socket that it watches.
+    sockets["connected"] = sockets["stdin"].get_monitor_socket(int(zmq.EVENT_HANDSHAKE_SUCCEEDED))
+    for channel in _BACK:
+        sockets[channel].connect(_address(connection, channel))
     return {channel: Wire(socket, handlers[channel]) for channel, socket in sockets.items()}
 
 
