@@ -16,6 +16,7 @@ from gpu_pool_client.errors import (
     TimedOut,
 )
 from gpu_pool_client.outlook import Outlook
+from gpu_pool_client.pods import KernelCommand, KernelPod, PodPhase
 from gpu_pool_client.pool import Pool, connect
 from gpu_pool_client.processes import Process
 from gpu_pool_client.requests import (
@@ -56,6 +57,8 @@ __all__ = [
     "Filters",
     "GpuPoolError",
     "Holder",
+    "KernelCommand",
+    "KernelPod",
     "Lease",
     "LeaseGone",
     "LeaseState",
@@ -64,6 +67,7 @@ __all__ = [
     "NotAllowed",
     "Outlook",
     "OverQuota",
+    "PodPhase",
     "Pool",
     "PoolStatus",
     "PoolUnreachable",

@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
-from gpu_pool_client.errors import BadRequest, PoolUnreachable
+from gpu_pool_client.errors import BadRequest, NotAllowed, PoolUnreachable
 from gpu_pool_client.outlook import Outlook
+from gpu_pool_client.pods import KernelCommand, KernelPod
 from gpu_pool_client.processes import Process
 from gpu_pool_client.requests import SliceRequest
 from gpu_pool_client.terms import Activity
@@ -153,6 +154,29 @@ class Pool(abc.ABC):
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         """End the lease. Repeating it, or naming a lease that is gone, does nothing."""
 
+    async def launch(self, lease_id: str, kernel: KernelCommand) -> KernelPod:
+        """Start the kernel of a held lease in a pod, in place of one that was started before.
+
+        For leases whose ``terms.in_pod`` says so. Returns at once; see :meth:`pod`. The pod ends with its
+        lease. Its own end leaves the lease as it is, so that the kernel can be launched again, unless the
+        cluster took it away.
+
+        Raises ``BadRequest`` for a lease that is not held and for what no pod can be made of, and
+        ``NotAllowed`` for what course or cluster forbid, and where kernels are their holders' affair.
+        """
+        raise _no_pods(lease_id, kernel.argv)
+
+    async def pod(self, lease_id: str, seen: str = "") -> KernelPod:
+        """Return how the lease's pod is, once its version is not ``seen``, or after some seconds.
+
+        Raises ``BadRequest`` where none was launched.
+        """
+        raise _no_pods(lease_id, seen)
+
+    async def end_pod(self, lease_id: str) -> None:
+        """End the lease's pod, and keep the lease. Repeating it does nothing."""
+        raise _no_pods(lease_id)
+
     @abc.abstractmethod
     async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
         """Grant nothing more on a device, so that it is free once its leases have ended; or grant again.
@@ -192,6 +216,10 @@ class Pool(abc.ABC):
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _no_pods(*_: object) -> NotAllowed:
+    return NotAllowed("This pool starts no kernels.", "Start the kernel where its slice is.")
 
 
 def connect(url: str | None = None) -> Pool:

@@ -31,6 +31,8 @@ class Terms:
     keep_at_most: float = 7_200.0
     #: Whether the pool watches over the lease: it may warn its user, and take the slice back at any time.
     guarded: bool = False
+    #: Whether its kernel runs in a pod that the pool starts, by :meth:`~gpu_pool_client.Pool.launch`.
+    in_pod: bool = False
 
     @property
     def has_limits(self) -> bool:

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gpu_pool_client.errors import GpuPoolError, PoolUnreachable
 from gpu_pool_client.outlook import Outlook
+from gpu_pool_client.pods import KernelCommand, KernelPod
 from gpu_pool_client.pool import Pool
 from gpu_pool_client.processes import Process
 from gpu_pool_client.remote import wire
@@ -134,6 +135,25 @@ class RemotePool(Pool):
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         """See ``Pool.release``."""
         await self._release(lease_id, reason)
+
+    async def launch(self, lease_id: str, kernel: KernelCommand) -> KernelPod:
+        """See ``Pool.launch``."""
+        body = wire.Launch(
+            argv=kernel.argv,
+            connection=dict(kernel.connection),
+            environment=dict(kernel.environment),
+            folder=kernel.folder,
+        )
+        return _read(wire.POD, await self._ask("POST", _lease_address(lease_id, "pod"), body))
+
+    async def pod(self, lease_id: str, seen: str = "") -> KernelPod:
+        """See ``Pool.pod``."""
+        answer = await self._poll(lease_id, "pod", {"seconds": wire.LONGEST_POLL, "seen": seen})
+        return _read(wire.POD, answer)
+
+    async def end_pod(self, lease_id: str) -> None:
+        """See ``Pool.end_pod``."""
+        await self._ask("DELETE", _lease_address(lease_id, "pod"))
 
     async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
         """See ``Pool.drain``. For administrators."""

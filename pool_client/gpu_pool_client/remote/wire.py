@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, WrapSerializer
 
 from gpu_pool_client.outlook import Outlook
+from gpu_pool_client.pods import KernelPod
 from gpu_pool_client.processes import Process
 from gpu_pool_client.requests import parse_request
 from gpu_pool_client.terms import Activity, Terms
@@ -49,6 +50,7 @@ LEASE: Final[TypeAdapter[Lease]] = TypeAdapter(WireLease)
 OUTLOOK: Final = TypeAdapter(Outlook)
 ACTIVITY: Final = TypeAdapter(Activity)
 DEVICE: Final = TypeAdapter(DeviceStatus)
+POD: Final = TypeAdapter(KernelPod)
 HISTORY: Final = TypeAdapter(list[dict[str, Any]])
 
 
@@ -98,6 +100,15 @@ class NewSize(Body):
     """What a lease is to have from now on."""
 
     request: str
+
+
+class Launch(Body):
+    """The kernel that is to run in a pod. Its connection is secret."""
+
+    argv: tuple[str, ...]
+    connection: dict[str, str | int]
+    environment: dict[str, str] = {}
+    folder: str | None = None
 
 
 class Draining(Body):
