@@ -14,22 +14,31 @@ from typing import Final
 #: Run by path, with the kernel's own interpreter.
 LAUNCHER: Final = Path(__file__).parent / "inkernel" / "launch.py"
 
+#: What a kernel loads where this project is installed beside it.
+EXTENSION: Final = "gpu_pool_kernels.inkernel"
+
 _PYTHON: Final = re.compile(r"python[0-9.]*t?(\.exe)?|pypy[0-9.]*(\.exe)?")
 _MODULES: Final = ("ipykernel_launcher", "ipykernel")
 #: Options of the interpreter whose value is the next word.
 _WITH_VALUE: Final = ("-W", "-X", "--check-hash-based-pycs")
 
 
-def wrap_argv(argv: list[str]) -> list[str]:
+def wrap_argv(argv: list[str], *, installed: bool = False) -> list[str]:
     """Return ``argv`` with our launcher in front of ``-m ipykernel_launcher``.
 
     ``python -X opt -m ipykernel_launcher -f FILE`` becomes
     ``python -X opt LAUNCHER -m ipykernel_launcher -f FILE``. Whatever does not
     start an IPython kernel in that way is returned unchanged.
+
+    With ``installed`` the kernel runs elsewhere, where it may find our
+    extension by its name: ``… -m ipykernel_launcher --ext NAME -f FILE``. If it
+    does not, IPython says so in its log and goes on.
     """
     position = _module_option(argv)
     if position is None or not LAUNCHER.is_file():
         return argv
+    if installed:
+        return [*argv[: position + 2], "--ext", EXTENSION, *argv[position + 2 :]]
     return [*argv[:position], str(LAUNCHER), *argv[position:]]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gpu_pool_client import (
@@ -21,20 +21,21 @@ _USED: Final = (
     "The size cannot change while this kernel runs: it has used the GPU, or may have, and what it keeps "
     "there would be in the way."
 )
+_THEN: Final = "it then changes to {}, if that is free."
 
 
 class Outfit:
     """The variables of its slice that a running kernel has."""
 
-    def __init__(self, python: str, environment: Mapping[str, str], lease: Lease) -> None:
-        """Take the first word of the kernel's command and what its environment is without a slice."""
-        self._python = python
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], lease: Lease) -> None:
+        """Take the kernel's command and what its environment is without a slice."""
+        self._command = command
         self._environment = dict(environment)
-        self.variables: Mapping[str, str] = slice_environment(lease, python, environment)
+        self.variables: Mapping[str, str] = slice_environment(lease, command, environment)
 
     def change(self, lease: Lease) -> dict[str, tuple[str | None, str | None]]:
         """Return what changes with the lease: by name the value before and now, None for none."""
-        before, now = self.variables, slice_environment(lease, self._python, self._environment)
+        before, now = self.variables, slice_environment(lease, self._command, self._environment)
         self.variables = now
         names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         return {name: (before.get(name), now.get(name)) for name in names}
@@ -60,6 +61,16 @@ async def grant(claim: KernelSlice, outfit: Outfit, size: str, *, can_restart: b
     return {"granted": True, "words": _has(lease) + until, "variables": outfit.change(lease)}
 
 
+def wish(claim: KernelSlice, size: str) -> str:
+    """Keep a wish for another size until the kernel, in its pod, is restarted; return what its user reads."""
+    try:
+        wanted = parse_request(size)
+    except GpuPoolError as error:
+        return str(_refused(error)["words"])
+    claim.wish = wanted
+    return f"A pod cannot change its size while it runs. Restart the kernel: {_THEN.format(wanted)}"
+
+
 async def _is_in_use(claim: KernelSlice) -> bool:
     """Whether it is the kernel itself that stands in the way."""
     try:
@@ -73,8 +84,7 @@ def _later(claim: KernelSlice, wish: SliceRequest, can_restart: bool) -> dict[st
     if not can_restart:
         return {"granted": False, "words": f"{_USED} Start a kernel of that size instead."}
     claim.wish = wish
-    then = f"Restart the kernel: it then changes to {wish}, if that is free."
-    return {"granted": True, "words": f"{_USED} {then}"}
+    return {"granted": True, "words": f"{_USED} Restart the kernel: {_THEN.format(wish)}"}
 
 
 def _refused(error: GpuPoolError) -> dict[str, Any]:

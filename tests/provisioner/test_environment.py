@@ -43,32 +43,45 @@ def python(tmp_path: Path) -> str:
 
 
 def test_caps_of_the_kernels_own_frameworks_are_set_and_stated(python: str) -> None:
-    found = slice_environment(lease(), python, {})
+    found = slice_environment(lease(), [python], {})
     assert "per_process_memory_fraction" in found["PYTORCH_CUDA_ALLOC_CONF"]
     assert "memory: 655 MiB, cooperative (framework caps: torch)" in found["GPU_POOL_ENFORCED"]
 
 
 def test_a_kernel_without_frameworks_has_nothing_enforced() -> None:
-    found = slice_environment(lease(), "/usr/bin/R", {})
+    found = slice_environment(lease(), ["/usr/bin/R"], {})
     assert "PYTORCH_CUDA_ALLOC_CONF" not in found
+    assert "memory: 655 MiB, none (accounting only)" in found["GPU_POOL_ENFORCED"]
+
+
+def test_what_a_hook_limits_is_stated_for_kernels_that_load_it(python: str, tmp_path: Path) -> None:
+    (tmp_path / "lib/python3.12/site-packages/torch-2.11.0.dist-info").rename(
+        tmp_path / "lib/python3.12/site-packages/torch-2.9.1.dist-info"
+    )
+    kernel = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    found = slice_environment(lease(), kernel, {})
+    assert found["GPU_POOL_TORCH_FRACTION"] == "0.01083"
+    assert "cooperative (framework caps: torch only in the kernel itself)" in found["GPU_POOL_ENFORCED"]
+    found = slice_environment(lease(), [python, "-m", "another_kernel"], {})
+    assert "GPU_POOL_TORCH_FRACTION" not in found
     assert "memory: 655 MiB, none (accounting only)" in found["GPU_POOL_ENFORCED"]
 
 
 def test_the_caps_suit_every_device_of_the_lease(python: str) -> None:
     small, large = Device("GPU-2", 1, "V100-16", 16384), GPU
     parts = (Slice(small, 250, 4096), Slice(large, 125, 4096))
-    found = slice_environment(lease(slices=parts), python, {})["PYTORCH_CUDA_ALLOC_CONF"]
+    found = slice_environment(lease(slices=parts), [python], {})["PYTORCH_CUDA_ALLOC_CONF"]
     assert 0 < float(found.rpartition(":")[2]) * 32768 <= 4096
 
 
 def test_a_firmer_limit_is_not_called_cooperative(python: str) -> None:
     firm = Enforcement(memory=Limit(Strength.HARD, "MIG"))
-    assert "hard (MIG)" in slice_environment(lease(enforcement=firm), python, {})["GPU_POOL_ENFORCED"]
+    assert "hard (MIG)" in slice_environment(lease(enforcement=firm), [python], {})["GPU_POOL_ENFORCED"]
 
 
 def test_what_the_user_has_set_is_kept(python: str) -> None:
     theirs = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    found = slice_environment(lease(), python, theirs)
+    found = slice_environment(lease(), [python], theirs)
     assert found["PYTORCH_CUDA_ALLOC_CONF"].startswith("expandable_segments:True,")
 
 
@@ -79,7 +92,9 @@ def test_the_command_goes_through_what_is_installed_for_ipython_kernels(
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-launcher\nVersion: 1\n")
     (info / "entry_points.txt").write_text(f"[{LAUNCHERS}]\nipykernel = some_launcher:prepare\n")
-    (tmp_path / "some_launcher.py").write_text("def prepare(argv): return [*argv, '--ext', 'mine']")
+    (tmp_path / "some_launcher.py").write_text(
+        "def prepare(argv, installed): return [*argv, '--ext', 'mine']"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     _ipykernel_launcher.cache_clear()
     assert kernel_command(["python", "-m", "ipykernel"]) == ["python", "-m", "ipykernel", "--ext", "mine"]

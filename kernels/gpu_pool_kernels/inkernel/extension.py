@@ -3,6 +3,9 @@
 import os
 import sys
 
+#: What frameworks that read no limit themselves may take of each device; ``caps`` sees to it:
+#: a share such as ``0.01083``, and MiB.
+LIMITS = {"torch": "GPU_POOL_TORCH_FRACTION", "tensorflow": "GPU_POOL_TENSORFLOW_MIB"}
 #: What this kernel's user is to read below the first cell.
 NEWS = "GPU_POOL_NEWS"
 USAGE = "Write %gpu to see this kernel's slice of a GPU, %gpu use 10% to change its size, or %gpu keep 2h."
@@ -13,7 +16,16 @@ def load(shell: object) -> None:
     shell.register_magic_function(gpu, magic_kind="line")  # type: ignore[attr-defined]
     shell.events.register("post_run_cell", explain_failure)  # type: ignore[attr-defined]
     forget_arguments()
+    limit_frameworks()
     tell(shell, os.environ.pop(NEWS, ""))
+
+
+def limit_frameworks() -> None:
+    """Have the limits set that this kernel was given, whenever their frameworks are imported."""
+    if any(name in os.environ for name in LIMITS.values()):
+        from . import caps
+
+        caps.watch()
 
 
 def tell(shell: object, news: str) -> None:

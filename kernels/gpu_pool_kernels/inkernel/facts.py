@@ -7,6 +7,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from . import caps
+
 MISSING = (
     'This kernel has no slice of a GPU. Start a kernel that has one, such as "Python 3 (GPU 2%)", '
     'from the launcher or the Kernel menu; "gpu-pool kernels install 2%" adds it to the menu.'
@@ -45,6 +47,7 @@ class Slice:
             ("Device", ", ".join(self.devices)),
             ("Memory", self.memory()),
             ("Enforced", self.enforced),
+            *(("No limit", f"{name}: {why}") for name, why in caps.failed.items()),
             ("Held for", "unknown" if self.held_seconds is None else duration(self.held_seconds)),
             *terms(),
         ]

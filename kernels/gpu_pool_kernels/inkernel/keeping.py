@@ -30,8 +30,8 @@ def duration(text: str) -> int:
     return sum(int(number) * SECONDS[unit] for number, unit in parts)
 
 
-def send(content: "dict[str, int]") -> bool:
-    """Publish the message as a part of this cell's output; return whether there is where to."""
+def send(content: "dict[str, object]", message: str = MESSAGE) -> bool:
+    """Publish a message as a part of this cell's output; return whether there is where to."""
     from IPython import get_ipython
 
     kernel = getattr(get_ipython(), "kernel", None)
@@ -40,5 +40,5 @@ def send(content: "dict[str, int]") -> bool:
     sys.stdout.flush()
     # ipykernel before version 6 has no get_parent.
     parent = kernel.get_parent() if hasattr(kernel, "get_parent") else kernel._parent_header
-    kernel.session.send(kernel.iopub_socket, MESSAGE, content, parent=parent)
+    kernel.session.send(kernel.iopub_socket, message, content, parent=parent)
     return True

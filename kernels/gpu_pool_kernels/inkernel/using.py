@@ -1,7 +1,8 @@
 """``%gpu use 10%``: ask for another size of this kernel's slice, and take what comes of it.
 
 Whoever launched the kernel named a private folder to it. A wish is written
-into the pipe there, and answered in a file beside it.
+into the pipe there, and answered in a file beside it. A kernel in a pod has no
+such folder: there a wish is a message, and the relay prints the answer.
 """
 
 import json
@@ -11,11 +12,14 @@ import time
 import uuid
 from pathlib import Path
 
-from . import facts
+from . import caps, extension, facts, keeping
 
 #: The variable that names the folder, and what lies in it.
 VARIABLE = "GPU_POOL_WISHES"
 PIPE = "wishes"
+#: The variable that tells a kernel that it is in a pod, and the message by which it wishes there.
+POD = "GPU_POOL_POD"
+MESSAGE = "gpu_pool_use"
 ANSWER = "answer"
 #: Seconds to wait for an answer, and between two looks.
 PATIENCE = 10.0
@@ -45,7 +49,8 @@ def use(size: str) -> None:
         return
     wish = uuid.uuid4().hex
     if not send({"wish": wish, "size": size[:MOST]}):
-        print(ALONE, file=sys.stderr)
+        if not (os.environ.get(POD) and keeping.send({"size": size[:MOST]}, MESSAGE)):
+            print(ALONE, file=sys.stderr)
         return
     pending = wish
     give_up = time.monotonic() + PATIENCE
@@ -89,6 +94,8 @@ def catch_up() -> None:
     print(answer["words"], file=sys.stdout if answer["granted"] else sys.stderr)
     for framework in stale(changed):
         print(STALE.format(framework), file=sys.stderr)
+    for framework in caps.too_late(changed):
+        print(caps.LATE.format(framework), file=sys.stderr)
 
 
 def wear(changed: "dict[str, list[str | None]]") -> None:
@@ -101,6 +108,7 @@ def wear(changed: "dict[str, list[str | None]]") -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = now
+    extension.limit_frameworks()
 
 
 def stale(changed: "dict[str, list[str | None]]") -> "list[str]":

@@ -1,0 +1,166 @@
+"""Memory limits of the frameworks that read none from the environment: old torch, and TensorFlow.
+
+A finder in front of ``sys.meta_path`` waits for one module of each. Its own
+loader executes the module, and then a limit is left with it, which is set when
+the framework begins to use the GPU: until then ``%gpu use`` and the user may
+change it. Nothing is imported here, and no GPU is touched. Whatever fails costs
+the limit and one line, never the user's import.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from typing import Any, Iterator  # noqa: UP035 - Iterator is not generic elsewhere in Python 3.6
+
+from .extension import LIMITS as VARIABLES
+
+UNLIMITED = (
+    "gpu-pool: {} gets no memory limit in this kernel ({}). "
+    "Keep it within your slice: others have the rest of this GPU."
+)
+LATE = "{} has begun to use the GPU and keeps its old memory limit until the kernel is restarted."
+
+#: The frameworks that have read their limits.
+settled = set()  # type: set[str]
+#: The frameworks to which no limit could be given, and why.
+failed = {}  # type: dict[str, str]
+
+
+def watch() -> None:
+    """Limit the frameworks from now on; one that is imported already, at once. May be repeated."""
+    if any(isinstance(finder, Finder) for finder in sys.meta_path):
+        return
+    sys.meta_path.insert(0, Finder())
+    for name, limit in LIMITS.items():
+        module = sys.modules.get(name)
+        if module is not None:
+            limit(module)
+
+
+def too_late(changed: "dict[str, object]") -> "list[str]":
+    """Return the frameworks that no longer follow a change of these variables."""
+    return [name for name, variable in VARIABLES.items() if variable in changed and name in settled]
+
+
+class Finder:
+    """Finds what the others find; the loaders of the modules waited for do a little more."""
+
+    def __init__(self) -> None:
+        self._asking = threading.local()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the module's spec if it is one of ours. Python's import system calls this."""
+        limit = LIMITS.get(name)
+        # A finder of somebody else may ask all finders in its turn, this one among them.
+        if limit is None or getattr(self._asking, "name", None) == name:
+            return None
+        self._asking.name = name
+        try:
+            spec = self._ask_others(name, path, target)
+        finally:
+            self._asking.name = None
+        if hasattr(getattr(spec, "loader", None), "exec_module"):
+            spec.loader = Loader(spec.loader, limit)
+        return spec
+
+    def _ask_others(self, name: str, path: Any, target: Any) -> Any:
+        for finder in [each for each in sys.meta_path if each is not self]:
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find else None
+            if spec is not None:
+                return spec
+        return None
+
+
+class Loader:
+    """A module's own loader, which steps in again before the module is executed."""
+
+    loader = None  # type: Any
+
+    def __init__(self, loader: Any, limit: Any) -> None:
+        self.loader = loader
+        self.limit = limit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def exec_module(self, module: Any) -> None:
+        """Execute the module and limit its framework. Python's import system calls this."""
+        module.__loader__ = module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        self.limit(module)
+
+
+def limit_torch(cuda: Any) -> None:
+    """Leave the limit with ``torch.cuda``, which calls what is left there once CUDA is initialised."""
+
+    def set_fraction() -> None:
+        settled.add("torch")
+        fraction = os.environ.get(VARIABLES["torch"], "")
+        # An error that left this function would be one of CUDA's initialisation.
+        with attempt("torch"):
+            for device in range(cuda.device_count()) if fraction else ():
+                cuda.set_per_process_memory_fraction(float(fraction), device)
+
+    with attempt("torch"):
+        cuda._lazy_call(set_fraction)
+
+
+def limit_tensorflow(module: Any) -> None:
+    """Limit the devices of ``tensorflow.python.eager.context`` when its context is first initialised.
+
+    Not before: finding the devices opens the driver, and a device with a limit
+    no longer lets the user say whether its memory is to grow.
+    """
+    turn = threading.RLock()
+
+    def ensure_initialized(self: Any) -> None:
+        with turn:
+            if module.Context.ensure_initialized is not ensure_initialized:
+                initialise(self)  # another thread was first
+                return
+            ours = []  # type: list[object]
+            with attempt("tensorflow"):
+                configure(module, self, ours)
+            try:
+                initialise(self)
+                module.Context.ensure_initialized = initialise
+            finally:
+                # They have had their effect. Kept, they would fail a cell that is run again and says
+                # again that memory is to grow, which TensorFlow otherwise accepts.
+                for device in ours:
+                    getattr(self, "_virtual_device_map", {}).pop(device, None)
+
+    with attempt("tensorflow"):
+        initialise = module.Context.ensure_initialized
+        module.Context.ensure_initialized = ensure_initialized
+
+
+def configure(module: Any, context: Any, ours: "list[object]") -> None:
+    """Limit each visible GPU that its user has not; append it to ``ours``."""
+    settled.add("tensorflow")
+    limit = os.environ.get(VARIABLES["tensorflow"])
+    # TensorFlow refuses to have both.
+    if not limit or context.config.gpu_options.per_process_gpu_memory_fraction:
+        return
+    for device in context.get_visible_devices("GPU"):
+        if context.get_logical_device_configuration(device) is None:
+            wanted = module.LogicalDeviceConfiguration(memory_limit=int(limit))
+            context.set_logical_device_configuration(device, [wanted])
+            ours.append(device)
+
+
+@contextlib.contextmanager
+def attempt(framework: str) -> Iterator[None]:
+    """Try something for a framework. A failure is told once, and is none of the user's."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever another version of the framework raises
+        if framework not in failed:
+            failed[framework] = f"{type(error).__name__}: {error!s:.200}"
+            print(UNLIMITED.format(framework, failed[framework]), file=sys.stderr)
+
+
+#: By the module that is waited for: what is done with it once it has been executed.
+LIMITS = {"torch.cuda": limit_torch, "tensorflow.python.eager.context": limit_tensorflow}
