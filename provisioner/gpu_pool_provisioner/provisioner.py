@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import psutil
@@ -29,6 +30,7 @@ from gpu_pool_client import (
     EndReason,
     GpuPoolError,
     Holder,
+    KernelCommand,
     Lease,
     LeaseState,
     Pool,
@@ -37,13 +39,13 @@ from gpu_pool_client import (
     parse_request,
 )
 from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
-from gpu_pool_provisioner import advice, ports
+from gpu_pool_provisioner import advice, pods, ports
 from gpu_pool_provisioner.environment import kernel_command
 from gpu_pool_provisioner.pools import resolve_url
 from gpu_pool_provisioner.readiness import ReadinessWatch
 from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.inner import Inner
-from gpu_pool_provisioner.room.running import Kernel
+from gpu_pool_provisioner.room.running import Kernel, Launch
 from gpu_pool_provisioner.room.turn import Turn
 from gpu_pool_provisioner.roomed import RoomedProvisioner
 from gpu_pool_provisioner.settings import SliceSettings
@@ -56,6 +58,8 @@ _BRIEF_GRACE: Final = 1.5
 #: Seconds by which the pool's deadline is later than ours, which ends the kernel before its lease;
 #: also what a relaunch may take.
 _MARGIN: Final = 5.0
+#: Seconds that a kernel in a pod has to end by itself: its end is heard of through the cluster.
+_POD_ENDS_WITHIN: Final = 10.0
 #: Seconds in which a killed process is gone, unless the system holds it.
 _KILLED_WITHIN: Final = 5.0
 
@@ -122,7 +126,7 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
             await self._slice.stand_in(self.restart_grace + _MARGIN)
         elif self._slice is not None:
             # A process that the system does not let die still has its slice, until the pool sees it gone.
-            if await self.poll() is not None:
+            if self._in_pod or await self.poll() is not None:
                 await self._slice.give_back()
             self._slice.forget()
             self._started = False
@@ -143,6 +147,14 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
             self._slice = self._new_slice()
             self._slice.lease_id = provisioner_info["lease_id"]
             self._started = True
+
+    def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
+        """Return in how many seconds a kernel ends by itself. Called at every graceful shutdown."""
+        return max(recommended, _POD_ENDS_WITHIN) if self._in_pod else recommended
+
+    @property
+    def _in_pod(self) -> bool:
+        return self._lease is not None and self._lease.terms.in_pod
 
     @property
     def _manager(self) -> Any:
@@ -187,7 +199,7 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
         """Launch the kernel's process with its slice's environment; return its pid."""
         assert self._slice is not None
         environment = kwargs["env"]
-        outfit = Outfit(cmd[0], environment, lease)
+        outfit = Outfit(cmd, environment, lease)
         wishing = self._hear_wishes(self._manager.connection_file, partial(grant, self._slice, outfit))
         # Last, so that nothing in the kernelspec's own environment overrides it.
         ours = {
@@ -202,13 +214,16 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
     @staticmethod
     def _needs_room(lease: Lease) -> bool:
         """Whether something must stand in front of the kernel: to wait, or to warn and to hold later."""
-        return lease.state is LeaseState.WAITING or lease.terms.has_limits
+        return lease.state is LeaseState.WAITING or lease.terms.has_limits or lease.terms.in_pod
 
     async def _wait_in_room(
         self, claim: KernelSlice, lease: Lease, cmd: list[str], kwargs: dict[str, Any]
     ) -> None:
-        async def launch(lease: Lease, inner: Inner) -> int:
+        async def here(lease: Lease, inner: Inner) -> int:
             return await self._launch_on(lease, inner.command(cmd), kwargs)
+
+        def in_pod(connection: Mapping[str, Any]) -> KernelCommand:
+            return self._for_pod(cmd, kwargs, connection)
 
         spec = self.kernel_spec
         kernel = Kernel(
@@ -219,8 +234,17 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
             ready_timeout=self.ready_timeout,
             grace=self._grace,
             ending=lambda: self._manager.shutting_down,
+            start_timeout=self.start_timeout,
         )
-        await self._enter_room(kernel, Turn(claim, self._holder()), lease, launch)
+        await self._enter_room(kernel, Turn(claim, self._holder()), lease, Launch(here, in_pod))
+
+    def _for_pod(
+        self, cmd: list[str], kwargs: dict[str, Any], connection: Mapping[str, Any]
+    ) -> KernelCommand:
+        argv = self.pod_argv or pods.command_in_pod(cmd, os.path.realpath(self._manager.connection_file))
+        variables = pods.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
+        folder = pods.folder_in_pod(kwargs.get("cwd"), str(Path.home()))
+        return KernelCommand(tuple(argv), connection, variables, folder)
 
     @property
     def _grace(self) -> float:

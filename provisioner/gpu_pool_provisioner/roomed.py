@@ -88,7 +88,9 @@ class RoomedProvisioner(LocalProvisioner):
         if room is not None and signum == signal.SIGINT and room.takes_interrupts:
             await on_room_thread(room.interrupt())
         elif room is not None and room.standing_in:
-            await on_room_thread(room.stop())
+            # What is not here takes no other signals.
+            if signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGHUP):
+                await on_room_thread(room.stop())
         else:
             await super().send_signal(signum)
 

@@ -6,7 +6,7 @@ import os
 from typing import Final
 
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
-from traitlets import Bool, CUnicode, Unicode, default
+from traitlets import Bool, CUnicode, List, Unicode, default
 
 from gpu_pool_provisioner.seconds import Seconds
 
@@ -67,6 +67,35 @@ class SliceSettings(LocalProvisioner):
         A kernel that does not is ended, and its slice goes back to the pool.
         Twice what Jupyter's own programs wait for, so that nothing is ended
         that somebody still waits for.
+        """,
+    )
+    start_timeout = Seconds(
+        600.0,
+        min=1,
+        max=86_400,
+        config=True,
+        help="""Seconds in which a kernel's pod must run, where the pool runs kernels in pods. At most 86400.
+
+        Nodes may have to be started, and large images fetched. ready_timeout
+        counts from then on. What is going on is shown in the first cell.
+        """,
+    )
+    pod_argv = List(
+        Unicode(),
+        config=True,
+        help="""The kernel's command in a pod, where it is not the one of its kernelspec.
+
+        {connection_file} stands for the connection file. By default it is the
+        kernelspec's, with its program found by its name, and python3 for any Python.
+        """,
+    )
+    pod_environment = List(
+        Unicode(),
+        config=True,
+        help="""Names of variables of this server that a kernel in a pod has, too. By default none.
+
+        A pod has the variables of the kernelspec (env) in any case. Of this
+        server's it has no others, since tokens are among them.
         """,
     )
     restart_grace = Seconds(

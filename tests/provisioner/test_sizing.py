@@ -15,6 +15,7 @@ from gpu_pool_client import Activity, LeaseState, NotAllowed, Pool, SliceRequest
 from gpu_pool_provisioner.room.thread import room_loop
 from gpu_pool_provisioner.wishes import Wishes, _parse
 from support.classroom import IPYKERNEL, Classroom, Managers, answer, eventually, kill, restarting_soon
+from support.frameworks import write_tensorflow, write_torch
 from support.pools import take
 from support.room import Frontend, frontend
 from support.service import Nursery, nursery, serving
@@ -92,19 +93,65 @@ async def test_what_cannot_be_is_refused_in_words_and_changes_nothing(
         assert await printed(page, FACTS) == "2% 655\n"
 
 
+def imitated(folder: Path) -> tuple[str, Path]:
+    """Make an environment; return its Python, and its site-packages, which are empty."""
+    python, packages = folder / "bin/python", folder / f"lib/python3.{sys.version_info[1]}/site-packages"
+    packages.mkdir(parents=True)
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    (folder / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).parent}\n")
+    return str(python), packages
+
+
+#: The environment is an imitation, so its kernels take what they need from this one.
+HERE = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+async def test_limits_that_are_set_at_import_follow_until_the_gpu_is_used(
+    classroom: Classroom, manager: Managers, tmp_path: Path
+) -> None:
+    python, packages = imitated(tmp_path / "env")
+    write_torch(packages)
+    write_tensorflow(packages)
+    km = manager(classroom.install("two", argv=(python, *IPYKERNEL[1:]), env=HERE))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        enforced = "cooperative (framework caps: torch, tensorflow only in the kernel itself)"
+        assert enforced in str((await page.run("%gpu").done()).heard)
+        assert await printed(page, "import torch, tensorflow") == ""
+        assert await printed(page, "%gpu use 50%") == (
+            "This kernel now has 50% of a GPU: 16GiB on V100-SXM2-32GB (simulated).\n"
+        )
+        used = "torch.cuda.init(); print(torch.cuda.fractions[0])"
+        assert await printed(page, used) == "0.49084\n"
+        told = await printed(page, "%gpu use 10%")
+        assert "torch has begun to use the GPU and keeps its old memory limit" in told
+        assert "tensorflow" not in told
+        used = "tensorflow.constant(1); print(tensorflow.context.initialised_with['GPU:0'])"
+        assert await printed(page, used) == "[2976]\n"
+
+
+async def test_a_kernel_that_shrinks_from_a_whole_gpu_is_limited_from_then_on(
+    classroom: Classroom, manager: Managers, tmp_path: Path
+) -> None:
+    python, packages = imitated(tmp_path / "env")
+    write_torch(packages)
+    km = manager(classroom.install("whole", "1", argv=(python, *IPYKERNEL[1:]), env=HERE))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        assert await printed(page, "import torch") == ""
+        await page.run("%gpu use 50%").done()
+        used = "torch.cuda.init(); print(torch.cuda.fractions[0])"
+        assert await printed(page, used) == "0.49084\n"
+
+
 async def test_limits_of_frameworks_follow_but_for_those_that_the_user_has_changed(
     classroom: Classroom, manager: Managers, tmp_path: Path
 ) -> None:
-    python = tmp_path / "env" / "bin" / "python"
-    packages = tmp_path / "env" / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+    python, packages = imitated(tmp_path / "env")
     for framework in ("cupy-13.0.0", "jaxlib-0.5.0"):
         (packages / f"{framework}.dist-info").mkdir(parents=True)
-    python.parent.mkdir()
-    python.symlink_to(sys.executable)
-    (tmp_path / "env" / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).parent}\n")
-    # The environment is an imitation, so the kernel takes what it needs from this one.
-    here = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    km = manager(classroom.install("two", argv=(str(python), *IPYKERNEL[1:]), env=here))
+    km = manager(classroom.install("two", argv=(python, *IPYKERNEL[1:]), env=HERE))
     await km.start_kernel()
     limits = (
         "print(*[os.environ.get(n) for n in ('CUPY_GPU_MEMORY_LIMIT', 'XLA_PYTHON_CLIENT_MEM_FRACTION')])"

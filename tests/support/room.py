@@ -129,14 +129,21 @@ async def frontend(manager: AsyncKernelManager, session: str = "") -> AsyncItera
     # Of its own, as pages have them: a client's address at the kernel is its session.
     name = session or uuid.uuid4().hex
     own = Session(session=name, key=manager.session.key, signature_scheme=manager.session.signature_scheme)
-    page = Frontend(manager.client(session=own))
-    page.client.start_channels()
-    await page.client.wait_for_ready(timeout=60)
-    listening = [asyncio.create_task(page.listen(name)) for name in ("shell", "iopub", "stdin", "control")]
+    async with listening(manager.client(session=own)) as page:
+        yield page
+
+
+@asynccontextmanager
+async def listening(client: AsyncKernelClient) -> AsyncIterator[Frontend]:
+    """Make a client a frontend; see :func:`frontend`."""
+    page = Frontend(client)
+    client.start_channels()
+    await client.wait_for_ready(timeout=60)
+    tasks = [asyncio.create_task(page.listen(name)) for name in ("shell", "iopub", "stdin", "control")]
     try:
         yield page
     finally:
-        for task in listening:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*listening, return_exceptions=True)
-        page.client.stop_channels()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        client.stop_channels()

@@ -72,9 +72,9 @@ def waiting(size: str, outlook: str) -> str:
     return f"Waiting for {_slice(size)}. {outlook} Interrupt the kernel to give up."
 
 
-def starting(size: str) -> str:
-    """Say that the wait is over."""
-    return f"The wait for {_slice(size)} is over. The kernel is starting."
+def starting(size: str, words: str = "") -> str:
+    """Say that the wait is over; ``words`` are sentences about what is going on."""
+    return f"The wait for {_slice(size)} is over. {words or 'The kernel is starting.'}"
 
 
 def unreachable(size: str, error: GpuPoolError) -> str:

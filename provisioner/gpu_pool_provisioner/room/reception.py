@@ -8,16 +8,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import zmq
 from jupyter_client.session import Session
 from traitlets.log import get_logger
 
 from gpu_pool_provisioner.room import notice
+from gpu_pool_provisioner.room.reading import Message, UnreadableMessageError, read_message
 from gpu_pool_provisioner.room.wires import Wires
-
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +141,12 @@ class Reception:
 
     def _read(self, channel: str, frames: list[zmq.Frame]) -> Held | None:
         try:
-            identities, rest = self._session.feed_identities(frames, copy=False)
-            # One that was passed on comes back when its kernel is ended; it is no replay.
-            self._session.digest_history.discard(cast(zmq.Frame, rest[0]).bytes)
-            return Held(channel, frames, identities, self._session.deserialize(rest, copy=False))
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+            # One that was passed on comes back when its kernel is ended.
+            identities, message = read_message(self._session, frames, replayed=True)
+        except UnreadableMessageError as error:
             get_logger().warning("Ignored what is not a signed message to a kernel: %s", error)
             return None
+        return Held(channel, frames, identities, message)
 
     def _answer(self, to: Held, content: Mapping[str, Any]) -> None:
         self._publish("status", {"execution_state": "busy"}, to)

@@ -13,7 +13,8 @@ import zmq
 from jupyter_client.session import DELIM, Session
 from traitlets.log import get_logger
 
-from gpu_pool_provisioner.room.wires import Wires, close_all, connect_back
+from gpu_pool_provisioner.room.reading import Message, UnreadableMessageError, read_message
+from gpu_pool_provisioner.room.wires import Wires, close_all, connect_back, is_refusal
 
 #: Seconds after which a kernel that has answered is asked again, and how often, until its output is heard.
 _ASK_AGAIN: Final = 0.2
@@ -25,9 +26,14 @@ _WORK: Final = (b'"execute_request"', b'"comm_msg"', b'"comm_open"')
 #: How messages of our own are named, and where a message's header is, from its end.
 _OURS: Final = b'"gpu_pool_'
 _HEADER: Final = 4
+#: What a kernel can work on at once, and lines that wait to be told: a hostile one makes up more.
+_MOST_AT_WORK: Final = 1_000
+_MOST_UNTOLD: Final = 20
 _BOTH_WAYS: Final = ("shell", "control", "stdin", "hb")
 
-Message = dict[str, Any]
+
+class UnencryptedError(Exception):
+    """The kernel listens without the encryption that its connection file asks for."""
 
 
 class Relay:
@@ -55,7 +61,7 @@ class Relay:
         """Return the content of the kernel's first kernel_info_reply, once its output and stdin are heard.
 
         A kernel that knows no control channel answers on shell. One without output or stdin is waited for
-        only a while.
+        only a while. Raises ``UnencryptedError``.
         """
         self._ask("control")
         self._ask("shell")
@@ -97,15 +103,15 @@ class Relay:
         if self._answer.done() or frames[0].bytes != DELIM:
             return
         try:
-            message = self._session.deserialize(frames[1:], copy=False)
-        except (ValueError, TypeError, KeyError) as error:
+            _, message = read_message(self._session, frames)
+        except UnreadableMessageError as error:
             get_logger().warning("Ignored what is not a kernel's signed reply: %s", error)
             return
         self._answer.set_result(message["content"])
 
     def tell(self, text: str) -> None:
         """Print a line below the cell that runs, or else below the next one that does."""
-        self._untold.append(text)
+        self._untold = [*self._untold, text][-_MOST_UNTOLD:]
         if self.busy:
             self._tell_now()
 
@@ -123,6 +129,10 @@ class Relay:
                 return False
         return not self.busy and not self._unanswered and self.last_activity == before
 
+    def interrupt(self) -> None:
+        """Interrupt the kernel by a message, where it takes no signals."""
+        self.back["control"].send(self._session.serialize(self._session.msg("interrupt_request", {})))
+
     def run_silently(self, code: str) -> None:
         """Let the kernel run code of ours that nobody sees."""
         content = {"code": code, "silent": True, "store_history": False, "allow_stdin": False}
@@ -137,9 +147,13 @@ class Relay:
         if len(frames[-1]) <= _STATUS_BYTES and len(frames) > 3 and b'"execution_state"' in frames[-1].bytes:
             self._observe(frames[-3].bytes, frames[-1].bytes)
 
-    def _hears_questions(self, _: list[zmq.Frame]) -> None:
-        if not self._connected.done():  # a connection that was lost comes back by itself
+    def _hears_questions(self, event: list[zmq.Frame]) -> None:
+        if self._connected.done():
+            return  # a connection that was lost comes back by itself
+        if not is_refusal(event):
             self._connected.set_result(None)
+        elif not self._answer.done():
+            self._answer.set_exception(UnencryptedError())
 
     def _reply(self, frames: list[zmq.Frame]) -> None:
         if frames[0].bytes == DELIM:  # to a request of ours, which has no identity
@@ -169,6 +183,8 @@ class Relay:
                 self._at_work.pop(header.get("msg_id", ""), None)
                 return
             self._at_work[header.get("msg_id", "")] = header
+            if len(self._at_work) > _MOST_AT_WORK:
+                del self._at_work[next(iter(self._at_work))]
             if self._untold:
                 self._tell_now()
 
@@ -182,13 +198,12 @@ class Relay:
     def _take(self, frames: list[zmq.Frame]) -> bool:
         """Take a message of ours that the kernel published; return whether it was one."""
         try:
-            _, rest = self._session.feed_identities(frames, copy=False)
-            message = self._session.deserialize(rest, copy=False)
-        except (ValueError, TypeError, KeyError) as error:
+            _, message = read_message(self._session, frames)
+        except UnreadableMessageError as error:
             get_logger().warning("Ignored what is not a kernel's signed message: %s", error)
             return False
         kind, content = message["msg_type"], message["content"]
-        if not isinstance(kind, str) or kind not in self.messages or not isinstance(content, dict):
+        if kind not in self.messages:
             return False
         self.messages[kind](content)
         return True
@@ -198,7 +213,7 @@ def _header(text: bytes) -> Message:
     """Read a message's header, which a kernel may have made up."""
     try:
         header = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     known = isinstance(header, dict) and isinstance(header.get("msg_id", ""), str)
     return header if known else {}

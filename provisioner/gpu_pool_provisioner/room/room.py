@@ -22,8 +22,9 @@ from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.endings import before
 from gpu_pool_provisioner.room.inner import Inner
 from gpu_pool_provisioner.room.parking import Parking
+from gpu_pool_provisioner.room.pods import NotStartedError, PodRun, pod_connection
 from gpu_pool_provisioner.room.reception import Calls, Reception
-from gpu_pool_provisioner.room.running import MARGIN, Kernel, Launch, NotReadyError, Run
+from gpu_pool_provisioner.room.running import MARGIN, Kernel, Launch, NotReadyError, ProcessRun, Run
 from gpu_pool_provisioner.room.steward import REASONS, Steward, taken
 from gpu_pool_provisioner.room.tenure import Act, Step
 from gpu_pool_provisioner.room.turn import Turn
@@ -62,8 +63,10 @@ class Room:
         self._phase = Phase.DOWN
         self._standing_in = False
         self._parking: Parking | None = None
-        #: Why the kernel was ended, until somebody has read it.
+        #: Why a cell did not run since the kernel was ended, until somebody has read it.
         self._obituary = ""
+        #: How the kernel before came to its end, where that was no doing of anybody here.
+        self._last_words = ""
         self._life: asyncio.Task[None] | None = None
         self._errands: set[asyncio.Task[None]] = set()
         self._closing: asyncio.TimerHandle | None = None
@@ -82,17 +85,21 @@ class Room:
     def takes_interrupts(self) -> bool:
         """Whether an interrupt is for :meth:`interrupt`, and not for the kernel's process."""
         waits = self._phase in (Phase.WAITING, Phase.GIVEN_UP, Phase.LAUNCHING)
-        return waits or (self._parking is not None and self._parking.resuming)
+        return waits or self._resuming or (self._run is not None and not self._run.is_process)
+
+    @property
+    def _resuming(self) -> bool:
+        return self._parking is not None and self._parking.resuming
 
     @property
     def busy(self) -> bool:
         """Whether code waits, or the kernel works on what was submitted."""
-        return self._run.relay.busy if self._run else self._reception.holds_code
+        return self._run.busy if self._run else self._reception.holds_code
 
     @property
     def last_activity(self) -> float | None:
         """When the kernel last began or ended work that was submitted (``time.monotonic()``)."""
-        return self._run.relay.last_activity if self._run else None
+        return self._run.last_activity if self._run else None
 
     async def open(self) -> None:
         """Listen on the kernel's ports. Raises ``zmq.ZMQError`` when one of them is taken."""
@@ -131,7 +138,10 @@ class Room:
         await self._ended.wait()
 
     async def interrupt(self) -> None:
-        """Give up the wait, or what was submitted to a kernel that is just starting."""
+        """Give up the wait, or what was submitted to a kernel that is just starting; or interrupt a pod's."""
+        if self._phase is Phase.RUNNING and self._run is not None and not self._resuming:
+            self._run.relay.interrupt()
+            return
         if self._kernel.ending():
             return
         if self._phase is Phase.WAITING:
@@ -148,10 +158,11 @@ class Room:
 
     async def stop(self) -> None:
         """End the kernel, as a signal would end a process. Its place in line stays until :meth:`close`."""
+        if self._phase in (Phase.WAITING, Phase.GIVEN_UP, Phase.LAUNCHING):
+            self._reception.drop()
         if self._run is not None:
             self._run.kill()
         elif self._phase in (Phase.WAITING, Phase.GIVEN_UP, Phase.LAUNCHING):
-            self._reception.drop()
             self._down()
 
     async def close(self) -> None:
@@ -165,8 +176,7 @@ class Room:
         self._reception.drop()
         close_all(self._front)
         if self._run is not None:
-            self._run.kill()
-            self._run.close()
+            self._run.leave()
         if self._inner is not None:
             self._inner.close()
 
@@ -184,6 +194,10 @@ class Room:
         try:
             if await self._launched(lease):
                 return
+        except NotStartedError as error:
+            get_logger().error("No kernel has come of the GPU lease %s: %s", lease.id, error)
+            await self._start_over(notice.not_run(str(error)), EndReason.NOT_READY)
+            return
         except (NotReadyError, OSError, GpuPoolError) as error:
             get_logger().error("The kernel with the GPU lease %s does not run: %s", lease.id, error)
             self._reception.refuse(notice.not_run(str(error)))
@@ -202,21 +216,30 @@ class Room:
         """Launch the real kernel and relay to it until it ends; return whether the room stands in for it."""
         self._phase = Phase.LAUNCHING
         self._reception.show(notice.starting(self._turn.size))
+        run = await self._new_run(lease)
+        self._run, self._standing_in = run, not run.is_process
         try:
-            self._inner = self._inner or Inner(self._kernel.connection_file)
-            run = await Run.launched(self._launch, lease, self._inner, self._session, self._front)
-        except (NotReadyError, OSError):
-            await self._turn.lose(EndReason.NOT_READY)
-            raise
-        self._run, self._standing_in = run, False
-        try:
-            self._reception.introduction = await run.until_ready(self._kernel, self._turn)
+            self._reception.introduction = await run.until_ready(self._kernel)
             self._phase = Phase.RUNNING
             run.relay.begin()
+            if self._last_words:
+                run.relay.tell(self._last_words)
             self._reception.hand_over(run.relay.pass_on)
             return await self._look_after(lease, run)
         except BaseException:
             run.kill()
+            raise
+
+    async def _new_run(self, lease: Lease) -> Run:
+        sides = self._turn, self._session, self._front
+        if lease.terms.in_pod:
+            connection = pod_connection(self._kernel.connection())
+            return PodRun(self._launch, connection, *sides, self._reception.show)
+        try:
+            self._inner = self._inner or Inner(self._kernel.connection_file)
+            return await ProcessRun.launched(self._launch, lease, self._inner, *sides)
+        except (NotReadyError, OSError):
+            await self._turn.lose(EndReason.NOT_READY)
             raise
 
     async def _look_after(self, lease: Lease, run: Run) -> bool:
@@ -225,10 +248,9 @@ class Room:
         while lease.terms.has_limits:
             step: Step | None = await before(run.end, steward.time_is_up())
             if step is None:
-                return False
+                return await self._over(run)
             if step.act is Act.END:
-                await self._end(step, run)
-                return True
+                return await self._end(step)
             self._parking = Parking(self._turn, run, self._front, self._reception)
             try:
                 if not await self._parking.begin():
@@ -236,30 +258,42 @@ class Room:
                     continue
                 resumed = await before(run.end, self._parking.until_resumed())
             except LeaseGone as error:
-                await self._end(taken(error.reason), run)
-                return True
+                return await self._end(taken(error.reason))
             finally:
                 self._parking = None
             if resumed is None:
-                return False
+                return await self._over(run)
             lease, steward = resumed, Steward(resumed, run.relay, self._turn)
         await run.end
-        return False
+        return await self._over(run)
 
-    async def _end(self, step: Step, run: Run) -> None:
-        """End the kernel by the terms of its lease; the next cell is told why, the one after starts anew."""
-        self._standing_in, self._obituary = True, step.words
+    async def _over(self, run: Run) -> bool:
+        """Return whether the kernel, which has ended, was taken: then the next cell is told why."""
+        self._last_words = "" if self._kernel.ending() else run.last_words
+        return run.taken is not None and await self._end(run.taken)
+
+    async def _end(self, step: Step) -> bool:
+        """End the kernel by the terms of its lease, and stand in for it. Returns True."""
+        await self._start_over(notice.gone(step.words), REASONS.get(step.words, EndReason.RELEASED))
+        return True
+
+    async def _start_over(self, words: str, reason: EndReason) -> None:
+        """End the kernel and its lease; the next cell is told why, the one after starts anew."""
+        self._standing_in, self._obituary = True, words
+        run = self._run
         self._front["shell"].on_message = partial(self._reception.hold, "shell")
-        for frames in run.relay.unanswered():
-            self._reception.hold("shell", frames)
-        run.kill()
-        await run.end
-        run.close()
-        self._run = None
-        await self._turn.give_up(REASONS.get(step.words, EndReason.RELEASED))
+        if run is not None:
+            for frames in run.unanswered():
+                self._reception.hold("shell", frames)
+            run.kill()
+            await run.end
+            run.close()
+            self._run = None
+        await self._turn.give_up(reason)
         self._receive(Phase.GIVEN_UP)
         if self._reception.holds_code:
             self._submitted()
+        self._reception.show("")
 
     def _down(self) -> None:
         """Hold what is submitted for a kernel that may be launched again; close if nobody does."""
@@ -292,7 +326,7 @@ class Room:
         self._somebody_looks.set()
         if self._obituary:
             words, self._obituary = self._obituary, ""
-            self._reception.refuse(notice.gone(words))
+            self._reception.refuse(words)
         elif self._phase is Phase.GIVEN_UP:
             self._phase = Phase.WAITING
             self._begin(self._live(None))

@@ -1,7 +1,11 @@
-"""One run of the real kernel, from its launch to the end of its process."""
+"""One run of the real kernel, from its launch to its end: as a process of this machine, here.
+
+The other kind is in ``pods``.
+"""
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -9,22 +13,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import zmq
 from jupyter_client.session import Session
 
-from gpu_pool_client import EndReason, Lease, Process
+from gpu_pool_client import EndReason, KernelCommand, Lease, Process
 from gpu_pool_provisioner.room.endings import ended, kill_group
 from gpu_pool_provisioner.room.inner import Inner
-from gpu_pool_provisioner.room.relay import Relay
+from gpu_pool_provisioner.room.relay import Relay, UnencryptedError
+from gpu_pool_provisioner.room.tenure import Step
 from gpu_pool_provisioner.room.turn import Turn
 from gpu_pool_provisioner.room.wires import Wires
 
 #: Seconds by which the pool's deadline is later than ours, which ends the kernel before its lease;
 #: also what a relaunch may take.
 MARGIN: Final = 5.0
+#: Seconds in which a pod must run: images are large, and nodes may have to be started.
+START_TIMEOUT: Final = 600.0
 
-#: Launches the kernel on a held lease, tells it the given connection, and returns its pid.
-#: May raise ``OSError``.
-Launch = Callable[[Lease, Inner], Awaitable[int]]
+_ENDED_EARLY: Final = "The kernel ended before it was ready."
+_UNENCRYPTED: Final = "The kernel does not encrypt its connection, as it was told to."
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the real kernel is launched on a held lease."""
+
+    #: Launches it on this machine, tells it the given connection, and returns its pid. May raise ``OSError``.
+    here: Callable[[Lease, Inner], Awaitable[int]]
+    #: Says what the pool is to launch, with the given connection, where it runs kernels in pods.
+    in_pod: Callable[[Mapping[str, Any]], KernelCommand]
 
 
 class NotReadyError(Exception):
@@ -39,12 +56,14 @@ class Kernel:
     connection_file: str
     #: The content of the kernel_info_reply to give while it does not run.
     introduction: Mapping[str, Any]
-    #: Seconds in which it must answer once it has been launched.
+    #: Seconds in which it must answer once it runs.
     ready_timeout: float
     #: Seconds for which its death is forgiven, so that it can be launched again on its slice.
     grace: float
     #: Whether somebody is shutting it down: then an interrupt is not meant to give up the wait.
     ending: Callable[[], bool] = bool
+    #: Seconds in which its pod must run.
+    start_timeout: float = START_TIMEOUT
 
     def connection(self) -> dict[str, Any]:
         """Read what the connection file says."""
@@ -52,61 +71,118 @@ class Kernel:
         return found
 
 
-class Run:
-    """A process of the real kernel, and the relay to it."""
+class Run(abc.ABC):
+    """One run of the real kernel, and the relay to it."""
 
-    def __init__(self, pid: int, relay: Relay) -> None:
-        self._pid = pid
-        self.relay = relay
-        #: Done when the process has ended.
-        self.end = asyncio.ensure_future(ended(pid))
+    #: Whether it is a process of this machine: that takes signals, and is seen by whoever manages the kernel.
+    is_process = True
 
-    @classmethod
-    async def launched(
-        cls, launch: Launch, lease: Lease, inner: Inner, session: Session, front: Wires
-    ) -> Run:
-        """Launch the kernel and begin to listen to it. Raises ``NotReadyError``."""
-        try:
-            pid = await launch(lease, inner)
-        except OSError as error:
-            raise NotReadyError(f"The kernel could not be launched: {error}.") from error
-        return cls(pid, Relay(inner.connection, session, front))
+    def __init__(self, turn: Turn, end: asyncio.Future[None]) -> None:
+        self._turn = turn
+        #: Done when the kernel has ended.
+        self.end = end
+        #: Why the pool has taken the slice; None where the kernel ended by itself.
+        self.taken: Step | None = None
+        #: What is known of an end by itself, in a sentence.
+        self.last_words = ""
+        self._relay: Relay | None = None
 
-    async def until_ready(self, kernel: Kernel, turn: Turn) -> Mapping[str, Any]:
-        """Return how the kernel introduces itself, once it answers and its lease stands on it.
+    @property
+    def relay(self) -> Relay:
+        """Passes messages on; it is there once :meth:`until_ready` has returned."""
+        assert self._relay is not None
+        return self._relay
+
+    @property
+    def busy(self) -> bool:
+        """Whether the kernel works on what was submitted."""
+        return self._relay is not None and self._relay.busy
+
+    @property
+    def last_activity(self) -> float | None:
+        """When the kernel last began or ended such work (``time.monotonic()``)."""
+        return self._relay.last_activity if self._relay else None
+
+    def unanswered(self) -> list[list[zmq.Frame]]:
+        """Return the code that was passed on and has had no reply, in order."""
+        return self._relay.unanswered() if self._relay else []
+
+    @abc.abstractmethod
+    async def until_ready(self, kernel: Kernel) -> Mapping[str, Any]:
+        """Return how the kernel introduces itself, once it answers and its lease is safe.
 
         Raises ``NotReadyError``, and ``LeaseGone`` where the slice was lost meanwhile.
         """
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """End the kernel, unless it has ended; :attr:`end` tells when it has."""
+
+    @abc.abstractmethod
+    def leave(self) -> None:
+        """Have nothing more to do with the kernel. Nobody waits for its end."""
+
+    def close(self) -> None:
+        """Let go of the kernel. May be repeated."""
+        if self._relay is not None:
+            self._relay.close()
+        self.end.cancel()
+
+
+class ProcessRun(Run):
+    """A process of this machine."""
+
+    def __init__(self, turn: Turn, pid: int, relay: Relay) -> None:
+        super().__init__(turn, asyncio.ensure_future(ended(pid)))
+        self._pid = pid
+        self._relay = relay
+
+    @classmethod
+    async def launched(
+        cls, launch: Launch, lease: Lease, inner: Inner, turn: Turn, session: Session, front: Wires
+    ) -> ProcessRun:
+        """Launch the kernel and begin to listen to it. Raises ``NotReadyError``."""
+        try:
+            pid = await launch.here(lease, inner)
+        except OSError as error:
+            raise NotReadyError(f"The kernel could not be launched: {error}.") from error
+        return cls(turn, pid, Relay(inner.connection, session, front))
+
+    async def until_ready(self, kernel: Kernel) -> Mapping[str, Any]:
+        """Return its introduction once its lease stands on it; see ``Run.until_ready``."""
         process = Process.of(self._pid)
         if process is None:
-            raise NotReadyError("The kernel ended before it was ready.")
-        await turn.attach(process, ready_within=kernel.ready_timeout + MARGIN, grace=kernel.grace)
+            raise NotReadyError(_ENDED_EARLY)
+        await self._turn.attach(process, ready_within=kernel.ready_timeout + MARGIN, grace=kernel.grace)
         introduction = await self._answer(kernel.ready_timeout)
         if introduction is None:
             self.kill()
             await self.end
-            await turn.lose(EndReason.NOT_READY)
+            await self._turn.lose(EndReason.NOT_READY)
             raise NotReadyError(f"The kernel did not become ready within {kernel.ready_timeout:g} seconds.")
-        await turn.confirm(process, kernel.grace)
+        await self._turn.confirm(process, kernel.grace)
         return introduction
-
-    async def _answer(self, seconds: float) -> Mapping[str, Any] | None:
-        answer = asyncio.create_task(self.relay.ready())
-        whatever_first: set[asyncio.Future[Any]] = {answer, self.end}
-        try:
-            await asyncio.wait(whatever_first, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if self.end.done():
-                raise NotReadyError("The kernel ended before it was ready.")
-            return answer.result() if answer.done() else None
-        finally:
-            answer.cancel()
 
     def kill(self) -> None:
         """Kill the process and what it has started, unless it has ended."""
         if not self.end.done():
             kill_group(self._pid)
 
-    def close(self) -> None:
-        """Let go of the kernel. May be repeated."""
-        self.relay.close()
-        self.end.cancel()
+    def leave(self) -> None:
+        """Kill it, and let go of it."""
+        self.kill()
+        self.close()
+
+    async def _answer(self, seconds: float) -> Mapping[str, Any] | None:
+        """Return the kernel's first answer, None if there is none in time. Raises ``NotReadyError``."""
+        answer = asyncio.create_task(self.relay.ready())
+        whatever_first: set[asyncio.Future[Any]] = {answer, self.end}
+        try:
+            await asyncio.wait(whatever_first, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if self.end.done():
+                raise NotReadyError(_ENDED_EARLY)
+            return answer.result() if answer.done() else None
+        except UnencryptedError as error:
+            raise NotReadyError(_UNENCRYPTED) from error
+        finally:
+            answer.cancel()

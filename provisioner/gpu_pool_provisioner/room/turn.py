@@ -15,6 +15,8 @@ from gpu_pool_client import (
     EndReason,
     GpuPoolError,
     Holder,
+    KernelCommand,
+    KernelPod,
     Lease,
     LeaseGone,
     PoolUnreachable,
@@ -23,6 +25,7 @@ from gpu_pool_client import (
 from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.endings import first_of
 from gpu_pool_provisioner.room.line import Standing, line_of
+from gpu_pool_provisioner.sizing import wish
 from gpu_pool_provisioner.slices import KernelSlice
 
 #: Seconds between two explanations, which cost a few milliseconds each: for the first in line, for
@@ -130,6 +133,28 @@ class Turn:
     async def resume(self) -> Lease:
         """Ask for the parked slice again; it may have to wait in line."""
         return await self._claim.pool.resume(self._held)
+
+    async def launch(self, kernel: KernelCommand) -> KernelPod:
+        """Let the pool start the kernel in a pod, in place of one before; see ``Pool.launch``."""
+        return await self._claim.pool.launch(self._held, kernel)
+
+    async def pod(self, seen: str) -> KernelPod:
+        """Return how the kernel's pod is, once that differs from what was seen, or after some seconds."""
+        return await self._claim.pool.pod(self._held, seen)
+
+    async def end_pod(self) -> None:
+        """End the kernel's pod, and keep the lease."""
+        if self._claim.lease_id is not None:
+            await self._claim.pool.end_pod(self._claim.lease_id)
+
+    def wish(self, size: str) -> str:
+        """Wish for another size at the next restart; return what the user reads."""
+        return wish(self._claim, size)
+
+    @property
+    def news(self) -> str:
+        """Why the last wish came to nothing; empty if none did."""
+        return self._claim.notice
 
     @property
     def _held(self) -> str:

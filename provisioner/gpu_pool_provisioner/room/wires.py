@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import sys
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -28,6 +29,9 @@ _MAX_SOCKETS: Final = 16_384
 _OUTPUT_QUEUE: Final = 10_000
 #: Milliseconds for which the last replies may still be sent after a socket has been closed.
 _LINGER_MS: Final = 1_000
+
+#: Seconds without a message after which the system looks whether a connection is still there.
+_KEEPALIVE: Final = 300
 
 #: As plain numbers, and without pyzmq's own multipart calls: a message takes a third of the time.
 _NOW: Final = int(zmq.NOBLOCK)
@@ -121,7 +125,8 @@ def connect_back(connection: Mapping[str, Any], handlers: Mapping[str, Handler])
     """Connect to a kernel that may not listen yet; what is sent before waits.
 
     The handler of "connected" is called when the kernel can be heard on stdin. It needs to be known:
-    on this channel a kernel speaks first, and what it asks before is lost.
+    on this channel a kernel speaks first, and what it asks before is lost. It is also called when
+    the kernel listens, but not in the way that ``connection`` says; see :func:`is_refusal`.
     """
     # A kernel asks for input on the stdin socket, at the address from which it got the request on shell.
     identity = uuid.uuid4().hex.encode()
@@ -139,11 +144,21 @@ def connect_back(connection: Mapping[str, Any], handlers: Mapping[str, Handler])
             _use_keys(socket, connection)
             socket.curve_serverkey = connection["curve_publickey"].encode()
         socket.linger = 0
+        # Networks forget connections over which nothing comes for long.
+        socket.tcp_keepalive, socket.tcp_keepalive_idle = 1, _KEEPALIVE
     # The last, so that it is closed after the socket that it watches.
-    sockets["connected"] = sockets["stdin"].get_monitor_socket(int(zmq.EVENT_HANDSHAKE_SUCCEEDED))
+    sockets["connected"] = sockets["stdin"].get_monitor_socket(
+        int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+    )
     for channel in _BACK:
         sockets[channel].connect(_address(connection, channel))
     return {channel: Wire(socket, handlers[channel]) for channel, socket in sockets.items()}
+
+
+def is_refusal(event: list[zmq.Frame]) -> bool:
+    """Whether the handler of "connected" is told that the kernel does not speak as it should."""
+    kind = int.from_bytes(event[0].bytes[:2], sys.byteorder)
+    return kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 def close_all(wires: Wires) -> None:

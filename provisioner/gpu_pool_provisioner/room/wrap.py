@@ -19,24 +19,25 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 from jupyter_client.launcher import launch_kernel
 from jupyter_core.paths import jupyter_path
 
-from gpu_pool_client import EndReason, Holder, Lease, Process, parse_request
+from gpu_pool_client import EndReason, Holder, KernelCommand, Lease, Process, parse_request
 from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_provisioner.environment import kernel_command
+from gpu_pool_provisioner.pods import command_in_pod, folder_in_pod
 from gpu_pool_provisioner.pools import resolve_url, shared_pool
 from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.endings import ended, first_of
 from gpu_pool_provisioner.room.inner import Inner
 from gpu_pool_provisioner.room.room import Room
-from gpu_pool_provisioner.room.running import Kernel
+from gpu_pool_provisioner.room.running import Kernel, Launch
 from gpu_pool_provisioner.room.turn import Turn
 from gpu_pool_provisioner.sizing import Outfit, grant
 from gpu_pool_provisioner.slices import KernelSlice
@@ -52,15 +53,18 @@ _PR_SET_PDEATHSIG: Final = 1
 class Wrapped:
     """The real kernel's process, launched when its slice has come."""
 
-    def __init__(self, command: list[str], claim: KernelSlice, wishes: Wishes | None) -> None:
+    def __init__(
+        self, command: list[str], connection_file: str, claim: KernelSlice, wishes: Wishes | None
+    ) -> None:
         self._command = command
+        self._connection_file = connection_file
         self._claim = claim
         self._wishes = wishes
         self.process: subprocess.Popen[bytes] | None = None
 
-    async def launch(self, lease: Lease, inner: Inner) -> int:
-        """Launch it with its slice's environment; see ``room.Launch``."""
-        outfit = Outfit(self._command[0], os.environ, lease)
+    async def here(self, lease: Lease, inner: Inner) -> int:
+        """Launch it with its slice's environment; see ``Launch``."""
+        outfit = Outfit(self._command, os.environ, lease)
         if self._wishes is not None:
             self._wishes.grant = partial(grant, self._claim, outfit, can_restart=False)
         environment = {
@@ -74,6 +78,11 @@ class Wrapped:
         # A kernel that does not look after its parent itself must not outlive this process.
         self.process = launch_kernel(command, env=environment, preexec_fn=_die_with_parent())
         return self.process.pid
+
+    def in_pod(self, connection: Mapping[str, Any]) -> KernelCommand:
+        """Say what is to be launched in a pod; see ``Launch``."""
+        argv = command_in_pod(self._command, self._connection_file)
+        return KernelCommand(argv, connection, folder=folder_in_pod(str(Path.cwd()), str(Path.home())))
 
     def signal(self, number: int) -> None:
         """Pass a signal on to the kernel and what it has started."""
@@ -96,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
 async def _serve(options: argparse.Namespace) -> int:
     claim = KernelSlice(shared_pool(resolve_url("")).url, parse_request(options.slice))
     wishes = offer_wishes(options.f, asyncio.get_running_loop())
-    wrapped = Wrapped(options.argv, claim, wishes)
+    wrapped = Wrapped(options.argv, options.f, claim, wishes)
     course = os.environ.get(COURSE_VARIABLE)
     holder = Holder(psutil.Process().username(), course, _name(options), Process.current())
     turn = Turn(claim, holder)
@@ -104,10 +113,12 @@ async def _serve(options: argparse.Namespace) -> int:
     await room.open()
     told = asyncio.Event()
     _take_signals(room, wrapped, told)
-    await room.start(None, wrapped.launch)
+    await room.start(None, Launch(wrapped.here, wrapped.in_pod))
     try:
         await first_of(room.ended(), told.wait(), ended(os.getppid()))
         wrapped.signal(signal.SIGTERM)
+        if room.standing_in:
+            await room.stop()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(room.ended(), _END_WITHIN)
     finally:

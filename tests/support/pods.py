@@ -1,0 +1,264 @@
+"""A pool that starts kernels in pods: each is a process of this machine, at an address of its own.
+
+It is the embedded pool of the test's classroom, with leases that are in pods.
+Nothing but the command, the connection and the pool's own variables reaches a
+pod, as in a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.embedded import EmbeddedPool, open_embedded
+from gpu_pool_client import (
+    Activity,
+    BadRequest,
+    DeviceStatus,
+    EndReason,
+    GpuPoolError,
+    Holder,
+    KernelCommand,
+    KernelPod,
+    Lease,
+    LeaseGone,
+    LeaseState,
+    Outlook,
+    PodPhase,
+    Pool,
+    PoolStatus,
+    PoolUnreachable,
+    Process,
+    SliceRequest,
+)
+from gpu_pool_client.pods import POD_VARIABLE
+from gpu_pool_provisioner import pools
+
+_NUMBERS = itertools.count(1)
+#: Seconds until a question about a pod is answered although nothing has changed.
+_POLL = 1.0
+
+
+@dataclass
+class PodProcess:
+    """One pod: its kernel's process, and what became of it."""
+
+    command: KernelCommand
+    folder: Path
+    address: str = field(default_factory=lambda: _next_address())
+    process: subprocess.Popen[bytes] | None = None
+    #: Whether the cluster took it, and what it said.
+    taken: str | None = None
+
+    def start(self, environment: Mapping[str, str], *, encrypted: bool) -> None:
+        file = self.folder / "connection.json"
+        connection = {**self.command.connection, "ip": self.address}
+        if not encrypted:
+            connection = {name: value for name, value in connection.items() if "curve" not in name}
+        file.write_text(json.dumps(connection))
+        argv = [word.replace("{connection_file}", str(file)) for word in self.command.argv]
+        if argv[0] == "python3":
+            argv[0] = sys.executable
+        own = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "IPYTHONDIR": str(self.folder)}
+        self.process = subprocess.Popen(
+            argv,
+            env={**own, **self.command.environment, **environment, POD_VARIABLE: "1"},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def end(self, signum: int = signal.SIGKILL) -> None:
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signum)
+            self.process.wait()
+
+    def seen(self, words: str) -> KernelPod:
+        code = self.process.poll() if self.process else None
+        if self.taken is not None:
+            found = KernelPod("", PodPhase.ENDED, words=self.taken)
+        elif self.process is None:
+            found = KernelPod("", PodPhase.STARTING, words=words)
+        elif code is None:
+            found = KernelPod("", PodPhase.RUNNING, self.address)
+        else:
+            code = code if code >= 0 else 128 - code
+            killed = "It needed more memory than a kernel may have here." if code == 137 else ""
+            found = KernelPod("", PodPhase.ENDED, words=killed, exit_code=code)
+        return replace(found, version=f"{self.address} {found}")
+
+
+class PodPool(Pool):
+    """See above. Its pods start when :attr:`images` says so."""
+
+    def __init__(self, url: str) -> None:
+        self._inner: EmbeddedPool = open_embedded(url)
+        self.url = self._inner.url
+        self._folder = Path(url.removeprefix("embedded:")).parent
+        #: The last pod of each lease.
+        self.pods: dict[str, PodProcess] = {}
+        self.launched: list[PodProcess] = []
+        #: Set once the software is there; until then pods wait with these words.
+        self.images = threading.Event()
+        self.images.set()
+        self.words = "Its software is being fetched."
+        #: Raised by whatever is asked about pods.
+        self.fault: GpuPoolError | None = None
+        self.encrypted = True
+        #: Whether pods take longer to end than anybody waits.
+        self.lingering = False
+
+    # -- Pods --------------------------------------------------------------
+
+    async def launch(self, lease_id: str, kernel: KernelCommand) -> KernelPod:
+        self._check()
+        if (await self._inner.lease(lease_id)).state is not LeaseState.HELD:
+            raise BadRequest("This lease is not held.")
+        await self.end_pod(lease_id)
+        folder = self._folder / f"pod-{next(_NUMBERS)}"
+        folder.mkdir(parents=True)
+        pod = self.pods[lease_id] = PodProcess(kernel, folder)
+        self.launched.append(pod)
+        return pod.seen(self.words)
+
+    async def pod(self, lease_id: str, seen: str = "") -> KernelPod:
+        end = time.monotonic() + _POLL
+        while True:
+            self._check()
+            lease = await self._inner.lease(lease_id)
+            pod = self.pods.get(lease_id)
+            if pod is None:
+                raise BadRequest("No pod was launched on this lease.")
+            if lease.state is LeaseState.ENDED and pod.taken is None:
+                pod.end()
+                pod.taken = ""
+            if pod.process is None and pod.taken is None and self.images.is_set():
+                pod.start(lease.environment, encrypted=self.encrypted)
+            found = pod.seen(self.words)
+            if found.version != seen or time.monotonic() > end:
+                return found
+            await asyncio.sleep(0.02)
+
+    async def end_pod(self, lease_id: str) -> None:
+        self._check()
+        if self.lingering:
+            await asyncio.Event().wait()
+        if lease_id in self.pods:
+            await asyncio.to_thread(self.pods[lease_id].end, signal.SIGTERM)
+
+    def _check(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+
+    async def evict(self, lease_id: str, words: str) -> None:
+        """Take a pod and its lease, as a cluster does when a node is lost."""
+        pod = self.pods[lease_id]
+        pod.taken = words
+        pod.end()
+        with contextlib.suppress(LeaseGone):  # whoever saw the pod's end may have been faster
+            await self._inner.revoke(lease_id, words)
+
+    async def forecast(self, request: SliceRequest, holder: Holder) -> Outlook | None:
+        return await self._inner.forecast(request, holder)
+
+    async def revoke(self, lease_id: str, words: str) -> None:
+        await self._inner.revoke(lease_id, words)
+
+    @property
+    def running(self) -> list[PodProcess]:
+        """The pods whose process lives."""
+        return [pod for pod in self.launched if pod.process and pod.process.poll() is None]
+
+    # -- The rest ----------------------------------------------------------
+
+    async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
+        return _in_pod(await self._inner.request(request, holder, key))
+
+    async def lease(self, lease_id: str) -> Lease:
+        return _in_pod(await self._inner.lease(lease_id))
+
+    async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
+        return _in_pod(await self._inner.wait(lease_id, timeout))
+
+    async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
+        async for lease in self._inner.watch(lease_id):
+            yield _in_pod(lease)
+
+    async def explain(self, lease_id: str) -> Outlook:
+        return await self._inner.explain(lease_id)
+
+    async def attach(
+        self, lease_id: str, process: Process, *, ready_within: float | None = None, grace: float = 0.0
+    ) -> Lease:
+        return _in_pod(await self._inner.attach(lease_id, process, ready_within=ready_within, grace=grace))
+
+    async def renew(self, lease_id: str, ttl: float | None = None) -> Lease:
+        return _in_pod(await self._inner.renew(lease_id, ttl))
+
+    async def activity(self, lease_id: str) -> Activity:
+        return Activity()
+
+    async def resize(self, lease_id: str, request: SliceRequest) -> Lease:
+        return _in_pod(await self._inner.resize(lease_id, request))
+
+    async def park(self, lease_id: str) -> Lease:
+        return _in_pod(await self._inner.park(lease_id))
+
+    async def resume(self, lease_id: str) -> Lease:
+        return _in_pod(await self._inner.resume(lease_id))
+
+    async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
+        await self._inner.release(lease_id, reason)
+        if lease_id in self.pods:
+            await asyncio.to_thread(self.pods[lease_id].end)
+
+    async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
+        return await self._inner.drain(device, drained=drained)
+
+    async def history(self, since: float = 0.0) -> list[Mapping[str, Any]]:
+        return await self._inner.history(since)
+
+    async def status(self) -> PoolStatus:
+        return await self._inner.status()
+
+    async def close(self) -> None:
+        self.images.clear()
+        for pod in self.launched:
+            pod.end()
+        await self._inner.close()
+
+
+def _in_pod(lease: Lease) -> Lease:
+    return replace(lease, terms=replace(lease.terms, in_pod=True))
+
+
+def _next_address() -> str:
+    """Return an address that no other pod of this machine's tests has."""
+    pid, number = os.getpid(), next(_NUMBERS)
+    return f"127.{20 + pid % 200}.{pid // 200 % 250}.{number % 250 + 1}"
+
+
+AWAY = PoolUnreachable("The pool's service is not there.")
+
+
+@pytest.fixture
+def pods(classroom: object, monkeypatch: pytest.MonkeyPatch) -> PodPool:
+    """Let the classroom's pool start its kernels in pods."""
+    monkeypatch.setattr(pools, "connect", PodPool)
+    pool = pools.shared_pool(classroom.url)  # type: ignore[attr-defined]
+    assert isinstance(pool, PodPool)
+    return pool
