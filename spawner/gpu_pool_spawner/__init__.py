@@ -11,9 +11,20 @@
     catalogue  the courses, read again when their files change
     supply     the pool, asked what it has
 
+and for Kubernetes::
+
+    kube           the spawner
+    kube_choices   which slice of a course was chosen
+    kube_profiles  what a server gets: settings and a pod
+    kube_room      how many there is room for, and when
+    kube_offers    what the form offers
+    kube_words     what happens to a pod, in its user's words
+    kube_sight     the cluster, asked what it has
+
 The room imports ``gpu_pool_client`` and, of the pool, courses and dialects
-alone. Only ``catalogue`` touches files, only ``supply`` asks the pool, and only
-``spawners`` needs JupyterHub; what decides is pure.
+alone. Only ``catalogue`` touches files, only ``supply`` asks the pool, only
+``kube_sight`` and ``kube`` ask a cluster, and only ``spawners`` and ``kube``
+need JupyterHub; what decides is pure.
 """
 
 from gpu_pool_spawner.mixin import GPUPoolSpawnerMixin

@@ -20,7 +20,7 @@ def free_now(request: SliceRequest, statuses: Sequence[DeviceStatus]) -> int:
 def _on(request: SliceRequest, status: DeviceStatus) -> int:
     """Return how many of the request's slices one device has room for."""
     device = status.device
-    if status.drained or not _accepts(request.filters, device):
+    if status.drained or not accepts(request.filters, device):
         return 0
     milli, memory = _cost(request, device)
     if milli > device.milli or memory > device.memory_mib:
@@ -42,8 +42,8 @@ def _cost(request: SliceRequest, device: Device) -> tuple[int, int]:
     return max(1, -(-memory * WHOLE // max(1, device.memory_mib))), memory
 
 
-def _accepts(filters: Filters, device: Device) -> bool:
-    """Whether the filters let the request onto this device."""
+def accepts(filters: Filters, device: Device) -> bool:
+    """Whether the filters of a request let it onto this device."""
     model = device.model.lower().replace(" ", "-")
     driver = tuple(int(part) for part in device.driver.split(".") if part.isdecimal())
     return (

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from html import escape
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from tornado.web import HTTPError
 from traitlets import Bool, Unicode, default
@@ -28,8 +28,13 @@ from gpu_pool_client import BadRequest, GpuPoolError
 from gpu_pool_spawner import choices
 from gpu_pool_spawner.catalogue import catalogue_of
 from gpu_pool_spawner.handover import arguments, with_course
-from gpu_pool_spawner.page import Page, spawn_page
+from gpu_pool_spawner.page import Choice, Page, spawn_page
 from gpu_pool_spawner.supply import view_of
+
+#: What JupyterHub gives a server's token if nobody says otherwise.
+_SERVERS_SCOPES: Final = ("users:activity!user", "access:servers!server")
+#: Lets the pool's service read, with that token, for which course the server was started.
+_TELLS_ITS_COURSE: Final = ("read:servers!server",)
 
 
 class GPUPoolSpawnerMixin(LoggingConfigurable):
@@ -67,6 +72,10 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
     user: Any
     user_options: Any
     _course: tuple[str, CourseFile] | None = None
+
+    @default("server_token_scopes")
+    def _server_token_scopes_default(self) -> list[str]:
+        return [*_SERVERS_SCOPES, *_TELLS_ITS_COURSE]
 
     @default("options_form")
     def _options_form_default(self) -> Any:
@@ -114,12 +123,27 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
         """Return the spawn page's form: the courses that this user may use now."""
         now = datetime.now(timezone.utc)
         mine = choices.courses_of(self.user.name, self._groups(), self._courses(), now)
-        supply = await view_of(self.hub_pool_url or self.pool_url).look() if mine.open else None
-        last = self.user_options.get(choices.COURSE)
-        return spawn_page(Page(mine, supply, now, not self.course_required, last, self.contact))
+        offered = [(name, each) for name, course in mine.open.items() for each in course.requests]
+        supply = await view_of(self.hub_pool_url or self.pool_url).look(offered) if mine.open else None
+        last = self.chosen_before()
+        servers = await self.server_choices(mine.open)
+        return spawn_page(Page(mine, supply, now, not self.course_required, last, self.contact, servers))
+
+    def chosen_course(self) -> str | None:
+        """Return the name of the course in ``user_options``; None for none. Raises ``BadRequest``."""
+        return choices.chosen(self.user_options)
+
+    def chosen_before(self) -> object:
+        """Return what the form's field had the last time, in whatever form it was."""
+        return self.user_options.get(choices.COURSE)
+
+    async def server_choices(self, courses: Mapping[str, CourseFile]) -> Mapping[str, Sequence[Choice]]:
+        """Return what is chosen of a server besides its course, by course: nothing, with most spawners."""
+        del courses
+        return {}
 
     def _checked_course(self) -> tuple[str, CourseFile] | None:
-        name = choices.chosen(self.user_options)
+        name = self.chosen_course()
         course = choices.check(
             name,
             self.user.name,

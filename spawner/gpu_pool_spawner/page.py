@@ -6,7 +6,8 @@ between. It needs no script. Every text in it that somebody wrote is escaped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from html import escape
 from typing import Final
@@ -27,7 +28,7 @@ _FIELDSET: Final = """\
 """
 _CHOICE: Final = """\
 <div class="card mb-2"><div class="card-body"><div class="form-check mb-0">
-<input class="form-check-input" type="radio" name="{field}" id="{id}" value="{value}" required{checked}
+<input class="form-check-input" type="radio" name="{field}" id="{id}" value="{value}" required{state}
  aria-describedby="{id}-about">
 <label class="form-check-label fw-bold" for="{id}">{title}</label>
 <div id="{id}-about">{about}</div>
@@ -46,6 +47,17 @@ _WITHOUT: Final = "A server without a GPU."
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """A server that may be chosen of a course whose servers are not all alike."""
+
+    value: str
+    title: str
+    about: str
+    #: Whether it can be started now.
+    usable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """What the spawn page shows."""
 
@@ -60,6 +72,8 @@ class Page:
     last: object = None
     #: Whom to ask, in words that end a sentence.
     contact: str = ""
+    #: By course: what is chosen besides, where its servers are not all alike.
+    servers: Mapping[str, Sequence[Choice]] = field(default_factory=dict)
 
 
 def spawn_page(page: Page) -> str:
@@ -67,7 +81,7 @@ def spawn_page(page: Page) -> str:
     if not page.mine.open and not page.without:
         return _NOTE.format(kind="info", text=_none_open(page)) + _NO_BUTTON
     notes = [] if page.mine.open else [_NOTE.format(kind="info", text=_none_open(page))]
-    if page.mine.open and page.supply is None:
+    if page.supply is None and page.mine.open.keys() - page.servers.keys():
         notes.append(_NOTE.format(kind="warning", text=_NO_ANSWER))
     choices = [_course(name, course, page) for name, course in page.mine.open.items()]
     if page.without:
@@ -77,6 +91,8 @@ def spawn_page(page: Page) -> str:
 
 
 def _course(name: str, course: CourseFile, page: Page) -> str:
+    if name in page.servers:
+        return "".join(_server(each, page) for each in page.servers[name])
     is_only = len(page.mine.open) == 1 and not page.without
     slices = "".join(_slice(name, offer, page.supply) for offer in course.slices)
     when = open_now(course, page.now)
@@ -85,14 +101,19 @@ def _course(name: str, course: CourseFile, page: Page) -> str:
     return _choice(name, course.title, about, checked=is_only or name == page.last)
 
 
-def _choice(value: str, title: str, about: str, *, checked: bool) -> str:
+def _server(each: Choice, page: Page) -> str:
+    about = f'<p class="mb-0">{escape(each.about)}</p>'
+    return _choice(each.value, each.title, about, checked=each.value == page.last, usable=each.usable)
+
+
+def _choice(value: str, title: str, about: str, *, checked: bool, usable: bool = True) -> str:
     return _CHOICE.format(
         field=COURSE,
         id=escape(f"gpu-pool-course-{value}"),
         value=escape(value),
         title=escape(title),
         about=about,
-        checked=" checked" if checked else "",
+        state=("" if usable else " disabled") + (" checked" if checked and usable else ""),
     )
 
 
@@ -103,16 +124,12 @@ def _slice(course: str, offer: Offer, supply: Supply | None) -> str:
 
 
 def _free(course: str, request: SliceRequest, supply: Supply) -> str:
-    """Say how many are free, or how long the wait is."""
-    number = free_now(request, supply.devices)
-    return f"{number} free now" if number else f"none free now, {_wait(course, supply)}"
-
-
-def _wait(course: str, supply: Supply) -> str:
-    if not supply.waiting:
-        return "nobody waits in line"
-    wait = supply.waits.get(course) or next((words for words in supply.waits.values() if words), "")
-    return f"wait {wait}" if wait else f"{supply.waiting} in line"
+    """Say how many are free, or what one meets who asks."""
+    number, wait = free_now(request, supply.devices), supply.waits.get((course, request), "")
+    if number and not wait:
+        return f"{number} free now"
+    # What is free may be kept for those in line.
+    return ", ".join(filter(None, ("none free for you now" if number else "none free now", wait)))
 
 
 def _none_open(page: Page) -> str:

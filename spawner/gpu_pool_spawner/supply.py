@@ -1,25 +1,41 @@
-"""What the pool has free, and how long those in line wait: asked once for all who open the spawn page."""
+"""What the pool has free, and what waits there are: asked once for all who open the spawn page."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from traitlets.log import get_logger
 
-from gpu_pool_client import DeviceStatus, GpuPoolError, Lease, Pool, PoolStatus, connect
+from gpu_pool_client import (
+    BadRequest,
+    DeviceStatus,
+    GpuPoolError,
+    Holder,
+    NeverFits,
+    NotAllowed,
+    Outlook,
+    OverQuota,
+    Pool,
+    PoolStatus,
+    SliceRequest,
+    connect,
+)
+from gpu_pool_spawner.free import free_now
 
 #: Seconds for which an answer is good enough for somebody who chooses.
 _FRESH: Final = 2.0
 #: Seconds in which the pool answers, or the page says that it does not.
 _WITHIN: Final = 3.0
-#: Courses in line whose wait is asked for.
-_MOST_ASKED: Final = 32
+#: Answers that are kept at once.
+_MOST_KEPT: Final = 256
+
+#: A course by its name, and what it offers.
+Offered: TypeAlias = tuple[str, SliceRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +43,8 @@ class Supply:
     """What a pool said of itself."""
 
     devices: tuple[DeviceStatus, ...] = ()
-    #: By course, the wait in words (``about 4 to 9 min``) of the last in line. Those of other
-    #: courses are seen by the pool's administrators only.
-    waits: Mapping[str | None, str] = field(default_factory=dict)
-    #: How many wait, as far as this process sees them.
-    waiting: int = 0
+    #: What somebody would meet who asked for it now, in words; of what they would have at once: nothing.
+    waits: Mapping[Offered, str] = field(default_factory=dict)
 
     @property
     def simulated(self) -> bool:
@@ -45,44 +58,59 @@ class PoolView:
     def __init__(self, url: str) -> None:
         self._url = url
         self._pool: Pool | None = None
-        self._answer: asyncio.Task[Supply | None] | None = None
-        self._asked_at = 0.0
+        self._answers: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
 
-    async def look(self) -> Supply | None:
-        """Return what the pool has; None if it does not answer."""
-        if self._answer is None or (self._answer.done() and time.monotonic() - self._asked_at > _FRESH):
-            self._asked_at = time.monotonic()
-            self._answer = asyncio.create_task(self._ask())
-        # Whoever closes the page does not end it for the others.
-        return await asyncio.shield(self._answer)
-
-    async def _ask(self) -> Supply | None:
+    async def look(self, offered: Collection[Offered] = ()) -> Supply | None:
+        """Return what the pool has, with the waits for what is offered; None if it does not answer."""
         try:
-            return await asyncio.wait_for(self._read(), _WITHIN)
+            return await asyncio.wait_for(self._read(offered), _WITHIN)
         except asyncio.TimeoutError:
             get_logger().warning("The pool at %s does not answer within %d s.", self._url, _WITHIN)
         except GpuPoolError as error:
             get_logger().warning("The pool at %s cannot be asked: %s", self._url, error)
         return None
 
-    async def _read(self) -> Supply:
+    async def _read(self, offered: Collection[Offered]) -> Supply:
         if self._pool is None:
             self._pool = connect(self._url)
-        status = await self._pool.status()
-        return Supply(status.devices, await self._waits(self._pool, status), len(status.line))
+        pool = self._pool
+        status: PoolStatus = await self._recent("status", pool.status)
+        # Where nobody waits, what is free is there for whoever asks.
+        asked = [each for each in offered if status.line or not free_now(each[1], status.devices)]
+        words = await asyncio.gather(
+            *(self._recent(each, functools.partial(_wait, pool, *each)) for each in asked)
+        )
+        return Supply(status.devices, {each: said for each, said in zip(asked, words, strict=True) if said})
 
-    async def _waits(self, pool: Pool, status: PoolStatus) -> dict[str | None, str]:
-        last = {lease.holder.course: lease for lease in status.line}
-        asked = list(last.values())[:_MOST_ASKED]
-        words = await asyncio.gather(*(_wait(pool, lease) for lease in asked))
-        return {lease.holder.course: said for lease, said in zip(asked, words, strict=True)}
+    async def _recent(self, question: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the answer to a question that was asked lately, by whomever, or ask it."""
+        asked_at, answer = self._answers.get(question, (0.0, None))
+        if answer is None or (answer.done() and time.monotonic() - asked_at > _FRESH):
+            if len(self._answers) >= _MOST_KEPT:
+                self._answers.clear()
+            answer = asyncio.ensure_future(ask())
+            # Nobody may be there any more to hear of its failure.
+            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._answers[question] = time.monotonic(), answer
+        # Whoever closes the page does not end it for the others.
+        return await asyncio.shield(answer)
 
 
-async def _wait(pool: Pool, lease: Lease) -> str:
-    """Return the wait of one in line, in words; none where it is not known."""
-    with suppress(GpuPoolError):  # its turn may have come meanwhile
-        return (await pool.explain(lease.id)).expected
-    return ""
+async def _wait(pool: Pool, course: str, request: SliceRequest) -> str:
+    """Return what somebody would meet who is in the course and has used nothing, in words."""
+    try:
+        outlook = await pool.forecast(request, Holder("", course))
+    except (OverQuota, NeverFits) as error:
+        return error.message
+    except (NotAllowed, BadRequest):  # this Hub is no administrator of the pool, or the pool is an older one
+        return ""
+    return "" if outlook is None else _say(outlook)
+
+
+def _say(outlook: Outlook) -> str:
+    if outlook.expected:
+        return f"wait {outlook.expected}"
+    return "you would be next in line" if outlook.place == 1 else f"{outlook.place - 1} in line before you"
 
 
 @functools.cache

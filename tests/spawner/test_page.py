@@ -63,16 +63,18 @@ def test_a_pool_that_does_not_answer_is_told_and_stops_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "words"),
+    ("status", "wait", "words"),
     [
-        ({}, "none free now, nobody waits in line"),
-        ({"waiting": 3, "waits": {"ml": "about 4 min", "art": "about 9 min"}}, "wait about 4 min"),
-        ({"waiting": 3, "waits": {"art": "about 9 min"}}, "wait about 9 min"),
-        ({"waiting": 3, "waits": {"ml": ""}}, "none free now, 3 in line"),
+        (FULL, "", "none free now</span>"),
+        (FULL, "wait about 4 min", "none free now, wait about 4 min"),
+        (EMPTY, "wait about 4 min", "none free for you now, wait about 4 min"),
+        (EMPTY, "", "50 free now"),
+        (FULL, "<b>", "none free now, &lt;b&gt;"),
     ],
 )
-def test_where_none_is_free_the_wait_is_told(facts: dict[str, object], words: str) -> None:
-    assert words in page(FULL, **facts)
+def test_where_none_is_free_the_wait_is_told(status: DeviceStatus, wait: str, words: str) -> None:
+    waits = {("ml", parse_request("2%")): wait, ("art", parse_request("2%")): "wait a day"}
+    assert words in page(status, waits=waits)
 
 
 def test_who_is_in_no_course_is_told_whom_to_ask() -> None:

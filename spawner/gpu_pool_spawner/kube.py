@@ -1,0 +1,297 @@
+"""The spawner for Kubernetes: a course server with or without a slice, and research servers with whole GPUs.
+
+KubeSpawner's own profiles are not used: they are checked when a server starts
+and not before, merge what one choice sets into the next, and let everybody in
+where the list is empty. What stays KubeSpawner's is all the rest of the pod, as
+``c.KubeSpawner`` says it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timezone
+from types import SimpleNamespace
+from typing import Any, Final
+
+from kubernetes_asyncio.client.exceptions import ApiException
+from kubespawner import KubeSpawner
+from kubespawner.clients import shared_client
+from traitlets import Bool, Dict, Integer, TraitError, Unicode, validate
+
+from gpu_pool.coursefiles import CourseFile
+from gpu_pool.dialects import AUTO, NAMES, Options
+from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed
+from gpu_pool_client.durations import format_duration
+from gpu_pool_spawner import choices, kube_choices, kube_words
+from gpu_pool_spawner.handover import with_course
+from gpu_pool_spawner.kube_offers import say_next, server_choices
+from gpu_pool_spawner.kube_profiles import Profile, configured_pod, faults, pod_of, profile_of, settings_of
+from gpu_pool_spawner.kube_room import Supply, room
+from gpu_pool_spawner.kube_sight import sight_of
+from gpu_pool_spawner.mixin import GPUPoolSpawnerMixin, refusal
+from gpu_pool_spawner.page import Choice, say_size
+
+#: Seconds between two looks at a pod that is starting.
+_LOOK: Final = 0.5
+#: Seconds before the Hub's own timeout, which says nothing, at which a start is given up with words.
+_BEFORE_TIMEOUT: Final = 2.0
+
+
+#: A namespace's name has 63 characters at most, and a course's 50.
+_NAMESPACE: Final = re.compile(r"(?:[a-z0-9][a-z0-9-]{0,12})?\{course\}", re.ASCII)
+#: What a student reads where the configuration would lift a limit; the log has the reason.
+_MISCONFIGURED: Final = (
+    "This JupyterHub is configured in a way in which the limits of GPU slices would not hold.",
+    "Tell its administrator: the log of JupyterHub has the reason.",
+)
+
+
+class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc]
+    """Starts every user's server as a pod, in a course."""
+
+    dialect = Unicode(
+        AUTO, help=f"How the cluster shares GPUs: {AUTO} (it is looked at), or one of {', '.join(NAMES)}."
+    ).tag(config=True)
+    dialect_options = Dict(
+        help="What the nodes do not show of it, such as {'queue': 'students'} for KAI and Volcano.",
+    ).tag(config=True)
+    refuse_when_full = Bool(
+        True,
+        help="""Whether a server with a slice is refused at once where no GPU has room for it. Not, where
+        the cluster adds nodes when pods wait.""",
+    ).tag(config=True)
+    place_within = Integer(
+        60,
+        help="""Seconds within which a pod must have a node, or its start is given up with words.
+        0: as long as start_timeout; so where the cluster adds nodes when pods wait.""",
+    ).tag(config=True)
+
+    course_namespace = Unicode(
+        help="""The namespace of a course's servers and homes, such as course-{course}; by default all are in
+        c.KubeSpawner.namespace. They must exist, and the Hub needs its rights in each of them.""",
+    ).tag(config=True)
+    kueue = Bool(
+        False, help="Whether servers are in Kueue's queues of their courses: gpu-pool courses export."
+    ).tag(config=True)
+
+    _slice: str | None = None
+    _profile: Profile | None = None
+    _supply: Supply | None = None
+    #: What was configured of the settings that a course has set.
+    _replaced: Mapping[str, Any] = {}
+
+    @validate("dialect")
+    def _check_dialect(self, proposal: Any) -> str:
+        if proposal.value not in (AUTO, *NAMES):
+            raise TraitError(f"dialect is {proposal.value!r}. Accepted: {AUTO}, {', '.join(NAMES)}.")
+        return str(proposal.value)
+
+    @validate("course_namespace")
+    def _check_namespace(self, proposal: Any) -> str:
+        if proposal.value and not _NAMESPACE.fullmatch(proposal.value):
+            raise TraitError(f"course_namespace is {proposal.value!r}. Accepted: course-{{course}}, say.")
+        return str(proposal.value)
+
+    @validate("dialect_options")
+    def _check_options(self, proposal: Any) -> dict[str, Any]:
+        try:
+            Options(**proposal.value)
+        except (TypeError, BadRequest) as error:
+            raise TraitError(f"dialect_options: {error}") from None
+        return dict(proposal.value)
+
+    def options_from_form(self, form_data: Mapping[str, Sequence[object]]) -> dict[str, str]:
+        """Return the ``user_options`` that a filled-in form means. Called by the Hub."""
+        try:
+            return kube_choices.options_of_form(form_data)
+        except BadRequest as error:
+            raise refusal(error) from None
+
+    def options_from_query(self, query_data: Mapping[str, Sequence[object]]) -> dict[str, str]:
+        """Return the ``user_options`` that a link to the spawn page means. Called by the Hub."""
+        try:
+            return kube_choices.options_of_link(query_data)
+        except BadRequest as error:
+            raise refusal(error) from None
+
+    def chosen_course(self) -> str | None:
+        """Return the name of the course that was chosen, and keep the slice. Called by ``start``."""
+        name, self._slice = kube_choices.chosen(self.user_options)
+        return name
+
+    def chosen_before(self) -> object:
+        """Return what the form's field had the last time. Called by the form."""
+        name, piece = self.user_options.get(choices.COURSE), self.user_options.get(kube_choices.SLICE)
+        return f"{name}/{piece}" if piece else name
+
+    # Not a coroutine itself: the Hub reads start_timeout as soon as it has called this.
+    def start(self) -> Any:
+        """Start the server in its course, or refuse in words. Called by the Hub in every spawn."""
+        self._restore()
+        self._profile = None
+        self._replace(self._settings_of_choice())
+        return self._watched_start()
+
+    async def load_user_options(self) -> None:
+        """Decide what this server gets. Called by KubeSpawner's start, in place of its own profiles."""
+        if self.profile_list:
+            self.log.warning("c.KubeSpawner.profile_list is not used: servers are what course files say.")
+        try:
+            self._profile = await self._checked_profile()
+        except GpuPoolError as error:
+            raise refusal(error) from None
+
+    async def get_pod_manifest(self) -> Any:
+        """Return the pod with its slice. Called by KubeSpawner's start."""
+        made = await super().get_pod_manifest()
+        dialect = self._supply.dialect if self._supply else None
+        api = self.api.api_client
+        try:
+            pod = pod_of(
+                api.sanitize_for_serialization(made), self._profile, self.user.name, dialect, kueue=self.kueue
+            )
+        except NotAllowed as error:
+            self.log.error("No server can start as this JupyterHub is configured: %s", error)  # noqa: TRY400 - for administrators, not for us
+            raise refusal(NotAllowed(*_MISCONFIGURED)) from None
+        await self._make_claim_templates()
+        return api.deserialize(SimpleNamespace(data=json.dumps(pod)), "V1Pod")
+
+    def get_env(self) -> dict[str, str]:
+        """Return the server's environment. One that has the slice itself offers no kernels of the pool."""
+        environment = super().get_env()
+        name, course = self._course or (None, None)
+        if course is not None and course.kubernetes.kernels == "server":
+            return with_course(environment, name, None, self.pool_url)
+        return dict(environment)
+
+    def get_args(self) -> list[str]:
+        """Return what follows the server's command. Only a server with kernels of the pool shows these."""
+        if self._course is not None and self._course[1].kubernetes.kernels == "server":
+            return list(super(GPUPoolSpawnerMixin, self).get_args())
+        return super().get_args()
+
+    async def progress(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield what happens to the pod, in its user's words. Called by the Hub while it starts."""
+        last = ""
+        async for each in super().progress():
+            event = each.get("raw_event")
+            words = (
+                each["message"] if event is None else kube_words.of_event(event["reason"], event["message"])
+            )
+            if words and words != last:
+                last = words
+                yield {key: value for key, value in each.items() if key != "raw_event"} | {"message": words}
+
+    async def server_choices(self, courses: Mapping[str, CourseFile]) -> dict[str, list[Choice]]:
+        """Return, for each course whose servers have the slice, what can be chosen. Called by the form."""
+        if all(each.kubernetes.kernels == "pods" for each in courses.values()):
+            return {}
+        supply = await self._look()
+        return server_choices(courses, supply, _now(), may_wait=not self.refuse_when_full)
+
+    async def _watched_start(self) -> Any:
+        """Start, and give up in words before the Hub does without."""
+        starting = asyncio.ensure_future(super().start())
+        began = time.monotonic()
+        try:
+            while not starting.done():
+                await asyncio.wait({starting}, timeout=_LOOK)
+                words = self._hopeless(time.monotonic() - began)
+                if words and not starting.done():
+                    raise refusal(NotAllowed(words, "Nothing was started. Try again later."))
+            return starting.result()
+        except ApiException as error:
+            self.log.error("The cluster refused %s's server: %s", self.user.name, error.body)  # noqa: TRY400 - as above
+            raise refusal(NotAllowed(*kube_words.of_refusal(error.status or 0, str(error.body)))) from error
+        finally:
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait({starting})
+
+    def _hopeless(self, elapsed: float) -> str:
+        """Say why this start will not end well; empty while it may."""
+        reflector = self.pod_reflector
+        pod = reflector.pods.get(f"{self.namespace}/{self.pod_name}") if reflector else None
+        words = kube_words.of_pod(pod)
+        placed = bool(pod and pod["spec"].get("nodeName"))
+        if self.place_within and elapsed > self.place_within and pod and not placed:
+            return words or kube_words.NOT_READY
+        if elapsed > self.start_timeout - _BEFORE_TIMEOUT:
+            within = format_duration(self.start_timeout)
+            return words or f"The server was not ready within {within}. Its software may be large."
+        return ""
+
+    async def _checked_profile(self) -> Profile | None:
+        name, course = self._course or (None, None)
+        self._supply = await self._look()
+        if name is None or course is None:
+            return None
+        request = kube_choices.request_of(course, self._slice)
+        if request is None:
+            return Profile(name, course)
+        if self._supply is None:
+            raise NotAllowed(
+                "The GPUs of this cluster cannot be seen at the moment, so no server with a slice can start.",
+                "Try again; if that does not help, ask the administrator.",
+            )
+        profile = profile_of(name, course, request, self._supply.dialect)
+        if self.refuse_when_full and not room(profile, self._supply):
+            raise NotAllowed(
+                f"No GPU has room for {say_size(request)} now{say_next(profile, self._supply, _now())}.",
+                "Nothing was started: try again later, or choose a smaller slice.",
+            )
+        return profile
+
+    async def _look(self) -> Supply | None:
+        """Return what the cluster has, and log what it cannot give of what servers are offered."""
+        api = shared_client("CoreV1Api").api_client
+        options = Options(**self.dialect_options)
+        sight = sight_of(api, self.dialect, options)
+        supply = await sight.look()
+        if supply is not None:
+            for words in faults(self._courses(), configured_pod(self), supply.dialect):
+                sight.tell(words)
+        return supply
+
+    async def _make_claim_templates(self) -> None:
+        """Make what the pod's claims refer to; the same name is always the same content."""
+        translation = self._profile.translation if self._profile else None
+        for template in translation.pod.claim_templates if translation else ():
+            make = shared_client("ResourceV1Api").create_namespaced_resource_claim_template
+            try:
+                await make(self.namespace, template)
+            except ApiException as error:
+                if error.status != 409:
+                    raise
+
+    def _settings_of_choice(self) -> dict[str, Any]:
+        """Return the settings of the chosen course; none where ``start`` will refuse it."""
+        try:
+            name, _ = kube_choices.chosen(self.user_options)
+            course = self._courses().course(name) if name else None
+        except GpuPoolError:
+            return {}
+        configured = {key: getattr(self, key) for key in ("cpu_guarantee", "mem_guarantee")}
+        if name is None or course is None:
+            return {}
+        place = {"namespace": self.course_namespace.format(course=name)} if self.course_namespace else {}
+        return {**settings_of(course, configured), **place}
+
+    def _replace(self, settings: Mapping[str, Any]) -> None:
+        self._replaced = {name: getattr(self, name) for name in settings}
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+    def _restore(self) -> None:
+        """Undo what the last course set, so that nothing of it is left in the next."""
+        for name, value in self._replaced.items():
+            setattr(self, name, value)
+        self._replaced = {}
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

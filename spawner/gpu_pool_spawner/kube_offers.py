@@ -1,0 +1,61 @@
+"""What the spawn page offers of courses whose servers have the slice themselves. Pure: the time is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from gpu_pool.coursefiles import CourseFile
+from gpu_pool.coursefiles.model import Offer
+from gpu_pool_client import GpuPoolError
+from gpu_pool_client.durations import format_duration
+from gpu_pool_spawner.kube_profiles import Profile, profile_of
+from gpu_pool_spawner.kube_room import Supply, next_room, room
+from gpu_pool_spawner.page import Choice, say_size
+
+
+def server_choices(
+    courses: Mapping[str, CourseFile], supply: Supply | None, now: datetime, *, may_wait: bool
+) -> dict[str, list[Choice]]:
+    """Return what can be chosen of each of these courses.
+
+    ``may_wait`` is whether a server is started where there is no room, too.
+    """
+    return {
+        name: [_choice(name, course, offer, supply, now, may_wait) for offer in course.slices]
+        for name, course in courses.items()
+        if course.kubernetes.kernels == "server"
+    }
+
+
+def say_next(profile: Profile, supply: Supply, now: datetime) -> str:
+    """Say when there will be room, if that is known."""
+    at = next_room(profile, supply)
+    if at is None:
+        return ""
+    seconds = max(60.0, (at - now).total_seconds())
+    return f"; there is room again in at most {format_duration(60 * -(-seconds // 60))}"
+
+
+def _choice(
+    name: str, course: CourseFile, offer: Offer, supply: Supply | None, now: datetime, may_wait: bool
+) -> Choice:
+    words, usable = "the GPUs cannot be seen at the moment", False
+    if supply is not None:
+        words, usable = _say_room(name, course, offer, supply, now, may_wait)
+    value, title = f"{name}/{offer.name}", f"{course.title}: {offer.name}"
+    return Choice(value, title, f"{say_size(offer.request)}, {words}", usable)
+
+
+def _say_room(
+    name: str, course: CourseFile, offer: Offer, supply: Supply, now: datetime, may_wait: bool
+) -> tuple[str, bool]:
+    """Say how many there is room for, and whether one may be chosen."""
+    try:
+        profile = profile_of(name, course, offer.request, supply.dialect)
+    except GpuPoolError as error:
+        return f"which this cluster cannot give: {error}", False
+    number = room(profile, supply)
+    if number:
+        return f"{number} free now", True
+    return f"none free now{say_next(profile, supply, now)}", may_wait

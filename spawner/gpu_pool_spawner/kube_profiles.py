@@ -1,0 +1,177 @@
+"""What a server on Kubernetes gets: from a course and a slice to settings and a pod. Pure.
+
+A course sets what its file says and nothing else. A slice is merged into the
+pod's manifest, which is made anew for every start, so nothing of one choice is
+left in another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpu_pool.coursefiles import CourseFile, Courses
+from gpu_pool.dialects import Bans, Dialect, Manifest, Translation, check, identity_labels, merged
+from gpu_pool_client import GpuPoolError, SliceRequest
+
+#: The container that KubeSpawner makes.
+CONTAINER: Final = "notebook"
+#: What the container runtime of GPU nodes gives a container that asked for no GPU.
+_NO_GPU: Final = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+#: What the model of a GPU contains that is joined to others by NVLink, as NVIDIA names them.
+_NVLINK: Final = re.compile(r"SXM|NVL|NVLINK|HBM3|HGX|GB[23]00|B[23]00", re.ASCII)
+#: The label by which Kueue is asked to admit a pod, and the names of queues as they are exported.
+_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+QUEUES: Final = "gpu-pool-{course}"
+_HOSTNAME: Final = "kubernetes.io/hostname"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A server that can be started."""
+
+    name: str
+    course: CourseFile
+    #: Its own slice, and how the cluster is asked for it; None where its kernels have theirs.
+    request: SliceRequest | None = None
+    translation: Translation | None = None
+
+
+def profile_of(name: str, course: CourseFile, request: SliceRequest | None, dialect: Dialect) -> Profile:
+    """Return the profile of a course and a slice. Raises as ``Dialect.translate``."""
+    translation = None if request is None else dialect.translate(request)
+    return Profile(name, course, request, translation)
+
+
+def configured_pod(spawner: Any) -> dict[str, Any]:
+    """Return of every server's pod what ``c.KubeSpawner`` sets and could lift a limit."""
+    container = {
+        **spawner.extra_container_config,
+        "name": CONTAINER,
+        "env": [{"name": name} for name in spawner.environment],
+        "securityContext": {"privileged": spawner.privileged},
+        "resources": {
+            "limits": spawner.extra_resource_limits,
+            "requests": spawner.extra_resource_guarantees,
+        },
+    }
+    metadata = {"labels": spawner.extra_labels, "annotations": spawner.extra_annotations}
+    first = {"initContainers": spawner.init_containers} if spawner.init_containers else {}
+    return {"metadata": metadata, "spec": {**first, **spawner.extra_pod_config, "containers": [container]}}
+
+
+def faults(courses: Courses, configured: Manifest, dialect: Dialect) -> Iterator[str]:
+    """Yield what would fail at a start, in words for an administrator.
+
+    That is what is ``configured`` for every pod and would lift a limit, and every
+    slice of a server that this cluster cannot give.
+    """
+    try:
+        check(configured, dialect.table.bans)
+    except GpuPoolError as error:
+        yield f"no server can start as it is configured: {error}"
+    for name, course in courses.usable.items():
+        for offer in course.slices if course.kubernetes.kernels == "server" else ():
+            words = _refusal(offer.request, dialect)
+            if words:
+                yield f"course {name}, slice {offer.name}, cannot be given: {words}"
+
+
+def _refusal(request: SliceRequest, dialect: Dialect) -> str:
+    """Say why this cluster cannot give a slice; empty if it can."""
+    try:
+        dialect.translate(request)
+    except GpuPoolError as error:
+        return str(error)
+    return ""
+
+
+def settings_of(course: CourseFile, configured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spawner's settings that a course file decides, by name.
+
+    What is guaranteed is what the administrator has configured, and never more
+    than the limit; where nothing is configured, it is the limit.
+    """
+    said = course.kubernetes
+    memory = None if said.memory is None else said.memory * 2**20
+    found = {
+        "image": said.image,
+        "cpu_limit": said.cpu,
+        "cpu_guarantee": _guarantee(said.cpu, configured.get("cpu_guarantee")),
+        "mem_limit": memory,
+        "mem_guarantee": _guarantee(memory, configured.get("mem_guarantee")),
+        "storage_capacity": f"{said.home}Mi" if said.home else None,
+        "start_timeout": None if said.start_within is None else max(1, round(said.start_within)),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _guarantee(limit: float | None, configured: float | None) -> float | None:
+    return None if limit is None else min(limit, configured or limit)
+
+
+def pod_of(
+    pod: Manifest, profile: Profile | None, user: str, dialect: Dialect | None, *, kueue: bool = False
+) -> dict[str, Any]:
+    """Return a server's pod with its slice, or without any GPU; with ``kueue`` in its course's queue.
+
+    Raises ``NotAllowed`` where something that an administrator configured would
+    lift the slice's limit.
+    """
+    made = _labelled(pod, user, profile.name if profile else None)
+    if kueue and profile is not None:
+        made["metadata"]["labels"][_QUEUE] = QUEUES.format(course=profile.name)
+    if profile is None or profile.translation is None or dialect is None:
+        check(made, dialect.table.bans if dialect else Bans())
+        return _without_gpu(made)
+    made = merged(made, CONTAINER, profile.translation.pod, dialect.table.bans)
+    _prefer(made["spec"], profile.course.kubernetes.prefer, dialect)
+    if profile.course.longest_lease is not None:
+        made["spec"]["activeDeadlineSeconds"] = max(1, round(profile.course.longest_lease))
+    return made
+
+
+def _labelled(pod: Manifest, user: str, course: str | None) -> dict[str, Any]:
+    """Say whose it is. What KubeSpawner says of itself, and finds its pods by, stays."""
+    metadata = pod.get("metadata", {})
+    labels = {**identity_labels(user, course), **metadata.get("labels", {})}
+    return {**pod, "metadata": {**metadata, "labels": labels}}
+
+
+def _without_gpu(pod: dict[str, Any]) -> dict[str, Any]:
+    """Keep GPUs out of every container: an image may ask the runtime for all of them."""
+    spec = dict(pod["spec"])
+    for kind in ("initContainers", "containers"):
+        if spec.get(kind):
+            spec[kind] = [_void(container) for container in spec[kind]]
+    return {**pod, "spec": spec}
+
+
+def _void(container: Manifest) -> dict[str, Any]:
+    kept = [each for each in container.get("env") or () if each["name"] != _NO_GPU["name"]]
+    return {**container, "env": [*kept, _NO_GPU]}
+
+
+def _prefer(spec: dict[str, Any], wanted: str | None, dialect: Dialect) -> None:
+    """Prefer the nodes whose GPUs are like that, if there are others."""
+    nodes = {gpu.node for gpu in dialect.gpus()}
+    liked = {gpu.node for gpu in dialect.gpus() if wanted and _is_like(gpu.device.model, wanted)}
+    if not liked or liked == nodes:
+        return
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    found = affinity.setdefault("preferredDuringSchedulingIgnoredDuringExecution", [])
+    found.append({"weight": 100, "preference": {"matchExpressions": [_on(sorted(liked), dialect)]}})
+
+
+def _is_like(model: str, wanted: str) -> bool:
+    model = model.upper().replace(" ", "-")
+    if wanted.lower() == "nvlink":
+        return bool(_NVLINK.search(model))
+    return wanted.upper().replace(" ", "-") in model
+
+
+def _on(names: Sequence[str], dialect: Dialect) -> Manifest:
+    values = [dialect.cluster.node(name).label(_HOSTNAME) or name for name in names]
+    return {"key": _HOSTNAME, "operator": "In", "values": values}

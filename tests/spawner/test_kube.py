@@ -1,0 +1,305 @@
+"""Servers on Kubernetes: what is chosen, what a pod gets, how much room there is. No cluster, no Hub."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from traitlets import TraitError
+
+from gpu_pool.coursefiles import CourseFile, Courses, parse_course
+from gpu_pool.dialects import Cluster, Dialect, Node, Options, choose
+from gpu_pool.exporting import documents
+from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, parse_request
+from gpu_pool_spawner.choices import Mine
+from gpu_pool_spawner.kube import GPUPoolKubeSpawner
+from gpu_pool_spawner.kube_choices import chosen, options_of_form, options_of_link, request_of
+from gpu_pool_spawner.kube_offers import server_choices
+from gpu_pool_spawner.kube_profiles import Profile, configured_pod, faults, pod_of, profile_of, settings_of
+from gpu_pool_spawner.kube_room import Held, Supply, next_room, room
+from gpu_pool_spawner.page import Page, spawn_page
+from support.clusters import everything, hami, plain, pod
+
+NOW = datetime(2026, 10, 12, 10, tzinfo=timezone.utc)
+
+
+TEXT = """\
+title: ML
+slices: [{{name: Small, request: 2%}}, {{name: Two, request: 2}}]
+any_up_to: 10%
+longest_lease: 2h
+kubernetes: {{{}}}
+"""
+
+
+def course(**kubernetes: object) -> CourseFile:
+    text = TEXT.format(", ".join(f"{key}: {value}" for key, value in kubernetes.items()))
+    return parse_course("ml.yaml", text.encode())
+
+
+SERVER = course(
+    kernels="server", cpu=2, memory="4GiB", home="10GiB", image="example.org/ml:1", start_within="10min"
+)
+PODS = course()
+
+
+def dialect(*nodes: Any, name: str = "auto") -> Dialect:
+    found = choose(Cluster.read(nodes), Options(), name).dialect
+    assert found is not None
+    return found
+
+
+HAMI = dialect(hami("n1", count=50), hami("n2", count=50))
+WHOLE = dialect(plain("n1", gpus=2))
+
+
+def profile(text: str, speaks: Dialect = HAMI, of: CourseFile = SERVER) -> Profile:
+    return profile_of("ml", of, parse_request(text), speaks)
+
+
+def base(**container: Any) -> dict[str, Any]:
+    made = {"name": "notebook", "image": "any", "env": [{"name": "A", "value": "1"}], **container}
+    metadata = {"name": "jupyter-ada", "labels": {"app.kubernetes.io/managed-by": "kubespawner"}}
+    return {"metadata": metadata, "spec": {"containers": [made]}}
+
+
+def test_a_form_means_a_course_and_its_slice() -> None:
+    assert options_of_form({"course": ["ml/Small one"]}) == {"course": "ml", "slice": "Small one"}
+    assert options_of_form({"course": ["ml"]}) == {"course": "ml"}
+    assert options_of_form({"course": [""]}) == {}
+    assert options_of_link({"course": ["ml"], "slice": ["2%"]}) == {"course": "ml", "slice": "2%"}
+    assert chosen({"course": "ml", "slice": "2%"}) == ("ml", "2%")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"slice": ["Small"]}, {"course": "ml", "slice": 1}, {"course": "ml", "labels": {}}, {"profile": "x"}],
+)
+def test_anything_else_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(BadRequest):
+        chosen(options)
+
+
+@pytest.mark.parametrize(
+    ("piece", "request_"),
+    [(None, "2%"), ("Two", "2"), ("2", "2"), ("Small", "2%"), ("5%", "5%"), ("2%", "2%")],
+)
+def test_a_slice_is_chosen_by_name_or_by_size(piece: str | None, request_: str) -> None:
+    assert request_of(SERVER, piece) == parse_request(request_)
+
+
+@pytest.mark.parametrize("piece", ["Huge", "20%", "3", "1 model=A100"])
+def test_a_slice_that_is_not_offered_is_refused(piece: str) -> None:
+    with pytest.raises(GpuPoolError):
+        request_of(SERVER, piece)
+
+
+def test_a_server_whose_kernels_have_slices_has_none() -> None:
+    assert request_of(PODS, None) is None
+    with pytest.raises(BadRequest, match="each of its kernels gets one"):
+        request_of(PODS, "Small")
+
+
+def test_a_course_sets_what_its_file_says() -> None:
+    assert settings_of(PODS, {}) == {}
+    assert settings_of(SERVER, {"mem_guarantee": 2**30, "cpu_guarantee": 4}) == {
+        "image": "example.org/ml:1",
+        "cpu_limit": 2.0,
+        "cpu_guarantee": 2.0,
+        "mem_limit": 4 * 2**30,
+        "mem_guarantee": 2**30,
+        "storage_capacity": "10240Mi",
+        "start_timeout": 600,
+    }
+
+
+@pytest.mark.parametrize("name", list(everything()))
+def test_every_dialect_puts_a_slice_or_a_gpu_into_a_server(name: str) -> None:
+    speaks = choose(*everything()[name]).dialect
+    assert speaks is not None
+    granted = 0
+    for text in ("2%", "4GiB", "14%", "1"):
+        try:
+            made = profile(text, speaks)
+        except GpuPoolError:
+            continue
+        granted += 1
+        before = base(command=["jupyterhub-singleuser"])
+        after = pod_of(before, made, "ada", speaks)
+        labels = after["metadata"]["labels"]
+        assert (labels["jupyter-gpu-pool/user"], labels["jupyter-gpu-pool/course"]) == ("ada", "ml")
+        assert labels["app.kubernetes.io/managed-by"] == "kubespawner"
+        assert after["spec"]["activeDeadlineSeconds"] == 7200
+        assert before == base(command=["jupyterhub-singleuser"])
+        assert room(made, Supply(speaks)) >= (0 if name == "bitfusion" else 1)
+    assert granted
+
+
+def test_a_server_is_in_the_queue_of_its_course_where_kueue_runs() -> None:
+    label = "kueue.x-k8s.io/queue-name"
+    for made in (profile("2%"), Profile("ml", PODS)):
+        assert pod_of(base(), made, "ada", HAMI, kueue=True)["metadata"]["labels"][label] == "gpu-pool-ml"
+        assert label not in pod_of(base(), made, "ada", HAMI)["metadata"]["labels"]
+    queues, _ = documents({"ml": SERVER}, HAMI, "ns", kueue=True)
+    assert queues[-1]["metadata"]["name"] == "gpu-pool-ml"
+
+
+def test_what_a_course_has_set_is_undone_before_the_next(tmp_path: Path) -> None:
+    (tmp_path / "ml.yaml").write_text(TEXT.format("kernels: server, cpu: 2, start_within: 10min"))
+    (tmp_path / "plain.yaml").write_text(TEXT.format(""))
+    # As the Hub has it, but with no cluster to connect to.
+    spawner = GPUPoolKubeSpawner.__new__(GPUPoolKubeSpawner)
+    spawner.courses_dir, spawner.course_namespace = str(tmp_path), "course-{course}"
+    spawner.start_timeout, spawner.namespace = 60, "all"
+
+    def settings_at_start(**options: str) -> tuple[object, ...]:
+        spawner.user_options = options
+        spawner.start().close()
+        return spawner.cpu_limit, spawner.cpu_guarantee, spawner.start_timeout, spawner.namespace
+
+    assert settings_at_start(course="ml") == (2.0, 2.0, 600, "course-ml")
+    assert settings_at_start(course="plain") == (None, None, 60, "course-plain")
+    assert settings_at_start(course="ml", slice="Two") == (2.0, 2.0, 600, "course-ml")
+    assert settings_at_start(course="gone") == (None, None, 60, "all")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"dialect": "hummy"}, {"dialect_options": {"que": "x"}}, {"course_namespace": "Course {course}"}],
+)
+def test_a_setting_that_cannot_be_is_refused_when_the_hub_starts(wrong: dict[str, Any]) -> None:
+    spawner = GPUPoolKubeSpawner.__new__(GPUPoolKubeSpawner)
+    ((name, value),) = wrong.items()
+    with pytest.raises(TraitError, match=name):
+        setattr(spawner, name, value)
+
+
+def test_a_server_without_a_slice_sees_no_gpu() -> None:
+    before = base()
+    before["spec"]["initContainers"] = [{"name": "prepare", "image": "any"}]
+    made = pod_of(before, Profile("ml", PODS), "ada", None)
+    void = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+    assert made["spec"]["containers"][0]["env"] == [{"name": "A", "value": "1"}, void]
+    assert made["spec"]["initContainers"][0]["env"] == [void]
+    assert pod_of(before, None, "ada", HAMI)["spec"]["containers"][0]["env"][-1] == void
+
+
+@pytest.mark.parametrize(
+    "lifting",
+    [
+        {"env": [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]},
+        {"envFrom": [{"secretRef": {"name": "any"}}]},
+        {"securityContext": {"privileged": True}},
+        {"resources": {"limits": {"nvidia.com/gpu": "8"}}},
+    ],
+)
+@pytest.mark.parametrize("made", [profile("2%"), Profile("ml", PODS), None])
+def test_what_would_lift_a_limit_is_refused(lifting: dict[str, Any], made: Profile | None) -> None:
+    with pytest.raises(NotAllowed):
+        pod_of(base(**lifting), made, "ada", HAMI)
+
+
+def test_what_would_fail_at_a_start_is_told_when_it_is_loaded() -> None:
+    courses = Courses({"ml": SERVER, "pods": PODS})
+    assert list(faults(courses, base(), HAMI)) == [
+        "course ml, slice Two, cannot be given: You asked for 2 GPUs on one node; "
+        "no node has more than 1 that would do. Ask for at most 1."
+    ]
+    lifting = base(env=[{"name": "CUDA_DISABLE_CONTROL"}])
+    assert "CUDA_DISABLE_CONTROL" in next(faults(courses, lifting, HAMI))
+    # As Zero to JupyterHub's chart configures one, unless it is told otherwise.
+    first = {"name": "block-cloud-metadata", "securityContext": {"privileged": True}}
+    names = "extra_container_config environment extra_resource_limits extra_resource_guarantees"
+    nothing = {name: {} for name in f"{names} extra_labels extra_annotations extra_pod_config".split()}
+    spawner = SimpleNamespace(privileged=False, init_containers=[first], **nothing)
+    assert "privileged" in next(faults(courses, configured_pod(spawner), HAMI))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "liked"), [("nvlink", ["n1"]), ("t4", ["n2"]), ("H100", None), ("", None), ("tesla", None)]
+)
+def test_gpus_are_preferred_where_there_are_several_kinds(wanted: str, liked: list[str] | None) -> None:
+    both = dialect(hami("n1"), hami("n2", model="Tesla-T4", memory=32768))
+    file = course(kernels="server", **({"prefer": wanted} if wanted else {}))
+    spec = pod_of(base(), profile("2%", both, file), "ada", both)["spec"]
+    if liked is None:
+        assert "affinity" not in spec
+        return
+    (term,) = spec["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["preference"]["matchExpressions"][0]["values"] == liked
+
+
+def holding(name: str, gpus: int, *, hours: float | None = None, on: str = "n1") -> Held:
+    ends = None if hours is None else NOW + timedelta(hours=hours)
+    return Held(pod(name, on, limits={"nvidia.com/gpu": gpus}), ends)
+
+
+def test_room_is_what_is_not_held() -> None:
+    assert room(profile("1", WHOLE), Supply(WHOLE)) == 2
+    assert room(profile("1", WHOLE), Supply(WHOLE, (holding("a", 1),))) == 1
+    assert room(profile("2", WHOLE), Supply(WHOLE, (holding("a", 1),))) == 0
+    assert room(profile("1", WHOLE), Supply(WHOLE, (holding("a", 2),))) == 0
+    assert room(profile("1", WHOLE), Supply(WHOLE, (), frozenset({"n1"}))) == 0
+
+
+def test_slices_of_all_nodes_are_room() -> None:
+    assert room(profile("2%"), Supply(HAMI)) == 100
+    assert room(profile("5%"), Supply(HAMI)) == 40
+
+
+def test_resources_that_nodes_count_bound_the_room() -> None:
+    full = hami("n1", count=50)
+    full["status"]["allocatable"]["nvidia.com/gpumem"] = "2000"
+    counted = dialect(full)
+    assert room(profile("2%", counted), Supply(counted)) == 3
+    held = Held(pod("a", "n1", limits={"nvidia.com/gpumem": 1400}))
+    assert room(profile("2%", counted), Supply(counted, (held,))) == 0
+
+
+@pytest.mark.parametrize(("kind", "text"), [(hami, "2%"), (plain, "1")])
+def test_a_cordoned_node_has_no_room(kind: Any, text: str) -> None:
+    away = kind("n1")
+    away["spec"]["unschedulable"] = True
+    both, left = dialect(kind("n1"), kind("n2")), dialect(away, kind("n2"))
+    assert 2 * room(profile(text, left), Supply(left)) == room(profile(text, both), Supply(both)) > 0
+
+
+def test_there_is_room_again_when_enough_have_ended() -> None:
+    both = Supply(WHOLE, (holding("a", 1, hours=3), holding("b", 1, hours=1)))
+    assert next_room(profile("1", WHOLE), both) == NOW + timedelta(hours=1)
+    assert next_room(profile("2", WHOLE), both) == NOW + timedelta(hours=3)
+    endless = Supply(WHOLE, (holding("a", 1), holding("b", 1, hours=1)))
+    assert next_room(profile("2", WHOLE), endless) is None
+    assert next_room(profile("1", WHOLE), endless) == NOW + timedelta(hours=1)
+
+
+def test_the_page_offers_what_can_be_started_and_says_why_not() -> None:
+    supply = Supply(WHOLE, (holding("a", 1, hours=1.51),))
+    small, two = server_choices({"ml": SERVER, "pods": PODS}, supply, NOW, may_wait=False)["ml"]
+    assert (small.value, small.usable) == ("ml/Small", False)
+    assert "this cluster cannot give" in small.about
+    assert (two.value, two.usable) == ("ml/Two", False)
+    assert two.about == "2 whole GPUs, none free now; there is room again in at most 1h31min"
+    (_, freed) = server_choices({"ml": SERVER}, Supply(WHOLE), NOW, may_wait=False)["ml"]
+    assert (freed.about, freed.usable) == ("2 whole GPUs, 1 free now", True)
+    html = spawn_page(Page(Mine({"ml": SERVER}), None, NOW, last="ml/Two", servers={"ml": [small, freed]}))
+    assert 'value="ml/Small" required disabled' in html
+    assert 'value="ml/Two" required checked' in html
+    assert "cannot be asked" not in html
+
+
+def test_without_a_look_at_the_cluster_nothing_can_be_chosen() -> None:
+    offered = server_choices({"ml": SERVER}, None, NOW, may_wait=True)["ml"]
+    assert not any(each.usable for each in offered)
+
+
+def test_where_nodes_are_added_one_may_wait() -> None:
+    full = Supply(WHOLE, (holding("a", 2),))
+    (_, two) = server_choices({"ml": SERVER}, full, NOW, may_wait=True)["ml"]
+    assert two.usable
+    assert isinstance(full.dialect.cluster.nodes[0], Node)
+    assert not room(replace(profile("1", WHOLE)), full)
