@@ -33,6 +33,13 @@ def test_the_doctor_looks_at_everything(terminal):
     assert str(terminal.folder) in found["ledger", "ok"]["text"]
 
 
+def test_how_leases_are_held_to_their_size_is_said_once_for_all_that_are_alike(terminal):
+    terminal.hold("10%")
+    terminal.hold("20%")
+    limits = "memory: none (accounting only); compute: none (accounting only): 2 leases"
+    assert checks(terminal, "doctor")[1]["limits", "ok"]["text"] == limits
+
+
 @pytest.mark.parametrize("verb", ["health", "doctor"])
 def test_a_broken_pool_has_exit_status_1_and_a_remedy(terminal, verb):
     (terminal.folder / "file").write_text("")

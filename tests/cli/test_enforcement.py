@@ -52,6 +52,26 @@ def test_a_gpu_that_admits_one_process_is_named_with_what_mends_it(terminal: Ter
     assert checks(terminal, "compute mode") == []
 
 
+def test_mig_instances_that_were_made_anew_under_a_lease_are_named(terminal: Terminal, stub: Stub) -> None:
+    scenario = Path(terminal.environment["NVML_STUB_SCENARIO"])
+    a100 = "driver 550.54.14\ngpu GPU-a NVIDIA A100-SXM4-40GB\nmemory 40960 571\nmig 7\n"
+    instance = "instance MIG-{0} NVIDIA A100-SXM4-40GB MIG 1g.5gb\nmemory 4864 0\n"
+    scenario.write_text(a100 + "".join(map(instance.format, (1, 2))))
+    holding = terminal.start("run", "10%", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 600")
+    assert holding.stdout is not None
+    held = holding.stdout.readline().strip()
+    assert checks(terminal, "lost") == []
+    draft = scenario.with_suffix(".draft")
+    draft.write_text(a100 + "".join(map(instance.format, (3, 4))))
+    draft.replace(scenario)
+    [check] = checks(terminal, "lost")
+    [lease] = json.loads(terminal.run("status", "--json").stdout)["leases"]
+    assert check["state"] == "broken"
+    assert check["text"].startswith(f"NVIDIA A100-SXM4-40GB MIG 1g.5gb ({held}) of lease {lease['id']}")
+    terminal.run(*check["mend"].rpartition("gpu-pool ")[2].split())
+    assert checks(terminal, "lost") == []
+
+
 def test_mps_that_is_not_the_pools_is_named(terminal: Terminal, stub: Stub, tmp_path: Path) -> None:
     stub.start_elsewhere(tmp_path / "pipes")
     notes = checks(terminal, "mps")

@@ -96,7 +96,7 @@ def test_context_slots_are_shown_where_they_are_counted():
 def test_the_line_follows_the_leases():
     held, waiting = lease("a", "2%", REAL), lease("b", "4%", state=LeaseState.WAITING, place=1)
     rows = words.lease_rows(PoolStatus("", (), (held,), (waiting,)), now=150.0)
-    assert [(row[0], row[1], row[7]) for row in rows] == [
+    assert [(row[0], row[1], row[8]) for row in rows] == [
         ("held", "2%", "50 s"),
         ("1st in line", "4%", "1 min"),
     ]

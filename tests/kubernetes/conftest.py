@@ -21,6 +21,14 @@ from typing import Any
 
 import pytest
 
+from support.control_plane import (
+    Cluster,
+    missing_programs,
+    scheduling_and_controlling,
+    write_kubeconfig,
+)
+from support.node_agent import NodeAgent
+
 ASSETS = Path(os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin"))
 PROGRAMS = ("etcd", "kube-apiserver")
 
@@ -68,6 +76,40 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         yield stack.enter_context(_kube_apiserver(folder, etcd))
 
 
+@pytest.fixture(scope="session")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Return how to reach a cluster with scheduler and controllers: ``KUBECONFIG``, or a fresh one."""
+    if os.environ.get("KUBECONFIG"):
+        yield Path(os.environ["KUBECONFIG"])
+        return
+    if missing := missing_programs():
+        pytest.skip(f"no {' and no '.join(missing)} in {ASSETS} (KUBEBUILDER_ASSETS names another folder)")
+    server: ApiServer = request.getfixturevalue("api_server")
+    path = tmp_path_factory.mktemp("control-plane") / "kubeconfig"
+    write_kubeconfig(path, server.url, server.token, server.certificate)
+    with scheduling_and_controlling(path):
+        yield path
+
+
+@pytest.fixture(scope="module")
+def cluster(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Return a cluster without nodes yet. Those that a module adds, and their pods, go with it."""
+    if os.environ.get("KUBECONFIG"):
+        yield Cluster(kubeconfig)
+        return
+    with NodeAgent(kubeconfig, tmp_path_factory.mktemp("nodes")) as agent:
+        yield Cluster(kubeconfig, agent)
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """Return the name of a fresh namespace, which goes with the test."""
+    name = f"test-{secrets.token_hex(4)}"
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
 @contextmanager
 def _etcd(folder: Path) -> Iterator[str]:
     clients, peers = (f"http://127.0.0.1:{_free_port()}" for _ in range(2))
@@ -93,6 +135,8 @@ def _kube_apiserver(folder: Path, etcd: str) -> Iterator[ApiServer]:
     command += [f"--token-auth-file={tokens}", "--authorization-mode=RBAC"]
     # No controller makes service accounts here, and pods are refused without.
     command += ["--disable-admission-plugins=ServiceAccount", "--feature-gates=DRAConsumableCapacity=true"]
+    # Pods of a lost node are evicted after seconds, and not after five minutes.
+    command += [f"--default-{why}-toleration-seconds=2" for why in ("not-ready", "unreachable")]
     server = ApiServer(f"https://127.0.0.1:{port}", token, certificates / "apiserver.crt")
     with _running(command, folder / "kube-apiserver.log") as process:
         _await_ready(server, process, folder / "kube-apiserver.log")

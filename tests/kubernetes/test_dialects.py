@@ -14,7 +14,8 @@ from support.clusters import everything
 
 from .conftest import ApiServer
 
-PODS = "/api/v1/namespaces/default/pods"
+#: Accepted, and not stored: a scheduler would place them on the nodes of other tests.
+PODS = "/api/v1/namespaces/default/pods?dryRun=All"
 TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
 REQUESTS = ("2%", "2.5%", "14%", "10% model=V100 memory>=16GiB driver>=550", "4GiB", "2x50%", "1", "2")
 HOSTILE = 'Zoë "the" O\'Hara\n{{evil}}: ../../' + "x" * 100

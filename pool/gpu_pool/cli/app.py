@@ -14,6 +14,7 @@ import click
 from gpu_pool.cli.administering import drain, history, undrain, why
 from gpu_pool.cli.checking import doctor, health
 from gpu_pool.cli.courses import courses
+from gpu_pool.cli.exporting import export
 from gpu_pool.cli.kernels import kernels
 from gpu_pool.cli.plain import plain_error
 from gpu_pool.cli.report import report
@@ -82,6 +83,7 @@ for _command in (
     *(why, history, report, simulate, courses, drain, undrain, serve, health, doctor),
 ):
     cli.add_command(_command)
+courses.add_command(export)
 
 
 def execute(argv: list[str] | None) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import chain
 
+import click
+
 from gpu_pool.cli import screen
 from gpu_pool.cli.checks import Check, check_jupyter, check_ledger, check_machine, check_pool
 from gpu_pool.cli.session import Session, json_option, verb
@@ -20,14 +22,19 @@ def health(session: Session) -> int:
     return _report(session, check_pool(session))
 
 
-@verb("doctor", "gpu-pool doctor", "gpu-pool doctor --json")
+@verb("doctor", "gpu-pool doctor", "gpu-pool doctor --json", "gpu-pool doctor --kubernetes")
+@click.option("--kubernetes", is_flag=True, help="Look at the cluster that KUBECONFIG names instead.")
 @json_option
-def doctor(session: Session) -> int:
+def doctor(session: Session, kubernetes: bool) -> int:
     """Find what is broken, and what mends it.
 
     Looks at everything that a slice needs: Python and Jupyter, driver and
     GPUs, the ledger, the pool, the kernels. Exit status 1 if something is broken.
     """
+    if kubernetes:
+        from gpu_pool.cli.cluster import check_cluster
+
+        return _report(session, check_cluster())
     # Imported here because health, which is asked often, does not need it.
     from gpu_pool.cli.enforcement import check_isolation
 

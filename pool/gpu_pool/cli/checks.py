@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -55,6 +56,8 @@ def check_pool(session: Session) -> Iterator[Check]:
     yield from _devices(found)
     held, waiting = len(found.leases), len(found.line)
     yield Check("leases", "ok", f"{held} held, {waiting} waiting")
+    yield from _limits(found)
+    yield from _lost(found)
     yield from _strangers(found)
 
 
@@ -139,6 +142,31 @@ def _devices(status: PoolStatus) -> Iterator[Check]:
     if status.simulated:
         text = f"{SIMULATED}: slices are counted, and no GPU stands behind them"
         yield Check("devices", "note", text, "On a machine with a GPU, unset GPU_POOL_DEVICES.")
+
+
+def _limits(status: PoolStatus) -> Iterator[Check]:
+    held = (lease.enforcement for lease in status.leases if lease.slices)
+    for limits, leases in Counter(held).items():
+        many = "1 lease" if leases == 1 else f"{leases} leases"
+        yield Check("limits", "ok", f"memory: {limits.memory}; compute: {limits.compute}: {many}")
+
+
+def _lost(status: PoolStatus) -> Iterator[Check]:
+    """Name the leases on devices that are no longer there, such as MIG instances made anew."""
+    if urlsplit(status.url).scheme not in ("embedded", "unix"):  # the devices of another machine
+        return
+    held = [(part.device, lease) for lease in status.leases for part in lease.slices]
+    real = [(device, lease) for device, lease in held if not device.simulated and not device.node]
+    try:
+        there = {device.uuid for device in discover().devices} if real else set()
+    except GpuPoolError:  # told by other checks
+        return
+    for device, lease in real:
+        if there and device.uuid not in there:
+            name = f"{safe(device.label)} ({safe(device.uuid)})"
+            text = f"{name} of lease {safe(lease.id)} is not there any more"
+            mend = f"Its processes cannot use a GPU. End it: gpu-pool release {safe(lease.id)}"
+            yield Check("lost", "broken", text, mend)
 
 
 def _strangers(status: PoolStatus) -> Iterator[Check]:

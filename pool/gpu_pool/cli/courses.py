@@ -131,6 +131,16 @@ for _command in (check, list_, new, schema):
 # -- Reading -----------------------------------------------------------------
 
 
+def usable_courses(paths: Sequence[Path]) -> dict[str, CourseFile]:
+    """Return the courses of these files or folders, by name. Raises ``BadRequest`` if one has an error."""
+    settings = _settings()
+    found = [_read(path, settings) for path in _files(paths, settings)]
+    bad = next((each for each in found if each.course is None), None)
+    if bad is not None:
+        raise BadRequest(f"{bad.path.name} has an error.", "See gpu-pool courses check.")
+    return {each.name: each.course for each in found if each.course is not None}
+
+
 def _files(paths: Sequence[Path], settings: PoolSettings) -> Iterator[Path]:
     """Yield the files that are meant. Raises ``BadRequest`` for a path that is not there."""
     from gpu_pool.coursefiles.folder import is_course_file
@@ -217,7 +227,7 @@ class _Report:
 
     def show(self) -> None:
         """Print it for people."""
-        from gpu_pool.coursefiles.words import rush_words, when_open
+        from gpu_pool.coursefiles.words import rush_words, slice_notes, when_open
 
         path, course = safe(str(self.checked.path), 200), self.checked.course
         if course is None:
@@ -229,7 +239,7 @@ class _Report:
         screen.show(f"{path}: ok", f"  {course.title}. Open: {when_open(course)}.")
         if self.slices:
             screen.show("", screen.table(_SLICE_COLUMNS, _slice_rows(self.slices)))
-            screen.show(*(note for each in self.slices for note in _notes(each)))
+            screen.show(*(note for each in self.slices for note in slice_notes(each)))
         if self.rush:
             screen.show("", rush_words(self.rush, course))
         screen.show("")
@@ -250,29 +260,19 @@ _COLUMNS = ("Course", "Title", "Open", "Now", "Slices")
 
 
 def _slice_rows(slices: Sequence[SliceFigures]) -> Iterator[list[str]]:
+    from gpu_pool.coursefiles.words import at_once_words
+
     for each in slices:
         for fit in each.fits:
-            in_all = str(each.at_once)
-            if each.quota is not None and each.quota < each.at_once:
-                in_all = f"{each.quota} by quota, of {each.at_once}"
             yield [
                 f"{each.name} (default)" if each.is_default else each.name,
                 each.request,
                 f"{fit.gpus} x {safe(fit.gpu)}",
                 str(fit.each) if fit.each else "none",
-                in_all,
+                at_once_words(each),
                 format_memory(fit.memory_mib) if fit.memory_mib else "0",
                 format_memory(fit.left_mib) if fit.left_mib > 0 else "nothing",
             ]
-
-
-def _notes(each: SliceFigures) -> Iterator[str]:
-    if not each.at_once:
-        yield f"{each.name} fits on no GPU here."
-    if each.per_user == 0:
-        yield f"Nobody can have {each.name}: it is more than per_user allows."
-    if each.quota == 0:
-        yield f"Nobody can have {each.name}: it is more than the quota allows."
 
 
 def _row(checked: _Checked, now: datetime) -> list[str]:

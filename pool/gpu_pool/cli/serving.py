@@ -7,7 +7,12 @@ import click
 from gpu_pool.cli.session import Session, verb
 
 
-@verb("serve", "gpu-pool serve", "gpu-pool serve --socket /run/gpu-pool/gpu-pool.sock --mode 0666")
+@verb(
+    "serve",
+    "gpu-pool serve",
+    "gpu-pool serve --socket /run/gpu-pool/gpu-pool.sock --mode 0666",
+    "gpu-pool serve --kubernetes",
+)
 @click.option(
     "--socket",
     metavar="PATH",
@@ -16,7 +21,12 @@ from gpu_pool.cli.session import Session, verb
 )
 @click.option("--mode", metavar="MODE", help="The socket's mode, 0600 by default; 0666 lets every user in.")
 @click.option("--ledger", metavar="PATH", help="The ledger, by default that of an embedded pool.")
-def serve(_session: Session, socket: str | None, mode: str | None, ledger: str | None) -> int:
+@click.option(
+    "--kubernetes", is_flag=True, default=None, help="Serve a cluster's GPUs: kernels run there, in pods."
+)
+def serve(
+    _session: Session, socket: str | None, mode: str | None, ledger: str | None, kubernetes: bool | None
+) -> int:
     """Serve this machine's pool on a Unix socket, to its users and to containers.
 
     Clients name it as GPU_POOL_URL=unix:PATH. Ends with SIGTERM or Ctrl-C;
@@ -28,7 +38,7 @@ def serve(_session: Session, socket: str | None, mode: str | None, ledger: str |
 
     from gpu_pool.service.app import ServeApp
 
-    given = {"socket": socket, "mode": mode, "ledger": ledger}
+    given = {"socket": socket, "mode": mode, "ledger": ledger, "kubernetes": kubernetes}
     app = ServeApp()
     app.configure(Config({"ServeApp": {name: value for name, value in given.items() if value is not None}}))
     app.start()

@@ -26,11 +26,24 @@ _EVERY = 1.0
 _NO_DEVICES = "No GPU is in this pool. Find out why with: gpu-pool doctor"
 
 
-@verb("list", "gpu-pool list", "gpu-pool list -d", "gpu-pool list --json | jq '.devices[].free_milli'")
+@verb(
+    "list",
+    "gpu-pool list",
+    "gpu-pool list -d",
+    "gpu-pool list --json | jq '.devices[].free_milli'",
+    "gpu-pool list --nodes -d",
+)
 @click.option("-d", "--details", is_flag=True, help="Also show who holds what.")
+@click.option("--nodes", is_flag=True, help="List the nodes of a Kubernetes cluster: held of total.")
 @json_option
-def list_(session: Session, details: bool) -> int:
-    """List the GPUs: how much of each is free."""
+def list_(session: Session, details: bool, nodes: bool) -> int:
+    """List the GPUs: how much of each is free.
+
+    With --nodes, those of the cluster that KUBECONFIG names, whoever holds
+    them, with your rights there; -d adds each GPU, and each pod that holds some.
+    """
+    if nodes:
+        return _list_nodes(session, details)
     status = complete(_status(session))
     if session.as_json:
         screen.show_json(plain_devices(status))
@@ -83,6 +96,21 @@ def smi(session: Session) -> int:
     for number, (lease, memory) in enumerate(zip(mine, used, strict=True)):
         lines = words.slice_lines(lease, memory, time.time())
         screen.show(*([""] if number else []), *(f"{label + ':':<15}{text}" for label, text in lines))
+    return 0
+
+
+def _list_nodes(session: Session, details: bool) -> int:
+    from gpu_pool.cli import cluster
+
+    found = cluster.nodes_in_use(cluster.look())
+    if session.as_json:
+        screen.show_json({"nodes": cluster.plain_nodes(found)})
+        return 0
+    screen.show(screen.table(cluster.NODE_COLUMNS, cluster.node_rows(found)))
+    if details:
+        screen.show("", screen.table(cluster.GPU_COLUMNS, cluster.gpu_rows(found)))
+        rows = cluster.pod_rows(found)
+        screen.show("", screen.table(cluster.POD_COLUMNS, rows) if rows else "Nothing is held.")
     return 0
 
 

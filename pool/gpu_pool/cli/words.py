@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpu_pool_client import (
     Device,
     DeviceStatus,
+    Enforcement,
     Holder,
     Lease,
     LeaseState,
@@ -67,7 +68,7 @@ def device_row(status: DeviceStatus) -> list[str]:
     """One device as cells under :data:`DEVICE_COLUMNS`."""
     return [
         str(status.device.index),
-        safe(status.device.label),
+        safe(status.device.label + (f" on {status.device.node}" if status.device.node else "")),
         "drained" if status.drained else f"{format_share(status.free_milli)} of {format_share(status.milli)}",
         f"{format_memory(status.free_memory_mib)} of {format_memory(status.device.memory_mib)}",
         "-" if status.free_contexts is None else f"{status.free_contexts} of {status.device.contexts}",
@@ -106,7 +107,8 @@ def holding_rows(status: PoolStatus, now: float) -> list[list[str]]:
     ]
 
 
-LEASE_COLUMNS = ("State", "Slice", "GPU", "Memory", "User", "For", "Process", "Since", "Lease")
+#: Under Limits stands how firmly memory and compute are held, in that order.
+LEASE_COLUMNS = ("State", "Slice", "GPU", "Memory", "Limits", "User", "For", "Process", "Since", "Lease")
 
 
 def lease_row(lease: Lease, now: float) -> list[str]:
@@ -117,12 +119,17 @@ def lease_row(lease: Lease, now: float) -> list[str]:
         safe(str(lease.request)),
         _devices(lease),
         format_memory(lease.memory_mib) if lease.slices else "-",
+        _limits(lease.enforcement) if lease.slices else "-",
         holder(lease.holder),
         safe(lease.holder.kernel or "-"),
         str(lease.process.pid) if lease.process else "-",
         duration(now - lease.requested_at) if is_waiting else held_for(lease, now),
         safe(lease.id),
     ]
+
+
+def _limits(enforcement: Enforcement) -> str:
+    return f"{enforcement.memory.strength.value}, {enforcement.compute.strength.value}"
 
 
 def lease_rows(status: PoolStatus, now: float) -> list[list[str]]:

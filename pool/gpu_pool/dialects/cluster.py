@@ -55,6 +55,11 @@ def mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def texts(value: object) -> Mapping[str, str]:
+    """Return the texts of a mapping by name, or nothing in place of anything else."""
+    return {str(key): text for key, text in mapping(value).items() if isinstance(text, str)}
+
+
 def listing(value: object) -> tuple[Mapping[str, Any], ...]:
     """Return the mappings of a list, or nothing in place of anything else."""
     found = value if isinstance(value, list | tuple) else ()
@@ -82,8 +87,8 @@ class Node:
         metadata, spec, status = (mapping(manifest.get(key)) for key in ("metadata", "spec", "status"))
         return cls(
             name=str(metadata.get("name", "")),
-            labels=mapping(metadata.get("labels")),
-            annotations=mapping(metadata.get("annotations")),
+            labels=texts(metadata.get("labels")),
+            annotations=texts(metadata.get("annotations")),
             allocatable={k: quantity(v) for k, v in mapping(status.get("allocatable")).items()},
             taints=listing(spec.get("taints")),
             conditions=_true(listing(status.get("conditions"))),
@@ -134,8 +139,8 @@ class Pod:
             namespace=str(metadata.get("namespace", "default")),
             name=str(metadata.get("name", "")),
             node=str(spec.get("nodeName") or ""),
-            labels=mapping(metadata.get("labels")),
-            annotations=mapping(metadata.get("annotations")),
+            labels=texts(metadata.get("labels")),
+            annotations=texts(metadata.get("annotations")),
             limits=_limits(listing(spec.get("containers"))),
         )
 

@@ -1,0 +1,179 @@
+"""A cluster from the command line: for ``list --nodes``, ``doctor --kubernetes``, ``courses export``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from gpu_pool.cli.checks import Check
+from gpu_pool.cli.session import complete
+from gpu_pool.cli.words import safe
+from gpu_pool.dialects import Cluster, NodeUse, choose, usage
+from gpu_pool_client import (
+    DeviceStatus,
+    GpuPoolError,
+    NotAllowed,
+    format_memory,
+    format_share,
+    parse_request,
+)
+
+if TYPE_CHECKING:
+    from gpu_pool.kubernetes.looking import Sight
+
+NODE_COLUMNS: Final = ("Node", "GPUs", "Share", "Memory", "Pods")
+GPU_COLUMNS: Final = ("Node", "GPU", "Model", "Share", "Memory", "Pods")
+POD_COLUMNS: Final = ("Node", "Pod", "GPUs", "Share", "Memory")
+#: What the doctor asks for, to say what would become of it.
+_EXAMPLE: Final = parse_request("2%")
+
+
+def look(kubeconfig: str = "") -> Sight:
+    """Look at the cluster of a kubeconfig; without one of $KUBECONFIG, or of this pod.
+
+    Raises the pool's errors.
+    """
+    try:
+        from gpu_pool.kubernetes.looking import look_at
+    except ImportError as error:
+        raise NotAllowed(
+            f"What a cluster needs is not installed: {error}.",
+            "Install it: pip install 'jupyter-gpu-pool[kubernetes]'.",
+        ) from error
+    return complete(look_at(kubeconfig))
+
+
+def read_cluster(kubeconfig: str = "") -> Cluster:
+    """Return what a cluster shows of its GPUs; see :func:`look`."""
+    return look(kubeconfig).cluster
+
+
+def nodes_in_use(sight: Sight) -> tuple[NodeUse, ...]:
+    """Return what is held on each node with GPUs. Raises ``NotAllowed`` where the cluster shows none."""
+    dialect = choose(sight.cluster).dialect
+    if dialect is None:
+        raise NotAllowed(str(choose(sight.cluster)), "See: gpu-pool doctor --kubernetes")
+    return usage(dialect, sight.pods)
+
+
+def node_rows(nodes: Sequence[NodeUse]) -> list[list[str]]:
+    """One row for each node, held of total."""
+    return [
+        [
+            safe(node.name),
+            str(len(node.gpus)),
+            f"{format_share(node.milli[0])} of {format_share(node.milli[1])}",
+            f"{format_memory(node.memory_mib[0])} of {format_memory(node.memory_mib[1])}",
+            str(len(node.pods)),
+        ]
+        for node in nodes
+    ]
+
+
+def gpu_rows(nodes: Sequence[NodeUse]) -> list[list[str]]:
+    """One row for each GPU, held of total; ``~`` where the cluster does not say which GPU a pod has."""
+    return [_gpu_row(node, status) for node in nodes for status in node.gpus]
+
+
+def _gpu_row(node: NodeUse, status: DeviceStatus) -> list[str]:
+    about = "" if node.exact else "~"
+    share = f"{about}{format_share(status.held_milli)} of {format_share(status.milli)}"
+    memory = f"{about}{format_memory(status.held_memory_mib)} of {format_memory(status.device.memory_mib)}"
+    model = safe(status.device.label) + (" (drained)" if status.drained else "")
+    return [safe(node.name), str(status.device.index), model, share, memory, f"{about}{status.leases}"]
+
+
+def pod_rows(nodes: Sequence[NodeUse]) -> list[list[str]]:
+    """One row for each pod that holds something."""
+    return [
+        [
+            safe(node.name),
+            safe(f"{pod.namespace}/{pod.name}"),
+            str(len(pod.holds)),
+            format_share(pod.milli),
+            format_memory(pod.memory_mib),
+        ]
+        for node in nodes
+        for pod in node.pods
+    ]
+
+
+def plain_nodes(nodes: Sequence[NodeUse]) -> list[dict[str, Any]]:
+    """Return the same as plain values."""
+    return [
+        {
+            "node": node.name,
+            "exact": node.exact,
+            "held_milli": node.milli[0],
+            "milli": node.milli[1],
+            "held_memory_mib": node.memory_mib[0],
+            "memory_mib": node.memory_mib[1],
+            "gpus": [
+                {
+                    "index": each.device.index,
+                    "uuid": each.device.uuid,
+                    "model": each.device.label,
+                    "held_milli": each.held_milli,
+                    "held_memory_mib": each.held_memory_mib,
+                    "memory_mib": each.device.memory_mib,
+                    "drained": each.drained,
+                }
+                for each in node.gpus
+            ],
+            "pods": [
+                {
+                    "namespace": pod.namespace,
+                    "name": pod.name,
+                    "milli": pod.milli,
+                    "memory_mib": pod.memory_mib,
+                }
+                for pod in node.pods
+            ],
+        }
+        for node in nodes
+    ]
+
+
+def check_cluster() -> Iterator[Check]:
+    """Look at a cluster: how it shares its GPUs, what it could not show, and what 2% would be there."""
+    try:
+        sight = look()
+    except GpuPoolError as error:
+        yield Check("cluster", "broken", error.message, error.remedy)
+        return
+    yield Check("cluster", "ok", f"{sight.url} answers: {len(sight.cluster.nodes)} nodes")
+    for problem in sight.problems:
+        yield Check(
+            "rights", "note", problem, "examples/kubernetes/service/rbac.yaml has what the service needs"
+        )
+    choice = choose(sight.cluster)
+    if choice.dialect is None:
+        yield Check("dialect", "broken", str(choice), "install one of the systems of docs/kubernetes")
+        return
+    mend = f"c.KubernetesSettings.dialect = {choice.seen[0]!r}" if choice.ambiguous else ""
+    yield Check("dialect", "note" if choice.ambiguous else "ok", " ".join(choice.reasons), mend)
+    yield from _check_gpus(nodes_in_use(sight))
+    try:
+        words = str(choice.dialect.translate(_EXAMPLE).statement)
+    except GpuPoolError as error:
+        yield Check(f"a slice of {_EXAMPLE}", "note", str(error))
+    else:
+        yield Check(f"a slice of {_EXAMPLE}", "ok", words.replace("\n", "; "))
+
+
+def _check_gpus(nodes: Sequence[NodeUse]) -> Iterator[Check]:
+    gpus = [each for node in nodes for each in node.gpus]
+    drained = sum(each.drained for each in gpus)
+    held = sum(node.milli[0] for node in nodes)
+    total = sum(node.milli[1] for node in nodes)
+    words = f"{len(gpus)} on {len(nodes)} nodes; {format_share(held)} of {format_share(total)} held"
+    yield Check("gpus", "ok", words + (f"; {drained} drained" if drained else ""))
+    unknown = sorted({node.name for node in nodes if any(not each.device.memory_mib for each in node.gpus)})
+    if unknown:
+        yield Check(
+            "memory",
+            "note",
+            f"{len(unknown)} nodes do not show how much memory their GPUs have, and are left out: "
+            f"{safe(', '.join(unknown))}",
+            "install NVIDIA GPU feature discovery",
+        )

@@ -1,0 +1,68 @@
+"""``courses export``: courses as objects that a cluster itself understands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from gpu_pool.cli import screen
+from gpu_pool.cli.courses import usable_courses
+from gpu_pool.cli.session import Session, verb
+from gpu_pool_client import BadRequest
+
+_NAMESPACE: Final = "course-{course}"
+
+
+@verb(
+    "export",
+    "gpu-pool courses export --kubernetes | kubectl apply -f -",
+    "gpu-pool courses export --kubernetes --dialect hami --kueue /etc/gpu-pool/courses",
+)
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--kubernetes", is_flag=True, help="As objects of Kubernetes, in YAML.")
+@click.option(
+    "--dialect", default="auto", show_default=True, metavar="NAME", help="How the cluster shares its GPUs."
+)
+@click.option(
+    "--namespace",
+    default=_NAMESPACE,
+    show_default=True,
+    metavar="NAME",
+    help="Where a course's servers and kernels are; {course} is its name.",
+)
+@click.option("--kueue/--no-kueue", default=None, help="Queues of Kueue; by default if the cluster has it.")
+@click.option("--kubeconfig", default="", metavar="FILE", help="By default $KUBECONFIG, or the pod's own.")
+def export(
+    _session: Session,
+    paths: tuple[Path, ...],
+    kubernetes: bool,
+    dialect: str,
+    namespace: str,
+    kueue: bool | None,
+    kubeconfig: str,
+) -> int:
+    """Print quotas and queues of courses for a cluster to keep.
+
+    PATHS are as for check. The cluster is looked at, and nothing of it is
+    changed. What cannot be said in its objects is named on standard error.
+    """
+    import yaml
+
+    from gpu_pool.cli.cluster import read_cluster
+    from gpu_pool.dialects import DEFAULTS, choose
+    from gpu_pool.exporting import documents, has_kueue
+
+    if not kubernetes:
+        raise BadRequest("Nothing was said of what to export to.", "Accepted: --kubernetes.")
+    courses = usable_courses(paths)
+    choice = choose(read_cluster(kubeconfig), DEFAULTS, dialect)
+    if choice.dialect is None:
+        raise BadRequest(str(choice), "Name the dialect: --dialect hami, say.")
+    wanted = has_kueue(choice.dialect) if kueue is None else kueue
+    made, notes = documents(courses, choice.dialect, namespace, kueue=wanted)
+    click.echo(yaml.safe_dump_all(made, sort_keys=False, explicit_start=True), nl=False)
+    for note in (*choice.reasons, *notes):
+        screen.note(note)
+    return 0

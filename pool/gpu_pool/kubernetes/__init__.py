@@ -1,0 +1,23 @@
+"""A cluster as a pool: its GPUs in the ledger, and each kernel with a slice in a pod.
+
+::
+
+    settings   what an administrator sets about it
+    api        the Kubernetes API in JSON, and its errors
+    watching   one kind of object, kept up to date: one list, then a watch
+    lean       objects reduced to what is asked of them
+    view       what the cluster shows: its GPUs, what others have of them, and pods by lease
+    notebooks  which pod is somebody's notebook server, and which volume its home
+    choosing   a kernel's image, memory and home, by its course
+    manifests  the pod and the Secret of a kernel
+    states     how a kernel's pod is, in a student's words
+    tier       what is enforced: what the cluster's dialect says
+    homes      where somebody's home, and so their kernels, can be
+    writing    writes that are tried until there is an answer
+    kernels    starting and ending pods
+    pool       the pool over all of it
+    looking    one look at a cluster, for its administrator
+
+``lean``, ``notebooks``, ``choosing``, ``manifests`` and ``states`` are pure: values in, values out.
+Nothing but ``api`` knows the client library.
+"""

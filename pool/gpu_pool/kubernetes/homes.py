@@ -1,0 +1,77 @@
+"""Where somebody's home folder can be used, and so where their kernels can be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+
+from gpu_pool.coursefiles import Courses
+from gpu_pool.kubernetes.api import Api, ApiAway, ApiRefused
+from gpu_pool.kubernetes.choosing import chosen_body, refuse_other_nodes
+from gpu_pool.kubernetes.manifests import Body
+from gpu_pool.kubernetes.notebooks import READ_WRITE_MANY, Notebook
+from gpu_pool.kubernetes.settings import KubernetesSettings
+from gpu_pool.rules import Rules
+from gpu_pool_client import Device, Holder, NotAllowed, PoolUnreachable, SliceRequest
+
+
+class Homes:
+    """The homes of one pool's users."""
+
+    def __init__(
+        self, api: Api, settings: KubernetesSettings, courses: Callable[[], Courses], log: logging.Logger
+    ) -> None:
+        self._api, self._settings, self._courses, self._log = api, settings, courses, log
+        #: Whether several machines can use a volume at once. That never changes.
+        self._shared: dict[tuple[str, str], bool] = {}
+
+    def body(self, holder: Holder, notebook: Notebook) -> Body:
+        """Return what a kernel gets besides its slice. Raises ``NotAllowed`` where it lacks its home."""
+        return chosen_body(self._settings, self._courses().usable.get(holder.course or ""), notebook)
+
+    async def devices_beside(
+        self,
+        request: SliceRequest,
+        holder: Holder,
+        notebook: Notebook,
+        devices: Collection[Device],
+        rules: Rules,
+    ) -> Collection[str]:
+        """Return the uuids of the GPUs that a kernel can have with its home; none mean all.
+
+        Raises ``NotAllowed`` where there will never be one.
+        """
+        if await self._is_anywhere(holder, notebook):
+            return ()
+        there = [each for each in devices if each.node == notebook.node]
+        refuse_other_nodes(request, there, notebook.node, rules)
+        return [each.uuid for each in there]
+
+    async def check(self, holder: Holder, notebook: Notebook, node: str) -> None:
+        """Refuse a kernel on a node where its home cannot be used."""
+        if notebook.node != node and not await self._is_anywhere(holder, notebook):
+            raise NotAllowed(
+                f"Your home folder can be used on one machine at a time, and is in use on {notebook.node}; "
+                f"your slice is on {node}.",
+                "Release the slice and ask for it again from this server.",
+            )
+
+    async def _is_anywhere(self, holder: Holder, notebook: Notebook) -> bool:
+        home = self.body(holder, notebook).home
+        return home is None or await self._is_shared(notebook.namespace, home.claim)
+
+    async def _is_shared(self, namespace: str, claim: str) -> bool:
+        known = self._shared.get((namespace, claim))
+        if known is None:
+            path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}"
+            try:
+                found = await self._api.ask("GET", path)
+            except (ApiAway, ApiRefused) as error:
+                self._log.error("The volume claim %s cannot be read: %s", claim, error)
+                raise PoolUnreachable(
+                    "The cluster does not say at the moment where your home folder can be used.",
+                    "Try again in a minute.",
+                ) from error
+            known = READ_WRITE_MANY in (found.get("spec", {}).get("accessModes") or ())
+            self._shared[namespace, claim] = known
+        return known

@@ -1,0 +1,257 @@
+"""Starting and ending the pods of kernels. What is true of them, the API server knows.
+
+A pod's name is made of its lease and a number, and what was asked for is
+written on it: an order that is repeated, since its answer was lost, finds the
+pod that it made. A lease that has no kernel is known by its pods being gone;
+a pod that has no lease, by the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection
+
+from gpu_pool.dialects import Manifest
+from gpu_pool.dialects.cluster import listing, mapping
+from gpu_pool.kubernetes import manifests
+from gpu_pool.kubernetes.manifests import LAUNCH, LEASE_LABEL, Order
+from gpu_pool.kubernetes.states import BY_SOMEBODY, ENDED, Surroundings, Taken, read_pod
+from gpu_pool.kubernetes.view import View
+from gpu_pool.kubernetes.writing import Writer, path_of
+from gpu_pool_client import GpuPoolError, KernelPod, PodPhase
+
+#: Is told that the cluster took a lease's pod away.
+OnTaken = Callable[[str, Taken], Awaitable[None]]
+
+
+class Kernels:
+    """The pods of one pool's kernels. Used in one event loop."""
+
+    def __init__(self, writer: Writer, view: View, log: logging.Logger, on_taken: OnTaken) -> None:
+        self._writer, self._view, self._log, self._on_taken = writer, view, log, on_taken
+        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Pods whose end the pool has asked for, or is asking for, by uid.
+        self._ended: set[str] = set()
+        self._taken: set[str] = set()
+        self._templates: set[tuple[str, str]] = set()
+        #: Leases whose pods the pool has ended, so that nobody takes their absence for a loss.
+        self._ended_leases: set[str] = set()
+        self._started = False
+        self.stopped = False
+        view.on_kernel, view.on_notebook_gone, view.on_node = (
+            self._changed,
+            self._notebook_gone,
+            self._node_changed,
+        )
+
+    # -- Starting ----------------------------------------------------------
+
+    async def launch(self, order: Order) -> KernelPod:
+        """Start a kernel, in place of the one that its lease has; the same order is carried out once."""
+        lease_id = order.lease.id
+        pods = self._living(lease_id)
+        made = next((pod for pod in pods if self._is_of(order, pod)), None)
+        for pod in pods:
+            if pod is not made:
+                self._delete(pod)
+        if made is None:
+            made = await self._create(order)
+            self._view.pods.put(made)
+        await self._writer.create(
+            path_of(order.notebook.namespace, "secrets"), manifests.secret(made, order.command)
+        )
+        self._ended_leases.discard(lease_id)
+        return self._read(made)[0]
+
+    def _is_of(self, order: Order, pod: Manifest) -> bool:
+        """Whether a pod is that of this very order, and has not ended."""
+        same = mapping(pod["metadata"].get("annotations")).get(LAUNCH) == order.launch
+        return same and self._read(pod)[0].phase is not PodPhase.ENDED
+
+    async def _create(self, order: Order) -> Manifest:
+        namespace = order.notebook.namespace
+        for template in order.parts.claim_templates:
+            await self._create_template(namespace, template)
+        names = [pod["metadata"]["name"] for pod in self._view.kernels(order.lease.id)]
+        while True:
+            name = manifests.next_name(order.lease.id, names)
+            pod = manifests.pod(order, name, time.time())
+            made: Manifest | None = await self._writer.create(path_of(namespace, "pods"), pod)
+            if made is not None:
+                return made
+            # A pod of that name was made, and it is not known yet here: perhaps it is this very one.
+            found: Manifest | None = await self._writer.read(f"{path_of(namespace, 'pods')}/{name}")
+            if found is not None and self._is_of(order, found):
+                return found
+            names.append(name)
+
+    async def _create_template(self, namespace: str, template: Manifest) -> None:
+        known = namespace, str(template["metadata"]["name"])
+        if known not in self._templates:
+            path = f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaimtemplates"
+            await self._writer.create(path, template)
+            self._templates.add(known)
+
+    # -- Ending ------------------------------------------------------------
+
+    def end(self, lease_id: str) -> None:
+        """End all pods of a lease; it is tried until it is done."""
+        self._ended_leases.add(lease_id)
+        for pod in self._view.kernels(lease_id):
+            self._delete(pod)
+        self._wake(lease_id)
+
+    def settle(self, known: Collection[str], live: Collection[str]) -> None:
+        """End the pods of leases that are ``known`` to have some and are not ``live`` any more."""
+        for lease_id in set(known).difference(live):
+            if any(pod["metadata"]["uid"] not in self._ended for pod in self._view.kernels(lease_id)):
+                self._log.info("Ending the kernel of lease %s, which has ended", ascii(lease_id))
+            self.end(lease_id)
+        self._ended_leases &= set(live)
+        for lease_id in self._waiters.keys() - set(live):
+            self._wake(lease_id)
+
+    def _delete(self, pod: Manifest) -> None:
+        uid = pod["metadata"]["uid"]
+        if uid not in self._ended:
+            self._ended.add(uid)
+            task = asyncio.create_task(self._delete_until_done(pod))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _delete_until_done(self, pod: Manifest) -> None:
+        if not await self._writer.delete(pod):
+            self._ended.discard(pod["metadata"]["uid"])  # the next look tries again
+
+    # -- Looking -----------------------------------------------------------
+
+    def has_any(self, lease_id: str) -> bool:
+        """Whether a kernel of the lease may use its slice."""
+        return any(self._read(pod)[0].phase is not PodPhase.ENDED for pod in self._view.kernels(lease_id))
+
+    def state(self, lease_id: str) -> KernelPod | None:
+        """Return how the newest pod of a lease is; None where there is none, and none was ended."""
+        pods = self._living(lease_id) or self._view.kernels(lease_id)
+        if not pods:
+            return ENDED if lease_id in self._ended_leases else None
+        newest = max(pods, key=lambda pod: manifests.number_of(pod["metadata"]["name"]))
+        return self._read(newest)[0]
+
+    async def news(self, lease_id: str, seconds: float) -> None:
+        """Return as soon as something may have changed of a lease's pods, or after so many seconds."""
+        if self.stopped or seconds <= 0:
+            return
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        alarm = news.get_loop().call_later(seconds, _resolve, news)
+        waiters = self._waiters.setdefault(lease_id, set())
+        waiters.add(news)
+        try:
+            await news
+        finally:
+            alarm.cancel()
+            waiters.discard(news)
+            if not waiters and self._waiters.get(lease_id) is waiters:
+                del self._waiters[lease_id]
+
+    def stop_waiting(self) -> None:
+        """Let nobody wait any more."""
+        self.stopped = True
+        for lease_id in list(self._waiters):
+            self._wake(lease_id)
+
+    async def stop(self) -> None:
+        """Do nothing more; what is not done is found by the next service."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def start(self) -> None:
+        """Judge pods from now on: all that there is to know of them is known."""
+        self._started = True
+        for lease_id in self._view.leases():
+            for pod in self._view.kernels(lease_id):
+                taken = self._read(pod)[1]
+                if taken is not None and taken.words == BY_SOMEBODY:
+                    self._ended.add(pod["metadata"]["uid"])  # most likely by the service that was here before
+        self.look_at_all()
+
+    def look_at_all(self) -> None:
+        """Judge all pods anew, in case something was missed."""
+        for lease_id in self._view.leases():
+            for pod in self._view.kernels(lease_id):
+                self._judge(pod, is_gone=False)
+
+    def _living(self, lease_id: str) -> list[Manifest]:
+        return [p for p in self._view.kernels(lease_id) if p["metadata"]["uid"] not in self._ended]
+
+    def _read(self, pod: Manifest, *, is_gone: bool = False) -> tuple[KernelPod, Taken | None]:
+        node = str(mapping(pod.get("spec")).get("nodeName") or "")
+        owner = next((str(each.get("uid")) for each in listing(pod["metadata"].get("ownerReferences"))), "")
+        around = Surroundings(
+            node_ready=self._view.is_ready(node) if node else True,
+            notebook_there=self._view.has_notebook(owner),
+            ended_by_us=pod["metadata"]["uid"] in self._ended,
+            is_gone=is_gone,
+        )
+        return read_pod(pod, around)
+
+    def _changed(self, before: Manifest | None, now: Manifest | None) -> None:
+        pod = now or before
+        assert pod is not None
+        self._judge(pod, is_gone=now is None)
+        if now is None:
+            self._ended.discard(pod["metadata"]["uid"])
+            self._taken.discard(pod["metadata"]["uid"])
+        self._wake(_lease_of(pod))
+
+    def _judge(self, pod: Manifest, *, is_gone: bool) -> None:
+        """End the lease of a pod that was taken away, once."""
+        taken, uid = self._read(pod, is_gone=is_gone)[1], pod["metadata"]["uid"]
+        if taken is None or uid in self._taken or not self._started:
+            return
+        self._taken.add(uid)
+        task = asyncio.create_task(self._end_lease(pod, taken))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _end_lease(self, pod: Manifest, taken: Taken) -> None:
+        lease_id = _lease_of(pod)
+        try:
+            await self._on_taken(lease_id, taken)
+        except GpuPoolError as error:
+            self._log.error("Lease %s could not be ended: %s", ascii(lease_id), error)
+            self._taken.discard(pod["metadata"]["uid"])  # the next look tries again
+        else:
+            self.end(lease_id)
+
+    def _notebook_gone(self, uid: str) -> None:
+        """End the leases of a notebook server's kernels: the cluster deletes them by themselves."""
+        for lease_id in self._view.leases():
+            for pod in self._view.kernels(lease_id):
+                if any(each.get("uid") == uid for each in listing(pod["metadata"].get("ownerReferences"))):
+                    self._judge(pod, is_gone=True)
+
+    def _node_changed(self, name: str) -> None:
+        """Tell those who wait that their machine answers, or does not, or is gone."""
+        gone = self._view.is_ready(name) is None
+        for lease_id in self._view.leases():
+            for pod in self._view.kernels(lease_id):
+                if mapping(pod.get("spec")).get("nodeName") == name:
+                    self._judge(pod, is_gone=gone)
+                    self._wake(lease_id)
+
+    def _wake(self, lease_id: str) -> None:
+        for news in self._waiters.get(lease_id, ()):
+            _resolve(news)
+
+
+def _resolve(news: asyncio.Future[None]) -> None:
+    if not news.done():
+        news.set_result(None)
+
+
+def _lease_of(pod: Manifest) -> str:
+    return str(mapping(pod["metadata"].get("labels")).get(LEASE_LABEL, ""))

@@ -1,0 +1,78 @@
+"""One look at a cluster, for whoever looks after it: what it has, who has it, and what may not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpu_pool.dialects import Cluster, Pod
+from gpu_pool.kubernetes.api import Api, ApiAway, ApiRefused, connect
+from gpu_pool.kubernetes.view import MORE
+from gpu_pool_client import PoolUnreachable
+
+_PAGE: Final = "500"
+_NOT_FOUND: Final = 404
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A cluster at one moment."""
+
+    url: str
+    cluster: Cluster
+    #: Those that hold something, of all namespaces.
+    pods: tuple[Pod, ...]
+    #: What may not be read, each in a sentence.
+    problems: tuple[str, ...]
+
+
+async def look_at(kubeconfig: str = "") -> Sight:
+    """Read a cluster once, with the rights of whoever asks. Raises ``PoolUnreachable`` in words."""
+    api = await connect(kubeconfig)
+    try:
+        nodes = await _list(api, "/api/v1/nodes")
+        problems: list[str] = []
+        pods = await _if_allowed(api, "/api/v1/pods", problems)
+        more: dict[str, Any] = {
+            name: await _if_allowed(api, path, problems, names_only=names_only)
+            for name, (path, names_only) in MORE.items()
+        }
+    except ApiRefused as refused:
+        raise PoolUnreachable(
+            f"The cluster does not let you read its nodes: {refused.message}",
+            "Ask with the rights of an administrator: KUBECONFIG names who you are.",
+        ) from refused
+    except ApiAway as away:
+        raise PoolUnreachable(
+            f"The cluster's API server at {api.url} does not answer: {away}",
+            "See that KUBECONFIG names the right cluster, and that it can be reached from here.",
+        ) from away
+    finally:
+        await api.close()
+    read = (Pod.read(each) for each in pods)
+    return Sight(api.url, Cluster.read(nodes, **more), tuple(filter(None, read)), tuple(problems))
+
+
+async def _if_allowed(
+    api: Api, path: str, problems: list[str], *, names_only: bool = False
+) -> list[Mapping[str, Any]]:
+    """Return a list; what may not be read is as if it was not there, and is noted."""
+    try:
+        return await _list(api, path, names_only=names_only)
+    except ApiRefused as refused:
+        if refused.status != _NOT_FOUND:
+            problems.append(f"{path.rpartition('/')[2]} cannot be read: {refused.message}")
+        return []
+
+
+async def _list(api: Api, path: str, *, names_only: bool = False) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = []
+    query = {"limit": _PAGE}
+    while True:
+        page = await api.list(path, query, names_only=names_only)
+        found += page.get("items") or ()
+        more = page.get("metadata", {}).get("continue")
+        if not more:
+            return found
+        query = {"limit": _PAGE, "continue": more}

@@ -1,0 +1,71 @@
+"""What an administrator sets about a pool that is a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from traitlets import Bool, Dict, Float, Integer, List, Unicode
+from traitlets.config import Configurable
+
+from gpu_pool.dialects import AUTO, Options
+from gpu_pool_client import BadRequest
+
+
+class KubernetesSettings(Configurable):
+    """Settings of ``gpu-pool serve --kubernetes``: ``c.KubernetesSettings`` in ``gpu_pool_config.py``."""
+
+    kubeconfig = Unicode(
+        help="A kubeconfig. By default $KUBECONFIG, or the service account of the pod that this runs in."
+    ).tag(config=True)
+    namespace = Unicode(
+        help="Where the notebook servers are, and so their kernels. By default the one this runs in."
+    ).tag(config=True)
+    pool = Unicode(
+        "gpu-pool", help="The pool's name: it is on all of its pods. Two pools in one cluster need two names."
+    ).tag(config=True)
+    dialect = Unicode(
+        AUTO, help="How this cluster shares its GPUs; auto looks at it. See gpu-pool doctor --kubernetes."
+    ).tag(config=True)
+    options = Dict(
+        help="""What the nodes do not show: queue, runtime_class, memory_limiter, volcano_memory_factor,
+        aliyun_memory_unit, policy, context_mib, most_milli."""
+    ).tag(config=True)
+    tolerations = List(
+        Unicode(), help="Keys of taints of GPU nodes that kernels tolerate, beside nvidia.com/gpu."
+    ).tag(config=True)
+    image = Unicode(
+        help="The image of kernels whose course names none. By default that of the notebook server."
+    ).tag(config=True)
+    cpu = Float(0.0, min=0.0, help="CPU cores of a kernel whose course says none; 0 for no limit.").tag(
+        config=True
+    )
+    memory_mib = Integer(
+        4096, min=0, help="Memory (not of the GPU) in MiB of a kernel whose course says none; 0 for no limit."
+    ).tag(config=True)
+    home = Unicode("/home/jovyan", help="The folder of the home in notebook servers and kernels.").tag(
+        config=True
+    )
+    uid = Integer(1000, min=1, help="The user as whom kernels run; never root.").tag(config=True)
+    gid = Integer(100, min=1, help="Their group, also of what is in their volumes.").tag(config=True)
+    require_curve = Bool(
+        True,
+        help="""Whether the connection to a kernel must be encrypted. Without, what is typed and shown
+        crosses the cluster's network in the clear.""",
+    ).tag(config=True)
+
+    @property
+    def dialect_options(self) -> Options:
+        """The options of the dialect. Raises ``BadRequest`` for one that there is not."""
+        known = {each.name: each for each in fields(Options) if each.name != "container"}
+        given: dict[str, Any] = dict(self.options)
+        wrong = sorted(given.keys() - known.keys())
+        if wrong:
+            raise BadRequest(
+                f"c.KubernetesSettings.options has {wrong[0]!a}.", f"Accepted: {', '.join(sorted(known))}."
+            )
+        return Options(**{**given, "container": CONTAINER})
+
+
+#: The container of a kernel's pod.
+CONTAINER = "kernel"

@@ -1,0 +1,216 @@
+"""How a kernel's pod is, in a student's words, and whether the cluster has taken it away. Pure.
+
+A kernel that ended by itself leaves its lease, and may be started again. What
+the cluster took ends the lease: whoever reads of it learns why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gpu_pool.dialects import Manifest
+from gpu_pool.dialects.cluster import listing, mapping
+from gpu_pool_client import EndReason, KernelPod, PodPhase
+
+#: Characters of the cluster's own words that are passed on.
+_MOST_WORDS: Final = 200
+_SCHEDULED: Final = "PodScheduled"
+_DISRUPTED: Final = "DisruptionTarget"
+
+#: Why a container waits, by Kubernetes' word for it.
+_WAITING: Final[Mapping[str, str]] = {
+    "ContainerCreating": "Its software is being fetched and its files are being connected.",
+    "PodInitializing": "It is being prepared.",
+    "ErrImagePull": "Its software cannot be fetched; it is tried again. Tell your instructor: {message}",
+    "ImagePullBackOff": "Its software cannot be fetched; it is tried again. Tell your instructor: {message}",
+    "InvalidImageName": "Its software has a name that is none. Tell your instructor: {message}",
+    "ErrImageNeverPull": "Its software is not on that machine. Tell your instructor: {message}",
+    "CreateContainerConfigError": "It cannot be started as it is described. Tell your instructor: {message}",
+    "CreateContainerError": "It cannot be started as it is described. Tell your instructor: {message}",
+    "RunContainerError": "It cannot be started: {message}",
+}
+#: How a pod is taken from the cluster, by the reason of its condition DisruptionTarget.
+_TAKEN: Final[Mapping[str, str]] = {
+    "PreemptionByScheduler": "The cluster gave its place to something more urgent.",
+    "DeletionByTaintManager": "Its machine did not answer any more, or was closed.",
+    "EvictionByEvictionAPI": "Its machine is being emptied for maintenance.",
+    "TerminationByKubelet": "Its machine was short of memory or disk, or was shut down.",
+    "DeletionByPodGC": "Its machine is gone.",
+}
+#: The same by the pod's own reason.
+_FAILED: Final[Mapping[str, str]] = {
+    "Evicted": "Its machine was short of memory or disk: {message}",
+    "NodeLost": "Its machine did not answer any more.",
+    "NodeShutdown": "Its machine was shut down.",
+    "Shutdown": "Its machine was shut down.",
+    "Terminated": "Its machine was shut down.",
+    "UnexpectedAdmissionError": "Its machine could not give it the GPU: {message}",
+}
+#: A pod that is gone, and whose end the pool has asked for.
+ENDED: Final = KernelPod("ended", PodPhase.ENDED, words="It was ended.")
+_BY_NOTEBOOK: Final = "Your notebook server was stopped, and its kernels with it."
+#: Also what is seen of a pod whose end an earlier run of the service has asked for.
+BY_SOMEBODY: Final = "Somebody who manages the cluster deleted it."
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The pod was taken away, and so its lease ends: how, and in which words."""
+
+    reason: EndReason
+    words: str
+
+
+#: A pod that was seen, and is not there any more when it is looked for again.
+VANISHED: Final = Taken(EndReason.TAKEN, "It was deleted while the pool's service was away.")
+#: What becomes of a lease whose machine has gone, whether or not a kernel was there.
+NODE_GONE: Final = Taken(EndReason.DEVICE_LOST, "Its machine is gone.")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is known of a pod besides what it shows itself."""
+
+    #: Whether its machine answers; None where the machine is not there any more.
+    node_ready: bool | None = True
+    #: Whether its notebook server is still there.
+    notebook_there: bool = True
+    #: Whether the pool itself has asked for its end.
+    ended_by_us: bool = False
+    #: Whether it is gone already.
+    is_gone: bool = False
+
+
+def read_pod(pod: Manifest, around: Surroundings) -> tuple[KernelPod, Taken | None]:
+    """Return how a kernel's pod is, and how it was taken away if it was."""
+    taken = None if around.ended_by_us else _taken(pod, around)
+    if taken is not None:
+        return _value(pod, PodPhase.ENDED, words=taken.words), taken
+    if around.is_gone or around.ended_by_us or _is_ending(pod):
+        return _value(pod, PodPhase.ENDED, words="It was ended."), None
+    return _living(pod, around), None
+
+
+def _taken(pod: Manifest, around: Surroundings) -> Taken | None:
+    status = mapping(pod.get("status"))
+    reason, message = str(status.get("reason") or ""), _cut(status.get("message"))
+    if reason == "DeadlineExceeded":
+        return Taken(EndReason.TOO_LONG, "It ran for as long as its course allows.")
+    ended = _terminated(pod)
+    if _is_ending(pod) or around.is_gone:
+        if ended is not None and status.get("phase") in ("Succeeded", "Failed") and not reason:
+            return None  # it had ended by itself before
+        return Taken(EndReason.TAKEN, _why_deleted(pod, around))
+    if status.get("phase") == "Failed" and (ended is None or reason):
+        words = _FAILED.get(reason, f"Its machine refused it ({reason or 'no reason given'}): {{message}}")
+        return Taken(EndReason.TAKEN, _filled(words, message))
+    return None
+
+
+def _why_deleted(pod: Manifest, around: Surroundings) -> str:
+    status = mapping(pod.get("status"))
+    if not around.notebook_there:
+        return _BY_NOTEBOOK
+    condition = _condition(pod, _DISRUPTED)
+    if condition is not None and condition.get("status") == "True":
+        known = _TAKEN.get(str(condition.get("reason")))
+        return known or _filled("The cluster took it away: {message}", _cut(condition.get("message")))
+    if str(status.get("reason") or "") in _FAILED:
+        return _filled(_FAILED[str(status["reason"])], _cut(status.get("message")))
+    if around.node_ready is None:
+        return _TAKEN["DeletionByPodGC"]
+    return BY_SOMEBODY if around.node_ready else _TAKEN["DeletionByTaintManager"]
+
+
+def _living(pod: Manifest, around: Surroundings) -> KernelPod:
+    status = mapping(pod.get("status"))
+    ended = _terminated(pod)
+    if ended is not None:
+        return _ended(pod, ended)
+    address = str(status.get("podIP") or "")
+    container = mapping(_container_status(pod).get("state"))
+    if "running" in container and address:
+        words = "" if around.node_ready else "Its machine does not answer at the moment."
+        return _value(pod, PodPhase.RUNNING, address=address, words=words)
+    return _value(pod, PodPhase.STARTING, words=_why_not_yet(pod, mapping(container.get("waiting"))))
+
+
+def _ended(pod: Manifest, terminated: Manifest) -> KernelPod:
+    found = terminated.get("exitCode")
+    code = found if isinstance(found, int) else None
+    reason = str(terminated.get("reason") or "")
+    words = f"It ended with status {code}."
+    if reason == "OOMKilled":
+        words = f"It used more than its {_memory(pod)} of memory (not of the GPU), and was ended."
+    elif reason in ("StartError", "ContainerCannotRun"):
+        words = _filled("It could not be started: {message}", _cut(terminated.get("message")))
+    return _value(pod, PodPhase.ENDED, words=words, exit_code=code)
+
+
+def _why_not_yet(pod: Manifest, waiting: Manifest) -> str:
+    reason = str(waiting.get("reason") or "")
+    if reason in _WAITING:
+        return _filled(_WAITING[reason], _cut(waiting.get("message")))
+    scheduled = _condition(pod, _SCHEDULED)
+    if scheduled is None:
+        return "A machine is being chosen for it."
+    if scheduled.get("reason") == "SchedulingGated":
+        return "It waits in the cluster's own queue."
+    if scheduled.get("status") != "True":
+        return _filled("Its machine has no room for it yet: {message}", _cut(scheduled.get("message")))
+    return _WAITING["ContainerCreating"]
+
+
+def _terminated(pod: Manifest) -> Manifest | None:
+    state = mapping(_container_status(pod).get("state"))
+    return mapping(state["terminated"]) if "terminated" in state else None
+
+
+def _container_status(pod: Manifest) -> Manifest:
+    return next(iter(listing(mapping(pod.get("status")).get("containerStatuses"))), {})
+
+
+def _condition(pod: Manifest, kind: str) -> Manifest | None:
+    conditions = listing(mapping(pod.get("status")).get("conditions"))
+    return next((each for each in conditions if each.get("type") == kind), None)
+
+
+def _is_ending(pod: Manifest) -> bool:
+    return bool(mapping(pod.get("metadata")).get("deletionTimestamp"))
+
+
+def _memory(pod: Manifest) -> str:
+    containers = listing(mapping(pod.get("spec")).get("containers"))
+    limits = mapping(mapping(next(iter(containers), {}).get("resources")).get("limits"))
+    return str(limits.get("memory", "limit"))
+
+
+def _cut(text: object) -> str:
+    """Return the cluster's words as they can be shown: one line, no more than is read."""
+    line = " ".join(str(text or "").split())
+    return line if len(line) <= _MOST_WORDS else line[: _MOST_WORDS - 3] + "..."
+
+
+def _filled(words: str, message: str) -> str:
+    return (
+        words.replace("{message}", message).rstrip(": ")
+        if not message
+        else words.replace("{message}", message)
+    )
+
+
+def _value(
+    pod: Manifest,
+    phase: PodPhase,
+    *,
+    address: str | None = None,
+    words: str = "",
+    exit_code: int | None = None,
+) -> KernelPod:
+    uid = mapping(pod.get("metadata")).get("uid")
+    seen = "\0".join(map(str, (uid, phase.value, address, words, exit_code)))
+    version = hashlib.blake2s(seen.encode(errors="replace"), digest_size=12).hexdigest()
+    return KernelPod(version, phase, address, words, exit_code)

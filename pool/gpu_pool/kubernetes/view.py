@@ -1,0 +1,277 @@
+"""What a cluster shows, by watches: its GPUs, what others have of them, the pods of leases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+from gpu_pool.dialects import (
+    Choice,
+    Cluster,
+    Dialect,
+    Gpu,
+    Manifest,
+    Pod,
+    Translation,
+    choose,
+    label_value,
+    usage,
+)
+from gpu_pool.dialects.cluster import Node, mapping
+from gpu_pool.kubernetes.api import Api
+from gpu_pool.kubernetes.lean import is_ending, is_same, lean, lean_node, lean_pod
+from gpu_pool.kubernetes.manifests import LEASE_LABEL, POOL_LABEL
+from gpu_pool.kubernetes.notebooks import Notebook, read_notebook
+from gpu_pool.kubernetes.settings import KubernetesSettings
+from gpu_pool.kubernetes.watching import Key, Watched
+from gpu_pool.ledger.devices import Others
+from gpu_pool_client import Device, Enforcement, GpuPoolError, NeverFits, PoolUnreachable, SliceRequest
+
+#: Seconds in which everything has been listed when the service starts.
+_SYNCED_WITHIN: Final = 60.0
+_TOLERATED: Final = frozenset({"nvidia.com/gpu"})
+_REPELLING: Final = ("NoSchedule", "NoExecute")
+
+_DRA: Final = "/apis/resource.k8s.io/v1"
+#: What a dialect is read from besides nodes, and whether names are enough.
+MORE: Final = {
+    "crds": ("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", True),
+    "runtime_classes": ("/apis/node.k8s.io/v1/runtimeclasses", True),
+    "device_classes": (f"{_DRA}/deviceclasses", True),
+    "resource_slices": (f"{_DRA}/resourceslices", False),
+    "resource_claims": (f"{_DRA}/resourceclaims", False),
+}
+
+#: Is told what a kernel's pod was and what it is.
+KernelChanged = Callable[["Manifest | None", "Manifest | None"], None]
+
+
+class View:
+    """A cluster, as its watches tell it. Used in one event loop, readers of :attr:`choice` apart."""
+
+    def __init__(self, api: Api, settings: KubernetesSettings, log: logging.Logger) -> None:
+        self._settings, self._log = settings, log
+        self._options = settings.dialect_options
+        self.namespace = settings.namespace or api.namespace
+        self._label = label_value(settings.pool)
+        self.nodes = Watched(api, "/api/v1/nodes", log, self._node_changed, keep=lean_node)
+        self.pods = Watched(api, "/api/v1/pods", log, self._pod_changed, keep=lean_pod)
+        self._more = {
+            name: Watched(api, path, log, self._cluster_changed, keep=lean, names_only=only)
+            for name, (path, only) in MORE.items()
+        }
+        self._tasks: list[asyncio.Task[None]] = []
+        self._notebooks: dict[Key, Notebook] = {}
+        self._by_uid: dict[str, Notebook] = {}
+        self._by_name: dict[tuple[str, str], Notebook] = {}
+        self._kernels: dict[str, dict[Key, Manifest]] = {}
+        self._foreign: dict[Key, Pod] = {}
+        self._choice: Choice | None = None
+        self._nodes: dict[str, Node] = {}
+        self._devices: tuple[Device, ...] | None = None
+        self._translations: dict[tuple[SliceRequest, str], Translation] = {}
+        #: Set when GPUs, or what is held of them, may have changed.
+        self.changed = asyncio.Event()
+        #: Those who are told of the pods of kernels, and of notebook servers that have gone.
+        self.on_kernel: KernelChanged = lambda *_: None
+        self.on_notebook_gone: Callable[[str], None] = lambda _: None
+        self.on_node: Callable[[str], None] = lambda _: None
+
+    async def start(self) -> None:
+        """Begin to watch; return once all is known. Raises ``PoolUnreachable`` in words."""
+        every = (self.nodes, self.pods, *self._more.values())
+        self._tasks = [asyncio.create_task(each.run()) for each in every]
+        needed = (self.nodes, self.pods)
+        waiting = asyncio.gather(*(each.synced.wait() for each in needed))
+        try:
+            await asyncio.wait_for(waiting, _SYNCED_WITHIN)
+        except asyncio.TimeoutError:
+            problem = next((each.problem for each in needed if each.problem), "it does not answer")
+            raise PoolUnreachable(
+                f"The cluster's API server cannot be read: {problem}.",
+                "Give the service the rights of examples/kubernetes/service/rbac.yaml, and see that it is "
+                "not kept from the API server.",
+            ) from None
+        # What the service may not read is as if it was not there.
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(each.synced.wait() for each in self._more.values())), 5)
+
+    async def stop(self) -> None:
+        """Watch no more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- GPUs --------------------------------------------------------------
+
+    @property
+    def choice(self) -> Choice:
+        """The dialect of the cluster as it is now, and why it is that one."""
+        if self._choice is None:
+            more: dict[str, Any] = {name: list(found) for name, found in self._more.items()}
+            cluster = Cluster.read(list(self.nodes), **more)
+            self._nodes = {node.name: node for node in cluster.nodes}
+            self._translations, self._devices = {}, None
+            self._choice = choose(cluster, self._options, self._settings.dialect)
+        return self._choice
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return all GPUs whose size is known, by node and number."""
+        gpus = self._gpus()  # which looks at the cluster anew, if need be
+        if self._devices is None:
+            self._devices = tuple(replace(gpu.device, node=gpu.node) for gpu in gpus)
+        return self._devices
+
+    def others(self, live: Collection[str]) -> dict[str, Others]:
+        """Return what those have of each GPU, by uuid, who hold none of the ``live`` leases."""
+        gpus = list(self._gpus())
+        closed = {gpu.device.uuid: gpu.drained or not self._takes_pods(gpu.node) for gpu in gpus}
+        dialect = self.choice.dialect
+        used = {} if dialect is None else self._used(dialect, live)
+        return {
+            uuid: Others(*used.get(uuid, (0, 0, 0)), closed=shut)
+            for uuid, shut in closed.items()
+            if shut or uuid in used
+        }
+
+    def translate(self, request: SliceRequest, node: str = "") -> Translation:
+        """Return a request in the cluster's dialect, as if there was that node alone if one is named.
+
+        Raises what the dialect refuses it with, and ``NeverFits`` where there are no GPUs.
+        """
+        dialect = self.choice.dialect
+        if dialect is None:
+            raise NeverFits(
+                f"You asked for {request}; {self.choice}",
+                "Ask the administrator to run gpu-pool doctor --kubernetes.",
+            )
+        known = self._translations.get((request, node))
+        if known is None:
+            known = _on_node(dialect, node).translate(request) if node else dialect.translate(request)
+            self._translations[request, node] = known
+        return known
+
+    def enforcement(self, request: SliceRequest) -> Enforcement:
+        """Return what limits a slice; nothing does where the cluster has no such slices any more."""
+        try:
+            return self.translate(request).statement.enforcement
+        except GpuPoolError:
+            return Enforcement()
+
+    def has_node(self, node: str) -> bool:
+        """Whether there is a node of that name."""
+        return self.nodes.get("", node) is not None
+
+    def is_ready(self, node: str) -> bool | None:
+        """Whether a node answers; None where there is none of that name."""
+        found = self.nodes.get("", node)
+        return None if found is None else "Ready" in Node.read(found).conditions
+
+    def _gpus(self) -> Iterator[Gpu]:
+        dialect = self.choice.dialect
+        return iter(()) if dialect is None else (gpu for gpu in dialect.gpus() if gpu.device.memory_mib)
+
+    def _takes_pods(self, name: str) -> bool:
+        node = self._nodes.get(name)
+        if node is None or node.cordoned or "Ready" not in node.conditions:
+            return False
+        tolerated = _TOLERATED.union(self._settings.tolerations)
+        return all(each.get("key") in tolerated for each in node.taints if each.get("effect") in _REPELLING)
+
+    def _used(self, dialect: Dialect, live: Collection[str]) -> dict[str, tuple[int, int, int]]:
+        ending = (
+            Pod.read(pod)
+            for lease_id, pods in self._kernels.items()
+            if lease_id not in live
+            for pod in pods.values()
+            if is_ending(pod)
+        )
+        pods = [*self._foreign.values(), *filter(None, ending)]
+        holding = [pod for pod in pods if pod.node and dialect.holds(pod)]
+        return {
+            status.device.uuid: (status.held_milli, status.held_memory_mib, status.held_contexts)
+            for node in usage(dialect, holding)
+            for status in node.gpus
+            if status.leases
+        }
+
+    # -- Pods --------------------------------------------------------------
+
+    def kernels(self, lease_id: str) -> list[Manifest]:
+        """Return the pods of a lease."""
+        return list(self._kernels.get(lease_id, {}).values())
+
+    def leases(self) -> set[str]:
+        """Return the ids of all leases that have pods."""
+        return set(self._kernels)
+
+    def notebook(self, user: str, server: str) -> Notebook | None:
+        """Return somebody's notebook server."""
+        found = self._by_name.get((user, server))
+        return None if found is None or found.is_ending else found
+
+    def has_notebook(self, uid: str) -> bool:
+        """Whether a notebook server is there still."""
+        found = self._by_uid.get(uid)
+        return found is not None and not found.is_ending
+
+    def _node_changed(self, before: Manifest | None, now: Manifest | None) -> None:
+        if before is not None and now is not None and is_same(before, now):
+            return
+        self._cluster_changed(before, now)
+        self.on_node(str(mapping((now or before or {}).get("metadata")).get("name")))
+
+    def _cluster_changed(self, _before: Manifest | None, _now: Manifest | None) -> None:
+        self._choice = None
+        self.changed.set()
+
+    def _pod_changed(self, before: Manifest | None, now: Manifest | None) -> None:
+        pod = now or before or {}
+        key = str(pod["metadata"].get("namespace")), str(pod["metadata"].get("name"))
+        labels = mapping(pod["metadata"].get("labels"))
+        if labels.get(POOL_LABEL) == self._label and key[0] == self.namespace:
+            self._kernel_changed(key, str(labels.get(LEASE_LABEL, "")), before, now)
+            return
+        self._keep_foreign(key, now)
+        self._notebook_changed(key, now)
+
+    def _notebook_changed(self, key: Key, now: Manifest | None) -> None:
+        notebook = read_notebook(now, self._settings.home) if now and key[0] == self.namespace else None
+        before = self._notebooks.pop(key, None)
+        if before is not None:
+            self._by_uid.pop(before.uid, None)
+            if self._by_name.get((before.user, before.server)) == before:
+                del self._by_name[before.user, before.server]
+        if notebook is not None:
+            self._notebooks[key] = self._by_uid[notebook.uid] = notebook
+            self._by_name[notebook.user, notebook.server] = notebook
+        if before is not None and (notebook is None or notebook.is_ending):
+            self.on_notebook_gone(before.uid)
+
+    def _kernel_changed(self, key: Key, lease: str, before: Manifest | None, now: Manifest | None) -> None:
+        pods = self._kernels.setdefault(lease, {})
+        pods.pop(key, None)
+        if now is not None:
+            pods[key] = now
+        elif not pods:
+            del self._kernels[lease]
+        if now is None or is_ending(now):
+            self.changed.set()
+        self.on_kernel(before, now)
+
+    def _keep_foreign(self, key: Key, now: Manifest | None) -> None:
+        known, found = self._foreign.pop(key, None), None if now is None else Pod.read(now)
+        if found is not None and found.node:
+            self._foreign[key] = found
+        if known != self._foreign.get(key):
+            self.changed.set()
+
+
+def _on_node(dialect: Dialect, node: str) -> Dialect:
+    """Return the dialect of the same cluster, if it had this node alone."""
+    alone = replace(dialect.cluster, nodes=(dialect.cluster.node(node),))
+    return type(dialect)(alone, dialect.options)

@@ -1,0 +1,232 @@
+"""Kernels in pods, over a real API server and scheduler: they start, end, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.embedded import EmbeddedPool
+from gpu_pool.kubernetes.pool import ClusterPool
+from gpu_pool_client import EndReason, Holder, LeaseGone, LeaseState, NotAllowed, PodPhase
+from support.clusters import hami
+from support.control_plane import Cluster
+from support.kernel_pods import cluster_pool, command, held, notebook, running, until_pod, volume
+from support.pools import take, until
+
+
+@pytest.fixture(scope="module")
+def card(cluster: Cluster) -> Cluster:
+    """A node with one GPU of 32 GiB, shared by HAMi, and one without a GPU."""
+    if cluster.agent is None:
+        pytest.skip("this cluster has nodes of its own (KUBECONFIG)")
+    node = hami("hami-1", count=50)
+    node["status"]["allocatable"] |= {"nvidia.com/gpumem": "32768", "nvidia.com/gpucores": "100"}
+    bare = hami("cpu-1", gpus=0)
+    bare["metadata"] |= {"annotations": {}, "labels": {}}
+    cluster.add(node, bare)
+    return cluster
+
+
+def create(cluster: Cluster, namespace: str, *objects: Any) -> None:
+    everything = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+    cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(everything))
+
+
+def kernels(cluster: Cluster, namespace: str) -> list[Any]:
+    found: list[Any] = cluster.get("pods", "-n", namespace, "-l", "app.kubernetes.io/component=gpu-kernel")[
+        "items"
+    ]
+    return found
+
+
+@pytest.fixture
+async def pool(card: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[ClusterPool]:
+    create(card, namespace, *volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace))
+    async with cluster_pool(tmp_path / "ledger.db", card.kubeconfig, namespace) as pool:
+        await until(lambda: pool._view.notebook("ada", ""))
+        yield pool
+
+
+async def test_a_kernel_starts_where_its_slice_is_and_goes_with_its_lease(
+    pool: ClusterPool, card: Cluster, namespace: str
+) -> None:
+    lease = await held(pool)
+    assert lease.terms.in_pod
+    assert lease.slices[0].device.node == "hami-1"
+    await pool.launch(lease.id, command())
+    pod = await running(pool, lease.id)
+    assert pod.address
+    (made,) = kernels(card, namespace)
+    assert made["spec"]["nodeName"] == "hami-1"
+    assert made["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] == "655"
+    found = card.get("secret", "-n", namespace, made["metadata"]["name"])
+    assert found["metadata"]["ownerReferences"][0]["uid"] == made["metadata"]["uid"]
+    assert json.loads(base64.b64decode(found["data"]["connection.json"]))["ip"] == "0.0.0.0"
+    await pool.release(lease.id)
+    with pytest.raises(LeaseGone, match="released"):
+        await until_pod(pool, lease.id, lambda _: False)
+    await until(lambda: not kernels(card, namespace), 60)
+
+
+@pytest.mark.long
+async def test_fifty_slices_fill_a_card_and_the_next_runs_when_one_ends(
+    pool: ClusterPool, card: Cluster, namespace: str
+) -> None:
+    leases = [await held(pool) for _ in range(50)]
+    await asyncio.gather(*(pool.launch(each.id, command()) for each in leases))
+    next_one = await take(pool, "2%", "the-next", Holder("ada"))
+    assert (await pool.lease(next_one)).place == 1
+    await asyncio.gather(*(running(pool, each.id) for each in leases))
+    assert len({each["metadata"]["name"] for each in kernels(card, namespace)}) == 50
+    await pool.release(leases[7].id)
+    lease = await pool.wait(next_one, 60)
+    await pool.launch(lease.id, command())
+    assert (await running(pool, lease.id)).address
+
+
+async def test_the_same_launch_is_carried_out_once_and_another_takes_its_place(
+    pool: ClusterPool, card: Cluster, namespace: str
+) -> None:
+    lease, kernel = await held(pool), command()
+    await asyncio.gather(*(pool.launch(lease.id, kernel) for _ in range(2)))
+    await running(pool, lease.id)
+    assert len(kernels(card, namespace)) == 1
+    await pool.launch(lease.id, command())
+    await until(lambda: [each["metadata"]["name"][-2:] for each in kernels(card, namespace)] == ["-2"], 60)
+    assert (await running(pool, lease.id)).address
+
+
+async def test_a_kernel_that_ends_by_itself_leaves_its_lease(pool: ClusterPool) -> None:
+    lease = await held(pool)
+    await pool.launch(lease.id, command("sh", "-c", "exit 3"))
+    pod = await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.ENDED)
+    assert (pod.exit_code, pod.words) == (3, "It ended with status 3.")
+    assert (await pool.lease(lease.id)).state is LeaseState.HELD
+    await pool.launch(lease.id, command())
+    await running(pool, lease.id)
+
+
+async def test_a_kernel_is_ended_and_its_lease_is_kept(
+    pool: ClusterPool, card: Cluster, namespace: str
+) -> None:
+    lease = await held(pool)
+    await pool.launch(lease.id, command())
+    await running(pool, lease.id)
+    await pool.end_pod(lease.id)
+    assert (await pool.pod(lease.id)).phase is PodPhase.ENDED
+    await until(lambda: not kernels(card, namespace), 60)
+    assert (await pool.pod(lease.id)).words == "It was ended."
+    assert (await pool.lease(lease.id)).state is LeaseState.HELD
+
+
+async def test_out_of_memory_is_told(pool: ClusterPool, card: Cluster, namespace: str) -> None:
+    assert card.agent
+    lease = await held(pool)
+    await pool.launch(lease.id, command())
+    await running(pool, lease.id)
+    card.agent.kill(namespace, kernels(card, namespace)[0]["metadata"]["name"])
+    pod = await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.ENDED)
+    assert "more than its 4Gi of memory (not of the GPU)" in pod.words
+
+
+def evict(card: Cluster, namespace: str, name: str) -> None:
+    assert card.agent
+    card.agent.evict(namespace, name, "The node was low on resource: memory.")
+
+
+def delete(card: Cluster, namespace: str, name: str) -> None:
+    card.kubectl("delete", "pod", "-n", namespace, name, "--wait=false")
+
+
+def stop_notebook(card: Cluster, namespace: str, _name: str) -> None:
+    card.kubectl("delete", "pod", "-n", namespace, "jupyter-ada", "--wait=false")
+
+
+@pytest.mark.parametrize(
+    ("take_away", "words"),
+    [
+        (evict, "short of memory or disk: The node was low on resource: memory."),
+        (delete, "Somebody who manages the cluster deleted it"),
+        (stop_notebook, "Your notebook server was stopped"),
+    ],
+)
+async def test_what_the_cluster_takes_ends_the_lease_in_words(
+    pool: ClusterPool, card: Cluster, namespace: str, take_away: Any, words: str
+) -> None:
+    lease = await held(pool)
+    await pool.launch(lease.id, command())
+    await running(pool, lease.id)
+    take_away(card, namespace, kernels(card, namespace)[0]["metadata"]["name"])
+    with pytest.raises(LeaseGone, match=words):
+        await until_pod(pool, lease.id, lambda _: False)
+    ended = await pool.lease(lease.id)
+    assert ended.end_reason is EndReason.TAKEN
+    assert words in ended.notice
+    await until(lambda: not kernels(card, namespace), 60)
+
+
+async def test_an_image_that_is_not_there_is_told_until_it_is(
+    pool: ClusterPool, card: Cluster, namespace: str
+) -> None:
+    assert card.agent
+    card.agent.images["example.org/notebook:1"] = "missing"
+    try:
+        lease = await held(pool)
+        await pool.launch(lease.id, command())
+        pod = await until_pod(pool, lease.id, lambda pod: "fetched" in pod.words and "Tell" in pod.words)
+        assert "not found" in pod.words
+    finally:
+        card.agent.images["example.org/notebook:1"] = "there"
+    await running(pool, lease.id)
+
+
+async def test_a_home_that_one_machine_can_use_ties_the_kernel_to_it(
+    card: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    volumes = [*volume("here", namespace, "ReadWriteOnce"), *volume("there", namespace, "ReadWriteOnce")]
+    beside = notebook("ada", namespace, claim="here", node="hami-1")
+    apart = notebook("bob", namespace, claim="there", node="cpu-1")
+    create(card, namespace, *volumes, beside, apart)
+    async with cluster_pool(tmp_path / "ledger.db", card.kubeconfig, namespace) as pool:
+        await until(lambda: pool._view.notebook("ada", "") and pool._view.notebook("bob", ""))
+        with pytest.raises(NotAllowed, match="one machine at a time.*cpu-1, and that machine has no GPU"):
+            await held(pool, user="bob")
+        lease = await held(pool)
+        await pool.launch(lease.id, command())
+        await running(pool, lease.id)
+
+
+@pytest.mark.long
+async def test_what_the_service_left_is_put_right_when_it_comes_back(
+    card: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    create(card, namespace, *volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace))
+    ledger = tmp_path / "ledger.db"
+    async with cluster_pool(ledger, card.kubeconfig, namespace) as pool:
+        await until(lambda: pool._view.notebook("ada", ""))
+        orphaned, kept, vanished = [await held(pool) for _ in range(3)]
+        seen = ""
+        for lease in (orphaned, kept, vanished):
+            await pool.launch(lease.id, command())
+            seen = (await running(pool, lease.id)).version
+    async with EmbeddedPool(ledger, owner=True) as away:
+        await away.release(orphaned.id)
+    delete(card, namespace, f"gpu-pool-{vanished.id}-1")
+    await until(lambda: len(kernels(card, namespace)) == 2, 60)
+    async with cluster_pool(ledger, card.kubeconfig, namespace) as pool:
+        assert (await pool.pod(kept.id)).phase is PodPhase.RUNNING
+        await until(
+            lambda: (
+                [each["metadata"]["name"] for each in kernels(card, namespace)] == [f"gpu-pool-{kept.id}-1"]
+            ),
+            60,
+        )
+        with pytest.raises(LeaseGone, match="deleted while the pool's service was away"):
+            await pool.pod(vanished.id, seen)
+        assert (await pool.lease(kept.id)).state is LeaseState.HELD

@@ -1,0 +1,172 @@
+"""The nodes of the tests behave as nodes do: else what runs on them would prove nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.clusters import hami, plain
+from support.control_plane import Cluster
+
+SLEEP = ["sleep", "600"]
+HELD = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "655", "nvidia.com/gpucores": "2"}
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Cluster:
+    if cluster.agent is None:
+        pytest.skip("this cluster has nodes of its own (KUBECONFIG)")
+    card = hami("hami-1", count=50)
+    card["status"]["allocatable"] |= {"nvidia.com/gpumem": "32768", "nvidia.com/gpucores": "100"}
+    cluster.add(card, plain("plain-1", gpus=8))
+    return cluster
+
+
+def pod(name: str, command: list[str], **spec: Any) -> dict[str, Any]:
+    limits = spec.pop("limits", {})
+    container = {"name": "main", "image": "example.org/any:1", "command": command}
+    container |= {key: spec.pop(key) for key in ("env", "volumeMounts", "args") if key in spec}
+    container["resources"] = {"limits": limits}
+    metadata = {"name": name, **spec.pop("metadata", {})}
+    toleration = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    spec = {"restartPolicy": "Never", "tolerations": toleration, **spec, "containers": [container]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def create(cluster: Cluster, namespace: str, *objects: Any) -> None:
+    everything = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+    cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(everything))
+
+
+def eventually(look: Callable[[], Any], within: float = 60.0) -> Any:
+    """Return what it returns as soon as that is true."""
+    deadline = time.monotonic() + within
+    while not (found := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return found
+
+
+def status(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
+    return dict(cluster.get("pod", "-n", namespace, name)["status"])
+
+
+def in_phase(cluster: Cluster, namespace: str, name: str, *phases: str) -> dict[str, Any]:
+    """Wait until the pod is in one of these phases; return its status."""
+
+    def look() -> dict[str, Any] | None:
+        found = status(cluster, namespace, name)
+        return found if found["phase"] in phases else None
+
+    found: dict[str, Any] = eventually(look)
+    return found
+
+
+def names(cluster: Cluster, namespace: str) -> set[str]:
+    return {each["metadata"]["name"] for each in cluster.get("pods", "-n", namespace)["items"]}
+
+
+def test_a_container_finds_its_files_and_variables(nodes: Cluster, namespace: str) -> None:
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "s"},
+        "data": {"key": base64.b64encode(b"hidden").decode()},
+    }
+    told = pod(
+        "told",
+        ["sh", "-c"],
+        args=['cat /etc/told/key; echo " $NAME $(GREETING) $BIND"; exit 3'],
+        env=[
+            {"name": "GREETING", "value": "hello"},
+            {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "BIND", "value": "http://0.0.0.0:80"},
+        ],
+        volumes=[{"name": "v", "secret": {"secretName": "s"}}],
+        volumeMounts=[{"name": "v", "mountPath": "/etc/told"}],
+    )
+    create(nodes, namespace, told)
+    create(nodes, namespace, secret)  # a kubelet waits for it, too
+    found = in_phase(nodes, namespace, "told", "Failed")
+    assert found["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
+    assert nodes.agent is not None
+    assert nodes.agent.log(namespace, "told") == f"hidden told hello http://{found['podIP']}:80\n"
+
+
+def test_a_card_is_full_when_its_memory_is(nodes: Cluster, namespace: str) -> None:
+    large = {**HELD, "nvidia.com/gpumem": "20000"}
+    create(nodes, namespace, pod("first", SLEEP, limits=large, schedulerName="hami-scheduler"))
+    in_phase(nodes, namespace, "first", "Running")
+    create(nodes, namespace, pod("second", SLEEP, limits=large, schedulerName="hami-scheduler"))
+    eventually(lambda: "Insufficient nvidia.com/gpumem" in str(status(nodes, namespace, "second")))
+    nodes.kubectl("delete", "pod", "-n", namespace, "first", "--grace-period=1")
+    in_phase(nodes, namespace, "second", "Running")
+
+
+def test_a_deleted_pod_is_asked_and_then_killed(nodes: Cluster, namespace: str) -> None:
+    create(nodes, namespace, pod("kind", ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.1; done"]))
+    create(nodes, namespace, pod("stubborn", ["sh", "-c", "trap '' TERM; sleep 600 & wait; sleep 600"]))
+    for name in ("kind", "stubborn"):
+        in_phase(nodes, namespace, name, "Running")
+    nodes.kubectl("delete", "pod", "-n", namespace, "kind", "--grace-period=600")
+    nodes.kubectl("delete", "pod", "-n", namespace, "stubborn", "--grace-period=1")
+    assert names(nodes, namespace) == set()
+
+
+def test_a_deadline_ends_a_pod(nodes: Cluster, namespace: str) -> None:
+    create(nodes, namespace, pod("late", SLEEP, activeDeadlineSeconds=1))
+    assert in_phase(nodes, namespace, "late", "Failed")["reason"] == "DeadlineExceeded"
+
+
+def test_an_evicted_pod_and_a_killed_one_say_so(nodes: Cluster, namespace: str) -> None:
+    assert nodes.agent is not None
+    for name in ("evicted", "killed"):
+        create(nodes, namespace, pod(name, SLEEP))
+        in_phase(nodes, namespace, name, "Running")
+    nodes.agent.evict(namespace, "evicted", "The node was low on resource: memory.")
+    assert in_phase(nodes, namespace, "evicted", "Failed")["reason"] == "Evicted"
+    nodes.agent.kill(namespace, "killed")
+    (container,) = in_phase(nodes, namespace, "killed", "Failed")["containerStatuses"]
+    assert container["state"]["terminated"]["reason"] == "OOMKilled"
+    assert container["state"]["terminated"]["exitCode"] == 137
+
+
+def test_an_image_that_does_not_come_is_waited_for(nodes: Cluster, namespace: str) -> None:
+    assert nodes.agent is not None
+    nodes.agent.images["example.org/any:1"] = "missing"
+    try:
+        create(nodes, namespace, pod("early", ["true"]))
+        eventually(lambda: "ErrImagePull" in str(status(nodes, namespace, "early")))
+    finally:
+        nodes.agent.images["example.org/any:1"] = "there"
+    in_phase(nodes, namespace, "early", "Succeeded")
+
+
+def test_a_pod_goes_with_its_owner(nodes: Cluster, namespace: str) -> None:
+    create(nodes, namespace, pod("owner", SLEEP))
+    uid = nodes.get("pod", "-n", namespace, "owner")["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "owner", "uid": uid}
+    create(nodes, namespace, pod("owned", SLEEP, metadata={"ownerReferences": [owner]}))
+    in_phase(nodes, namespace, "owned", "Running")
+    nodes.kubectl("delete", "pod", "-n", namespace, "owner", "--grace-period=1")
+    eventually(lambda: names(nodes, namespace) == set())
+
+
+def test_the_pods_of_a_lost_node_are_evicted(nodes: Cluster, namespace: str) -> None:
+    assert nodes.agent is not None
+    nodes.agent.add(plain("doomed", gpus=1, product="T4"))
+    create(nodes, namespace, pod("unlucky", SLEEP, nodeSelector={"kubernetes.io/hostname": "doomed"}))
+    in_phase(nodes, namespace, "unlucky", "Running")
+    nodes.agent.lose("doomed")
+    eventually(lambda: "deletionTimestamp" in str(nodes.get("pod", "-n", namespace, "unlucky")))
+    # Nobody is there to confirm it.
+    nodes.kubectl(
+        "delete", "pod", "-n", namespace, "unlucky", "--force", "--grace-period=0", "--ignore-not-found"
+    )
+    nodes.kubectl("delete", "node", "doomed")

@@ -1,0 +1,319 @@
+"""The ways of a student and a researcher through a real JupyterHub to a pod, and the ways around it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from support.classroom import eventually
+from support.clusters import hami, listed, node, plain, resource_slice
+from support.control_plane import Cluster
+from support.hub_with_proxy import REQUIRED, Visitor, error_on, proxy_command
+from support.kube_hub import KubeHub
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300), pytest.mark.long]
+
+COURSES = {
+    "intro": """\
+title: Introduction
+who: {groups: [intro]}
+slices:
+  - {name: Small, request: 2%}
+  - {name: Large, request: 90%}
+longest_lease: 2h
+kubernetes: {kernels: server, cpu: 1, memory: 1GiB, start_within: 90s}
+""",
+    "fetched": """\
+title: Large software
+who: {groups: [intro]}
+slices: [{name: Small, request: 2%}]
+kubernetes: {kernels: server, image: "example.org/large:1", start_within: 20s}
+""",
+    "huge": """\
+title: Too many cores
+who: {groups: [intro]}
+slices: [{name: Small, request: 2%}]
+kubernetes: {kernels: server, cpu: 500}
+""",
+    "pods": """\
+title: Kernels in pods
+who: {groups: [intro]}
+slices: [{name: Small, request: 2%}]
+""",
+    "later": """\
+title: Next century
+who: {groups: [intro]}
+slices: [{name: Small, request: 2%}]
+weeks: {from: 2101-01-03, to: 2101-02-01}
+hours: Mon 10:00-12:00
+time_zone: UTC
+kubernetes: {kernels: server}
+""",
+    "research": """\
+title: Research
+who: {groups: [research]}
+slices:
+  - {name: One GPU, request: 1}
+  - {name: Two GPUs, request: 2}
+  - {name: Three GPUs, request: 3}
+longest_lease: 3h
+kubernetes: {kernels: server, cpu: 2, memory: 4GiB, prefer: nvlink}
+""",
+}
+GROUPS = {
+    "intro": ["ada", "grace", "alan"],
+    "research": ["edsger", "barbara", "hedy"],
+    "claims": ["hedy"],
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hub(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[KubeHub]:
+    """Run a Hub over a HAMi card of 32 GiB, and a node without GPUs."""
+    card = hami("hami-1", gpus=1, count=50)
+    card["status"]["allocatable"] |= {"nvidia.com/gpumem": "32768", "nvidia.com/gpucores": "100"}
+    await asyncio.to_thread(cluster.add, card, node("cpu-1", taints=[]))
+    config = "c.GPUPoolKubeSpawner.place_within = 20\n"
+    async for each in running(cluster, tmp_path_factory.mktemp("hub"), config):
+        yield each
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def research_hub(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[KubeHub]:
+    """Run a Hub over a node with two whole GPUs, with a namespace for each course."""
+    await asyncio.to_thread(cluster.add, plain("whole-1", gpus=2))
+    config = """
+c.GPUPoolKubeSpawner.dialect = "device-plugin"
+claims = {"groups": ["claims"], "spawner_override": {"dialect": "dra"}}
+c.Spawner.group_overrides = {"claims": claims}
+c.GPUPoolKubeSpawner.course_namespace = "NAMESPACE-{course}"
+c.GPUPoolKubeSpawner.kueue = True
+"""
+    async for each in running(cluster, tmp_path_factory.mktemp("research"), config):
+        await asyncio.to_thread(each.add_namespace, f"{each.namespace}-research")
+        yield each
+
+
+async def running(cluster: Cluster, folder: Path, config: str = "") -> AsyncIterator[KubeHub]:
+    if proxy_command() is None:
+        words = "configurable-http-proxy or node is missing (npm install configurable-http-proxy)"
+        pytest.fail(words) if os.environ.get(REQUIRED) else pytest.skip(words)
+    hub = await asyncio.to_thread(KubeHub, cluster, folder, GROUPS, COURSES, config)
+    await hub.start()
+    try:
+        yield hub
+    finally:
+        await hub.end()
+
+
+async def logged_in(hub: KubeHub, name: str) -> Visitor:
+    visitor = Visitor(hub, name)
+    await visitor.log_in()
+    return visitor
+
+
+def notebook(pod: dict[str, Any]) -> dict[str, Any]:
+    (container,) = pod["spec"]["containers"]
+    return dict(container)
+
+
+def variables(pod: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each.get("value", "") for each in notebook(pod)["env"]}
+
+
+async def end(hub: KubeHub, user: str) -> None:
+    await hub.api("DELETE", f"users/{user}/server")
+
+    async def gone() -> bool:
+        return not json.loads((await hub.api("GET", f"users/{user}")).body)["servers"]
+
+    await eventually(gone, within=60)
+
+
+async def test_a_student_gets_a_server_with_two_percent(cluster: Cluster, hub: KubeHub) -> None:
+    ada = await logged_in(hub, "ada")
+    page = await ada.spawn_page()
+    assert "50 free now" in page
+    assert "Research" not in page
+    assert "Next century" not in page
+
+    answer = await ada.choose(course="intro/Small")
+    assert answer.code == 302, error_on(answer)
+    await eventually(lambda: hub.is_ready("ada"), within=90)
+    pod = await asyncio.to_thread(hub.pod_of, "ada")
+    limits = notebook(pod)["resources"]["limits"]
+    assert {key: limits[key] for key in limits if "nvidia" in key} == {
+        "nvidia.com/gpu": "1",
+        "nvidia.com/gpucores": "2",
+        "nvidia.com/gpumem": "655",
+    }
+    assert (limits["cpu"], limits["memory"]) == ("1", str(2**30))
+    assert pod["spec"]["schedulerName"] == "hami-scheduler"
+    assert pod["spec"]["activeDeadlineSeconds"] == 7200
+    assert pod["metadata"]["labels"]["jupyter-gpu-pool/course"] == "intro"
+    assert variables(pod)["GPU_POOL_COURSE"] == "intro"
+    assert (await hub.api("GET", "/user/ada/api/status")).code == 200
+    await end(hub, "ada")
+
+
+async def test_a_researcher_takes_two_whole_gpus(cluster: Cluster, research_hub: KubeHub) -> None:
+    edsger = await logged_in(research_hub, "edsger")
+    page = await edsger.spawn_page()
+    assert "no node has more than 2" in page  # three were never possible
+    answer = await edsger.choose(course="research/Two GPUs")
+    assert answer.code == 302, error_on(answer)
+    await eventually(lambda: research_hub.is_ready("edsger"), within=90)
+    pod = await asyncio.to_thread(research_hub.pod_of, "edsger", f"{research_hub.namespace}-research")
+    assert notebook(pod)["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert pod["spec"]["activeDeadlineSeconds"] == 10800
+    assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu-pool-research"
+
+    barbara = await logged_in(research_hub, "barbara")
+    refused = await barbara.choose(course="research/One GPU")
+    words = "No GPU has room for a whole GPU now; there is room again in at most 3h"
+    assert error_on(refused).startswith(words)
+    assert "none free now; there is room again in at most 3h" in await barbara.spawn_page()
+    await end(research_hub, "edsger")
+    assert (await barbara.choose(course="research/One GPU")).code == 302
+    await eventually(lambda: research_hub.is_ready("barbara"), within=90)
+    await end(research_hub, "barbara")
+
+
+async def test_a_researcher_claims_a_gpu_where_they_are_claimed(
+    cluster: Cluster, research_hub: KubeHub
+) -> None:
+    if cluster.agent is None:
+        pytest.skip("what a driver of real nodes shows is not ours to write")
+    driver = {"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}}
+    kind = {"metadata": {"name": "gpu.nvidia.com"}, "spec": {"selectors": [driver]}}
+    found = [
+        {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", **kind},
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            **resource_slice(listed("gpu-0"), listed("gpu-1"), name="whole-1"),
+        },
+    ]
+    listing = json.dumps({"apiVersion": "v1", "kind": "List", "items": found})
+    await asyncio.to_thread(cluster.kubectl, "apply", "-f", "-", stdin=listing)
+    try:
+        await research_hub.api("POST", "users/hedy")
+        await start(research_hub, "hedy", {"course": "research", "slice": "Two GPUs"})
+        pod = await asyncio.to_thread(research_hub.pod_of, "hedy", f"{research_hub.namespace}-research")
+        assert notebook(pod)["resources"]["claims"]
+        (claim,) = (
+            await asyncio.to_thread(cluster.get, "resourceclaims", "-n", f"{research_hub.namespace}-research")
+        )["items"]
+        assert len(claim["status"]["allocation"]["devices"]["results"]) == 2
+        await end(research_hub, "hedy")
+    finally:
+        await asyncio.to_thread(cluster.kubectl, "delete", "-f", "-", stdin=listing)
+
+
+@pytest.mark.parametrize(
+    ("user", "options", "words"),
+    [
+        ("alan", {"course": "later"}, "It opens on Mon 2101-01-03 at 10:00 (UTC)."),
+        ("alan", {"course": "research"}, "You are not in this course."),
+        ("alan", {"course": "nothing"}, "There is no course file"),
+        ("alan", {"course": "intro", "slice": "Huge"}, "Huge"),
+        ("alan", {"course": "intro", "slice": "100%"}, "Introduction offers 2% (Small), 90% (Large)"),
+        ("alan", {"course": "intro", "slice": ["Small"]}, "is not a name"),
+        ("alan", {"course": "pods", "slice": "Small"}, "each of its kernels gets one"),
+        ("alan", {"course": "intro", "profile": "any"}, "no option 'profile'"),
+        (
+            "alan",
+            {"course": "intro", "extra_labels": {"hami.io/webhook": "ignore"}},
+            "no option 'extra_labels'",
+        ),
+        (
+            "alan",
+            {"course": "intro", "environment": {"CUDA_DISABLE_CONTROL": "true"}},
+            "no option 'environment'",
+        ),
+    ],
+)
+async def test_whoever_passes_the_form_by_meets_the_same_rules(
+    cluster: Cluster, hub: KubeHub, user: str, options: object, words: str
+) -> None:
+    await hub.api("POST", f"users/{user}")
+    answer = await hub.api("POST", f"users/{user}/server", options)
+    assert answer.code in (400, 403), answer.body
+    assert words in json.loads(answer.body)["message"]
+
+
+async def test_nothing_of_one_course_is_left_in_the_next(cluster: Cluster, hub: KubeHub) -> None:
+    await hub.api("POST", "users/grace")
+    await start(hub, "grace", {"course": "intro"})
+    await end(hub, "grace")
+    await start(hub, "grace", {"course": "pods"})
+    pod = await asyncio.to_thread(hub.pod_of, "grace")
+    resources = notebook(pod).get("resources", {})
+    assert not resources.get("limits")
+    assert "activeDeadlineSeconds" not in pod["spec"]
+    assert pod["spec"]["schedulerName"] == "default-scheduler"
+    told = variables(pod)
+    assert told["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert (told["GPU_POOL_COURSE"], json.loads(told["GPU_POOL_KERNELS"])) == ("pods", ["2%"])
+    assert told["GPU_POOL_URL"].startswith("embedded:")
+    await end(hub, "grace")
+
+
+async def start(hub: KubeHub, user: str, options: object) -> None:
+    answer = await hub.api("POST", f"users/{user}/server", options)
+    assert answer.code in (201, 202), answer.body
+    await eventually(lambda: hub.is_ready(user), within=90)
+
+
+async def test_the_page_says_what_a_server_waits_for(cluster: Cluster, hub: KubeHub) -> None:
+    if cluster.agent is None:
+        pytest.skip("images come and go by the test's own nodes only")
+    cluster.agent.images["example.org/large:1"] = "missing"
+    words = await told(hub, "ada", {"course": "fetched"})
+    assert "A place for your server is found." in words
+    assert "The course's software is being fetched. The first time this takes some minutes." in words
+    assert "The course's software cannot be fetched." in words[-1]
+    assert not any("example.org" in each for each in words)
+
+
+async def test_a_server_that_finds_no_machine_is_given_up_in_words(cluster: Cluster, hub: KubeHub) -> None:
+    words = await told(hub, "grace", {"course": "huge"})
+    # The node with the card has too few cores, the other one no card.
+    nothing = "No machine has a GPU slice, CPU and memory free together at the moment"
+    assert any(nothing in each for each in words[:-1])
+    assert nothing in words[-1]
+    assert "Nothing was started." in words[-1]
+
+
+async def told(hub: KubeHub, user: str, options: object) -> list[str]:
+    """Return what the spawn page says of a start that fails in the end."""
+    await hub.api("POST", f"users/{user}")
+    answer = await hub.api("POST", f"users/{user}/server", options)
+    assert answer.code == 202, answer.body
+    lines = (await hub.api("GET", f"users/{user}/server/progress")).body.decode().splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert events[-1]["failed"]
+    return [each["message"] for each in events]
+
+
+async def test_a_quota_of_the_cluster_is_told_in_words(cluster: Cluster, hub: KubeHub) -> None:
+    namespace = hub.namespace
+    quota = ["create", "quota", "small", "--hard=requests.nvidia.com/gpumem=700", "-n", namespace]
+    await asyncio.to_thread(cluster.kubectl, *quota)
+
+    def counted() -> bool:
+        return "hard" in cluster.get("quota", "small", "-n", namespace).get("status", {})
+
+    await eventually(lambda: asyncio.to_thread(counted), within=60)
+    await hub.api("POST", "users/alan")
+    answer = await hub.api("POST", "users/alan/server", {"course": "intro", "slice": "Large"})
+    await asyncio.to_thread(cluster.kubectl, "delete", "quota", "small", "-n", namespace)
+    assert answer.code == 403, answer.body
+    assert "The quota that the cluster sets for your course is used up." in json.loads(answer.body)["message"]

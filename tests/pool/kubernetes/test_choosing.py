@@ -1,0 +1,79 @@
+"""What a kernel's pod gets besides its slice: the course's, or else the administrator's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_pool.coursefiles import CourseFile, parse_course
+from gpu_pool.kubernetes.choosing import chosen_body, refuse_other_nodes
+from gpu_pool.kubernetes.notebooks import Home, Notebook
+from gpu_pool.kubernetes.settings import KubernetesSettings
+from gpu_pool.rules import Rules
+from gpu_pool_client import BadRequest, Device, NotAllowed, parse_request
+
+NOTEBOOK = Notebook("hub", "jupyter-ada", "u", "ada", "", "n1", "server:1", Home("claim-ada"))
+GPU = Device("GPU-1", 0, "V100", 32768, node="n1")
+
+
+def course(kubernetes: str) -> CourseFile:
+    text = f"title: T\nslices: [{{name: Small, request: 2%}}]\nkubernetes: {kubernetes}\n"
+    return parse_course("t.yaml", text.encode())
+
+
+@pytest.mark.parametrize(
+    ("said", "set_", "image", "cpu", "memory"),
+    [
+        (None, {}, "server:1", 0.0, 4096),
+        (None, {"image": "admin:1", "cpu": 1.5, "memory_mib": 0}, "admin:1", 1.5, 0),
+        ("{}", {"image": "admin:1"}, "admin:1", 0.0, 4096),
+        ("{image: course:1, cpu: 2, memory: 1GiB}", {"image": "admin:1"}, "course:1", 2.0, 1024),
+        (
+            "{image: course:1, kernel_image: kernel:1, cpu: 2, kernel_cpu: 4,"
+            " memory: 1GiB, kernel_memory: 8GiB}",
+            {},
+            "kernel:1",
+            4.0,
+            8192,
+        ),
+    ],
+)
+def test_the_course_comes_before_the_administrator_and_the_server_last(
+    said: str | None, set_: dict[str, object], image: str, cpu: float, memory: int
+) -> None:
+    body = chosen_body(KubernetesSettings(**set_), course(said) if said else None, NOTEBOOK)
+    assert (body.image, body.cpu, body.memory_mib) == (image, cpu, memory)
+    assert body.home == Home("claim-ada")
+
+
+def test_a_home_that_goes_with_the_pod_is_the_courses_to_say() -> None:
+    assert chosen_body(KubernetesSettings(), course("{home: none}"), NOTEBOOK).home is None
+    homeless = replace(NOTEBOOK, home=None)
+    assert chosen_body(KubernetesSettings(), course("{home: none}"), homeless).home is None
+    for said in (None, course("{home: 10GiB}")):
+        with pytest.raises(NotAllowed, match="no volume at /home/jovyan"):
+            chosen_body(KubernetesSettings(), said, homeless)
+
+
+@pytest.mark.parametrize(
+    ("devices", "request_text", "words"),
+    [
+        ([], "2%", "on n1, and that machine has no GPU."),
+        ([GPU], "2", "that machine has no GPU for 2."),
+        ([GPU], "2% model=A100", "no GPU for 2% model=A100"),
+    ],
+)
+def test_a_machine_that_can_never_grant_it_is_refused_with_what_would_help(
+    devices: list[Device], request_text: str, words: str
+) -> None:
+    with pytest.raises(NotAllowed, match=words) as caught:
+        refuse_other_nodes(parse_request(request_text), devices, "n1", Rules())
+    assert "ReadWriteMany" in str(caught.value)
+    refuse_other_nodes(parse_request("2%"), [GPU], "n1", Rules())
+
+
+def test_options_of_no_dialect_are_refused() -> None:
+    assert KubernetesSettings(options={"queue": "students"}).dialect_options.queue == "students"
+    with pytest.raises(BadRequest, match="options has 'container'"):
+        _ = KubernetesSettings(options={"container": "x"}).dialect_options

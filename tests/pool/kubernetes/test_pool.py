@@ -1,0 +1,439 @@
+"""A cluster as a pool, over a small served fake of the API: what is seen, counted, started and mended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.kubernetes.pool import ClusterPool
+from gpu_pool_client import (
+    BadRequest,
+    EndReason,
+    Holder,
+    LeaseGone,
+    LeaseState,
+    NeverFits,
+    NotAllowed,
+    PodPhase,
+    PoolUnreachable,
+    parse_request,
+)
+from support.clusters import hami
+from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
+from support.kernel_pods import cluster_pool, command, held, notebook, running
+from support.pools import take, until
+
+HUB = "hub"
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeKubernetes]:
+    async with fake_kubernetes() as fake:
+        fake.put("nodes", hami("n1"))
+        fake.put("nodes", hami("n2"))
+        fake.put("pods", notebook("ada", HUB, node="n1"))
+        claim = {
+            "metadata": {"name": "claim-ada", "namespace": HUB},
+            "spec": {"accessModes": ["ReadWriteMany"]},
+        }
+        fake.put("persistentvolumeclaims", claim)
+        yield fake
+
+
+@pytest.fixture
+async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[ClusterPool]:
+    config = fake.kubeconfig(tmp_path / "kubeconfig")
+    async with cluster_pool(tmp_path / "ledger.db", config, HUB) as pool:
+        yield pool
+
+
+def foreign(name: str, node: str, *, milli: int = 1000, gpu: str = "GPU-n1-0") -> dict[str, Any]:
+    """Return a pod that is none of the pool's, such as a research server, as HAMi has placed it."""
+    allocated = f"{gpu},NVIDIA,{32768 * milli // 1000},{milli // 10}:;"
+    metadata = {"name": name, "namespace": "research"}
+    annotations = {"hami.io/vgpu-devices-allocated": allocated}
+    spec = {"nodeName": node, "containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
+    return {
+        "metadata": {**metadata, "annotations": annotations},
+        "spec": spec,
+        "status": {"phase": "Running"},
+    }
+
+
+async def free(pool: ClusterPool) -> list[int]:
+    return [each.free_milli for each in (await pool.status()).devices]
+
+
+async def until_free(pool: ClusterPool, *expected: int) -> None:
+    async def is_so() -> bool:
+        return await free(pool) == list(expected)
+
+    await eventually(is_so)
+
+
+async def eventually(is_so: Callable[[], Awaitable[bool]]) -> None:
+    """Return as soon as it is so; fail if it is not in time."""
+
+    async def look() -> None:
+        while True:
+            if await is_so():
+                return
+            await asyncio.sleep(0.02)
+
+    await asyncio.wait_for(look(), 30)
+
+
+async def start(pool: ClusterPool, fake: FakeKubernetes) -> str:
+    """Start a kernel, and return its lease's id."""
+    lease = await held(pool)
+    await pool.launch(lease.id, command())
+    fake.run(f"gpu-pool-{lease.id}-1")
+    await running(pool, lease.id)
+    return lease.id
+
+
+# -- GPUs ------------------------------------------------------------------
+
+
+async def test_the_devices_are_those_of_the_nodes_and_leases_say_what_holds_them(pool: ClusterPool) -> None:
+    devices = [each.device for each in (await pool.status()).devices]
+    assert [(each.node, each.uuid, each.memory_mib) for each in devices] == [
+        ("n1", "GPU-n1-0", 32768),
+        ("n2", "GPU-n2-0", 32768),
+    ]
+    lease = await held(pool)
+    assert lease.terms.in_pod
+    assert lease.terms.guarded
+    assert "HAMi's hook" in lease.enforcement.memory.by
+    waiting = [await take(pool, "1", f"key-{number}") for number in range(3)]
+    assert (await pool.lease(waiting[-1])).terms.in_pod
+
+
+async def test_what_others_have_is_not_granted(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    fake.put("pods", foreign("server", "n1"))
+    await until_free(pool, 0, 1000)
+    lease = await held(pool, "60%")
+    assert lease.slices[0].device.node == "n2"
+    waiting = await take(pool, "60%", "another")
+    assert (await pool.lease(waiting)).state is LeaseState.WAITING
+    fake.remove("pods", "server")
+    assert (await pool.wait(waiting, 30)).slices[0].device.node == "n1"
+
+
+async def test_a_pod_that_waits_or_has_finished_holds_nothing(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    fake.put("pods", foreign("runs", "n1", milli=500))
+    await until_free(pool, 500, 1000)
+    fake.put("pods", foreign("waits", ""))
+    fake.change("pods", "runs", phase="Succeeded")
+    await until_free(pool, 1000, 1000)
+
+
+async def test_the_pods_of_leases_are_counted_once(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    lease = await start(pool, fake)
+    fake.put("nodes", hami("n3"))
+    await until_free(pool, 980, 1000, 1000)
+    await pool.release(lease)
+    await until_free(pool, 1000, 1000, 1000)
+
+
+async def test_a_cordoned_node_grants_nothing_more_and_keeps_what_it_has(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    lease = await held(pool)
+    fake.put("nodes", _cordoned("n1"))
+    await until_drained(pool, "n1", drained=True)
+    assert (await held(pool)).slices[0].device.node == "n2"
+    assert (await pool.lease(lease.id)).state is LeaseState.HELD
+    fake.put("nodes", hami("n1"))
+    await until_drained(pool, "n1", drained=False)
+
+
+async def test_a_node_that_does_not_answer_for_a_moment_ends_nothing(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    lease = await start(pool, fake)
+    fake.change("nodes", "n1", conditions=[{"type": "Ready", "status": "Unknown"}])
+    await until_drained(pool, "n1", drained=True)
+    pod = await pool.pod(lease)
+    assert (pod.phase, pod.words) == (PodPhase.RUNNING, "Its machine does not answer at the moment.")
+    fake.change("nodes", "n1", conditions=[{"type": "Ready", "status": "True"}])
+    await until_drained(pool, "n1", drained=False)
+    assert (await pool.pod(lease)).words == ""
+
+
+async def test_a_node_that_is_gone_takes_its_kernels_along(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    lease = await start(pool, fake)
+    fake.remove("nodes", "n1")
+    with pytest.raises(LeaseGone, match="Its machine is gone"):
+        await running_no_more(pool, lease)
+    await until(lambda: fake.named("pods") == ["jupyter-ada"])
+    assert (await held(pool)).slices[0].device.node == "n2"
+
+
+async def test_a_slice_whose_node_is_gone_is_gone_before_a_kernel_was_there(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    lease = await held(pool)
+    fake.remove("nodes", "n1")
+
+    async def has_ended() -> bool:
+        return (await pool.lease(lease.id)).state is LeaseState.ENDED
+
+    await eventually(has_ended)
+    ended = await pool.lease(lease.id)
+    assert (ended.end_reason, ended.notice) == (EndReason.DEVICE_LOST, "Its machine is gone.")
+
+
+async def test_several_gpus_are_of_one_node(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    with pytest.raises(NeverFits, match="no node has more than 1"):
+        await held(pool, "2")
+    fake.put("nodes", hami("n2", gpus=2))
+    await until_free(pool, 1000, 1000, 1000)
+    parts = (await held(pool, "2")).slices
+    assert {part.device.node for part in parts} == {"n2"}
+
+
+async def test_steady_state_lists_nothing_and_a_grant_writes_two_objects(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    lists = fake.asked("LIST", "pods"), fake.asked("LIST", "nodes")
+    assert lists == (1, 1)
+    lease = await start(pool, fake)
+    writes = [each for each in fake.requests if each[0] in ("POST", "DELETE", "PATCH", "PUT")]
+    assert writes == [("POST", "pods"), ("POST", "secrets")]
+    await pool.release(lease)
+    await until(lambda: fake.asked("DELETE", "pods") == 1)
+    assert (fake.asked("LIST", "pods"), fake.asked("LIST", "nodes")) == lists
+
+
+async def test_a_kernel_gets_the_very_gpu_of_its_lease(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    fake.put("nodes", hami("n1", gpus=2))
+    await until_free(pool, 1000, 1000, 1000)
+    await held(pool, "1")
+    lease = await held(pool)
+    assert lease.slices[0].device.uuid == "GPU-n1-1"
+    await pool.launch(lease.id, command())
+    made = fake.get("pods", f"gpu-pool-{lease.id}-1")
+    assert made["metadata"]["annotations"]["nvidia.com/use-gpuuuid"] == "GPU-n1-1"
+
+
+# -- Trouble ---------------------------------------------------------------
+
+
+async def test_a_watch_that_is_cut_goes_on_where_it_was(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    lease = await start(pool, fake)
+    fake.cut()
+    fake.put("pods", foreign("server", "n2", gpu="GPU-n2-0"))
+    await until_free(pool, 980, 0)
+    assert (await pool.pod(lease)).phase is PodPhase.RUNNING
+    assert fake.asked("LIST", "pods") == 1
+
+
+async def test_where_the_place_is_forgotten_all_is_listed_again_and_nothing_is_missed(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    kept, deleted = await start(pool, fake), await start(pool, fake)
+    await fake.stop()
+    fake.remove("pods", f"gpu-pool-{deleted}-1")
+    fake.put("pods", foreign("server", "n2", gpu="GPU-n2-0"))
+    fake.forget()
+    await fake.start()
+    with pytest.raises(LeaseGone, match="Somebody who manages the cluster deleted it"):
+        await running_no_more(pool, deleted)
+    await until_free(pool, 980, 0)
+    assert (await pool.pod(kept)).phase is PodPhase.RUNNING
+    assert fake.asked("LIST", "pods") == 2
+
+
+async def test_while_the_api_is_away_all_is_told_from_memory_and_launches_wait(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    lease = await start(pool, fake)
+    await fake.stop()
+    assert (await pool.pod(lease)).phase is PodPhase.RUNNING
+    second = await held(pool)
+    launching = asyncio.create_task(pool.launch(second.id, command()))
+    await pool.release(lease)
+    await fake.start()
+    await asyncio.wait_for(launching, 30)
+    await until(lambda: fake.named("pods") == [f"gpu-pool-{second.id}-1", "jupyter-ada"], 30)
+
+
+async def test_a_kernel_that_is_ended_while_it_is_started_does_not_stay(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    lease = await held(pool)
+    await fake.stop()
+    launching = asyncio.create_task(pool.launch(lease.id, command()))
+    await asyncio.sleep(0)
+    ending = asyncio.create_task(pool.end_pod(lease.id))
+    await fake.start()
+    await asyncio.wait_for(asyncio.gather(launching, ending), 30)
+    await until(lambda: fake.named("pods") == ["jupyter-ada"], 30)
+    assert fake.asked("POST", "pods") == 1
+
+
+async def test_what_is_away_for_long_is_told(
+    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_pool.kubernetes.writing._PATIENCE", 0.0)
+    lease = await held(pool)
+    await fake.stop()
+    with pytest.raises(PoolUnreachable, match="does not answer at the moment.*Your slice is kept"):
+        await pool.launch(lease.id, command())
+    await fake.start()
+    await pool.launch(lease.id, command())
+
+
+async def test_an_answer_that_was_lost_makes_no_second_pod(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    lost = iter([True])
+
+    def lose(method: str, kind: str) -> Any:
+        if (method, kind) == ("POST", "secrets") and next(lost, False):
+            return trouble(503, "ServiceUnavailable", "etcd is slow")
+        return None
+
+    fake.before_write = lose
+    lease, kernel = await held(pool), command()
+    await asyncio.gather(*(pool.launch(lease.id, kernel) for _ in range(3)))
+    assert fake.named("pods") == [f"gpu-pool-{lease.id}-1", "jupyter-ada"]
+    assert fake.named("secrets") == [f"gpu-pool-{lease.id}-1"]
+
+
+async def test_a_pod_of_the_same_name_that_nobody_has_seen_yet_is_found(
+    fake: FakeKubernetes, tmp_path: Path
+) -> None:
+    """As after a crash between the creation of a pod and its answer, with a watch that lags behind."""
+    config, kernel = fake.kubeconfig(tmp_path / "kubeconfig"), command()
+    async with cluster_pool(tmp_path / "ledger.db", config, HUB) as pool:
+        lease = await held(pool)
+        await pool.launch(lease.id, kernel)
+    async with cluster_pool(tmp_path / "ledger.db", config, HUB) as pool:
+        (pod,) = pool._view.kernels(lease.id)
+        pool._view._kernels.clear()
+        await pool.launch(lease.id, kernel)
+        assert fake.named("pods") == [pod["metadata"]["name"], "jupyter-ada"]
+        pool._view._kernels.clear()
+        await pool.launch(lease.id, command())
+        assert f"gpu-pool-{lease.id}-2" in fake.named("pods")
+
+
+async def test_a_refusal_of_the_cluster_is_told_and_the_slice_is_kept(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    words = 'pods "x" is forbidden: exceeded quota: students'
+    fake.before_write = lambda method, kind: trouble(403, "Forbidden", words) if method == "POST" else None
+    lease = await held(pool)
+    with pytest.raises(NotAllowed, match="exceeded quota: students"):
+        await pool.launch(lease.id, command())
+    assert (await pool.lease(lease.id)).state is LeaseState.HELD
+
+
+# -- Kernels ---------------------------------------------------------------
+
+
+async def test_a_kernel_is_started_on_a_held_lease_alone(pool: ClusterPool) -> None:
+    lease = await held(pool, "1")
+    await held(pool, "1")
+    waiting = await take(pool, "1", "third")
+    with pytest.raises(BadRequest, match="waiting"):
+        await pool.launch(waiting, command())
+    with pytest.raises(BadRequest, match="No kernel was started"):
+        await pool.pod(lease.id)
+    await pool.release(lease.id)
+    for asked in (pool.launch(lease.id, command()), pool.pod(lease.id), pool.end_pod(lease.id)):
+        with pytest.raises(LeaseGone, match="released"):
+            await asked
+
+
+async def test_whoever_has_no_server_here_gets_no_pod(pool: ClusterPool) -> None:
+    lease = await held(pool, user="bob")
+    with pytest.raises(NotAllowed, match="default server of 'bob' does not run in hub"):
+        await pool.launch(lease.id, command())
+    another = await held(pool)
+    with pytest.raises(NotAllowed, match="server 'other' of 'ada'"):
+        await pool.launch(another.id, command(), server="other")
+
+
+async def test_the_slice_of_a_kernel_stays_as_it_is(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    lease = await start(pool, fake)
+    with pytest.raises(NotAllowed, match="cannot be lent"):
+        await pool.park(lease)
+    with pytest.raises(NotAllowed, match="cannot change its size"):
+        await pool.resize(lease, parse_request("4%"))
+    await pool.end_pod(lease)
+    assert (await pool.resize(lease, parse_request("4%"))).slices[0].milli == 40
+
+
+async def test_a_lease_whose_kernel_is_launched_needs_no_process_here(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    lease = await start(pool, fake)
+    assert (await pool.lease(lease)).process is not None
+
+
+async def test_a_home_on_one_node_is_where_its_kernels_are(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    claim = {"metadata": {"name": "claim-bob", "namespace": HUB}, "spec": {"accessModes": ["ReadWriteOnce"]}}
+    fake.put("persistentvolumeclaims", claim)
+    fake.put("pods", notebook("bob", HUB, node="n2"))
+    await until(lambda: pool._view.notebook("bob", ""))
+    lease = await held(pool, "60%", user="bob")
+    assert lease.slices[0].device.node == "n2"
+    waiting = await pool.request(parse_request("60%"), Holder("bob"), "second")
+    assert waiting.state is LeaseState.WAITING
+    await pool.release(lease.id)
+    assert (await pool.wait(waiting.id, 30)).slices[0].device.node == "n2"
+    fake.put("nodes", hami("n1", gpus=2))
+    await until_free(pool, 1000, 1000, 400)
+    with pytest.raises(NotAllowed, match="on n2, and that machine has no GPU for 2"):
+        await held(pool, "2", user="bob")
+
+
+async def test_a_server_that_is_stopped_ends_its_kernels(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    lease = await start(pool, fake)
+    fake.remove("pods", "jupyter-ada")
+    with pytest.raises(LeaseGone, match="Your notebook server was stopped"):
+        await running_no_more(pool, lease)
+    assert (await pool.lease(lease)).end_reason is EndReason.TAKEN
+    await until(lambda: fake.named("pods") == [])
+
+
+async def test_the_pods_of_another_pool_are_left_alone(
+    pool: ClusterPool, fake: FakeKubernetes, tmp_path: Path
+) -> None:
+    lease = await start(pool, fake)
+    config = tmp_path / "kubeconfig"
+    async with cluster_pool(tmp_path / "other.db", config, HUB, pool="another") as other:
+        await other.status()
+        assert (await pool.pod(lease)).phase is PodPhase.RUNNING
+    assert fake.asked("DELETE", "pods") == 0
+
+
+async def running_no_more(pool: ClusterPool, lease: str) -> None:
+    """Follow a pod until its lease is gone."""
+
+    async def follow() -> None:
+        seen = ""
+        while True:
+            seen = (await pool.pod(lease, seen)).version
+
+    await asyncio.wait_for(follow(), 30)
+
+
+async def until_drained(pool: ClusterPool, node: str, *, drained: bool) -> None:
+    async def is_so() -> bool:
+        return {s.drained for s in (await pool.status()).devices if s.device.node == node} == {drained}
+
+    await eventually(is_so)
+
+
+def _cordoned(name: str) -> dict[str, Any]:
+    node = hami(name)
+    node["spec"]["unschedulable"] = True
+    return node

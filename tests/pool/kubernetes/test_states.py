@@ -1,0 +1,172 @@
+"""What becomes of a kernel's pod, in a student's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpu_pool.kubernetes.states import Surroundings, read_pod
+from gpu_pool_client import EndReason, PodPhase
+
+HERE = Surroundings()
+
+
+def pod(phase: str = "Pending", *, ending: bool = False, **status: Any) -> dict[str, Any]:
+    metadata = {"name": "gpu-pool-1-1", "uid": "u1"} | ({"deletionTimestamp": "now"} if ending else {})
+    container = {"name": "kernel", "resources": {"limits": {"memory": "4Gi"}}}
+    return {"metadata": metadata, "spec": {"containers": [container]}, "status": {"phase": phase, **status}}
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {"containerStatuses": [{"state": {"waiting": {"reason": reason, "message": message}}}]}
+
+
+def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
+    state = {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+    return {"containerStatuses": [{"state": state}]}
+
+
+def condition(kind: str, status: str, reason: str, message: str = "") -> dict[str, Any]:
+    return {"conditions": [{"type": kind, "status": status, "reason": reason, "message": message}]}
+
+
+RUNNING = {"containerStatuses": [{"state": {"running": {}}}], "podIP": "10.0.0.7"}
+NO_ROOM = "0/9 nodes are available: 1 Insufficient nvidia.com/gpumem."
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (pod(), "A machine is being chosen for it."),
+        (
+            pod(**condition("PodScheduled", "False", "Unschedulable", NO_ROOM)),
+            f"no room for it yet: {NO_ROOM}",
+        ),
+        (pod(**condition("PodScheduled", "False", "SchedulingGated")), "waits in the cluster's own queue"),
+        (pod(**condition("PodScheduled", "True", "")), "Its software is being fetched"),
+        (pod(**waiting("ContainerCreating")), "Its software is being fetched"),
+        (
+            pod(**waiting("ErrImagePull", "not\nfound")),
+            "cannot be fetched; it is tried again. Tell your instructor: not found",
+        ),
+        (pod(**waiting("ImagePullBackOff", "Back-off")), "Tell your instructor: Back-off"),
+        (pod(**waiting("CreateContainerConfigError", 'secret "x" not found')), "as it is described"),
+        (pod(**waiting("SomethingNew")), "A machine is being chosen for it."),
+    ],
+)
+def test_what_a_kernel_waits_for_is_told(found: dict[str, Any], words: str) -> None:
+    state, taken = read_pod(found, HERE)
+    assert (state.phase, state.address, taken) == (PodPhase.STARTING, None, None)
+    assert words in state.words
+
+
+def test_a_kernel_that_runs_has_an_address() -> None:
+    state, taken = read_pod(pod("Running", **RUNNING), HERE)
+    assert (state.phase, state.address, state.words, taken) == (PodPhase.RUNNING, "10.0.0.7", "", None)
+
+
+def test_a_machine_that_does_not_answer_for_a_while_ends_nothing() -> None:
+    state, taken = read_pod(pod("Running", **RUNNING), Surroundings(node_ready=False))
+    assert (state.phase, taken) == (PodPhase.RUNNING, None)
+    assert "does not answer at the moment" in state.words
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "words"),
+    [
+        (pod("Failed", **ended(3)), 3, "It ended with status 3."),
+        (pod("Succeeded", **ended(0, "Completed")), 0, "It ended with status 0."),
+        (pod("Failed", **ended(137, "OOMKilled")), 137, "more than its 4Gi of memory (not of the GPU)"),
+        (
+            pod("Failed", **ended(128, "StartError", "no such file")),
+            128,
+            "could not be started: no such file",
+        ),
+        # Its machine has been lost, or it is cleaned up, after its own end.
+        (pod("Failed", ending=True, **ended(1)), None, "It was ended."),
+    ],
+)
+def test_a_kernel_that_ended_by_itself_keeps_its_lease(
+    found: dict[str, Any], code: int | None, words: str
+) -> None:
+    state, taken = read_pod(found, HERE)
+    assert (state.phase, state.exit_code, taken) == (PodPhase.ENDED, code, None)
+    assert words in state.words
+
+
+DISRUPTED = [
+    ("PreemptionByScheduler", "something more urgent"),
+    ("DeletionByTaintManager", "did not answer any more, or was closed"),
+    ("EvictionByEvictionAPI", "emptied for maintenance"),
+    ("TerminationByKubelet", "short of memory or disk"),
+    ("DeletionByPodGC", "Its machine is gone"),
+    ("SomethingNew", "The cluster took it away: so it is"),
+]
+
+
+@pytest.mark.parametrize(
+    ("found", "around", "words"),
+    [
+        (
+            pod("Failed", reason="Evicted", message="low on memory"),
+            HERE,
+            "short of memory or disk: low on memory",
+        ),
+        (pod("Failed", reason="Evicted", message="m", **ended(137)), HERE, "short of memory or disk"),
+        (pod("Failed", reason="NodeLost"), HERE, "did not answer any more"),
+        (pod("Failed", reason="UnexpectedAdmissionError", message="no gpu"), HERE, "give it the GPU: no gpu"),
+        (pod("Failed", reason="OutOfcpu"), HERE, "Its machine refused it (OutOfcpu)"),
+        (pod("Running", ending=True, **RUNNING), HERE, "Somebody who manages the cluster deleted it."),
+        (pod("Running", ending=True, **RUNNING), Surroundings(notebook_there=False), "Your notebook server"),
+        (pod("Running", ending=True, **RUNNING), Surroundings(node_ready=False), "did not answer any more"),
+        (pod("Running", ending=True, **RUNNING), Surroundings(node_ready=None), "Its machine is gone."),
+        (pod("Running", **RUNNING), Surroundings(is_gone=True), "Somebody who manages the cluster"),
+        *[
+            (
+                pod("Running", ending=True, **condition("DisruptionTarget", "True", reason, "so it is")),
+                HERE,
+                words,
+            )
+            for reason, words in DISRUPTED
+        ],
+    ],
+)
+def test_what_the_cluster_took_is_told(found: dict[str, Any], around: Surroundings, words: str) -> None:
+    state, taken = read_pod(found, around)
+    assert (state.phase, state.exit_code) == (PodPhase.ENDED, None)
+    assert taken is not None
+    assert taken.reason is EndReason.TAKEN
+    assert words in taken.words == state.words
+
+
+def test_a_deadline_is_told_as_the_end_of_the_longest_lease() -> None:
+    _, taken = read_pod(pod("Failed", reason="DeadlineExceeded", **ended(137)), HERE)
+    assert taken is not None
+    assert taken.reason is EndReason.TOO_LONG
+
+
+def test_what_the_pool_ended_itself_was_not_taken() -> None:
+    for found in (pod("Running", ending=True, **RUNNING), pod("Running", **RUNNING)):
+        state, taken = read_pod(found, Surroundings(ended_by_us=True))
+        assert (state.phase, state.words, taken) == (PodPhase.ENDED, "It was ended.", None)
+
+
+def test_the_version_differs_with_everything_that_is_told_and_with_nothing_else() -> None:
+    first = read_pod(pod("Running", **RUNNING), HERE)[0].version
+    assert read_pod(pod("Running", startTime="later", **RUNNING), HERE)[0].version == first
+    another = pod("Running", **RUNNING)
+    another["metadata"]["uid"] = "u2"
+    versions = {
+        first,
+        read_pod(another, HERE)[0].version,
+        read_pod(pod("Running", **{**RUNNING, "podIP": "10.0.0.8"}), HERE)[0].version,
+        read_pod(pod("Running", **RUNNING), Surroundings(node_ready=False))[0].version,
+        read_pod(pod("Failed", **ended(1)), HERE)[0].version,
+    }
+    assert len(versions) == 5
+
+
+def test_the_clusters_words_are_cut() -> None:
+    state, _ = read_pod(pod(**waiting("ErrImagePull", "x" * 5_000)), HERE)
+    assert len(state.words) < 400

@@ -1,0 +1,155 @@
+"""A pool over a cluster, and what asks it for kernels in pods."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from gpu_pool.coursefiles import Courses
+from gpu_pool.kubernetes.pool import ClusterPool, open_cluster
+from gpu_pool.kubernetes.settings import KubernetesSettings
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import Device, Holder, KernelCommand, KernelPod, Lease, PodPhase, Pool, parse_request
+from support.service import Nursery, Service, serving
+
+SLEEP = ("sleep", "600")
+#: The GPU of ``one_card``, as a pool shows it.
+CARD = Device("GPU-n1-0", 0, "NVIDIA-V100-SXM2-32GB", 32768, contexts=50, node="n1")
+PORTS = {name: 9751 + n for n, name in enumerate(("shell_port", "iopub_port", "stdin_port", "control_port"))}
+
+
+def connection(**more: Any) -> dict[str, Any]:
+    """Return what a connection file says, with new keys."""
+    public, secret = zmq.curve_keypair()
+    keys = {"curve_publickey": public.decode(), "curve_secretkey": secret.decode()}
+    signed = {"key": uuid.uuid4().hex, "signature_scheme": "hmac-sha256", "transport": "tcp"}
+    return {**PORTS, "hb_port": 9755, **signed, **keys, **more}
+
+
+def command(*argv: str, **more: Any) -> KernelCommand:
+    """Return a kernel, by default one that sleeps."""
+    return KernelCommand(argv or SLEEP, connection(), **more)
+
+
+def notebook(
+    user: str, namespace: str, *, image: str = "example.org/notebook:1", **more: Any
+) -> dict[str, Any]:
+    """Return a notebook server's pod as KubeSpawner makes it; more: its ``claim``, ``server``, ``node``."""
+    claim, server = more.get("claim", f"claim-{user}"), more.get("server", "")
+    container: dict[str, Any] = {"name": "notebook", "image": image, "command": list(SLEEP)}
+    spec: dict[str, Any] = {
+        "containers": [container],
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "terminationGracePeriodSeconds": 0,
+    }
+    if claim:
+        spec["volumes"] = [{"name": "home", "persistentVolumeClaim": {"claimName": claim}}]
+        container["volumeMounts"] = [{"name": "home", "mountPath": "/home/jovyan"}]
+    if "node" in more:
+        spec["nodeName"] = more["node"]
+    annotations = {"hub.jupyter.org/username": user}
+    if server:
+        annotations["hub.jupyter.org/servername"] = server
+    metadata = {"name": f"jupyter-{user}", "namespace": namespace, "annotations": annotations}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def volume(name: str, namespace: str, *modes: str) -> list[dict[str, Any]]:
+    """Return a PersistentVolumeClaim and the volume that it is bound to, as a controller writes it down."""
+    spec = {"accessModes": list(modes), "storageClassName": ""}
+    about = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": name, "namespace": namespace}
+    size, bound = {"storage": "1Gi"}, {"pv.kubernetes.io/bind-completed": "yes"}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"{namespace}-{name}"},
+            "spec": {**spec, "capacity": size, "hostPath": {"path": "/nowhere"}, "claimRef": about},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name, "annotations": bound},
+            "spec": {**spec, "resources": {"requests": size}, "volumeName": f"{namespace}-{name}"},
+        },
+    ]
+
+
+@pytest.fixture(scope="session")
+def cluster_nursery() -> Iterator[Nursery]:
+    """Where services of clusters come from: what they import takes a second and more."""
+    nursery = Nursery("import gpu_pool.kubernetes.pool")
+    yield nursery
+    nursery.close()
+
+
+@asynccontextmanager
+async def serving_cluster(
+    nursery: Nursery, folder: Path, kubeconfig: Path, settings: str = "", namespace: str = "hub"
+) -> AsyncIterator[Service]:
+    """Run ``gpu-pool serve --kubernetes``."""
+    settings += f"\nc.KubernetesSettings.namespace = {namespace!r}\n"
+    environment = {"KUBECONFIG": str(kubeconfig)}
+    async with serving(nursery, folder, settings, "--kubernetes", environment=environment) as service:
+        yield service
+
+
+@asynccontextmanager
+async def cluster_pool(
+    path: Path, kubeconfig: Path, namespace: str, *, courses: Courses | None = None, **settings: Any
+) -> AsyncIterator[ClusterPool]:
+    """Serve a cluster within this process, and look at the leases as the service does."""
+    told = courses or Courses()
+    kubernetes = KubernetesSettings(kubeconfig=str(kubeconfig), namespace=namespace, **settings)
+    log = logging.getLogger("gpu_pool.tests")
+    pool = await open_cluster(path, PoolSettings(), kubernetes, lambda: told, log)
+    async with pool:
+        looking = asyncio.create_task(look(pool))
+        try:
+            yield pool
+        finally:
+            looking.cancel()
+
+
+async def look(pool: ClusterPool) -> None:
+    """Look at the leases, as ``service.changes`` does."""
+    while True:
+        await pool.status()
+        await asyncio.sleep(0.1)
+
+
+async def held(pool: Pool, text: str = "2%", user: str = "ada") -> Lease:
+    """Return a lease that is held."""
+    return await pool.acquire(parse_request(text), Holder(user), uuid.uuid4().hex, timeout=60)
+
+
+async def until_pod(
+    pool: Pool, lease_id: str, is_so: Callable[[KernelPod], bool], within: float = 60.0
+) -> KernelPod:
+    """Follow a pod until it is so."""
+    pod: KernelPod | None = None
+
+    async def follow() -> KernelPod:
+        nonlocal pod
+        while True:
+            pod = await pool.pod(lease_id, pod.version if pod else "")
+            if is_so(pod):
+                return pod
+
+    try:
+        return await asyncio.wait_for(follow(), within)
+    except asyncio.TimeoutError:
+        raise AssertionError(f"waited in vain, and saw last {pod}") from None
+
+
+async def running(pool: Pool, lease_id: str) -> KernelPod:
+    """Return the pod of a lease once it runs."""
+    return await until_pod(pool, lease_id, lambda pod: pod.phase is PodPhase.RUNNING)
