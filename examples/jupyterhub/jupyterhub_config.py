@@ -14,6 +14,7 @@ the Hub: this is not how a school runs one, see docs/administrator/jupyterhub.md
 """
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -21,9 +22,11 @@ HERE = Path(__file__).parent
 STATE = Path(".hub").absolute()
 PORT = int(os.environ.get("PORT", "8000"))
 SERVICE_PORT = int(os.environ.get("SERVICE_PORT", "10101"))
-COURSES = HERE / "courses"
+COURSES = STATE / "courses"
 
 STATE.mkdir(mode=0o700, exist_ok=True)
+if not COURSES.exists():  # a copy, since instructors change it
+    shutil.copytree(HERE / "courses", COURSES)
 (STATE / "gpu_pool_config.py").write_text(
     f"c.PoolSettings.courses_dir = {str(COURSES)!r}\nc.PoolSettings.course_required = True\n"
 )

@@ -6,96 +6,35 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Page, async_playwright, expect
+from playwright.async_api import expect
 
 from gpu_pool_client import LeaseState
 from support.dashboard import ADMIN, Site, courses_of, showing
+from support.looking import PHONE, TOO_FAINT, TOO_WIDE, Open, browser, live, look, press_until
+
+__all__ = ["browser", "look"]
 
 #: If set, the folder that pictures for the documentation are written to.
 SCREENSHOTS = "GPU_POOL_SCREENSHOTS"
-OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-PHONE = {"width": 320, "height": 640}
 TITLES = {
     "intro-ml": "Introduction to Machine Learning",
     "language": "Language and computation",
     "thesis": "Theses and projects",
     "vision": "Computer vision",
 }
-#: How far the page is wider than the window.
-TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-#: Every piece of text whose contrast to what is behind it is less than 4.5 (WCAG 2, level AA).
-TOO_FAINT = """() => {
-  const light = (colour) => {
-    const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(Number)
-      .map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const behind = (element) => {
-    for (let at = element; at; at = at.parentElement) {
-      if (at.matches("svg svg")) return getComputedStyle(at.querySelector("rect")).fill;
-      const colour = getComputedStyle(at).backgroundColor;
-      if (!/, 0\\)$/.test(colour)) return colour;
-    }
-    return "rgb(255, 255, 255)";
-  };
-  const found = [];
-  for (const element of document.querySelectorAll("body *")) {
-    const text = [...element.childNodes].some((node) => node.nodeType === 3 && node.nodeValue.trim());
-    if (!text || !element.getClientRects().length || element.closest("title, defs")) continue;
-    const style = getComputedStyle(element);
-    const pair = [light(element.matches("svg text") ? style.fill : style.color), light(behind(element))];
-    const ratio = (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
-    if (ratio < 4.5) found.push(`${element.tagName} ${element.textContent.trim()}: ${ratio}`);
-  }
-  return found;
-}"""
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
-Open = Callable[..., Awaitable[Page]]
 
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
     async with showing(tmp_path, 3, courses_of(TITLES)) as site:
         yield site
-
-
-@pytest.fixture
-async def browser(chromium: str) -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
-        yield browser
-        await browser.close()
-
-
-@pytest.fixture
-async def look(browser: Browser, site: Site) -> AsyncIterator[Open]:
-    """Open a page as somebody; whatever the browser complains of fails the test."""
-    complaints: list[str] = []
-    expect.set_options(timeout=20_000)
-
-    async def look(path: str, user: str, **how: Any) -> Page:
-        how = {
-            "viewport": {"width": 1000, "height": 700},
-            "locale": "en-GB",
-            "timezone_id": "Europe/Berlin",
-            **how,
-        }
-        context = await browser.new_context(**how)
-        await context.add_cookies([{"name": "user", "value": user, "url": site.url}])
-        page = await context.new_page()
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda told: complaints.append(told.text) if told.type == "error" else None)
-        await page.goto(site.url + path)
-        return page
-
-    yield look
-    assert complaints == []
 
 
 async def fill(site: Site) -> None:
@@ -108,10 +47,6 @@ async def fill(site: Site) -> None:
     await site.pool.drain("2")
     await site.take("1", "katherine", "thesis", "python evaluate.py")
     await site.take("50%", "ada", "intro-ml", "Python 3 (GPU 50%)")
-
-
-async def live(page: Page) -> None:
-    await expect(page.locator("#liveness")).to_have_text("Live.")
 
 
 async def test_a_slice_appears_by_itself_and_is_given_back_by_keyboard(site: Site, look: Open) -> None:
@@ -128,15 +63,6 @@ async def test_a_slice_appears_by_itself_and_is_given_back_by_keyboard(site: Sit
     await page.keyboard.press("Enter")
     await expect(page.locator(".said")).to_have_text("The slice was given back.")
     assert (await site.pool.lease(lease)).state is LeaseState.ENDED
-
-
-async def press_until(page: Page, element: str) -> None:
-    """Go on with the tabulator key until the element has the focus."""
-    for _ in range(40):
-        await page.keyboard.press("Tab")
-        if await page.evaluate("document.activeElement.id") == element:
-            return
-    raise AssertionError(f"{element} cannot be reached by keyboard")
 
 
 async def test_changes_leave_focus_and_what_is_unfolded(site: Site, look: Open) -> None:
@@ -249,7 +175,6 @@ async def test_pictures_for_the_documentation(site: Site, look: Open) -> None:
         "dashboard-dark.png": ("", "ada", {"color_scheme": "dark"}),
         "dashboard-phone.png": ("", "ada", {"viewport": PHONE, "device_scale_factor": 2}),
         "dashboard-history.png": ("history", ADMIN, {"viewport": {"width": 1000, "height": 850}}),
-        "dashboard-course.png": ("courses/intro-ml", "turing", {}),
         "dashboard-admin.png": ("admin", ADMIN, {}),
     }
     for name, (path, user, how) in pictures.items():

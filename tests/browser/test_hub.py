@@ -77,6 +77,26 @@ async def visit(browser: Browser, hub: str, user: str, where: str) -> Page:
     return page
 
 
+async def teach(browser: Browser, hub: str) -> None:
+    """Add a slice to the course as its instructor, and wait until a student is offered it."""
+    instructor = await visit(browser, hub, "turing", "/services/gpu-pool/courses/intro")
+    await instructor.get_by_role("link", name="Edit").click()
+    text = instructor.locator("#text")
+    before = await text.input_value()
+    await text.fill(before.replace("  - name: Large", "  - name: Medium\n    request: 5%\n  - name: Large"))
+    await instructor.get_by_role("button", name="Save", exact=True).click()
+    await expect(instructor.locator(".said")).to_contain_text("in force from now on")
+    student = await visit(browser, hub, "grace", "/hub/spawn")
+
+    async def is_offered() -> bool:
+        await student.reload()
+        return await student.get_by_text("Medium").count() > 0
+
+    await eventually(is_offered)
+    for page in (instructor, student):
+        await page.context.close()
+
+
 async def snap(page: Page, name: str) -> None:
     folder = os.environ.get(SCREENSHOTS)
     if folder:
@@ -105,6 +125,7 @@ async def test_a_class_on_the_pool(chromium: str, hub: str) -> None:
         output = student.locator(".jp-OutputArea-output").first
         await expect(output).to_contain_text("655 MiB granted")
         await snap(student, "hub-notebook.png")
+        await teach(browser, hub)
         # The administrator sees it, and takes it back with a reason that the student reads.
         admin = await visit(browser, hub, "hopper", "/services/gpu-pool/")
         await expect(admin.locator("#devices")).to_contain_text("intro 2%")

@@ -9,13 +9,15 @@
     model     what a course file can say
     reading   one file: from its bytes to a course
     folder    a folder of them, read again when they change
+    editing   what of a file is its instructors' own, and what a change is
+    writing   one file put in the place of another
     access    who may use a course, when, and what they may ask for
     groups    the system's groups of a user
     figures   how many fit, and what happens when all come at once
     words     a course in a sentence or two
     template  a course file to begin with
 
-Only ``reading`` and ``folder`` touch files, and only ``groups`` asks the system.
+Only ``reading``, ``folder`` and ``writing`` touch files, and only ``groups`` asks the system.
 """
 
 from gpu_pool.coursefiles.access import check_offered, is_member, may_use

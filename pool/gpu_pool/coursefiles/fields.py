@@ -29,6 +29,10 @@ _IMAGE: Final = re.compile(
 )
 _YES_OR_NO: Final = {"true": True, "yes": True, "false": False, "no": False}
 _LONGEST_TEXT: Final = 200
+#: Written in place of a home's size where nothing outlives its pod.
+NO_HOME: Final = "none"
+#: Where kernels run on Kubernetes: each in a pod of its own, or all in that of their server.
+KERNELS: Final = ("pods", "server")
 
 
 def _read_text(value: object) -> str:
@@ -106,6 +110,11 @@ def read_memory(value: object) -> int:
     return request.count * request.memory_mib
 
 
+def read_home(value: object) -> int:
+    """Read the size of a home folder; return MiB, 0 for ``none``."""
+    return 0 if isinstance(value, str) and value.strip().lower() == NO_HOME else read_memory(value)
+
+
 def read_cores(value: object) -> float:
     """Read a number of CPU cores."""
     number = read_number(value)
@@ -158,6 +167,14 @@ def read_when_idle(value: object) -> WhenIdle:
     return WhenIdle(text)
 
 
+def read_kernels(value: object) -> str:
+    """Read where the kernels of a server on Kubernetes run."""
+    text = _read_text(value)
+    if text not in KERNELS:
+        raise BadRequest(f"{given(text)} is not known.", f"Accepted: {', '.join(KERNELS)}.")
+    return text
+
+
 def read_image(value: object) -> str:
     """Read the name of a container image."""
     text = _read_text(value)
@@ -198,6 +215,7 @@ Share: TypeAlias = Annotated[
     int, PlainValidator(read_share), _schema("string", "number", examples=["50%", "4"])
 ]
 Memory: TypeAlias = Annotated[int, PlainValidator(read_memory), _schema("string", examples=["16GiB"])]
+Home: TypeAlias = Annotated[int, PlainValidator(read_home), _schema("string", examples=["10GiB", NO_HOME])]
 Day: TypeAlias = Annotated[date, PlainValidator(read_date), _schema("string", examples=["2026-10-12"])]
 Hours: TypeAlias = Annotated[
     WeeklyHours,
@@ -211,6 +229,9 @@ Idle: TypeAlias = Annotated[
     WhenIdle,
     PlainValidator(read_when_idle),
     _schema("string", enum=[each.value for each in WhenIdle]),
+]
+Kernels: TypeAlias = Annotated[
+    str, PlainValidator(read_kernels), _schema("string", enum=list(KERNELS))
 ]
 Image: TypeAlias = Annotated[
     str, PlainValidator(read_image), _schema("string", examples=["quay.io/jupyter/scipy-notebook:latest"])

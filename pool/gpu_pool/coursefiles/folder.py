@@ -98,6 +98,11 @@ class CourseFolder:
         self._of_folder: tuple[Problem, ...] = ()
         self._courses = Courses()
 
+    @property
+    def path(self) -> Path:
+        """Where the files are."""
+        return self._folder
+
     def look(self) -> Courses:
         """Return the courses as they are now: the very same value while nothing has changed."""
         now = self._clock.uptime()
@@ -106,6 +111,12 @@ class CourseFolder:
                 self._courses = self._compose()
             self._looked_at = now
         return self._courses
+
+    def reread(self, file: str) -> None:
+        """Read a file that was replaced whole, at once: its writer is done."""
+        self.look()
+        if self._look_at(file, is_first=True):
+            self._courses = self._compose()
 
     def _look(self, is_first: bool) -> bool:
         """Look at all files; return whether anything is new."""

@@ -22,9 +22,11 @@ from gpu_pool.coursefiles.fields import (
     Count,
     Day,
     Flag,
+    Home,
     Hours,
     Idle,
     Image,
+    Kernels,
     Line,
     Memory,
     Number,
@@ -118,7 +120,28 @@ class Kubernetes(_Part):
     image: Image | None = Field(default=None, description="The container image.")
     cpu: Cores | None = Field(default=None, description="CPU cores, such as 2 or 0.5.")
     memory: Memory | None = Field(default=None, description="Memory (not of the GPU): 4GiB.")
-    home: Memory | None = Field(default=None, description="Size of the home folder: 10GiB.")
+    home: Home | None = Field(
+        default=None, description="Size of the home folder: 10GiB; or none, for one that goes with its pod."
+    )
+    kernels: Kernels = Field(
+        default="pods",
+        description="Where the slice is: each kernel has its own, in a pod; or the server has one, for all.",
+    )
+    kernel_image: Image | None = Field(
+        default=None, description="The container image of kernels in pods; without it, image."
+    )
+    kernel_cpu: Cores | None = Field(
+        default=None, description="CPU cores of a kernel in a pod; without it, cpu."
+    )
+    kernel_memory: Memory | None = Field(
+        default=None, description="Memory (not of the GPU) of a kernel in a pod; without it, memory."
+    )
+    prefer: Line | None = Field(
+        default=None, description="GPUs to prefer if there are several kinds: nvlink, or part of a model."
+    )
+    start_within: Seconds | None = Field(
+        default=None, description="How long a server may take to start, its software being fetched: 10min."
+    )
 
 
 def _one_or_more(value: object) -> object:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 
 from gpu_pool.coursefiles.access import say_when
-from gpu_pool.coursefiles.figures import Rush
+from gpu_pool.coursefiles.figures import Rush, SliceFigures
 from gpu_pool.coursefiles.model import CourseFile
 from gpu_pool_client import format_duration
 
@@ -25,6 +26,23 @@ def rush_words(rush: Rush, course: CourseFile) -> str:
     if rush.refused:
         said.append(f"{rush.refused} are turned away by a quota.")
     return " ".join(said)
+
+
+def at_once_words(each: SliceFigures) -> str:
+    """Say how many of a slice there are at once in all: ``50``, or ``10 by quota, of 50``."""
+    if each.quota is not None and each.quota < each.at_once:
+        return f"{each.quota} by quota, of {each.at_once}"
+    return str(each.at_once)
+
+
+def slice_notes(each: SliceFigures) -> Iterator[str]:
+    """Yield why nobody can have a slice, if that is so."""
+    if not each.at_once:
+        yield f"{each.name} fits on no GPU here."
+    if each.per_user == 0:
+        yield f"Nobody can have {each.name}: it is more than per_user allows."
+    if each.quota == 0:
+        yield f"Nobody can have {each.name}: it is more than the quota allows."
 
 
 def when_open(course: CourseFile) -> str:

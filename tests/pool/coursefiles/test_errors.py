@@ -93,7 +93,7 @@ def problems(text: str | bytes) -> tuple[Problem, ...]:
         ("kubernetes: {cpu: 0}", "kubernetes, cpu", "'0' is no part of a CPU", "2 or 0.5"),
         ("kubernetes: {memory: 4}", "kubernetes, memory", "'4' is not an amount of memory", "16GiB"),
         ("kubernetes: {home: 10GB}", "kubernetes, home", "memory is written in GiB or MiB", "1.5GiB"),
-        ("kubernetes: {ram: 1GiB}", "kubernetes", "no field 'ram'", "Accepted: image, cpu, memory, home"),
+        ("kubernetes: {ram: 1GiB}", "kubernetes", "no field 'ram'", "image, cpu, memory, home, kernels"),
         ("quota:", "quota", "is empty", "Write a value, or remove the line"),
         ("title: Again", "", "'title' is there already, on line 1", "Keep one of the two"),
         ("instructors: *all", "instructors", "references (* and &) are not read", "in quotes"),

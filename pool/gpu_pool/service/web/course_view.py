@@ -8,6 +8,7 @@ from datetime import datetime
 
 from gpu_pool.coursefiles import CourseFile, Courses, is_member
 from gpu_pool.coursefiles.model import Limits
+from gpu_pool.coursefiles.reading import SUFFIX
 from gpu_pool.coursefiles.words import open_now, when_open
 from gpu_pool.service.web.marks import Mark
 from gpu_pool.service.web.viewer import Viewer
@@ -151,6 +152,13 @@ def _who(course: CourseFile) -> str:
 
 def _duration(seconds: float | None) -> str:
     return "no limit" if seconds is None else format_duration(seconds)
+
+
+def problems_by_course(courses: Courses) -> tuple[tuple[str, str], ...]:
+    """Return what is wrong with the files, each with its course, or with an empty text if it is none's."""
+    named = ((problem, problem.file.removesuffix(SUFFIX)) for problem in courses.problems)
+    known = {*courses.usable, *courses.refused}
+    return tuple((str(problem), name if name in known else "") for problem, name in named)
 
 
 def problems_of(name: str, courses: Courses) -> tuple[str, ...]:

@@ -115,7 +115,7 @@ class AdminPage(Live):
         """Say what a form has done, and what is wrong with the course files."""
         return {
             "said": SAID.get(self.get_query_argument("said", ""), ""),
-            "problems": tuple(map(str, scene.courses.problems)),
+            "problems": course_view.problems_by_course(scene.courses),
         }
 
 
@@ -166,12 +166,15 @@ class CoursePage(Live):
         (name,) = where
         course = self._course(scene, name)
         teaches = course_view.teaches(course, self.viewer)
+        editor = self.dashboard.editor
         return {
             "course": course_view.course_view(
                 name, course, scene.snapshot.status, datetime.now(timezone.utc)
             ),
             "settings": course_view.settings(course) if teaches else (),
             "problems": course_view.problems_of(name, scene.courses) if teaches else (),
+            "may_edit": teaches and editor is not None,
+            "fixed": editor.why_fixed(name) if teaches and editor is not None else "",
         }
 
     def _course(self, scene: Scene, name: str) -> CourseFile:

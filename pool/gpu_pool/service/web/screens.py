@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import timedelta
 from typing import Any, ClassVar, Final
 
 from tornado.gen import with_timeout
@@ -29,8 +28,6 @@ _POLICY: Final = (
 _COMMENT_EVERY: Final = 15.0
 #: Seconds after which a stream ends. The browser asks again, and so proves again who it is.
 _LONGEST_STREAM: Final = 600.0
-#: Seconds in which a browser must have taken an event.
-_TAKEN_WITHIN: Final = 30.0
 #: Milliseconds after which a browser whose stream has ended asks again.
 _RETRY: Final = 2_000
 
@@ -67,6 +64,7 @@ class Screen(Page):
             "hub": hub,
             "viewer": self.viewer if hasattr(self, "caller") else None,
             "form_token": "",
+            "typed": "",
             "live": False,
         }
 
@@ -147,7 +145,7 @@ class Live(Screen):
 
     async def _send(self, text: str) -> None:
         self.write(text)
-        await with_timeout(timedelta(seconds=_TAKEN_WITHIN), self.flush())
+        await with_timeout(self.settings["taken_within"], self.flush())
 
 
 def _event(parts: Parts, said: str) -> str:

@@ -12,8 +12,9 @@ from typing import Final
 from gpu_pool.coursefiles import Courses
 from gpu_pool.courses import Sharing
 from gpu_pool.service.changes import Changes
+from gpu_pool.service.editing import CourseDesk
+from gpu_pool.service.snapshots import Snapshot, Snapshots
 from gpu_pool.service.web.marks import Mark, marks
-from gpu_pool.service.web.snapshots import Snapshot, Snapshots
 from gpu_pool_client import OverQuota, Pool
 
 #: Pages of one user that are live at once: each browser tab has one.
@@ -39,9 +40,12 @@ class Dashboard:
         log: logging.Logger,
         courses: Callable[[], Courses],
         sharing: Callable[[], Sharing],
+        editor: CourseDesk | None = None,
     ) -> None:
         self.snapshots = Snapshots(pool, changes, log)
         self.sharing = sharing
+        #: None where there are no course files.
+        self.editor = editor
         self._courses = courses
         self._streams: Counter[str] = Counter()
         self._scene: Scene | None = None

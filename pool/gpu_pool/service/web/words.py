@@ -17,6 +17,7 @@ _REASONS: Final = {
     EndReason.EXPIRED: "its server was not heard of any more",
     EndReason.REVOKED: "taken back by an administrator",
     EndReason.DEVICE_LOST: "its GPU is gone",
+    EndReason.TAKEN: "taken away by the cluster",
     EndReason.NOT_ENFORCED: "its limits could not be set up",
     EndReason.BROKEN: "what it kept while it was parked could not be brought back",
     EndReason.TOO_LONG: "held for as long as its course allows",

@@ -1,4 +1,4 @@
-// Keeps a page live, and writes times by the reader's own clock. Without it the page works, and stands still.
+// Keeps a page live, writes times by the reader's own clock, and helps the editor of course files. Without it the page works, and stands still.
 "use strict";
 
 // -- Times: the server writes UTC, since it knows no reader's clock.
@@ -112,5 +112,30 @@ function follow(address) {
   };
 }
 
+// -- The editor of course files.
+
+function goToLine(text, number) {
+  const lines = text.value.split("\n");
+  const begin = lines.slice(0, number - 1).join("\n").length + (number > 1 ? 1 : 0);
+  text.focus();
+  text.setSelectionRange(begin, begin + (lines[number - 1] || "").length);
+  text.scrollTop = (number - 4) * (text.scrollHeight / lines.length);
+}
+
+function guardEditor(form) {
+  const text = form.querySelector("textarea");
+  let isUnsaved = "unsaved" in form.dataset;
+  text.addEventListener("input", () => { isUnsaved = true; });
+  form.addEventListener("submit", () => { isUnsaved = false; });
+  addEventListener("beforeunload", (event) => { if (isUnsaved) event.preventDefault(); });
+  for (const link of document.querySelectorAll("a[data-line]")) {
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      goToLine(text, Number(link.dataset.line));
+    });
+  }
+}
+
 writeTimes(document);
+for (const form of document.querySelectorAll("form.editor")) guardEditor(form);
 if (document.body.dataset.live) follow(document.body.dataset.live);
