@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 import sqlite3
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool_client import GpuPoolError, LeaseGone, LeaseState, OverQuota, Pool, connect
+from gpu_pool_client import GpuPoolError, Holder, LeaseGone, LeaseState, OverQuota, Pool, connect
 from gpu_pool_client.remote.exchange import ask
 from gpu_pool_client.remote.problems import PROBLEM_TYPE
 from support.pools import take, until
@@ -38,6 +39,13 @@ def ends(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+def is_hung_up(connection: socket.socket) -> bool:
+    """Whether the other end has closed the connection, whatever it sent before."""
+    asked = select.poll()
+    asked.register(connection, select.POLLRDHUP)
+    return bool(asked.poll(0))
 
 
 def flood(connection: socket.socket, part: bytes) -> None:
@@ -80,6 +88,18 @@ async def test_idle_and_slow_connections_hold_nobody_up(service: Service, pool: 
         for number in range(200):
             stack.enter_context(connected(service, b"POST /api/v1/leases HTTP/1.1\r\n"[: number % 29]))
         assert (await pool.status()).leases == ()
+
+
+async def test_whoever_does_not_take_an_answer_loses_the_connection(nursery: Nursery, folder: Path) -> None:
+    settings = "c.ServeApp.taken_within = 0.3\nc.PoolSettings.max_waiting = 0"
+    async with serving(nursery, folder / "pool", settings) as service, connect(service.url) as pool:
+        # More than the system keeps for a client that does not read.
+        for number in range(300):
+            await take(pool, "1", f"key-{number}", Holder("ada", kernel="x" * 200))
+        with connected(service, b"GET /api/v1/status HTTP/1.1\r\nHost: x\r\n\r\n") as connection:
+            await until(lambda: is_hung_up(connection))
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        assert len((await pool.status()).line) == 299
 
 
 async def test_one_user_has_so_many_connections_and_no_more(nursery: Nursery, folder: Path) -> None:
@@ -188,3 +208,13 @@ async def test_an_unforeseen_error_tells_nothing_of_the_inside(service: Service,
 
 async def test_health(service: Service) -> None:
     assert await question(service, "GET", "/api/v1/health") == (200, {"status": "ok"})
+
+
+async def test_one_user_waits_for_so_many_leases_and_is_told_so(nursery: Nursery, folder: Path) -> None:
+    settings = "c.PoolSettings.max_waiting = 2\n"
+    async with serving(nursery, folder / "pool", settings) as service, connect(service.url) as pool:
+        for key in ("held", "one", "two"):
+            await take(pool, "1", key)
+        with pytest.raises(OverQuota, match="wait for 2 slices already") as refused:
+            await take(pool, "1", "three")
+        assert "gpu-pool release ID" in refused.value.remedy

@@ -9,7 +9,6 @@ in another one (a container) cannot know whom it means, and so sees nothing.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,11 +16,11 @@ from typing import Any, Final, NamedTuple
 
 import pynvml
 
-from gpu_pool.inventory.words import card_problem, library_problem
+from gpu_pool.inventory.session import FAILURES, Session
+from gpu_pool.inventory.words import card_problem
 from gpu_pool_client import Device
 from gpu_pool_client.processes import pid_namespace
 
-_FAILURES: Final = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
 _BYTES_PER_MIB: Final = 1024 * 1024
 #: ``/proc/self/ns/pid`` in the machine's first pid namespace, whose number the kernel fixes
 #: (PID_NS_INIT_INO, linux/nsfs.h).
@@ -57,21 +56,10 @@ class Sample:
 
 
 class Sampler:
-    """Looks at the processes on devices, again and again. Used by one thread at a time.
-
-    After a failure NVML is opened anew, ``again_after`` seconds later at the
-    earliest: that is slow where a card has fallen off the bus.
-    """
+    """Looks at the processes on devices, again and again. Used by one thread at a time. See ``Session``."""
 
     def __init__(self, again_after: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._again_after = again_after
-        self._clock = clock
-        self._handles: dict[str, Any] = {}
-        #: When NVML was last opened; None while it is not.
-        self._opened_at: float | None = None
-        #: Why it could not be opened, and when that was.
-        self._refused: tuple[str, float] | None = None
-        self._failed = False
+        self._session = Session(again_after, clock)
 
     def sample(self, devices: Iterable[Device]) -> Sample:
         """Return the processes on each real device; what cannot be seen becomes a problem."""
@@ -80,49 +68,22 @@ class Sampler:
             return Sample()
         if pid_namespace() != FIRST_NAMESPACE:
             return Sample(problems=(_NOT_FIRST,))
-        problem = self._open()
+        problem = self._session.open()
         if problem:
             return Sample(problems=(problem,))
         uses: dict[str, tuple[Use, ...]] = {}
         problems: list[str] = []
         for device in real:
             try:
-                uses[device.uuid] = _uses(self._handle(device.uuid))
-            except _FAILURES as error:  # noqa: PERF203 - the others are looked at all the same
-                self._failed = True
-                self._handles.pop(device.uuid, None)
+                uses[device.uuid] = _uses(self._session.handle(device.uuid))
+            except FAILURES as error:  # noqa: PERF203 - the others are looked at all the same
+                self._session.failed(device.uuid)
                 problems.append(_problem(device, error))
         return Sample(uses, tuple(problems))
 
     def close(self) -> None:
         """Let go of NVML; the next look opens it again."""
-        if self._opened_at is not None:
-            with contextlib.suppress(*_FAILURES):
-                pynvml.nvmlShutdown()
-        self._opened_at, self._failed = None, False
-        self._handles.clear()
-
-    def _open(self) -> str:
-        """Have NVML open; return why that cannot be, or nothing."""
-        now = self._clock()
-        if self._opened_at is not None and self._failed and now - self._opened_at >= self._again_after:
-            self.close()
-        if self._opened_at is not None:
-            return ""
-        if self._refused and now - self._refused[1] < self._again_after:
-            return self._refused[0]
-        try:
-            pynvml.nvmlInit()
-        except _FAILURES as error:
-            self._refused = library_problem(error), now
-            return self._refused[0]
-        self._opened_at, self._refused = now, None
-        return ""
-
-    def _handle(self, uuid: str) -> Any:
-        if uuid not in self._handles:
-            self._handles[uuid] = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        return self._handles[uuid]
+        self._session.close()
 
 
 def memory_of(pids: Collection[int], devices: Collection[Device]) -> int | None:
@@ -152,7 +113,7 @@ def _optional(query: Callable[[Any], Iterable[Any]], handle: Any) -> Iterator[An
     """Yield what a list holds that not every card and driver has."""
     try:
         yield from query(handle)
-    except _FAILURES:
+    except FAILURES:
         return
 
 

@@ -73,3 +73,7 @@ class AccountTable:
         values = {"id": lease_id, "notice": notice, "ending": ending.value if ending else None}
         with self._db.transaction():
             self._db.run("tell", {"number": int(lease_id.partition("-")[0]), **values})
+            row = self._leases.live(lease_id)
+            if notice and row is not None:
+                why = {"words": notice, "reason": ending.value if ending else None}
+                self._db.trail.decided("ending" if ending else "warned", row, (), why, asked=False)

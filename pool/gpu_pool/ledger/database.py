@@ -14,6 +14,7 @@ from gpu_pool.ledger import files
 from gpu_pool.ledger.errors import LedgerUnusable, explain
 from gpu_pool.ledger.lock import FairLock, Pulses
 from gpu_pool.ledger.queries import migrations, queries, statements
+from gpu_pool.ledger.trail import Trail
 
 #: PRAGMA application_id of a ledger, "GPUP" in ASCII: tells it from other SQLite files.
 APPLICATION_ID: Final = 0x47505550
@@ -52,10 +53,17 @@ class Database:
                 self._migrate()
                 self._opened = opened.pop_all()
         self._sql = queries()
+        #: What the running transaction decides.
+        self.trail = Trail()
+        #: The block of decisions that is under way, and whether its transaction has begun: :meth:`together`.
+        self._block: contextlib.ExitStack | None = None
+        self._has_begun = False
 
     def close(self) -> None:
-        """Close the connection and the lock."""
-        self._opened.close()
+        """Close the connection and the lock; the decisions of a block are in the ledger before."""
+        with self._opened:
+            if self._block is not None:
+                self._block.close()
 
     @property
     def version(self) -> int:
@@ -69,10 +77,36 @@ class Database:
         ``give_up_at`` (``time.monotonic()``): past this moment nothing is begun,
         because nobody waits for the answer any more.
         """
+        if self._block is None:
+            with self._begin(give_up_at):
+                yield
+            return
+        if not self._has_begun:
+            self._block.enter_context(self._begin(give_up_at))
+            self._has_begun = True
+        with _explained(self.path), self._step(give_up_at):
+            yield
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Let the decisions of a block have one transaction, which saves most of what each costs.
+
+        One that fails leaves the others as they are. Where the end of the block
+        fails, none of them is in the ledger.
+        """
+        with contextlib.ExitStack() as block:
+            self._block, self._has_begun = block, False
+            try:
+                yield
+            finally:
+                self._block = None
+
+    @contextlib.contextmanager
+    def _begin(self, give_up_at: float | None) -> Iterator[None]:
+        self.trail.forget()
         with _explained(self.path), self._lock:
             self._check_still_there()
-            if give_up_at is not None and time.monotonic() > give_up_at:
-                raise LedgerUnusable(f"The pool's ledger, {self.path}, was busy for too long.", "Try again.")
+            self._refuse_if_late(give_up_at)
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 self._check_version()
@@ -82,10 +116,37 @@ class Database:
                 with contextlib.suppress(sqlite3.Error):
                     self._connection.execute("ROLLBACK")
                 raise
+        # Not before it is kept, and not while others wait.
+        self.trail.tell()
+
+    @contextlib.contextmanager
+    def _step(self, give_up_at: float | None) -> Iterator[None]:
+        """Run one decision of a block, and undo it alone if it fails."""
+        self._refuse_if_late(give_up_at)
+        if not self._connection.in_transaction:  # SQLite has undone all of the block, for want of space, say
+            raise LedgerUnusable(f"The pool's ledger, {self.path}, could not be written.", "Try again.")
+        self._connection.execute("SAVEPOINT decision")
+        before = len(self.trail)
+        try:
+            yield
+        except BaseException:
+            self.trail.forget(before)
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK TO decision")
+                self._connection.execute("RELEASE decision")
+            raise
+        self._connection.execute("RELEASE decision")
+
+    def _refuse_if_late(self, give_up_at: float | None) -> None:
+        if give_up_at is not None and time.monotonic() > give_up_at:
+            raise LedgerUnusable(f"The pool's ledger, {self.path}, was busy for too long.", "Try again.")
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Read one consistent state, without waiting for writers."""
+        """Read one consistent state, without waiting for writers; in a block, what was decided so far."""
+        if self._connection.in_transaction:
+            yield
+            return
         with _explained(self.path):
             self._check_still_there()
             self._connection.execute("BEGIN")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gpu_pool.ledger import records
@@ -14,6 +15,20 @@ from gpu_pool_client import Device, DeviceStatus, Slice
 
 #: What each entry of a lease's slices means.
 _COLUMNS: Final = ("device", "milli", "memory_mib", "contexts")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Others:
+    """What those have of a device who hold no lease on it, such as pods that the pool has not made."""
+
+    milli: int = 0
+    memory_mib: int = 0
+    contexts: int = 0
+    #: Whether nothing more may be granted on it, whatever an administrator of the pool says.
+    closed: bool = False
+
+
+_NOBODY: Final = Others()
 
 
 class DeviceTable:
@@ -53,6 +68,17 @@ class DeviceTable:
         for position, device in enumerate(devices):
             values = {"uuid": device.uuid, "position": position, "facts": records.write_device(device)}
             self._db.run("upsert_device", {**values, "seen_from": seen_from})
+
+    def set_others(self, others: Mapping[str, Others]) -> bool:
+        """Take note of what others than leases have of each device, by uuid; return whether that is news."""
+        changed = False
+        for row in self._db.run("others").fetchall():
+            now = others.get(row["uuid"], _NOBODY)
+            known = row["other_milli"], row["other_memory_mib"], row["other_contexts"], bool(row["closed"])
+            if known != dataclasses.astuple(now):
+                self._db.run("set_others", {"id": row["id"], **dataclasses.asdict(now)})
+                changed = True
+        return changed
 
     def _refuse_to_mix(self, devices: Sequence[Device], missing: Sequence[sqlite3.Row]) -> None:
         replaced = [records.read_device(row["facts"]).label for row in missing]

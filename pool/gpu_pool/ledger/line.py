@@ -50,8 +50,11 @@ class Line:
         now = self._situation(rows.values())
         decision = queueing.decide(now)
         for waiter, parts in decision.grants:
-            self._db.run("grant", {"number": waiter.number, **self.granted(rows.pop(waiter.number), parts)})
+            row = rows.pop(waiter.number)
+            self._db.run("grant", {"number": waiter.number, **self.granted(row, parts)})
             self._devices.take(parts)
+            waited = {"waited": round(max(0.0, now.now - waiter.since), 3)}
+            self._db.trail.decided("granted", row, parts, waited, asked=False)
         if rows:
             self._write_order(now, decision, rows)
 
@@ -72,7 +75,19 @@ class Line:
 
     def explain(self, number: int, place: int) -> Outlook:
         """Say why this lease waits, and for how long it may."""
-        now = self._situation(self._db.run("line").fetchall())
+        return self._outlook(number, place, self._situation(self._db.run("line").fetchall()))
+
+    def forecast(self, row: records.Row) -> Outlook | None:
+        """Say what a lease would meet in line that is not there; None if it would be granted at once."""
+        rows = self._db.run("line").fetchall()
+        number = 1 + max((each["number"] for each in rows), default=0)
+        now = self._situation([*rows, {**row, "number": number}])
+        if any(waiter.number == number for waiter, _ in queueing.decide(now).grants):
+            return None
+        places = [waiter.number for waiter in queueing.order(now)]
+        return self._outlook(number, places.index(number) + 1, now)
+
+    def _outlook(self, number: int, place: int, now: Situation) -> Outlook:
         stays = [
             outlook.Stay(row["course"], row["milli"], row["held_seconds"])
             for row in self._db.run("stays", {"count": _STAYS}).fetchall()
@@ -90,7 +105,7 @@ class Line:
             if (row["turn"], row["reserved"]) != (turn, reserved):
                 self._db.run("set_turn", {"number": waiter.number, "turn": turn, "reserved": reserved})
 
-    def _situation(self, rows: Iterable[sqlite3.Row]) -> Situation:
+    def _situation(self, rows: Iterable[records.Row]) -> Situation:
         return Situation(
             [self._waiter(row) for row in rows],
             [self._holding(row) for row in self._db.run("holdings").fetchall()],
@@ -101,11 +116,11 @@ class Line:
             self._clock.wall(),
         )
 
-    def _waiter(self, row: sqlite3.Row) -> Waiter:
+    def _waiter(self, row: records.Row) -> Waiter:
         return Waiter(
             number=row["number"],
             request=records.read_request(row["request"]),
-            devices=frozenset(filter(None, row["home"].split(","))),
+            devices=frozenset(filter(None, (row["home"] or row["within"]).split(","))),
             user=row["user"],
             course=row["course"],
             since=row["waiting_since"],

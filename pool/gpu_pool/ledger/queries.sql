@@ -1,7 +1,8 @@
 -- Every statement the pool runs, by name. Read by gpu_pool.ledger.queries.
 
 -- name: devices
-SELECT id, revision, drained, held_milli, held_memory_mib, held_contexts, leases
+SELECT id, revision, drained OR closed, held_milli + other_milli, held_memory_mib + other_memory_mib,
+       held_contexts + other_contexts, leases
 FROM device WHERE present OR leases > 0 ORDER BY position;
 
 -- name: device_facts
@@ -18,6 +19,14 @@ UPDATE device SET present = 0, revision = revision + 1 WHERE id = :id;
 
 -- name: set_drained
 UPDATE device SET drained = :drained WHERE id = :id;
+
+-- name: others
+SELECT id, uuid, other_milli, other_memory_mib, other_contexts, closed FROM device WHERE present;
+
+-- name: set_others
+UPDATE device SET other_milli = :milli, other_memory_mib = :memory_mib, other_contexts = :contexts,
+    closed = :closed
+WHERE id = :id;
 
 -- name: in_use
 SELECT EXISTS (SELECT 1 FROM lease);
@@ -50,6 +59,10 @@ SELECT * FROM lease WHERE turn IS NULL ORDER BY number;
 -- name: line
 SELECT * FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
+-- name: waiting_of_user
+-- Those that ask to come back have been counted when they came.
+SELECT count(*) FROM lease WHERE turn IS NOT NULL AND user = :user AND home = '';
+
 -- name: place_in_line
 SELECT count(*) FROM lease WHERE turn IS NOT NULL AND turn <= :turn;
 
@@ -57,9 +70,9 @@ SELECT count(*) FROM lease WHERE turn IS NOT NULL AND turn <= :turn;
 SELECT coalesce(max(turn), 0) FROM lease WHERE turn IS NOT NULL;
 
 -- name: insert_lease
-INSERT INTO lease (number, id, key, state, turn, waiting_since, slices, request, milli, memory_mib, user, course,
+INSERT INTO lease (number, id, key, state, turn, waiting_since, slices, within, request, milli, memory_mib, user, course,
                    kernel, requested_at, first_held_at, held_at, ends_by, keeper, pulse, deadline, deadline_reason)
-VALUES (:number, :id, :key, :state, :turn, :waiting_since, :slices, :request, :milli, :memory_mib, :user, :course,
+VALUES (:number, :id, :key, :state, :turn, :waiting_since, :slices, :within, :request, :milli, :memory_mib, :user, :course,
         :kernel, :requested_at, :held_at, :held_at, :ends_by, :keeper, :pulse, :deadline, :deadline_reason);
 
 -- name: grant
@@ -193,7 +206,7 @@ SELECT *, iif(deadline <= :now, deadline_reason, 'longest-lease') AS why
 FROM lease WHERE deadline <= :now OR ends_by + :margin <= :now;
 
 -- name: processes
-SELECT number, process, keeper, pulse, grace, slices, held_at, milli, course, user, ending
+SELECT number, id, request, process, keeper, pulse, grace, slices, held_at, milli, course, user, ending, notice
 FROM lease;
 
 -- name: held
@@ -218,8 +231,28 @@ WHERE number = :number AND id = :id;
 -- name: tell
 UPDATE lease SET notice = :notice, ending = :ending WHERE number = :number AND id = :id;
 
+-- name: course_versions
+SELECT number, user, text, saved_at FROM course_version
+WHERE course = :course AND (:before IS NULL OR number < :before)
+ORDER BY number DESC LIMIT :most;
+
+-- name: add_course_version
+INSERT INTO course_version (course, user, text, saved_at) VALUES (:course, :user, :text, :saved_at);
+
+-- name: forget_course_versions
+DELETE FROM course_version WHERE course = :course AND number <= (
+    SELECT number FROM course_version WHERE course = :course ORDER BY number DESC LIMIT 1 OFFSET :most
+);
+
+-- name: remove_course_version
+DELETE FROM course_version WHERE number = :number;
+
 -- name: looked_at
 SELECT looked_at FROM pool;
 
 -- name: set_looked_at
 UPDATE pool SET looked_at = :now;
+
+-- name: set_tried_at
+-- Something has to differ, or nothing would be written.
+UPDATE pool SET tried_at = max(:now, tried_at + 0.001);

@@ -42,7 +42,8 @@ class Resizing:
         before = records.read_request(row["request"])
         if request == before:
             return
-        statuses = self._devices.present()
+        within = row["within"].split(",") if row["within"] else None
+        statuses = [s for s in self._devices.present() if within is None or s.device.uuid in within]
         devices = [status.device for status in statuses]
         admission.check(request, devices, self._rules)
         size = _size(request, devices, self._rules)
@@ -96,7 +97,7 @@ class Resizing:
 
     def _wanted(self, devices: Sequence[Device]) -> set[str]:
         """Return the uuids of the devices on which somebody in line could be placed."""
-        wishes = {(row["request"], row["home"]) for row in self._db.run("line").fetchall()}
+        wishes = {(row["request"], row["home"] or row["within"]) for row in self._db.run("line").fetchall()}
         return {
             part.device.uuid
             for request, home in wishes

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import copy_context
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -30,20 +32,27 @@ class LedgerThread:
     def __init__(self, path: Path, open_ledger: Callable[[float | None], tuple[Database, Book]]) -> None:
         self._path = path
         self._open = open_ledger
-        self._worker = Worker("gpu-pool")
+        self._worker = Worker("gpu-pool", self._together)
         self._opened: tuple[Database, Book] | None = None
 
-    async def do(self, job: Callable[[Book], T]) -> T:
-        """Run a job and return what it returns. Raises ``LedgerUnusable`` where that takes too long."""
-        give_up_at = time.monotonic() + ANSWER_WITHIN
+    async def do(self, job: Callable[[Book], T], within: float | None = None) -> T:
+        """Run a job and return what it returns.
+
+        Raises ``LedgerUnusable`` where it has not begun ``within`` so many seconds (by default
+        ``ANSWER_WITHIN``), or is not done soon after.
+        """
+        within = ANSWER_WITHIN if within is None else within
+        give_up_at = time.monotonic() + within
+        context = copy_context()  # who asks is known there, too
         try:
-            return await self._worker.run(lambda: job(self._book(give_up_at)), ANSWER_WITHIN + 1)
+            return await self._worker.run(lambda: context.run(job, self._book(give_up_at)), within + 1)
         except TimeoutError as error:
-            raise self._stuck() from error
+            raise self._stuck(within) from error
 
     def later(self, job: Callable[[Book], object]) -> None:
         """Run a job after those already queued, however long they take; nobody waits for it."""
-        self._worker.submit(lambda: job(self._book(give_up_at=None)))
+        context = copy_context()
+        self._worker.submit(lambda: context.run(job, self._book(give_up_at=None)))
 
     async def close(self) -> None:
         """Close the ledger once what was begun is done."""
@@ -52,6 +61,9 @@ class LedgerThread:
         with contextlib.suppress(TimeoutError):
             await self._worker.run(lambda: None, _CLOSE_WITHIN)
         self._worker.stop()
+
+    def _together(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext() if self._opened is None else self._opened[0].together()
 
     def _close(self) -> None:
         if self._opened is not None:
@@ -66,10 +78,10 @@ class LedgerThread:
         book.give_up_at = give_up_at
         return book
 
-    def _stuck(self) -> LedgerUnusable:
+    def _stuck(self, within: float) -> LedgerUnusable:
         holder = self._opened[0].holder() if self._opened else None
         who = f" Process {holder} has it." if holder else ""
         return LedgerUnusable(
-            f"The pool's ledger, {self._path}, has been locked for {ANSWER_WITHIN:.0f} seconds.{who}",
+            f"The pool's ledger, {self._path}, has been locked for {within:.0f} seconds.{who}",
             "If that process is stopped, continue or end it.",
         )

@@ -6,14 +6,21 @@
     server     tornado's HTTP server, within limits; on a Unix socket it knows its peers
     listening  the socket's file: where it may be, and whether somebody serves there
     callers    who asks over the socket: identity from the connection, never from what is said
+    subordinate whose the uids without a name are
     claims     which process somebody means who is perhaps in a container
     hidepid    whether other users' processes are seen at all
     hubbed     what the service is to a JupyterHub: its address, and the users it shares
     hub        who asks over TCP: the Hub says it, of the token that comes with the request
     heartbeats leases of callers over TCP, which live while they are renewed
     desk       what each caller may do, over the pool that does it
+    editing    the course files, for those who teach the courses
     pace       how often each user may have something decided
+    health     whether the pool works
     changes    wakes those who wait when something happens to their leases
+    snapshots  one look at the pool for all who watch
+    streams    those who watch by server-sent events, and what each may see
+    events     what sends them
+    audited    requests as the audit log tells of them
     answering  JSON in and out, and errors as problem documents
     handlers   what answers at each address
     routes     the addresses, with what is understood and answered there

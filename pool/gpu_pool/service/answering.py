@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from datetime import timedelta
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
@@ -15,6 +14,7 @@ from tornado.iostream import StreamClosedError
 from tornado.util import TimeoutError as TookTooLong
 from tornado.web import HTTPError, RequestHandler
 
+from gpu_pool.service.audited import act_for, say_id, tell_refusal
 from gpu_pool.service.callers import Caller, Identify
 from gpu_pool.service.desk import Desk
 from gpu_pool.service.heartbeats import without_keepers
@@ -25,8 +25,6 @@ from gpu_pool_client.remote.problems import PROBLEM_TYPE, problem_of
 
 M = TypeVar("M", bound=wire.Body)
 
-#: Seconds in which a client must have taken its answer.
-_TAKEN_WITHIN: Final = 30.0
 _UNKNOWN: Final = GpuPoolError("The pool met an error that it does not know.", "Its log says more.")
 
 
@@ -70,6 +68,7 @@ class Handler(RequestHandler):
     async def prepare(self) -> None:
         """Find out who asks, anew for all but questions. Called by tornado before every method."""
         self.caller: Caller = await self._identify(self.request, fresh=self.request.method != "GET")
+        act_for(self, self.caller)
 
     def check_xsrf_cookie(self) -> None:
         """Accept: no cookie says here who asks, so no page asks in its visitor's name. Called by tornado."""
@@ -110,7 +109,7 @@ class Handler(RequestHandler):
         if sent.done():  # most are short enough to be taken by the system at once
             return
         try:
-            await with_timeout(timedelta(seconds=_TAKEN_WITHIN), sent)
+            await with_timeout(self.settings["taken_within"], sent)
         except TookTooLong:
             self.request.connection.stream.close()  # type: ignore[union-attr]
         except StreamClosedError:
@@ -130,6 +129,8 @@ class Handler(RequestHandler):
         error = kwargs["exc_info"][1] if "exc_info" in kwargs else None
         if isinstance(error, HTTPError):
             error = BadRequest("The service of the pool answers nothing of that kind.")
+        say_id(self)
+        tell_refusal(self, error, self.desk.audit)
         problem = problem_of(error if isinstance(error, GpuPoolError) else _UNKNOWN)
         if isinstance(error, HubUnreachable):
             self.set_header("Retry-After", "1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import re
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from jupyter_core.paths import jupyter_config_path
-from traitlets import Float, Integer, List, TraitError, Unicode, default
+from traitlets import Bool, Float, Integer, List, TraitError, Unicode, default
 from traitlets.config import Application as Program
 from traitlets.config import Config
 
+from gpu_pool.audit import AuditLog
 from gpu_pool.coursefiles import CourseFolder, Courses
 from gpu_pool.embedded import EmbeddedPool, ledger_path
 from gpu_pool.service.answering import UnderWay
@@ -34,6 +36,7 @@ from gpu_pool.service.metrics import Metrics, read_networks
 from gpu_pool.service.pace import Pace
 from gpu_pool.service.rooms import Rooms, api
 from gpu_pool.service.server import LimitedServer, PeerServer
+from gpu_pool.service.streams import Limits, Streams
 from gpu_pool.settings import PoolSettings, load_settings
 from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
 from gpu_pool_client.remote.addresses import own_socket
@@ -59,6 +62,11 @@ class ServeApp(Program):
     ledger = Unicode(help="The ledger's file. By default the one of an embedded pool.").tag(config=True)
     admins = List(
         Unicode(), help="Users who see all leases, may end them and drain GPUs; root may, too."
+    ).tag(config=True)
+    kubernetes = Bool(
+        False,
+        help="""Whether to serve the GPUs of a Kubernetes cluster in place of this machine's, and to run
+        kernels there, in pods. See c.KubernetesSettings.""",
     ).tag(config=True)
     max_connections = Integer(1024, min=1, help="Open connections of one user to the socket.").tag(
         config=True
@@ -88,10 +96,33 @@ class ServeApp(Program):
         max=3600.0,
         help="Seconds after which a lease asked for over TCP ends if its process was not heard of.",
     ).tag(config=True)
+    max_streams = Integer(32, min=1, help="Streams of events that one user may have open at once.").tag(
+        config=True
+    )
+    comment_every = Float(
+        15.0,
+        min=0.01,
+        max=60.0,
+        help="""Seconds after which something is sent on a stream of events in any case, since proxies end
+        silent connections, and after which is asked anew whose it is.""",
+    ).tag(config=True)
+    longest_stream = Float(
+        600.0, min=0.01, help="Seconds after which a stream of events ends, and its client comes back."
+    ).tag(config=True)
+    taken_within = Float(
+        30.0,
+        min=0.1,
+        help="Seconds in which a client must have taken its answer; one that has not loses its connection.",
+    ).tag(config=True)
     metrics_from = List(
         Unicode(),
         help="""Networks, such as 127.0.0.1 or 10.0.0.0/8, from which /metrics may be read without a token
         by whoever does not come through a proxy. By default administrators alone read it.""",
+    ).tag(config=True)
+    other_courses = Bool(
+        False,
+        help="""Whether a server may ask in the name of another course than the one that it was started
+        for, if its user may use that one, too.""",
     ).tag(config=True)
     max_clients = Integer(16_384, min=1, help="Open connections over TCP at once.").tag(config=True)
 
@@ -130,36 +161,72 @@ class ServeApp(Program):
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)
         path = _path(self.socket)
-        pool = EmbeddedPool(ledger_path(f"embedded:{self.ledger}"), self._pool_settings, owner=True)
+        pool = await self._open_pool()
+        if pool.audit is not None:
+            pool.audit.reopen()  # a log that cannot be written is told now
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reopen, pool.audit)
         async with AsyncExitStack() as stack:
             listening = ServiceSocket(path, self._mode)
             stack.callback(listening.close)
             await stack.enter_async_context(pool)
             await self._answer(pool, listening, stop)
 
+    async def _open_pool(self) -> EmbeddedPool:
+        ledger = ledger_path(f"embedded:{self.ledger}")
+        if not self.kubernetes:
+            return EmbeddedPool(ledger, self._pool_settings, owner=True)
+        try:
+            from gpu_pool.kubernetes.pool import open_cluster
+            from gpu_pool.kubernetes.settings import KubernetesSettings
+        except ImportError as error:
+            raise NotAllowed(
+                f"What a cluster needs is not installed: {error}.",
+                "Install it: pip install 'jupyter-gpu-pool[kubernetes]'.",
+            ) from error
+        try:
+            kubernetes = KubernetesSettings(config=self.config)
+        except TraitError as error:
+            raise BadRequest(f"A setting of the cluster is wrong: {error}") from error
+        courses = _courses(self._pool_settings)[1]
+        return await open_cluster(ledger, self._pool_settings, kubernetes, courses, self.log)
+
+    def _reopen(self, audit: AuditLog) -> None:
+        try:
+            audit.reopen()
+        except BadRequest as error:
+            self.log.warning("%s", error)
+
     async def _answer(self, pool: EmbeddedPool, listening: ServiceSocket, stop: asyncio.Event) -> None:
         heartbeats = Heartbeats(self.ttl, self.log)
         status = await pool.status()  # a ledger that cannot be opened is told now
         await heartbeats.look(pool, (*status.leases, *status.line), time.monotonic())
         changes = Changes(pool, self.log, heartbeats)
-        courses = _courses(self._pool_settings)
+        folder, courses = _courses(self._pool_settings)
+        streams = Streams(pool, changes, self.log, self._limits())
         rooms = Rooms(
             pool=pool,
-            desk=Desk(pool, changes, heartbeats, self.log, self.max_waits, Pace(self.max_decisions)),
+            desk=self._desk(pool, changes, heartbeats),
             changes=changes,
+            streams=streams,
             under_way=UnderWay(),
             log=self.log,
             settings=self._pool_settings,
             admins=frozenset(self.admins),
             courses=courses,
+            folder=folder,
+            taken_within=self.taken_within,
             metrics=_metrics(pool, lambda: {*self._pool_settings.courses, *courses().usable}),
             metrics_from=self._networks,
+            stops=[pool.stop_waiting, streams.stop],
         )
         servers = [self._open_socket(rooms, listening)]
         if self._place is not None:
             servers.append(self._open_hub(rooms, self._place))
         looking = asyncio.create_task(changes.run())
         self.log.info("Serving %s at unix:%s", pool.url, listening.path)
+        # What is there now lives as long as the service: the search for garbage need not go through it
+        # again and again.
+        gc.freeze()
         await stop.wait()
         self.log.info("Stopping")
         for server in servers:
@@ -172,6 +239,13 @@ class ServeApp(Program):
         for server in servers:
             await server.close_all_connections()
         looking.cancel()
+
+    def _limits(self) -> Limits:
+        return Limits(self.max_streams, self.comment_every, self.longest_stream)
+
+    def _desk(self, pool: EmbeddedPool, changes: Changes, heartbeats: Heartbeats) -> Desk:
+        pace, others = Pace(self.max_decisions), self.other_courses
+        return Desk(pool, changes, heartbeats, self.log, self.max_waits, pace, other_courses=others)
 
     def _open_socket(self, rooms: Rooms, listening: ServiceSocket) -> LimitedServer:
         named = named_by(self.system_users) if self._place is not None else None
@@ -200,12 +274,13 @@ class ServeApp(Program):
         return server
 
 
-def _courses(settings: PoolSettings) -> Callable[[], Courses]:
-    """Return what reads the course files, if there are any."""
+def _courses(settings: PoolSettings) -> tuple[CourseFolder | None, Callable[[], Courses]]:
+    """Return the folder of course files, if there is one, and what reads them."""
     if not settings.courses_dir:
         none = Courses()
-        return lambda: none
-    return CourseFolder(Path(settings.courses_dir).expanduser(), settings.courses).look
+        return None, lambda: none
+    folder = CourseFolder(Path(settings.courses_dir).expanduser(), settings.courses)
+    return folder, folder.look
 
 
 def _metrics(pool: EmbeddedPool, courses: Callable[[], Collection[str]]) -> Metrics | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 
 from jupyterhub.services.auth import HubOAuth, HubOAuthCallbackHandler, HubOAuthenticated
 from tornado.web import HTTPError, RequestHandler
 
 from gpu_pool.service.answering import UnderWay
+from gpu_pool.service.audited import act_for, say_id, tell_refusal
 from gpu_pool.service.callers import Caller
 from gpu_pool.service.changes import Changes
 from gpu_pool.service.desk import Desk
@@ -93,6 +94,8 @@ class Page(_Quiet):
     """
 
     caller: Caller
+    #: Bytes that may be sent to the page; 0 for as many as to any other address.
+    most_body: ClassVar[int] = 0
 
     def initialize(self, shared: Shared) -> None:
         """Take what all pages are given. Called by tornado."""
@@ -109,6 +112,7 @@ class Page(_Quiet):
         """Find out who asks, or send them to the Hub. Called by tornado before every method."""
         try:
             self.caller = await self._known()
+            act_for(self, self.caller)
         except UnknownToken:
             # What a script asks for cannot be answered by the Hub's page.
             mode = self.request.headers.get("Sec-Fetch-Mode", "navigate")
@@ -126,6 +130,8 @@ class Page(_Quiet):
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Show the error. Called by tornado."""
         error = kwargs["exc_info"][1] if "exc_info" in kwargs else None
+        say_id(self)
+        tell_refusal(self, error, self.desk.audit)
         if isinstance(error, GpuPoolError):
             problem = problem_of(error)
             status_code = problem.status

@@ -9,13 +9,14 @@ import pwd
 import socket
 import struct
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
 from tornado.httputil import HTTPServerRequest
 
-from gpu_pool_client import NotAllowed, Process
+from gpu_pool.service.subordinate import subordinate_owner
+from gpu_pool_client import Lease, NotAllowed, Process
 from gpu_pool_client.processes import owner_of
 
 #: struct ucred of unix(7): pid, uid, gid. All as they are in this process's namespaces.
@@ -52,6 +53,28 @@ class Caller:
     groups: frozenset[str] | None = None
     #: The user's server that asks, by the name that the Hub gives it; None for all else.
     server: str | None = None
+    #: The course that this server was started for, as the Hub has it; None where it is for none,
+    #: or the Hub does not tell.
+    course: str | None = None
+
+    def shown(self, lease: Lease) -> Lease:
+        """Return a lease with the key that its holder gave it."""
+        return replace(lease, key=lease.key.removeprefix(f"{self.mark}:"))
+
+
+def course_asked_for(caller: Caller, named: str | None, *, others: bool) -> str | None:
+    """Return the course in whose name somebody asks who names one, or none.
+
+    A server that was started for a course asks for that one, unless it may ask for ``others``;
+    else ``NotAllowed`` is raised. Whether its user may use the course, the pool decides afterwards.
+    """
+    own = caller.course
+    if own is None or not named or named == own or others:
+        return named or own
+    raise NotAllowed(
+        f"This server was started for the course {own[:100]!a}, and asks for a slice of {named[:100]!a}.",
+        "Start a server for that course, or leave GPU_POOL_COURSE as it was when the server started.",
+    )
 
 
 class Identify(Protocol):
@@ -113,11 +136,17 @@ def status_field(pid: int, name: str) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def user_name(uid: int) -> str:
-    """Return the name of a user, ``uid-N`` for one without."""
+    """Return the name of a user; for a uid without one that of its owner (``subordinate``), or ``uid-N``."""
+    return account_name(uid) or subordinate_owner(uid) or f"uid-{uid}"
+
+
+@functools.lru_cache(maxsize=4096)
+def account_name(uid: int) -> str | None:
+    """Return the name of a user who has one."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"uid-{uid}"
+        return None
 
 
 class PeerIdentity:
@@ -156,5 +185,7 @@ class PeerIdentity:
         if peer.contained and peer.uid in (0, self._own_uid):
             return Caller(f"uid-{peer.uid}", False, f"c{peer.uid}", peer.process, peer)
         user, mark = self._named(peer)
-        is_admin = not peer.contained and (peer.uid in (0, self._own_uid) or user in self._admins)
+        # What an administrator runs as another uid, in a container for instance, is none.
+        is_named = account_name(peer.uid) is not None and user in self._admins
+        is_admin = not peer.contained and (peer.uid in (0, self._own_uid) or is_named)
         return Caller(user, is_admin, mark, peer.process, peer)

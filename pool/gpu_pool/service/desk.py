@@ -17,9 +17,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gpu_pool.embedded import EmbeddedPool
-from gpu_pool.service.callers import Caller
+from gpu_pool.service.callers import Caller, course_asked_for
 from gpu_pool.service.changes import Changes
 from gpu_pool.service.claims import identify
+from gpu_pool.service.health import Health
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.pace import Pace
 from gpu_pool_client import (
@@ -28,6 +29,8 @@ from gpu_pool_client import (
     DeviceStatus,
     EndReason,
     Holder,
+    KernelCommand,
+    KernelPod,
     Lease,
     LeaseGone,
     LeaseState,
@@ -60,20 +63,20 @@ class Desk:
         log: logging.Logger,
         most_polls: int,
         pace: Pace | None = None,
+        *,
+        other_courses: bool = False,
     ) -> None:
         self.heartbeats = heartbeats
+        self.health = Health(pool, changes, log)
+        self.audit = pool.audit
         self._pool = pool
         self._changes = changes
         self._log = log
         self._most_polls = most_polls
         self._pace = pace
+        self._other_courses = other_courses
         self._polls: Counter[str] = Counter()
         self._holders: dict[str, str] = {}
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the pool could be read lately."""
-        return self._changes.healthy
 
     # -- Asking ------------------------------------------------------------
 
@@ -82,10 +85,15 @@ class Desk:
         if not _KEY.fullmatch(wanted.key):
             raise BadRequest("The key of a request is 1 to 128 printable ASCII characters without spaces.")
         request = parse_request(wanted.request)
-        holder = Holder(caller.user, wanted.course, wanted.kernel, caller.process)
-        with self._decision(caller, f"request {request}") as told:
+        with self.decision(caller, f"request {request}") as told:
+            course = course_asked_for(caller, wanted.course, others=self._other_courses)
+            holder = Holder(caller.user, course, wanted.kernel, caller.process)
             lease = await self._pool.request(
-                request, holder, _own_key(caller, wanted.key), groups=caller.groups
+                request,
+                holder,
+                _own_key(caller, wanted.key),
+                groups=caller.groups,
+                server=caller.server,
             )
             told.append(f"lease {lease.id} is {lease.state.value}")
         self._remember(lease)
@@ -124,6 +132,17 @@ class Desk:
         await self._check_own(caller, lease_id)
         return await self._pool.explain(lease_id)
 
+    async def forecast(
+        self, caller: Caller, text: str, named: str | None, *, anybody: bool
+    ) -> Outlook | None:
+        """Say what a request of the caller's would meet; to administrators also that of ``anybody``."""
+        if anybody and not caller.is_admin:
+            raise NotAllowed("Only an administrator can ask in nobody's name.", "Ask for yourself.")
+        request = parse_request(text)
+        course = course_asked_for(caller, named, others=self._other_courses)
+        holder = Holder("" if anybody else caller.user, course, process=caller.process)
+        return await self._pool.forecast(request, holder, groups=caller.groups, server=caller.server)
+
     async def activity(self, caller: Caller, lease_id: str) -> Activity:
         """Return what a lease of the caller's does with its devices."""
         await self._check_own(caller, lease_id)
@@ -150,7 +169,7 @@ class Desk:
         """Tie a lease of the caller's to a process of theirs."""
         await self._check_own(caller, lease_id)
         process = await asyncio.to_thread(identify, caller, wanted.process)
-        with self._decision(caller, f"attach {process.pid} to {lease_id}"):
+        with self.decision(caller, f"attach {process.pid} to {lease_id}"):
             lease = await self._pool.attach(
                 lease_id, process, ready_within=wanted.ready_within, grace=wanted.grace
             )
@@ -159,14 +178,14 @@ class Desk:
     async def renew(self, caller: Caller, lease_id: str, ttl: float | None) -> Lease:
         """Lift or set the deadline of a lease of the caller's."""
         await self._check_own(caller, lease_id)
-        with self._decision(caller, f"renew {lease_id}"):
+        with self.decision(caller, f"renew {lease_id}"):
             return _shown(caller, await self._pool.renew(lease_id, ttl))
 
     async def resize(self, caller: Caller, lease_id: str, text: str) -> Lease:
         """Change what a lease of the caller's asks for."""
         await self._check_own(caller, lease_id)
         request = parse_request(text)
-        with self._decision(caller, f"resize {lease_id} to {request}"):
+        with self.decision(caller, f"resize {lease_id} to {request}"):
             return _shown(
                 caller,
                 await self._pool.resize(lease_id, request, caller=caller.process, groups=caller.groups),
@@ -175,13 +194,13 @@ class Desk:
     async def park(self, caller: Caller, lease_id: str) -> Lease:
         """Give the slices of a lease of the caller's to others for a while."""
         await self._check_own(caller, lease_id)
-        with self._decision(caller, f"park {lease_id}"):
+        with self.decision(caller, f"park {lease_id}"):
             return _shown(caller, await self._pool.park(lease_id, caller=caller.process))
 
     async def resume(self, caller: Caller, lease_id: str) -> Lease:
         """Ask again for the slices of a parked lease of the caller's."""
         await self._check_own(caller, lease_id)
-        with self._decision(caller, f"resume {lease_id}"):
+        with self.decision(caller, f"resume {lease_id}"):
             return _shown(caller, await self._pool.resume(lease_id))
 
     async def release(self, caller: Caller, lease_id: str, reason: EndReason) -> None:
@@ -194,21 +213,44 @@ class Desk:
             await self._check_own(caller, lease_id)
         except LeaseGone:
             return
-        with self._decision(caller, f"release {lease_id} as {reason.value}"):
+        with self.decision(caller, f"release {lease_id} as {reason.value}"):
             await self._pool.release(lease_id, reason)
+
+    # -- Kernels in pods ---------------------------------------------------
+
+    async def launch(self, caller: Caller, lease_id: str, wanted: wire.Launch) -> KernelPod:
+        """Start a kernel of the caller's in a pod, beside the server that asks."""
+        await self._check_own(caller, lease_id)
+        command = KernelCommand(wanted.argv, wanted.connection, wanted.environment, wanted.folder)
+        with self.decision(caller, f"launch a kernel on {lease_id}"):
+            return await self._pool.launch(lease_id, command, server=caller.server)
+
+    async def pod(self, caller: Caller, lease_id: str, seconds: float, seen: str) -> KernelPod:
+        """Return how the pod of a lease of the caller's is, once its version is not the one seen."""
+        await self._check_own(caller, lease_id)
+        with self._polling(caller):
+            return await self._pool.pod(lease_id, seen, seconds)
+
+    async def end_pod(self, caller: Caller, lease_id: str) -> None:
+        """End the pod of a lease of the caller's."""
+        await self._check_own(caller, lease_id)
+        with self.decision(caller, f"end the kernel on {lease_id}"):
+            await self._pool.end_pod(lease_id)
+
+    # -- For administrators ------------------------------------------------
 
     async def revoke(self, caller: Caller, lease_id: str, words: str) -> None:
         """End anybody's lease, and say why. For administrators."""
         if not caller.is_admin:
             raise NotAllowed("Only an administrator can revoke a lease.", "Ask the administrator.")
-        with self._decision(caller, f"revoke {lease_id}: {words[:200]!a}"):
+        with self.decision(caller, f"revoke {lease_id}: {words[:200]!a}"):
             await self._pool.revoke(lease_id, words)
 
     async def drain(self, caller: Caller, device: str, drained: bool) -> DeviceStatus:
         """Grant nothing more on a device, or grant again. For administrators."""
         if not caller.is_admin:
             raise NotAllowed("Only an administrator can drain a GPU.", "Ask the administrator.")
-        with self._decision(caller, f"{'drain' if drained else 'undrain'} {device[:64]!a}"):
+        with self.decision(caller, f"{'drain' if drained else 'undrain'} {device[:64]!a}"):
             return await self._pool.drain(device, drained=drained)
 
     # -- Rules -------------------------------------------------------------
@@ -241,7 +283,7 @@ class Desk:
             self._polls += Counter()  # forgets those who wait no more
 
     @contextmanager
-    def _decision(self, caller: Caller, what: str) -> Iterator[list[str]]:
+    def decision(self, caller: Caller, what: str) -> Iterator[list[str]]:
         """Log what is decided, or why not, and let those look who wait for news."""
         if self._pace is not None and not caller.is_admin:
             self._pace.count(caller.user)
@@ -272,7 +314,7 @@ def _own_key(caller: Caller, key: str) -> str:
 
 def _shown(caller: Caller, lease: Lease) -> Lease:
     """Return the lease with the key that its holder gave it."""
-    return replace(lease, key=lease.key.removeprefix(f"{caller.mark}:"))
+    return caller.shown(lease)
 
 
 def _waits_no_more(lease: Lease | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ from tornado.web import Finish, HTTPError
 from gpu_pool.service.answering import Handler
 from gpu_pool.service.heartbeats import without_keepers
 from gpu_pool.service.hub import HubUnreachable
-from gpu_pool_client import BadRequest, EndReason, PoolUnreachable
+from gpu_pool_client import BadRequest, EndReason, NotAllowed, PoolUnreachable
 from gpu_pool_client.remote import wire
 
 T = TypeVar("T")
@@ -49,15 +50,21 @@ class Polling(Handler):
 
 
 class Health(Handler):
-    """Whether the pool can be read. Asked by anybody; tells nothing else."""
+    """Whether the pool works. Asked by anybody; what is wrong is told to those who are known."""
+
+    _is_known = False
 
     async def prepare(self) -> None:
-        """Ask nobody who they are. Called by tornado."""
+        """Find out who asks, if they can be known. Called by tornado."""
+        with suppress(NotAllowed, HubUnreachable):
+            await super().prepare()
+            self._is_known = True
 
     async def get(self) -> None:
-        """Say whether the pool works."""
-        if not self.desk.healthy:
-            raise PoolUnreachable("The pool cannot be read.", "The service's log says why.")
+        """Say whether the pool works: its ledger can be read and written."""
+        problem = await self.desk.health.problem()
+        if problem is not None:
+            raise problem if self._is_known else PoolUnreachable("The pool does not work.")
         await self.answer(b'{"status":"ok"}')
 
 
@@ -199,12 +206,44 @@ class Explanation(Handler):
         await self.answer(wire.OUTLOOK.dump_json(await self.desk.explain(self.caller, lease_id)))
 
 
+class Forecast(Handler):
+    """What a request would meet; null for a slice at once. With ``anybody``: of somebody new."""
+
+    async def get(self) -> None:
+        """Say what a request would meet if it were made now."""
+        request, course, anybody = (
+            self.get_query_argument(name, "") for name in ("request", "course", "anybody")
+        )
+        found = await self.desk.forecast(self.caller, request, course or None, anybody=anybody == "1")
+        await self.answer(wire.FORECAST.dump_json(found))
+
+
 class Doings(Handler):
     """What a lease's process does with its devices."""
 
     async def get(self, lease_id: str) -> None:
         """Say what the lease's process does with its devices."""
         await self.answer(wire.ACTIVITY.dump_json(await self.desk.activity(self.caller, lease_id)))
+
+
+class Pod(Polling):
+    """The pod in which the pool runs a lease's kernel."""
+
+    async def post(self, lease_id: str) -> None:
+        """Start the kernel, in place of the one before."""
+        pod = await self.desk.launch(self.caller, lease_id, self.read(wire.Launch))
+        await self.answer(wire.POD.dump_json(pod))
+
+    async def get(self, lease_id: str) -> None:
+        """Return how the pod is, once its version is not the one seen or the time is up."""
+        seen = self.get_query_argument("seen", "")
+        pod = await self.poll(self.desk.pod(self.caller, lease_id, self.seconds, seen))
+        await self.answer(wire.POD.dump_json(pod))
+
+    async def delete(self, lease_id: str) -> None:
+        """End the pod, and keep the lease."""
+        await self.desk.end_pod(self.caller, lease_id)
+        await self.answer(b"{}")
 
 
 class Status(Handler):

@@ -40,6 +40,8 @@ def is_keeper(process: Process | None) -> bool:
 
 def without_keepers(lease: Lease) -> Lease:
     """Return the lease as people are to see it: without what only stands for a process."""
+    if not (is_keeper(lease.holder.process) or is_keeper(lease.process)):
+        return lease
     holder = replace(lease.holder, process=None) if is_keeper(lease.holder.process) else lease.holder
     return replace(lease, holder=holder, process=None if is_keeper(lease.process) else lease.process)
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 from tornado.httputil import HTTPServerRequest
@@ -33,6 +33,8 @@ _ANSWER_WITHIN: Final = 5.0
 _AT_ONCE: Final = 32
 _TOKEN: Final = re.compile(r"(?:bearer|token)[ ]+([!-~]{1,1024})", re.IGNORECASE)
 _CLIENT: Final = re.compile(r"[0-9A-Za-z]{1,32}", re.ASCII)
+#: Where our spawners keep the course in a server's ``user_options``.
+_COURSE: Final = "course"
 _REMEDY: Final = (
     "Ask from a running server of the JupyterHub, or set GPU_POOL_TOKEN to a token "
     "from the Hub's token page that may access this service."
@@ -47,6 +49,20 @@ class HubUnreachable(PoolUnreachable):
     """The Hub does not answer, so nobody can be known. Trying again helps."""
 
 
+class HubServer(BaseModel):
+    """What the Hub says of a server."""
+
+    #: What was chosen when it was started. Nobody can change it while the server runs.
+    user_options: Any = None
+
+    @property
+    def course(self) -> str | None:
+        """The course that it was started for; None where it is for none."""
+        options = self.user_options
+        chosen = options.get(_COURSE) if isinstance(options, dict) else None
+        return chosen if isinstance(chosen, str) and chosen else None
+
+
 class HubUser(BaseModel):
     """What the Hub says of a token's owner."""
 
@@ -55,6 +71,8 @@ class HubUser(BaseModel):
     admin: bool = False
     groups: frozenset[str] = frozenset()
     scopes: frozenset[str]
+    #: Those that the token may read, by name: its own, where it has the scope ``read:servers!server``.
+    servers: dict[str, HubServer] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +126,7 @@ class HubIdentity:
             keeper(user.name, server or "", client),
             groups=user.groups,
             server=server,
+            course=user.servers[server].course if server in user.servers else None,
         )
 
     async def _user(self, token: str, fresh: bool) -> HubUser:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from gpu_pool.service.callers import Peer, user_name
+from gpu_pool.service.callers import Peer, account_name, user_name
 from gpu_pool.service.hub import Hub, mark_of
 from gpu_pool_client import BadRequest
 from gpu_pool_client.remote.exchange import Server, Where
@@ -93,7 +93,7 @@ def named_by(system_users: str) -> Callable[[Peer], tuple[str, str]]:
     ``system_users`` is what the Hub's users are called on this machine, with
     ``{username}`` in it, or empty. Everybody else is called ``local/NAME``,
     since no user of a Hub has a "/" in their name. So is root, and whoever is
-    in a container, where many can share one uid.
+    in a container, where many can share one uid, or runs as a uid without a name.
     """
     before, found, after = system_users.partition(_USERNAME)
     if system_users and not found:
@@ -102,7 +102,8 @@ def named_by(system_users: str) -> Callable[[Peer], tuple[str, str]]:
     def named(peer: Peer) -> tuple[str, str]:
         name = user_name(peer.uid)
         user = name[len(before) : len(name) - len(after)]
-        is_theirs = user and name == f"{before}{user}{after}" and peer.uid != 0 and not peer.contained
+        is_account = account_name(peer.uid) is not None and peer.uid != 0 and not peer.contained
+        is_theirs = is_account and user and name == f"{before}{user}{after}"
         return (user, mark_of(user)) if found and is_theirs else (f"local/{name}", str(peer.uid))
 
     return named

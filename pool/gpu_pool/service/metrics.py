@@ -16,8 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tornado.web import RequestHandler
 
+from gpu_pool.audit import AuditLog
+from gpu_pool.embedded import EmbeddedPool
+from gpu_pool.readings import Reading
 from gpu_pool.service.answering import Handler
-from gpu_pool_client import WHOLE, BadRequest, DeviceStatus, Lease, LeaseState, NotAllowed, Pool, PoolStatus
+from gpu_pool.service.device_numbers import device_numbers
+from gpu_pool_client import WHOLE, BadRequest, Lease, LeaseState, NotAllowed, PoolStatus
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -30,23 +34,12 @@ NONE: Final = "none"
 #: Seconds: most grants are made at once, and a line may last for hours.
 _WAITS: Final = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 1_800, 3_600, 7_200, 14_400)
 _MIB: Final = 1024 * 1024
-#: What is told of each device: in which words, and how much it is.
-_OF_DEVICES: Final[Mapping[str, tuple[str, Callable[[DeviceStatus], float]]]] = {
-    "memory_bytes": ("Memory of the device.", lambda each: each.device.memory_mib * _MIB),
-    "memory_held_bytes": ("Memory that is granted.", lambda each: each.held_memory_mib * _MIB),
-    "memory_free_bytes": ("Memory that can still be granted.", lambda each: each.free_memory_mib * _MIB),
-    "share": ("Compute that may be granted, in GPUs.", lambda each: each.milli / WHOLE),
-    "share_held": ("Compute that is granted, in GPUs.", lambda each: each.held_milli / WHOLE),
-    "share_free": ("Compute that can still be granted, in GPUs.", lambda each: each.free_milli / WHOLE),
-    "leases": ("Leases that hold a slice of it.", lambda each: each.leases),
-    "drained": ("1 if nothing more is granted on it.", lambda each: each.drained),
-}
 
 
 class Metrics:
     """The numbers of one pool. ``courses`` are those that are configured, as of now."""
 
-    def __init__(self, pool: Pool, courses: Callable[[], Collection[str]]) -> None:
+    def __init__(self, pool: EmbeddedPool, courses: Callable[[], Collection[str]]) -> None:
         # Only a service that is asked for numbers needs this library.
         from prometheus_client import CollectorRegistry, Histogram
         from prometheus_client import Counter as Counting
@@ -80,14 +73,12 @@ class Metrics:
             registry=self._registry,
         )
         self._looking = _Looking(time.time())
+        #: Requests since the numbers were last read, by handler and status: cheap, since every answer counts.
+        self._answered: Counter[tuple[str, int]] = Counter()
 
     def answered(self, handler: RequestHandler) -> None:
         """Count a request. Called by tornado as the application's ``log_function``."""
-        try:
-            outcome = HTTPStatus(handler.get_status()).phrase.lower().replace(" ", "-")
-        except ValueError:  # pragma: no cover - tornado refuses to set others
-            outcome = "unknown"
-        self._answers.labels(type(handler).__name__.lower(), outcome).inc()
+        self._answered[type(handler).__name__, handler.get_status()] += 1
 
     async def page(self) -> tuple[bytes, str]:
         """Return all numbers as text, and its media type."""
@@ -99,17 +90,29 @@ class Metrics:
         known = frozenset(self._courses())
         self._count(status, rows, known)
         now = CollectorRegistry()
-        now.register(_Now(status, known, time.time()))
+        readings = await self._pool.look_at_devices([each.device for each in status.devices])
+        now.register(_Now(status, readings, known, time.time()))
+        now.register(_Audited(self._pool.audit))
         return generate_latest(self._registry) + generate_latest(now), CONTENT_TYPE_PLAIN_0_0_4
 
     def _count(self, status: PoolStatus, rows: Sequence[Mapping[str, Any]], known: frozenset[str]) -> None:
-        """Count what was granted and what has ended since the last time."""
+        """Count what was answered, what was granted and what has ended since the last time."""
+        answered, self._answered = self._answered, Counter()
+        for (handler, status_code), number in answered.items():
+            self._answers.labels(handler.lower(), _outcome(status_code)).inc(number)
         for course, seconds in self._looking.granted((*status.leases, *status.line), rows):
             self._granted.labels(course_of(course, known)).observe(seconds)
         for row in self._looking.ended(rows):
             course = course_of(row["course"], known)
             self._ended.labels(course, row["reason"]).inc()
             self._used.labels(course).inc(row["gpu_seconds"])
+
+
+def _outcome(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase.lower().replace(" ", "-")
+    except ValueError:  # pragma: no cover - tornado refuses to set others
+        return "unknown"
 
 
 class _Looking:
@@ -154,37 +157,43 @@ class _Looking:
         yield from fresh
 
 
+class _Audited:
+    """Collects what became of the lines of the audit log."""
+
+    def __init__(self, log: AuditLog | None) -> None:
+        self._written, self._lost = (log.written, log.lost) if log is not None else (0, 0)
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the counters. Called by the library."""
+        from prometheus_client.core import CounterMetricFamily
+
+        for name, words, value in (
+            ("gpu_pool_audit_lines", "Lines that were written to the audit log.", self._written),
+            ("gpu_pool_audit_lines_lost", "Lines that could not be written to it.", self._lost),
+        ):
+            yield CounterMetricFamily(name, words, value=value)
+
+
 class _Now:
     """Collects what is true at one time."""
 
-    def __init__(self, status: PoolStatus, known: frozenset[str], now: float) -> None:
+    def __init__(
+        self,
+        status: PoolStatus,
+        readings: Mapping[str, Reading | None],
+        known: frozenset[str],
+        now: float,
+    ) -> None:
         self._status = status
+        self._readings = readings
         self._known = known
         self._now = now
 
     def collect(self) -> Iterable[Metric]:
         """Yield all gauges. Called by the library."""
-        yield from self._devices()
+        yield from device_numbers(self._status.devices, self._readings)
         yield from self._held()
         yield from self._line()
-
-    def _devices(self) -> Iterable[Metric]:
-        from prometheus_client.core import GaugeMetricFamily
-
-        labels = ["device", "index"]
-        described = GaugeMetricFamily(
-            "gpu_pool_device_info", "What the device is.", labels=[*labels, "model", "simulated"]
-        )
-        for each in self._status.devices:
-            device = each.device
-            facts = [device.model, str(device.simulated).lower()]
-            described.add_metric([device.uuid, str(device.index), *facts], 1)
-        yield described
-        for name, (words, value_of) in _OF_DEVICES.items():
-            family = GaugeMetricFamily(f"gpu_pool_device_{name}", words, labels=labels)
-            for each in self._status.devices:
-                family.add_metric([each.device.uuid, str(each.device.index)], value_of(each))
-            yield family
 
     def _held(self) -> Iterable[Metric]:
         from prometheus_client.core import GaugeMetricFamily

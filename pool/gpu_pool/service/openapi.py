@@ -70,10 +70,15 @@ def _operation(route: Route, method: str, operation: Operation, schemas: _Schema
     described: dict[str, Any] = {
         "summary": said.rstrip("."),
         "parameters": [
-            {"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()
+            {"name": name, "in": place, "schema": schema}
+            for place, schemas_of in (("query", operation.query), ("header", operation.headers))
+            for name, schema in schemas_of.items()
         ],
         "responses": {
-            "200": {"description": "Done", "content": _content(schemas[id(operation.answer)])},
+            "200": {
+                "description": "Done",
+                "content": _content(schemas[id(operation.answer)], operation.media_type),
+            },
             **empty,
             "default": problem,
         },

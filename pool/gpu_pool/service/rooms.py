@@ -6,11 +6,12 @@ import logging
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from tornado.web import Application
 
-from gpu_pool.coursefiles import Courses
+from gpu_pool.coursefiles import CourseFolder, Courses
 from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.service.answering import UnderWay
 from gpu_pool.service.callers import Identify
@@ -20,6 +21,7 @@ from gpu_pool.service.handlers import Nothing
 from gpu_pool.service.metrics import Metrics, MetricsHandler, Network
 from gpu_pool.service.openapi import describe
 from gpu_pool.service.routes import ROUTES
+from gpu_pool.service.streams import Streams
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client.remote import wire
 
@@ -34,10 +36,15 @@ class Rooms:
     under_way: UnderWay
     log: logging.Logger
     settings: PoolSettings
+    streams: Streams
     #: Names of administrators.
     admins: Collection[str]
     #: What the course files say, as of now.
     courses: Callable[[], Courses]
+    #: Where these files are; None where there are none.
+    folder: CourseFolder | None = None
+    #: Seconds in which a client must have taken its answer.
+    taken_within: float = 30.0
     #: None where nothing is counted, since what counts is not installed.
     metrics: Metrics | None = None
     #: Networks from which the metrics may be read without a token.
@@ -69,6 +76,8 @@ def api(
         default_handler_class=Nothing,
         default_handler_args=shared,
         description=describe(ROUTES, root),
+        streams=rooms.streams,
+        taken_within=timedelta(seconds=rooms.taken_within),
         # Decisions are logged where they are made.
         log_function=metrics.answered if metrics else lambda _: None,
         **settings,

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter
 
-from gpu_pool.service import handlers
+from gpu_pool.service import events, handlers
 from gpu_pool.service.answering import Handler
 from gpu_pool_client import EndReason
 from gpu_pool_client.remote import wire
@@ -28,6 +28,10 @@ class Operation:
     body: type[wire.Body] | None = None
     #: The parameters of the query, each with its JSON Schema. None of them is required.
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: The parameters in headers, likewise.
+    headers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: What the answer is called among media types.
+    media_type: str = "application/json"
     #: What else it may answer, without a body: the HTTP status, and what that means.
     empty: Mapping[int, str] = field(default_factory=dict)
 
@@ -51,6 +55,9 @@ class Route:
 _LEASE: Final = "/leases/{lease}"
 _SECONDS: Final = {"type": "number", "minimum": 0, "maximum": wire.LONGEST_POLL, "default": 0}
 _NOTHING: Final = TypeAdapter(dict[str, str])
+_EVENTS: Final = Operation(
+    TypeAdapter(events.Event), headers={"Last-Event-ID": {"type": "string"}}, media_type=events.MEDIA_TYPE
+)
 
 
 def _change(what: str, handler: type[Handler], body: type[wire.Body] | None = None) -> Route:
@@ -65,11 +72,26 @@ ROUTES: Final = (
         {"get": Operation(TypeAdapter(dict[str, Any]))},
         is_public=True,
     ),
+    Route("/events", events.PoolEvents, {"get": _EVENTS}),
     Route("/status", handlers.Status, {"get": Operation(wire.STATUS)}),
     Route(
         "/history",
         handlers.History,
         {"get": Operation(wire.HISTORY, query={"since": {"type": "number", "default": 0}})},
+    ),
+    Route(
+        "/forecast",
+        handlers.Forecast,
+        {
+            "get": Operation(
+                wire.FORECAST,
+                query={
+                    "request": {"type": "string"},
+                    "course": {"type": "string"},
+                    "anybody": {"enum": ["0", "1"], "default": "0"},
+                },
+            )
+        },
     ),
     Route("/leases", handlers.Leases, {"post": Operation(wire.LEASE, wire.Wanted)}),
     Route("/heartbeat", handlers.Heartbeat, {"post": Operation(TypeAdapter(wire.Beaten), wire.Beat)}),
@@ -106,8 +128,22 @@ ROUTES: Final = (
             )
         },
     ),
+    Route(
+        f"{_LEASE}/events",
+        events.LeaseEvents,
+        {"get": replace(_EVENTS, empty={204: "It has ended, as the client knows: it need not come back."})},
+    ),
     Route(f"{_LEASE}/outlook", handlers.Explanation, {"get": Operation(wire.OUTLOOK)}),
     Route(f"{_LEASE}/activity", handlers.Doings, {"get": Operation(wire.ACTIVITY)}),
+    Route(
+        f"{_LEASE}/pod",
+        handlers.Pod,
+        {
+            "post": Operation(wire.POD, wire.Launch),
+            "get": Operation(wire.POD, query={"seconds": _SECONDS, "seen": {"type": "string"}}),
+            "delete": Operation(_NOTHING),
+        },
+    ),
     _change("attach", handlers.Attach, wire.Attachment),
     _change("renew", handlers.Renew, wire.Renewal),
     _change("resize", handlers.Resize, wire.NewSize),

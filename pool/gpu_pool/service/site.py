@@ -11,10 +11,11 @@ from tornado.web import Application
 
 from gpu_pool.courses import Sharing
 from gpu_pool.service.browsers import Callback, Shared, hub_login
+from gpu_pool.service.editing import CourseDesk
 from gpu_pool.service.hub import HubIdentity
 from gpu_pool.service.hubbed import HubPlace
 from gpu_pool.service.rooms import Rooms, api
-from gpu_pool.service.web import ROUTES
+from gpu_pool.service.web import ROUTES, Address
 from gpu_pool.service.web.site import Dashboard
 
 _WEB: Final = Path(__file__).with_name("web")
@@ -28,7 +29,7 @@ def site(rooms: Rooms, place: HubPlace) -> Application:
     dashboard = _dashboard(rooms)
     rooms.stops.append(dashboard.stop)
     prefix = re.escape(place.prefix)
-    pages = [(prefix + pattern, page, {"shared": shared}) for pattern, page in ROUTES]
+    pages = [(Address(place.prefix, path, page), page, {"shared": shared}) for path, page in ROUTES]
     return api(
         rooms,
         identity,
@@ -48,4 +49,7 @@ def _dashboard(rooms: Rooms) -> Dashboard:
     def sharing() -> Sharing:
         return rooms.courses().sharing(rooms.settings.sharing)
 
-    return Dashboard(rooms.pool, rooms.changes, rooms.log, rooms.courses, sharing)
+    editor = None
+    if rooms.folder is not None:
+        editor = CourseDesk(rooms.pool, rooms.folder, rooms.settings.rules, rooms.desk)
+    return Dashboard(rooms.pool, rooms.changes, rooms.log, rooms.courses, sharing, editor)

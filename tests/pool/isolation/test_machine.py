@@ -15,7 +15,7 @@ from gpu_pool.inventory import Inventory
 from gpu_pool.isolation import Isolation, Statement, Tier, TierFailed
 from gpu_pool.isolation.choosing import unowned
 from gpu_pool.isolation.plain import Accounting
-from gpu_pool.settings import PoolSettings
+from gpu_pool.settings import PoolSettings, load_settings
 from gpu_pool_client import (
     BadRequest,
     Device,
@@ -76,9 +76,11 @@ class Recorder(Tier):
             raise TierFailed("The recorder is broken.", "Mend it.")
 
 
-def pool(path: Path, *tiers: Tier, devices: Sequence[Device] = (V100,)) -> EmbeddedPool:
+def pool(
+    path: Path, *tiers: Tier, devices: Sequence[Device] = (V100,), settings: PoolSettings | None = None
+) -> EmbeddedPool:
     inventory = Inventory(tuple(devices), "test")
-    return EmbeddedPool(path, PoolSettings(), lambda: inventory, Isolation(lambda _: tiers))
+    return EmbeddedPool(path, settings or PoolSettings(), lambda: inventory, Isolation(lambda _: tiers))
 
 
 def key() -> str:
@@ -142,11 +144,12 @@ async def test_a_process_that_cannot_be_held_to_its_limits_keeps_no_slice(tmp_pa
 async def test_a_tier_that_does_not_answer_is_told_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_pool.enforcing._ENFORCED_WITHIN", 0.05)
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
+    (tmp_path / "gpu_pool_config.py").write_text("c.PoolSettings.enforced_within = 0.2")
     hangs, goes_on = Recorder(), threading.Event()
     monkeypatch.setattr(hangs, "_note", lambda what: goes_on.wait(30) if what.startswith("open") else None)
-    async with pool(tmp_path / "ledger.db", hangs) as opened:
-        with pytest.raises(PoolUnreachable, match="did not answer within"):
+    async with pool(tmp_path / "ledger.db", hangs, settings=load_settings()) as opened:
+        with pytest.raises(PoolUnreachable, match=r"did not answer within 0\.2 seconds"):
             await opened.request(HALF, ME, key())
         goes_on.set()
         assert [each["reason"] for each in await opened.history()] == ["not-enforced"]

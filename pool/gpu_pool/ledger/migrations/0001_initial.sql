@@ -12,6 +12,11 @@ CREATE TABLE device (
     present         INTEGER NOT NULL CHECK (present IN (0, 1)),
     seen_from       TEXT NOT NULL,               -- pid namespace of the process that saw it last
     drained         INTEGER NOT NULL DEFAULT 0 CHECK (drained IN (0, 1)),
+    -- What those have of it who hold no lease, and whether something else than the pool has drained it.
+    other_milli     INTEGER NOT NULL DEFAULT 0 CHECK (other_milli >= 0),
+    other_memory_mib INTEGER NOT NULL DEFAULT 0 CHECK (other_memory_mib >= 0),
+    other_contexts  INTEGER NOT NULL DEFAULT 0 CHECK (other_contexts >= 0),
+    closed          INTEGER NOT NULL DEFAULT 0 CHECK (closed IN (0, 1)),
     held_milli      INTEGER NOT NULL DEFAULT 0 CHECK (held_milli >= 0),
     held_memory_mib INTEGER NOT NULL DEFAULT 0 CHECK (held_memory_mib >= 0),
     held_contexts   INTEGER NOT NULL DEFAULT 0 CHECK (held_contexts >= 0),
@@ -29,6 +34,7 @@ CREATE TABLE lease (
     reserved        TEXT NOT NULL DEFAULT '',    -- uuids of the devices that are emptied for it
     slices          TEXT NOT NULL,               -- held: [[device, milli, memory_mib, contexts], ...]
     home            TEXT NOT NULL DEFAULT '',    -- uuids it must return to, once parked
+    within          TEXT NOT NULL DEFAULT '',    -- uuids of the devices that it may have; empty for all
     request         TEXT NOT NULL,
     milli           INTEGER NOT NULL,            -- what it takes of all devices together; while it
     memory_mib      INTEGER NOT NULL,            --   waits, of the first that could hold it
@@ -102,9 +108,20 @@ CREATE TABLE use (
     PRIMARY KEY (course, user)
 ) WITHOUT ROWID;
 
+-- What course files said, version by version, where they are edited on the dashboard.
+CREATE TABLE course_version (
+    number          INTEGER PRIMARY KEY,
+    course          TEXT NOT NULL,
+    user            TEXT NOT NULL,               -- '' for one that was found, changed elsewhere
+    text            TEXT NOT NULL,
+    saved_at        REAL NOT NULL                -- Unix seconds
+);
+CREATE INDEX course_version_by_course ON course_version (course, number);
+
 -- One row: what the pool knows about itself.
 CREATE TABLE pool (
     one             INTEGER PRIMARY KEY CHECK (one = 1),
-    looked_at       REAL NOT NULL                -- when processes were last looked at, this boot's clock
+    looked_at       REAL NOT NULL,               -- when processes were last looked at, this boot's clock
+    tried_at        REAL NOT NULL                -- when it was last tried whether this can be written
 );
-INSERT INTO pool VALUES (1, 0);
+INSERT INTO pool VALUES (1, 0, 0);

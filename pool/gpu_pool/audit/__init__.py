@@ -1,0 +1,16 @@
+"""The audit log: one line of JSON for each decision, with who asked for it.
+
+::
+
+    actors  who asks, known to whatever is done for them
+    file    lines appended to a file, whatever happens to the file
+    log     what stands in a line
+
+A line is written once its decision is in the ledger (see ``ledger.trail``), or once
+something was refused. It tells of no token and no key.
+"""
+
+from gpu_pool.audit.actors import Actor, act, acting, asks, this_process
+from gpu_pool.audit.log import AuditLog, audit_log, refusals
+
+__all__ = ["Actor", "AuditLog", "act", "acting", "asks", "audit_log", "refusals", "this_process"]

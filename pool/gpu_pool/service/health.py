@@ -1,0 +1,64 @@
+"""Whether the pool works: its ledger can be read, and written."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from gpu_pool.embedded import EmbeddedPool
+from gpu_pool.service.changes import Changes
+from gpu_pool_client import PoolUnreachable
+
+#: Seconds between two tries, however many ask, and those that one may take.
+_TRY_EVERY, _WITHIN = 3.0, 2.0
+_UNREADABLE: Final = PoolUnreachable("The pool cannot be read.", "The service's log says why.")
+
+
+class Health:
+    """What is wrong with a pool, as of a few seconds ago. Used in one event loop."""
+
+    def __init__(
+        self,
+        pool: EmbeddedPool,
+        changes: Changes,
+        log: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._changes = changes
+        self._log = log
+        self._clock = clock
+        self._try: asyncio.Task[PoolUnreachable | None] | None = None
+        self._tried_at = 0.0
+        self._complaint = ""
+
+    async def problem(self) -> PoolUnreachable | None:
+        """Return what is wrong; None if nothing is. Whoever asks during a try shares its outcome."""
+        is_old = self._clock() - self._tried_at >= _TRY_EVERY
+        if self._try is None or (self._try.done() and is_old):
+            self._try = asyncio.create_task(self._find())
+        found = await asyncio.shield(self._try)
+        return found if found or self._changes.healthy else _UNREADABLE
+
+    async def _find(self) -> PoolUnreachable | None:
+        try:
+            await self._pool.try_writing(_WITHIN)
+        except PoolUnreachable as error:
+            self._say(str(error))
+            return error
+        else:
+            self._say("")
+            return None
+        finally:
+            self._tried_at = self._clock()
+
+    def _say(self, complaint: str) -> None:
+        """Log what is wrong once, and that it is over."""
+        if complaint and not self._complaint:
+            self._log.error("The pool cannot be written: %s", complaint)
+        elif self._complaint and not complaint:
+            self._log.info("The pool can be written again")
+        self._complaint = complaint
