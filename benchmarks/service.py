@@ -22,11 +22,14 @@ from benchmarks.report import Line
 from gpu_pool_client import Holder, Pool, Process, connect, parse_request
 
 CLIENTS = 50
-SECONDS = 5.0
-ROUNDS = 3
+SECONDS = 2.0
+ROUNDS = 8
 #: Longer than one poll, so that everybody asks anew once.
 WATCHED_SECONDS = 30.0
-SETTINGS = "c.ServeApp.max_connections = c.ServeApp.max_waits = 5000\nc.ServeApp.log_level = 'WARN'\n"
+SETTINGS = (
+    "c.ServeApp.max_connections = c.ServeApp.max_waits = c.PoolSettings.max_waiting = 5000\n"
+    "c.ServeApp.log_level = 'WARN'\n"
+)
 #: A handler that commits one row, with the ledger's durability, and answers.
 BARE = """
 import asyncio, sqlite3, sys

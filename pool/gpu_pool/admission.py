@@ -14,10 +14,14 @@ from gpu_pool_client import (
     DeviceStatus,
     NeverFits,
     NotAllowed,
+    OverQuota,
     SliceRequest,
     format_memory,
     format_share,
 )
+
+#: GPUs of which a message says how much is free.
+_MOST_NAMED = 8
 
 
 def check_rules(request: SliceRequest, rules: Rules) -> None:
@@ -31,6 +35,17 @@ def check_rules(request: SliceRequest, rules: Rules) -> None:
     too_large = (request.milli or 0) > rules.max_milli
     if too_large or (rules.max_memory_mib and (request.memory_mib or 0) > rules.max_memory_mib):
         raise _forbidden(request, rules)
+
+
+def check_waiting(request: SliceRequest, waiting: int, most: int) -> None:
+    """Refuse, with ``OverQuota``, one more in line of a user who has so many waiting; 0 is no limit."""
+    if most and waiting >= most:
+        raise OverQuota(
+            f"You asked for {request}, and you wait for {waiting} slices already; "
+            f"{most} is the most that one user may wait for at once.",
+            "Wait until one of them is granted, or withdraw what you do not need: gpu-pool release ID "
+            '("gpu-pool list" shows the ids).',
+        )
 
 
 def check(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> None:
@@ -51,7 +66,7 @@ def check(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> Non
             f"You asked for {request}; no GPU here is like that. There is: {_listing(devices)}.",
             "Ask for one of these, or leave the filter out.",
         )
-    if request.count > 1 and all(device.contexts is not None for device in accepted):
+    if request.count > 1 and all(device.contexts is not None and not device.node for device in accepted):
         raise NeverFits(
             f"You asked for {request}, that is {request.count} GPUs; here each GPU is shared by MPS, "
             "and a process can use one of them.",
@@ -63,11 +78,13 @@ def check(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> Non
         if any(placement.candidates(request, accepted, unlimited)):
             raise _forbidden(request, rules)
         raise _too_large_or_small(request, accepted, rules)
-    if len(able) < request.count:
+    most = placement.most_together(able)
+    if most < request.count:
+        together = " of one machine" if most < len(able) else ""
         raise NeverFits(
             f"You asked for {request}, that is {request.count} GPUs; "
-            f"{len(able)} here could take part: {_listing([part.device for part in able])}.",
-            f"Ask for at most {len(able)}.",
+            f"{most}{together} here could take part: {_listing([part.device for part in able])}.",
+            f"Ask for at most {most}.",
         )
 
 
@@ -90,7 +107,9 @@ def shortage(
     """
     milli = 0 if ahead else placement.largest(statuses, rules)
     largest = SliceRequest(milli=milli).size if milli else None
-    held = "; ".join(_occupancy(status) for status in statuses)
+    freest = sorted(statuses, key=lambda status: -status.free_milli)[:_MOST_NAMED]
+    many = f"The freest of {len(statuses)} GPUs: " if len(statuses) > _MOST_NAMED else ""
+    held = many + "; ".join(_occupancy(status) for status in (freest if many else statuses))
     line = f" {ahead} waiting before you." if ahead else ""
     message = f"No GPU slice of {request} is free now. {held}.{line}"
     if largest:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpu_pool.queueing import Policy
@@ -97,6 +97,8 @@ class Sharing:
     refused: Mapping[str, str] = field(default_factory=dict)
     #: Whether a name that is no course's is refused even where there are no courses.
     only_known: bool = False
+    #: Whether kernels run in pods that the pool starts.
+    in_pods: bool = False
 
     def course(self, name: str | None) -> Course:
         """Return the course of that name. Raises ``NotAllowed`` where there are courses, but not this one."""
@@ -114,7 +116,8 @@ class Sharing:
 
     def terms(self, name: str | None, ends_at: float | None) -> Terms:
         """Return the terms of a lease of that course, which may no longer exist."""
-        return self.courses.get(name or "", self.default).terms(ends_at)
+        terms = self.courses.get(name or "", self.default).terms(ends_at)
+        return replace(terms, in_pod=True) if self.in_pods else terms
 
     def priority(self, user: str, course: str | None) -> int:
         """Return the highest priority that the user has by course or group."""
@@ -126,6 +129,19 @@ class Sharing:
         """What the queue needs to know of this."""
         weights = {name: course.weight for name, course in self.courses.items()}
         return Policy(weights={"": self.default.weight, **weights}, drain_after=self.drain_after)
+
+
+@dataclass(frozen=True, slots=True)
+class CourseVersion:
+    """What a course file said from some time on."""
+
+    #: Who saved it; empty for what was found in the file, changed by somebody elsewhere.
+    user: str
+    text: str
+    #: Unix seconds.
+    saved_at: float
+    #: Later versions have greater numbers; 0 for one that is in no ledger yet.
+    number: int = 0
 
 
 def read_course(name: str, settings: object) -> Course:

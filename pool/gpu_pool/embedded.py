@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
+from gpu_pool.audit import acting, audit_log, refusals, this_process
+from gpu_pool.courses import CourseVersion
 from gpu_pool.enforcing import Enforcer
 from gpu_pool.gate import CourseGate
 from gpu_pool.inventory import Inventory, discover
@@ -28,13 +30,18 @@ from gpu_pool.ledger.database import Database
 from gpu_pool.ledger.leases import gone
 from gpu_pool.ledger.ownership import Ownership
 from gpu_pool.ledger.thread import LedgerThread
+from gpu_pool.looking import Looker
+from gpu_pool.readings import Reading
 from gpu_pool.settings import PoolSettings, load_settings
 from gpu_pool_client import (
     Activity,
     BadRequest,
+    Device,
     DeviceStatus,
     EndReason,
     Holder,
+    KernelCommand,
+    KernelPod,
     Lease,
     LeaseState,
     NotAllowed,
@@ -94,6 +101,9 @@ class EmbeddedPool(Pool):
         self._owner = owner
         self._ownership: Ownership | None = None
         self._ledger = LedgerThread(path, self._open)
+        self._looker = Looker()
+        #: None where decisions are not written down.
+        self.audit = audit_log(self._settings.audit_log)
         tiers = isolation or (owned if owner else unowned)(self._settings)
         self._enforcer = Enforcer(path, self._settings, tiers, self._ledger, owner=owner)
 
@@ -104,22 +114,36 @@ class EmbeddedPool(Pool):
         key: str,
         *,
         groups: Collection[str] | None = None,
+        server: str | None = None,
     ) -> Lease:
         """See ``Pool.request``. Processes that are gone are looked for when nothing is free.
 
-        ``groups`` are the holder's; None for those that the system knows.
+        ``groups`` are the holder's; None for those that the system knows. ``server`` is the
+        holder's server at a JupyterHub that asks, if one does.
         """
-        try:
-            known = await self._gate.groups(holder, groups)
-            check = partial(self._gate.check, request, holder, known)
-            lease = await self._do(lambda book: book.request(request, holder, key, check))
-            if lease.state is LeaseState.WAITING:
-                lease = await self._do(lambda book: _after_a_look(book, lease.id))
-        except (asyncio.CancelledError, PoolUnreachable):
-            # The decision may still be made, or has been, and nobody would know of it.
-            self._ledger.later(lambda book: book.release_key(key, EndReason.WITHDRAWN))
-            raise
+        what = {"user": holder.user, "course": holder.course, "request": str(request)}
+        with self._asked(what):
+            try:
+                known = await self._gate.groups(holder, groups)
+                check = partial(self._gate.check, request, holder, known)
+                within = await self._devices_for(request, holder, server)
+                lease = await self._do(lambda book: book.request(request, holder, key, check, within))
+                if lease.state is LeaseState.WAITING:
+                    lease = await self._do(lambda book: _after_a_look(book, lease.id))
+            except (asyncio.CancelledError, PoolUnreachable):
+                # The decision may still be made, or has been, and nobody would know of it.
+                self._ledger.later(lambda book: book.release_key(key, EndReason.WITHDRAWN))
+                raise
         return await self._enforcer.hand_out(lease)
+
+    async def _devices_for(
+        self,
+        request: SliceRequest,  # noqa: ARG002 - for pools that look
+        holder: Holder,  # noqa: ARG002
+        server: str | None,  # noqa: ARG002
+    ) -> Collection[str]:
+        """Return the uuids of the devices that a request may have; none mean all. May refuse it."""
+        return ()
 
     async def lease(self, lease_id: str) -> Lease:
         """See ``Pool.lease``."""
@@ -138,7 +162,8 @@ class EmbeddedPool(Pool):
                     raise await self._do(lambda book: book.shortage(lease_id))
                 await asyncio.sleep(_POLL)
         except asyncio.CancelledError:
-            self._ledger.later(lambda book: book.release(lease_id, EndReason.WITHDRAWN))
+            with self._asked({}):
+                self._ledger.later(lambda book: book.release(lease_id, EndReason.WITHDRAWN))
             raise
 
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
@@ -156,6 +181,21 @@ class EmbeddedPool(Pool):
     async def explain(self, lease_id: str) -> Outlook:
         """See ``Pool.explain``."""
         return await self._do(lambda book: book.explain(lease_id))
+
+    async def forecast(
+        self,
+        request: SliceRequest,
+        holder: Holder,
+        *,
+        groups: Collection[str] | None = None,
+        server: str | None = None,
+    ) -> Outlook | None:
+        """See ``Pool.forecast``, and :meth:`request`. Nobody knows in which courses somebody new is."""
+        check = None
+        if holder.user:
+            check = partial(self._gate.check, request, holder, await self._gate.groups(holder, groups))
+        within = await self._devices_for(request, holder, server)
+        return await self._do(lambda book: book.forecast(request, holder, check, within))
 
     async def attach(
         self,
@@ -179,7 +219,7 @@ class EmbeddedPool(Pool):
         lease = await self.lease(lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
-        found = await _activity(lease)
+        found = await self._activity(lease)
         if self._settings.checkpoint and found.initialised:
             return replace(found, movable=await self._enforcer.is_movable(lease))
         return found
@@ -193,8 +233,18 @@ class EmbeddedPool(Pool):
         groups: Collection[str] | None = None,
     ) -> Lease:
         """See ``Pool.resize``. Asked in the name of ``caller``, by default this process."""
+        with self._asked({"lease": lease_id, "request": str(request)}):
+            return await self._resize(lease_id, request, caller, groups)
+
+    async def _resize(
+        self,
+        lease_id: str,
+        request: SliceRequest,
+        caller: Process | None,
+        groups: Collection[str] | None,
+    ) -> Lease:
         lease = await self._own(lease_id, caller, "change its size")
-        if (await _activity(lease)).initialised is not False or self._enforcer.keeps_state(lease):
+        if (await self._activity(lease)).initialised is not False or self._enforcer.keeps_state(lease):
             raise NotAllowed(
                 "The slice cannot change its size: its process has initialised CUDA, or may have, "
                 "and what it keeps on the GPU would be in the way.",
@@ -210,14 +260,21 @@ class EmbeddedPool(Pool):
 
     async def park(self, lease_id: str, *, caller: Process | None = None) -> Lease:
         """See ``Pool.park``. Asked in the name of ``caller``, by default this process."""
-        lease = await self._own(lease_id, caller, "be lent to others")
 
         async def park() -> Lease:
             return await self._do(lambda book: book.park(lease_id))
 
-        if (await _activity(lease)).initialised is False:
-            return await park()
-        return await self._enforcer.park(lease, park)
+        with self._asked({"lease": lease_id}):
+            lease = await self._own(lease_id, caller, "be lent to others")
+            if (await self._activity(lease)).initialised is False:
+                return await park()
+            return await self._enforcer.park(lease, park)
+
+    async def _activity(self, lease: Lease) -> Activity:
+        """Look at what a lease's processes do, which takes some time on a machine with many."""
+        return await asyncio.to_thread(
+            activity_of, lease.process, lease.slices, lease.id, lease.holder.process
+        )
 
     async def _own(self, lease_id: str, caller: Process | None, what: str) -> Lease:
         """Return a lease; refuse, with ``NotAllowed``, to take its slices away in another's name."""
@@ -233,23 +290,59 @@ class EmbeddedPool(Pool):
 
     async def resume(self, lease_id: str) -> Lease:
         """See ``Pool.resume``."""
-        return await self._enforcer.hand_back(await self._do(lambda book: book.resume(lease_id)))
+        with self._asked({"lease": lease_id}):
+            return await self._enforcer.hand_back(await self._do(lambda book: book.resume(lease_id)))
 
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         """See ``Pool.release``."""
-        await self._do(lambda book: book.release(lease_id, reason))
+        with self._asked({"lease": lease_id}):
+            await self._do(lambda book: book.release(lease_id, reason))
 
-    async def revoke(self, lease_id: str, words: str) -> None:
-        """End a lease in an administrator's name; its holder reads ``words``. Raises ``LeaseGone``."""
-        await self._do(lambda book: book.revoke(lease_id, words))
+    async def revoke(self, lease_id: str, words: str, reason: EndReason = EndReason.REVOKED) -> None:
+        """End a lease, by default in an administrator's name; its holder reads ``words``.
+
+        Raises ``LeaseGone``.
+        """
+        with self._asked({"lease": lease_id}):
+            await self._do(lambda book: book.revoke(lease_id, words, reason))
+
+    async def launch(self, lease_id: str, kernel: KernelCommand, *, server: str | None = None) -> KernelPod:  # noqa: ARG002 - for pools that start kernels
+        """See ``Pool.launch``. Asked by the holder's ``server`` at a JupyterHub, if by one."""
+        return await super().launch(lease_id, kernel)
+
+    async def pod(self, lease_id: str, seen: str = "", seconds: float = 0.0) -> KernelPod:  # noqa: ARG002
+        """See ``Pool.pod``; ``seconds`` is for how long to wait for news."""
+        return await super().pod(lease_id, seen)
+
+    def stop_waiting(self) -> None:
+        """Let nobody wait any more for news of a pod."""
 
     async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
         """See ``Pool.drain``."""
-        return await self._do(lambda book: book.drain(device, drained))
+        with self._asked({"device": device}):
+            return await self._do(lambda book: book.drain(device, drained))
 
     async def history(self, since: float = 0.0, *, user: str | None = None) -> list[Mapping[str, Any]]:
         """See ``Pool.history``. With ``user``, of that user alone."""
         return await self._do(lambda book: book.history(since, user))
+
+    async def course_versions(
+        self, course: str, most: int, before: int | None = None
+    ) -> tuple[CourseVersion, ...]:
+        """Return the latest versions of a course file that were kept, see ``VersionTable.latest``."""
+        return await self._do(lambda book: book.versions.latest(course, most, before))
+
+    async def keep_versions(self, course: str, versions: Sequence[CourseVersion]) -> int:
+        """Keep versions of a course file; return the number of the last."""
+        return await self._do(lambda book: book.versions.add(course, versions))
+
+    async def remove_version(self, number: int) -> None:
+        """Keep a version of a course file no longer."""
+        await self._do(lambda book: book.versions.remove(number))
+
+    async def reread_course(self, file: str) -> None:
+        """Follow a course file that has been replaced, at once."""
+        await self._ledger.do(lambda book: self._gate.reread(file, book))
 
     async def status(self) -> PoolStatus:
         """See ``Pool.status``.
@@ -265,8 +358,24 @@ class EmbeddedPool(Pool):
         await self._enforcer.settle([each for each in status.leases if each.state is LeaseState.HELD])
         return replace(status, leases=tuple(map(self._enforcer.state, status.leases)))
 
+    @contextlib.contextmanager
+    def _asked(self, what: Mapping[str, object]) -> Iterator[None]:
+        """Do what somebody asks for: if nobody else is known to, this process. Refusals are written down."""
+        by_itself = self._owner or self.audit is None
+        with acting(None if by_itself else this_process()), refusals(self.audit, what):
+            yield
+
+    async def look_at_devices(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:
+        """Return what each of these does, real ones alone, by uuid; None for one that does not answer."""
+        return await self._looker.look(devices)
+
+    async def try_writing(self, within: float) -> None:
+        """Try whether decisions can be kept. Raises ``PoolUnreachable`` where not, within so many seconds."""
+        await self._ledger.do(lambda book: book.try_writing(), within)
+
     async def close(self) -> None:
         """Close the ledger once what was begun is done. Leases live on."""
+        await self._looker.close()
         await self._enforcer.close()
         await self._ledger.close()
         if self._ownership is not None:
@@ -278,7 +387,8 @@ class EmbeddedPool(Pool):
         with contextlib.ExitStack() as opened:
             database = opened.enter_context(contextlib.closing(Database(self._path)))
             ownership = opened.enter_context(contextlib.closing(Ownership(self._path, owner=self._owner)))
-            book = Book(database, self._settings)
+            # What is registered may serve the line, whose order the course files know.
+            book = self._gate.keep_up(Book(database, self._settings))
             book.give_up_at = give_up_at
             # A process that sees no devices (no driver in its container, no variable
             # in its terminal) must not take away those that another one registered.
@@ -297,11 +407,6 @@ class EmbeddedPool(Pool):
 def _after_a_look(book: Book, lease_id: str, at_most_every: float = 0.0) -> Lease:
     book.look(at_most_every)
     return book.lease(lease_id)
-
-
-async def _activity(lease: Lease) -> Activity:
-    """Look at what a lease's processes do, which takes some time on a machine with many."""
-    return await asyncio.to_thread(activity_of, lease.process, lease.slices, lease.id, lease.holder.process)
 
 
 def _refuse_unless_waiting(lease: Lease) -> None:

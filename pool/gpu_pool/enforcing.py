@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds in which a tier must have begun to enforce a slice: an MPS daemon starts in that time.
-_ENFORCED_WITHIN: Final = 60.0
 #: Seconds between two looks at whether the tiers still work: each starts processes.
 _TEND_EVERY: Final = 20.0
 
@@ -71,6 +69,8 @@ class Enforcer:
     def state(self, lease: Lease) -> Lease:
         """Return a lease with the truth about its limits, and whether it is watched over."""
         lease = self._isolation.state(lease)
+        if self._isolation.in_pods:
+            return replace(lease, terms=replace(lease.terms, guarded=True))
         if self._owner or (self._settings.watchdog in ("warn", "end") and not lease.simulated):
             return replace(lease, terms=replace(lease.terms, guarded=True))
         return lease
@@ -157,15 +157,18 @@ class Enforcer:
     async def _on_tiers(self, job: Callable[[], T]) -> T:
         """Run a job in the tiers' thread. Raises ``PoolUnreachable`` where that takes too long."""
         try:
-            return await self._tiers.run(job, _ENFORCED_WITHIN)
+            return await self._tiers.run(job, self._settings.enforced_within)
         except TimeoutError as error:
+            within = self._settings.enforced_within
             raise PoolUnreachable(
-                f"What enforces slices on this machine did not answer within {_ENFORCED_WITHIN:.0f} seconds.",
+                f"What enforces slices on this machine did not answer within {within:g} seconds.",
                 "Ask the administrator to look at the log of the service.",
             ) from error
 
     def _watch_over(self, lease: Lease) -> None:
         """Start the guard with the first lease on a real device: no other has anything to measure."""
+        if self._isolation.in_pods:
+            return
         if not lease.simulated and self._unguarded.acquire(blocking=False):
             self._guard = self._make_guard()
             self._guard.start()
@@ -185,7 +188,7 @@ class Enforcer:
     def _evict(self, lease: Lease, pids: Sequence[int]) -> None:
         """Take processes off the lease's devices; called by the guard, in its thread."""
         if self._isolation.acts:
-            self._tiers.call(lambda: self._isolation.evict(lease, pids), _ENFORCED_WITHIN)
+            self._tiers.call(lambda: self._isolation.evict(lease, pids), self._settings.enforced_within)
 
     async def _unless_lost(self, lease_id: str, moving: Awaitable[None]) -> None:
         """Move what a lease keeps on its devices; end the lease where that is lost."""
@@ -196,7 +199,7 @@ class Enforcer:
 
     async def _end(self, lease_id: str, reason: EndReason) -> Lease:
         def end(book: Book) -> Lease:
-            book.release(lease_id, reason)
+            book.release(lease_id, reason, asked=False)
             return book.lease(lease_id)
 
         return await self._ledger.do(end)

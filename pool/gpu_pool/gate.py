@@ -32,6 +32,12 @@ class CourseGate:
             book.follow(self._folder.look())
         return book
 
+    def reread(self, file: str, book: Book) -> None:
+        """Let the book follow a file that has been replaced, at once."""
+        if self._folder is not None:
+            self._folder.reread(file)
+            book.follow(self._folder.look(), asked=True)
+
     async def groups(self, holder: Holder, groups: Collection[str] | None) -> Collection[str]:
         """Return the holder's groups: those given, or those that the system knows.
 

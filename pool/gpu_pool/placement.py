@@ -45,7 +45,14 @@ def cut(request: SliceRequest, device: Device, rules: Rules) -> Slice:
     else:
         memory = request.memory_mib or 0
         milli = -(-memory * WHOLE // max(1, device.memory_mib))
-    return Slice(device, milli, memory, 0 if device.contexts is None else rules.lease_contexts)
+    return Slice(device, milli, memory, _contexts(device, rules))
+
+
+def _contexts(device: Device, rules: Rules) -> int:
+    """Return the slots that a slice takes: on a node of a cluster one, since there a slot is a pod's."""
+    if device.contexts is None:
+        return 0
+    return 1 if device.node else rules.lease_contexts
 
 
 def holds(part: Slice, rules: Rules) -> bool:
@@ -83,7 +90,7 @@ def candidates(request: SliceRequest, devices: Iterable[Device], rules: Rules) -
     """Yield the request's slice on every device that could ever hold it."""
     for device in devices:
         # A process can be a client of one MPS daemon, and each device that counts contexts has its own.
-        alone = request.count == 1 or device.contexts is None
+        alone = request.count == 1 or device.contexts is None or bool(device.node)
         if alone and accepts(request.filters, device):
             part = cut(request, device, rules)
             if holds(part, rules):
@@ -100,8 +107,21 @@ def place(request: SliceRequest, statuses: Sequence[DeviceStatus], rules: Rules)
         if first is not None and first.device.mig_profile is not None:
             first = min((first, *fitting), key=lambda part: part.memory_mib)
         return None if first is None else (first,)
-    parts = list(fitting)
-    return _nearest(parts, request.count) if len(parts) >= request.count else None
+    parts = next((parts for parts in by_node(fitting) if len(parts) >= request.count), None)
+    return None if parts is None else _nearest(parts, request.count)
+
+
+def by_node(parts: Iterable[Slice]) -> list[list[Slice]]:
+    """Return the slices of each machine together: no process has devices of two."""
+    found: dict[str, list[Slice]] = {}
+    for part in parts:
+        found.setdefault(part.device.node, []).append(part)
+    return list(found.values())
+
+
+def most_together(parts: Iterable[Slice]) -> int:
+    """Return how many of the slices one machine has at most."""
+    return max(map(len, by_node(parts)), default=0)
 
 
 def deduct(statuses: Sequence[DeviceStatus], parts: Sequence[Slice]) -> list[DeviceStatus]:

@@ -33,6 +33,11 @@ class PoolSettings(Configurable):
         min=0,
         help="Memory in MiB that CUDA itself takes in a process. Smaller slices are refused.",
     ).tag(config=True)
+    lease_contexts = Integer(
+        2,
+        min=1,
+        help="CUDA contexts that a lease may have at once, where MPS limits their number. A process has one.",
+    ).tag(config=True)
     compute_overcommit = Float(
         1.0,
         min=1.0,
@@ -51,10 +56,20 @@ class PoolSettings(Configurable):
     max_devices = Integer(0, min=0, help="The most devices that one lease may have; 0 for no limit.").tag(
         config=True
     )
+    max_waiting = Integer(
+        100, min=0, help="The most leases that one user may wait for at once; 0 for no limit."
+    ).tag(config=True)
     attach_within = Float(
         120.0,
         min=1.0,
         help="Seconds in which a process must be attached to a granted lease before it ends.",
+    ).tag(config=True)
+    enforced_within = Float(
+        60.0,
+        min=0.1,
+        max=90.0,
+        help="""Seconds in which what enforces a slice, such as an MPS daemon, must have done so. After that
+        its lease ends as not-enforced. Clients of gpu-pool serve wait for 100 seconds.""",
     ).tag(config=True)
     tier = Enum(
         ("auto", "accounting", "mps", "cgroups", "hami"),
@@ -117,6 +132,11 @@ class PoolSettings(Configurable):
         0, min=0, help="Host memory in MiB for all parked kernels together; 0 for a quarter of the machine's."
     ).tag(config=True)
 
+    audit_log = Unicode(
+        "",
+        help="A file to which a line of JSON is appended for each decision, with who asked; empty for none.",
+    ).tag(config=True)
+
     courses = Dict(
         help="""Course name to its settings: weight, priority, longest_lease, idle_limit, when_idle,
         warn_before, keep_at_most, quota and per_user (of these: slices, share, memory,
@@ -140,6 +160,9 @@ class PoolSettings(Configurable):
         "", help="First day of the term, such as 2026-09-01, from which gpu_hours_per_term count."
     ).tag(config=True)
 
+    #: Whether kernels run in pods that the pool starts. Nobody sets it: it follows from what is served.
+    in_pods = False
+
     @property
     def sharing(self) -> Sharing:
         """How the pool is shared. Raises ``BadRequest`` that names what is wrong with it."""
@@ -149,6 +172,7 @@ class PoolSettings(Configurable):
             groups=tuple(read_group(name, settings) for name, settings in self.groups.items()),
             per_user=read_quota(self.per_user, "per_user"),
             drain_after=parse_duration(self.drain_after),
+            in_pods=self.in_pods,
         )
 
     @property
@@ -168,6 +192,7 @@ class PoolSettings(Configurable):
         """What placement and admission need of these settings."""
         return Rules(
             context_mib=self.context_mib,
+            lease_contexts=self.lease_contexts,
             device_milli=round(self.compute_overcommit * WHOLE),
             max_milli=round(self.max_share * WHOLE),
             max_memory_mib=self.max_memory_mib,

@@ -8,11 +8,18 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import AbstractContextManager
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 T = TypeVar("T")
-_Answer = Callable[[Any, BaseException | None], None]
+#: Where an outcome is waited for; None for nowhere.
+_Answer: TypeAlias = "asyncio.Future[Any] | Future[Any] | None"
+_Job: TypeAlias = tuple[Callable[[], Any], _Answer]
+_Outcome: TypeAlias = tuple[Any, "BaseException | None"]
+
+#: Jobs that are done together at most: the first of them has to wait for the last.
+_MOST_TOGETHER: Final = 32
 
 
 class Worker:
@@ -22,15 +29,22 @@ class Worker:
     behind a stopped process must not keep an interpreter from exiting. Answers
     go straight to the loop that asked, since a ``concurrent.futures.Future``
     in between would cost as much as a decision of the pool.
+
+    Jobs that have queued up are done together, in one block of what ``together``
+    returns. Their answers follow its end; where that fails, all are told so.
     """
 
-    def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[tuple[Callable[[], Any], _Answer] | None] = SimpleQueue()
+    def __init__(
+        self, name: str, together: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    ) -> None:
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._together = together
+        self._stopped = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, job: Callable[[], object]) -> None:
         """Queue a job for whose outcome nobody waits."""
-        self._jobs.put((job, _ignore))
+        self._jobs.put((job, None))
 
     async def run(self, job: Callable[[], T], timeout: float) -> T:
         """Queue a job and wait for what it returns.
@@ -39,14 +53,8 @@ class Worker:
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-
-        def tell(result: T | None, error: BaseException | None) -> None:
-            # The loop may have been closed meanwhile: then nobody waits any more.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_settle, answer, result, error)
-
         alarm = loop.call_later(timeout, _settle, answer, None, TimeoutError())
-        self._jobs.put((job, tell))
+        self._jobs.put((job, answer))
         try:
             return await answer
         finally:
@@ -55,14 +63,7 @@ class Worker:
     def call(self, job: Callable[[], T], timeout: float) -> T:
         """Queue a job and block the calling thread until it is done. Raises ``TimeoutError``."""
         answer: Future[T] = Future()
-
-        def tell(result: T | None, error: BaseException | None) -> None:
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(result)  # type: ignore[arg-type]
-
-        self._jobs.put((job, tell))
+        self._jobs.put((job, answer))
         try:
             return answer.result(timeout)
         except FutureTimeoutError as error:
@@ -73,24 +74,59 @@ class Worker:
         self._jobs.put(None)
 
     def _run(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            job, tell = item
-            try:
-                result = job()
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
-                tell(None, error)
-            else:
-                tell(result, None)
+        while jobs := self._next():
+            _tell([answer for _, answer in jobs], self._do(jobs))
             # Hold on to nothing while waiting for the next job.
-            item = job = tell = result = None  # type: ignore[assignment]
+            jobs.clear()
+
+    def _next(self) -> list[_Job]:
+        """Wait for a job; return it with those behind it, or none once this is to stop."""
+        jobs: list[_Job] = []
+        while not self._stopped and len(jobs) < _MOST_TOGETHER and not (jobs and self._jobs.empty()):
+            job = self._jobs.get()
+            if job is None:
+                self._stopped = True
+            else:
+                jobs.append(job)
+        return jobs
+
+    def _do(self, jobs: list[_Job]) -> list[_Outcome]:
+        try:
+            with self._together() if len(jobs) > 1 else contextlib.nullcontext():
+                done = [_outcome(job) for job, _ in jobs]
+        except BaseException as error:  # noqa: BLE001 - it belongs to those who asked
+            return [(None, error)] * len(jobs)
+        return done
 
 
-def _ignore(_: object, __: BaseException | None) -> None:
-    """Take an answer that nobody waits for."""
+def _outcome(job: Callable[[], object]) -> _Outcome:
+    try:
+        return job(), None
+    except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+        return None, error
 
 
-def _settle(answer: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
-    if answer.done():
+def _tell(answers: list[_Answer], outcomes: list[_Outcome]) -> None:
+    """Pass on outcomes, waking each event loop once."""
+    told: dict[asyncio.AbstractEventLoop, list[tuple[_Answer, _Outcome]]] = {}
+    for answer, outcome in zip(answers, outcomes, strict=True):
+        if isinstance(answer, asyncio.Future):
+            told.setdefault(answer.get_loop(), []).append((answer, outcome))
+        elif answer is not None:
+            _settle(answer, *outcome)
+    for loop, some in told.items():
+        # The loop may have been closed meanwhile: then nobody waits any more.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_settle_all, some)
+
+
+def _settle_all(told: list[tuple[_Answer, _Outcome]]) -> None:
+    for answer, outcome in told:
+        _settle(answer, *outcome)
+
+
+def _settle(answer: _Answer, result: object, error: BaseException | None) -> None:
+    if answer is None or answer.done():
         return
     if error is not None:
         answer.set_exception(error)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
+
+#: Tells a kernel that a pool has started it in a pod: its wishes are messages then, see ``%gpu use``.
+POD_VARIABLE: Final = "GPU_POOL_POD"
 
 
 class PodPhase(str, Enum):

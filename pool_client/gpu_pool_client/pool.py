@@ -89,6 +89,14 @@ class Pool(abc.ABC):
         """Say why a lease waits, and how long that may take. Raises ``BadRequest`` if it does not wait."""
 
     @abc.abstractmethod
+    async def forecast(self, request: SliceRequest, holder: Holder) -> Outlook | None:
+        """Say what this request would meet if it were made now; None if it would be HELD at once.
+
+        Nothing is asked for. A holder without a name is somebody new to the pool,
+        who has used nothing and is in every course. Raises what :meth:`request` raises.
+        """
+
+    @abc.abstractmethod
     async def attach(
         self,
         lease_id: str,

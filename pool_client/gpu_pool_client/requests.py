@@ -10,6 +10,7 @@ memory in MiB. Fifty times 2% is exactly one GPU.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,6 +23,8 @@ WHOLE: Final = 1000
 MAX_TEXT: Final = 256
 #: Most devices one request may name.
 MAX_COUNT: Final = 1024
+#: Most memory one request may name, in MiB: what is written of it can be read again.
+MAX_MIB: Final = 999_999_999
 
 ACCEPTED: Final = (
     "Accepted: 2% or 0.02 (a share of one GPU), 1.5GiB or 655MiB (GPU memory), "
@@ -123,6 +126,12 @@ def parse_request(text: str) -> SliceRequest:
         raise _refusal(text, f"it has {len(text)} characters, {MAX_TEXT} are read")
     if not text.isascii():
         raise _refusal(text, "only plain ASCII digits, letters and signs are read")
+    return _parse(text)
+
+
+# The same few sizes are asked for again and again.
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str) -> SliceRequest:
     words = text.split()
     if not words:
         raise _refusal(text, "it is empty")
@@ -186,8 +195,8 @@ def _mib(whole: str, part: str | None, unit: str, text: str) -> int:
     part = part or ""
     scale: int = 10 ** len(part)
     mib = -(-(int(whole or 0) * scale + int(part or 0)) * _MIB_PER_UNIT[unit] // scale)
-    if mib < 1:
-        raise _refusal(text, "memory is at least 1MiB")
+    if not 1 <= mib <= MAX_MIB:
+        raise _refusal(text, f"memory is between 1MiB and {MAX_MIB}MiB")
     return mib
 
 

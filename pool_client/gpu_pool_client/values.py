@@ -56,6 +56,8 @@ class EndReason(str, Enum):
     """Its kernel was idle for longer than its course allows."""
     OVER_MEMORY = "over-memory"
     """It used more device memory than it was granted, and did not stop."""
+    TAKEN = "taken-by-cluster"
+    """The cluster took the pod of its kernel away."""
 
 
 class Strength(str, Enum):
@@ -114,6 +116,8 @@ class Device:
     #: Whether all slices that are held of it at once have one size, as a hard limit by
     #: classic MPS needs: its memory limit belongs to the device's daemon.
     one_size: bool = False
+    #: The machine that it is in, where a pool has several; all devices of a slice are in one.
+    node: str = ""
 
     @property
     def label(self) -> str:

@@ -10,11 +10,14 @@ import pytest
 
 from gpu_pool.inventory.simulated import parse_devices
 from gpu_pool_client import Device, Pool, connect
+from support.clusters import hami
+from support.fake_kubernetes import fake_kubernetes
 from support.hub import ADMIN, Hub, hub, serving_hub
+from support.kernel_pods import CARD, cluster_nursery, serving_cluster
 from support.pools import embedded
 from support.service import DEVICES, Nursery, nursery, serving
 
-__all__ = ["hub", "nursery"]
+__all__ = ["cluster_nursery", "hub", "nursery"]
 
 _SETTINGS = 'c.PoolSettings.courses = {"cs101": {}}'
 #: What a pool promises of processes that it sees: over TCP none (tests/service/test_heartbeats.py).
@@ -28,28 +31,38 @@ _OF_PROCESSES_SEEN = {
 }
 
 
+@pytest.fixture(params=["embedded", "unix", "http", "kubernetes"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """What is behind the pool."""
+    found: str = request.param
+    return found
+
+
 @pytest.fixture
-def device() -> Device:
+def device(backend: str) -> Device:
     """The pool's one device."""
-    (device,) = parse_devices(DEVICES)
+    (device,) = [CARD] if backend == "kubernetes" else parse_devices(DEVICES)
     return device
 
 
-@pytest.fixture(params=["embedded", "unix", "http"])
+@pytest.fixture
 async def pool(
     request: pytest.FixtureRequest,
     tmp_path: Path,
+    backend: str,
     device: Device,
     nursery: Nursery,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Pool]:
-    """An empty pool over one simulated V100 with 32 GiB."""
-    if request.param == "http" and request.node.originalname in _OF_PROCESSES_SEEN:
+    """An empty pool over one V100 with 32 GiB, simulated or a cluster's."""
+    if backend == "http" and request.node.originalname in _OF_PROCESSES_SEEN:
         pytest.skip("over TCP a process is only claimed, and its lease lives by heartbeats")
     async with AsyncExitStack() as stack:
-        if request.param == "embedded":
+        if backend == "embedded":
             opened: Pool = embedded(tmp_path / "ledger.db", device, courses={"cs101": {}})
-        elif request.param == "http":
+        elif backend == "kubernetes":
+            opened = connect(await _cluster(request, stack, tmp_path))
+        elif backend == "http":
             hub: Hub = request.getfixturevalue("hub")
             monkeypatch.setenv("GPU_POOL_TOKEN", await hub.token(ADMIN))
             behind = await stack.enter_async_context(
@@ -60,3 +73,16 @@ async def pool(
             service = await stack.enter_async_context(serving(nursery, tmp_path / "service", _SETTINGS))
             opened = connect(service.url)
         yield await stack.enter_async_context(opened)
+
+
+async def _cluster(request: pytest.FixtureRequest, stack: AsyncExitStack, folder: Path) -> str:
+    """Serve a cluster with one GPU; return the URL."""
+    pytest.importorskip("kubernetes_asyncio", reason="the extra [kubernetes] is not installed")
+    nursery: Nursery = request.getfixturevalue("cluster_nursery")
+    fake = await stack.enter_async_context(fake_kubernetes())
+    fake.put("nodes", hami("n1", model="V100-SXM2-32GB"))
+    config = fake.kubeconfig(folder / "kubeconfig")
+    service = await stack.enter_async_context(
+        serving_cluster(nursery, folder / "service", config, _SETTINGS)
+    )
+    return service.url

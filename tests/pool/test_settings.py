@@ -29,6 +29,11 @@ def test_python_and_json_files_are_read(folder: Path) -> None:
     assert load_settings().rules == Rules(context_mib=300, max_milli=500, max_devices=2)
 
 
+def test_a_lease_has_as_many_contexts_as_is_set(folder: Path) -> None:
+    (folder / "gpu_pool_config.py").write_text("c.PoolSettings.lease_contexts = 1")
+    assert load_settings().rules.lease_contexts == 1
+
+
 def test_compute_may_be_granted_more_than_once_over(folder: Path) -> None:
     (folder / "gpu_pool_config.py").write_text("c.PoolSettings.compute_overcommit = 2.5")
     assert load_settings().rules.device_milli == 2500

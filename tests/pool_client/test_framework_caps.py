@@ -185,6 +185,36 @@ def test_tensorflow_grows_and_cupy_counts_bytes() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("versions", "hooked"),
+    [
+        ({"torch": "1.8.0"}, {"GPU_POOL_TORCH_FRACTION": FRACTION}),
+        ({"torch": "2.9.1+cu128"}, {"GPU_POOL_TORCH_FRACTION": FRACTION}),
+        ({"torch": "2.10.0a0+git1"}, {"GPU_POOL_TORCH_FRACTION": FRACTION}),
+        ({"tensorflow": "2.4.0"}, {"GPU_POOL_TENSORFLOW_MIB": "355"}),
+        ({"tensorflow": "2.21.0.dev20260101"}, {"GPU_POOL_TENSORFLOW_MIB": "355"}),
+        ({"torch": "1.7.1", "tensorflow": "2.3.0"}, {}),  # there is nothing to call
+        ({"torch": "2.13.0+cpu"}, {}),
+        ({"torch": "?", "tensorflow": "?", "jax": "0.10.2", "cupy": "13.3.0"}, {}),
+    ],
+)
+def test_what_has_no_variable_is_left_to_a_kernels_hook(
+    versions: dict[str, str], hooked: dict[str, str]
+) -> None:
+    without = slice_caps(versions, SLICE, {})
+    assert not hooked.keys() & without.keys()
+    assert slice_caps(versions, SLICE, {}, hook=True) == without | hooked
+    whole = [Slice(LARGE, 1000, 32768)]
+    assert slice_caps(versions, whole, {}, hook=True) == {}
+
+
+def test_a_torch_that_reads_the_variable_is_not_limited_twice() -> None:
+    found = slice_caps({"torch": "2.10.0"}, SLICE, {}, hook=True)
+    assert found == {TORCH: f"per_process_memory_fraction:{FRACTION}"}
+    theirs = {TORCH: "per_process_memory_fraction:0.5"}
+    assert slice_caps({"torch": "2.10.0a0+git1"}, SLICE, theirs, hook=True) == {}
+
+
 def test_a_whole_device_and_an_empty_environment_get_no_caps() -> None:
     whole = [Slice(SMALL, 1000, 16384), Slice(LARGE, 1000, 32768)]
     assert slice_caps({"torch": "2.10.0", "jax": "0.4.30"}, whole, {}) == {}
@@ -222,6 +252,15 @@ def test_the_words_name_what_is_limited() -> None:
     assert limit_words(slice_caps({"tensorflow": "2.17.0"}, SLICE, {})) == ""
 
 
+def test_the_words_tell_what_only_the_hook_limits() -> None:
+    versions = {"torch": "2.9.1", "jax": "0.4.30", "tensorflow": "2.17.0"}
+    words = "framework caps: jax; torch, tensorflow only in the kernel itself"
+    assert limit_words(slice_caps(versions, SLICE, {}, hook=True)) == words
+    del versions["jax"], versions["torch"]
+    words = "framework caps: tensorflow only in the kernel itself"
+    assert limit_words(slice_caps(versions, SLICE, {}, hook=True)) == words
+
+
 @pytest.mark.parametrize("strength", [Strength.HARD, Strength.COOPERATIVE])
 def test_no_fraction_is_set_where_a_tier_holds_the_memory(strength: Strength) -> None:
     held = Enforcement(memory=Limit(strength, "MPS, each process"))
@@ -229,6 +268,8 @@ def test_no_fraction_is_set_where_a_tier_holds_the_memory(strength: Strength) ->
     lease = Lease(
         "1", "key", request, Holder("ada"), LeaseState.HELD, 0.0, slices=tuple(SLICE), enforcement=held
     )
-    found = lease_caps({"torch": "2.10.0", "jax": "0.4.30", "cupy": "13.3.0"}, lease, {})
+    versions = {"torch": "2.10.0", "jax": "0.4.30", "cupy": "13.3.0"}
+    found = lease_caps(versions, lease, {})
+    assert found == lease_caps({**versions, "torch": "2.9.1"}, lease, {}, hook=True)
     assert found == {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     assert with_caps(lease, found).enforcement == held

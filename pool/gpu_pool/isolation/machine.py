@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import ClassVar, Final
 
 from traitlets.log import get_logger
 
@@ -24,6 +24,9 @@ class Isolation:
     with the last of them it works or not at all. :meth:`state` and
     :meth:`must_open` may be called by any thread, everything else by one.
     """
+
+    #: Whether leases are enforced in pods that the pool starts, on other machines than this one.
+    in_pods: ClassVar[bool] = False
 
     def __init__(self, candidates: Callable[[Device], Sequence[Tier]]) -> None:
         self._candidates = candidates
@@ -67,12 +70,7 @@ class Isolation:
 
     def state(self, lease: Lease) -> Lease:
         """Return a held lease with the variables that enforce it, and the truth about its limits."""
-        statements = [
-            tier.describe(
-                replace(lease, slices=tuple(p for p in lease.slices if self.tier(p.device) is tier))
-            )
-            for tier in self._tiers_of(lease)
-        ]
+        statements = [tier.describe(self._part(lease, tier)) for tier in self._tiers_of(lease)]
         variables = {name: value for each in statements for name, value in each.variables.items()}
         return replace(lease, variables=variables, enforcement=_weakest(statements))
 
@@ -159,7 +157,8 @@ class Isolation:
 
     def _part(self, lease: Lease, tier: Tier) -> Lease:
         """Return the lease with those of its slices that the tier enforces."""
-        return replace(lease, slices=tuple(part for part in lease.slices if self.tier(part.device) is tier))
+        parts = tuple(part for part in lease.slices if self.tier(part.device) is tier)
+        return lease if parts == lease.slices else replace(lease, slices=parts)
 
     def _tiers_of(self, lease: Lease) -> list[Tier]:
         return _distinct(self.tier(part.device) for part in lease.slices)

@@ -41,7 +41,7 @@ class Reservations:
     def is_hindered(self, waiter: Waiter, smallest: Mapping[str, int]) -> bool:
         """Whether smaller leases stand in its way; if not, the next to end makes room for it."""
         able = self._able(waiter)
-        if len(able) < waiter.request.count:
+        if placement.most_together(able) < waiter.request.count:
             return False
         return waiter.request.count > 1 or any(
             part.milli > smallest.get(part.device.uuid, part.milli) for part in able
@@ -61,11 +61,17 @@ class Reservations:
         taken = self.of_others(waiter)
         free = [part for part in self._able(waiter) if part.device.uuid not in taken]
         count = waiter.request.count
-        if len(free) < count or self._too_many(count):
+        if placement.most_together(free) < count or self._too_many(count):
             return False
         by_uuid = {status.device.uuid: status for status in statuses}
-        soonest = sorted(free, key=lambda part: _readiness(part, by_uuid[part.device.uuid], holdings))
-        chosen = {part.device.uuid for part in soonest[:count]}
+        ready = {p.device.uuid: _readiness(p, by_uuid[p.device.uuid], holdings) for p in free}
+        together = [
+            sorted(parts, key=lambda part: ready[part.device.uuid])[:count]
+            for parts in placement.by_node(free)
+            if len(parts) >= count
+        ]
+        soonest = min(together, key=lambda parts: ready[parts[-1].device.uuid])
+        chosen = {part.device.uuid for part in soonest}
         self.by_number[waiter.number] = tuple(uuid for uuid in self._devices if uuid in chosen)
         return True
 

@@ -98,6 +98,12 @@ class RemotePool(Pool):
         """See ``Pool.explain``."""
         return _read(wire.OUTLOOK, await self._ask("GET", _lease_address(lease_id, "outlook")))
 
+    async def forecast(self, request: SliceRequest, holder: Holder) -> Outlook | None:
+        """See ``Pool.forecast``. Administrators alone are told of somebody new, others of themselves."""
+        wanted = {"request": str(request), "course": _text(holder.course) or ""}
+        query = urlencode(wanted if holder.user else {**wanted, "anybody": 1})
+        return _read(wire.FORECAST, await self._ask("GET", f"forecast?{query}"))
+
     async def attach(
         self,
         lease_id: str,

@@ -48,6 +48,7 @@ WireLease = Annotated[Lease, BeforeValidator(_read_lease), WrapSerializer(_write
 
 LEASE: Final[TypeAdapter[Lease]] = TypeAdapter(WireLease)
 OUTLOOK: Final = TypeAdapter(Outlook)
+FORECAST: Final[TypeAdapter[Outlook | None]] = TypeAdapter(Outlook | None)
 ACTIVITY: Final = TypeAdapter(Activity)
 DEVICE: Final = TypeAdapter(DeviceStatus)
 POD: Final = TypeAdapter(KernelPod)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpu_pool.audit import audit_log
 from gpu_pool.inventory.use import Sampler
 from gpu_pool.isolation.guard.accounting import Meter
 from gpu_pool.isolation.guard.attribution import Attributor
@@ -32,6 +33,8 @@ class GuardRules:
     end_strangers: bool = False
     #: Seconds between two looks.
     look_every: float = 1.0
+    #: The path of the audit log; empty for none.
+    audit_log: str = ""
 
     @classmethod
     def of(cls, settings: PoolSettings, auto: str) -> GuardRules:
@@ -45,7 +48,8 @@ class GuardRules:
             interrupt_after=settings.interrupt_after or None,
             end_after=settings.end_after or None,
         )
-        return cls(None if mode == "off" else patience, settings.end_strangers, settings.look_every)
+        watched = None if mode == "off" else patience
+        return cls(watched, settings.end_strangers, settings.look_every, settings.audit_log)
 
 
 class Ledger(Decisions, Protocol):
@@ -92,7 +96,7 @@ class Guard:
         self._attributor = Attributor()
         self._meter = Meter()
         self._watchdog = Watchdog(rules.patience, ledger, evict) if rules.patience else None
-        self._strangers = Strangers(end=rules.end_strangers)
+        self._strangers = Strangers(end=rules.end_strangers, tell=self._tell_of_end)
         self._looked_at: float | None = None
         self._leases: Sequence[Lease] = ()
         self._mine: Sequence[Lease] = ()
@@ -131,6 +135,12 @@ class Guard:
         if self._watchdog is not None:
             self._watchdog.watch(self._mine, found.leases, now)
         self._write(self._meter.news(leases, now), now)
+
+    def _tell_of_end(self, stranger: Stranger) -> None:
+        log = audit_log(self._rules.audit_log)
+        if log is not None:
+            what = {"user": stranger.user, "device": stranger.device.uuid, "words": str(stranger)}
+            log.write("stranger-ended", {**what, "process": stranger.process.pid}, None)
 
     def _write(self, news: Mapping[str, Measured], now: float) -> None:
         if news:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpu_pool.gate import CourseGate
 from gpu_pool.ledger.accounts import Measured
 from gpu_pool.ledger.book import Book
 from gpu_pool.ledger.database import Database
@@ -22,6 +23,7 @@ class OwnLedger:
     def __init__(self, path: Path, settings: PoolSettings) -> None:
         self._path = path
         self._settings = settings
+        self._gate = CourseGate(settings)
         self._opened: tuple[Database, Book] | None = None
 
     def held(self) -> Sequence[Lease]:
@@ -54,4 +56,5 @@ class OwnLedger:
         if self._opened is None:
             database = Database(self._path)
             self._opened = database, Book(database, self._settings)
-        return self._opened[1]
+        # Whoever ends a lease serves the line, whose order the course files know.
+        return self._gate.keep_up(self._opened[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,10 +57,11 @@ def find_strangers(devices: Sequence[Device], leases: Sequence[Lease]) -> tuple[
 
 
 class Strangers:
-    """Tells of them, once each, and ends them where it was told to."""
+    """Tells of them, once each, and ends them where it was told to; ``tell`` hears whom."""
 
-    def __init__(self, *, end: bool) -> None:
+    def __init__(self, *, end: bool, tell: Callable[[Stranger], object] = lambda _: None) -> None:
         self._end = end
+        self._tell_of_end = tell
         self._since: dict[Process, float] = {}
         self._told: set[Process] = set()
         self._endings: dict[Process, Ending] = {}
@@ -89,6 +90,7 @@ class Strangers:
         ending = self._endings.get(stranger.process)
         if ending is None:
             _log.warning("%s: it is ended", stranger)
+            self._tell_of_end(stranger)
             self._endings[stranger.process] = ending = Ending(now, first_owner(stranger.process))
             ending.begin([stranger.process])
         else:

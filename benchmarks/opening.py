@@ -1,0 +1,71 @@
+"""What opening a slice in the cooperative tiers adds to a kernel's start."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.report import Line
+from gpu_pool.isolation.hami import HamiTier
+from gpu_pool_client import Device, Holder, Lease, LeaseState, Slice, framework_caps, parse_request
+from gpu_pool_provisioner.environment import slice_environment
+
+ROUNDS = 40
+V100 = Device("GPU-0", 0, "V100-SXM2-32GB", 32768)
+KERNEL = (sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}")
+#: In a process of its own, which has imported what every kernel has.
+IN_THE_KERNEL = """
+import contextlib, os, threading, time, typing
+from gpu_pool_kernels.inkernel import extension
+os.environ["GPU_POOL_TORCH_FRACTION"] = "0.01083"
+began = time.process_time()
+extension.limit_frameworks()
+print(1000 * (time.process_time() - began))
+"""
+
+
+def lease(number: int) -> Lease:
+    """Return a lease of 2% of a V100."""
+    holder, request = Holder("nobody"), parse_request("2%")
+    parts = (Slice(V100, 20, 655),)
+    return Lease(f"{number}-0", "key", request, holder, LeaseState.HELD, 0.0, slices=parts)
+
+
+def milliseconds(act: Callable[[int], object]) -> float:
+    """Return the median CPU time of doing it: others may use the machine, too."""
+    times = []
+    for number in range(ROUNDS):
+        began = time.process_time()
+        act(number)
+        times.append(1000 * (time.process_time() - began))
+    return statistics.median(times)
+
+
+def find_caps(_: int) -> None:
+    """Look for frameworks as if this environment had not been seen before, and choose the limits."""
+    framework_caps._frameworks_in.cache_clear()
+    slice_environment(lease(0), KERNEL, {})
+
+
+def in_the_kernel() -> float:
+    """Return the median CPU time that the import hook takes to be there, in milliseconds."""
+    command = [sys.executable, "-c", IN_THE_KERNEL]
+    return statistics.median(float(subprocess.check_output(command)) for _ in range(ROUNDS))
+
+
+def run() -> Iterator[Line]:
+    """Measure each part, and hold their sum to the promise, in milliseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder, "libvgpu.so")
+        library.touch()
+        tier = HamiTier(library, Path(folder, "hami"), locks=Path(folder, "locks"))
+        tier.prepare(V100)
+        opened = milliseconds(lambda number: tier.open(lease(number)))
+    caps, hook = milliseconds(find_caps), in_the_kernel()
+    parts = f"caps {caps:.2f}, their hook in the kernel {hook:.2f}, HAMi-core's folder {opened:.2f} ms"
+    yield Line("opening a slice in the cooperative tiers, ms", caps + hook + opened, parts, promise=5)
