@@ -42,8 +42,8 @@ def main(path: str) -> None:
     poller = zmq.Poller()
     poller.register(bound["shell"], zmq.POLLIN)
     poller.register(bound["control"], zmq.POLLIN)
-    listening = False
-    while True:
+    listening, parent = False, int(os.environ.get("JPY_PARENT_PID") or os.getppid())
+    while os.getppid() == parent:  # it ends with its server, as ipykernel does
         asked = poller.poll(_QUIET_MS)
         if not asked and not listening:
             bound["stdin"].bind(address(info, "stdin"))

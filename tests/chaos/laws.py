@@ -1,0 +1,99 @@
+"""What must hold whenever nothing is broken and everything has come to rest."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaos.world import World
+from gpu_pool_client import Lease, LeaseState, PoolStatus
+
+
+@dataclass
+class Laws:
+    """The laws, and what was seen before, which must not be forgotten."""
+
+    world: World
+    #: Every lease that was ever seen alive.
+    seen: set[str] = field(default_factory=set)
+    #: The line as it was at the last rest: what is still in it keeps its order.
+    line: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    async def hold(self) -> bool:
+        """Look at everything; what is wrong is in :attr:`problems`."""
+        async with self.world.pool() as pool:
+            status = await pool.status()
+            ended = Counter(str(row["id"]) for row in await pool.history())
+        kernels = self.world.kernels()
+        live = {lease.id: lease for lease in (*status.leases, *status.line)}
+        self.seen |= live.keys()
+        self.problems = [
+            *_amounts(status),
+            *_line(status),
+            *_processes(kernels, live),
+            *(f"{each} has ended {number} times" for each, number in ended.items() if number > 1),
+            *(f"{each} has ended and lives" for each in ended.keys() & live.keys()),
+            *(f"{each} is forgotten" for each in self.seen - ended.keys() - live.keys()),
+            *self._order(status),
+            *_file(self.world.ledger),
+        ]
+        return not self.problems
+
+    def rest(self, status: PoolStatus) -> None:
+        """Remember the line of a world at rest."""
+        self.line = [lease.id for lease in status.line]
+
+    def _order(self, status: PoolStatus) -> list[str]:
+        """All are one user's requests of one course: those that wait still keep their order."""
+        now = [lease.id for lease in status.line if lease.id in self.line]
+        before = [each for each in self.line if each in now]
+        return [] if now == before else [f"the line was {before} and is {now}"]
+
+
+def _amounts(status: PoolStatus) -> list[str]:
+    problems = []
+    for device in status.devices:
+        parts = [part for lease in status.leases for part in lease.slices if lease.state is LeaseState.HELD]
+        milli, memory = sum(part.milli for part in parts), sum(part.memory_mib for part in parts)
+        if milli > device.milli or memory > device.device.memory_mib:
+            problems.append(f"granted {milli} and {memory} MiB of {device}")
+        if (milli, memory) != (device.held_milli, device.held_memory_mib):
+            problems.append(f"held are {milli} and {memory} MiB, and counted {device}")
+    return problems
+
+
+def _line(status: PoolStatus) -> list[str]:
+    problems = []
+    if [lease.place for lease in status.line] != list(range(1, len(status.line) + 1)):
+        problems.append(f"the places are {[lease.place for lease in status.line]}")
+    if status.line and status.devices:
+        wanted, device = status.line[0].request.milli or 0, status.devices[0]
+        if wanted <= device.free_milli and wanted * 32768 // 1000 <= device.free_memory_mib:
+            problems.append(f"{status.line[0].id} waits for {wanted}, and free are {device.free_milli}")
+    return problems
+
+
+def _processes(kernels: dict[int, str], live: dict[str, Lease]) -> list[str]:
+    problems = []
+    for pid, lease_id in kernels.items():
+        lease = live.get(lease_id)
+        if lease is None or lease.state is LeaseState.ENDED:
+            problems.append(f"kernel {pid} runs on {lease_id}, which has ended")
+        elif lease.process is None or lease.process.pid != pid:
+            problems.append(f"kernel {pid} runs on {lease_id}, which is tied to {lease.process}")
+    for lease in live.values():
+        if lease.holder.process is not None and not lease.holder.process.is_alive():
+            problems.append(f"{lease.id} outlives who asked for it")
+        if lease.state is LeaseState.HELD and lease.process is not None and not lease.process.is_alive():
+            problems.append(f"{lease.id} outlives its kernel")
+    return problems
+
+
+def _file(ledger: Path) -> list[str]:
+    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
+        (found,) = connection.execute("PRAGMA integrity_check").fetchone()
+    return [] if found == "ok" else [f"the ledger: {found}"]

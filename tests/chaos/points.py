@@ -1,0 +1,142 @@
+"""Where a process can be struck: named points of a lease's life, in the service and in Jupyter's server.
+
+``arm`` is called in a process before it imports anything else of the project.
+It wraps the functions below; nothing of the project knows of it. A point is
+struck by writing a file of its name: the first process that comes by takes the
+file away, and does what it says.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+#: In the service: the ledger within a transaction and after it, the tier, the question and its answer.
+SERVICE: Final = (
+    "gpu_pool.ledger.book:Book._insert_held:before",
+    "gpu_pool.ledger.book:Book._insert_held:after",
+    "gpu_pool.ledger.book:Book._insert_waiting:after",
+    "gpu_pool.ledger.book:Book.request:after",
+    "gpu_pool.ledger.book:Book._end:before",
+    "gpu_pool.ledger.book:Book._end:after",
+    "gpu_pool.ledger.book:Book.attach:after",
+    "gpu_pool.ledger.book:Book.park:after",
+    "gpu_pool.ledger.book:Book.resume:after",
+    "gpu_pool.ledger.book:Book.look:before",
+    "gpu_pool.ledger.book:Book.look:after",
+    "gpu_pool.enforcing:Enforcer.hand_out:before",
+    "gpu_pool.enforcing:Enforcer.hand_out:after",
+    "gpu_pool.service.answering:Handler.prepare:before",
+    "gpu_pool.service.answering:Handler.prepare:after",
+    "gpu_pool.service.answering:Handler.on_finish:before",
+)
+#: In Jupyter's server: from the request for a slice to the end of its kernel.
+SERVER: Final = (
+    "gpu_pool_provisioner.provisioner:GPUPoolProvisioner._take_slice:before",
+    "gpu_pool_provisioner.provisioner:GPUPoolProvisioner._take_slice:after",
+    "gpu_pool_provisioner.provisioner:GPUPoolProvisioner._launch_on:before",
+    "gpu_pool_provisioner.provisioner:GPUPoolProvisioner._launch_on:after",
+    "gpu_pool_provisioner.provisioner:GPUPoolProvisioner.post_launch:before",
+    "gpu_pool_provisioner.provisioner:GPUPoolProvisioner.cleanup:before",
+    "gpu_pool_provisioner.provisioner:GPUPoolProvisioner.cleanup:after",
+    "gpu_pool_provisioner.room.turn:Turn.granted:after",
+    "gpu_pool_provisioner.room.turn:Turn.attach:before",
+    "gpu_pool_provisioner.room.turn:Turn.attach:after",
+    "gpu_pool_provisioner.room.turn:Turn.confirm:before",
+    "gpu_pool_provisioner.room.turn:Turn.confirm:after",
+    "gpu_pool_provisioner.room.relay:Relay.begin:after",
+    "gpu_pool_provisioner.room.parking:Parking.begin:before",
+    "gpu_pool_client.remote.client:RemotePool.request:after",
+    "gpu_pool_client.remote.client:RemotePool.release:before",
+)
+#: What can happen there: the process is killed, its client's connection is closed, or it stands still.
+KILL, CUT, STALL = "kill", "cut", "stall"
+#: The point at which a connection can be closed.
+CUTTABLE: Final = "gpu_pool.service.answering:Handler.prepare:after"
+_STALL_SECONDS: Final = 2.0
+
+
+def arm(points: tuple[str, ...], folder: Path) -> None:
+    """Wrap the points of this process, and let its clock be set by the file ``clock`` (seconds ahead)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _let_the_clock_be_set(folder / "clock")
+    for point in points:
+        module, path, moment = point.split(":")
+        owner: Any = importlib.import_module(module)
+        *parents, name = path.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent)
+        setattr(owner, name, _wrapped(getattr(owner, name), folder / point, before=moment == "before"))
+
+
+def strike(folder: Path, point: str, how: str) -> None:
+    """Let the next process that comes by a point be struck."""
+    # Whole or not at all.
+    (folder / ".new").write_text(how)
+    (folder / ".new").rename(folder / point)
+
+
+def _wrapped(function: Callable[..., Any], file: Path, *, before: bool) -> Callable[..., Any]:
+    path = str(file)
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def struck(*args: Any, **kwargs: Any) -> Any:
+            if before:
+                _come_by(path, args)
+            found = await function(*args, **kwargs)
+            if not before:
+                _come_by(path, args)
+            return found
+    else:
+
+        @functools.wraps(function)
+        def struck(*args: Any, **kwargs: Any) -> Any:
+            if before:
+                _come_by(path, args)
+            found = function(*args, **kwargs)
+            if not before:
+                _come_by(path, args)
+            return found
+
+    return struck
+
+
+def _come_by(path: str, args: tuple[Any, ...]) -> None:
+    if not os.path.exists(path):  # noqa: PTH110 - it is asked often
+        return
+    try:
+        how = Path(path).read_text()
+        os.unlink(path)  # noqa: PTH108
+    except FileNotFoundError:  # another process was struck
+        return
+    # Kept for the report: which points were hit.
+    with open(Path(path).parent / "hit", "a") as file:
+        file.write(f"{Path(path).name} {how} {os.getpid()} {Path(sys.argv[0]).name}\n")
+    if how == KILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == CUT:
+        args[0].request.connection.stream.close()
+    else:
+        time.sleep(_STALL_SECONDS)
+
+
+def _let_the_clock_be_set(file: Path) -> None:
+    true = time.time
+
+    def told() -> float:
+        try:
+            return true() + float(file.read_text())
+        except (OSError, ValueError):
+            return true()
+
+    time.time = told

@@ -1,0 +1,234 @@
+"""What is done to the world, when: a seed decides, and decides the same again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Final
+
+from chaos import points
+from chaos.laws import Laws
+from chaos.world import SIZES, School, World, gone
+from gpu_pool_client import Pool
+from support.classroom import eventually
+
+#: Kernels in one server, at most.
+_MOST_KERNELS: Final = 6
+#: Blows between two rests.
+_ROUND: Final = 30
+#: Seconds that the world has to come to rest.
+_REST_WITHIN: Final = 90.0
+
+
+class Schedule:
+    """Strikes blow after blow, and looks now and then whether the laws hold."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world = world
+        self.laws = Laws(world)
+        self.told: list[str] = []
+        self._random = random.Random(seed)
+        self._due = [*points.SERVICE, *points.SERVER]
+        self._random.shuffle(self._due)
+        self._under_way: set[asyncio.Task[object]] = set()
+        #: What can happen, and how often relative to each other.
+        self._blows: dict[Callable[[], Awaitable[None]], int] = {
+            self._start_kernel: 16,
+            self._use_kernel: 8,
+            self._end_kernel: 4,
+            self._restart_kernel: 3,
+            self._interrupt_kernel: 2,
+            self._kill_kernel: 3,
+            self._kill_server: 1,
+            self._kill_service: 1,
+            self._stop_something: 2,
+            self._break_disk: 1,
+            self._jump: 1,
+            self._strike: 8,
+            self._cut: 2,
+        }
+
+    async def round(self) -> None:
+        """Strike some blows, mend everything, and wait until the laws hold again."""
+        for _ in range(_ROUND):
+            (blow,) = self._random.choices([*self._blows], [*self._blows.values()])
+            await blow()
+            await asyncio.sleep(self._random.uniform(0.0, 0.4))  # the blows' own rhythm
+        await self.rest()
+
+    async def rest(self) -> None:
+        """Mend everything, and wait until the laws hold."""
+        self._tell("-- rest --")
+        await self.world.mend()
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+
+        async def is_right() -> bool:
+            return await self.laws.hold()
+
+        try:
+            await eventually(is_right, within=_REST_WITHIN)
+        except AssertionError as error:
+            story = "\n".join(self.told[-60:])
+            raise AssertionError("\n".join([*self.laws.problems, "after", story])) from error
+        async with self.world.pool() as pool:
+            self.laws.rest(await pool.status())
+
+    @property
+    def hit(self) -> set[str]:
+        """The points that were hit so far."""
+        file = self.world.strikes / "hit"
+        return {line.split()[0] for line in file.read_text().splitlines()} if file.exists() else set()
+
+    async def empty(self) -> None:
+        """End every kernel in peace; then nothing is held, waited for or running."""
+        for school in self.world.schools:
+            for kernel in await school.kernels():
+                await school.ask("DELETE", f"api/kernels/{kernel}")
+
+        async def is_empty() -> bool:
+            async with self.world.pool() as pool:
+                return await _is_empty(pool) and not self.world.kernels()
+
+        await eventually(is_empty, within=_REST_WITHIN)
+
+    async def strike_at(self, point: str) -> None:
+        """Let kernels live through everything until somebody was killed at this point, and mend it."""
+        self._tell(f"kill at {point}")
+        points.strike(self.world.strikes, point, points.KILL)
+
+        async def is_hit() -> bool:
+            for _ in range(3):
+                await self._start_kernel("45%")
+            for school in self.world.schools:
+                for kernel in await school.kernels():
+                    self._later(school.work(kernel))
+            await self._restart_kernel()
+            await self._end_kernel()
+            self._revive()
+            return point in self.hit
+
+        await eventually(is_hit, within=_REST_WITHIN)
+        await self.rest()
+
+    # -- Blows -------------------------------------------------------------
+
+    async def _start_kernel(self, size: str = "") -> None:
+        school, size = self._random.choice(self.world.schools), size or self._random.choice(SIZES)
+        if school.alive and len(await school.kernels(within=1)) < _MOST_KERNELS:
+            self._ask(school, "POST", "api/kernels", {"name": f"k{size.rstrip('%')}"})
+
+    async def _use_kernel(self) -> None:
+        school = self._random.choice(self.world.schools)
+        kernels = await school.kernels(within=1)
+        if kernels:
+            self._later(school.work(self._random.choice(kernels)))
+
+    async def _end_kernel(self) -> None:
+        await self._to_a_kernel("DELETE", "")
+
+    async def _restart_kernel(self) -> None:
+        await self._to_a_kernel("POST", "/restart")
+
+    async def _interrupt_kernel(self) -> None:
+        await self._to_a_kernel("POST", "/interrupt")
+
+    async def _to_a_kernel(self, method: str, what: str) -> None:
+        school = self._random.choice(self.world.schools)
+        kernels = await school.kernels(within=1)
+        if kernels:
+            self._ask(school, method, f"api/kernels/{self._random.choice(kernels)}{what}", {})
+
+    async def _kill_kernel(self) -> None:
+        kernels = sorted(self.world.kernels())
+        if kernels:
+            self._kill(self._random.choice(kernels), "kernel")
+
+    async def _kill_server(self) -> None:
+        school = self._random.choice(self.world.schools)
+        if school.process is not None and school.alive:
+            self._kill(school.process.pid, "server")
+            await gone(school.process)
+            school.start()
+
+    async def _kill_service(self) -> None:
+        if self.world.service is not None and self.world.service.poll() is None:
+            self._kill(self.world.service.pid, "service")
+            await gone(self.world.service)
+        self.world.start_service()
+
+    async def _stop_something(self) -> None:
+        pids = sorted(pid for pid, _ in self.world.processes())
+        if pids:
+            pid = self._random.choice(pids)
+            self._tell(f"stop {pid}")
+            self.world.stop(pid)
+            asyncio.get_running_loop().call_later(
+                self._random.uniform(0.2, 3.0), lambda: self.world.go_on(pid)
+            )
+
+    async def _break_disk(self) -> None:
+        full = self._random.random() < 0.5
+        self._tell("full disk" if full else "read-only disk")
+        for broken in (True, False):
+            if full:
+                self.world.fill_disk(full=broken)
+            else:
+                self.world.lock_disk(read_only=broken)
+            await asyncio.sleep(self._random.uniform(0.2, 1.5) if broken else 0.0)  # for which it is broken
+
+    async def _jump(self) -> None:
+        ahead = self._random.choice((-86_400, -60, 0, 60, 86_400))
+        self._tell(f"clock {ahead:+d} s")
+        self.world.set_clock(ahead)
+
+    async def _strike(self) -> None:
+        """Kill at one of the points, each once before any of them again."""
+        hit = self.hit
+        self._due = [each for each in self._due if each not in hit] or [*points.SERVICE, *points.SERVER]
+        point = self._random.choice(self._due)
+        how = points.KILL if self._random.random() < 0.7 or point in self._due else points.STALL
+        self._tell(f"{how} at {point}")
+        points.strike(self.world.strikes, point, how)
+        for part in (self.world.service, *(school.process for school in self.world.schools)):
+            if part is not None and part.poll() is not None:  # one that was struck before
+                self._revive()
+
+    def _revive(self) -> None:
+        if self.world.service is None or self.world.service.poll() is not None:
+            self.world.start_service()
+        for school in self.world.schools:
+            if not school.alive:
+                school.start()
+
+    async def _cut(self) -> None:
+        self._tell("a connection is closed")
+        points.strike(self.world.strikes, points.CUTTABLE, points.CUT)
+
+    def _kill(self, pid: int, what: str) -> None:
+        self._tell(f"kill {what} {pid}")
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def _ask(self, school: School, method: str, path: str, body: object) -> None:
+        """Ask a server for something, and do not wait for it: it may be stopped."""
+        self._tell(f"{school.folder.name}: {method} {path} {body or ''}")
+
+        self._later(school.ask(method, path, body))
+
+    def _later(self, work: Coroutine[object, object, object]) -> None:
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    def _tell(self, words: str) -> None:
+        self.told.append(words)
+
+
+async def _is_empty(pool: Pool) -> bool:
+    status = await pool.status()
+    return not status.leases and not status.line

@@ -1,0 +1,276 @@
+"""The world that is broken: a service on a disk of its own, Jupyter servers, and their kernels."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty
+from typing import Any, Final
+
+from jupyter_client.asynchronous.client import AsyncKernelClient
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
+
+from gpu_pool_client import Pool, Process, connect
+from support.classroom import TINY, eventually
+
+TOKEN: Final = "a token for this test"
+#: Slices that the kernels of this world ask for.
+SIZES: Final = ("5%", "20%", "45%")
+#: Marks every process of a world, in its environment.
+MARK: Final = "GPU_POOL_CHAOS_WORLD"
+_SETTINGS: Final = """
+c.PoolSettings.courses = {"lab": {"idle_limit": "1s", "warn_before": "1s"}}
+"""
+_START: Final = """
+import sys
+from pathlib import Path
+from chaos import points
+points.arm(points.{points}, Path({strikes!r}))
+{start}
+"""
+_DISK_MIB: Final = 16
+
+
+@dataclass(repr=False)
+class School:
+    """A Jupyter server."""
+
+    folder: Path
+    environment: dict[str, str]
+    strikes: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def start(self) -> None:
+        for old in self.folder.glob("runtime/*"):
+            old.unlink() if old.is_file() else shutil.rmtree(old)
+        (self.folder / "notebooks").mkdir(parents=True, exist_ok=True)
+        code = _START.format(
+            points="SERVER",
+            strikes=str(self.strikes),
+            start="from jupyter_server.serverapp import main\nmain(sys.argv[1:])",
+        )
+        with open(self.folder / "log", "a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code, "--no-browser", "--allow-root", "--port=0"],
+                cwd=self.folder / "notebooks",
+                env={**self.environment, "JUPYTER_RUNTIME_DIR": str(self.folder / "runtime")},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+
+    async def ask(self, method: str, path: str, body: Any = None, within: float = 60) -> Any:
+        """Ask the server; return what it says, or None where it does not answer with success."""
+        try:
+            (found,) = self.folder.glob("runtime/jpserver-*.json")
+            url = json.loads(found.read_text())["url"]
+            request = HTTPRequest(
+                url + path,
+                method=method,
+                headers={"Authorization": f"token {TOKEN}"},
+                body=json.dumps(body) if method == "POST" else None,
+                request_timeout=within,
+            )
+            answer = await AsyncHTTPClient().fetch(request)
+            return json.loads(answer.body or b"null") or {}
+        except (OSError, ValueError, HTTPClientError):  # it is stopped, dead or just starting
+            return None
+
+    async def answers(self) -> bool:
+        return not self.alive or await self.ask("GET", "api", within=5) is not None
+
+    async def kernels(self, within: float = 60) -> list[str]:
+        """Return the ids of its kernels, as far as it answers."""
+        return sorted(each["id"] for each in await self.ask("GET", "api/kernels", within=within) or ())
+
+    async def work(self, kernel: str) -> None:
+        """Submit a cell to a kernel, and stay for a moment."""
+        client = AsyncKernelClient()
+        with contextlib.suppress(OSError, ValueError, Empty):  # it may be ending
+            client.load_connection_file(str(self.folder / "runtime" / f"kernel-{kernel}.json"))
+            client.start_channels(stdin=False, hb=False, control=False)
+            client.execute("hello")
+            await client.get_shell_msg(timeout=3)
+        client.stop_channels()
+
+
+@dataclass(repr=False)
+class World:
+    """Everything, and how each part of it is broken and mended."""
+
+    folder: Path
+    schools: list[School] = field(default_factory=list)
+    service: subprocess.Popen[bytes] | None = None
+    stopped: set[int] = field(default_factory=set)
+    mounted: bool = False
+
+    def __post_init__(self) -> None:
+        self.disk = self.folder / "disk"
+        self.disk.mkdir(parents=True)
+        # Only root can have a disk of its own; without one it is not broken.
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MIB}m,mode=700", "tmpfs", str(self.disk)]
+        self.mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+        self.strikes = self.folder / "strikes"
+        self.strikes.mkdir()
+        self.environment = self._environment()
+        (self.folder / "config").mkdir()
+        (self.folder / "config" / "gpu_pool_config.py").write_text(_SETTINGS)
+        for size in SIZES:
+            self._install(size)
+        for number in range(2):
+            place = self.folder / f"school{number}"
+            place.mkdir()
+            self.schools.append(School(place, self.environment, self.strikes))
+
+    @property
+    def ledger(self) -> Path:
+        return self.disk / "ledger.db"
+
+    @property
+    def url(self) -> str:
+        return f"unix:{self.folder / 'pool.sock'}"
+
+    def pool(self) -> Pool:
+        return connect(self.url)
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            MARK: str(self.folder),
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "JUPYTER_CONFIG_DIR": str(self.folder / "config"),
+            "JUPYTER_DATA_DIR": str(self.folder / "data"),
+            "JUPYTER_TOKEN": TOKEN,
+            "GPU_POOL_DEVICES": "V100-SXM2-32GB:1",
+            "GPU_POOL_URL": self.url,
+            "GPU_POOL_COURSE": "lab",
+        }
+
+    def _install(self, size: str) -> None:
+        stanza = {"provisioner_name": "gpu-pool", "config": {"slice": size}}
+        spec = {
+            "argv": TINY,
+            "display_name": size,
+            "language": "tiny",
+            "metadata": {"kernel_provisioner": stanza},
+        }
+        folder = self.folder / "data" / "kernels" / f"k{size.rstrip('%')}"
+        folder.mkdir(parents=True)
+        (folder / "kernel.json").write_text(json.dumps(spec))
+
+    # -- Mending -----------------------------------------------------------
+
+    async def mend(self) -> None:
+        """Let everything run and answer again."""
+        for point in self.strikes.glob("gpu_pool*"):
+            point.unlink(missing_ok=True)
+        self.fill_disk(full=False)
+        self.lock_disk(read_only=False)
+        for pid in tuple(self.stopped):
+            self.go_on(pid)
+        if self.service is None or self.service.poll() is not None:
+            self.start_service()
+        for school in self.schools:
+            if not school.alive:
+                school.start()
+        await eventually(self.answers, within=60)
+
+    async def answers(self) -> bool:
+        with contextlib.suppress(Exception):  # whatever it is, it is asked again
+            async with self.pool() as pool:
+                await pool.status()
+            return all([await school.answers() for school in self.schools])
+        return False
+
+    def start_service(self) -> None:
+        arguments = ["serve", f"--socket={self.folder / 'pool.sock'}", f"--ledger={self.ledger}"]
+        code = _START.format(
+            points="SERVICE",
+            strikes=str(self.strikes),
+            start=f"from gpu_pool.cli import main\nsys.exit(main({arguments!r}))",
+        )
+        with open(self.folder / "service.log", "a") as log:
+            self.service = subprocess.Popen(
+                [sys.executable, "-c", code], env=self.environment, stdout=log, stderr=log
+            )
+
+    # -- Breaking ----------------------------------------------------------
+
+    def fill_disk(self, *, full: bool) -> None:
+        """Leave no byte free on the ledger's disk, or give them back."""
+        if not self.mounted:
+            return
+        filler = self.disk / "filler"
+        filler.unlink(missing_ok=True)
+        with contextlib.suppress(OSError), open(filler if full else os.devnull, "wb", buffering=0) as file:
+            while full:
+                file.write(bytes(4096))
+
+    def lock_disk(self, *, read_only: bool) -> None:
+        """Make the ledger's disk read-only, if nothing is open for writing, or writable."""
+        if self.mounted:
+            how = "remount,ro" if read_only else "remount,rw"
+            subprocess.run(["mount", "-o", how, str(self.disk)], capture_output=True, check=False)
+
+    def set_clock(self, seconds: float) -> None:
+        """Set the wall clock of service and servers ahead of the true one."""
+        (self.strikes / "clock").write_text(str(seconds))
+
+    def stop(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            self.stopped.add(pid)
+
+    def go_on(self, pid: int) -> None:
+        self.stopped.discard(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+    def kernels(self) -> dict[int, str]:
+        """Return the live kernels' pids with the leases that they were launched on."""
+        return {
+            pid: environment["GPU_POOL_LEASE"]
+            for pid, environment in self.processes()
+            if "GPU_POOL_LEASE" in environment
+        }
+
+    def processes(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """Yield the processes of this world with their environments."""
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                words = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+                environment = dict(word.split("=", 1) for word in words if "=" in word)
+                process = Process.of(int(folder.name))
+                if environment.get(MARK) == str(self.folder) and process and process.is_alive():
+                    yield process.pid, environment
+
+    def end(self) -> None:
+        """Kill whatever is left."""
+        for pid in (*self.stopped, *(pid for pid, _ in self.processes())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in (self.service, *(school.process for school in self.schools)):
+            if process is not None:
+                process.wait()
+        if self.mounted:
+            subprocess.run(["umount", "-l", str(self.disk)], capture_output=True, check=False)
+
+
+async def gone(process: subprocess.Popen[bytes]) -> None:
+    """Return once a child has ended."""
+    await asyncio.to_thread(process.wait)
