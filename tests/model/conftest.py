@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+import pytest
+
+from support.hub import hub
+from support.service import nursery
+
+__all__ = ["hub", "nursery"]
+
+# What is asserted there says what it saw, as in a test.
+pytest.register_assert_rewrite("model.machine")

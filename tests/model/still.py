@@ -1,0 +1,62 @@
+"""A pool whose clocks stand still until they are set, over devices that a file names."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+from gpu_pool.clock import Clock
+from gpu_pool.embedded import EmbeddedPool
+from gpu_pool.inventory import Inventory
+from gpu_pool.ledger import book, records
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import Device
+
+#: Where the clocks stand at first: the wall clock in 2030, so that no file of now seems new.
+WALL, UPTIME = 1_900_000_000.0, 1_000_000.0
+_TIMES: Final = struct.Struct("dd")
+
+
+class Clocks:
+    """Both clocks of a pool, in a file that all of its processes have mapped."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            path.write_bytes(_TIMES.pack(WALL, UPTIME))
+        with path.open("r+b") as file:
+            self._times = mmap.mmap(file.fileno(), _TIMES.size)
+
+    def read(self) -> tuple[float, float]:
+        wall, uptime = _TIMES.unpack(self._times)
+        return wall, uptime
+
+    def set(self, wall: float, uptime: float) -> None:
+        self._times[:] = _TIMES.pack(wall, uptime)
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.read()[0], lambda: self.read()[1])
+
+
+class StillPool(EmbeddedPool):
+    """An embedded pool with the clocks and the devices that the folder of its ledger names."""
+
+    def __init__(self, path: Path, settings: PoolSettings, *, owner: bool = False) -> None:
+        named = path.with_name("devices.json")
+        super().__init__(path, settings, lambda: Inventory(_read_devices(named), "test"), owner=owner)
+        self._times = Clocks(path.with_name("clocks")).clock()
+        assert self._gate._folder is not None
+        self._gate._folder._clock = self._times
+        # No card is behind these devices that could be watched over.
+        self._enforcer._watch_over = lambda lease: None  # type: ignore[method-assign]
+
+    def _open(self, give_up_at: float | None) -> Any:
+        with patch.object(book, "Clock", lambda: self._times):
+            return super()._open(give_up_at)
+
+
+def _read_devices(path: Path) -> tuple[Device, ...]:
+    return tuple(map(records.read_device, json.loads(path.read_text())))

@@ -1,0 +1,40 @@
+"""What the model has found, each on its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpu_pool.isolation.guard import OwnLedger
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import EndReason, Holder, LeaseState
+from support.pools import device, embedded, take
+
+_LAB = "title: Lab\npriority: 2\nslices: [{name: Whole, request: 1}]\n"
+
+
+async def test_a_device_that_appears_serves_the_line_by_the_course_files_too(tmp_path: Path) -> None:
+    (tmp_path / "courses").mkdir()
+    (tmp_path / "courses" / "lab.yaml").write_text(_LAB)
+    path, settings = tmp_path / "ledger.db", {"courses_dir": str(tmp_path / "courses")}
+    async with embedded(path, device(0), **settings) as pool:
+        await take(pool, "1", "first", Holder("ada", "lab"))
+        second = await take(pool, "1", "second", Holder("carl"))
+        preferred = await take(pool, "1", "third", Holder("bob", "lab"))
+        assert [lease.id for lease in (await pool.status()).line] == [preferred, second]
+        async with embedded(path, device(0), device(1), **settings) as later:
+            assert (await later.lease(preferred)).state is LeaseState.HELD
+            assert (await later.lease(second)).state is LeaseState.WAITING
+
+
+async def test_a_lease_that_the_guard_ends_makes_room_by_the_course_files_too(tmp_path: Path) -> None:
+    (tmp_path / "courses").mkdir()
+    (tmp_path / "courses" / "lab.yaml").write_text(_LAB)
+    path, settings = tmp_path / "ledger.db", {"courses_dir": str(tmp_path / "courses")}
+    async with embedded(path, device(0), **settings) as pool:
+        first = await take(pool, "1", "first", Holder("ada", "lab"))
+        await take(pool, "1", "second", Holder("carl"))
+        preferred = await take(pool, "1", "third", Holder("bob", "lab"))
+        ledger = OwnLedger(path, PoolSettings(**settings))
+        ledger.end(first, EndReason.OVER_MEMORY)
+        ledger.close()
+        assert (await pool.lease(preferred)).state is LeaseState.HELD
