@@ -14,14 +14,23 @@ LAB_ARGS ?=
 HUB_ARGS ?=
 # Options for pytest: make test TEST_ARGS="-k parser"
 TEST_ARGS ?=
+# The oldest JupyterHub that is supported, for make test-hub.
+OLD_HUB ?= jupyterhub==5.4.*
 # Options for the benchmarks.
 BENCH_ARGS ?=
+# For make chaos: for how long. For make soak: how many steps. And the number that both follow from.
+MINUTES ?= 30
+STEPS ?= 100000
+SEED ?= $(shell date +%s)
+# Options for mutmut: make mutation MUTATION_ARGS="gpu_pool.placement*"
+MUTATION_ARGS ?=
+ROOMS := kernels/gpu_pool_kernels pool/gpu_pool pool_client/gpu_pool_client provisioner/gpu_pool_provisioner spawner/gpu_pool_spawner
 # The Python for make test-gpu. Nothing is installed into it.
 GPU_PYTHON ?= python3
 SOURCES := $(CURDIR)/kernels:$(CURDIR)/pool:$(CURDIR)/pool_client:$(CURDIR)/provisioner:$(CURDIR)/spawner
 
 .DEFAULT_GOAL := help
-.PHONY: help lab hub demo test test-all test-gpu lint format types docs bench clean
+.PHONY: help lab hub demo test test-all test-hub test-gpu soak chaos mutation lint format types docs bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,11 +61,29 @@ test: $(VENV)/.ready-test ## run the tests that need neither a GPU nor a browser
 test-all: $(VENV)/.ready-test ## run the rest: the long tests and those in a real browser
 	@$(BIN)/pytest -m "(long or browser) and not gpu" $(TEST_ARGS)
 
+test-hub: .venv-hub/.ready ## run the tests of the Hub's parts against the oldest JupyterHub that is supported
+	@.venv-hub/bin/pytest tests/service tests/spawner -m "not browser and not gpu" $(TEST_ARGS)
+
 test-gpu: ## run the tests that need an NVIDIA GPU, by the Python that has PyTorch
 	@$(GPU_PYTHON) -c 'import jupyter_core, psutil, pynvml, pytest, traitlets' || { \
 		echo "$(GPU_PYTHON) lacks what these tests need, see docs/developer/gpu.md."; \
 		echo "Name the Python that has PyTorch: make test-gpu GPU_PYTHON=/path/to/python3"; exit 1; }
 	@PYTHONPATH="$(SOURCES)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m pytest tests/gpu -m gpu $(TEST_ARGS)
+
+soak: SEED := $(SEED)
+soak: $(VENV)/.ready-test ## hold every pool to its model for STEPS steps; SEED repeats a run (hours)
+	@echo "To repeat this run: make soak STEPS=$(STEPS) SEED=$(SEED)"
+	@GPU_POOL_MODEL_STEPS=$(STEPS) $(BIN)/pytest tests/model -s --hypothesis-seed=$(SEED) $(TEST_ARGS)
+
+chaos: SEED := $(SEED)
+chaos: $(VENV)/.ready-test ## break servers, kernels, service and disk for MINUTES; SEED repeats the blows
+	@echo "To repeat this run: make chaos MINUTES=$(MINUTES) SEED=$(SEED)"
+	@CHAOS_MINUTES=$(MINUTES) CHAOS_SEED=$(SEED) $(BIN)/pytest tests/chaos -s $(TEST_ARGS)
+
+mutation: $(VENV)/.ready-mutation ## change the pure modules in small ways and see which changes no test notices (an hour)
+	@rm -rf build/mutation && mkdir -p build/mutation
+	@cp -r $(ROOMS) tests docs pyproject.toml build/mutation
+	@cd build/mutation && $(abspath $(BIN))/mutmut run $(MUTATION_ARGS); $(abspath $(BIN))/python tests/mutation.py
 
 lint: $(VENV)/.ready-dev ## check style and formatting
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && echo "Style and formatting are as they should be."
@@ -75,7 +102,7 @@ bench: $(VENV)/.ready-test ## print this project's speed against its yardsticks,
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 clean: ## remove .venv and everything built
-	@rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .venv-hub build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # JupyterHub's proxy is a program of Node.js.
@@ -84,6 +111,11 @@ node_modules/.bin/configurable-http-proxy:
 		echo "JupyterHub's proxy needs Node.js and npm, which are not here."; \
 		echo "On Debian or Ubuntu: sudo apt install nodejs npm, then run make again."; exit 1; }
 	@npm install --silent --no-save --no-package-lock configurable-http-proxy
+
+.venv-hub/.ready: pyproject.toml
+	@$(MAKE) --no-print-directory VENV=.venv-hub .venv-hub/.ready-test
+	@.venv-hub/bin/python -m pip install --quiet --disable-pip-version-check '$(OLD_HUB)'
+	@touch $@
 
 # One stamp per extra of pyproject.toml, made again when that file changes.
 $(VENV)/.ready-%: pyproject.toml | $(BIN)/python

@@ -5,7 +5,20 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("kernels", "ledger", "growth", "room", "guard", "service", "courses", "dashboard")
+NAMES = (
+    "kernels",
+    "opening",
+    "reclaim",
+    "ledger",
+    "growth",
+    "room",
+    "pods",
+    "guard",
+    "service",
+    "rush",
+    "courses",
+    "dashboard",
+)
 
 
 def main(names: list[str]) -> int:

@@ -78,6 +78,13 @@ def relayed() -> dict[str, dict[str, list[float]]]:
     lease = asyncio.run(fill())
     kernels = {name: started(name) for name in ("stock", "ours")}
     asyncio.run(connect().release(lease))
+    return in_turn(kernels)
+
+
+def in_turn(
+    kernels: dict[str, tuple[KernelManager, BlockingKernelClient]],
+) -> dict[str, dict[str, list[float]]]:
+    """Let kernels do the same, one after the other in changing order, and end them; return seconds."""
     found: dict[str, dict[str, list[float]]] = {name: {"execute": [], "output": []} for name in kernels}
     for _, client in kernels.values():
         seconds(client, "1")
@@ -119,10 +126,11 @@ def child(part: str) -> Any:
     """Run a part of this module in a process of its own, with kernelspecs and a ledger of its own."""
     with tempfile.TemporaryDirectory() as name:
         path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+        (Path(name) / "gpu_pool_config.py").write_text(f"c.PoolSettings.max_waiting = {WAITERS}")
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.room", part],
             cwd=name,
-            env={**os.environ, **prepare(Path(name)), "PYTHONPATH": path},
+            env={**os.environ, **prepare(Path(name)), "JUPYTER_CONFIG_DIR": name, "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             check=True,

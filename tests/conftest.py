@@ -15,6 +15,15 @@ for _signum in (signal.SIGINT, signal.SIGQUIT):
 
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("default", deadline=None)
+# For make mutation, which runs the same tests thousands of times.
+hypothesis.settings.register_profile(
+    "mutation",
+    deadline=None,
+    max_examples=20,
+    derandomize=True,
+    database=None,
+    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+)
 hypothesis.settings.load_profile("default")
 
 

@@ -82,7 +82,5 @@ async def _cluster(request: pytest.FixtureRequest, stack: AsyncExitStack, folder
     fake = await stack.enter_async_context(fake_kubernetes())
     fake.put("nodes", hami("n1", model="V100-SXM2-32GB"))
     config = fake.kubeconfig(folder / "kubeconfig")
-    service = await stack.enter_async_context(
-        serving_cluster(nursery, folder / "service", config, _SETTINGS)
-    )
+    service = await stack.enter_async_context(serving_cluster(nursery, folder / "service", config, _SETTINGS))
     return service.url

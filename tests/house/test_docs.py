@@ -9,6 +9,7 @@ import pytest
 from traitlets.config import Configurable
 
 import gpu_pool_client
+from gpu_pool.kubernetes.settings import KubernetesSettings
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import EndReason, GpuPoolError
 from gpu_pool_provisioner.settings import SliceSettings
@@ -18,7 +19,7 @@ REFERENCE = ROOT / "docs" / "reference"
 ROOMS = ("kernels", "pool", "pool_client", "provisioner", "spawner")
 
 
-@pytest.mark.parametrize("configurable", [PoolSettings, SliceSettings])
+@pytest.mark.parametrize("configurable", [PoolSettings, KubernetesSettings, SliceSettings])
 def test_every_setting_is_described(configurable: type[Configurable]) -> None:
     inherited = configurable.__mro__[1].class_traits(config=True)  # type: ignore[attr-defined]
     page = (REFERENCE / "settings.md").read_text()

@@ -9,26 +9,29 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from jupyterhub.services.auth import HubOAuth
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
-from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application
 
 import gpu_pool.service.web
-from gpu_pool.coursefiles import Courses, parse_course
+from gpu_pool.coursefiles import CourseFolder, Courses, parse_course
 from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.service.answering import UnderWay
+from gpu_pool.service.audited import act_for
 from gpu_pool.service.browsers import Shared
 from gpu_pool.service.callers import Caller
 from gpu_pool.service.changes import Changes
 from gpu_pool.service.desk import Desk
+from gpu_pool.service.editing import CourseDesk
 from gpu_pool.service.heartbeats import Heartbeats
-from gpu_pool.service.web import ROUTES
+from gpu_pool.service.server import LimitedServer
+from gpu_pool.service.web import ROUTES, Address
 from gpu_pool.service.web.site import Dashboard
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Holder, Process, parse_request
@@ -57,6 +60,7 @@ class CallerOfCookie:
     async def prepare(self) -> None:
         user = self.get_cookie("user")  # type: ignore[attr-defined]
         self.caller = Caller(user, user == ADMIN, f"test-{user}", Process.current(), groups=frozenset())
+        act_for(self, self.caller)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -110,17 +114,23 @@ def courses_of(titles: dict[str, str], text: str = COURSE) -> Courses:
 async def showing(
     folder: Path, devices: int = 1, files: Courses | None = None, **settings: Any
 ) -> AsyncIterator[Site]:
-    """Serve the dashboard of a pool of simulated V100s with 32 GiB."""
+    """Serve the dashboard of a pool of simulated V100s with 32 GiB.
+
+    With ``courses_dir`` the course files there are used, and can be edited.
+    """
     known = files or Courses()
     settings = {"courses": {name: {} for name in known.usable}, **settings}
     rules = PoolSettings(**settings)
+    courses = CourseFolder(Path(rules.courses_dir)) if rules.courses_dir else None
+    look = courses.look if courses else lambda: known
     async with embedded(folder / "ledger.db", *map(device, range(devices)), **settings) as pool:
         heartbeats = Heartbeats(60.0, _LOG)
         changes = Changes(pool, _LOG, heartbeats)
         desk = Desk(pool, changes, heartbeats, _LOG, 100)
         looking = asyncio.create_task(changes.run())
-        dashboard = Dashboard(pool, changes, _LOG, lambda: known, lambda: known.sharing(rules.sharing))
-        server = HTTPServer(_application(desk, changes, dashboard))
+        editor = CourseDesk(pool, courses, rules.rules, desk) if courses else None
+        dashboard = Dashboard(pool, changes, _LOG, look, lambda: look().sharing(rules.sharing), editor)
+        server = LimitedServer(_application(desk, changes, dashboard), _LOG, 1000)
         (socket,) = bind_sockets(0, "127.0.0.1")
         server.add_socket(socket)
         try:
@@ -148,12 +158,13 @@ def _application(desk: Desk, changes: Changes, dashboard: Dashboard) -> Applicat
     nobody: Any = None
     shared = Shared(desk, changes, nobody, UnderWay(), _LOG, hub, PREFIX)
     pages = [
-        (PREFIX + pattern, type(page.__name__, (CallerOfCookie, page), {}), {"shared": shared})
-        for pattern, page in ROUTES
+        (Address(PREFIX, path, page), type(page.__name__, (CallerOfCookie, page), {}), {"shared": shared})
+        for path, page in ROUTES
     ]
     return Application(
         pages,
         dashboard=dashboard,
+        taken_within=timedelta(seconds=30),
         template_path=str(WEB / "templates"),
         static_path=str(WEB / "static"),
         static_url_prefix=f"{PREFIX}static/",

@@ -111,7 +111,7 @@ class Room:
             run(self.pool.release(lease.id))
             raise Full(size)
         inherited = {name: each for name, each in os.environ.items() if not name.startswith("GPU_POOL_")}
-        ours = slice_environment(lease, sys.executable, inherited) if caps else lease.environment
+        ours = slice_environment(lease, [sys.executable], inherited) if caps else lease.environment
         occupant = Occupant(Child({**inherited, **ours}), lease, ours)
         self._occupants.append(occupant)
         process = Process.of(occupant.child.pid)

@@ -56,6 +56,12 @@ c.JupyterHub.spawner_class = "simple"
 c.SimpleLocalProcessSpawner.home_dir_template = "{folder}/{{username}}"
 c.Spawner.cmd = [{python!r}, "{folder}/server.py"]
 c.Spawner.poll_interval = 1
+c.Spawner.server_token_scopes = lambda spawner: [
+    "users:activity!user",
+    "access:servers!server",
+    # Of servers with this name the Hub does not tell the course.
+    *([] if spawner.name == "untold" else ["read:servers!server"]),
+]
 c.Spawner.http_timeout = 30
 c.JupyterHub.load_groups = {{"cs101": {{"users": ["ada"]}}}}
 c.JupyterHub.services = [
@@ -175,12 +181,12 @@ class Hub:
     async def revoke(self, token: str) -> None:
         await self.ask("DELETE", self._addresses[token])
 
-    async def start_server(self, user: str, name: str = "") -> str:
-        """Start a server, and return its own token."""
+    async def start_server(self, user: str, name: str = "", **options: object) -> str:
+        """Start a server with these ``user_options``, and return its own token."""
         await self.ask("POST", f"users/{user}", {})
         token = self.folder / f"token-{user}-{name}"
         token.unlink(missing_ok=True)
-        await self.ask("POST", f"users/{user}/servers/{name}", {})
+        await self.ask("POST", f"users/{user}/servers/{name}", options)
         await until(token.exists)
         while (await self._server(user, name)).get("pending"):
             pass
@@ -255,10 +261,17 @@ def url(hub: Hub) -> str:
 
 @asynccontextmanager
 async def serving_hub(
-    nursery: Nursery, hub: Hub, folder: Path, settings: str = "", *arguments: str, api: str = ""
+    nursery: Nursery,
+    hub: Hub,
+    folder: Path,
+    settings: str = "",
+    *arguments: str,
+    api: str = "",
+    devices: str = "",
 ) -> AsyncIterator[HubService]:
     """Serve the Hub's users, with these settings; ``api`` is where the Hub is said to be."""
-    environment = {**hub.environment, **({"JUPYTERHUB_API_URL": api} if api else {})}
+    others = {"JUPYTERHUB_API_URL": api, "GPU_POOL_DEVICES": devices}
+    environment = {**hub.environment, **{name: value for name, value in others.items() if value}}
     settings = f"c.ServeApp.bind = '127.0.0.1:{hub.service_port}'\n{settings}"
     async with serving(nursery, folder, settings, *arguments, environment=environment) as service:
         yield HubService(hub, service)

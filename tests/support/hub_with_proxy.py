@@ -49,7 +49,7 @@ c.JupyterHub.load_roles = [
     {
         "name": "test",
         "services": ["test"],
-        "scopes": ["admin:users", "admin:servers", "access:servers", "admin:groups"],
+        "scopes": ["admin:users", "admin:servers", "access:servers", "admin:groups", "tokens"],
     }
 ]
 c.JupyterHub.spawner_class = "gpu_pool_spawner.spawners.GPUPoolSimpleLocalProcessSpawner"
@@ -84,14 +84,24 @@ def _free_ports(number: int) -> list[int]:
 class Hub:
     """A Hub whose courses are files in ``courses``, in a folder of its own."""
 
-    def __init__(self, folder: Path, groups: Mapping[str, list[str]], courses: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        groups: Mapping[str, list[str]],
+        courses: Mapping[str, str],
+        *,
+        config: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """``config`` is added to the Hub's configuration, ``environment`` to its variables."""
         self.folder = folder
+        self._more = dict(environment or {})
         self.courses = folder / "courses"
         for made in (self.courses, folder / "homes"):
             made.mkdir(parents=True)
         for name, text in courses.items():
             (self.courses / f"{name}.yaml").write_text(text)
-        (folder / "jupyterhub_config.py").write_text(_CONFIG)
+        (folder / "jupyterhub_config.py").write_text(_CONFIG + config)
         known = {name: {} for name in courses}
         (folder / "gpu_pool_config.py").write_text(f"c.PoolSettings.courses = {known}\n")
         self.pool = f"embedded:{folder}/ledger.db"
@@ -148,7 +158,7 @@ class Hub:
         return bool(servers[server]["ready"])
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        variables = {**self.environment, "HUB_OF_THIS_TEST": json.dumps(self._settings)}
+        variables = {**self.environment, **self._more, "HUB_OF_THIS_TEST": json.dumps(self._settings)}
         with open(self.folder / "log", "wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "jupyterhub", "-f", "jupyterhub_config.py"],

@@ -70,7 +70,7 @@ class Document(HTMLParser):
             if any(name.startswith("on") or name == "style" for name in attributes):
                 self.problems.append(f"script or style within the page: {attributes}")
         labelled = {attributes.get("for") for attributes in self.all("label")}
-        for field in self.all("input"):
+        for field in (*self.all("input"), *self.all("textarea")):
             if field.get("type") != "hidden" and field.get("id") not in labelled:
                 self.problems.append(f"a field has no label: {field}")
         for tag in ("h1", "main"):

@@ -62,9 +62,10 @@ for line in sys.stdin:
 class Nursery:
     """Runs code in processes of its own, that have all of the program imported."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: str = "") -> None:
+        """``more`` is run before: what else is to be imported."""
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", more + _NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def start(self, code: str, environment: dict[str, str], log: Path, uid: int = 0) -> Process:
@@ -100,6 +101,8 @@ class Service:
     uid: int = 0
     process: Process | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    #: Code that its process runs first.
+    prelude: str = ""
 
     @property
     def socket(self) -> Path:
@@ -126,7 +129,7 @@ class Service:
             "GPU_POOL_DEVICES": DEVICES,
             **self.environment,
         }
-        code = f"main({[*arguments, *self.arguments]!r})"
+        code = f"{self.prelude}\nmain({[*arguments, *self.arguments]!r})"
         self.process = self.nursery.start(code, environment, self.folder / "log", self.uid)
         return self.process
 

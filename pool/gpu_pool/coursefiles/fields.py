@@ -230,9 +230,7 @@ Idle: TypeAlias = Annotated[
     PlainValidator(read_when_idle),
     _schema("string", enum=[each.value for each in WhenIdle]),
 ]
-Kernels: TypeAlias = Annotated[
-    str, PlainValidator(read_kernels), _schema("string", enum=list(KERNELS))
-]
+Kernels: TypeAlias = Annotated[str, PlainValidator(read_kernels), _schema("string", enum=list(KERNELS))]
 Image: TypeAlias = Annotated[
     str, PlainValidator(read_image), _schema("string", examples=["quay.io/jupyter/scipy-notebook:latest"])
 ]

@@ -6,6 +6,10 @@
  *   driver 550.54.14
  *   gpu GPU-1 Tesla V100-SXM2-32GB      uuid, then the name to the end of the line
  *   memory 32768 258                    MiB in all; MiB kept by the driver
+ *   used 4096                           MiB in use, those of the driver left out
+ *   busy 87                             percent of the time in which it computed
+ *   heat 61                             degrees Celsius
+ *   power 231500                        milliwatts
  *   bus 3b                              PCI bus (hexadecimal); domain and slot are 0
  *   nodes 2                             NUMA nodes beside it: a set of bits (hexadecimal)
  *   link 0 gpu 5e                       NVLink 0 is active and ends at that bus,
@@ -14,6 +18,7 @@
  *   instance MIG-1 A100 MIG 1g.5gb      an instance of the last gpu: uuid, name
  *   fail nvmlDeviceGetName 15           that query of that device returns that code
  *   fail * 15                           every query of it does
+ *   slow 2                              every query of it takes so many seconds
  *   process 4711 300                    process 4711 computes on it and uses 300 MiB,
  *   process 4712 - mps                  or an amount that is not told, through MPS;
  *   process 4713 12 graphics            one that draws
@@ -29,6 +34,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE };
 enum { TO_GPU = 0, TO_SWITCH = 2 };
@@ -38,7 +44,9 @@ struct device {
     struct device *gpu; /* of a MIG instance; NULL for a GPU */
     char uuid[96], name[96];
     unsigned long long memory, reserved; /* MiB; memory 0 is not told */
+    unsigned long long used;
     unsigned bus, knows_mig, mig;
+    unsigned slow, knows_busy, busy, knows_heat, heat, knows_power, power;
     unsigned long long nodes;
     struct { int active, kind; unsigned bus; } links[LINKS];
     struct { char query[64]; int code; } failures[FAILURES];
@@ -112,6 +120,11 @@ static void read_scenario(void) {
         else if (!strncmp(line, "process ", 8)) read_process(device, line);
         else if (sscanf(line, "driver %79s", driver) == 1) continue;
         else if (sscanf(line, "memory %llu %llu", &device->memory, &device->reserved) == 2) continue;
+        else if (sscanf(line, "slow %u", &device->slow) == 1) continue;
+        else if (sscanf(line, "used %llu", &device->used) == 1) continue;
+        else if (sscanf(line, "busy %u", &device->busy) == 1) device->knows_busy = 1;
+        else if (sscanf(line, "heat %u", &device->heat) == 1) device->knows_heat = 1;
+        else if (sscanf(line, "power %u", &device->power) == 1) device->knows_power = 1;
         else if (sscanf(line, "bus %x", &device->bus) == 1) continue;
         else if (sscanf(line, "nodes %llx", &device->nodes) == 1) continue;
         else if (sscanf(line, "mig %u", &device->mig) == 1) device->knows_mig = 1;
@@ -146,6 +159,7 @@ static int failure(const struct device *device, const char *query) {
     do {                                                \
         if (!users) return UNINITIALIZED;               \
         refresh();                                      \
+        if ((device)->slow) sleep((device)->slow);      \
         int code = failure(device, __func__);           \
         if (code) return code;                          \
     } while (0)
@@ -227,7 +241,9 @@ struct memory { unsigned long long total, free, used; };
 int nvmlDeviceGetMemoryInfo(struct device *device, struct memory *memory) {
     QUERY(device);
     if (!device->memory) return NOT_SUPPORTED;
-    *memory = (struct memory){device->memory << 20, (device->memory - device->reserved) << 20, device->reserved << 20};
+    /* Version 1 counts what the driver keeps as used. */
+    unsigned long long used = device->reserved + device->used;
+    *memory = (struct memory){device->memory << 20, (device->memory - used) << 20, used << 20};
     return SUCCESS;
 }
 
@@ -238,9 +254,32 @@ int nvmlDeviceGetMemoryInfo_v2(struct device *device, struct memory_v2 *memory) 
     if (!device->memory) return NOT_SUPPORTED;
     memory->total = device->memory << 20;
     memory->reserved = device->reserved << 20;
-    memory->free = memory->total - memory->reserved;
-    memory->used = 0;
+    memory->used = device->used << 20;
+    memory->free = memory->total - memory->reserved - memory->used;
     return SUCCESS;
+}
+
+/* ---- What it does now ---- */
+
+struct utilization { unsigned gpu, memory; };
+
+int nvmlDeviceGetUtilizationRates(struct device *device, struct utilization *rates) {
+    QUERY(device);
+    *rates = (struct utilization){device->busy, 0};
+    return device->knows_busy ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetTemperature(struct device *device, int sensor, unsigned *degrees) {
+    QUERY(device);
+    if (sensor) return INVALID_ARGUMENT;
+    *degrees = device->heat;
+    return device->knows_heat ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetPowerUsage(struct device *device, unsigned *milliwatts) {
+    QUERY(device);
+    *milliwatts = device->power;
+    return device->knows_power ? SUCCESS : NOT_SUPPORTED;
 }
 
 int nvmlDeviceGetMemoryAffinity(struct device *device, unsigned words, unsigned long *set, int scope) {

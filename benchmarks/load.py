@@ -1,0 +1,133 @@
+"""A big school: 500 users who take and give back 2,000 slices a minute while 10,000 others wait in line."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+
+from benchmarks.report import Line, percentile
+from benchmarks.rush import HubService, serving, students
+from gpu_pool_client import Holder, Pool, connect, parse_request
+
+USERS, A_MINUTE, WAITERS = 500, 2_000, 10_000
+#: Seconds that each part is measured for.
+SECONDS = 60.0
+SIZE = parse_request("2%")
+#: What the waiters wait for: the model of a device that is drained, so that nobody else is in their way.
+SCARCE = parse_request("1 model=A100")
+#: On the socket, over which they wait, all of them are one user.
+SETTINGS = f"""
+c.PoolSettings.max_waiting = {WAITERS}
+c.ServeApp.max_connections = c.ServeApp.max_waits = {2 * WAITERS}
+"""
+DEVICES = "V100-SXM2-32GB:8,A100-SXM4-80GB:1"
+
+
+async def drain(behind: HubService) -> None:
+    """Let nothing be granted on what the waiters wait for."""
+    async with connect(behind.service.url) as pool:
+        scarce = next(each for each in (await pool.status()).devices if "A100" in each.device.model)
+        await pool.drain(scarce.device.uuid)
+
+
+async def grants(pools: Sequence[Pool], run: str) -> list[float]:
+    """Take and give back slices at the school's pace; return how many seconds each request took."""
+    moments = random.Random(run)
+    took: list[float] = []
+
+    async def take(number: int, at: float) -> None:
+        await asyncio.sleep(at)
+        pool = moments.choice(pools)
+        began = time.monotonic()
+        lease = await pool.request(SIZE, Holder("student"), f"load-{run}-{number}")
+        took.append(time.monotonic() - began)
+        await pool.release(lease.id)
+
+    count = int(A_MINUTE * SECONDS / 60)
+    await asyncio.gather(*(take(number, moments.uniform(0, SECONDS)) for number in range(count)))
+    return took
+
+
+@asynccontextmanager
+async def waiting(behind: HubService) -> AsyncIterator[None]:
+    """Let everybody else get in line, and wait for their turn."""
+    async with connect(behind.service.url) as pool:
+        leases = [await pool.request(SCARCE, Holder("w"), f"wait-{each}") for each in range(WAITERS)]
+        waits = [asyncio.create_task(pool.wait(lease.id)) for lease in leases]
+        try:
+            yield
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+
+async def measure() -> Iterator[Line]:
+    """Measure with nobody in line, and with everybody."""
+    # Each waiter is a connection, seen from both of its ends.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with tempfile.TemporaryDirectory() as folder:
+        async with serving(Path(folder), SETTINGS, DEVICES) as behind:
+            await drain(behind)
+            pools = await students(behind, USERS)
+            assert behind.service.process is not None
+            service = psutil.Process(behind.service.process.pid)
+            await grants(pools, "warm")
+            alone, empty = await grants(pools, "alone"), size(service)
+            async with waiting(behind):
+                beside = await grants(pools, "beside")
+                full, used = size(service), sum(service.cpu_times()[:2])
+                again = await grants(pools, "again")
+                later, used = size(service), sum(service.cpu_times()[:2]) - used
+    return lines(alone, beside, again, (empty, full, later), used)
+
+
+def size(process: psutil.Process) -> tuple[float, int]:
+    """Return a process's memory in MiB, and its open files."""
+    return process.memory_info().rss / 2**20, process.num_fds()
+
+
+def lines(
+    alone: list[float],
+    beside: list[float],
+    again: list[float],
+    sizes: tuple[tuple[float, int], ...],
+    used: float,
+) -> Iterator[Line]:
+    """Put the figures into the report's lines."""
+    load = f"{USERS} users over HTTP, {A_MINUTE} slices a minute"
+    for share in (0.5, 0.95, 0.99):
+        slow, fast = percentile(beside, share), percentile(alone, share)
+        yield Line(
+            f"percentile {100 * share:.0f} of a grant beside {WAITERS} waiters, to alone",
+            slow / fast,
+            f"{load}: {slow * 1e3:.0f} to {fast * 1e3:.0f} ms, each with a token that the Hub is asked about",
+        )
+    (empty, few), (full, many), (later, after) = sizes
+    yield Line(
+        f"memory after another {SECONDS:.0f} s of it, to before",
+        later / full,
+        f"{later:.0f} to {full:.0f} MiB with everybody in line, {empty:.0f} MiB with nobody; "
+        f"open files {after} to {many}, and {few}; "
+        f"99th percentile then {percentile(again, 0.99) * 1e3:.0f} ms",
+        1.05,
+    )
+    yield Line(
+        f"one core used by it all, {WAITERS} waiters included",
+        used / SECONDS,
+        "seconds of the service's processor per second",
+    )
+
+
+def run() -> Iterator[Line]:
+    """Measure and yield the report's lines."""
+    return asyncio.run(measure())
