@@ -132,6 +132,14 @@ def test_watching_shows_changes_and_ends_cleanly(terminal, screen):
     assert "Traceback" not in typed.text
 
 
+def test_a_narrow_terminal_has_no_room_for_limits(terminal, screen):
+    terminal.hold("2%")
+    narrow, wide = (screen(*GPU_POOL, "status", COLUMNS=columns) for columns in ("80", "120"))
+    assert (narrow.end(), wide.end()) == (0, 0)
+    assert "Limits" not in narrow.text
+    assert "none, none" in wide.text
+
+
 def test_colours_follow_the_terminal(terminal, screen):
     coloured, plain = screen(*GPU_POOL, "health"), screen(*GPU_POOL, "health", NO_COLOR="1")
     assert (coloured.end(), plain.end()) == (0, 0)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Columns of output that no terminal cuts: programs and files get whole lines.
 _WIDE = 1_000
+#: Columns from which on tables are shown whole.
+_ROOMY = 100
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -34,6 +36,11 @@ def console(*, stderr: bool = False) -> Console:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def is_narrow() -> bool:
+    """Whether the terminal has no room for columns that a table can do without."""
+    return console().width < _ROOMY
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -135,7 +135,11 @@ def _show_devices(status: PoolStatus) -> None:
 
 def _status_table(status: PoolStatus) -> Shown:
     rows = words.lease_rows(status, time.time())
-    return screen.table(words.LEASE_COLUMNS, rows) if rows else "Nothing is held, and nobody waits."
+    if not rows:
+        return "Nothing is held, and nobody waits."
+    shown = [column for column in words.LEASE_COLUMNS if column != words.LIMITS or not screen.is_narrow()]
+    places = [words.LEASE_COLUMNS.index(column) for column in shown]
+    return screen.table(shown, ([row[place] for place in places] for row in rows))
 
 
 async def _watch(session: Session) -> None:

@@ -107,8 +107,9 @@ def holding_rows(status: PoolStatus, now: float) -> list[list[str]]:
     ]
 
 
-#: Under Limits stands how firmly memory and compute are held, in that order.
-LEASE_COLUMNS = ("State", "Slice", "GPU", "Memory", "Limits", "User", "For", "Process", "Since", "Lease")
+#: Under it stands how firmly memory and compute are held, in that order.
+LIMITS = "Limits"
+LEASE_COLUMNS = ("State", "Slice", "GPU", "Memory", LIMITS, "User", "For", "Process", "Since", "Lease")
 
 
 def lease_row(lease: Lease, now: float) -> list[str]:
