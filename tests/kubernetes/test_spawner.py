@@ -267,9 +267,17 @@ async def test_nothing_of_one_course_is_left_in_the_next(cluster: Cluster, hub: 
 
 
 async def start(hub: KubeHub, user: str, options: object) -> None:
-    answer = await hub.api("POST", f"users/{user}/server", options)
-    assert answer.code in (201, 202), answer.body
-    await eventually(lambda: hub.is_ready(user), within=90)
+    # On a busy machine a node's heartbeat can be late; then no machine is ready for a moment.
+    for attempt in (1, 2, 3):
+        answer = await hub.api("POST", f"users/{user}/server", options)
+        assert answer.code in (201, 202, 403), answer.body
+        try:
+            await eventually(lambda: hub.is_ready(user), within=90)
+        except AssertionError:
+            if attempt == 3 or "is ready at the moment" not in hub.log:
+                raise
+        else:
+            return
 
 
 async def test_the_page_says_what_a_server_waits_for(cluster: Cluster, hub: KubeHub) -> None:

@@ -152,6 +152,7 @@ class PoolMachine(RuleBasedStateMachine):
     def a_class_begins(self, text: str, course: str | None, many: int) -> None:
         for who in range(many):
             self.ask(text, course, who)
+            self._settle()
 
     @rule(text=st.sampled_from(REQUESTS), course=st.sampled_from(COURSES), who=which)
     def ask(self, text: str, course: str | None, who: int) -> None:
@@ -200,8 +201,10 @@ class PoolMachine(RuleBasedStateMachine):
         self, lease_id: str, key: str, request: SliceRequest, user: str, course: str | None, keeper: Life
     ) -> None:
         assert lease_id not in self.model.leases, "an id was given twice"
-        self.model.asked(lease_id, key, request, user, course, keeper)
+        known = self.model.asked(lease_id, key, request, user, course, keeper)
         self._serve()
+        if known.state is _WAITING:  # then the pool looks at once for what is over
+            self._look()
 
     # -- Waiting -----------------------------------------------------------
 
@@ -329,9 +332,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     def _not_mine(self, known: Known) -> type[GpuPoolError] | None:
         """Return the error for changing what another process asked for, or what one cannot look into."""
-        if known.keeper is not self.me or (known.process is not None and not self.ground.sees):
-            return NotAllowed
-        return None
+        unseen = known.process is not None and known.state is _HELD and not self.ground.sees
+        return NotAllowed if known.keeper is not self.me or unseen else None
 
     @precondition(lambda self: self.model.living)
     @rule(one=which, reason=st.sampled_from(_MINE))
@@ -377,11 +379,13 @@ class PoolMachine(RuleBasedStateMachine):
     def crash_and_begin_again(self, some: set[int] | None) -> None:
         """Kill the pool's own process; perhaps other devices are there afterwards."""
         self.do(self.ground.crash())
+        before = self.model.present
         if some is not None:
             self._show(some)
         self._read_courses(Courses())
         self.pool = self.do(self.ground.open())
-        self._serve(changed=some is not None)
+        if self.model.present != before:
+            self._serve()
 
     # -- The world ---------------------------------------------------------
 
@@ -413,8 +417,7 @@ class PoolMachine(RuleBasedStateMachine):
         self._write(FILES[file])
         for _ in range(3):  # a file that was taken away is missed at the second look
             self._set_clocks(self.model.wall + 2, self.model.uptime + 2)
-            self.do(self.pool.status())
-            self._look()
+            self._settle()
 
     def _show(self, some: set[int]) -> None:
         self.model.present = {DEVICES[index].uuid for index in some}
@@ -463,14 +466,22 @@ class PoolMachine(RuleBasedStateMachine):
         self.model.end(known, reason)
         self._serve()
 
-    def _serve(self, *, changed: bool = True) -> None:
+    def _serve(self) -> None:
         """Let the model serve its line, now that the pool has served its own."""
-        if changed:
-            self.model.serve(self.ground.usage())
+        self.model.serve(self.ground.usage())
 
-    def _look(self) -> None:
-        if self.model.look():
+    def _look(self) -> bool:
+        found = self.model.look()
+        if found:
             self._serve()
+        return found
+
+    def _settle(self) -> None:
+        """Look until nothing is found: what one look makes room for may be over at once."""
+        while True:
+            self.status = self.do(self.pool.status())
+            if not self._look():
+                return
 
     def _line(self) -> list[tuple[str, str]]:
         return [(known.id, ",".join(known.reserved)) for known in self.model.line]
@@ -483,8 +494,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def all_is_well(self) -> None:
         PoolMachine.steps[self.name] = PoolMachine.steps.get(self.name, 0) + 1
-        self.status = self.do(self.pool.status())
-        self._look()
+        self._settle()
         self.the_pool_is_as_it_should_be()
         self.nothing_is_granted_twice()
         self.nobody_waits_for_what_is_free_and_theirs()
