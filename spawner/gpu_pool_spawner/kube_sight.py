@@ -55,9 +55,10 @@ class ClusterSight:
         self._classes_at = -_FRESH_CLASSES
         self._told: set[str] = set()
 
-    async def look(self) -> Supply | None:
-        """Return what the cluster has; None if that cannot be seen."""
-        if self._answer is None or (self._answer.done() and time.monotonic() - self._asked_at > _FRESH):
+    async def look(self, *, fresh: bool = False) -> Supply | None:
+        """Return what the cluster has; None if that cannot be seen. ``fresh``: not what was seen before."""
+        believed = 0.0 if fresh else _FRESH
+        if self._answer is None or (self._answer.done() and time.monotonic() - self._asked_at > believed):
             self._asked_at = time.monotonic()
             self._answer = asyncio.create_task(self._ask())
         # Whoever closes the page does not end it for the others.

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,19 +14,12 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 
 from support.classroom import eventually
 from support.hub_with_proxy import REQUIRED, proxy_command
+from support.ports import free_ports
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = "GPU_POOL_SCREENSHOTS"
 PORTS = ("PORT", "HUB_PORT", "PROXY_PORT", "SERVICE_PORT")
-
-
-def free_ports() -> dict[str, str]:
-    with ExitStack() as opened:
-        found = {name: opened.enter_context(socket.socket()) for name in PORTS}
-        for each in found.values():
-            each.bind(("127.0.0.1", 0))
-        return {name: str(each.getsockname()[1]) for name, each in found.items()}
 
 
 @pytest.fixture
@@ -38,7 +29,7 @@ async def hub(tmp_path: Path) -> AsyncIterator[str]:
     if proxy is None:
         words = "configurable-http-proxy or node is missing (npm install configurable-http-proxy)"
         pytest.fail(words) if os.environ.get(REQUIRED) else pytest.skip(words)
-    ports = free_ports()
+    ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
     path = [str(Path(sys.executable).parent), str(ROOT / "node_modules/.bin"), os.environ["PATH"]]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GPU_POOL_")}
     environment |= {**ports, "PATH": os.pathsep.join(path), "GPU_POOL_DEVICES": "V100-SXM2-32GB:1"}
@@ -74,6 +65,7 @@ async def visit(browser: Browser, hub: str, user: str, where: str) -> Page:
     await page.locator("#username_input").fill(user)
     await page.locator("#password_input").fill("gpu")
     await page.locator("#login_submit").click()
+    await page.wait_for_url(f"**{where}*")
     return page
 
 

@@ -56,6 +56,7 @@ _LEASES = "kube-node-lease"
 _RENEW = 10.0
 #: What every node has besides its GPUs, unless it says otherwise.
 _CAPACITY = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "pods": "500"}
+_READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ready"}
 
 
 class NodeAgent:
@@ -183,15 +184,22 @@ class NodeAgent:
                     continue
                 if error.status != 409:
                     raise
+                # Left by an earlier node of that name, and old: it would count as lost.
+                await self._leases.patch_namespaced_lease(name, _LEASES, {"spec": spec})
             return
 
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(_RENEW)
-            for name in sorted(self._nodes):
-                # The API server may be away for a moment: that is a test, too.
-                with contextlib.suppress(ApiException, aiohttp.ClientError):
-                    await self._leases.patch_namespaced_lease(name, _LEASES, {"spec": {"renewTime": _now()}})
+            await asyncio.gather(*map(self._sign_of_life, sorted(self._nodes)))
+
+    async def _sign_of_life(self, name: str) -> None:
+        # The API server may be away for a moment: that is a test, too.
+        with contextlib.suppress(ApiException, aiohttp.ClientError):
+            await self._leases.patch_namespaced_lease(name, _LEASES, {"spec": {"renewTime": _now()}})
+            if name in self._nodes:  # not lost meanwhile
+                # Once a sign of life was late, only the node itself can say that it is ready.
+                await self._core.patch_node_status(name, {"status": {"conditions": [_READY]}})
 
     async def _lose(self, name: str) -> None:
         self._nodes.discard(name)
@@ -285,11 +293,10 @@ def _has_ended(pod: Mapping[str, Any]) -> bool:
 def _ready(status: Mapping[str, Any]) -> dict[str, Any]:
     amounts = {**_CAPACITY, **status.get("allocatable", {})}
     given = [each for each in status.get("conditions", ()) if each["type"] != "Ready"]
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ready"}
     return {
         "capacity": {**amounts, **status.get("capacity", {})},
         "allocatable": amounts,
-        "conditions": [*given, ready],
+        "conditions": [*given, _READY],
         "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
     }
 
