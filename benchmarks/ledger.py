@@ -16,13 +16,14 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from benchmarks.report import Line, percentile
+from benchmarks.sizes import sized
 from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.inventory import Inventory
 from gpu_pool.ledger.lock import FairLock
 from gpu_pool_client import Device, Holder, LeaseState, parse_request
 
 PROCESSES = 50
-SECONDS = 8.0
+SECONDS = sized(8.0, 1.0)
 DEVICE = Device("SIM-bench", 0, "A100-SXM4-80GB", 81920, simulated=True)
 #: What one acquire and one release write, without any decision, as two bare transactions.
 SAME_ROWS = """

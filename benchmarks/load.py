@@ -15,11 +15,14 @@ import psutil
 
 from benchmarks.report import Line, percentile
 from benchmarks.rush import HubService, serving, students
+from benchmarks.sizes import sized
 from gpu_pool_client import Holder, Pool, connect, parse_request
 
-USERS, A_MINUTE, WAITERS = 500, 2_000, 10_000
+USERS, A_MINUTE, WAITERS = sized((500, 2_000, 10_000), (20, 600, 300))
 #: Seconds that each part is measured for.
-SECONDS = 60.0
+SECONDS = sized(60.0, 3.0)
+#: So many get in line at once.
+TOGETHER = 32
 SIZE = parse_request("2%")
 #: What the waiters wait for: the model of a device that is drained, so that nobody else is in their way.
 SCARCE = parse_request("1 model=A100")
@@ -60,7 +63,10 @@ async def grants(pools: Sequence[Pool], run: str) -> list[float]:
 async def waiting(behind: HubService) -> AsyncIterator[None]:
     """Let everybody else get in line, and wait for their turn."""
     async with connect(behind.service.url) as pool:
-        leases = [await pool.request(SCARCE, Holder("w"), f"wait-{each}") for each in range(WAITERS)]
+        leases = []
+        for first in range(0, WAITERS, TOGETHER):
+            keys = [f"wait-{number}" for number in range(first, min(first + TOGETHER, WAITERS))]
+            leases += await asyncio.gather(*(pool.request(SCARCE, Holder("w"), key) for key in keys))
         waits = [asyncio.create_task(pool.wait(lease.id)) for lease in leases]
         try:
             yield
@@ -104,27 +110,46 @@ def lines(
     used: float,
 ) -> Iterator[Line]:
     """Put the figures into the report's lines."""
-    load = f"{USERS} users over HTTP, {A_MINUTE} slices a minute"
+    load = (
+        f"{USERS} users over HTTP, each with a token that the Hub is asked about; {A_MINUTE} slices a minute"
+    )
     for share in (0.5, 0.95, 0.99):
-        slow, fast = percentile(beside, share), percentile(alone, share)
+        slow, fast = percentile(beside, share) * 1e3, percentile(alone, share) * 1e3
         yield Line(
-            f"percentile {100 * share:.0f} of a grant beside {WAITERS} waiters, to alone",
+            f"a grant beside {WAITERS:,} who wait, to one beside nobody: percentile {100 * share:.0f}",
             slow / fast,
-            f"{load}: {slow * 1e3:.0f} to {fast * 1e3:.0f} ms, each with a token that the Hub is asked about",
+            f"{load}; {slow:.0f} to {fast:.0f} ms; the slowest {max(beside):.1f} to {max(alone):.1f} s",
+            ours=slow,
+            yardstick=fast,
+            unit="ms",
         )
     (empty, few), (full, many), (later, after) = sizes
     yield Line(
-        f"memory after another {SECONDS:.0f} s of it, to before",
+        f"the service's memory after another {SECONDS:.0f} s of it, to before",
         later / full,
-        f"{later:.0f} to {full:.0f} MiB with everybody in line, {empty:.0f} MiB with nobody; "
-        f"open files {after} to {many}, and {few}; "
-        f"99th percentile then {percentile(again, 0.99) * 1e3:.0f} ms",
+        f"{later:.0f} to {full:.0f} MiB with everybody in line, {empty:.0f} MiB with nobody: "
+        f"{(full - empty) / WAITERS * 1024:.0f} KiB for each; "
+        f"99th percentile of a grant then {percentile(again, 0.99) * 1e3:.0f} ms",
         1.05,
+        ours=later,
+        yardstick=full,
+        unit="MiB",
     )
     yield Line(
-        f"one core used by it all, {WAITERS} waiters included",
+        "its open files then, to before",
+        after / many,
+        f"{after} to {many}, {few} with nobody in line",
+        1.02,
+        ours=float(after),
+        yardstick=float(many),
+        unit="files",
+    )
+    yield Line(
+        f"processor used by it all, {WAITERS:,} who wait included",
         used / SECONDS,
         "seconds of the service's processor per second",
+        ours=used / SECONDS,
+        unit="cores",
     )
 
 

@@ -17,7 +17,7 @@ from gpu_pool.rules import Rules
 from gpu_pool_client import DeviceStatus, format_memory, format_share
 
 #: Fewer known stays than this tell nothing.
-_FEWEST: Final = 5
+FEWEST: Final = 5
 #: The futures that are played through, each with other stays; evenly spread, not at random.
 _FUTURES: Final = 8
 #: The shortest and the longest wait in these futures, times this much, and seconds more. Who
@@ -52,7 +52,7 @@ def explain(number: int, now: Situation) -> str:
 
 def expected_wait(number: int, now: Situation, stays: Sequence[Stay]) -> tuple[float, float] | None:
     """Return (likely soonest, likely latest) in seconds from now for one waiter, None if nothing is known."""
-    return expected_waits(now, stays).get(number)
+    return _expected(now, stays, [number]).get(number)
 
 
 def expected_waits(now: Situation, stays: Sequence[Stay]) -> dict[int, tuple[float, float]]:
@@ -63,13 +63,25 @@ def expected_waits(now: Situation, stays: Sequence[Stay]) -> dict[int, tuple[flo
     and size where there are enough; then the line is run forward with
     ``decide``. Nobody new is supposed to come.
     """
-    if len(stays) < _FEWEST:
+    return _expected(now, stays, [waiter.number for waiter in now.line])
+
+
+def _expected(
+    now: Situation, stays: Sequence[Stay], numbers: Sequence[int]
+) -> dict[int, tuple[float, float]]:
+    """Return the waits of these, following each future until all of them have been granted something."""
+    if len(stays) < FEWEST:
         return {}
     known = _Stays(stays)
-    waits: dict[int, list[float]] = {waiter.number: [] for waiter in now.line}
+    waits: dict[int, list[float]] = {number: [] for number in numbers}
     for future in range(_FUTURES):
+        left = set(numbers)
         for granted, at in _Future(future, now, known).grants():
-            waits[granted].append(at - now.now)
+            if granted in left:
+                left.remove(granted)
+                waits[granted].append(at - now.now)
+            if not left:
+                break
     return {
         granted: (min(found) * _SOONER, max(found) * _LATER + _LATER_STILL)
         for granted, found in waits.items()
@@ -91,7 +103,7 @@ class _Stays:
     def rest(self, course: str, milli: int, age: float, part: float) -> float:
         """Return how much longer a lease of this age lasts, ``part`` (0 to 1) of the way up the known."""
         kinds: tuple[tuple[str, int] | str | None, ...] = ((course, milli), course, None)
-        known = next(found for kind in kinds if len(found := self._by_kind.get(kind, [])) >= _FEWEST)
+        known = next(found for kind in kinds if len(found := self._by_kind.get(kind, [])) >= FEWEST)
         longer = [seconds for seconds in known if seconds > age]
         if not longer:
             # Older than all that is known: it may last as long again as any did.
@@ -133,7 +145,9 @@ class _Future:
                 self._hold(Holding(waiter.user, waiter.course, parts, None, self._now))
                 yield waiter.number, self._now
             for number, waiter in self._line.items():
-                self._line[number] = replace(waiter, reserved=decision.reservations.get(number, ()))
+                reserved = decision.reservations.get(number, ())
+                if reserved != waiter.reserved:
+                    self._line[number] = replace(waiter, reserved=reserved)
 
     def _hold(self, holding: Holding) -> None:
         key = self._next_key

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_pool.queueing import Policy, Usage, faded_use
-from support.queues import HOUR, V100, decided, granted, holding, ordered, waiter
+from gpu_pool.queueing import Policy, Situation, Usage, faded_use, foremost
+from support.queues import HOUR, RULES, V100, decided, granted, holding, ordered, statuses, waiter
 
 # -- The order of turn -------------------------------------------------------
 
@@ -152,3 +152,22 @@ def test_a_course_that_would_get_more_than_its_part_waits_longer_for_devices_to_
     assert decided([lab], held, now=1800.0).reservations == {}
     assert decided([lab], held, now=16 * 1800.0).reservations == {1: (V100[3].uuid,)}
     assert decided([lab], held, now=1800.0, policy=Policy({"lab": 3.0})).reservations != {}
+
+
+def test_in_a_long_line_nobody_is_passed_over_for_one_whose_own_earlier_wish_comes_late() -> None:
+    line = [
+        waiter(1, "10%", user="has"),
+        waiter(2, "1", user="has"),
+        waiter(3, "1", user="new", since=2000.0),
+    ]
+    usage = Usage(users={("", "has"): 1e6})
+    assert ordered(line, usage=usage) == [3, 1, 2]
+    now = Situation([], [], statuses([]), RULES, Policy(), usage, 3000.0)
+    last = {line[0].wish: 1.0, line[2].wish: 2000.0}
+    assert foremost(now, [(line, last)], most=1) == line
+
+
+def test_in_a_long_line_whoever_comes_too_late_is_not_looked_at() -> None:
+    line = [waiter(number, user=f"u{number}") for number in range(9)]
+    now = Situation([], [], statuses([]), RULES, Policy(), Usage(), 3000.0)
+    assert foremost(now, [(line, {line[0].wish: 8.0})], most=3) == line[:3]

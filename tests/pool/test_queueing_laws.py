@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
-from gpu_pool import placement
-from gpu_pool.queueing import Holding, Waiter
+from gpu_pool import placement, queueing
+from gpu_pool.queueing import Holding, Policy, Situation, Usage, Waiter, decide
 from gpu_pool.queueing.releasing import give_back
-from gpu_pool_client import SliceRequest
+from gpu_pool_client import SliceRequest, parse_request
 from support.queues import RULES, V100, decided, granted, holding, ordered, statuses, waiter
 
 requests = st.one_of(
@@ -135,6 +135,83 @@ def test_a_decision_depends_on_nothing_but_what_it_is_told(
     line = [replace(each, reserved=()) for each in line]
     shuffled = [replace(each, reserved=()) for each in shuffled]
     assert decided(line, held, now=4000.0) == decided(shuffled, held, now=4000.0)
+
+
+#: Who waits together in lines that are longer than what is granted of them.
+crowds = st.lists(
+    st.builds(
+        Waiter,
+        number=st.integers(0, 10_000),
+        request=st.sampled_from([parse_request(text) for text in ("50%", "100%", "1", "2", "33%")]),
+        devices=st.sampled_from([frozenset(), frozenset(), frozenset(uuids[:1])]),
+        user=st.sampled_from("abcdefghijkl"),
+        course=st.sampled_from(["", "lab"]),
+        since=st.integers(0, 40).map(lambda minutes: 100.0 * minutes),
+    ),
+    min_size=15,
+    max_size=40,
+    unique_by=lambda each: each.number,
+)
+uses = st.dictionaries(
+    st.tuples(st.sampled_from(["", "lab"]), st.sampled_from("abcdefghijkl")), st.floats(0, 2e6), max_size=12
+)
+#: Users who come before the others of their course.
+priors = st.sampled_from(["", "", "a", "kl"])
+
+
+def crowd(
+    line: list[Waiter], held: list[Holding], used: dict[tuple[str, str], float], prior: str
+) -> Situation:
+    """Return a situation with the reservations that a first decision makes."""
+    line = [replace(each, priority=each.user in prior) for each in line]
+    now = Situation(line, held, statuses(held), RULES, Policy(), Usage({}, used), 4000.0)
+    kept = decide(now).reservations
+    return replace(now, line=[replace(each, reserved=kept.get(each.number, ())) for each in line])
+
+
+def foremost_of(now: Situation, prior: str) -> list[Waiter]:
+    """Return what a decision needs of the line, as the ledger reads it."""
+    reserved = [each for each in now.line if each.reserved]
+    taken = {uuid for each in reserved for uuid in each.reserved}
+    free = [status for status in now.statuses if status.device.uuid not in taken]
+    usable = {each.wish: [s for s in free if s.device.uuid in (each.devices or uuids)] for each in now.line}
+    room = {wish: queueing.room(wish[0], on, RULES) for wish, on in usable.items()}
+    fits = {wish for wish, on in usable.items() if placement.place(wish[0], on, RULES)}
+    able = [each for each in now.line if each.wish in fits and not each.reserved]
+    able.sort(key=lambda each: (each.since, each.number))
+    of_course = [[each for each in able if each.course == course] for course in ("", "lab")]
+    arrivals = [(some, {each.wish: each.since for each in some}) for some in of_course if some]
+    courses = frozenset(each.course for each in now.line)
+    first = queueing.foremost(replace(now, line=[], courses=courses), arrivals, sum(map(room.get, fits)))
+    assert all(part[0] in first for part, _ in arrivals)
+    found = [*reserved, *first, *(each for each in able if each.user in prior)]
+    return list({each.number: each for each in found}.values())
+
+
+@given(crowds, occupied, uses, priors)
+def test_the_foremost_of_a_line_are_granted_what_they_are_in_the_whole_line(
+    line: list[Waiter], held: list[Holding], used: dict[tuple[str, str], float], prior: str
+) -> None:
+    whole = crowd(line, held, used, prior)
+    assume(queueing.settled([each for each in whole.line if each.reserved], whole.statuses, RULES))
+    few = foremost_of(whole, prior)
+    part = replace(whole, line=few, courses=frozenset(each.course for each in whole.line))
+    event("read in full" if len(few) == len(line) else "shortened")
+    assert queueing.grant(part).grants == decide(whole).grants
+
+
+@given(crowds, occupied, uses, st.sampled_from(uuids))
+def test_reservations_are_settled_only_if_a_decision_leaves_them_as_they_are(
+    line: list[Waiter], held: list[Holding], used: dict[tuple[str, str], float], gone: str
+) -> None:
+    now = crowd(line, held, used, "")
+    now = replace(now, statuses=[each for each in now.statuses if each.device.uuid != gone])
+    reserved = {each.number: each.reserved for each in now.line if each.reserved}
+    kept = [each for each in now.line if each.reserved]
+    if queueing.settled(kept, now.statuses, RULES):
+        decision = queueing.grant(now)
+        assert dict(decision.reservations) == reserved
+        assert not reserved.keys() & set(granted(decision))
 
 
 @given(lines)

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_pool.ledger import files
+from gpu_pool.ledger import files, upgrading
 from gpu_pool.ledger.errors import LedgerUnusable, explain
 from gpu_pool.ledger.lock import FairLock, Pulses
-from gpu_pool.ledger.queries import migrations, queries, statements
+from gpu_pool.ledger.queries import queries
 from gpu_pool.ledger.trail import Trail
 
 #: PRAGMA application_id of a ledger, "GPUP" in ASCII: tells it from other SQLite files.
@@ -50,7 +50,9 @@ class Database:
                 self.pulses = opened.enter_context(contextlib.closing(Pulses(lock)))
                 self._connection = opened.enter_context(contextlib.closing(_connect(path)))
                 self._check_kind()
-                self._migrate()
+                if not upgrading.is_newest(self._connection, path):
+                    with self._lock:
+                        upgrading.upgrade(self._connection, path)
                 self._opened = opened.pop_all()
         self._sql = queries()
         #: What the running transaction decides.
@@ -68,7 +70,7 @@ class Database:
     @property
     def version(self) -> int:
         """The schema version of the file."""
-        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+        return upgrading.version_of(self._connection)
 
     @contextlib.contextmanager
     def transaction(self, give_up_at: float | None = None) -> Iterator[None]:
@@ -109,7 +111,7 @@ class Database:
             self._refuse_if_late(give_up_at)
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                self._check_version()
+                upgrading.check_version(self._connection, self.path)
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:
@@ -151,6 +153,7 @@ class Database:
             self._check_still_there()
             self._connection.execute("BEGIN")
             try:
+                upgrading.check_version(self._connection, self.path)
                 yield
             finally:
                 with contextlib.suppress(sqlite3.Error):
@@ -180,22 +183,6 @@ class Database:
         kind = self._connection.execute("PRAGMA application_id").fetchone()[0]
         if kind != APPLICATION_ID:
             raise sqlite3.DatabaseError("file is not a database")
-
-    def _check_version(self) -> None:
-        version = self.version
-        if version > len(migrations()):
-            raise LedgerUnusable(
-                f"The pool's ledger, {self.path}, was written by a newer jupyter-gpu-pool "
-                f"(schema {version}; this one knows {len(migrations())}).",
-                "Upgrade jupyter-gpu-pool here too.",
-            )
-
-    def _migrate(self) -> None:
-        self._check_version()
-        if self.version == len(migrations()):
-            return
-        with self._lock:
-            _run_migrations(self._connection)
 
 
 @contextlib.contextmanager
@@ -254,23 +241,9 @@ def _create(path: Path) -> None:
         with contextlib.closing(_connect(draft)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            _run_migrations(connection)
+            upgrading.upgrade(connection, path)
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
     finally:
         for leftover in path.parent.glob(f"{draft.name}*"):
             leftover.unlink()
-
-
-def _run_migrations(connection: sqlite3.Connection) -> None:
-    connection.execute("BEGIN EXCLUSIVE")
-    try:
-        done = connection.execute("PRAGMA user_version").fetchone()[0]
-        for number, script in enumerate(migrations()[done:], start=done + 1):
-            for statement in statements(script):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {number}")
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise

@@ -29,6 +29,8 @@ class Others:
 
 
 _NOBODY: Final = Others()
+#: Different slices that are kept in memory.
+_MOST_SLICES: Final = 4096
 
 
 class DeviceTable:
@@ -43,6 +45,8 @@ class DeviceTable:
         self._milli = milli
         self._known: dict[int, tuple[int, bool, Device]] = {}
         self._numbers: dict[str, int] = {}
+        #: Slices by what is written of them: every decision in line reads all that is held.
+        self._slices: dict[str, tuple[Slice, ...]] = {}
 
     def is_news(self, devices: Sequence[Device]) -> bool:
         """Whether :meth:`register` would change anything."""
@@ -140,15 +144,22 @@ class DeviceTable:
 
     def read(self, slices: str) -> tuple[Slice, ...]:
         """Read what :meth:`write` wrote."""
-        rows = json.loads(slices)
-        if any(row[0] not in self._known for row in rows):
-            self._read()
-        return tuple(Slice(self._known[device][2], *amounts) for device, *amounts in rows)
+        known = self._slices.get(slices)
+        if known is None:
+            rows = json.loads(slices)
+            if any(row[0] not in self._known for row in rows):
+                self._read()
+            if len(self._slices) >= _MOST_SLICES:
+                self._slices.clear()
+            known = tuple(Slice(self._known[device][2], *amounts) for device, *amounts in rows)
+            self._slices[slices] = known
+        return known
 
     def _rows(self, parts: Sequence[Slice]) -> list[tuple[int, int, int, int]]:
         return [(self._numbers[p.device.uuid], p.milli, p.memory_mib, p.contexts) for p in parts]
 
     def _read(self) -> None:
+        self._slices.clear()
         for row in self._db.run("device_facts").fetchall():
             device = records.read_device(row["facts"])
             self._known[row["id"]] = (row["revision"], bool(row["present"]), device)

@@ -6,6 +6,7 @@ import errno
 import os
 import sqlite3
 from pathlib import Path
+from typing import Final
 
 from gpu_pool_client import PoolUnreachable
 
@@ -16,7 +17,8 @@ class LedgerUnusable(PoolUnreachable):
     code = "ledger-unusable"
 
 
-_SET_ASIDE = (
+#: What to do with a ledger that is of no use.
+SET_ASIDE: Final = (
     "Nothing was changed. Stop Jupyter and all kernels, move the file aside together with those beside it "
     'whose names begin with its name, and start again; "gpu-pool doctor" shows more.'
 )
@@ -36,8 +38,8 @@ def elsewhere() -> str:
 
 #: SQLite's own words (they are part of its C interface: sqlite3_errstr) and what to say instead.
 _MEANINGS = (
-    ("malformed", "is damaged", _SET_ASIDE),
-    ("not a database", "is not a ledger: another kind of file, or damaged", _SET_ASIDE),
+    ("malformed", "is damaged", SET_ASIDE),
+    ("not a database", "is not a ledger: another kind of file, or damaged", SET_ASIDE),
     ("full", *_FULL),
     (
         "readonly",
@@ -68,7 +70,7 @@ def explain(error: sqlite3.Error | OSError, path: Path) -> LedgerUnusable:
     for words, meaning, remedy in _MEANINGS:
         if words in text:
             return LedgerUnusable(f"The pool's ledger, {path}, {meaning}.", remedy)
-    return LedgerUnusable(f"The pool's ledger, {path}, cannot be used: {text}.", _SET_ASIDE)
+    return LedgerUnusable(f"The pool's ledger, {path}, cannot be used: {text}.", SET_ASIDE)
 
 
 def _explain_system(error: OSError, path: Path) -> LedgerUnusable:

@@ -31,7 +31,7 @@ class LeaseTable:
         row = self.live(lease_id)
         if row is not None:
             return self._read(row)
-        number = _number(lease_id)
+        number = lease_number(lease_id)
         ended = None if number is None else self._db.one("ended_by_number", number=number)
         if ended is None or ended["id"] != lease_id:
             raise LeaseGone(f"There is no lease {lease_id[:64]!a} in this pool.", "Ask for a new slice.")
@@ -55,7 +55,7 @@ class LeaseTable:
 
     def live(self, lease_id: str) -> sqlite3.Row | None:
         """Return the row of a lease that has not ended, or None."""
-        number = _number(lease_id)
+        number = lease_number(lease_id)
         row: sqlite3.Row | None = None if number is None else self._db.one("lease_by_number", number=number)
         return row if row is not None and row["id"] == lease_id else None
 
@@ -91,6 +91,7 @@ def gone(lease: Lease) -> LeaseGone:
     )
 
 
-def _number(lease_id: str) -> int | None:
+def lease_number(lease_id: str) -> int | None:
+    """Return the number in a lease's id, None if it is no id of a lease."""
     match = _ID.fullmatch(lease_id)
     return int(match[1]) if match else None

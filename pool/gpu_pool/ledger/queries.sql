@@ -59,6 +59,40 @@ SELECT * FROM lease WHERE turn IS NULL ORDER BY number;
 -- name: line
 SELECT * FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
+-- name: waiters
+SELECT number, turn, reserved, request, home, within, user, course, waiting_since
+FROM lease WHERE turn IS NOT NULL ORDER BY turn;
+
+-- name: is_longer_than
+-- Whether more than so many wait, without counting them all.
+SELECT 1 FROM lease WHERE turn IS NOT NULL LIMIT 1 OFFSET :most;
+
+-- name: kinds
+-- What kinds of lease are in line, found by going from kind to kind, not through the line.
+WITH RECURSIVE found (kind) AS (
+    SELECT min(kind) FROM lease WHERE turn IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(lease.kind) FROM lease WHERE turn IS NOT NULL AND lease.kind > found.kind)
+    FROM found WHERE kind IS NOT NULL
+)
+SELECT found.kind, request, home, within, course, (
+    SELECT waiting_since FROM lease WHERE turn IS NOT NULL AND lease.kind = found.kind
+    ORDER BY waiting_since DESC LIMIT 1
+) AS last_arrival FROM found
+JOIN lease ON number = (SELECT number FROM lease WHERE turn IS NOT NULL AND lease.kind = found.kind LIMIT 1);
+
+-- name: line_of_kind
+SELECT number, turn, reserved, request, home, within, user, course, waiting_since
+FROM lease WHERE turn IS NOT NULL AND kind = :kind ORDER BY waiting_since, number;
+
+-- name: line_of_user
+SELECT number, turn, reserved, request, home, within, user, course, waiting_since
+FROM lease WHERE turn IS NOT NULL AND user = :user;
+
+-- name: reserved
+SELECT number, turn, reserved, request, home, within, user, course, waiting_since
+FROM lease WHERE reserved <> '' ORDER BY turn;
+
 -- name: waiting_of_user
 -- Those that ask to come back have been counted when they came.
 SELECT count(*) FROM lease WHERE turn IS NOT NULL AND user = :user AND home = '';
@@ -124,10 +158,23 @@ ON CONFLICT (course, user) DO UPDATE SET
     in_term = iif(term_began = :term_began, in_term, 0) + excluded.in_term,
     term_began = :term_began;
 
+-- name: add_course_use
+INSERT INTO course_use (course, by_course, as_of) VALUES (:course, :by_course, :now)
+ON CONFLICT (course) DO UPDATE SET
+    by_course = by_course * faded(:now - as_of, :course_half_life) + excluded.by_course, as_of = :now;
+
+-- name: course_uses_now
+SELECT course, by_course * faded(:now - as_of, :course_half_life) AS by_course FROM course_use;
+
+-- name: user_uses_now
+SELECT course, user, by_user * faded(:now - as_of, :user_half_life) AS by_user FROM use;
+
+-- name: user_use_now
+SELECT by_user * faded(:now - as_of, :user_half_life) AS by_user
+FROM use WHERE course = :course AND user = :user;
+
 -- name: uses_now
 SELECT course, user,
-       by_course * faded(:now - as_of, :course_half_life) AS by_course,
-       by_user * faded(:now - as_of, :user_half_life) AS by_user,
        iif(week_began = :week_began, in_week, 0) AS in_week,
        iif(term_began = :term_began, in_term, 0) AS in_term
 FROM use;
@@ -252,6 +299,12 @@ SELECT looked_at FROM pool;
 
 -- name: set_looked_at
 UPDATE pool SET looked_at = :now;
+
+-- name: sorted_until
+SELECT sorted_until FROM pool;
+
+-- name: set_sorted_until
+UPDATE pool SET sorted_until = :until;
 
 -- name: set_tried_at
 -- Something has to differ, or nothing would be written.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gpu_pool.clock import Clock
 from gpu_pool.ledger.database import Database
@@ -33,16 +33,23 @@ class UseTable:
             "in_week": milli * max(0.0, now - max(since, times["week_began"])),
             "in_term": milli * max(0.0, now - max(since, times["term_began"])),
         }
-        self._db.run("add_use", {"course": lease["course"], "user": lease["user"], **used, **times})
+        values = {"course": lease["course"], "user": lease["user"], **used, **times}
+        self._db.run("add_use", values)
+        self._db.run("add_course_use", values)
 
-    def usage(self) -> Usage:
-        """Return what the queue compares courses and users by."""
-        courses: dict[str, float] = {}
-        users: dict[tuple[str, str], float] = {}
-        for row in self._db.run("uses_now", self._times()).fetchall():
-            courses[row["course"]] = courses.get(row["course"], 0.0) + row["by_course"]
-            users[row["course"], row["user"]] = row["by_user"]
-        return Usage(courses, users)
+    def usage(self, *, of_few: bool = False) -> Usage:
+        """Return what the queue compares courses and users by.
+
+        With ``of_few`` a user's use is read when it is asked for, in the same transaction.
+        """
+        times = self._times()
+        courses = {
+            row["course"]: row["by_course"] for row in self._db.run("course_uses_now", times).fetchall()
+        }
+        if of_few:
+            return Usage(courses, _Users(self._db, times))
+        users = self._db.run("user_uses_now", times).fetchall()
+        return Usage(courses, {(row["course"], row["user"]): row["by_user"] for row in users})
 
     def accounts(self) -> Iterator[Account]:
         """Yield what quotas count: what is held, parked or waited for, and what was used before."""
@@ -60,3 +67,24 @@ class UseTable:
             "course_half_life": self._policy.course_half_life,
             "user_half_life": self._policy.user_half_life,
         }
+
+
+class _Users(Mapping[tuple[str, str], float]):
+    """What users have used as it counts now, by (course, user), each read once, when it is asked for."""
+
+    def __init__(self, database: Database, times: Mapping[str, float]) -> None:
+        self._db, self._times = database, times
+        self._read: dict[tuple[str, str], float] = {}
+
+    def __getitem__(self, key: tuple[str, str]) -> float:
+        if key not in self._read:
+            course, user = key
+            row = self._db.one("user_use_now", course=course, user=user, **self._times)
+            self._read[key] = 0.0 if row is None else float(row["by_user"])
+        return self._read[key]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return ((row["course"], row["user"]) for row in self._db.run("user_uses_now", self._times))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

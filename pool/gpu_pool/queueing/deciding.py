@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from gpu_pool import placement
 from gpu_pool.queueing.fairness import Tally, first_course, turns
 from gpu_pool.queueing.reserving import Reservations, smallest_by_device
-from gpu_pool.queueing.values import Decision, Holding, Policy, Situation, Waiter
+from gpu_pool.queueing.values import Decision, Holding, Policy, Situation, Waiter, Wish
 from gpu_pool.rules import Rules
-from gpu_pool_client import DeviceStatus, Slice, SliceRequest
+from gpu_pool_client import DeviceStatus, Slice
 
 #: A course that would get more than its part of the pool waits this many times as long
 #: before devices are emptied for it: emptying takes from those who have less.
@@ -22,11 +22,29 @@ def decide(now: Situation) -> Decision:
     To be asked again whenever something changed, and when somebody's
     ``drain_after`` is over.
     """
-    waiting = {waiter.number: waiter for waiter in now.line}
-    decision = _Round(waiting, now.statuses, now.rules, Tally(now))
+    decision = _Round(now)
     decision.grant()
     decision.reserve(now.holdings, now.policy, now.now)
     return Decision(tuple(decision.grants), decision.reservations.by_number)
+
+
+def grant(now: Situation) -> Decision:
+    """Say who is granted what now, as :func:`decide` does, and reserve nothing that is not reserved yet.
+
+    Of the line it needs those with reservations, which have to be :func:`settled`, and
+    :func:`gpu_pool.queueing.foremost`.
+    """
+    decision = _Round(now)
+    decision.grant()
+    return Decision(tuple(decision.grants), decision.reservations.by_number)
+
+
+def settled(reserved: Sequence[Waiter], statuses: Sequence[DeviceStatus], rules: Rules) -> bool:
+    """Whether all reservations stand, and none of the waiters who have them can be granted anything yet."""
+    reservations = Reservations([status.device for status in statuses], rules)
+    return all(map(reservations.keep, reserved)) and not any(
+        placement.place(waiter.request, _usable(waiter, statuses, reservations), rules) for waiter in reserved
+    )
 
 
 def order(now: Situation) -> list[Waiter]:
@@ -42,14 +60,13 @@ def order(now: Situation) -> list[Waiter]:
 class _Round:
     """One decision in the making."""
 
-    def __init__(
-        self, waiting: dict[int, Waiter], statuses: Sequence[DeviceStatus], rules: Rules, tally: Tally
-    ) -> None:
-        self._waiting, self._statuses, self._rules, self._tally = waiting, list(statuses), rules, tally
-        self.reservations = Reservations([status.device for status in statuses], rules)
+    def __init__(self, now: Situation) -> None:
+        self._waiting = {waiter.number: waiter for waiter in now.line}
+        self._statuses, self._rules, self._tally = list(now.statuses), now.rules, Tally(now)
+        self.reservations = Reservations([status.device for status in now.statuses], now.rules)
         self.grants: list[tuple[Waiter, tuple[Slice, ...]]] = []
-        #: What did not fit, and so will not as long as nothing becomes free.
-        self._refused: set[tuple[SliceRequest, frozenset[str]]] = set()
+        #: Whether it fits, by wish. What does not will not as long as nothing becomes free.
+        self._fits: dict[Wish, bool] = {}
 
     def grant(self) -> None:
         """Grant to everybody who can be placed: those with devices of their own, then by turn."""
@@ -61,17 +78,30 @@ class _Round:
 
     def _grant_by_turn(self) -> bool:
         """Go through the line once; return whether a reservation became needless on the way."""
-        self._refused.clear()
+        self._fits.clear()
         freed = False
-        for waiter in turns(self._waiting.values(), self._tally):
-            reserved = waiter.number in self.reservations.by_number
-            wish = waiter.request, waiter.devices
-            if reserved or wish not in self._refused:
+        able = [
+            waiter for waiter in self._waiting.values() if self._is_reserved(waiter) or self._may_fit(waiter)
+        ]
+        for waiter in turns(able, self._tally):
+            reserved = self._is_reserved(waiter)
+            if reserved or self._may_fit(waiter):
                 granted = self._try(waiter, self._usable(waiter))
                 freed |= granted and reserved
                 if not granted and not reserved:
-                    self._refused.add(wish)
+                    self._fits[waiter.wish] = False
         return freed
+
+    def _is_reserved(self, waiter: Waiter) -> bool:
+        return waiter.number in self.reservations.by_number
+
+    def _may_fit(self, waiter: Waiter) -> bool:
+        """Whether what it wishes fitted when it was last tried, for whoever has nothing reserved."""
+        wish = waiter.wish
+        if wish not in self._fits:
+            parts = placement.place(waiter.request, self._usable(waiter), self._rules)
+            self._fits[wish] = parts is not None
+        return self._fits[wish]
 
     def reserve(self, holdings: Sequence[Holding], policy: Policy, now: float) -> None:
         """Empty devices for those who have waited too long, as far as it is their course's turn."""
@@ -79,16 +109,19 @@ class _Round:
         smallest = smallest_by_device(held)
         unreserved = []
         for waiter in self._waiting.values():
-            if waiter.number in self.reservations.by_number:
+            if self._is_reserved(waiter):
                 self._tally.charge(waiter)
             else:
                 unreserved.append(waiter)
-        while not self.reservations.full and any(now - w.since >= policy.drain_after for w in unreserved):
+        one_of = {waiter.wish: waiter for waiter in unreserved}
+        hindered = {wish for wish, one in one_of.items() if self.reservations.is_hindered(one, smallest)}
+        while not self.reservations.full and any(
+            now - waiter.since >= policy.drain_after and waiter.wish in hindered for waiter in unreserved
+        ):
             due = (
                 waiter
                 for waiter in turns(first_course(unreserved, self._tally), self._tally)
-                if now - waiter.since >= self._patience(waiter, policy)
-                and self.reservations.is_hindered(waiter, smallest)
+                if now - waiter.since >= self._patience(waiter, policy) and waiter.wish in hindered
             )
             first = next(due, None)
             if first is None or not self.reservations.add(first, self._statuses, held):
@@ -112,14 +145,20 @@ class _Round:
         return True
 
     def _usable(self, waiter: Waiter) -> list[DeviceStatus]:
-        """Return the devices that the waiter may be placed on."""
-        taken = self.reservations.of_others(waiter)
-        home = waiter.devices
-        return [
-            status
-            for status in self._statuses
-            if status.device.uuid not in taken and (not home or status.device.uuid in home)
-        ]
+        return _usable(waiter, self._statuses, self.reservations)
 
     def _statuses_of(self, uuids: Sequence[str]) -> list[DeviceStatus]:
         return [status for status in self._statuses if status.device.uuid in uuids]
+
+
+def _usable(
+    waiter: Waiter, statuses: Sequence[DeviceStatus], reservations: Reservations
+) -> list[DeviceStatus]:
+    """Return the devices that the waiter may be placed on."""
+    taken = reservations.of_others(waiter)
+    home = waiter.devices
+    return [
+        status
+        for status in statuses
+        if status.device.uuid not in taken and (not home or status.device.uuid in home)
+    ]

@@ -42,12 +42,17 @@ class Tally:
         self._course_memory = (1 + _COURSE_AHEAD) * policy.course_half_life / math.log(2)
         self._course_ahead = _COURSE_AHEAD * policy.course_half_life / math.log(2)
         self._user_ahead = _USER_AHEAD * policy.user_half_life / math.log(2)
-        self._courses, self._users = dict(usage.courses), dict(usage.users)
+        self._courses, self._used = dict(usage.courses), usage.users
+        #: What users hold, as it counts beside what they used.
+        self._users: dict[tuple[str, str], float] = {}
         self._held: dict[str, int] = {}
         self._capacity = sum(status.milli for status in statuses)
-        active = {waiter.course for waiter in line} | {holding.course for holding in holdings}
+        active = (
+            situation.courses | {waiter.course for waiter in line} | {holding.course for holding in holdings}
+        )
         self._weights = sum(policy.weight(course) for course in active) or 1.0
-        self._sizes: dict[SliceRequest, int] = {}
+        #: By identity: the same few objects are asked for over and over, and hashing one takes long.
+        self._sizes: dict[int, tuple[SliceRequest, int]] = {}
         for holding in holdings:
             milli, since = holding.milli, min(holding.since, now)
             by_course = faded_use(milli, since, now, now, policy.course_half_life)
@@ -80,7 +85,8 @@ class Tally:
         By as long as the same amount would last at the size that is now asked for. So
         those who have had nothing come in order of arrival, and nobody is passed by for ever.
         """
-        had = self._users.get((waiter.course, waiter.user), 0.0)
+        key = waiter.course, waiter.user
+        had = self._used.get(key, 0.0) + self._users.get(key, 0.0)
         return had / self._milli(waiter.request) + waiter.since, waiter.since, waiter.number
 
     def goes_over(self, waiter: Waiter) -> bool:
@@ -100,10 +106,11 @@ class Tally:
 
     def _milli(self, request: SliceRequest) -> int:
         """Return what a request takes of all its devices together (on the first that could hold it)."""
-        if request not in self._sizes:
+        known = self._sizes.get(id(request))
+        if known is None:
             part = next(placement.candidates(request, self._devices, self._rules), None)
-            self._sizes[request] = part.milli * request.count if part else 1
-        return self._sizes[request]
+            known = self._sizes[id(request)] = request, part.milli * request.count if part else 1
+        return known[1]
 
 
 def turns(line: Iterable[Waiter], tally: Tally) -> Iterator[Waiter]:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from gpu_pool.rules import Rules
 from gpu_pool_client import DeviceStatus, Slice, SliceRequest
+
+#: What somebody would have, and the uuids of where; of equal ones none fits if one does not.
+Wish: TypeAlias = tuple[SliceRequest, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,11 @@ class Waiter:
     priority: int = 0
     #: uuids kept free for it by an earlier decision.
     reserved: tuple[str, ...] = ()
+
+    @property
+    def wish(self) -> Wish:
+        """What it would have, and where."""
+        return self.request, self.devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,8 @@ class Situation:
     policy: Policy
     usage: Usage
     now: float
+    #: Courses of waiters that are left out of ``line``.
+    courses: frozenset[str] = frozenset()
 
     def waiter(self, number: int) -> Waiter:
         """Return the waiter of that number. Raises ``KeyError`` if it is not in line."""

@@ -60,12 +60,19 @@ CREATE TABLE lease (
     mib_seconds     REAL,                        -- memory on devices, times the time it was known for
     memory_seconds  REAL,                        --   and that time; NULL where nothing is measured
     device_seconds  REAL,                        -- time with a process on a device
+    -- Equal where one course wishes the same of the same devices.
+    kind            TEXT AS (course || char(10) || home || char(10) || within || char(10) || request) VIRTUAL,
     CHECK ((state = 'waiting') = (turn IS NOT NULL)),
     CHECK ((state = 'waiting') = (waiting_since IS NOT NULL)),
     CHECK ((deadline IS NULL) = (deadline_reason IS NULL))
 );
--- Each further index would make every grant slower; all but the line is read in full, and seldom.
+-- Each further index on what is held would make every grant slower. Those of the line do not: a
+-- lease that is granted at once is never in them.
+CREATE INDEX lease_held ON lease (state) WHERE state = 'held';
 CREATE INDEX lease_line ON lease (turn) WHERE turn IS NOT NULL;
+CREATE INDEX lease_line_of_user ON lease (user, home) WHERE turn IS NOT NULL;
+CREATE INDEX lease_line_of_kind ON lease (kind, waiting_since, number) WHERE turn IS NOT NULL;
+CREATE INDEX lease_reserved ON lease (turn) WHERE reserved <> '';
 
 -- Every lease that has ended, once. The key stays taken: a repeated request finds its end here.
 CREATE TABLE history (
@@ -108,6 +115,13 @@ CREATE TABLE use (
     PRIMARY KEY (course, user)
 ) WITHOUT ROWID;
 
+-- What all users of a course have used of it together, so that nobody need add it up.
+CREATE TABLE course_use (
+    course          TEXT PRIMARY KEY,
+    by_course       REAL NOT NULL,               -- the sum of by_course, as of as_of
+    as_of           REAL NOT NULL
+) WITHOUT ROWID;
+
 -- What course files said, version by version, where they are edited on the dashboard.
 CREATE TABLE course_version (
     number          INTEGER PRIMARY KEY,
@@ -122,6 +136,7 @@ CREATE INDEX course_version_by_course ON course_version (course, number);
 CREATE TABLE pool (
     one             INTEGER PRIMARY KEY CHECK (one = 1),
     looked_at       REAL NOT NULL,               -- when processes were last looked at, this boot's clock
-    tried_at        REAL NOT NULL                -- when it was last tried whether this can be written
+    tried_at        REAL NOT NULL,               -- when it was last tried whether this can be written
+    sorted_until    REAL NOT NULL                -- a long line is in order until then, this boot's clock
 );
-INSERT INTO pool VALUES (1, 0, 0);
+INSERT INTO pool VALUES (1, 0, 0, 0);

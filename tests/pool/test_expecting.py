@@ -1,0 +1,68 @@
+"""The expected waits of a line: worked out for all at once, told for a while."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_pool import expecting, outlook
+from gpu_pool.expecting import Prospects, Waits
+from gpu_pool.queueing import Policy, Situation, Usage
+from support.pools import V100, embedded, take
+from support.queues import RULES, holding, statuses, waiter
+
+STAYS = [outlook.Stay("", 1000, 60.0 * minutes) for minutes in (10, 20, 30, 40, 50)]
+
+
+def prospects(*numbers: int) -> Prospects:
+    """Return what a line for four GPUs that are all held is told."""
+    held = [holding(index, 1000) for index in range(4)]
+    line = [waiter(number, "1") for number in numbers]
+    return Prospects(Situation(line, held, statuses(held), RULES, Policy(), Usage(), 100.0), STAYS)
+
+
+async def test_waits_are_those_of_the_whole_line_less_what_has_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits = Waits()
+    await waits.learn(prospects(1, 2))
+    expected = outlook.expected_waits(prospects(1, 2).now, STAYS)
+    now = waits._as_of + 60.0
+    monkeypatch.setattr(expecting.time, "monotonic", lambda: now)
+    for number in (1, 2):
+        assert waits.of(number) == pytest.approx([each - 60.0 for each in expected[number]])
+    assert waits.of(3) is None
+    waits.close()
+
+
+async def test_what_took_long_is_not_worked_out_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = Waits()
+    assert waits.are_due
+    monkeypatch.setattr(expecting, "_TIMES", 1e9)
+    await waits.learn(prospects(1))
+    assert not waits.are_due
+    await waits.learn(prospects(2))
+    assert waits.of(2) is None
+    monkeypatch.setattr(expecting, "_LONGEST", 0.0)
+    assert waits.of(1) is None
+    waits.close()
+
+
+async def test_nobody_waits_long_for_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = Waits()
+    monkeypatch.setattr(expecting, "_PATIENCE", 0.0)
+    assert await waits.foresee(1, prospects(1)) is None
+    monkeypatch.setattr(expecting, "_PATIENCE", 30.0)
+    assert await waits.foresee(1, prospects(1)) is not None
+    waits.close()
+
+
+async def test_whoever_waits_is_told_for_how_long_once_enough_is_known(tmp_path: Path) -> None:
+    pool = embedded(tmp_path / "ledger.db", V100)
+    for number in range(5):
+        await pool.release(await take(pool, "1", f"past-{number}"))
+    await take(pool, "1", "held")
+    waiting = await take(pool, "1", "waiting")
+    assert (await pool.explain(waiting)).wait is not None
+    await pool.close()
