@@ -36,6 +36,10 @@ class FakeKubernetes:
         self.before_write: Callable[[str, str], web.Response | None] = lambda *_: None
         #: The same before each list.
         self.before_read: Callable[[str], web.Response | None] = lambda _: None
+        #: Changes what is created, as a webhook does.
+        self.webhook: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda _, found: found
+        #: What is answered to a GET, by path, of what is not an object.
+        self.pages: dict[str, Any] = {}
         #: Whether objects of these kinds are served at all.
         self.absent: set[str] = {"deviceclasses", "resourceslices", "resourceclaims"}
         self._history: list[tuple[int, str, Key, dict[str, Any]]] = []
@@ -75,8 +79,12 @@ class FakeKubernetes:
 
     def put(self, kind: str, found: dict[str, Any]) -> dict[str, Any]:
         """Create or change an object of the core group."""
+        return self.put_of("/api/v1", kind, found)
+
+    def put_of(self, group: str, kind: str, found: dict[str, Any]) -> dict[str, Any]:
+        """Create or change an object of a group, ``/apis/GROUP/VERSION``."""
         metadata = found["metadata"]
-        return self._store(("/api/v1", metadata.get("namespace", ""), kind, metadata["name"]), found)
+        return self._store((group, metadata.get("namespace", ""), kind, metadata["name"]), found)
 
     def change(self, kind: str, name: str, **status: Any) -> None:
         """Change the status of an object."""
@@ -121,6 +129,9 @@ class FakeKubernetes:
     # -- What it answers ---------------------------------------------------
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path in self.pages:
+            self.requests.append(("GET", request.path.rpartition("/")[2]))
+            return web.json_response(self.pages[request.path])
         match = _PATH.fullmatch(request.path)
         if match is None:
             return _status(404, "NotFound")
@@ -139,7 +150,7 @@ class FakeKubernetes:
             return await self._watch(request, kind)
         key = group, namespace, kind, name
         if method == "POST":
-            return self._create(key, await request.json())
+            return self._create(key, self.webhook(kind, await request.json()))
         return self._read_or_delete(method, key)
 
     def _list(self, kind: str) -> web.Response:
@@ -149,25 +160,32 @@ class FakeKubernetes:
     async def _watch(self, request: web.Request, kind: str) -> web.StreamResponse:
         answer = web.StreamResponse()
         await answer.prepare(request)
-        seen, cut, news = int(request.query["resourceVersion"]), self._cut, asyncio.Event()
+        news = asyncio.Event()
         self._watches.add(news)
         try:
-            while cut == self._cut:
-                if seen < self.oldest:
-                    gone = {"code": 410, "reason": "Expired", "message": "too old resource version"}
-                    await answer.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
-                    return answer
-                news.clear()
-                for version, what, key, found in list(self._history):
-                    if version > seen and key[2] == kind:
-                        await answer.write(json.dumps({"type": what, "object": found}).encode() + b"\n")
-                seen = self.version
-                await news.wait()
-            if request.transport is not None:
-                request.transport.abort()
-            return answer
+            with contextlib.suppress(ConnectionResetError):  # whoever watches may be killed
+                await self._write_news(answer, request, kind, news)
         finally:
             self._watches.discard(news)
+        return answer
+
+    async def _write_news(
+        self, answer: web.StreamResponse, request: web.Request, kind: str, news: asyncio.Event
+    ) -> None:
+        seen, cut = int(request.query["resourceVersion"]), self._cut
+        while cut == self._cut:
+            if seen < self.oldest:
+                gone = {"code": 410, "reason": "Expired", "message": "too old resource version"}
+                await answer.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
+                return
+            news.clear()
+            for version, what, key, found in list(self._history):
+                if version > seen and key[2] == kind:
+                    await answer.write(json.dumps({"type": what, "object": found}).encode() + b"\n")
+            seen = self.version
+            await news.wait()
+        if request.transport is not None:
+            request.transport.abort()
 
     def _create(self, key: Key, found: dict[str, Any]) -> web.Response:
         key = (*key[:3], found["metadata"]["name"])

@@ -20,6 +20,7 @@ A new dialect is one file with one class and one table, and its name in
 from gpu_pool.dialects.capacity import NodeUse, PodUse, usage
 from gpu_pool.dialects.choosing import AUTO, DIALECTS, NAMES, Choice, choose
 from gpu_pool.dialects.cluster import Cluster, Node, Pod
+from gpu_pool.dialects.counting import counted_as
 from gpu_pool.dialects.dialect import Dialect, Gpu, Hold
 from gpu_pool.dialects.merging import check, merged
 from gpu_pool.dialects.naming import content_name, identity_labels, label_value
@@ -62,6 +63,7 @@ __all__ = [
     "check",
     "choose",
     "content_name",
+    "counted_as",
     "identity_labels",
     "label_value",
     "merged",

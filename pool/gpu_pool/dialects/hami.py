@@ -50,6 +50,7 @@ class Hami(Dialect):
         smallest="1% of compute, and what CUDA itself takes",
         rounding="memory to 1 MiB, compute up to 1%",
         quota=("limits.nvidia.com/gpumem", "limits.nvidia.com/gpucores"),
+        at_once=4,  # it locks a node for each pod that it binds, and sixty at once take minutes (HAMi#915)
         bans=Bans(
             labels=frozenset({"hami.io/webhook"}),
             annotations=frozenset({"nvidia.com/use-gpuuuid", "nvidia.com/use-gputype"}),

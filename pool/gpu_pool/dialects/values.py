@@ -162,5 +162,7 @@ class Table:
     bans: Bans
     #: What was read for it: release and public source.
     source: str
+    #: How many pods it can place on one node at a time without stumbling; 0 where that does not matter.
+    at_once: int = 0
     #: Whether it was used on a cluster with GPUs; until then its page says :data:`NOT_SEEN`.
     seen: bool = False

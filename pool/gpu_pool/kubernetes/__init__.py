@@ -10,9 +10,12 @@
     notebooks  which pod is somebody's notebook server, and which volume its home
     choosing   a kernel's image, memory and home, by its course
     manifests  the pod and the Secret of a kernel
+    kueue      what Kueue says, where the cluster's queue is Kueue's
+    places     who is where in that queue
     states     how a kernel's pod is, in a student's words
     tier       what is enforced: what the cluster's dialect says
     homes      where somebody's home, and so their kernels, can be
+    pacing     how many pods are placed on one node at a time
     writing    writes that are tried until there is an answer
     kernels    starting and ending pods
     pool       the pool over all of it

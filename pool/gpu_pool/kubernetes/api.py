@@ -13,8 +13,10 @@ import ssl
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
+from urllib.request import getproxies
 
-from aiohttp import ClientError, ClientResponse, ClientTimeout
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 from kubernetes_asyncio import config
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.config import ConfigException
@@ -23,9 +25,13 @@ from gpu_pool.dialects import Manifest
 from gpu_pool_client import PoolUnreachable
 
 #: Seconds in which a connection is made, and in which an answer has come.
-_CONNECT_WITHIN, _ANSWER_WITHIN = 5.0, 15.0
+_CONNECT_WITHIN, _ANSWER_WITHIN = 10.0, 15.0
+#: Connections at most, watches included: a server that is busy has no use for more.
+_CONNECTIONS: Final = 48
 #: Answers after which the same question may be answered later: too many requests, and a server in trouble.
 _LATER: Final = (429, 500, 502, 503, 504)
+#: Bytes of an event that can be read: more than etcd keeps of an object.
+_LONGEST_LINE: Final = 2**21
 _OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _JSON: Final = "application/json"
 #: Asks for objects without what is in them: a list, and the events of a watch.
@@ -52,6 +58,15 @@ class Api:
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
         self._client = client
+        sent_by = client.rest_client
+        self._session = ClientSession(
+            connector=sent_by.pool_manager.connector,
+            connector_owner=False,
+            # Looking for proxies takes as long as all the rest of a request, so it is done once.
+            trust_env=bool(getproxies()),
+            read_bufsize=_LONGEST_LINE,
+        )
+        self._proxy: dict[str, Any] = {"proxy": sent_by.proxy, "proxy_headers": sent_by.proxy_headers}
         #: The namespace that the configuration names.
         self.namespace = namespace
         #: Requests so far by method, lists and watches by these names.
@@ -64,6 +79,7 @@ class Api:
 
     async def close(self) -> None:
         """Close all connections."""
+        await self._session.close()
         await self._client.close()
 
     async def list(self, path: str, query: Mapping[str, str], *, names_only: bool = False) -> Any:
@@ -121,20 +137,20 @@ class Api:
         accept: str,
     ) -> ClientResponse:
         configuration = self._client.configuration
-        headers = {"Accept": accept}
+        headers = {"Accept": accept, "Content-Type": _JSON}
         token = await configuration.get_api_key_with_prefix("BearerToken")
         if token:
             headers["Authorization"] = token
-        answer: ClientResponse = await self._client.rest_client.request(
+        return await self._session.request(
             method,
-            f"{configuration.host}{path}",
-            query_params=dict(query),
+            f"{configuration.host}{path}{'?' if query else ''}{urlencode(query)}",
             headers=headers,
-            body=body,
-            _preload_content=False,
-            _request_timeout=ClientTimeout(connect=_CONNECT_WITHIN, sock_read=within),
+            data=None if body is None else json.dumps(body),
+            server_hostname=self._client.rest_client.server_hostname,
+            # Many may wait here for a connection to be free: that is not the server's fault.
+            timeout=ClientTimeout(total=None, sock_connect=_CONNECT_WITHIN, sock_read=within),
+            **self._proxy,
         )
-        return answer
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -168,6 +184,7 @@ async def connect(kubeconfig: str = "") -> Api:
     Raises ``PoolUnreachable`` where there is none of them.
     """
     configuration = Configuration()
+    configuration.connection_pool_maxsize = _CONNECTIONS
     file = kubeconfig or os.environ.get("KUBECONFIG", "")
     try:
         if file:

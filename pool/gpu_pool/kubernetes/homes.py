@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from gpu_pool.coursefiles import Courses
 from gpu_pool.kubernetes.api import Api, ApiAway, ApiRefused
@@ -34,7 +34,7 @@ class Homes:
         request: SliceRequest,
         holder: Holder,
         notebook: Notebook,
-        devices: Collection[Device],
+        devices_on: Callable[[str], Sequence[Device]],
         rules: Rules,
     ) -> Collection[str]:
         """Return the uuids of the GPUs that a kernel can have with its home; none mean all.
@@ -43,7 +43,7 @@ class Homes:
         """
         if await self._is_anywhere(holder, notebook):
             return ()
-        there = [each for each in devices if each.node == notebook.node]
+        there = devices_on(notebook.node)
         refuse_other_nodes(request, there, notebook.node, rules)
         return [each.uuid for each in there]
 
@@ -55,6 +55,10 @@ class Homes:
                 f"your slice is on {node}.",
                 "Release the slice and ask for it again from this server.",
             )
+
+    async def only_node(self, holder: Holder, notebook: Notebook) -> str:
+        """Return the only node on which a kernel has its home; empty if any will do."""
+        return "" if await self._is_anywhere(holder, notebook) else notebook.node
 
     async def _is_anywhere(self, holder: Holder, notebook: Notebook) -> bool:
         home = self.body(holder, notebook).home

@@ -11,17 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Final
 
 from gpu_pool.dialects import Manifest
 from gpu_pool.dialects.cluster import listing, mapping
-from gpu_pool.kubernetes import manifests
+from gpu_pool.kubernetes import kueue, manifests
 from gpu_pool.kubernetes.manifests import LAUNCH, LEASE_LABEL, Order
+from gpu_pool.kubernetes.pacing import Pace, is_placed
 from gpu_pool.kubernetes.states import BY_SOMEBODY, ENDED, Surroundings, Taken, read_pod
 from gpu_pool.kubernetes.view import View
 from gpu_pool.kubernetes.writing import Writer, path_of
 from gpu_pool_client import GpuPoolError, KernelPod, PodPhase
 
+#: Kernels that are being handed to the API server at the same time; the others wait for their turn here.
+_AT_ONCE: Final = 16
 #: Is told that the cluster took a lease's pod away.
 OnTaken = Callable[[str, Taken], Awaitable[None]]
 
@@ -37,15 +41,16 @@ class Kernels:
         self._ended: set[str] = set()
         self._taken: set[str] = set()
         self._templates: set[tuple[str, str]] = set()
+        self._turns = asyncio.Semaphore(_AT_ONCE)
         #: Leases whose pods the pool has ended, so that nobody takes their absence for a loss.
         self._ended_leases: set[str] = set()
+        #: Where those are that wait in the cluster's queue, by uid, as far as that is known.
+        self.places: Mapping[str, int] = {}
+        self._pace = Pace()
         self._started = False
         self.stopped = False
-        view.on_kernel, view.on_notebook_gone, view.on_node = (
-            self._changed,
-            self._notebook_gone,
-            self._node_changed,
-        )
+        view.on_kernel, view.on_notebook_gone = self._changed, self._notebook_gone
+        view.on_node, view.on_workload = self._node_changed, self._workload_changed
 
     # -- Starting ----------------------------------------------------------
 
@@ -57,12 +62,16 @@ class Kernels:
         for pod in pods:
             if pod is not made:
                 self._delete(pod)
-        if made is None:
-            made = await self._create(order)
-            self._view.pods.put(made)
-        await self._writer.create(
-            path_of(order.notebook.namespace, "secrets"), manifests.secret(made, order.command)
-        )
+        at_once = order.at_once if made is None else 0
+        # One after the other, so that none of them has a pod, and waits long for its Secret.
+        async with self._pace.turn(order.node, at_once) as placing, self._turns:
+            if made is None:
+                made = await self._create(order)
+                self._view.pods.put(made)
+                placing(self._view.pods.get(order.notebook.namespace, made["metadata"]["name"]) or made)
+            await self._writer.create(
+                path_of(order.notebook.namespace, "secrets"), manifests.secret(made, order.command)
+            )
         self._ended_leases.discard(lease_id)
         return self._read(made)[0]
 
@@ -132,13 +141,29 @@ class Kernels:
         """Whether a kernel of the lease may use its slice."""
         return any(self._read(pod)[0].phase is not PodPhase.ENDED for pod in self._view.kernels(lease_id))
 
+    def is_queued(self, lease_id: str) -> bool | None:
+        """Whether a lease's kernel waits in the cluster's queue; None where it has none."""
+        pods = self._living(lease_id)
+        return kueue.is_queued(_newest(pods)) if pods else None
+
+    def queues(self) -> set[tuple[str, str]]:
+        """Return the queues, by namespace and name, in which kernels wait."""
+        pods = (pod for lease_id in self._view.leases() for pod in self._living(lease_id))
+        return {kueue.place_of(pod) for pod in pods if kueue.is_queued(pod)}
+
+    def tell_places(self, places: Mapping[str, int]) -> None:
+        """Take note of who is where in the cluster's queues, by uid, and tell those who moved."""
+        before, self.places = self.places, places
+        for uid in before.keys() | places.keys():
+            if before.get(uid) != places.get(uid):
+                self._workload_changed(uid)
+
     def state(self, lease_id: str) -> KernelPod | None:
         """Return how the newest pod of a lease is; None where there is none, and none was ended."""
         pods = self._living(lease_id) or self._view.kernels(lease_id)
         if not pods:
             return ENDED if lease_id in self._ended_leases else None
-        newest = max(pods, key=lambda pod: manifests.number_of(pod["metadata"]["name"]))
-        return self._read(newest)[0]
+        return self._read(_newest(pods))[0]
 
     async def news(self, lease_id: str, seconds: float) -> None:
         """Return as soon as something may have changed of a lease's pods, or after so many seconds."""
@@ -195,13 +220,22 @@ class Kernels:
             notebook_there=self._view.has_notebook(owner),
             ended_by_us=pod["metadata"]["uid"] in self._ended,
             is_gone=is_gone,
+            queue=self._queue_words(pod),
         )
         return read_pod(pod, around)
+
+    def _queue_words(self, pod: Manifest) -> str:
+        if not kueue.is_queued(pod):
+            return ""
+        uid = pod["metadata"]["uid"]
+        return kueue.words(self._view.workload(uid), self.places.get(uid))
 
     def _changed(self, before: Manifest | None, now: Manifest | None) -> None:
         pod = now or before
         assert pod is not None
         self._judge(pod, is_gone=now is None)
+        if now is None or is_placed(now):
+            self._pace.release(pod["metadata"]["uid"])
         if now is None:
             self._ended.discard(pod["metadata"]["uid"])
             self._taken.discard(pod["metadata"]["uid"])
@@ -243,6 +277,12 @@ class Kernels:
                     self._judge(pod, is_gone=gone)
                     self._wake(lease_id)
 
+    def _workload_changed(self, uid: str) -> None:
+        """Tell those who wait in the cluster's queue that it says something new."""
+        lease_id = self._view.lease_of(uid)
+        if lease_id is not None:
+            self._wake(lease_id)
+
     def _wake(self, lease_id: str) -> None:
         for news in self._waiters.get(lease_id, ()):
             _resolve(news)
@@ -251,6 +291,10 @@ class Kernels:
 def _resolve(news: asyncio.Future[None]) -> None:
     if not news.done():
         news.set_result(None)
+
+
+def _newest(pods: Collection[Manifest]) -> Manifest:
+    return max(pods, key=lambda pod: manifests.number_of(pod["metadata"]["name"]))
 
 
 def _lease_of(pod: Manifest) -> str:

@@ -44,7 +44,7 @@ def is_same(one: Manifest, other: Manifest) -> bool:
     }
 
 
-_KEPT: Final = ("nodeName", "volumes", "imagePullSecrets", "resourceClaims")
+_KEPT: Final = ("nodeName", "volumes", "imagePullSecrets", "resourceClaims", "schedulingGates")
 _KEPT_OF_CONTAINERS: Final = ("name", "image", "resources", "volumeMounts")
 
 

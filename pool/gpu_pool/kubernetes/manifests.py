@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from gpu_pool.dialects import Bans, Manifest, PodParts, identity_labels, label_value, merged
 from gpu_pool.dialects.naming import PREFIX
+from gpu_pool.kubernetes.kueue import QUEUE_LABEL
 from gpu_pool.kubernetes.notebooks import Home, Notebook
 from gpu_pool.kubernetes.settings import CONTAINER
 from gpu_pool_client import BadRequest, KernelCommand, Lease, NotAllowed
@@ -74,11 +75,15 @@ class Order:
     lease: Lease
     notebook: Notebook
     command: KernelCommand
-    #: The node and what to ask there, by the cluster's dialect.
+    #: The node and what to ask there, by the cluster's dialect; no node where the cluster chooses it.
     node: str
     parts: PodParts
     bans: Bans
     body: Body
+    #: The LocalQueue in which the pod waits, where Kueue has the queue.
+    queue: str = ""
+    #: How many pods are placed on the node at a time; 0 for any number.
+    at_once: int = 0
 
     @property
     def launch(self) -> str:
@@ -134,6 +139,8 @@ def pod(order: Order, name: str, now: float) -> dict[str, Any]:
         POOL_LABEL: label_value(order.pool),
         LEASE_LABEL: lease.id,
     }
+    if order.queue:
+        labels[QUEUE_LABEL] = order.queue
     owner = {"apiVersion": "v1", "kind": "Pod", "name": notebook.name, "uid": notebook.uid}
     metadata = {
         "name": name,
@@ -188,11 +195,12 @@ def _spec(order: Order, name: str, now: float) -> dict[str, Any]:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "affinity": {"nodeAffinity": _on(order.node)},
         "tolerations": [{"key": key, "operator": "Exists"} for key in body.tolerations],
         "volumes": [home, {"name": "connection", "secret": connection}],
         "containers": [_container(order)],
     }
+    if order.node:
+        spec["affinity"] = {"nodeAffinity": _on(order.node)}
     if ends_at is not None:
         spec["activeDeadlineSeconds"] = max(1, int(ends_at - now) + _DEADLINE_MARGIN)
     if order.notebook.pull_secrets:

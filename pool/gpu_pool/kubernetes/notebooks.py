@@ -7,6 +7,8 @@ left out for the default server); its labels hold what fits into a label.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,6 +46,13 @@ class Notebook:
     pull_secrets: tuple[str, ...] = ()
     #: Whether it is being deleted, or has ended.
     is_ending: bool = False
+
+
+def in_any(namespaces: Iterable[str]) -> Callable[[str], bool]:
+    """Return whether a namespace is one of these, in whose names ``{…}`` stands for anything."""
+    patterns = (re.sub(r"\\{\w+\\}", "[a-z0-9-]+", re.escape(each)) for each in namespaces)
+    known = re.compile("|".join(f"(?:{each})" for each in patterns), re.ASCII)
+    return lambda name: known.fullmatch(name) is not None
 
 
 def read_notebook(pod: Manifest, home: str) -> Notebook | None:

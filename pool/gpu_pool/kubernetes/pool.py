@@ -15,11 +15,13 @@ from gpu_pool.coursefiles import Courses
 from gpu_pool.dialects import Translation
 from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.inventory import Inventory
+from gpu_pool.kubernetes import kueue
 from gpu_pool.kubernetes.api import Api, connect
 from gpu_pool.kubernetes.choosing import with_indexes
 from gpu_pool.kubernetes.homes import Homes
 from gpu_pool.kubernetes.kernels import Kernels
 from gpu_pool.kubernetes.manifests import Order, check_command
+from gpu_pool.kubernetes.places import Places
 from gpu_pool.kubernetes.settings import KubernetesSettings
 from gpu_pool.kubernetes.states import NODE_GONE, VANISHED, Taken
 from gpu_pool.kubernetes.tier import ClusterIsolation
@@ -41,7 +43,9 @@ from gpu_pool_client import (
     LeaseGone,
     LeaseState,
     NotAllowed,
+    PodPhase,
     PoolStatus,
+    PoolUnreachable,
     Process,
     SliceRequest,
 )
@@ -51,6 +55,9 @@ from gpu_pool_client.remote import wire
 _SEEN_FROM: Final = "kubernetes"
 #: Seconds between two looks at what has changed: many changes are looked at once.
 _REST: Final = 0.5
+#: Requests that are being decided at the same time; the others wait for their turn here. In the
+#: ledger they would be refused after some time, and what others ask of it would wait for them all.
+_AT_ONCE: Final = 32
 #: Seconds after which it is looked whether anything was missed.
 _LOOK_EVERY: Final = 30.0
 
@@ -73,8 +80,9 @@ class ClusterPool(EmbeddedPool):
         self._homes = Homes(api, kubernetes, courses, log)
         self._live: frozenset[str] = frozenset()
         self._seen: tuple[tuple[Device, ...], Mapping[str, Others]] | None = None
+        self._turns = asyncio.Semaphore(_AT_ONCE)
         self._launching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._following: asyncio.Task[None] | None = None
+        self._following: list[asyncio.Task[None]] = []
         super().__init__(
             path,
             settings,
@@ -96,16 +104,26 @@ class ClusterPool(EmbeddedPool):
     async def _start(self) -> None:
         await self._view.start()
         self._log.info("The cluster shares its GPUs by %s", self._view.choice)
+        for namespace, count in sorted(self._view.strays().items()):
+            self._log.warning(
+                "%d kernels of this pool are in %s, which c.KubernetesSettings.more_namespaces leaves out: "
+                "they are not looked after, and end with their notebook servers",
+                count,
+                namespace,
+            )
         self._view.changed.clear()
         await self._follow_once()
         await self.status()
         self._kernels.start()
-        self._following = asyncio.create_task(self._follow())
+        self._following.append(asyncio.create_task(self._follow()))
+        if self._kubernetes.kueue:
+            places = Places(self._api, self._kernels, self._log)
+            self._following.append(asyncio.create_task(places.run()))
 
     async def close(self) -> None:
         """Follow the cluster no more, and close the ledger. Kernels live on."""
-        if self._following is not None:
-            self._following.cancel()
+        for task in self._following:
+            task.cancel()
         await self._kernels.stop()
         await self._view.stop()
         await super().close()
@@ -137,7 +155,7 @@ class ClusterPool(EmbeddedPool):
             return
 
         def take_over(book: Book) -> None:
-            book.register(seen[0], _SEEN_FROM)
+            book.register(seen[0], _SEEN_FROM, seen[1])
             book.set_others(seen[1])
 
         await self._do(take_over)
@@ -150,20 +168,57 @@ class ClusterPool(EmbeddedPool):
         self._live = frozenset(each.id for each in (*status.leases, *status.line))
         self._kernels.settle(known, self._live)
         for lease in status.leases:
-            if any(not self._view.has_node(part.device.node) for part in lease.slices):
+            parts = [part for part in lease.slices if not part.device.unbounded]
+            if any(not self._view.has_node(part.device.node) for part in parts):
                 await self._end_taken(lease.id, NODE_GONE)
+        if self._kubernetes.kueue:
+            await self._follow_queue(status.leases)
         return status
+
+    # -- Kueue ---------------------------------------------------------------
+
+    async def _follow_queue(self, leases: Collection[Lease]) -> None:
+        """Park the leases whose kernels wait in the cluster's queue, and resume those that were admitted."""
+        for lease in leases:
+            waits = self._kernels.is_queued(lease.id)
+            if waits is not None and waits != (lease.state is LeaseState.PARKED):
+                with suppress(LeaseGone):
+                    await self._counted(lease.id, waits=waits)
+
+    async def _counted(self, lease_id: str, *, waits: bool) -> Lease:
+        """Count nothing for a lease that waits, and its slice from now on for one that does not."""
+        return await self._do(lambda book: book.park(lease_id) if waits else book.resume(lease_id))
+
+    def _counted_as(self, request: SliceRequest) -> SliceRequest:
+        """Return what the cluster grants for a request, where it rounds that up."""
+        return self._view.counted_as(request)
+
+    async def request(
+        self,
+        request: SliceRequest,
+        holder: Holder,
+        key: str,
+        *,
+        groups: Collection[str] | None = None,
+        server: str | None = None,
+    ) -> Lease:
+        """See ``EmbeddedPool.request``."""
+        async with self._turns:
+            return await super().request(request, holder, key, groups=groups, server=server)
 
     async def _devices_for(
         self, request: SliceRequest, holder: Holder, server: str | None
     ) -> Collection[str]:
         """Return the GPUs beside the holder's home, if it can be used on one machine alone."""
-        self._view.translate(request)
+        translation = self._view.translate(request)
+        if self._kubernetes.kueue and holder.user:
+            kueue.check_counted(translation.pod.limits, translation.dialect)
+            kueue.queue_of(holder.course)
         notebook = self._view.notebook(holder.user, server or "")
         if notebook is None:
             return ()
         rules = self._settings.rules
-        return await self._homes.devices_beside(request, holder, notebook, self._view.devices(), rules)
+        return await self._homes.devices_beside(request, holder, notebook, self._view.devices_on, rules)
 
     # -- Kernels -------------------------------------------------------------
 
@@ -171,33 +226,45 @@ class ClusterPool(EmbeddedPool):
         """See ``Pool.launch``."""
         async with self._launching.setdefault(lease_id, asyncio.Lock()):
             lease = await self._living(lease_id)
+            if lease.state is LeaseState.PARKED and self._kubernetes.kueue:
+                lease = await self._counted(lease_id, waits=False)  # its pod waits in the cluster's queue
             if lease.state is not LeaseState.HELD:
                 raise BadRequest(f"The lease is {lease.state.value}.", "Start the kernel once it is held.")
-            found = await self._kernels.launch(await self._order(lease, kernel, server or ""))
-        if lease.process is None:
-            # Its image may take minutes, and whoever launches has come for it.
-            await self.attach(lease_id, lease.holder.process or Process.current())
+            order = await self._order(lease, kernel, server or "")
+            if lease.process is None:
+                # Its turn and its image may take minutes, and whoever launches has come for it.
+                await self.attach(lease_id, lease.holder.process or Process.current())
+            found = await self._kernels.launch(order)
+            if found.phase is PodPhase.QUEUED:
+                await self._counted(lease_id, waits=True)
         return found
 
     async def _order(self, lease: Lease, kernel: KernelCommand, server: str) -> Order:
-        node = lease.slices[0].device.node
         dialect = self._view.choice.dialect
-        translation = self._translate(lease, node)
-        assert dialect is not None
+        if dialect is None:
+            raise PoolUnreachable(f"{self._view.choice}", "Tell the administrator; your slice is kept.")
         bans = dialect.table.bans
         check_command(kernel, bans, require_curve=self._kubernetes.require_curve)
         notebook = self._view.notebook(lease.holder.user, server)
         if notebook is None:
             name = f"server {server!a}" if server else "default server"
             raise NotAllowed(
-                f"The {name} of {lease.holder.user!a} does not run in {self._view.namespace}, "
+                f"The {name} of {lease.holder.user!a} does not run in {self._view.namespaces}, "
                 "so no kernel can be started for it.",
                 "Ask from a notebook server that the JupyterHub has started there.",
             )
         body = self._homes.body(lease.holder, notebook)
-        await self._homes.check(lease.holder, notebook, node)
-        name = self._kubernetes.pool
-        return Order(name, lease, notebook, kernel, node, translation.pod, bans, body)
+        queue = kueue.queue_of(lease.holder.course) if self._kubernetes.kueue else ""
+        if queue:
+            node = await self._homes.only_node(lease.holder, notebook)
+            asked = kueue.of_its_kind(lease, self._view.devices())
+            translation = self._view.translate(with_indexes(asked, ()), node)
+        else:
+            node = lease.slices[0].device.node
+            await self._homes.check(lease.holder, notebook, node)
+            translation = self._translate(lease, node)
+        name, at_once = self._kubernetes.pool, dialect.table.at_once
+        return Order(name, lease, notebook, kernel, node, translation.pod, bans, body, queue, at_once)
 
     def _translate(self, lease: Lease, node: str) -> Translation:
         """Ask for the very GPUs of a lease where the dialect can say which, else for any of that node."""
@@ -259,6 +326,8 @@ class ClusterPool(EmbeddedPool):
         return {}
 
     async def _end_taken(self, lease_id: str, taken: Taken) -> None:
+        # What its machine can no longer give must not be granted to whoever waits.
+        await self._follow_once()
         with suppress(LeaseGone):
             await self.revoke(lease_id, taken.words, taken.reason)
             self._log.info("Lease %s ended: %s", ascii(lease_id), taken.words)

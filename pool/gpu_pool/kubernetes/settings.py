@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Any
 
-from traitlets import Bool, Dict, Float, Integer, List, Unicode
+from traitlets import Bool, Dict, Float, Integer, List, TraitError, Unicode, validate
 from traitlets.config import Configurable
 
 from gpu_pool.dialects import AUTO, Options
@@ -21,6 +22,12 @@ class KubernetesSettings(Configurable):
     namespace = Unicode(
         help="Where the notebook servers are, and so their kernels. By default the one this runs in."
     ).tag(config=True)
+    more_namespaces = List(
+        Unicode(),
+        help="""Where else notebook servers are, and so their kernels: course-{course}, as in
+        c.GPUPoolKubeSpawner.course_namespace, if each course has a namespace. Whoever may make pods in one
+        of them can pass for anybody there.""",
+    ).tag(config=True)
     pool = Unicode(
         "gpu-pool", help="The pool's name: it is on all of its pods. Two pools in one cluster need two names."
     ).tag(config=True)
@@ -33,6 +40,11 @@ class KubernetesSettings(Configurable):
     ).tag(config=True)
     tolerations = List(
         Unicode(), help="Keys of taints of GPU nodes that kernels tolerate, beside nvidia.com/gpu."
+    ).tag(config=True)
+    kueue = Bool(
+        False,
+        help="""Whether kernels wait in Kueue's queues, one for each course as gpu-pool courses export writes
+        them, and not in the pool's own line.""",
     ).tag(config=True)
     image = Unicode(
         help="The image of kernels whose course names none. By default that of the notebook server."
@@ -54,6 +66,16 @@ class KubernetesSettings(Configurable):
         crosses the cluster's network in the clear.""",
     ).tag(config=True)
 
+    @validate("more_namespaces")
+    def _check_namespaces(self, proposal: Any) -> list[str]:
+        for each in proposal.value:
+            if not _NAMESPACE.fullmatch(each):
+                raise TraitError(
+                    f"more_namespaces has {each[:80]!r}. Accepted: the name of a namespace, in which "
+                    "{course} or {user} may stand for a part, such as course-{course}."
+                )
+        return list(proposal.value)
+
     @property
     def dialect_options(self) -> Options:
         """The options of the dialect. Raises ``BadRequest`` for one that there is not."""
@@ -69,3 +91,5 @@ class KubernetesSettings(Configurable):
 
 #: The container of a kernel's pod.
 CONTAINER = "kernel"
+#: The name of a namespace; something of it must be said, or all of them would be meant.
+_NAMESPACE = re.compile(r"(?=[^{]|\{\w+\}[a-z0-9-])[a-z0-9-]*(?:\{(?:course|user)\}[a-z0-9-]*)?", re.ASCII)

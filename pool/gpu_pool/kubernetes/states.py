@@ -13,12 +13,15 @@ from typing import Final
 
 from gpu_pool.dialects import Manifest
 from gpu_pool.dialects.cluster import listing, mapping
+from gpu_pool.kubernetes.kueue import is_queued
 from gpu_pool_client import EndReason, KernelPod, PodPhase
 
 #: Characters of the cluster's own words that are passed on.
 _MOST_WORDS: Final = 200
 _SCHEDULED: Final = "PodScheduled"
 _DISRUPTED: Final = "DisruptionTarget"
+#: What Kueue says of a pod before it deletes it.
+_EVICTED_BY_KUEUE: Final = "TerminationTarget"
 
 #: Why a container waits, by Kubernetes' word for it.
 _WAITING: Final[Mapping[str, str]] = {
@@ -82,6 +85,8 @@ class Surroundings:
     ended_by_us: bool = False
     #: Whether it is gone already.
     is_gone: bool = False
+    #: What is known of its wait in the cluster's own queue.
+    queue: str = ""
 
 
 def read_pod(pod: Manifest, around: Surroundings) -> tuple[KernelPod, Taken | None]:
@@ -103,6 +108,8 @@ def _taken(pod: Manifest, around: Surroundings) -> Taken | None:
     if _is_ending(pod) or around.is_gone:
         if ended is not None and status.get("phase") in ("Succeeded", "Failed") and not reason:
             return None  # it had ended by itself before
+        if around.notebook_there and around.node_ready is None:
+            return NODE_GONE
         return Taken(EndReason.TAKEN, _why_deleted(pod, around))
     if status.get("phase") == "Failed" and (ended is None or reason):
         words = _FAILED.get(reason, f"Its machine refused it ({reason or 'no reason given'}): {{message}}")
@@ -114,14 +121,15 @@ def _why_deleted(pod: Manifest, around: Surroundings) -> str:
     status = mapping(pod.get("status"))
     if not around.notebook_there:
         return _BY_NOTEBOOK
+    condition = _condition(pod, _EVICTED_BY_KUEUE)
+    if condition is not None and condition.get("status") == "True":
+        return _filled("The cluster's queue took its place back: {message}", _cut(condition.get("message")))
     condition = _condition(pod, _DISRUPTED)
     if condition is not None and condition.get("status") == "True":
         known = _TAKEN.get(str(condition.get("reason")))
         return known or _filled("The cluster took it away: {message}", _cut(condition.get("message")))
     if str(status.get("reason") or "") in _FAILED:
         return _filled(_FAILED[str(status["reason"])], _cut(status.get("message")))
-    if around.node_ready is None:
-        return _TAKEN["DeletionByPodGC"]
     return BY_SOMEBODY if around.node_ready else _TAKEN["DeletionByTaintManager"]
 
 
@@ -135,6 +143,9 @@ def _living(pod: Manifest, around: Surroundings) -> KernelPod:
     if "running" in container and address:
         words = "" if around.node_ready else "Its machine does not answer at the moment."
         return _value(pod, PodPhase.RUNNING, address=address, words=words)
+    if is_queued(pod):
+        words = _filled("It waits in the cluster's own queue. {message}", _cut(around.queue))
+        return _value(pod, PodPhase.QUEUED, words=words)
     return _value(pod, PodPhase.STARTING, words=_why_not_yet(pod, mapping(container.get("waiting"))))
 
 
@@ -155,10 +166,12 @@ def _why_not_yet(pod: Manifest, waiting: Manifest) -> str:
     if reason in _WAITING:
         return _filled(_WAITING[reason], _cut(waiting.get("message")))
     scheduled = _condition(pod, _SCHEDULED)
-    if scheduled is None:
+    if mapping(pod.get("spec")).get("schedulingGates"):
+        return "Something in the cluster holds it back before a machine is chosen."
+    if scheduled is None or scheduled.get("reason") == "SchedulingGated":
         return "A machine is being chosen for it."
-    if scheduled.get("reason") == "SchedulingGated":
-        return "It waits in the cluster's own queue."
+    if scheduled.get("reason") == "SchedulerError":
+        return _filled("Placing it has failed, and is tried again: {message}", _cut(scheduled.get("message")))
     if scheduled.get("status") != "True":
         return _filled("Its machine has no room for it yet: {message}", _cut(scheduled.get("message")))
     return _WAITING["ContainerCreating"]

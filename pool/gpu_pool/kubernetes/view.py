@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -18,14 +19,16 @@ from gpu_pool.dialects import (
     Pod,
     Translation,
     choose,
+    counted_as,
     label_value,
     usage,
 )
 from gpu_pool.dialects.cluster import Node, mapping
+from gpu_pool.kubernetes import kueue
 from gpu_pool.kubernetes.api import Api
 from gpu_pool.kubernetes.lean import is_ending, is_same, lean, lean_node, lean_pod
 from gpu_pool.kubernetes.manifests import LEASE_LABEL, POOL_LABEL
-from gpu_pool.kubernetes.notebooks import Notebook, read_notebook
+from gpu_pool.kubernetes.notebooks import Notebook, in_any, read_notebook
 from gpu_pool.kubernetes.settings import KubernetesSettings
 from gpu_pool.kubernetes.watching import Key, Watched
 from gpu_pool.ledger.devices import Others
@@ -57,6 +60,7 @@ class View:
         self._settings, self._log = settings, log
         self._options = settings.dialect_options
         self.namespace = settings.namespace or api.namespace
+        self._is_ours = in_any((self.namespace, *settings.more_namespaces))
         self._label = label_value(settings.pool)
         self.nodes = Watched(api, "/api/v1/nodes", log, self._node_changed, keep=lean_node)
         self.pods = Watched(api, "/api/v1/pods", log, self._pod_changed, keep=lean_pod)
@@ -64,22 +68,36 @@ class View:
             name: Watched(api, path, log, self._cluster_changed, keep=lean, names_only=only)
             for name, (path, only) in MORE.items()
         }
+        if settings.kueue:
+            self._more["workloads"] = Watched(
+                api, kueue.WORKLOADS, log, self._workload_changed, keep=kueue.lean_workload
+            )
+        self._workloads: dict[str, Manifest] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._notebooks: dict[Key, Notebook] = {}
         self._by_uid: dict[str, Notebook] = {}
         self._by_name: dict[tuple[str, str], Notebook] = {}
         self._kernels: dict[str, dict[Key, Manifest]] = {}
+        self._leases: dict[str, str] = {}
         self._foreign: dict[Key, Pod] = {}
         self._choice: Choice | None = None
         self._nodes: dict[str, Node] = {}
         self._devices: tuple[Device, ...] | None = None
         self._translations: dict[tuple[SliceRequest, str], Translation] = {}
+        self._counted: dict[SliceRequest, SliceRequest] = {}
         #: Set when GPUs, or what is held of them, may have changed.
         self.changed = asyncio.Event()
         #: Those who are told of the pods of kernels, and of notebook servers that have gone.
         self.on_kernel: KernelChanged = lambda *_: None
         self.on_notebook_gone: Callable[[str], None] = lambda _: None
         self.on_node: Callable[[str], None] = lambda _: None
+        #: Is told of which pod (by uid) Kueue says something new.
+        self.on_workload: Callable[[str], None] = lambda _: None
+
+    @property
+    def namespaces(self) -> str:
+        """Where notebook servers are looked for, in words."""
+        return " or ".join((self.namespace, *self._settings.more_namespaces))
 
     async def start(self) -> None:
         """Begin to watch; return once all is known. Raises ``PoolUnreachable`` in words."""
@@ -112,22 +130,34 @@ class View:
     def choice(self) -> Choice:
         """The dialect of the cluster as it is now, and why it is that one."""
         if self._choice is None:
-            more: dict[str, Any] = {name: list(found) for name, found in self._more.items()}
+            more: dict[str, Any] = {name: list(self._more[name]) for name in MORE}
             cluster = Cluster.read(list(self.nodes), **more)
             self._nodes = {node.name: node for node in cluster.nodes}
-            self._translations, self._devices = {}, None
+            self._translations, self._counted, self._devices = {}, {}, None
             self._choice = choose(cluster, self._options, self._settings.dialect)
         return self._choice
 
     def devices(self) -> tuple[Device, ...]:
-        """Return all GPUs whose size is known, by node and number."""
+        """Return all GPUs whose size is known, by node and number; where Kueue counts them, their kinds."""
         gpus = self._gpus()  # which looks at the cluster anew, if need be
         if self._devices is None:
-            self._devices = tuple(replace(gpu.device, node=gpu.node) for gpu in gpus)
+            self._devices = self._shown(gpus)
         return self._devices
+
+    def devices_on(self, node: str) -> tuple[Device, ...]:
+        """Return the devices that are those of one node."""
+        if not self._settings.kueue:
+            return tuple(each for each in self.devices() if each.node == node)
+        return self._shown(gpu for gpu in self._gpus() if gpu.node == node)
+
+    def _shown(self, gpus: Iterable[Gpu]) -> tuple[Device, ...]:
+        found = (replace(gpu.device, node=gpu.node) for gpu in gpus)
+        return kueue.kinds(found) if self._settings.kueue else tuple(found)
 
     def others(self, live: Collection[str]) -> dict[str, Others]:
         """Return what those have of each GPU, by uuid, who hold none of the ``live`` leases."""
+        if self._settings.kueue:
+            return {}
         gpus = list(self._gpus())
         closed = {gpu.device.uuid: gpu.drained or not self._takes_pods(gpu.node) for gpu in gpus}
         dialect = self.choice.dialect
@@ -154,6 +184,15 @@ class View:
             known = _on_node(dialect, node).translate(request) if node else dialect.translate(request)
             self._translations[request, node] = known
         return known
+
+    def counted_as(self, request: SliceRequest) -> SliceRequest:
+        """Return what a request is counted as, by ``gpu_pool.dialects``; raises as :meth:`translate`."""
+        self.translate(request)  # which looks at the cluster anew, if need be
+        dialect = self.choice.dialect
+        known = self._counted.get(request)
+        if known is None and dialect is not None:
+            known = self._counted[request] = counted_as(request, dialect)
+        return known or request
 
     def enforcement(self, request: SliceRequest) -> Enforcement:
         """Return what limits a slice; nothing does where the cluster has no such slices any more."""
@@ -199,6 +238,20 @@ class View:
             if status.leases
         }
 
+    # -- Kueue -------------------------------------------------------------
+
+    def workload(self, uid: str) -> Manifest | None:
+        """Return Kueue's Workload of a pod."""
+        return self._workloads.get(uid)
+
+    def _workload_changed(self, before: Manifest | None, now: Manifest | None) -> None:
+        for uid in kueue.owners(now or before or {}):
+            if now is None:
+                self._workloads.pop(uid, None)
+            else:
+                self._workloads[uid] = now
+            self.on_workload(uid)
+
     # -- Pods --------------------------------------------------------------
 
     def kernels(self, lease_id: str) -> list[Manifest]:
@@ -208,6 +261,16 @@ class View:
     def leases(self) -> set[str]:
         """Return the ids of all leases that have pods."""
         return set(self._kernels)
+
+    def strays(self) -> Counter[str]:
+        """Return how many kernels of this pool are where it does not look after them, by namespace."""
+        all_of_them = (pod["metadata"] for pod in self.pods)
+        ours = (each for each in all_of_them if mapping(each.get("labels")).get(POOL_LABEL) == self._label)
+        return Counter(str(each["namespace"]) for each in ours if not self._is_ours(str(each["namespace"])))
+
+    def lease_of(self, uid: str) -> str | None:
+        """Return the id of the lease that has a pod, by the pod's uid."""
+        return self._leases.get(uid)
 
     def notebook(self, user: str, server: str) -> Notebook | None:
         """Return somebody's notebook server."""
@@ -233,14 +296,14 @@ class View:
         pod = now or before or {}
         key = str(pod["metadata"].get("namespace")), str(pod["metadata"].get("name"))
         labels = mapping(pod["metadata"].get("labels"))
-        if labels.get(POOL_LABEL) == self._label and key[0] == self.namespace:
+        if labels.get(POOL_LABEL) == self._label and self._is_ours(key[0]):
             self._kernel_changed(key, str(labels.get(LEASE_LABEL, "")), before, now)
             return
         self._keep_foreign(key, now)
         self._notebook_changed(key, now)
 
     def _notebook_changed(self, key: Key, now: Manifest | None) -> None:
-        notebook = read_notebook(now, self._settings.home) if now and key[0] == self.namespace else None
+        notebook = read_notebook(now, self._settings.home) if now and self._is_ours(key[0]) else None
         before = self._notebooks.pop(key, None)
         if before is not None:
             self._by_uid.pop(before.uid, None)
@@ -248,15 +311,21 @@ class View:
                 del self._by_name[before.user, before.server]
         if notebook is not None:
             self._notebooks[key] = self._by_uid[notebook.uid] = notebook
-            self._by_name[notebook.user, notebook.server] = notebook
+            # One that was started elsewhere meanwhile counts, and not the one that ends.
+            known = self._by_name.get((notebook.user, notebook.server))
+            if known is None or known.is_ending or not notebook.is_ending:
+                self._by_name[notebook.user, notebook.server] = notebook
         if before is not None and (notebook is None or notebook.is_ending):
             self.on_notebook_gone(before.uid)
 
     def _kernel_changed(self, key: Key, lease: str, before: Manifest | None, now: Manifest | None) -> None:
         pods = self._kernels.setdefault(lease, {})
-        pods.pop(key, None)
+        gone = pods.pop(key, None)
+        if gone is not None:
+            self._leases.pop(str(gone["metadata"].get("uid")), None)
         if now is not None:
             pods[key] = now
+            self._leases[str(now["metadata"].get("uid"))] = lease
         elif not pods:
             del self._kernels[lease]
         if now is None or is_ending(now):

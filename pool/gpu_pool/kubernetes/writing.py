@@ -14,6 +14,8 @@ from gpu_pool_client import NotAllowed, PoolUnreachable
 #: Seconds for which a creation is tried again while the API server does not answer.
 _PATIENCE: Final = 20.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+#: Pods that are being deleted at the same time; the others wait for their turn here.
+_AT_ONCE: Final = 16
 _NOT_FOUND, _CONFLICT = 404, 409
 
 
@@ -22,6 +24,7 @@ class Writer:
 
     def __init__(self, api: Api, log: logging.Logger) -> None:
         self._api, self._log = api, log
+        self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def create(self, path: str, body: Manifest) -> Any:
         """Create an object and return it; None if there is one of that name.
@@ -41,7 +44,8 @@ class Writer:
         body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
         while True:
             try:
-                await self._api.ask("DELETE", path, body)
+                async with self._turns:
+                    await self._api.ask("DELETE", path, body)
             except ApiRefused as refused:  # noqa: PERF203 - what is waited for takes seconds
                 if refused.status in (_NOT_FOUND, _CONFLICT):  # the latter: another one has its name
                     return True

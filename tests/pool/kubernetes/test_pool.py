@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from gpu_pool_client import (
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
 from support.kernel_pods import cluster_pool, command, held, notebook, running
-from support.pools import take, until
+from support.pools import eventually, take, until
 
 HUB = "hub"
 
@@ -73,18 +73,6 @@ async def until_free(pool: ClusterPool, *expected: int) -> None:
         return await free(pool) == list(expected)
 
     await eventually(is_so)
-
-
-async def eventually(is_so: Callable[[], Awaitable[bool]]) -> None:
-    """Return as soon as it is so; fail if it is not in time."""
-
-    async def look() -> None:
-        while True:
-            if await is_so():
-                return
-            await asyncio.sleep(0.02)
-
-    await asyncio.wait_for(look(), 30)
 
 
 async def start(pool: ClusterPool, fake: FakeKubernetes) -> str:
@@ -437,3 +425,73 @@ def _cordoned(name: str) -> dict[str, Any]:
     node = hami(name)
     node["spec"]["unschedulable"] = True
     return node
+
+
+# -- Many at once ----------------------------------------------------------
+
+
+async def test_of_many_requests_at_once_few_are_before_the_ledger(
+    pool: ClusterPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, now, most = pool._devices_for, 0, 0
+
+    async def counted(*asked: Any) -> Any:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0)
+        found = await look(*asked)
+        now -= 1
+        return found
+
+    monkeypatch.setattr(pool, "_devices_for", counted)
+    leases = await asyncio.gather(*(take(pool, "2%", f"key-{number}") for number in range(80)))
+    assert len(set(leases)) == 80
+    assert most <= 32
+
+
+async def test_of_many_kernels_at_once_no_pod_waits_long_for_its_secret(
+    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_pool.kubernetes.pacing._AT_MOST", 0.0)  # nothing places them here
+    leases = [await held(pool) for _ in range(40)]
+    await asyncio.gather(*(pool.launch(lease.id, command()) for lease in leases))
+    ahead, most = 0, 0
+    for asked in fake.requests:
+        ahead += (asked == ("POST", "pods")) - (asked == ("POST", "secrets"))
+        most = max(most, ahead)
+    assert (fake.asked("POST", "secrets"), ahead) == (40, 0)
+    assert most <= 16
+
+
+async def test_a_lease_is_not_given_up_while_its_kernel_waits_for_its_turn(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    busy = trouble(503, "ServiceUnavailable", "too many")
+    fake.before_write = lambda *_: busy
+    lease = await held(pool)
+    launch = asyncio.create_task(pool.launch(lease.id, command()))
+
+    async def is_attached() -> bool:
+        return (await pool.lease(lease.id)).process is not None
+
+    await eventually(is_attached)
+    fake.before_write = lambda *_: None
+    assert (await launch).phase is PodPhase.STARTING
+
+
+async def test_what_the_cluster_rounds_up_is_counted_as_it_is_granted(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    lease = await held(pool, "2.5%")
+    assert str(lease.request) == "3%"
+    assert lease.environment["GPU_POOL_SLICE"] == "3%"
+    assert await free(pool) == [970, 1000]
+    await pool.launch(lease.id, command())
+    pod = fake.get("pods", f"gpu-pool-{lease.id}-1")
+    limits = pod["spec"]["containers"][0]["resources"]["limits"]
+    assert (limits["nvidia.com/gpucores"], limits["nvidia.com/gpumem"]) == ("3", "983")
+    # 33 of them fill a GPU, though 40 times 2.5% would.
+    for _ in range(65):
+        await held(pool, "2.5%")
+    assert (await pool.lease(await take(pool, "2.5%", "more"))).state is LeaseState.WAITING

@@ -43,7 +43,7 @@ NO_ROOM = "0/9 nodes are available: 1 Insufficient nvidia.com/gpumem."
             pod(**condition("PodScheduled", "False", "Unschedulable", NO_ROOM)),
             f"no room for it yet: {NO_ROOM}",
         ),
-        (pod(**condition("PodScheduled", "False", "SchedulingGated")), "waits in the cluster's own queue"),
+        (pod(**condition("PodScheduled", "False", "SchedulingGated")), "A machine is being chosen"),
         (pod(**condition("PodScheduled", "True", "")), "Its software is being fetched"),
         (pod(**waiting("ContainerCreating")), "Its software is being fetched"),
         (
@@ -136,7 +136,7 @@ def test_what_the_cluster_took_is_told(found: dict[str, Any], around: Surroundin
     state, taken = read_pod(found, around)
     assert (state.phase, state.exit_code) == (PodPhase.ENDED, None)
     assert taken is not None
-    assert taken.reason is EndReason.TAKEN
+    assert taken.reason is (EndReason.DEVICE_LOST if around.node_ready is None else EndReason.TAKEN)
     assert words in taken.words == state.words
 
 
