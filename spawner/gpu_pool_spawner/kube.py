@@ -24,11 +24,11 @@ from traitlets import Bool, Dict, Integer, TraitError, Unicode, validate
 
 from gpu_pool.coursefiles import CourseFile
 from gpu_pool.dialects import AUTO, NAMES, Options
-from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed
+from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, SliceRequest
 from gpu_pool_client.durations import format_duration
 from gpu_pool_spawner import choices, kube_choices, kube_words
 from gpu_pool_spawner.handover import with_course
-from gpu_pool_spawner.kube_offers import say_next, server_choices
+from gpu_pool_spawner.kube_offers import granted_instead, say_next, server_choices
 from gpu_pool_spawner.kube_profiles import Profile, configured_pod, faults, pod_of, profile_of, settings_of
 from gpu_pool_spawner.kube_room import Supply, room
 from gpu_pool_spawner.kube_sight import sight_of
@@ -39,8 +39,6 @@ from gpu_pool_spawner.page import Choice, say_size
 _LOOK: Final = 0.5
 #: Seconds before the Hub's own timeout, which says nothing, at which a start is given up with words.
 _BEFORE_TIMEOUT: Final = 2.0
-
-
 #: A namespace's name has 63 characters at most, and a course's 50.
 _NAMESPACE: Final = re.compile(r"(?:[a-z0-9][a-z0-9-]{0,12})?\{course\}", re.ASCII)
 #: What a student reads where the configuration would lift a limit; the log has the reason.
@@ -193,6 +191,14 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         supply = await self._look()
         return server_choices(courses, supply, _now(), may_wait=not self.refuse_when_full)
 
+    async def granted_instead(self, courses: Mapping[str, CourseFile]) -> dict[SliceRequest, SliceRequest]:
+        """Return what is granted instead, of slices that the cluster rounds up. Called by the form."""
+        return granted_instead(courses, await self._look() if courses else None)
+
+    def server_notes(self, courses: Mapping[str, CourseFile]) -> dict[str, str]:
+        """Return, for each course without homes, that nothing is kept. Called by the form."""
+        return {name: kube_words.NO_HOME for name, each in courses.items() if each.kubernetes.home == 0}
+
     async def _watched_start(self) -> Any:
         """Start, and give up in words before the Hub does without."""
         starting = asyncio.ensure_future(super().start())
@@ -240,18 +246,21 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
             )
         profile = profile_of(name, course, request, self._supply.dialect)
         if self.refuse_when_full and not room(profile, self._supply):
+            # Nobody is refused for what ended a moment ago.
+            self._supply = await self._look(fresh=True) or self._supply
+        if self.refuse_when_full and not room(profile, self._supply):
             raise NotAllowed(
                 f"No GPU has room for {say_size(request)} now{say_next(profile, self._supply, _now())}.",
                 "Nothing was started: try again later, or choose a smaller slice.",
             )
         return profile
 
-    async def _look(self) -> Supply | None:
+    async def _look(self, *, fresh: bool = False) -> Supply | None:
         """Return what the cluster has, and log what it cannot give of what servers are offered."""
         api = shared_client("CoreV1Api").api_client
         options = Options(**self.dialect_options)
         sight = sight_of(api, self.dialect, options)
-        supply = await sight.look()
+        supply = await sight.look(fresh=fresh)
         if supply is not None:
             for words in faults(self._courses(), configured_pod(self), supply.dialect):
                 sight.tell(words)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 
 from gpu_pool.coursefiles import CourseFile
 from gpu_pool.coursefiles.model import Offer
-from gpu_pool_client import GpuPoolError
+from gpu_pool.dialects import counted_as
+from gpu_pool_client import GpuPoolError, SliceRequest
 from gpu_pool_client.durations import format_duration
 from gpu_pool_spawner.kube_profiles import Profile, profile_of
 from gpu_pool_spawner.kube_room import Supply, next_room, room
-from gpu_pool_spawner.page import Choice, say_size
+from gpu_pool_spawner.page import Choice, say_granted
 
 
 def server_choices(
@@ -26,6 +28,21 @@ def server_choices(
         for name, course in courses.items()
         if course.kubernetes.kernels == "server"
     }
+
+
+def granted_instead(
+    courses: Mapping[str, CourseFile], supply: Supply | None
+) -> dict[SliceRequest, SliceRequest]:
+    """Return what is granted instead, of those slices that the cluster rounds up."""
+    found: dict[SliceRequest, SliceRequest] = {}
+    if supply is None:
+        return found
+    for request in {each for course in courses.values() for each in course.requests}:
+        with suppress(GpuPoolError):
+            counted = counted_as(request, supply.dialect)
+            if counted != request:
+                found[request] = counted
+    return found
 
 
 def say_next(profile: Profile, supply: Supply, now: datetime) -> str:
@@ -43,8 +60,9 @@ def _choice(
     words, usable = "the GPUs cannot be seen at the moment", False
     if supply is not None:
         words, usable = _say_room(name, course, offer, supply, now, may_wait)
+    granted = granted_instead({name: course}, supply).get(offer.request, offer.request)
     value, title = f"{name}/{offer.name}", f"{course.title}: {offer.name}"
-    return Choice(value, title, f"{say_size(offer.request)}, {words}", usable)
+    return Choice(value, title, f"{say_granted(offer.request, granted)}, {words}", usable)
 
 
 def _say_room(

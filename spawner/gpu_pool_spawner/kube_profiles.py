@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpu_pool.coursefiles import CourseFile, Courses
-from gpu_pool.dialects import Bans, Dialect, Manifest, Translation, check, identity_labels, merged
+from gpu_pool.dialects import (
+    Bans,
+    Dialect,
+    Manifest,
+    Translation,
+    check,
+    counted_as,
+    identity_labels,
+    merged,
+)
 from gpu_pool_client import GpuPoolError, SliceRequest
 
 #: The container that KubeSpawner makes.
@@ -26,6 +35,10 @@ _NVLINK: Final = re.compile(r"SXM|NVL|NVLINK|HBM3|HGX|GB[23]00|B[23]00", re.ASCI
 _QUEUE: Final = "kueue.x-k8s.io/queue-name"
 QUEUES: Final = "gpu-pool-{course}"
 _HOSTNAME: Final = "kubernetes.io/hostname"
+#: The kinds of volumes in which nothing outlives a pod: others hold what was written before.
+_PASSING: Final = frozenset(
+    ("emptyDir", "ephemeral", "configMap", "secret", "downwardAPI", "projected", "image")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +54,7 @@ class Profile:
 
 def profile_of(name: str, course: CourseFile, request: SliceRequest | None, dialect: Dialect) -> Profile:
     """Return the profile of a course and a slice. Raises as ``Dialect.translate``."""
-    translation = None if request is None else dialect.translate(request)
+    translation = None if request is None else dialect.translate(counted_as(request, dialect))
     return Profile(name, course, request, translation)
 
 
@@ -103,6 +116,8 @@ def settings_of(course: CourseFile, configured: Mapping[str, Any]) -> dict[str, 
         "mem_limit": memory,
         "mem_guarantee": _guarantee(memory, configured.get("mem_guarantee")),
         "storage_capacity": f"{said.home}Mi" if said.home else None,
+        # No claim is made for a home that nobody gets.
+        "storage_pvc_ensure": False if said.home == 0 else None,
         "start_timeout": None if said.start_within is None else max(1, round(said.start_within)),
     }
     return {name: value for name, value in found.items() if value is not None}
@@ -121,6 +136,8 @@ def pod_of(
     lift the slice's limit.
     """
     made = _labelled(pod, user, profile.name if profile else None)
+    if profile is not None and profile.course.kubernetes.home == 0:
+        made = _without_home(made)
     if kueue and profile is not None:
         made["metadata"]["labels"][_QUEUE] = QUEUES.format(course=profile.name)
     if profile is None or profile.translation is None or dialect is None:
@@ -138,6 +155,20 @@ def _labelled(pod: Manifest, user: str, course: str | None) -> dict[str, Any]:
     metadata = pod.get("metadata", {})
     labels = {**identity_labels(user, course), **metadata.get("labels", {})}
     return {**pod, "metadata": {**metadata, "labels": labels}}
+
+
+def _without_home(pod: dict[str, Any]) -> dict[str, Any]:
+    """Put an empty folder in the place of every volume that would outlive the pod.
+
+    What is mounted stays mounted, so that containers that prepare a folder, and
+    working directories, find one.
+    """
+    spec = pod.get("spec", {})
+    volumes = [
+        each if _PASSING & each.keys() else {"name": each["name"], "emptyDir": {}}
+        for each in spec.get("volumes") or ()
+    ]
+    return {**pod, "spec": {**spec, "volumes": volumes}} if volumes else pod
 
 
 def _without_gpu(pod: dict[str, Any]) -> dict[str, Any]:

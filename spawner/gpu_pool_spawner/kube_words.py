@@ -20,6 +20,7 @@ FETCHING: Final = "The course's software is being fetched. The first time this t
 NOT_FETCHED: Final = "The course's software cannot be fetched. Tell the course's instructor."
 NOT_YET: Final = "It is not the turn of your course at the moment."
 HOME: Final = "Your home folder is being prepared."
+NO_HOME: Final = "This course has no home folder: your work is lost when the server ends."
 STARTING: Final = "Your server is starting."
 
 _GPU: Final = re.compile(

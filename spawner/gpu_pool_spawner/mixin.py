@@ -24,7 +24,7 @@ from traitlets import Bool, Unicode, default
 from traitlets.config import LoggingConfigurable
 
 from gpu_pool.coursefiles import CourseFile, Courses
-from gpu_pool_client import BadRequest, GpuPoolError
+from gpu_pool_client import BadRequest, GpuPoolError, SliceRequest
 from gpu_pool_spawner import choices
 from gpu_pool_spawner.catalogue import catalogue_of
 from gpu_pool_spawner.handover import arguments, with_course
@@ -54,7 +54,7 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
     )
     hub_pool_url = Unicode(
         help="""The URL by which the Hub asks the same pool what is free. Empty: pool_url. Such as unix: where
-        pool_url is the service's address behind the Hub, for which the Hub itself has no token.""",
+        pool_url is the service's address behind the Hub, unless GPU_POOL_TOKEN is a token for that.""",
     ).tag(config=True)
     course_required = Bool(
         True,
@@ -127,7 +127,9 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
         supply = await view_of(self.hub_pool_url or self.pool_url).look(offered) if mine.open else None
         last = self.chosen_before()
         servers = await self.server_choices(mine.open)
-        return spawn_page(Page(mine, supply, now, not self.course_required, last, self.contact, servers))
+        granted, notes = await self.granted_instead(mine.open), self.server_notes(mine.open)
+        without = not self.course_required
+        return spawn_page(Page(mine, supply, now, without, last, self.contact, servers, granted, notes))
 
     def chosen_course(self) -> str | None:
         """Return the name of the course in ``user_options``; None for none. Raises ``BadRequest``."""
@@ -139,6 +141,16 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
 
     async def server_choices(self, courses: Mapping[str, CourseFile]) -> Mapping[str, Sequence[Choice]]:
         """Return what is chosen of a server besides its course, by course: nothing, with most spawners."""
+        del courses
+        return {}
+
+    async def granted_instead(self, courses: Mapping[str, CourseFile]) -> Mapping[SliceRequest, SliceRequest]:
+        """Return what is granted instead of what courses offer, where that is not exactly to be had."""
+        del courses
+        return {}
+
+    def server_notes(self, courses: Mapping[str, CourseFile]) -> Mapping[str, str]:
+        """Return what to know of a course's servers before one is chosen, by course: nothing, mostly."""
         del courses
         return {}
 

@@ -74,6 +74,10 @@ class Page:
     contact: str = ""
     #: By course: what is chosen besides, where its servers are not all alike.
     servers: Mapping[str, Sequence[Choice]] = field(default_factory=dict)
+    #: What is granted instead, of slices that the cluster rounds up.
+    granted: Mapping[SliceRequest, SliceRequest] = field(default_factory=dict)
+    #: By course: what to know of its servers before one is chosen.
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 def spawn_page(page: Page) -> str:
@@ -92,18 +96,22 @@ def spawn_page(page: Page) -> str:
 
 def _course(name: str, course: CourseFile, page: Page) -> str:
     if name in page.servers:
-        return "".join(_server(each, page) for each in page.servers[name])
+        return "".join(_server(name, each, page) for each in page.servers[name])
     is_only = len(page.mine.open) == 1 and not page.without
-    slices = "".join(_slice(name, offer, page.supply) for offer in course.slices)
+    slices = "".join(_slice(name, offer, page) for offer in course.slices)
     when = open_now(course, page.now)
     said = "" if when == "open" else f'<p class="text-body-secondary mb-1">{escape(when)}</p>\n'
-    about = f'{said}<ul class="list-unstyled mb-0">\n{slices}</ul>'
+    about = f'{said}<ul class="list-unstyled mb-0">\n{slices}</ul>{_note(name, page)}'
     return _choice(name, course.title, about, checked=is_only or name == page.last)
 
 
-def _server(each: Choice, page: Page) -> str:
-    about = f'<p class="mb-0">{escape(each.about)}</p>'
+def _server(name: str, each: Choice, page: Page) -> str:
+    about = f'<p class="mb-0">{escape(each.about)}</p>{_note(name, page)}'
     return _choice(each.value, each.title, about, checked=each.value == page.last, usable=each.usable)
+
+
+def _note(name: str, page: Page) -> str:
+    return f'\n<p class="mb-0">{escape(page.notes[name])}</p>' if name in page.notes else ""
 
 
 def _choice(value: str, title: str, about: str, *, checked: bool, usable: bool = True) -> str:
@@ -117,15 +125,17 @@ def _choice(value: str, title: str, about: str, *, checked: bool, usable: bool =
     )
 
 
-def _slice(course: str, offer: Offer, supply: Supply | None) -> str:
+def _slice(course: str, offer: Offer, page: Page) -> str:
     """Return a slice of a course with what is free of it."""
-    free = "" if supply is None else _FREE.format(words=escape(_free(course, offer.request, supply)))
-    return _SLICE.format(name=escape(offer.name), size=escape(say_size(offer.request)), free=free)
+    request, supply = offer.request, page.supply
+    granted = page.granted.get(request, request)
+    free = "" if supply is None else _FREE.format(words=escape(_free(course, request, granted, supply)))
+    return _SLICE.format(name=escape(offer.name), size=escape(say_granted(request, granted)), free=free)
 
 
-def _free(course: str, request: SliceRequest, supply: Supply) -> str:
+def _free(course: str, request: SliceRequest, granted: SliceRequest, supply: Supply) -> str:
     """Say how many are free, or what one meets who asks."""
-    number, wait = free_now(request, supply.devices), supply.waits.get((course, request), "")
+    number, wait = free_now(granted, supply.devices), supply.waits.get((course, request), "")
     if number and not wait:
         return f"{number} free now"
     # What is free may be kept for those in line.
@@ -157,6 +167,11 @@ def _simulated(page: Page) -> str:
     if page.supply is None or not page.supply.simulated:
         return ""
     return '<p class="form-text">These GPUs are simulated: nothing can be computed on them.</p>\n'
+
+
+def say_granted(request: SliceRequest, granted: SliceRequest) -> str:
+    """Say what a slice is, and what there is instead where the cluster has no such slices."""
+    return say_size(request) + ("" if granted == request else f" ({say_size(granted)} on this cluster)")
 
 
 def say_size(request: SliceRequest) -> str:

@@ -25,7 +25,6 @@ from gpu_pool_client import (
     SliceRequest,
     connect,
 )
-from gpu_pool_spawner.free import free_now
 
 #: Seconds for which an answer is good enough for somebody who chooses.
 _FRESH: Final = 2.0
@@ -75,12 +74,11 @@ class PoolView:
             self._pool = connect(self._url)
         pool = self._pool
         status: PoolStatus = await self._recent("status", pool.status)
-        # Where nobody waits, what is free is there for whoever asks.
-        asked = [each for each in offered if status.line or not free_now(each[1], status.devices)]
+        # Of what is free, too: it may be kept for those in line, whom not everybody sees.
         words = await asyncio.gather(
-            *(self._recent(each, functools.partial(_wait, pool, *each)) for each in asked)
+            *(self._recent(each, functools.partial(_wait, pool, *each)) for each in offered)
         )
-        return Supply(status.devices, {each: said for each, said in zip(asked, words, strict=True) if said})
+        return Supply(status.devices, {each: said for each, said in zip(offered, words, strict=True) if said})
 
     async def _recent(self, question: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
         """Return the answer to a question that was asked lately, by whomever, or ask it."""
@@ -102,7 +100,7 @@ async def _wait(pool: Pool, course: str, request: SliceRequest) -> str:
         outlook = await pool.forecast(request, Holder("", course))
     except (OverQuota, NeverFits) as error:
         return error.message
-    except (NotAllowed, BadRequest):  # this Hub is no administrator of the pool, or the pool is an older one
+    except (NotAllowed, BadRequest):  # this Hub may not ask for others, or the pool is an older one
         return ""
     return "" if outlook is None else _say(outlook)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Holder, LeaseGone, NotAllowed, PoolUnreachable, connect, parse_request
+from gpu_pool_spawner.supply import PoolView
 from support.hub import ADMIN, SECRET, TESTER, Hub, HubService, serving_hub
 from support.pools import take
 from support.service import Nursery
@@ -82,10 +83,48 @@ async def test_tokens_of_services_and_tokens_for_others_are_refused(behind_hub: 
     of_another_service = await hub.token("ada", scopes=["read:users:name!user=ada"])
     # One that an administrator's browser has left at a student's server.
     left_by_a_visitor = await hub.token(ADMIN, scopes=["access:servers!server=ada/"])
-    for token in (SECRET, TESTER, of_another_service, left_by_a_visitor):
+    for token in (SECRET, of_another_service, left_by_a_visitor):
         status, problem = await behind_hub.ask(token, "GET", "/status")
         assert (status, problem["code"]) == (403, "not-allowed"), problem
         assert "may not access the pool" in problem["message"]
+
+
+async def test_a_service_that_may_access_the_pool_reads_what_is_free(
+    behind_hub: HubService, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = await behind_hub.take(await hub.token("ada"), "60%")
+    waiting = await behind_hub.take(await hub.token("bob"), "60%")
+    assert (held["state"], waiting["state"]) == ("held", "waiting")
+    status, seen = await behind_hub.ask(TESTER, "GET", "/status")
+    assert status == 200
+    assert seen["devices"][0]["held_milli"] == 600
+    assert "ada" not in str(seen)
+    assert "bob" not in str(seen)
+    # What the spawn page says by it, which does not see the line.
+    monkeypatch.setenv("GPU_POOL_TOKEN", TESTER)
+    offered = [("ml", parse_request("50%")), ("ml", parse_request("40%"))]
+    supply = await PoolView(behind_hub.url).look(offered)
+    assert supply is not None
+    assert supply.waits[offered[0]] == "1 in line before you"
+
+
+async def test_a_service_is_nobody_with_slices(behind_hub: HubService, hub: Hub) -> None:
+    lease = (await behind_hub.take(await hub.token("ada")))["id"]
+    for method, path, body in (
+        ("POST", "/leases", {"request": "2%", "key": "key"}),
+        ("GET", f"/leases/{lease}", None),
+        ("DELETE", f"/leases/{lease}", None),
+        ("POST", f"/leases/{lease}/renew", {}),
+        ("POST", "/heartbeat", {"leases": [lease]}),
+        ("GET", "/history", None),
+        ("GET", "/events", None),
+        ("POST", "/devices/0/drain", {"drained": True}),
+        ("GET", "/forecast?request=2%25", None),
+        ("GET", "/forecast?request=2%25&course=ml", None),
+    ):
+        status, problem = await behind_hub.ask(TESTER, method, path, body)
+        assert (status, problem["code"]) == (403, "not-allowed"), (method, path, problem)
+    assert (await behind_hub.ask(TESTER, "GET", "/forecast?request=2%25&anybody=1")) == (200, None)
 
 
 async def test_administrators_are_the_hubs_and_not_their_servers(behind_hub: HubService, hub: Hub) -> None:

@@ -15,7 +15,7 @@ from gpu_pool_client.remote.exchange import ask
 from gpu_pool_client.remote.problems import PROBLEM_TYPE
 from support.hub import PREFIX, Hub, HubService, serving_hub
 from support.pools import until
-from support.service import Nursery
+from support.service import Nursery, is_closed
 
 LEASES = f"POST {PREFIX}api/v1/leases HTTP/1.1\r\nHost: x\r\n"
 
@@ -25,16 +25,6 @@ def connected(behind: HubService, sent: str = "") -> Iterator[socket.socket]:
     with closing(socket.create_connection((behind.where.host, behind.where.port), 20)) as connection:
         connection.sendall(sent.encode())
         yield connection
-
-
-def ends(connection: socket.socket) -> bool:
-    connection.setblocking(False)
-    try:
-        return connection.recv(1, socket.MSG_PEEK) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 def flood(connection: socket.socket, part: bytes) -> None:
@@ -70,7 +60,7 @@ async def test_there_are_so_many_connections_and_no_more_and_the_socket_is_free(
     async with serving_hub(nursery, hub, folder / "pool", "c.ServeApp.max_clients = 5") as behind:
         with ExitStack() as stack:
             some = [stack.enter_context(connected(behind)) for _ in range(9)]
-            await until(lambda: sum(map(ends, some)) >= 4)
+            await until(lambda: sum(map(is_closed, some)) >= 4)
             answer = await ask(behind.service.socket, "GET", "/api/v1/health", None, 20)
             assert answer.status == 200
         assert "TCP: 5 connections already" in behind.service.log

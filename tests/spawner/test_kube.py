@@ -14,15 +14,17 @@ from traitlets import TraitError
 from gpu_pool.coursefiles import CourseFile, Courses, parse_course
 from gpu_pool.dialects import Cluster, Dialect, Node, Options, choose
 from gpu_pool.exporting import documents
-from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, parse_request
+from gpu_pool_client import BadRequest, DeviceStatus, GpuPoolError, NotAllowed, parse_request
 from gpu_pool_spawner.choices import Mine
 from gpu_pool_spawner.kube import GPUPoolKubeSpawner
 from gpu_pool_spawner.kube_choices import chosen, options_of_form, options_of_link, request_of
-from gpu_pool_spawner.kube_offers import server_choices
+from gpu_pool_spawner.kube_offers import granted_instead, server_choices
 from gpu_pool_spawner.kube_profiles import Profile, configured_pod, faults, pod_of, profile_of, settings_of
 from gpu_pool_spawner.kube_room import Held, Supply, next_room, room
 from gpu_pool_spawner.page import Page, spawn_page
+from gpu_pool_spawner.supply import Supply as PoolSupply
 from support.clusters import everything, hami, plain, pod
+from support.pools import V100
 
 NOW = datetime(2026, 10, 12, 10, tzinfo=timezone.utc)
 
@@ -154,17 +156,22 @@ def test_what_a_course_has_set_is_undone_before_the_next(tmp_path: Path) -> None
     # As the Hub has it, but with no cluster to connect to.
     spawner = GPUPoolKubeSpawner.__new__(GPUPoolKubeSpawner)
     spawner.courses_dir, spawner.course_namespace = str(tmp_path), "course-{course}"
-    spawner.start_timeout, spawner.namespace = 60, "all"
+    spawner.start_timeout, spawner.namespace, spawner.storage_pvc_ensure = 60, "all", True
 
     def settings_at_start(**options: str) -> tuple[object, ...]:
         spawner.user_options = options
         spawner.start().close()
         return spawner.cpu_limit, spawner.cpu_guarantee, spawner.start_timeout, spawner.namespace
 
+    (tmp_path / "brief.yaml").write_text(TEXT.format("home: none"))
+    assert settings_at_start(course="brief") == (None, None, 60, "course-brief")
+    assert spawner.storage_pvc_ensure is False
+
     assert settings_at_start(course="ml") == (2.0, 2.0, 600, "course-ml")
     assert settings_at_start(course="plain") == (None, None, 60, "course-plain")
     assert settings_at_start(course="ml", slice="Two") == (2.0, 2.0, 600, "course-ml")
     assert settings_at_start(course="gone") == (None, None, 60, "all")
+    assert spawner.storage_pvc_ensure is True
 
 
 @pytest.mark.parametrize(
@@ -186,6 +193,53 @@ def test_a_server_without_a_slice_sees_no_gpu() -> None:
     assert made["spec"]["containers"][0]["env"] == [{"name": "A", "value": "1"}, void]
     assert made["spec"]["initContainers"][0]["env"] == [void]
     assert pod_of(before, None, "ada", HAMI)["spec"]["containers"][0]["env"][-1] == void
+
+
+LASTING: list[dict[str, Any]] = [
+    {"name": "home", "persistentVolumeClaim": {"claimName": "claim-ada"}},
+    {"name": "shared", "nfs": {"server": "files", "path": "/"}},
+    {"name": "node", "hostPath": {"path": "/srv"}},
+    {"name": "driver", "csi": {"driver": "files.example.org"}},
+]
+PASSING: list[dict[str, Any]] = [
+    {"name": "certificates", "secret": {"secretName": "hub"}},
+    {"name": "files", "configMap": {"name": "hub"}},
+    {"name": "shm", "emptyDir": {"medium": "Memory"}},
+]
+
+
+@pytest.mark.parametrize("kernels", ["pods", "server"])
+def test_a_course_without_homes_has_nothing_that_lasts(kernels: str) -> None:
+    mounts = [{"name": each["name"], "mountPath": f"/{each['name']}"} for each in LASTING]
+    before = base(volumeMounts=mounts)
+    before["spec"]["volumes"] = [*LASTING, *PASSING]
+    request = parse_request("2%") if kernels == "server" else None
+
+    def volumes(**said: object) -> list[dict[str, Any]]:
+        made = profile_of("ml", course(kernels=kernels, **said), request, HAMI)
+        spec = pod_of(before, made, "ada", HAMI)["spec"]
+        assert spec["containers"][0]["volumeMounts"] == mounts
+        return list(spec["volumes"])
+
+    empty = [{"name": each["name"], "emptyDir": {}} for each in LASTING]
+    assert volumes(home="none") == [*empty, *PASSING]
+    assert volumes() == volumes(home="10GiB") == [*LASTING, *PASSING]
+
+
+@pytest.mark.parametrize("kernels", ["pods", "server"])
+def test_the_page_says_beforehand_that_work_is_lost(kernels: str) -> None:
+    spawner = GPUPoolKubeSpawner.__new__(GPUPoolKubeSpawner)
+    brief, kept = course(kernels=kernels, home="none"), course(kernels=kernels)
+
+    def shown(open_: CourseFile) -> str:
+        courses = {"ml": open_}
+        choices = server_choices(courses, Supply(HAMI), NOW, may_wait=False)
+        notes = spawner.server_notes(courses)
+        return spawn_page(Page(Mine(courses), None, NOW, servers=choices, notes=notes))
+
+    words = "This course has no home folder: your work is lost when the server ends."
+    assert words in shown(brief)
+    assert words not in shown(kept)
 
 
 @pytest.mark.parametrize(
@@ -290,6 +344,23 @@ def test_the_page_offers_what_can_be_started_and_says_why_not() -> None:
     assert 'value="ml/Small" required disabled' in html
     assert 'value="ml/Two" required checked' in html
     assert "cannot be asked" not in html
+
+
+def test_what_the_cluster_rounds_up_is_said_and_counted_on_the_page() -> None:
+    text = b"title: ML\nslices: [{name: Odd, request: 14%}]"
+    pods = parse_course("ml.yaml", text)
+    server = parse_course("ml.yaml", text + b"\nkubernetes: {kernels: server}")
+    fifths = Supply(dialect(plain("n1", replicas=5)))
+    words = "14% of a GPU (20% of a GPU on this cluster)"
+    (choice,) = server_choices({"ml": server}, fifths, NOW, may_wait=False)["ml"]
+    assert choice.about == f"{words}, 5 free now"
+    granted = granted_instead({"ml": pods}, fifths)
+    pool = PoolSupply((DeviceStatus(V100, 0, 0, 0, 0),))
+    html = spawn_page(Page(Mine({"ml": pods}), pool, NOW, granted=granted))
+    assert words in html
+    assert "5 free now" in html
+    assert not granted_instead({"ml": pods}, Supply(HAMI))
+    assert not granted_instead({"ml": pods}, None)
 
 
 def test_without_a_look_at_the_cluster_nothing_can_be_chosen() -> None:

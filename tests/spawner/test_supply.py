@@ -94,4 +94,4 @@ async def test_everybody_gets_one_answer(url: str, monkeypatch: pytest.MonkeyPat
         view._pool = pool
         supplies = await asyncio.gather(*(view.look(OFFERED[:2]) for _ in range(20)))
     assert len({str(each) for each in supplies}) == 1
-    assert sorted(asked) == ["forecast", "status"]
+    assert sorted(asked) == ["forecast", "forecast", "status"]

@@ -35,6 +35,8 @@ _TOKEN: Final = re.compile(r"(?:bearer|token)[ ]+([!-~]{1,1024})", re.IGNORECASE
 _CLIENT: Final = re.compile(r"[0-9A-Za-z]{1,32}", re.ASCII)
 #: Where our spawners keep the course in a server's ``user_options``.
 _COURSE: Final = "course"
+#: Who asks for a service of the Hub's. No lease is in such a name: nothing is ever granted to one.
+_OF_SERVICE: Final = "service/{name}"
 _REMEDY: Final = (
     "Ask from a running server of the JupyterHub, or set GPU_POOL_TOKEN to a token "
     "from the Hub's token page that may access this service."
@@ -97,15 +99,18 @@ class HubIdentity:
         self._known: dict[bytes, tuple[float, HubUser]] = {}
         self._asking = asyncio.Semaphore(_AT_ONCE)
 
-    async def __call__(self, request: HTTPServerRequest, *, fresh: bool) -> Caller:
+    async def __call__(
+        self, request: HTTPServerRequest, *, fresh: bool, is_for_services: bool = False
+    ) -> Caller:
         """Return who makes this request, by its ``Authorization`` header alone."""
         given = _TOKEN.fullmatch(request.headers.get("Authorization", "").strip())
         if given is None:
             raise UnknownToken("The pool does not know who asks: the request has no token.", _REMEDY)
         client = request.headers.get(wire.CLIENT_HEADER, "")
-        return await self.caller(given[1], client if _CLIENT.fullmatch(client) else "", fresh=fresh)
+        known = client if _CLIENT.fullmatch(client) else ""
+        return await self.caller(given[1], known, fresh=fresh, is_for_services=is_for_services)
 
-    async def caller(self, token: str, client: str, *, fresh: bool) -> Caller:
+    async def caller(self, token: str, client: str, *, fresh: bool, is_for_services: bool = False) -> Caller:
         """Return whose token it is.
 
         Every token names its owner to whoever holds it, also one that was made
@@ -113,9 +118,14 @@ class HubIdentity:
         it counts only if it is that of a server of its owner's, or may access
         this service. The former is no administrator's: what runs in a
         notebook must not be able to revoke what others hold.
+
+        A service of the Hub's that may access this one is nobody with slices, and is
+        known only where it may ask: ``is_for_services``.
         """
         user = await self._user(token, fresh)
         own_access = bool(user.scopes & {"access:services", f"access:services!service={self._hub.service}"})
+        if user.kind == "service" and own_access:
+            return _service_of(user, client, is_for_services)
         server = _server_of(user)
         if user.kind != "user" or not (own_access or server is not None):
             raise NotAllowed(f"The token of {user.name!a} may not access the pool.", _REMEDY)
@@ -170,6 +180,17 @@ def mark_of(user: str) -> str:
 
 def _unreachable() -> HubUnreachable:
     return HubUnreachable("The JupyterHub does not say who asks.", "Try again in a moment.")
+
+
+def _service_of(user: HubUser, client: str, is_for_services: bool) -> Caller:
+    """Return what a service of the Hub's is to the pool, whatever it is to the Hub."""
+    if not is_for_services:
+        raise NotAllowed(
+            f"{user.name!a} is a service of the JupyterHub: it may read what is free, and nothing else.",
+            "Ask for /status, or for /forecast with anybody=1; for anything else, as a user.",
+        )
+    name = _OF_SERVICE.format(name=user.name)
+    return Caller(name, False, mark_of(name), keeper(name, "", client), is_service=True)
 
 
 def _server_of(user: HubUser) -> str | None:
