@@ -12,12 +12,13 @@ from pathlib import Path
 import yaml
 
 from benchmarks.report import Line, interval
+from benchmarks.sizes import sized
 from gpu_pool.clock import Clock
 from gpu_pool.coursefiles import CourseFolder
 from gpu_pool.coursefiles.template import template
 
-FILES = 500
-ROUNDS = 7
+FILES = sized(500, 20)
+ROUNDS = sized(7, 2)
 
 
 def taken(work: Callable[[], object]) -> float:
@@ -63,5 +64,5 @@ def _line(what: str, pairs: list[tuple[float, float]]) -> Line:
     ratios = [mine / bare for mine, bare in pairs]
     low, high = interval(ratios)
     mine_ms, bare_ms = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
-    made_of = f"median of {ROUNDS}, 95% interval {low:.2f} to {high:.2f}; {mine_ms:.1f} to {bare_ms:.1f} ms"
-    return Line(what, statistics.median(ratios), made_of)
+    made_of = f"median of {ROUNDS}, 95% interval {low:.2f} to {high:.2f}"
+    return Line(what, statistics.median(ratios), made_of, ours=mine_ms, yardstick=bare_ms, unit="ms")

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Line
+from benchmarks.sizes import sized
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from support.dashboard import ADMIN, PREFIX, Site, courses_of, showing
 
-DEVICES, LEASES, ROUNDS = 8, 400, 10
-WATCHERS, WATCHED_SECONDS = 1_000, 20.0
+DEVICES, LEASES, ROUNDS = sized((8, 400, 10), (1, 20, 1))
+WATCHERS, WATCHED_SECONDS = sized((1_000, 20.0), (20, 2.0))
 COURSES = [f"course-{number}" for number in range(8)]
 FIRST_PAINT = """() => new Promise((done) => new PerformanceObserver((list) => {
   const [paint] = list.getEntriesByName("first-contentful-paint");
@@ -106,15 +107,19 @@ async def measure() -> list[Line]:
         for what, path, user in (("the pool, a student's", "", "user1"), ("administration", "admin", ADMIN)):
             seconds, size = await rendering(site, path, user)
             made_of = f"{LEASES} leases, 100 in line; {size} KiB; {1000 * seconds:.0f} ms, of {ROUNDS}"
-            lines.append(Line(f"{what}: seconds to the whole page", seconds, made_of, 1.0))
+            lines.append(_of_time(f"{what}: to the whole page", seconds, made_of))
             paint = await painting(site, path, user)
             if paint is not None:
                 made_of = f"{1000 * paint:.0f} ms in chromium, nothing cached, the server in this run"
-                lines.append(Line(f"{what}: seconds to the first paint", paint, made_of, 1.0))
+                lines.append(_of_time(f"{what}: to the first paint", paint, made_of))
         share = await watching(site)
         words = f"processor's seconds per second, over {WATCHED_SECONDS:.0f} s, their clients included"
-        lines.append(Line(f"one core used by {WATCHERS} live pages", share, words, 0.1))
+        lines.append(Line(f"what {WATCHERS} live pages use", share, words, 0.1, ours=share, unit="cores"))
     return lines
+
+
+def _of_time(what: str, seconds: float, made_of: str) -> Line:
+    return Line(what, seconds, made_of, 1.0, ours=seconds, unit="s")
 
 
 def run() -> Iterator[Line]:

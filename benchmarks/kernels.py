@@ -18,10 +18,11 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 from benchmarks.report import Line, interval
+from benchmarks.sizes import sized
 
-PAIRS = 40
-BURST = 50
-BURSTS = 3
+PAIRS = sized(40, 2)
+BURST = sized(50, 3)
+BURSTS = sized(3, 1)
 #: A kernel that has not answered by then has been lost.
 LOST_AFTER = 60.0
 
@@ -146,6 +147,9 @@ def run() -> Iterator[Line]:
         f"median of {len(ratios)} interleaved pairs, 95% interval {low:.3f} to {high:.3f}; "
         f"{mine_ms:.0f} to {stock_ms:.0f} ms",
         1.05,
+        ours=mine_ms,
+        yardstick=stock_ms,
+        unit="ms",
     )
     yield from _bursts()
 
@@ -163,6 +167,9 @@ def _bursts() -> Iterator[Line]:
         f"median of {BURSTS} rounds: {quick:.1f} to {slow:.1f} s; lost {lost[0]} to {lost[1]} "
         f"of {BURST * BURSTS} (a lost kernel counts {LOST_AFTER:.0f} s)",
         1.05,
+        ours=quick,
+        yardstick=slow,
+        unit="s",
     )
     mib = [statistics.median(each["kernel"] + each["server"] for each in kind) for kind in (mine, stock)]
     yield Line(
@@ -170,6 +177,8 @@ def _bursts() -> Iterator[Line]:
         mib[0] - mib[1],
         f"{mib[0]:.1f} to {mib[1]:.1f} MiB (proportional set size)",
         3.0,
+        ours=mib[0] - mib[1],
+        unit="MiB",
     )
 
 

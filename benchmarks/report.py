@@ -19,6 +19,12 @@ class Line:
     made_of: str
     promise: float | None = None
     kind: Literal["at most", "at least"] = "at most"
+    #: The two figures of the ratio, where they are told apart; without a yardstick it is a figure alone.
+    ours: float | None = None
+    yardstick: float | None = None
+    unit: str = ""
+    #: A curve: our figure by what it grows with.
+    points: tuple[tuple[float, float], ...] = ()
 
     @property
     def kept(self) -> bool:
@@ -33,6 +39,10 @@ class Line:
         else:
             verdict = f"   {self.kind} {self.promise:g}: {'kept' if self.kept else 'NOT KEPT'}"
         return f"{self.what:<58} {self.ratio:8.3f}{verdict}\n    {self.made_of}"
+
+
+class Skipped(Exception):
+    """What a benchmark needs is not here; the message says what."""
 
 
 def percentile(values: Sequence[float], share: float) -> float:

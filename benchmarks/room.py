@@ -21,16 +21,17 @@ from jupyter_client.manager import AsyncKernelManager, KernelManager
 
 from benchmarks.kernels import first_reply, prepare
 from benchmarks.report import Line
+from benchmarks.sizes import sized
 from gpu_pool_client import Holder, connect, parse_request
 
-STARTS = 20
-EXECUTES = 400
-OUTPUTS = 7
-OUTPUT_BYTES = 100_000_000
-WAITERS = 200
-WATCHED_SECONDS = 30.0
+STARTS = sized(20, 2)
+EXECUTES = sized(400, 5)
+OUTPUTS = sized(7, 1)
+OUTPUT_BYTES = sized(100_000_000, 1_000_000)
+WAITERS = sized(200, 3)
+WATCHED_SECONDS = sized(30.0, 2.0)
 #: Seconds for two hundred starts to be over and forgotten.
-SETTLED_AFTER = 15.0
+SETTLED_AFTER = sized(15.0, 1.0)
 DISPLAY = f"display({{'text/plain': 'x' * {OUTPUT_BYTES}}}, raw=True)"
 
 
@@ -142,10 +143,12 @@ def run() -> Iterator[Line]:
     """Measure and yield the report's lines."""
     taken = child("answers")
     yield Line(
-        "seconds from a start without a free slice to the first kernel_info_reply",
+        "from a start without a free slice to the first kernel_info_reply",
         taken[-1],
         f"the slowest of {len(taken)}; median {statistics.median(taken):.3f} s",
         0.5,
+        ours=taken[-1],
+        unit="s",
     )
     found = child("relayed")
     middle = {
@@ -155,23 +158,31 @@ def run() -> Iterator[Line]:
         mine - stock for mine, stock in zip(found["ours"]["execute"], found["stock"]["execute"], strict=True)
     ]
     yield Line(
-        "milliseconds that the relay adds to one execute",
+        "what the relay adds to one execute",
         statistics.median(more) * 1000,
         f"median of {len(more)} interleaved pairs; "
         f"{middle['ours']['execute'] * 1000:.2f} to {middle['stock']['execute'] * 1000:.2f} ms",
         1.0,
+        ours=statistics.median(more) * 1000,
+        unit="ms",
     )
     yield Line(
         f"an output of {OUTPUT_BYTES // 10**6} MB through the relay, to the direct connection",
         middle["ours"]["output"] / middle["stock"]["output"],
         f"median of {OUTPUTS} each; {middle['ours']['output']:.2f} to {middle['stock']['output']:.2f} s",
         1.1,
+        ours=middle["ours"]["output"],
+        yardstick=middle["stock"]["output"],
+        unit="s",
     )
+    share = child("waiters")
     yield Line(
-        f"share of a core that {WAITERS} waiting kernels in one server use",
-        child("waiters"),
+        f"what {WAITERS} waiting kernels in one server use",
+        share,
         f"over {WATCHED_SECONDS:.0f} s, a cell waiting in each; the pool in the same process included",
         0.05,
+        ours=share,
+        unit="cores",
     )
 
 

@@ -19,13 +19,15 @@ from pathlib import Path
 import psutil
 
 from benchmarks.report import Line
+from benchmarks.sizes import sized
 from gpu_pool_client import Holder, Pool, Process, connect, parse_request
 
 CLIENTS = 50
-SECONDS = 2.0
-ROUNDS = 8
+SECONDS = sized(2.0, 0.5)
+ROUNDS = sized(8, 1)
 #: Longer than one poll, so that everybody asks anew once.
-WATCHED_SECONDS = 30.0
+WATCHED_SECONDS = sized(30.0, 2.0)
+WAITERS: tuple[tuple[int, float | None], ...] = sized(((200, None), (1_000, 0.1)), ((20, None),))
 SETTINGS = (
     "c.ServeApp.max_connections = c.ServeApp.max_waits = c.PoolSettings.max_waiting = 5000\n"
     "c.ServeApp.log_level = 'WARN'\n"
@@ -204,18 +206,27 @@ def run() -> Iterator[Line]:
             f"{CLIENTS} connections; {2 * rates[0]:.0f} to {rates[1]:.0f} requests/s, each one transaction",
             0.5,
             "at least",
+            ours=2 * rates[0],
+            yardstick=rates[1],
+            unit="requests/s",
         )
         yield Line(
             "request+release pairs to a bare handler's requests",
             rates[0] / rates[1],
-            f"{rates[0]:.0f} pairs/s to {rates[1]:.0f} requests/s",
+            "each pair is two requests",
+            ours=rates[0],
+            yardstick=rates[1],
+            unit="pairs/s",
         )
         yield Line(
             "pairs by the client, a connection each, to kept connections",
             rates[2] / rates[0],
-            f"{rates[2]:.0f} to {rates[0]:.0f} pairs/s; {CLIENTS} callers in one process",
+            f"{CLIENTS} callers in one process",
+            ours=rates[2],
+            yardstick=rates[0],
+            unit="pairs/s",
         )
-        for count, promise in ((200, None), (1_000, 0.1)):
+        for count, promise in WAITERS:
             share = asyncio.run(cpu_of_waiters(f"unix:{where}", service, count))
             words = f"seconds of the service's processor per second, over {WATCHED_SECONDS:.0f} s"
-            yield Line(f"one core used by {count} waiters", share, words, promise)
+            yield Line(f"what {count} waiters use", share, words, promise, ours=share, unit="cores")
