@@ -28,6 +28,7 @@ from gpu_pool.ledger import records
 from gpu_pool.queueing import Policy, Usage
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, Pool, Process, connect
+from model.scenery import DEVICES
 from model.still import Clocks, StillPool
 from support.hub import ADMIN, Hub, url
 from support.service import Nursery, Service
@@ -56,6 +57,8 @@ class Ground(ABC):
     reads_alone = False
     #: Who can ask: a service knows who does, and asks nobody.
     users: Sequence[str] = (ME,)
+    #: All devices that there can be.
+    devices: Sequence[Device] = DEVICES
 
     def __init__(self, nursery: Nursery) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gpu-pool-model-"))
@@ -82,11 +85,11 @@ class Ground(ABC):
 
     # -- Around it ---------------------------------------------------------
 
-    def show(self, devices: Sequence[Device]) -> None:
-        """Let those be the devices that are found by whoever looks next."""
-        (self.folder / "devices.json").write_text(
-            json.dumps([records.write_device(each) for each in devices])
-        )
+    def show(self, devices: Sequence[Device]) -> Sequence[Device]:
+        """Let those be found by whoever looks next, and others that cannot be without them; return all."""
+        found = json.dumps([records.write_device(each) for each in devices])
+        (self.folder / "devices.json").write_text(found)
+        return devices
 
     def write_course(self, name: str, text: str | None) -> None:
         path = self.folder / "courses" / f"{name}.yaml"
@@ -204,21 +207,15 @@ class Embedded(Ground):
 _SERVE = """
 import sys
 sys.path.insert(0, {tests!r})
-import gpu_pool.service.app
-from model.still import StillPool
-gpu_pool.service.app.EmbeddedPool = StillPool
+import {where}
+from {of} import {still}
+{where}.{replaced} = {still}
 """
 
 
-class StillService(Service):
-    """A service whose pool is a :class:`StillPool`."""
-
-    def launch(self) -> Process:
-        arguments = ["serve", f"--socket={self.socket}", f"--ledger={self.folder / 'ledger.db'}"]
-        code = f"{_SERVE.format(tests=str(_TESTS))}\nmain({[*arguments, *self.arguments]!r})"
-        environment = {"JUPYTER_CONFIG_DIR": str(self.folder), **self.environment}
-        self.process = self.nursery.start(code, environment, self.folder / "log", self.uid)
-        return self.process
+def serving_still(where: str, replaced: str, of: str, still: str) -> str:
+    """Return code that has a service use, in place of a pool's class, the one of the tests."""
+    return _SERVE.format(tests=str(_TESTS), where=where, replaced=replaced, of=of, still=still)
 
 
 class Socket(Ground):
@@ -226,7 +223,8 @@ class Socket(Ground):
 
     def __init__(self, nursery: Nursery) -> None:
         super().__init__(nursery)
-        self.service = StillService(nursery, self.folder)
+        prelude = serving_still("gpu_pool.service.app", "EmbeddedPool", "model.still", "StillPool")
+        self.service = Service(nursery, self.folder, prelude=prelude)
 
     def configuration(self) -> str:
         return "".join(f"c.PoolSettings.{name} = {value!r}\n" for name, value in self.settings().items())

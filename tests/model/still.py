@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import mmap
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
+from gpu_pool import opened
 from gpu_pool.clock import Clock
 from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.inventory import Inventory
-from gpu_pool.ledger import book, records
+from gpu_pool.ledger import records
+from gpu_pool.ledger.book import Book
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device
 
@@ -41,21 +44,30 @@ class Clocks:
         return Clock(lambda: self.read()[0], lambda: self.read()[1])
 
 
-class StillPool(EmbeddedPool):
-    """An embedded pool with the clocks and the devices that the folder of its ledger names."""
+class Still(EmbeddedPool):
+    """A pool with the clocks that the folder of its ledger names."""
+
+    _times: Clock
+
+    def _stand_still(self) -> None:
+        self._times = Clocks(self._path.with_name("clocks")).clock()
+        assert self._gate._folder is not None
+        self._gate._folder._clock = self._times
+
+    def _open(self, give_up_at: float | None) -> Any:
+        with patch.object(opened, "Book", partial(Book, clock=self._times)):
+            return super()._open(give_up_at)
+
+
+class StillPool(Still):
+    """An embedded pool that also has the devices that the folder of its ledger names."""
 
     def __init__(self, path: Path, settings: PoolSettings, *, owner: bool = False) -> None:
         named = path.with_name("devices.json")
         super().__init__(path, settings, lambda: Inventory(_read_devices(named), "test"), owner=owner)
-        self._times = Clocks(path.with_name("clocks")).clock()
-        assert self._gate._folder is not None
-        self._gate._folder._clock = self._times
+        self._stand_still()
         # No card is behind these devices that could be watched over.
         self._enforcer._watch_over = lambda lease: None  # type: ignore[method-assign]
-
-    def _open(self, give_up_at: float | None) -> Any:
-        with patch.object(book, "Clock", lambda: self._times):
-            return super()._open(give_up_at)
 
 
 def _read_devices(path: Path) -> tuple[Device, ...]:

@@ -6,6 +6,7 @@ By default some hundred steps for each; ``make soak`` does as many as one likes.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,14 +17,15 @@ from model.machine import PoolMachine
 from support.hub import Hub
 from support.service import Nursery
 
-#: Steps of one run from an empty pool.
+#: Steps of one run from an empty pool, at most.
 _LENGTH = 80
 #: What part of the steps is done with which pool: those in a process of their own start slowly.
-_PARTS = {"embedded": 0.8, "unix": 0.12, "http": 0.08}
+_PARTS = {"embedded": 0.75, "unix": 0.1, "http": 0.07, "kubernetes": 0.08}
 _STEPS = int(os.environ.get("GPU_POOL_MODEL_STEPS", "1000"))
 
+pytestmark = pytest.mark.timeout(0 if _STEPS > 10_000 else 900)
 
-@pytest.mark.timeout(0 if _STEPS > 10_000 else 900)
+
 @pytest.mark.parametrize("ground", GROUNDS)
 def test_a_pool_does_what_its_model_does(
     ground: str,
@@ -34,22 +36,29 @@ def test_a_pool_does_what_its_model_does(
         found: Hub = request.getfixturevalue("hub")
         return found
 
-    class Machine(PoolMachine):
-        name = ground
+    _hold(PoolMachine, ground, lambda: GROUNDS[ground](nursery, find_hub))
 
-        @staticmethod
-        def make() -> Ground:
-            return GROUNDS[ground](nursery, find_hub)
 
-    examples = max(2, round(_STEPS * _PARTS.get(ground, 0.1) / _LENGTH))
+def test_a_pool_over_a_cluster_does_what_its_model_does(cluster_nursery: Nursery) -> None:
+    pytest.importorskip("kubernetes_asyncio", reason="the extra [kubernetes] is not installed")
+    from model.cluster_steps import ClusterMachine
+    from model.clusters import ClusterGround
+
+    _hold(ClusterMachine, "kubernetes", lambda: ClusterGround(cluster_nursery))
+
+
+def _hold(machine: type[PoolMachine], name: str, make: Callable[[], Ground]) -> None:
+    """Do the part of all steps that is this pool's."""
+    tried = type("Machine", (machine,), {"name": name, "make": staticmethod(make)})
+    steps = _STEPS * _PARTS[name]
     run_state_machine_as_test(
-        Machine,
+        tried,
         settings=settings(
-            max_examples=examples,
-            stateful_step_count=_LENGTH,
+            max_examples=max(2, round(steps / _LENGTH)),
+            stateful_step_count=min(_LENGTH, max(10, round(steps / 2))),
             deadline=None,
             suppress_health_check=list(HealthCheck),
             print_blob=True,
         ),
     )
-    print(f"{ground}: {Machine.steps[ground]} steps")
+    print(f"{name}: {PoolMachine.steps[name]} steps")
