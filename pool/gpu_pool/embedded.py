@@ -7,54 +7,36 @@ every decision is one transaction, so none of them needs to be in charge.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
-from urllib.parse import quote, unquote
+from typing import Final
+from urllib.parse import unquote
 
-from gpu_pool.audit import acting, audit_log, refusals, this_process
-from gpu_pool.courses import CourseVersion
-from gpu_pool.enforcing import Enforcer
-from gpu_pool.gate import CourseGate
-from gpu_pool.inventory import Inventory, discover
 from gpu_pool.inventory.activity import activity_of
-from gpu_pool.isolation import Isolation
-from gpu_pool.isolation.choosing import owned, unowned
 from gpu_pool.ledger import files
 from gpu_pool.ledger.book import Book
-from gpu_pool.ledger.database import Database
-from gpu_pool.ledger.leases import gone
-from gpu_pool.ledger.ownership import Ownership
-from gpu_pool.ledger.thread import LedgerThread
-from gpu_pool.looking import Looker
-from gpu_pool.readings import Reading
-from gpu_pool.settings import PoolSettings, load_settings
+from gpu_pool.ledger.leases import gone, lease_number
+from gpu_pool.opened import OpenedPool
+from gpu_pool.own_caps import with_own_caps
+from gpu_pool.settings import load_settings
 from gpu_pool_client import (
     Activity,
     BadRequest,
-    Device,
-    DeviceStatus,
     EndReason,
     Holder,
-    KernelCommand,
-    KernelPod,
     Lease,
     LeaseState,
     NotAllowed,
     Outlook,
-    Pool,
     PoolStatus,
     PoolUnreachable,
     Process,
     SliceRequest,
 )
 from gpu_pool_client.pool import split_url
-
-T = TypeVar("T")
 
 #: How often a waiter reads its place: a few microseconds of work each time.
 _POLL: Final = 0.1
@@ -77,35 +59,12 @@ def ledger_path(url: str) -> Path:
     return path.absolute()
 
 
-class EmbeddedPool(Pool):
+class EmbeddedPool(OpenedPool):
     """A pool whose decisions this process makes itself, in the ledger that all share.
 
     The ledger is opened, and the machine's devices are registered, by the
     first call. It may be used from several event loops.
     """
-
-    def __init__(
-        self,
-        path: Path,
-        settings: PoolSettings | None = None,
-        find_devices: Callable[[], Inventory] = discover,
-        isolation: Isolation | None = None,
-        *,
-        owner: bool = False,
-    ) -> None:
-        self.url = f"embedded:{quote(str(path))}"
-        self._path = path
-        self._settings = settings or PoolSettings()
-        self._find_devices = find_devices
-        self._gate = CourseGate(self._settings)
-        self._owner = owner
-        self._ownership: Ownership | None = None
-        self._ledger = LedgerThread(path, self._open)
-        self._looker = Looker()
-        #: None where decisions are not written down.
-        self.audit = audit_log(self._settings.audit_log)
-        tiers = isolation or (owned if owner else unowned)(self._settings)
-        self._enforcer = Enforcer(path, self._settings, tiers, self._ledger, owner=owner)
 
     async def request(
         self,
@@ -127,7 +86,8 @@ class EmbeddedPool(Pool):
                 known = await self._gate.groups(holder, groups)
                 check = partial(self._gate.check, request, holder, known)
                 within = await self._devices_for(request, holder, server)
-                lease = await self._do(lambda book: book.request(request, holder, key, check, within))
+                counted = self._counted_as(request)
+                lease = await self._do(lambda book: book.request(counted, holder, key, check, within))
                 if lease.state is LeaseState.WAITING:
                     lease = await self._do(lambda book: _after_a_look(book, lease.id))
             except (asyncio.CancelledError, PoolUnreachable):
@@ -135,15 +95,6 @@ class EmbeddedPool(Pool):
                 self._ledger.later(lambda book: book.release_key(key, EndReason.WITHDRAWN))
                 raise
         return await self._enforcer.hand_out(lease)
-
-    async def _devices_for(
-        self,
-        request: SliceRequest,  # noqa: ARG002 - for pools that look
-        holder: Holder,  # noqa: ARG002
-        server: str | None,  # noqa: ARG002
-    ) -> Collection[str]:
-        """Return the uuids of the devices that a request may have; none mean all. May refuse it."""
-        return ()
 
     async def lease(self, lease_id: str) -> Lease:
         """See ``Pool.lease``."""
@@ -180,7 +131,12 @@ class EmbeddedPool(Pool):
 
     async def explain(self, lease_id: str) -> Outlook:
         """See ``Pool.explain``."""
-        return await self._do(lambda book: book.explain(lease_id))
+        if self._waits.are_due:
+            prospects = await self._do(Book.prospects)
+            if prospects is not None:
+                await self._waits.learn(prospects)
+        outlook = await self._do(lambda book: book.explain(lease_id))
+        return replace(outlook, wait=self._waits.of(lease_number(lease_id)))
 
     async def forecast(
         self,
@@ -195,7 +151,11 @@ class EmbeddedPool(Pool):
         if holder.user:
             check = partial(self._gate.check, request, holder, await self._gate.groups(holder, groups))
         within = await self._devices_for(request, holder, server)
-        return await self._do(lambda book: book.forecast(request, holder, check, within))
+        counted = self._counted_as(request)
+        found = await self._do(lambda book: book.forecast(counted, holder, check, within))
+        if found is None or found.prospects is None:
+            return found and found.outlook
+        return replace(found.outlook, wait=await self._waits.foresee(found.number, found.prospects))
 
     async def attach(
         self,
@@ -251,10 +211,11 @@ class EmbeddedPool(Pool):
                 "End the process to give the slice back.",
             )
         known = await self._gate.groups(lease.holder, groups)
+        counted = self._counted_as(request)
 
         def resize(book: Book) -> Lease:
             self._gate.check(request, lease.holder, known)
-            return book.resize(lease_id, request)
+            return book.resize(lease_id, counted)
 
         return await self._enforcer.hand_out(await self._do(resize))
 
@@ -306,44 +267,6 @@ class EmbeddedPool(Pool):
         with self._asked({"lease": lease_id}):
             await self._do(lambda book: book.revoke(lease_id, words, reason))
 
-    async def launch(self, lease_id: str, kernel: KernelCommand, *, server: str | None = None) -> KernelPod:  # noqa: ARG002 - for pools that start kernels
-        """See ``Pool.launch``. Asked by the holder's ``server`` at a JupyterHub, if by one."""
-        return await super().launch(lease_id, kernel)
-
-    async def pod(self, lease_id: str, seen: str = "", seconds: float = 0.0) -> KernelPod:  # noqa: ARG002
-        """See ``Pool.pod``; ``seconds`` is for how long to wait for news."""
-        return await super().pod(lease_id, seen)
-
-    def stop_waiting(self) -> None:
-        """Let nobody wait any more for news of a pod."""
-
-    async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
-        """See ``Pool.drain``."""
-        with self._asked({"device": device}):
-            return await self._do(lambda book: book.drain(device, drained))
-
-    async def history(self, since: float = 0.0, *, user: str | None = None) -> list[Mapping[str, Any]]:
-        """See ``Pool.history``. With ``user``, of that user alone."""
-        return await self._do(lambda book: book.history(since, user))
-
-    async def course_versions(
-        self, course: str, most: int, before: int | None = None
-    ) -> tuple[CourseVersion, ...]:
-        """Return the latest versions of a course file that were kept, see ``VersionTable.latest``."""
-        return await self._do(lambda book: book.versions.latest(course, most, before))
-
-    async def keep_versions(self, course: str, versions: Sequence[CourseVersion]) -> int:
-        """Keep versions of a course file; return the number of the last."""
-        return await self._do(lambda book: book.versions.add(course, versions))
-
-    async def remove_version(self, number: int) -> None:
-        """Keep a version of a course file no longer."""
-        await self._do(lambda book: book.versions.remove(number))
-
-    async def reread_course(self, file: str) -> None:
-        """Follow a course file that has been replaced, at once."""
-        await self._ledger.do(lambda book: self._gate.reread(file, book))
-
     async def status(self) -> PoolStatus:
         """See ``Pool.status``.
 
@@ -356,52 +279,8 @@ class EmbeddedPool(Pool):
 
         status = await self._do(look_and_read)
         await self._enforcer.settle([each for each in status.leases if each.state is LeaseState.HELD])
-        return replace(status, leases=tuple(map(self._enforcer.state, status.leases)))
-
-    @contextlib.contextmanager
-    def _asked(self, what: Mapping[str, object]) -> Iterator[None]:
-        """Do what somebody asks for: if nobody else is known to, this process. Refusals are written down."""
-        by_itself = self._owner or self.audit is None
-        with acting(None if by_itself else this_process()), refusals(self.audit, what):
-            yield
-
-    async def look_at_devices(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:
-        """Return what each of these does, real ones alone, by uuid; None for one that does not answer."""
-        return await self._looker.look(devices)
-
-    async def try_writing(self, within: float) -> None:
-        """Try whether decisions can be kept. Raises ``PoolUnreachable`` where not, within so many seconds."""
-        await self._ledger.do(lambda book: book.try_writing(), within)
-
-    async def close(self) -> None:
-        """Close the ledger once what was begun is done. Leases live on."""
-        await self._looker.close()
-        await self._enforcer.close()
-        await self._ledger.close()
-        if self._ownership is not None:
-            self._ownership.close()
-
-    def _open(self, give_up_at: float | None) -> tuple[Database, Book]:
-        """Open the ledger, and register this machine's devices in it."""
-        devices = self._enforcer.adapt(self._find_devices().devices)
-        with contextlib.ExitStack() as opened:
-            database = opened.enter_context(contextlib.closing(Database(self._path)))
-            ownership = opened.enter_context(contextlib.closing(Ownership(self._path, owner=self._owner)))
-            # What is registered may serve the line, whose order the course files know.
-            book = self._gate.keep_up(Book(database, self._settings))
-            book.give_up_at = give_up_at
-            # A process that sees no devices (no driver in its container, no variable
-            # in its terminal) must not take away those that another one registered.
-            if devices:
-                book.register(devices)
-            self._enforcer.recover(book)
-            opened.pop_all()
-        self._ownership = ownership
-        return database, book
-
-    async def _do(self, job: Callable[[Book], T]) -> T:
-        """Run a job on the ledger."""
-        return await self._ledger.do(lambda book: job(self._gate.keep_up(book)))
+        stated = (with_own_caps(self._enforcer.state(each)) for each in status.leases)
+        return replace(status, leases=tuple(stated))
 
 
 def _after_a_look(book: Book, lease_id: str, at_most_every: float = 0.0) -> Lease:

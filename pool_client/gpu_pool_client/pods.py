@@ -14,6 +14,8 @@ POD_VARIABLE: Final = "GPU_POOL_POD"
 class PodPhase(str, Enum):
     """How far a kernel's pod is."""
 
+    QUEUED = "queued"
+    """It waits in the cluster's own queue, for as long as that takes; its lease is parked meanwhile."""
     STARTING = "starting"
     """It waits for its node, its volumes or its image, or is just beginning."""
     RUNNING = "running"

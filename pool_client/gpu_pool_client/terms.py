@@ -35,6 +35,11 @@ class Terms:
     in_pod: bool = False
 
     @property
+    def acts_when_idle(self) -> bool:
+        """Whether anything comes of idling for so long: a kernel in a pod is never parked."""
+        return self.idle_limit is not None and not (self.in_pod and self.when_idle is WhenIdle.KEEP)
+
+    @property
     def has_limits(self) -> bool:
         """Whether anything may be taken away while the kernel lives."""
         return self.guarded or self.ends_at is not None or self.idle_limit is not None

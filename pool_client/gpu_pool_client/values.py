@@ -118,6 +118,9 @@ class Device:
     one_size: bool = False
     #: The machine that it is in, where a pool has several; all devices of a slice are in one.
     node: str = ""
+    #: Whether it stands for all GPUs of its kind in a cluster that has a queue of its own: the
+    #: pool grants of it without end, and the cluster says which GPU it is, and when.
+    unbounded: bool = False
 
     @property
     def label(self) -> str:
@@ -193,6 +196,11 @@ class Lease:
         return any(part.device.simulated for part in self.slices)
 
     @property
+    def is_queued(self) -> bool:
+        """Whether its kernel waits in a queue that is not the pool's own, such as Kueue's."""
+        return self.state is LeaseState.PARKED and any(part.device.unbounded for part in self.slices)
+
+    @property
     def memory_mib(self) -> int:
         """Memory granted on each device, in MiB."""
         return min((part.memory_mib for part in self.slices), default=0)
@@ -221,8 +229,10 @@ class Lease:
             facts["GPU_POOL_SIMULATED"] = "1"
         if self.terms.ends_at is not None:
             facts["GPU_POOL_ENDS_AT"] = f"{self.terms.ends_at:.0f}"
-        if self.terms.idle_limit is not None:
+        if self.terms.idle_limit is not None and self.terms.acts_when_idle:
             facts["GPU_POOL_IDLE_LIMIT"] = f"{self.terms.idle_limit:.0f}"
+            if self.terms.in_pod:
+                facts["GPU_POOL_IDLE_ENDS"] = "1"
         return {**facts, **self.variables}
 
     def describe_limits(self) -> str:
@@ -251,12 +261,13 @@ class DeviceStatus:
     @property
     def free_milli(self) -> int:
         """Thousandths of compute that can still be granted."""
-        return max(0, self.milli - self.held_milli)
+        return self.milli if self.device.unbounded else max(0, self.milli - self.held_milli)
 
     @property
     def free_memory_mib(self) -> int:
         """Memory that can still be granted, in MiB."""
-        return max(0, self.device.memory_mib - self.held_memory_mib)
+        held = 0 if self.device.unbounded else self.held_memory_mib
+        return max(0, self.device.memory_mib - held)
 
     @property
     def free_contexts(self) -> int | None:

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-from jupyter_client.connect import KernelConnectionInfo, port_names
-from jupyter_client.localinterfaces import is_local_ip
+from jupyter_client.connect import KernelConnectionInfo
 
 from gpu_pool_client import (
     EndReason,
@@ -39,10 +38,11 @@ from gpu_pool_client import (
     parse_request,
 )
 from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
-from gpu_pool_provisioner import advice, pods, ports
+from gpu_pool_provisioner import advice, pods
 from gpu_pool_provisioner.environment import kernel_command
 from gpu_pool_provisioner.pools import resolve_url
 from gpu_pool_provisioner.readiness import ReadinessWatch
+from gpu_pool_provisioner.reserving import ReservingProvisioner
 from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.inner import Inner
 from gpu_pool_provisioner.room.running import Kernel, Launch
@@ -64,7 +64,7 @@ _POD_ENDS_WITHIN: Final = 10.0
 _KILLED_WITHIN: Final = 5.0
 
 
-class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
+class GPUPoolProvisioner(SliceSettings, RoomedProvisioner, ReservingProvisioner):
     """Launches a kernel on a slice of a GPU, and gives the slice back when the kernel ends.
 
     Without a ``slice`` it is exactly the stock provisioner. Errors of the pool
@@ -76,7 +76,6 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
     _lease: Lease | None = None
     #: Whether a start went through. Then only cleanup(False) makes the slice forgotten.
     _started = False
-    _ports: ports.PortReservation | None = None
     _watch: ReadinessWatch | None = None
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
@@ -155,11 +154,6 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
     @property
     def _in_pod(self) -> bool:
         return self._lease is not None and self._lease.terms.in_pod
-
-    @property
-    def _manager(self) -> Any:
-        """The kernel manager. jupyter_client gives every provisioner one."""
-        return self.parent
 
     def _new_slice(self) -> KernelSlice:
         return KernelSlice(resolve_url(self.pool_url), parse_request(self.slice))
@@ -275,25 +269,6 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner):
         while self._watch and not self._watch.stop():  # noqa: ASYNC110 - what it waits for is a thread
             await asyncio.sleep(0.01)
         self._watch = None
-
-    def _reserve_ports(self) -> None:
-        """Choose the kernel's ports where the stock provisioner would, and keep them reserved."""
-        manager = self._manager
-        theirs = manager.transport != "tcp" or not manager.cache_ports or not is_local_ip(manager.ip)
-        if theirs or not ports.SUPPORTED or (self._ports and 0 not in manager.ports):
-            return
-        self._close_ports()
-        manager.cleanup_connection_file()  # of a start that failed, with other ports in it
-        self._ports = ports.PortReservation(manager.ip, len(port_names))
-        for name, port in zip(port_names, self._ports.ports, strict=True):
-            setattr(manager, name, port)
-        self.ports_cached = True
-
-    def _close_ports(self) -> None:
-        if self._ports is not None:
-            self._ports.close()
-            self._ports = None
-            self.ports_cached = False
 
     @asynccontextmanager
     async def _undone_on_failure(self) -> AsyncIterator[None]:

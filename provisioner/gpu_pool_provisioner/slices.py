@@ -23,6 +23,9 @@ from gpu_pool_provisioner.pools import shared_pool
 
 #: What a kernel is to show its user below the first cell; see gpu_pool_kernels.inkernel.extension.
 NEWS: Final = "GPU_POOL_NEWS"
+_OTHER_SIZE: Final = (
+    "You asked for {} of a GPU. This cluster has no slice of exactly that size: you have {}, and that counts."
+)
 
 
 class KernelSlice:
@@ -67,6 +70,8 @@ class KernelSlice:
         else:
             lease = await self.pool.acquire(self.request, holder, key, timeout)
         self.lease_id = lease.id
+        if lease.request.size != self.request.size:
+            self.notice = _OTHER_SIZE.format(self.request.size, lease.request.size)
         return lease
 
     async def _kept(self, lease_id: str) -> Lease:

@@ -85,6 +85,17 @@ async def test_what_may_not_be_read_is_told(terminal: Terminal, fake: FakeKubern
     assert "does not let you read its nodes: no" in done.stdout
 
 
+async def test_courses_are_exported_as_the_cluster_has_it(terminal: Terminal, fake: FakeKubernetes) -> None:
+    fake.put("nodes", hami("n1"))
+    file = terminal.folder / "ml.yaml"
+    file.write_text("title: ML\nslices: [{name: Small, request: 2%}]\nquota: {share: 50%}\n")
+    done = await run(terminal, "courses", "export", "--kubernetes", str(file))
+    assert done.returncode == 0
+    assert "kind: ResourceQuota" in done.stdout
+    assert "limits.nvidia.com/gpucores" in done.stdout
+    assert "hami: 1 nodes carry the annotation" in done.stderr
+
+
 async def test_no_cluster_is_told(terminal: Terminal) -> None:
     terminal.environment["KUBECONFIG"] = "/nowhere"
     done = await run(terminal, "doctor", "--kubernetes")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
 import pytest
+
+from support.compiled import shared_library
 
 #: One GPU with two processes: the one that asks uses $STUB_MIB (-1: not known), another uses 999 MiB.
 STUB = """
@@ -24,7 +25,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *number, stru
     (void)device;
     if (*number < 2) { *number = 2; return 7; }
     *number = 2;
-    found[0] = (struct process){(unsigned)getpid(), mib < 0 ? ~0ULL : mib << 20, 0, 0};
+    found[0] = (struct process){(unsigned)getpid(), mib < 0 ? ~0ULL : (unsigned long long)mib << 20, 0, 0};
     found[1] = (struct process){2147483647, 999ULL << 20, 0, 0};
     return 0;
 }
@@ -44,14 +45,9 @@ print(json.dumps(memory_used(lease)))
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """Build the stand-in; return its folder."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc or gcc)")
     folder = tmp_path_factory.mktemp("nvml")
     (folder / "stub.c").write_text(STUB)
-    build = [compiler, "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", folder / "stub.c"]
-    subprocess.run(build, check=True)
-    return folder
+    return shared_library(folder, "libnvidia-ml.so.1", folder / "stub.c")
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,13 @@ def test_the_line_follows_the_leases():
     ]
 
 
+def test_what_waits_in_the_queue_of_the_cluster_is_not_called_parked():
+    kind = Device("GPU-4", 3, "V100", 32_768, unbounded=True)
+    queued = lease("a", "2%", kind, state=LeaseState.PARKED)
+    assert words.lease_row(queued, now=150.0)[0] == "queued"
+    assert words.lease_row(lease("a", "2%", REAL, state=LeaseState.PARKED), now=150.0)[0] == "parked"
+
+
 def test_memory_in_use_is_told_where_it_is_known():
     held = lease("a", "2x2%", REAL, OTHER)
     lines = [text for label, text in words.slice_lines(held, {"GPU-1": 300}, now=100.0) if label == "GPU"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import uuid
 
 import psutil
 import pytest
@@ -17,24 +16,14 @@ from gpu_pool_client import (
     LeaseGone,
     LeaseState,
     NeverFits,
-    NotAllowed,
     Pool,
     Process,
     TimedOut,
     parse_request,
 )
-from support.pools import ME, identity, running, take, until
-from support.service import asking
+from support.pools import ME, held_milli, key, take
 
 HALF = parse_request("50%")
-
-
-def key() -> str:
-    return uuid.uuid4().hex
-
-
-async def held_milli(pool: Pool) -> int:
-    return sum(device.held_milli for device in (await pool.status()).devices)
 
 
 async def test_a_free_slice_is_granted_at_once(pool: Pool, device: Device) -> None:
@@ -171,111 +160,6 @@ async def test_an_ended_or_unknown_lease_is_gone(pool: Pool) -> None:
         await pool.attach("nonsense", Process.current())
 
 
-async def test_the_attached_process_keeps_the_lease(pool: Pool) -> None:
-    with running() as kernel:
-        lease = await take(pool, "1", key())
-        await pool.attach(lease, identity(kernel))
-        second = await take(pool, "1", key())
-        kernel.kill()
-        kernel.wait()
-        assert (await pool.wait(second, 20)).state is LeaseState.HELD
-    assert (await pool.lease(lease)).end_reason is EndReason.PROCESS_GONE
-
-
-async def test_a_killed_but_unreaped_process_counts_as_gone(pool: Pool) -> None:
-    with running() as kernel:
-        lease = await take(pool, "1", key())
-        seen = identity(kernel)
-        await pool.attach(lease, seen)
-        kernel.kill()
-        await until(lambda: not seen.is_alive())
-        assert (await pool.status()).leases == ()
-
-
-async def test_attaching_while_waiting_is_legal(pool: Pool) -> None:
-    with running() as kernel:
-        await take(pool, "1", key())
-        second = await take(pool, "1", key())
-        lease = await pool.attach(second, identity(kernel))
-        assert (lease.state, lease.place) == (LeaseState.WAITING, 1)
-        kernel.kill()
-        kernel.wait()
-        assert (await pool.status()).line == ()
-
-
-async def test_the_requesters_death_ends_what_nothing_was_attached_to(pool: Pool) -> None:
-    with asking(pool.url, "50%", "1") as (server, leases):
-        assert [(await pool.lease(each)).place for each in leases] == [None, 1]
-        server.kill()
-        server.wait()
-        status = await pool.status()
-    assert (status.leases, status.line) == ((), ())
-
-
-async def test_the_kernel_outlives_the_requester(pool: Pool) -> None:
-    with asking(pool.url, "50%") as (server, [lease]), running() as kernel:
-        await pool.attach(lease, identity(kernel), grace=60)
-        server.kill()
-        server.wait()
-        assert [each.id for each in (await pool.status()).leases] == [lease]
-        kernel.kill()
-        kernel.wait()
-        assert (await pool.status()).leases == ()
-
-
-async def test_grace_lets_the_holder_bring_another_process(pool: Pool) -> None:
-    with running() as first, running() as second:
-        lease = await take(pool, "50%", key())
-        await pool.attach(lease, identity(first), grace=60)
-        first.kill()
-        first.wait()
-        assert [each.id for each in (await pool.status()).leases] == [lease]
-        await pool.attach(lease, identity(second), grace=60)
-        assert (await pool.status()).leases[0].process == identity(second)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda pool, lease: pool.attach(lease, Process.current(), ready_within=0), EndReason.NOT_READY),
-        (lambda pool, lease: pool.renew(lease, 0), EndReason.EXPIRED),
-    ],
-)
-async def test_a_deadline_that_passes_ends_the_lease(pool: Pool, change, reason) -> None:  # type: ignore[no-untyped-def]
-    lease = await take(pool, "50%", key())
-    await change(pool, lease)
-    assert (await pool.status()).leases == ()
-    assert (await pool.lease(lease)).end_reason is reason
-
-
-async def test_renewing_lifts_the_deadline(pool: Pool) -> None:
-    lease = await take(pool, "50%", key())
-    await pool.attach(lease, Process.current(), ready_within=0)
-    await pool.renew(lease)
-    assert [each.id for each in (await pool.status()).leases] == [lease]
-
-
-async def test_a_parked_lease_gives_its_slice_away_and_returns_to_its_device(
-    pool: Pool, device: Device
-) -> None:
-    first = await take(pool, "1", key())
-    second = await take(pool, "1", key())
-    assert (await pool.park(first)).slices == ()
-    assert (await pool.lease(second)).state is LeaseState.HELD
-    assert (await pool.resume(first)).place == 1
-    await pool.release(second)
-    lease = await pool.lease(first)
-    assert (lease.state, lease.slices[0].device.uuid) == (LeaseState.HELD, device.uuid)
-    assert await held_milli(pool) == 1000
-
-
-async def test_a_waiting_lease_cannot_be_parked(pool: Pool) -> None:
-    await take(pool, "1", key())
-    second = await take(pool, "1", key())
-    with pytest.raises(BadRequest, match="holds nothing to park"):
-        await pool.park(second)
-
-
 async def test_watch_tells_every_change_and_ends_with_the_lease(pool: Pool) -> None:
     first, second, third = [await take(pool, "1", key()) for _ in range(3)]
     seen: list[tuple[str, int | None]] = []
@@ -385,106 +269,3 @@ async def test_the_history_says_what_became_of_every_lease(pool: Pool) -> None:
         (user, "", 20, "revoked"),
     ]
     assert await pool.history(rows[-1]["ended_at"] + 1) == []
-
-
-async def test_whoever_waits_to_resume_may_leave_the_line(pool: Pool) -> None:
-    parked, other = await take(pool, "1", key()), await take(pool, "1", key())
-    await pool.park(parked)
-    assert (await pool.resume(parked)).place == 1
-    assert (await pool.park(parked)).state is LeaseState.PARKED
-    await pool.release(other)
-    assert (await pool.lease(parked)).state is LeaseState.PARKED
-    assert (await pool.resume(parked)).slices
-
-
-async def test_a_held_lease_changes_its_size_and_keeps_its_id(pool: Pool) -> None:
-    lease = await take(pool, "2%", key())
-    grown = await pool.resize(lease, HALF)
-    assert (grown.id, grown.state, grown.request) == (lease, LeaseState.HELD, HALF)
-    assert (grown.slices[0].milli, grown.environment["GPU_POOL_MEMORY_MIB"]) == (500, "16384")
-    assert await held_milli(pool) == 500
-    assert (await pool.resize(lease, parse_request("2%"))).slices[0].milli == 20
-    assert await held_milli(pool) == 20
-
-
-async def test_what_does_not_fit_now_changes_nothing(pool: Pool) -> None:
-    lease = await take(pool, "50%", key())
-    await take(pool, "20%", key())
-    with pytest.raises(TimedOut, match="up to 80% of one GPU") as caught:
-        await pool.resize(lease, parse_request("90%"))
-    assert caught.value.largest_now == "80%"
-    assert (await pool.lease(lease)).slices[0].milli == 500
-    with pytest.raises(NeverFits):
-        await pool.resize(lease, parse_request("2x50%"))
-    assert await held_milli(pool) == 700
-
-
-async def test_nobody_grows_past_those_who_wait_and_what_is_given_back_serves_them(pool: Pool) -> None:
-    lease = await take(pool, "50%", key())
-    waiting = await take(pool, "60%", key())
-    with pytest.raises(TimedOut, match="others wait in line") as caught:
-        await pool.resize(lease, parse_request("60%"))
-    assert caught.value.largest_now == "50%"
-    await pool.resize(lease, parse_request("40%"))
-    assert (await pool.lease(waiting)).state is LeaseState.HELD
-    assert await held_milli(pool) == 1000
-
-
-async def test_whoever_waits_keeps_the_place_only_for_no_more_than_before(pool: Pool) -> None:
-    await take(pool, "1", key())
-    first, second = [await take(pool, "50%", key()) for _ in range(2)]
-    assert (await pool.resize(first, parse_request("40%"))).place == 1
-    assert (await pool.resize(first, parse_request("41%"))).place == 2
-    assert (await pool.lease(second)).place == 1
-
-
-async def test_a_parked_lease_resumes_with_the_size_it_was_given_meanwhile(pool: Pool) -> None:
-    lease = await take(pool, "50%", key())
-    await pool.park(lease)
-    assert (await pool.resize(lease, parse_request("10%"))).state is LeaseState.PARKED
-    assert (await pool.resume(lease)).slices[0].milli == 100
-    await pool.release(lease)
-    with pytest.raises(LeaseGone, match="released"):
-        await pool.resize(lease, HALF)
-
-
-async def test_nobody_but_its_keeper_takes_slices_from_under_a_process(pool: Pool) -> None:
-    with asking(pool.url, "50%") as (_, [lease]):
-        for attempt in (pool.park(lease), pool.resize(lease, parse_request("2%"))):
-            with pytest.raises(NotAllowed, match="only the process that asked for it"):
-                await attempt
-        assert await held_milli(pool) == 500
-
-
-async def test_the_history_tells_the_first_grant_and_all_use(pool: Pool) -> None:
-    lease = await take(pool, "1", key())
-    first = (await pool.lease(lease)).held_at
-    await pool.park(lease)
-    await pool.resume(lease)
-    await pool.resize(lease, parse_request("2%"))
-    await pool.park(lease)
-    await pool.release(lease)
-    (row,) = await pool.history()
-    assert (row["held_at"], row["milli"]) == (first, 20)
-    assert 0.02 * row["held_seconds"] < row["gpu_seconds"] < row["held_seconds"]
-
-
-async def test_what_is_granted_while_its_process_is_awaited_does_not_wait_for_ever(pool: Pool) -> None:
-    first = await take(pool, "1", key())
-    second = await take(pool, "1", key())
-    await pool.attach(second, Process.current(), ready_within=0)
-    assert (await pool.lease(second)).state is LeaseState.WAITING
-    await pool.release(first)
-    assert (await pool.status()).leases == ()
-    assert (await pool.lease(second)).end_reason is EndReason.NOT_READY
-
-
-async def test_who_promised_to_renew_while_waiting_has_to_once_it_holds(pool: Pool) -> None:
-    first = await take(pool, "1", key())
-    second = await take(pool, "1", key())
-    await pool.attach(second, Process.current())
-    await pool.renew(second, 1)
-    await pool.release(first)
-    states = [lease.state async for lease in pool.watch(second)]
-    assert states == [LeaseState.HELD, LeaseState.ENDED]
-    assert (await pool.lease(second)).end_reason is EndReason.EXPIRED

@@ -21,10 +21,11 @@ from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.reception import Calls, Reception
 from gpu_pool_provisioner.room.relay import Relay
 from gpu_pool_provisioner.room.wires import connect_back
-from support.hub import free_port
+from support.ports import free_ports
 
 _KEY = b"0123456789abcdef"
 _CHANNELS = ("shell", "control", "stdin", "hb", "iopub")
+_NOBODYS_PORTS = free_ports(len(_CHANNELS))
 _TYPES = [
     "execute_request", "execute_reply", "kernel_info_request", "kernel_info_reply", "comm_msg", "status",
     "stream",
@@ -105,7 +106,8 @@ def _frames(parts: list[bytes]) -> list[zmq.Frame]:
 
 def _address() -> dict[str, Any]:
     """Return the connection of a kernel that is not there."""
-    return {"transport": "tcp", "ip": "127.0.0.1", **{f"{each}_port": free_port() for each in _CHANNELS}}
+    ports = zip(_CHANNELS, _NOBODYS_PORTS, strict=True)
+    return {"transport": "tcp", "ip": "127.0.0.1", **{f"{channel}_port": port for channel, port in ports}}
 
 
 @contextmanager
@@ -163,9 +165,9 @@ def test_the_reception_outlives_what_pages_say(conversation: list[tuple[str, str
     for _, channel, parts in conversation:
         reception.receive("control" if channel == "control" else "shell", _frames(parts))
         reception.hold("shell", _frames(parts))
-        reception.welcome(parts[0])
+        front["iopub"].on_message(_frames([b"\x01" + parts[0]]))
         reception.show("2nd in line")
-    assert reception.holds_work in (True, False)
+    assert reception.holds_work >= reception.holds_code
     reception.refuse("no")
     reception.drop()
     passed: list[str] = []

@@ -10,6 +10,7 @@ from traitlets.config import Configurable
 
 import gpu_pool_client
 from gpu_pool.kubernetes.settings import KubernetesSettings
+from gpu_pool.service.settings import ServeSettings
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import EndReason, GpuPoolError
 from gpu_pool_provisioner.settings import SliceSettings
@@ -25,6 +26,12 @@ def test_every_setting_is_described(configurable: type[Configurable]) -> None:
     page = (REFERENCE / "settings.md").read_text()
     for name in configurable.class_traits(config=True).keys() - inherited.keys():
         assert f"| `{name}` |" in page
+
+
+def test_every_setting_of_the_service_is_described() -> None:
+    pages = (ROOT / "docs" / "administrator" / name for name in ("service.md", "hub-service.md"))
+    text = "".join(page.read_text() for page in pages)
+    assert [name for name in ServeSettings.class_own_traits(config=True) if f"| `{name}` |" not in text] == []
 
 
 def test_every_variable_is_described() -> None:

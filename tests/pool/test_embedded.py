@@ -198,11 +198,11 @@ async def test_a_withdrawal_is_not_lost_however_long_the_ledger_is_busy(
 async def test_a_ledger_that_others_keep_locked_is_closed_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_pool.ledger.thread.ANSWER_WITHIN", 0.1)
-    monkeypatch.setattr("gpu_pool.ledger.thread._CLOSE_WITHIN", 0.1)
     path = tmp_path / "ledger.db"
     pool = embedded(path)
-    await pool.status()
+    await pool.status()  # which may take its time
+    monkeypatch.setattr("gpu_pool.ledger.thread.ANSWER_WITHIN", 0.1)
+    monkeypatch.setattr("gpu_pool.ledger.thread._CLOSE_WITHIN", 0.1)
     with FairLock(path.with_name("ledger.db.lock")):
         with pytest.raises(LedgerUnusable, match="has been locked"):
             await take(pool, "1", "key")

@@ -5,23 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
-
-import pytest
 
 from support.classroom import Classroom, eventually
-from support.server import Server
+from support.server import Server, server
 
-
-@pytest.fixture
-async def server(classroom: Classroom) -> AsyncIterator[Server]:
-    server = Server(classroom)
-    try:
-        await eventually(server.started)
-        yield server
-    finally:
-        server.process.kill()
-        server.process.wait()
+__all__ = ["server"]
 
 
 async def test_a_notebook_takes_its_slice_and_gives_it_back(classroom: Classroom, server: Server) -> None:

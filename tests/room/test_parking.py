@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,6 @@ import pytest
 from gpu_pool_client import EndReason, Lease, LeaseState, PoolUnreachable
 from support.classroom import Classroom, Managers, eventually, kill
 from support.room import frontend
-
-
-@pytest.fixture
-def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Set the terms of those who name no course, before anybody asks for anything."""
-    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path / "settings"))
-
-    def set_terms(**terms: Any) -> None:
-        (tmp_path / "settings").mkdir()
-        content = {"PoolSettings": {"default_course": terms}}
-        (tmp_path / "settings" / "gpu_pool_config.json").write_text(json.dumps(content))
-
-    return set_terms
 
 
 async def test_an_idle_kernel_lends_its_slice_and_keeps_its_variables(
@@ -133,12 +119,12 @@ async def test_a_kernel_says_that_it_is_in_use(classroom: Classroom, manager: Ma
 async def test_the_longest_lease_warns_then_ends_the_kernel_and_the_next_cell_says_why(
     classroom: Classroom, manager: Managers, course: Any
 ) -> None:
-    course(longest_lease="4s", warn_before="3s")
+    course(longest_lease="12s", warn_before="10s")
     km = manager(classroom.install("two"))
     await km.start_kernel()
     lease = await classroom.only_lease()
     async with frontend(km) as page:
-        cell = page.run("import time\nfor _ in range(100): time.sleep(0.1)")
+        cell = page.run("import time\nfor _ in range(600): time.sleep(0.1)")
         queued = page.run("print(1)")
         await cell.shows("This GPU slice ends in")
         assert "held for as long as its course allows" in (await cell.done()).outputs[-1]

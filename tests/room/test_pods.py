@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
+import time
+from typing import Any
 
 import pytest
-from jupyter_client.ioloop import AsyncIOLoopKernelManager
 
-from gpu_pool_client import NotAllowed
-from support.classroom import Classroom, Managers, answer, eventually, kill, restarting_soon
-from support.pods import AWAY, PodPool, pods
+from gpu_pool_client import PodPhase, parse_request
+from support.classroom import Classroom, Managers, answer, eventually
+from support.pods import PodPool, pods
+from support.pools import until
 from support.room import frontend
 
 __all__ = ["pods"]
@@ -131,170 +133,50 @@ async def test_a_restart_and_a_shutdown_while_the_pod_starts(
     assert await classroom.is_empty()
 
 
-async def test_a_kernel_that_dies_is_restarted_on_its_slice_and_says_why(
-    classroom: Classroom, manager: Managers, pods: PodPool
+async def test_an_idle_kernel_is_warned_and_ended_where_its_course_says_so(
+    classroom: Classroom, manager: Managers, course: Any, request: pytest.FixtureRequest
 ) -> None:
-    km = manager(classroom.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
-    await km.start_kernel()
-    async with frontend(km) as page:
-        await page.run("1").done()
-        lease = await classroom.only_lease()
-        (pod,) = pods.running
-        assert pod.process is not None
-        kill(pod.process.pid)
-
-        async def runs_again() -> bool:
-            return len(pods.running) == 1 and pods.running != [pod]
-
-        await eventually(runs_again)
-        cell = await page.run("print('on')").done()
-        text = " ".join("".join(cell.outputs).split())
-        assert "ended by itself, and its variables are gone. It needed more memory" in text
-        assert "on" in text
-    assert (await classroom.only_lease()).id == lease.id
-
-
-async def test_a_kernel_that_nobody_restarts_gives_its_slice_back(
-    classroom: Classroom, manager: Managers, pods: PodPool
-) -> None:
-    km = manager(classroom.install("two"))
-    await km.start_kernel()
-    await answer(km, "1")
-    (pod,) = pods.running
-    assert pod.process is not None
-    kill(pod.process.pid)
-    await eventually(classroom.is_empty)
-    assert not await km.is_alive()
-
-
-async def test_a_pod_that_the_cluster_takes_is_told_of_and_the_next_cell_asks_anew(
-    classroom: Classroom, manager: Managers, pods: PodPool
-) -> None:
+    course(idle_limit="8s", when_idle="end", warn_before="8s")
+    pods: PodPool = request.getfixturevalue("pods")
     km = manager(classroom.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
-        cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
-        await cell.shows("begun")
-        lease = await classroom.only_lease()
-        await pods.evict(lease.id, "The machine that it ran on was lost.")
-        text = " ".join("".join((await cell.done()).outputs).split())
-        assert "The machine that it ran on was lost. Its variables are gone." in text
-        assert await km.is_alive()
-        assert (await page.run("print('anew')").done()).outputs == ["anew\n"]
-    assert (await classroom.only_lease()).id != lease.id
+        told = await page.run("import os; print([n for n in os.environ if '_IDLE_' in n])").done()
+        shown = told.outputs
+        assert "GPU_POOL_IDLE_ENDS" in shown[-1]
 
-
-async def test_a_revoked_lease_is_told_of_with_its_words(
-    classroom: Classroom, manager: Managers, pods: PodPool
-) -> None:
-    km = manager(classroom.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
-        await page.run("1").done()
-        await pods.revoke((await classroom.only_lease()).id, "The course is over.")
+        async def is_warned() -> bool:
+            shown.extend((await page.run("1").done()).outputs)
+            return "This kernel has been idle for long and ends in" in "".join(shown)
 
         async def is_over() -> bool:
-            return not pods.running
+            return not pods.running and await classroom.is_empty()
 
-        await eventually(is_over)
+        await eventually(is_warned, within=60)
+        await eventually(is_over, within=60)
+        assert [each["reason"] for each in await pods.history()] == ["idle"]
         (error,) = (await page.run("1").done()).outputs
-        assert "The course is over." in error
-    assert await km.is_alive()
+        assert "it had been idle for longer than its course allows" in error
+        assert "anew\n" in (await page.run("print('anew')").done()).outputs
 
 
-async def test_what_a_pool_refuses_is_what_the_cell_reads_and_the_next_cell_asks_again(
-    classroom: Classroom, manager: Managers, pods: PodPool
-) -> None:
-    pods.fault = NotAllowed("Your home is on a machine without a GPU.", "Tell your teacher.")
-    km = manager(classroom.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
-        (error,) = (await page.run("1").done()).outputs
-        assert "This cell did not run. Your home is on a machine without a GPU. Tell your teacher." in error
-        assert await classroom.is_empty()
-        assert await km.is_alive()
-        pods.fault = None
-        assert (await page.run("print('well')").done()).outputs == ["well\n"]
-
-
-async def test_a_service_that_is_away_for_a_moment_does_no_harm(
-    classroom: Classroom, manager: Managers, pods: PodPool
-) -> None:
-    pods.fault = AWAY
-    km = manager(classroom.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
-        cell = page.run("x = 1; print('well')")
-        await cell.shows("is not there. Still trying.")
-        pods.fault = None
-        assert (await cell.done()).outputs == ["well\n"]
-        pods.fault = AWAY
-        # Longer than a question about a pod takes: so it has been heard of.
-        assert (await page.run("import time; time.sleep(1.5); print(x)").done()).outputs == ["1\n"]
-        pods.fault = None
-        assert (await page.run("print(x)").done()).outputs == ["1\n"]
-    assert len(pods.launched) == 1
-
-
-async def test_a_kernel_is_ended_while_the_service_is_away(
-    classroom: Classroom, manager: Managers, pods: PodPool
-) -> None:
-    km = manager(classroom.install("two"))
-    await km.start_kernel()
-    await answer(km, "1")
-    pods.fault = AWAY
-    await km.shutdown_kernel(now=True)
-    assert not await km.is_alive()
-    # In the end it is the lease that counts.
-    assert await classroom.is_empty()
-    assert not pods.running
-
-
-async def test_a_kernel_whose_pod_does_not_end_gives_its_slice_back_all_the_same(
-    classroom: Classroom, manager: Managers, pods: PodPool
-) -> None:
-    km = manager(classroom.install("two"))
-    await km.start_kernel()
-    await answer(km, "1")
-    pods.lingering = True
-    await km.shutdown_kernel(now=True)
-    assert await classroom.is_empty()
-
-
-async def test_a_pod_that_does_not_start_in_time_says_what_it_waited_for(
+async def test_the_time_in_the_clusters_own_queue_does_not_count(
     classroom: Classroom, manager: Managers, pods: PodPool
 ) -> None:
     pods.images.clear()
+    pods.words, pods.phase = "You are number 3 there.", PodPhase.QUEUED
     km = manager(classroom.install("two", start_timeout=1.0))
     await km.start_kernel()
-    await eventually(classroom.is_empty)
+    began = time.monotonic()
     async with frontend(km) as page:
-        (error,) = (await page.run("1").done()).outputs
-        assert "The last that was heard of it: Its software is being fetched." in " ".join(error.split())
+        cell = page.run("print('well')")
+        await cell.shows("Waiting for a GPU slice of 2%. You are number 3 there.")
+        await until(lambda: time.monotonic() > began + 1.5)  # longer than a start may take
+        pods.words, pods.phase = "Its software is being fetched.", PodPhase.STARTING
+        await cell.shows("The wait for a GPU slice of 2% is over. Its software is being fetched.")
         pods.images.set()
-        assert (await page.run("print('well')").done()).outputs == ["well\n"]
-
-
-async def test_a_kernel_that_does_not_encrypt_is_told_of_at_once(
-    classroom: Classroom, manager: Managers, pods: PodPool
-) -> None:
-    pods.encrypted = False
-    km = manager(classroom.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
-        (error,) = (await page.run("1").done()).outputs
-        assert "needs ipykernel 7.4 or newer" in " ".join(error.split())
-    assert not pods.running
-
-
-async def test_a_kernel_that_ends_at_once_says_how(
-    classroom: Classroom, manager: Managers, pods: PodPool
-) -> None:
-    km = manager(classroom.install("two", pod_argv=["sh", "-c", "exit 3"]))
-    await km.start_kernel()
-    async with frontend(km) as page:
-        (error,) = (await page.run("1").done()).outputs
-        assert "The kernel ended before it was ready. It ended with exit status 3." in " ".join(error.split())
+        assert (await cell.done()).outputs == ["well\n"]
+    assert len(pods.launched) == 1
 
 
 async def test_another_size_comes_with_a_restart(
@@ -315,6 +197,17 @@ async def test_another_size_comes_with_a_restart(
         cell = await page.run("1").done()
         assert "You wished for 50%. This kernel still has 10%." in " ".join("".join(cell.outputs).split())
         await classroom.pool.release(held.id)
+
+
+async def test_a_slice_of_another_size_than_was_asked_for_is_told(
+    classroom: Classroom, manager: Managers, pods: PodPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pods._inner, "_counted_as", lambda _: parse_request("3%"))
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("print('on')").shows("You asked for 2% of a GPU. This cluster has no slice of exactly")
+        assert (await page.run("import os; print(os.environ['GPU_POOL_SLICE'])").done()).outputs == ["3%\n"]
 
 
 async def test_kernels_in_pods_wait_in_line(classroom: Classroom, manager: Managers, pods: PodPool) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import nbformat
@@ -14,7 +13,9 @@ import pytest
 from nbclient import NotebookClient
 
 from support.classroom import Classroom, eventually
-from support.server import Server
+from support.server import Server, server
+
+__all__ = ["server"]
 
 
 async def test_nbclient_saves_a_clean_notebook(classroom: Classroom) -> None:
@@ -53,17 +54,6 @@ async def test_papermill_waits_and_passes_its_parameters(classroom: Classroom, t
     assert run.returncode == 0, errors
     assert "42\n" in str(nbformat.read(result, as_version=4).cells[-1].outputs[0].text)
     await eventually(classroom.is_empty)
-
-
-@pytest.fixture
-async def server(classroom: Classroom) -> AsyncIterator[Server]:
-    server = Server(classroom)
-    try:
-        await eventually(server.started)
-        yield server
-    finally:
-        server.process.kill()
-        server.process.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

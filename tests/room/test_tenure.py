@@ -58,6 +58,17 @@ def test_a_kernel_that_cannot_be_parked_is_ended_after_a_warning_where_its_cours
     assert "idle for longer" in ending.words
 
 
+def test_in_a_pod_what_is_submitted_decides_alone() -> None:
+    unseen = replace(IDLE, activity=Activity())
+    assert step(ENDS, unseen, NOW + 10_000).act is Act.NOTHING
+    in_pod = replace(ENDS, in_pod=True)
+    assert step(in_pod, unseen, NOW + 541).act is Act.WARN
+    assert step(in_pod, unseen, NOW + 600).act is Act.END
+    for used in (replace(unseen, busy=True), replace(unseen, kept_until=NOW + 10_000)):
+        assert step(in_pod, used, NOW + 600).act is Act.NOTHING
+    assert step(replace(in_pod, when_idle=WhenIdle.KEEP), unseen, NOW + 10_000).act is Act.NOTHING
+
+
 def test_the_longest_lease_ends_even_a_busy_kernel_after_a_warning() -> None:
     terms = Terms(ends_at=NOW + 7200, warn_before=300)
     busy = replace(IDLE, busy=True)

@@ -18,7 +18,7 @@ from gpu_pool_client import GpuPoolError, Holder, LeaseGone, LeaseState, OverQuo
 from gpu_pool_client.remote.exchange import ask
 from gpu_pool_client.remote.problems import PROBLEM_TYPE
 from support.pools import take, until
-from support.service import Nursery, Service, serving
+from support.service import Nursery, Service, is_closed, serving
 
 
 @contextmanager
@@ -28,17 +28,6 @@ def connected(service: Service, sent: bytes = b"") -> Iterator[socket.socket]:
         connection.connect(str(service.socket))
         connection.sendall(sent)
         yield connection
-
-
-def ends(connection: socket.socket) -> bool:
-    """Whether the other end has closed the connection."""
-    connection.setblocking(False)
-    try:
-        return connection.recv(1, socket.MSG_PEEK) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 def is_hung_up(connection: socket.socket) -> bool:
@@ -107,7 +96,7 @@ async def test_one_user_has_so_many_connections_and_no_more(nursery: Nursery, fo
         with ExitStack() as stack:
             some = [stack.enter_context(connected(service)) for _ in range(9)]
             # Not at once five are left if the one that found out that it listens is still among them.
-            await until(lambda: sum(map(ends, some)) >= 4)
+            await until(lambda: sum(map(is_closed, some)) >= 4)
         async with connect(service.url) as pool:
             assert (await pool.status()).leases == ()
 

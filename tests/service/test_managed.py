@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Holder, LeaseState, connect, parse_request
-from support.hub import Hub, free_port, write_hub
+from support.hub import Hub, write_hub
+from support.ports import free_port
 from support.service import DEVICES
 
 PROXY = os.environ.get("GPU_POOL_PROXY") or shutil.which("configurable-http-proxy")

@@ -2,85 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import logging
 import re
 import shutil
-import signal
-import sqlite3
-from collections.abc import AsyncIterator
-from html import unescape
 from pathlib import Path
 
 import pytest
-from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 
-from gpu_pool.coursefiles import CourseFolder
 from gpu_pool.coursefiles.editing import RESERVED
-from gpu_pool.courses import CourseVersion
-from gpu_pool.ledger.versions import MOST_VERSIONS
 from gpu_pool_client import Holder, NotAllowed, parse_request
+from support.course_editing import COURSE, EDIT, LARGER, field, folder, names, send, site, text_of
 from support.dashboard import ADMIN, PREFIX, Site, courses_of, showing
 from support.pages import Document
-from support.pools import running
 
-COURSE = """\
-# The comments stay.
-title: Machine Learning
-who: {users: [ada]}
-instructors: [turing]
-slices:
-  - {name: Small, request: 2%}
-quota: {share: 50%}
-weight: 2
-"""
-LARGER = COURSE.replace("2%}", "5%}")
-EDIT = "courses/ml/edit"
-#: A text of YAML that would need some 10^9 items, were references read.
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "\n".join(
-    f"{b}: &{b} [{', '.join(['*' + a] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
-)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "courses"
-    made.mkdir()
-    (made / "ml.yaml").write_text(COURSE)
-    (made / "nlp.yaml").write_text(COURSE.replace("turing", "hopper").replace("ada", "grace"))
-    return made
-
-
-@pytest.fixture
-async def site(tmp_path: Path, folder: Path) -> AsyncIterator[Site]:
-    async with showing(tmp_path, 1, courses_dir=str(folder)) as site:
-        yield site
-
-
-def field(page: str, name: str) -> str:
-    """Return what a field of the form on a page has in it."""
-    found = re.search(rf'name="{name}"[^>]*value="([^"]*)"', page)
-    if found is None:
-        found = re.search(rf'<textarea id="{name}"[^>]*>\n?([^<]*)</textarea>', page)
-    assert found, page
-    return unescape(found[1])
-
-
-async def send(site: Site, text: str, user: str = "turing", do: str = "save", **more: str) -> HTTPResponse:
-    """Open the editor, type a text over what is there, and send it."""
-    path = more.pop("path", EDIT)
-    seen = more.pop("seen", None) or field(await site.page(path, user), "seen")
-    return await site.post(path, user, text=text.replace("\n", "\r\n"), seen=seen, do=do, **more)
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(each.name for each in folder.iterdir())
-
-
-def text_of(answer: HTTPResponse) -> str:
-    return Document(answer.body.decode()).text
+__all__ = ["folder", "site"]
 
 
 class TestSaving:
@@ -143,11 +79,13 @@ class TestSaving:
             await send(site, LARGER)
             await send(site, COURSE.replace("weight: 2", "weight: 3"))
             await send(site, COURSE, do="check")
+            await send(site, f"# Of this term.\n{LARGER}")
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         told = [{name: line.get(name) for name in ("event", "course", "change", "by")} for line in lines]
         assert told == [
             {"event": "course", "course": "ml", "change": "changed", "by": "turing"},
             {"event": "refused", "course": None, "change": None, "by": "turing"},
+            {"event": "course", "course": "ml", "change": "text", "by": "turing"},
         ]
         assert "only an administrator may change this" in lines[1]["words"]
 
@@ -229,156 +167,6 @@ class TestWhoMay:
         assert before.read_text() == COURSE
 
 
-class TestMeanwhile:
-    async def test_a_change_by_somebody_else_is_not_overwritten_unseen(
-        self, site: Site, folder: Path
-    ) -> None:
-        seen = field(await site.page(EDIT, "turing"), "seen")
-        theirs = COURSE.replace("Machine", "Deep")
-        (folder / "ml.yaml").write_text(theirs)
-        answer = await send(site, LARGER, seen=seen)
-        assert answer.code == 409
-        page = answer.body.decode()
-        assert Document(page).problems == []
-        assert (field(page, "text"), field(page, "theirs")) == (LARGER, theirs)
-        assert '<span class="removed">-title: Deep Learning</span>' in page
-        assert (folder / "ml.yaml").read_text() == theirs
-        # Now that both are seen, the same button saves.
-        assert (await send(site, LARGER, seen=field(page, "seen"))).code == 303
-        assert (folder / "ml.yaml").read_text() == LARGER
-        versions = await site.pool.course_versions("ml", 10)
-        assert [(each.user, each.text) for each in versions] == [("turing", LARGER), ("", theirs)]
-
-    async def test_of_many_who_save_at_once_one_is_the_first(self, site: Site, folder: Path) -> None:
-        seen = field(await site.page(EDIT, "turing"), "seen")
-        texts = [COURSE.replace("Small", f"Small {number}") for number in range(12)]
-        answers = await asyncio.gather(*(send(site, text, seen=seen) for text in texts))
-        assert sorted(each.code for each in answers) == [303, *[409] * 11]
-        saved = (folder / "ml.yaml").read_text()
-        assert answers[texts.index(saved)].code == 303
-        for answer, text in zip(answers, texts, strict=True):
-            if answer.code == 409:
-                page = answer.body.decode()
-                assert (field(page, "text"), field(page, "theirs")) == (text, saved)
-
-    async def test_a_file_that_was_removed_is_not_made_again(self, site: Site, folder: Path) -> None:
-        seen = field(await site.page(EDIT, "turing"), "seen")
-        (folder / "ml.yaml").unlink()
-        answer = await send(site, LARGER, seen=seen)
-        assert answer.code == 403
-        assert "cannot be read" in text_of(answer)
-        assert field(answer.body.decode(), "text") == LARGER
-        assert not (folder / "ml.yaml").exists()
-
-    async def test_an_end_before_the_renaming_leaves_the_old_file_whole(
-        self, site: Site, folder: Path
-    ) -> None:
-        with running(_ENDS_BEFORE_RENAMING.format(folder=str(folder), data=LARGER.encode())) as process:
-            assert process.stdout
-            await asyncio.to_thread(process.stdout.readline)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        assert (folder / ".ml.yaml.new").read_text() == LARGER
-        courses = CourseFolder(folder).look()
-        assert (sorted(courses.usable), courses.problems) == (["ml", "nlp"], ())
-        assert (folder / "ml.yaml").read_text() == COURSE
-        assert (await send(site, LARGER)).code == 303
-        assert names(folder) == ["ml.yaml", "nlp.yaml"]
-
-    async def test_what_cannot_be_recorded_is_not_saved(self, site: Site, folder: Path) -> None:
-        seen = field(await site.page(EDIT, "turing"), "seen")
-        with contextlib.closing(sqlite3.connect(site.ledger)) as ledger, ledger:
-            ledger.execute("DROP TABLE course_version")
-        answer = await site.post(EDIT, "turing", text=LARGER, seen=seen, do="save")
-        assert answer.code >= 500
-        assert (folder / "ml.yaml").read_text() == COURSE
-        assert names(folder) == ["ml.yaml", "nlp.yaml"]
-
-    async def test_what_could_not_be_put_in_place_is_in_no_history(
-        self, site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def refuse(*_: object) -> None:
-            raise NotAllowed("ml.yaml cannot be written: it is mounted by itself.")
-
-        # As where a container mounts the file alone, which only root can bring about.
-        monkeypatch.setattr("gpu_pool.service.editing.put_in_place", refuse)
-        answer = await send(site, LARGER)
-        assert answer.code == 403
-        assert "Not saved: ml.yaml cannot be written" in text_of(answer)
-        assert field(answer.body.decode(), "text") == LARGER
-        assert [each.user for each in await site.pool.course_versions("ml", 10)] == [""]
-        assert names(folder) == ["ml.yaml", "nlp.yaml"]
-
-
-_ENDS_BEFORE_RENAMING = """
-import sys
-from pathlib import Path
-from gpu_pool.coursefiles.writing import write_beside
-write_beside(Path({folder!r}), "ml.yaml", {data!r})
-print("written", flush=True)
-sys.stdin.read()
-"""
-
-
-class TestHistory:
-    async def test_it_tells_who_changed_what_when(self, site: Site) -> None:
-        await send(site, LARGER)
-        await send(site, LARGER.replace("weight: 2", "weight: 3"), ADMIN)
-        page = await site.page(EDIT, "turing")
-        assert Document(page).problems == []
-        text = Document(page).text
-        assert text.index("root 1 line added, 1 removed as it is now") < text.index("turing 1 line added")
-        assert '<span class="removed">-weight: 2</span>' in page
-        assert '<span class="added">+  - {name: Small, request: 5%}</span>' in page
-        assert "as it was found" in text
-
-    async def test_bringing_back_a_version_only_fills_the_editor(self, site: Site, folder: Path) -> None:
-        await send(site, LARGER)
-        (oldest,) = set(re.findall(r"edit\?version=(\d+)", await site.page(EDIT, "turing")))
-        page = await site.page(f"{EDIT}?version={oldest}", "turing")
-        assert field(page, "text") == COURSE
-        assert "Nothing is changed until you save it" in page
-        assert (folder / "ml.yaml").read_text() == LARGER
-        assert (await send(site, COURSE, seen=field(page, "seen"))).code == 303
-        assert (folder / "ml.yaml").read_text() == COURSE
-
-    async def test_a_change_by_other_means_is_told_and_kept(self, site: Site, folder: Path) -> None:
-        await send(site, LARGER)
-        (folder / "ml.yaml").write_text(COURSE)
-        assert "changed outside of this page" in await site.page(EDIT, "turing")
-        await send(site, LARGER)
-        versions = await site.pool.course_versions("ml", 10)
-        assert [each.user for each in versions] == ["turing", "", "turing", ""]
-
-    async def test_it_is_read_by_those_who_may_edit_alone(self, site: Site) -> None:
-        await send(site, LARGER)
-        number = (await site.pool.course_versions("ml", 1))[0].number
-        stranger = await site.page(f"courses/nlp/edit?version={number}", "hopper")
-        assert "5%" not in stranger
-        assert "That version is not kept" in stranger
-
-    @pytest.mark.parametrize(
-        "asked", ["version=x", "version=-1", f"version={10**30}", "before=0", "version=٣"]
-    )
-    async def test_odd_numbers_lead_nowhere(self, site: Site, asked: str) -> None:
-        assert (
-            field(await site.page(f"{EDIT}?{asked.encode().decode('latin-1')}", "turing"), "text") == COURSE
-        )
-
-    async def test_so_many_versions_are_kept_and_shown_by_pages(self, site: Site) -> None:
-        versions = [CourseVersion("turing", COURSE + f"# {n}\n", float(n)) for n in range(MOST_VERSIONS + 20)]
-        await site.pool.keep_versions("ml", versions)
-        await site.pool.keep_versions("nlp", versions[:1])
-        path, found = f"{EDIT}?before=999", []
-        while path:
-            page = await site.page(path, "turing")
-            found += re.findall(r"edit\?version=(\d+)", page)
-            older = re.search(r'href="/services/gpu-pool/([^"]*before=\d+)', page)
-            path = older[1] if older else ""
-        assert len(found) == len(set(found)) == MOST_VERSIONS
-        assert len(await site.pool.course_versions("nlp", 10)) == 1
-
-
 class TestEditingIsOff:
     async def test_where_the_file_is_a_link_as_in_a_configmap(self, site: Site, folder: Path) -> None:
         data = folder / "..data"
@@ -407,58 +195,6 @@ class TestEditingIsOff:
         async with showing(tmp_path, 1, courses_of({"ml": "Machine Learning"})) as site:
             assert "/edit" not in await site.page("courses/ml", "turing")
             assert (await site.get(EDIT, "turing")).code == 403
-
-
-class TestHostileTexts:
-    @pytest.mark.parametrize(
-        ("text", "words"),
-        [
-            (BOMB, "references (* and &) are not read"),
-            ("[" * 5_000, "too many levels"),
-            ("title: \x07", "cannot be printed"),
-            ("", "is empty"),
-            ("!!python/object/apply:os.system ['true']", "is not read"),
-            ("title: x\n---\ntitle: y", "a second document"),
-            (COURSE + "#" * 65_536, "is larger than 64 KiB"),
-            ("</textarea><script>alert(1)</script>", "1 error in ml.yaml"),
-        ],
-        ids=["bomb", "deep", "bell", "empty", "tag", "two", "large", "script"],
-    )
-    @pytest.mark.parametrize("do", ["check", "save"])
-    async def test_they_are_refused_in_words(
-        self, site: Site, folder: Path, do: str, text: str, words: str
-    ) -> None:
-        answer = await send(site, text, do=do)
-        assert answer.code == (200 if do == "check" else 422)
-        page = answer.body.decode()
-        assert words in unescape(page)
-        assert page.count("<script") == 1
-        assert field(page, "text") == text
-        assert (folder / "ml.yaml").read_text() == COURSE
-
-    async def test_what_is_not_utf_8_is_refused(self, site: Site, folder: Path) -> None:
-        answer = await send_bytes(site, b"title: \xff\xfe")
-        assert answer.code == 422
-        assert "is not UTF-8" in text_of(answer)
-        assert (folder / "ml.yaml").read_text() == COURSE
-
-    async def test_a_form_as_browsers_send_it_is_read(self, site: Site, folder: Path) -> None:
-        assert (await send_bytes(site, LARGER.replace("\n", "\r\n").encode())).code == 303
-        assert (folder / "ml.yaml").read_text() == LARGER
-
-    async def test_a_body_larger_than_any_form_is_not_taken(self, site: Site, folder: Path) -> None:
-        answer = await send_bytes(site, b"#" * 1_000_000)
-        assert answer.code in (400, 599)
-        assert (folder / "ml.yaml").read_text() == COURSE
-
-    @pytest.mark.parametrize(
-        ("students", "stay"), [("0", "1h"), ("501", "1h"), ("x", "1h"), ("5", "soon"), ("٣", "1h")]
-    )
-    async def test_odd_figures_are_refused_in_words(self, site: Site, students: str, stay: str) -> None:
-        answer = await send(site, LARGER, do="check", students=students, stay=stay)
-        assert answer.code == 400
-        assert "Accepted" in text_of(answer)
-        assert field(answer.body.decode(), "text") == LARGER
 
 
 class TestChecking:
@@ -495,24 +231,3 @@ class TestAdministrators:
             assert (await fresh.get("courses/new/edit", "turing")).code == 403
             assert (await send(fresh, LARGER, ADMIN, path="courses/new/edit")).code == 303
             assert "Machine Learning" in await fresh.page("courses/new", ADMIN)
-
-
-async def send_bytes(site: Site, text: bytes) -> HTTPResponse:
-    """Save bytes, in a form as browsers send it."""
-    shown = await site.get(EDIT, "turing")
-    page = shown.body.decode()
-    token = re.findall(r'name="form-token" content="([^"]+)"', page)[0]
-    cookie = next(each for each in shown.headers.get_list("Set-Cookie") if each.startswith("_xsrf="))
-    fields = {"_xsrf": token.encode(), "seen": field(page, "seen").encode(), "do": b"save", "text": text}
-    body = b"".join(
-        b'--limit\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (name.encode(), value)
-        for name, value in fields.items()
-    )
-    headers = {
-        "Cookie": f"user=turing; {cookie.partition(';')[0]}",
-        "Content-Type": "multipart/form-data; boundary=limit",
-    }
-    request = HTTPRequest(
-        site.url + EDIT, "POST", headers=headers, body=body + b"--limit--\r\n", follow_redirects=False
-    )
-    return await AsyncHTTPClient(force_instance=True).fetch(request, raise_error=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -147,6 +148,14 @@ class TestLeases:
         (row,) = pool_view.lease_rows(status, MARKS, ADA.owns, {"7-abcdef": outlook})
         assert row.state == "number 2 in line"
         assert row.outlook == "about 2 to 5 min. All is held."
+
+    def test_what_waits_in_the_queue_of_the_cluster_is_not_called_parked(self) -> None:
+        held = lease(1)
+        (part,) = held.slices
+        kind = replace(part, device=replace(part.device, unbounded=True))
+        queued = replace(held, state=LeaseState.PARKED, slices=(kind,))
+        (row,) = pool_view.lease_rows(pool(queued), MARKS, ADA.owns)
+        assert row.state == "in the cluster's queue"
 
     def test_the_line_is_counted_by_course(self) -> None:
         line = (waiting(1, 1), waiting(2, 2, user="x"), waiting(3, 3, course=None))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from traitlets.config import Config
 from gpu_pool_client import Lease, LeaseState, Pool, parse_request
 from gpu_pool_client.values import Holder
 from gpu_pool_provisioner import pools
+from support.pools import eventually as eventually
 from support.tiny_kernel import __file__ as tiny_kernel
 
 IPYKERNEL = (sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}")
@@ -85,14 +85,6 @@ class Classroom:
 def restarting_soon(limit: int = 5) -> Config:
     """Configure a manager that looks for dead kernels, and restarts them, without much ado."""
     return Config(KernelRestarter={"time_to_dead": 0.2, "restart_limit": limit})
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]], within: float = 30) -> None:
-    """Wait until the condition holds, or fail."""
-    deadline = time.monotonic() + within
-    while not await condition():
-        assert time.monotonic() < deadline, f"{condition} did not come true in {within} s"
-        await asyncio.sleep(0.05)
 
 
 async def answer(manager: AsyncKernelManager, code: str = "", within: float = 60) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +18,7 @@ import pytest
 
 from gpu_pool_client.remote.exchange import Server, ask
 from support.pools import until
+from support.ports import free_port
 from support.service import Nursery, Service, serving
 
 #: An administrator of the Hub, who has the name that the tests' user has on this machine.
@@ -99,13 +98,6 @@ token.write_text(os.environ["JUPYTERHUB_API_TOKEN"])
 where = urllib.parse.urlsplit(os.environ["JUPYTERHUB_SERVICE_URL"])
 http.server.HTTPServer((where.hostname, where.port), Answer).serve_forever()
 """
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 @dataclass

@@ -8,11 +8,9 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
 from html import unescape
 from http.cookies import SimpleCookie
 from pathlib import Path
@@ -22,6 +20,7 @@ from urllib.parse import urlencode
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
 from support.classroom import eventually
+from support.ports import free_ports
 
 #: If set, a proxy that is missing is a failure and not a reason to skip.
 REQUIRED: Final = "GPU_POOL_REQUIRE_HUB"
@@ -55,6 +54,8 @@ c.JupyterHub.load_roles = [
 c.JupyterHub.spawner_class = "gpu_pool_spawner.spawners.GPUPoolSimpleLocalProcessSpawner"
 c.SimpleLocalProcessSpawner.home_dir_template = str(Path.cwd() / "homes" / "{username}")
 c.Spawner.cmd = [sys.executable, "-m", "jupyterhub.singleuser"]
+# A machine that runs other tests beside starts them slowly.
+c.Spawner.start_timeout = c.Spawner.http_timeout = 120
 c.Spawner.args = ["--allow-root", "--ServerApp.open_browser=False"]
 c.Spawner.environment = {
     "GPU_POOL_DEVICES": os.environ["GPU_POOL_DEVICES"],
@@ -71,14 +72,6 @@ def proxy_command() -> list[str] | None:
     beside = ROOT / "node_modules" / ".bin" / "configurable-http-proxy"
     found = shutil.which("configurable-http-proxy") or (str(beside) if beside.exists() else None)
     return [found] if found and shutil.which("node") else None
-
-
-def _free_ports(number: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 class Hub:
@@ -106,7 +99,7 @@ class Hub:
         (folder / "gpu_pool_config.py").write_text(f"c.PoolSettings.courses = {known}\n")
         self.pool = f"embedded:{folder}/ledger.db"
         self.token = secrets.token_hex(16)
-        port, hub_port, proxy_port = _free_ports(3)
+        port, hub_port, proxy_port = free_ports(3)
         self.url = f"http://127.0.0.1:{port}"
         self._settings = {
             "url": self.url,

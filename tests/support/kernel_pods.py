@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -104,13 +104,22 @@ async def serving_cluster(
 
 @asynccontextmanager
 async def cluster_pool(
-    path: Path, kubeconfig: Path, namespace: str, *, courses: Courses | None = None, **settings: Any
+    path: Path,
+    kubeconfig: Path,
+    namespace: str,
+    *,
+    courses: Courses | None = None,
+    named: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[ClusterPool]:
-    """Serve a cluster within this process, and look at the leases as the service does."""
+    """Serve a cluster within this process, and look at the leases as the service does.
+
+    ``courses`` are those of files, ``named`` those of ``c.PoolSettings.courses``.
+    """
     told = courses or Courses()
     kubernetes = KubernetesSettings(kubeconfig=str(kubeconfig), namespace=namespace, **settings)
     log = logging.getLogger("gpu_pool.tests")
-    pool = await open_cluster(path, PoolSettings(), kubernetes, lambda: told, log)
+    pool = await open_cluster(path, PoolSettings(courses=dict(named or {})), kubernetes, lambda: told, log)
     async with pool:
         looking = asyncio.create_task(look(pool))
         try:

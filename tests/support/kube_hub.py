@@ -26,6 +26,7 @@ c.Spawner.environment = {{"GPU_POOL_COURSE": "what a server must not get"}}
 c.KubeSpawner.namespace = {namespace!r}
 c.KubeSpawner.image = {image!r}
 c.KubeSpawner.start_timeout = 120
+c.KubeSpawner.http_timeout = 90
 c.KubeSpawner.delete_grace_period = 5
 """
 

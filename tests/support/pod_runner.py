@@ -230,14 +230,17 @@ class PodRunner:
             body = {"metadata": {"uid": metadata["uid"]}, **body}
         while True:
             try:
-                await getattr(self._core, method)(metadata["name"], metadata["namespace"], body=body)
+                # To make a model of the answer, which nobody reads, would take longer than all the rest.
+                answer = await getattr(self._core, method)(
+                    metadata["name"], metadata["namespace"], body=body, _preload_content=False
+                )
+                await answer.read()
             except aiohttp.ClientError:  # the API server is away: a kubelet tries again
                 await asyncio.sleep(_AGAIN)
                 continue
-            except ApiException as error:
-                # It is gone, or another one has its name by now.
-                if error.status not in (404, 409):
-                    raise
+            # It is gone, or another one has its name by now.
+            if answer.status >= 400 and answer.status not in (404, 409):
+                raise ApiException(status=answer.status, reason=await answer.text())
             return
 
     async def _event(self, reason: str, message: str, kind: str = "Normal") -> None:

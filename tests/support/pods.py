@@ -87,12 +87,12 @@ class PodProcess:
             os.killpg(self.process.pid, signum)
             self.process.wait()
 
-    def seen(self, words: str) -> KernelPod:
+    def seen(self, words: str, phase: PodPhase) -> KernelPod:
         code = self.process.poll() if self.process else None
         if self.taken is not None:
             found = KernelPod("", PodPhase.ENDED, words=self.taken)
         elif self.process is None:
-            found = KernelPod("", PodPhase.STARTING, words=words)
+            found = KernelPod("", phase, words=words)
         elif code is None:
             found = KernelPod("", PodPhase.RUNNING, self.address)
         else:
@@ -115,7 +115,7 @@ class PodPool(Pool):
         #: Set once the software is there; until then pods wait with these words.
         self.images = threading.Event()
         self.images.set()
-        self.words = "Its software is being fetched."
+        self.words, self.phase = "Its software is being fetched.", PodPhase.STARTING
         #: Raised by whatever is asked about pods.
         self.fault: GpuPoolError | None = None
         self.encrypted = True
@@ -133,13 +133,13 @@ class PodPool(Pool):
         folder.mkdir(parents=True)
         pod = self.pods[lease_id] = PodProcess(kernel, folder)
         self.launched.append(pod)
-        return pod.seen(self.words)
+        return pod.seen(self.words, self.phase)
 
     async def pod(self, lease_id: str, seen: str = "") -> KernelPod:
         end = time.monotonic() + _POLL
         while True:
             self._check()
-            lease = await self._inner.lease(lease_id)
+            lease = await self.lease(lease_id)
             pod = self.pods.get(lease_id)
             if pod is None:
                 raise BadRequest("No pod was launched on this lease.")
@@ -148,7 +148,7 @@ class PodPool(Pool):
                 pod.taken = ""
             if pod.process is None and pod.taken is None and self.images.is_set():
                 pod.start(lease.environment, encrypted=self.encrypted)
-            found = pod.seen(self.words)
+            found = pod.seen(self.words, self.phase)
             if found.version != seen or time.monotonic() > end:
                 return found
             await asyncio.sleep(0.02)

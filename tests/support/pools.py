@@ -6,7 +6,8 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,24 @@ async def until(condition: Callable[[], object], within: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         await asyncio.sleep(0.01)
+
+
+async def eventually(is_so: Callable[[], Awaitable[bool]], within: float = 30.0) -> None:
+    """Return as soon as it is so, of what has to be awaited; fail if it is not in time."""
+    end = time.monotonic() + within
+    while not await is_so():
+        assert time.monotonic() < end, f"{is_so} did not come true in {within} s"
+        await asyncio.sleep(0.02)
+
+
+def key() -> str:
+    """Return a key of a request that nobody else has."""
+    return uuid.uuid4().hex
+
+
+async def held_milli(pool: Pool) -> int:
+    """Return how much of all devices is held, in thousandths of one."""
+    return sum(device.held_milli for device in (await pool.status()).devices)
 
 
 #: A process whose first thread ends while another one goes on, and says so.

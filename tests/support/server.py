@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 
-from support.classroom import Classroom
+from support.classroom import Classroom, eventually
 
 TOKEN = "a token for this test"
 
@@ -56,3 +58,15 @@ class Server:
 
     def _files(self) -> list[Any]:
         return sorted(self._runtime.glob("jpserver-*.json"))
+
+
+@pytest.fixture
+async def server(classroom: Classroom) -> AsyncIterator[Server]:
+    """Run a server for a test."""
+    server = Server(classroom)
+    try:
+        await eventually(server.started, within=90)
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()

@@ -136,7 +136,7 @@ class Service:
     async def start(self) -> None:
         before = self.log.count(": Serving ")
         process = self.launch()
-        await until(lambda: self.log.count(": Serving ") > before or not process.is_alive())
+        await until(lambda: self.log.count(": Serving ") > before or not process.is_alive(), 60)
         assert process.is_alive(), self.log
 
     def answers(self) -> bool:
@@ -192,3 +192,14 @@ def asking(url: str, *sizes: str) -> Iterator[tuple[subprocess.Popen[str], list[
     with running(_ASKER.format(url=url, sizes=sizes, devices=DEVICES)) as process:
         assert process.stdout
         yield process, [process.stdout.readline().strip() for _ in sizes]
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other end has closed the connection."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

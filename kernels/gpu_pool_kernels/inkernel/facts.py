@@ -89,7 +89,9 @@ def terms() -> "list[tuple[str, str]]":
     if ends_at is not None:
         left = max(0, ends_at - int(time.time()))
         found.append(("Ends in", f"{duration(left)}: its course allows no longer lease"))
-    if idle_limit is not None:
+    if idle_limit is not None and os.environ.get("GPU_POOL_IDLE_ENDS"):
+        found.append(("When idle", f"ended after {duration(idle_limit)}, with a warning before"))
+    elif idle_limit is not None:
         found.append(("When idle", f"lent to others after {duration(idle_limit)}, unless it has used CUDA"))
     return found
 

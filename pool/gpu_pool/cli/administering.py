@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from gpu_pool.cli import screen, words
+from gpu_pool.cli.mine import naming_leases
 from gpu_pool.cli.session import Session, complete, json_option, verb
 from gpu_pool_client import BadRequest, DeviceStatus, LeaseGone, Outlook, parse_duration
 
@@ -125,7 +126,8 @@ async def _history(session: Session, since: float) -> list[Mapping[str, Any]]:
 async def _why(session: Session, lease_id: str | None) -> dict[str, Outlook]:
     async with session.connect() as pool:
         if lease_id is not None:
-            return {lease_id: await pool.explain(lease_id)}
+            with naming_leases():
+                return {lease_id: await pool.explain(lease_id)}
         found: dict[str, Outlook] = {}
         for lease in (await pool.status()).line:
             with contextlib.suppress(BadRequest, LeaseGone):  # it may not wait any more

@@ -9,6 +9,7 @@ from gpu_pool.cli.checks import Check
 from gpu_pool.cli.session import complete
 from gpu_pool.cli.words import safe
 from gpu_pool.dialects import Cluster, NodeUse, choose, usage
+from gpu_pool.extras import needs_extra
 from gpu_pool_client import (
     DeviceStatus,
     GpuPoolError,
@@ -33,13 +34,8 @@ def look(kubeconfig: str = "") -> Sight:
 
     Raises the pool's errors.
     """
-    try:
+    with needs_extra("kubernetes", "What a cluster needs"):
         from gpu_pool.kubernetes.looking import look_at
-    except ImportError as error:
-        raise NotAllowed(
-            f"What a cluster needs is not installed: {error}.",
-            "Install it: pip install 'jupyter-gpu-pool[kubernetes]'.",
-        ) from error
     return complete(look_at(kubeconfig))
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from gpu_pool.cli import screen
-from gpu_pool.cli.courses import usable_courses
+from gpu_pool.cli.coursefiles import usable_courses
 from gpu_pool.cli.session import Session, verb
 from gpu_pool_client import BadRequest
 
@@ -53,10 +53,11 @@ def export(
     from gpu_pool.cli.cluster import read_cluster
     from gpu_pool.dialects import DEFAULTS, choose
     from gpu_pool.exporting import documents, has_kueue
+    from gpu_pool.settings import load_settings
 
     if not kubernetes:
-        raise BadRequest("Nothing was said of what to export to.", "Accepted: --kubernetes.")
-    courses = usable_courses(paths)
+        raise BadRequest("It was not said what to export to.", "Accepted: --kubernetes.")
+    courses = usable_courses(paths, load_settings())
     choice = choose(read_cluster(kubeconfig), DEFAULTS, dialect)
     if choice.dialect is None:
         raise BadRequest(str(choice), "Name the dialect: --dialect hami, say.")

@@ -55,7 +55,9 @@ def install(
     from gpu_pool_kernels.installer import install as install_kernels
 
     if user + sys_prefix + (prefix is not None) > 1:
-        raise BadRequest("Several places to install to were given.", "Give --user, --sys-prefix or --prefix.")
+        raise BadRequest(
+            "Several places to install to were given.", "Give one of --user, --sys-prefix and --prefix."
+        )
     requests = [parse_request(size) for size in sizes]
     where = sys.prefix if sys_prefix else prefix
     made = install_kernels(requests, base=base, user=user, prefix=where, wrap=wrap)

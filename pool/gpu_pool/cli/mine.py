@@ -7,7 +7,8 @@ starts, and a command or kernel on a slice is the ancestor of what runs in it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import psutil
 
@@ -31,6 +32,16 @@ def held_by(leases: Iterable[Lease], processes: Sequence[Process], environ: Mapp
     everything = list(leases)
     found = [lease for process in processes for lease in everything if lease.process == process]
     return found or [lease for lease in everything if lease.id == environ.get(LEASE_VARIABLE)]
+
+
+@contextmanager
+def naming_leases() -> Iterator[None]:
+    """Say of a named lease that is not there where those are to be seen that are."""
+    try:
+        yield
+    except LeaseGone as error:
+        remedy = "gpu-pool status lists the leases, gpu-pool history those that have ended."
+        raise LeaseGone(error.message, remedy, reason=error.reason) from error
 
 
 def choose(found: Sequence[Lease], lease_id: str | None = None) -> Lease:

@@ -7,7 +7,7 @@ import os
 import click
 
 from gpu_pool.cli.line import new_key, take, user_name
-from gpu_pool.cli.mine import TAKE_ONE, ancestors, held_by
+from gpu_pool.cli.mine import TAKE_ONE, ancestors, held_by, naming_leases
 from gpu_pool.cli.plain import plain_lease
 from gpu_pool.cli.running import waiting_options
 from gpu_pool.cli.screen import show_json
@@ -59,7 +59,7 @@ def request(session: Session, size: str, wait: bool, timeout: float | None, pid:
     return 0
 
 
-@verb("release", "gpu-pool release", "gpu-pool release 0123abcd", "gpu-pool release --all-mine")
+@verb("release", "gpu-pool release", "gpu-pool release 12-0123abcd", "gpu-pool release --all-mine")
 @click.argument("lease_ids", metavar="[LEASE]...", nargs=-1)
 @click.option("--all-mine", is_flag=True, help="All your leases: those of kernels, and waiting ones, too.")
 @json_option
@@ -100,7 +100,8 @@ async def _request(session: Session, wanted: SliceRequest, keeper: Process, time
 async def _release(session: Session, lease_ids: tuple[str, ...], all_mine: bool) -> list[Lease]:
     async with session.connect() as pool:
         if lease_ids:
-            chosen = [await pool.lease(lease_id) for lease_id in lease_ids]
+            with naming_leases():
+                chosen = [await pool.lease(lease_id) for lease_id in lease_ids]
         else:
             chosen = await (_all_of_mine(pool) if all_mine else _of_this_shell(pool))
         running = [lease for lease in chosen if lease.state is not LeaseState.ENDED]

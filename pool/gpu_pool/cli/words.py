@@ -115,8 +115,9 @@ LEASE_COLUMNS = ("State", "Slice", "GPU", "Memory", LIMITS, "User", "For", "Proc
 def lease_row(lease: Lease, now: float) -> list[str]:
     """One lease as cells under :data:`LEASE_COLUMNS`."""
     is_waiting = lease.state is LeaseState.WAITING
+    state = "queued" if lease.is_queued else lease.state.value
     return [
-        f"{ordinal(lease.place)} in line" if is_waiting and lease.place else lease.state.value,
+        f"{ordinal(lease.place)} in line" if is_waiting and lease.place else state,
         safe(str(lease.request)),
         _devices(lease),
         format_memory(lease.memory_mib) if lease.slices else "-",

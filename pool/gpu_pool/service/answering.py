@@ -56,6 +56,8 @@ class Handler(RequestHandler):
     """What all handlers share: the desk, the caller, and how answers and errors are written."""
 
     SUPPORTED_METHODS = ("GET", "POST", "DELETE")
+    #: Whether services of the Hub's may ask, too.
+    is_for_services = False
 
     def initialize(self, desk: Desk, identify: Identify, under_way: UnderWay, log: logging.Logger) -> None:
         """Take what the application gives every handler. Called by tornado."""
@@ -67,7 +69,9 @@ class Handler(RequestHandler):
 
     async def prepare(self) -> None:
         """Find out who asks, anew for all but questions. Called by tornado before every method."""
-        self.caller: Caller = await self._identify(self.request, fresh=self.request.method != "GET")
+        self.caller: Caller = await self._identify(
+            self.request, fresh=self.request.method != "GET", is_for_services=self.is_for_services
+        )
         act_for(self, self.caller)
 
     def check_xsrf_cookie(self) -> None:

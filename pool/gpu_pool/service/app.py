@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Final
 
 from jupyter_core.paths import jupyter_config_path
-from traitlets import Bool, Float, Integer, List, TraitError, Unicode, default
+from traitlets import TraitError, default
 from traitlets.config import Application as Program
 from traitlets.config import Config
 
 from gpu_pool.audit import AuditLog
 from gpu_pool.coursefiles import CourseFolder, Courses
 from gpu_pool.embedded import EmbeddedPool, ledger_path
+from gpu_pool.extras import needs_extra
 from gpu_pool.service.answering import UnderWay
 from gpu_pool.service.callers import PeerIdentity
 from gpu_pool.service.changes import Changes
@@ -36,6 +37,7 @@ from gpu_pool.service.metrics import Metrics, read_networks
 from gpu_pool.service.pace import Pace
 from gpu_pool.service.rooms import Rooms, api
 from gpu_pool.service.server import LimitedServer, PeerServer
+from gpu_pool.service.settings import ServeSettings
 from gpu_pool.service.streams import Limits, Streams
 from gpu_pool.settings import PoolSettings, load_settings
 from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
@@ -45,86 +47,14 @@ from gpu_pool_client.remote.addresses import own_socket
 _STOP_WITHIN: Final = 10.0
 
 
-class ServeApp(Program):
+class ServeApp(ServeSettings, Program):
     """Serves the pool of this machine: on a Unix socket, and behind a JupyterHub on TCP as well.
 
-    Settings stand in ``gpu_pool_config.py``.
+    Its settings are those of :class:`ServeSettings`, read from ``gpu_pool_config.py``.
     """
 
     name = "gpu-pool-serve"
     description = "Serve the pool of this machine."
-
-    socket = Unicode(
-        help="""The socket's path. By default /run/gpu-pool/gpu-pool.sock for root,
-        $XDG_RUNTIME_DIR/gpu-pool/gpu-pool.sock for others."""
-    ).tag(config=True)
-    mode = Unicode("0600", help="The socket's mode: 0666 lets every user of the machine in.").tag(config=True)
-    ledger = Unicode(help="The ledger's file. By default the one of an embedded pool.").tag(config=True)
-    admins = List(
-        Unicode(), help="Users who see all leases, may end them and drain GPUs; root may, too."
-    ).tag(config=True)
-    kubernetes = Bool(
-        False,
-        help="""Whether to serve the GPUs of a Kubernetes cluster in place of this machine's, and to run
-        kernels there, in pods. See c.KubernetesSettings.""",
-    ).tag(config=True)
-    max_connections = Integer(1024, min=1, help="Open connections of one user to the socket.").tag(
-        config=True
-    )
-    max_waits = Integer(512, min=1, help="Questions of one user that wait for news at once.").tag(config=True)
-
-    max_decisions = Integer(
-        600,
-        min=1,
-        help="What one user may ask for in a minute, questions apart; administrators may ask more.",
-    ).tag(config=True)
-    bind = Unicode(
-        help="""HOST:PORT to listen on for the users of a JupyterHub. By default what a Hub that
-        starts the service says; without one, there is the socket only."""
-    ).tag(config=True)
-    prefix = Unicode(
-        help="What all addresses there begin with; by default what the Hub says, or /services/gpu-pool/."
-    ).tag(config=True)
-    system_users = Unicode(
-        help="""What the Hub's users are called on this machine, such as "{username}" for the
-        LocalProcessSpawner. Users of the socket with such a name are then the same to the pool.
-        By default nobody is."""
-    ).tag(config=True)
-    ttl = Float(
-        60.0,
-        min=1.0,
-        max=3600.0,
-        help="Seconds after which a lease asked for over TCP ends if its process was not heard of.",
-    ).tag(config=True)
-    max_streams = Integer(32, min=1, help="Streams of events that one user may have open at once.").tag(
-        config=True
-    )
-    comment_every = Float(
-        15.0,
-        min=0.01,
-        max=60.0,
-        help="""Seconds after which something is sent on a stream of events in any case, since proxies end
-        silent connections, and after which is asked anew whose it is.""",
-    ).tag(config=True)
-    longest_stream = Float(
-        600.0, min=0.01, help="Seconds after which a stream of events ends, and its client comes back."
-    ).tag(config=True)
-    taken_within = Float(
-        30.0,
-        min=0.1,
-        help="Seconds in which a client must have taken its answer; one that has not loses its connection.",
-    ).tag(config=True)
-    metrics_from = List(
-        Unicode(),
-        help="""Networks, such as 127.0.0.1 or 10.0.0.0/8, from which /metrics may be read without a token
-        by whoever does not come through a proxy. By default administrators alone read it.""",
-    ).tag(config=True)
-    other_courses = Bool(
-        False,
-        help="""Whether a server may ask in the name of another course than the one that it was started
-        for, if its user may use that one, too.""",
-    ).tag(config=True)
-    max_clients = Integer(16_384, min=1, help="Open connections over TCP at once.").tag(config=True)
 
     @default("log_format")
     def _log_format(self) -> str:
@@ -151,7 +81,10 @@ class ServeApp(Program):
     def start(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises the pool's errors where it cannot begin."""
         if not sys.platform.startswith("linux"):
-            raise NotAllowed("Only Linux tells a service who asks.", "Use the pool of one user, embedded:.")
+            raise NotAllowed(
+                "The service needs Linux, which tells it who is at the other end of its socket.",
+                "Use the pool of one user: --pool embedded:",
+            )
         check_processes_are_seen()
         _allow_many_files()
         asyncio.run(self._serve())
@@ -175,14 +108,9 @@ class ServeApp(Program):
         ledger = ledger_path(f"embedded:{self.ledger}")
         if not self.kubernetes:
             return EmbeddedPool(ledger, self._pool_settings, owner=True)
-        try:
+        with needs_extra("kubernetes", "What a cluster needs"):
             from gpu_pool.kubernetes.pool import open_cluster
             from gpu_pool.kubernetes.settings import KubernetesSettings
-        except ImportError as error:
-            raise NotAllowed(
-                f"What a cluster needs is not installed: {error}.",
-                "Install it: pip install 'jupyter-gpu-pool[kubernetes]'.",
-            ) from error
         try:
             kubernetes = KubernetesSettings(config=self.config)
         except TraitError as error:
@@ -201,9 +129,36 @@ class ServeApp(Program):
         status = await pool.status()  # a ledger that cannot be opened is told now
         await heartbeats.look(pool, (*status.leases, *status.line), time.monotonic())
         changes = Changes(pool, self.log, heartbeats)
+        rooms = self._rooms(pool, changes, heartbeats)
+        servers = [self._open_socket(rooms, listening)]
+        if self._place is not None:
+            servers.append(self._open_hub(rooms, self._place))
+        looking = asyncio.create_task(changes.run())
+        self.log.info("Serving %s at unix:%s", pool.url, listening.path)
+        # What is there now lives as long as the service: the search for garbage need not go through it
+        # again and again.
+        gc.freeze()
+        await stop.wait()
+        self.log.info("Stopping")
+        for server in servers:
+            server.stop()
+        listening.close()
+        await self._give_last_answers(rooms)
+        for server in servers:
+            await server.close_all_connections()
+        looking.cancel()
+
+    async def _give_last_answers(self, rooms: Rooms) -> None:
+        """Let nobody wait for news any more, and finish what is being answered."""
+        for stop in (rooms.changes.stop, *rooms.stops):
+            stop()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(rooms.under_way.none(), _STOP_WITHIN)
+
+    def _rooms(self, pool: EmbeddedPool, changes: Changes, heartbeats: Heartbeats) -> Rooms:
         folder, courses = _courses(self._pool_settings)
         streams = Streams(pool, changes, self.log, self._limits())
-        rooms = Rooms(
+        return Rooms(
             pool=pool,
             desk=self._desk(pool, changes, heartbeats),
             changes=changes,
@@ -219,26 +174,6 @@ class ServeApp(Program):
             metrics_from=self._networks,
             stops=[pool.stop_waiting, streams.stop],
         )
-        servers = [self._open_socket(rooms, listening)]
-        if self._place is not None:
-            servers.append(self._open_hub(rooms, self._place))
-        looking = asyncio.create_task(changes.run())
-        self.log.info("Serving %s at unix:%s", pool.url, listening.path)
-        # What is there now lives as long as the service: the search for garbage need not go through it
-        # again and again.
-        gc.freeze()
-        await stop.wait()
-        self.log.info("Stopping")
-        for server in servers:
-            server.stop()
-        listening.close()
-        for stopped in (changes.stop, *rooms.stops):
-            stopped()
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(rooms.under_way.none(), _STOP_WITHIN)
-        for server in servers:
-            await server.close_all_connections()
-        looking.cancel()
 
     def _limits(self) -> Limits:
         return Limits(self.max_streams, self.comment_every, self.longest_stream)
@@ -255,13 +190,8 @@ class ServeApp(Program):
         return server
 
     def _open_hub(self, rooms: Rooms, place: HubPlace) -> LimitedServer:
-        try:
+        with needs_extra("hub", "What a JupyterHub needs"):
             from gpu_pool.service.site import site
-        except ImportError as error:
-            raise NotAllowed(
-                f"What a JupyterHub needs is not installed: {error}.",
-                "Install it: pip install 'jupyter-gpu-pool[hub]'.",
-            ) from error
         server = LimitedServer(site(rooms, place), self.log, self.max_clients)
         try:
             server.listen(place.port, place.host, backlog=BACKLOG)

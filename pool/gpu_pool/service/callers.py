@@ -56,6 +56,8 @@ class Caller:
     #: The course that this server was started for, as the Hub has it; None where it is for none,
     #: or the Hub does not tell.
     course: str | None = None
+    #: Whether it is a service of the Hub's, which learns what is free and nothing of anybody.
+    is_service: bool = False
 
     def shown(self, lease: Lease) -> Lease:
         """Return a lease with the key that its holder gave it."""
@@ -80,11 +82,13 @@ def course_asked_for(caller: Caller, named: str | None, *, others: bool) -> str 
 class Identify(Protocol):
     """Finds out who makes a request.
 
-    ``fresh`` forbids to rely on what was found out before. Raises ``NotAllowed``
-    for nobody in particular.
+    ``fresh`` forbids to rely on what was found out before; only with ``is_for_services``
+    may it be a service of the Hub's. Raises ``NotAllowed`` for nobody in particular.
     """
 
-    async def __call__(self, request: HTTPServerRequest, *, fresh: bool) -> Caller:
+    async def __call__(
+        self, request: HTTPServerRequest, *, fresh: bool, is_for_services: bool = False
+    ) -> Caller:
         """Return who makes this request."""
 
 
@@ -165,7 +169,13 @@ class PeerIdentity:
         self._admins = frozenset(admins)
         self._named = named
 
-    async def __call__(self, request: HTTPServerRequest, *, fresh: bool) -> Caller:  # noqa: ARG002 - it always is
+    async def __call__(
+        self,
+        request: HTTPServerRequest,
+        *,
+        fresh: bool,  # noqa: ARG002 - it always is
+        is_for_services: bool = False,  # noqa: ARG002 - none has a process of its own here
+    ) -> Caller:
         """Return who makes this request."""
         assert request.connection is not None
         return self.caller(request.connection.context.address)  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gpu_pool.audit import asks
 from gpu_pool.coursefiles import (
     BadCourseFile,
     CourseFile,
@@ -150,7 +151,7 @@ class CourseDesk:
         cannot be written; the file then stays as it was.
         """
         async with self._saving:
-            with self._desk.decision(caller, f"save the course file {name[:64]}{SUFFIX}") as told:
+            with self._desk.decisions.making(caller, f"save the course file {name[:64]}{SUFFIX}") as told:
                 self._folder.reread(name + SUFFIX)
                 now = await self.read(caller, name)
                 if now.fixed:
@@ -164,9 +165,16 @@ class CourseDesk:
                 found = await asyncio.to_thread(_parse, now, data, self._reserved(caller, name))
                 if found.problems:
                     raise BadCourseFile(found.problems)
+                before = self._folder.look().usable.get(name)
                 await self._replace(caller, now, text)
+                self._tell_text(name, before)
                 told.append(how_much(difference(now.text, text)))
                 return True
+
+    def _tell_text(self, name: str, before: CourseFile | None) -> None:
+        """Write down a save by which no course changes: all others are told as they take effect."""
+        if self._pool.audit is not None and self._folder.look().usable.get(name) == before:
+            self._pool.audit.write("course", {"course": name, "change": "text"}, asks())
 
     async def _replace(self, caller: Caller, now: FileNow, text: str) -> None:
         """Put it in place, after what it replaces and what it says have been kept."""

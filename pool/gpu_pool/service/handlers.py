@@ -209,6 +209,8 @@ class Explanation(Handler):
 class Forecast(Handler):
     """What a request would meet; null for a slice at once. With ``anybody``: of somebody new."""
 
+    is_for_services = True
+
     async def get(self) -> None:
         """Say what a request would meet if it were made now."""
         request, course, anybody = (
@@ -248,6 +250,8 @@ class Pod(Polling):
 
 class Status(Handler):
     """Devices, leases and line."""
+
+    is_for_services = True
 
     async def get(self) -> None:
         """Return the devices, and the leases and the line that the caller may see."""

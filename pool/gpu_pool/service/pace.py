@@ -1,9 +1,11 @@
-"""How often each user may have something decided."""
+"""How much each user may ask of the service: decisions a minute, and questions at once."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from gpu_pool_client import OverQuota
@@ -40,3 +42,26 @@ class Pace:
 
     def _forget(self) -> None:
         self._left = {user: known for user, known in self._left.items() if self._left_to(user) < self._most}
+
+
+class Polls:
+    """Lets each user have so many questions at once that wait for news."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def one(self, user: str) -> Iterator[None]:
+        """Count a question for as long as it waits. Raises ``OverQuota`` for one too many."""
+        if self._open[user] >= self._most:
+            raise OverQuota(
+                f"You already wait for {self._most} leases at once, which is the most.",
+                "Stop waiting for one of them first.",
+            )
+        self._open[user] += 1
+        try:
+            yield
+        finally:
+            self._open[user] -= 1
+            self._open += Counter()  # forgets those who wait no more

@@ -63,7 +63,8 @@ class Streams:
         """Count a stream of a user's. Raises ``OverQuota`` where there are too many."""
         if self._open[user] >= self.limits.most:
             raise OverQuota(
-                f"You have {self.limits.most} streams of events open already.", "End some of them."
+                f"You have {self.limits.most} streams of events open already.",
+                "Close one of them, and try again.",
             )
         self._open[user] += 1
         try:

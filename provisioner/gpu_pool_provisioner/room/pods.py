@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -51,7 +52,7 @@ _END_WITHIN: Final = 10.0
 
 _OLD_KERNEL: Final = (
     "The kernel in its pod does not encrypt its connection, so nothing was sent to it. "
-    "The course's image needs ipykernel 7.4 or newer: tell your teacher."
+    "The course's image needs ipykernel 7.4 or newer: tell your instructor."
 )
 _SILENT: Final = (
     "The kernel's pod runs, but nothing has answered from it within {}. If that happens again, tell whoever "
@@ -99,6 +100,8 @@ class PodRun(Run):
         self._tell = tell
         self._address: asyncio.Future[str] = loop.create_future()
         self._words = ""
+        #: Whether it waits in the cluster's own queue, and until when it did; no time counts until then.
+        self._queued, self._counts_from = False, loop.time()
         self._fault = ""
         self._following: asyncio.Task[None] | None = None
         self._killing: asyncio.Task[None] | None = None
@@ -124,12 +127,7 @@ class PodRun(Run):
         within = kernel.start_timeout + kernel.ready_timeout + MARGIN
         await self._turn.attach(holder, ready_within=within, grace=0.0)
         self._following = asyncio.create_task(self._follow())
-        try:
-            address = await asyncio.wait_for(asyncio.shield(self._address), kernel.start_timeout)
-        except asyncio.TimeoutError:
-            raise NotStartedError(
-                _SLOW.format(format_duration(kernel.start_timeout), self._words or "nothing.")
-            ) from None
+        address = await self._started(kernel.start_timeout)
         self._relay = Relay({**self._connection, "ip": address}, *self._sides)
         try:
             introduction = await asyncio.wait_for(self._relay.ready(), kernel.ready_timeout)
@@ -142,6 +140,15 @@ class PodRun(Run):
         if self._turn.news:
             self._relay.tell(self._turn.news)
         return introduction
+
+    async def _started(self, within: float) -> str:
+        """Return the address of the pod once it runs, at most so many seconds after it was queued."""
+        loop = asyncio.get_running_loop()
+        while self._queued or loop.time() < self._counts_from + within:
+            left = within if self._queued else self._counts_from + within - loop.time()
+            with suppress(asyncio.TimeoutError):
+                return await asyncio.wait_for(asyncio.shield(self._address), left)
+        raise NotStartedError(_SLOW.format(format_duration(within), self._words or "nothing."))
 
     def _wish(self, content: Mapping[str, Any]) -> None:
         size = content.get("size")
@@ -166,10 +173,14 @@ class PodRun(Run):
 
     def _look(self, pod: KernelPod) -> None:
         self._words = pod.words
+        if self._queued:
+            self._counts_from = asyncio.get_running_loop().time()
+        self._queued = pod.phase is PodPhase.QUEUED
         if pod.phase is PodPhase.RUNNING and pod.address and not self._address.done():
             self._address.set_result(pod.address)
         elif not self._address.done():
-            self._tell(notice.starting(self._turn.size, pod.words))
+            say = notice.waiting if self._queued else notice.starting
+            self._tell(say(self._turn.size, pod.words))
 
     async def _account_for(self, pod: KernelPod) -> None:
         """Take note of why the pod has ended."""

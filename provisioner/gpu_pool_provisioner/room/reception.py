@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import zmq
@@ -16,7 +17,7 @@ from traitlets.log import get_logger
 
 from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.reading import Message, UnreadableMessageError, read_message
-from gpu_pool_provisioner.room.wires import Wires
+from gpu_pool_provisioner.room.wires import Wires, ignore
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Reception:
         self._text = ""
         #: The cell that shows the notice, and the notice's display_id.
         self._shown: tuple[Held, str] | None = None
+        front["iopub"].on_message = self._greet
 
     @property
     def holds_code(self) -> bool:
@@ -74,6 +76,19 @@ class Reception:
     def holds_work(self) -> bool:
         """Whether anything waits that the kernel would have to work on: code, or a widget's message."""
         return bool(self._held)
+
+    def receive_all(self) -> None:
+        """Answer in the kernel's name from now on, or hold."""
+        for channel in ("shell", "control"):
+            self._front[channel].on_message = partial(self.receive, channel)
+        self._front["hb"].on_message = self._front["hb"].send
+
+    def hold_all(self, *, answering: bool = True) -> None:
+        """Hold what is submitted from now on, whatever it is; without ``answering``, be otherwise silent."""
+        if not answering:
+            for channel in ("control", "stdin", "hb"):
+                self._front[channel].on_message = ignore
+        self._front["shell"].on_message = partial(self.hold, "shell")
 
     def hold(self, channel: str, frames: list[zmq.Frame]) -> None:
         """Hold a message whatever it is."""
@@ -135,9 +150,12 @@ class Reception:
         for held in held_back:
             pass_on(held.channel, held.frames)
 
-    def welcome(self, subscription: bytes) -> None:
-        """Greet a new subscriber of iopub, as kernels of protocol 5.4 do."""
-        self._publish("iopub_welcome", {"subscription": subscription.decode(errors="replace")}, None)
+    def _greet(self, frames: list[zmq.Frame]) -> None:
+        """Welcome a new subscriber of iopub, as kernels of protocol 5.4 do."""
+        subscription = frames[0].bytes
+        if subscription[:1] == b"\x01":
+            topic = subscription[1:].decode(errors="replace")
+            self._publish("iopub_welcome", {"subscription": topic}, None)
 
     def _read(self, channel: str, frames: list[zmq.Frame]) -> Held | None:
         try:

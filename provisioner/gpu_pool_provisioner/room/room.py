@@ -8,38 +8,23 @@ to nothing, the cells are answered with an error.
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import Coroutine
-from functools import partial
-from typing import Any, Final
+from typing import Any
 
-import zmq
 from jupyter_client.session import Session
 from traitlets.log import get_logger
 
-from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseGone, LeaseState
+from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState
 from gpu_pool_provisioner.room import notice
-from gpu_pool_provisioner.room.endings import before
 from gpu_pool_provisioner.room.inner import Inner
-from gpu_pool_provisioner.room.parking import Parking
+from gpu_pool_provisioner.room.phase import Phase
 from gpu_pool_provisioner.room.pods import NotStartedError, PodRun, pod_connection
 from gpu_pool_provisioner.room.reception import Calls, Reception
 from gpu_pool_provisioner.room.running import MARGIN, Kernel, Launch, NotReadyError, ProcessRun, Run
-from gpu_pool_provisioner.room.steward import REASONS, Steward, taken
-from gpu_pool_provisioner.room.tenure import Act, Step
+from gpu_pool_provisioner.room.stay import Stay
+from gpu_pool_provisioner.room.steward import REASONS
 from gpu_pool_provisioner.room.turn import Turn
 from gpu_pool_provisioner.room.wires import Wire, bind_front, close_all
-
-
-class Phase(enum.Enum):
-    """What a room does."""
-
-    WAITING = "its lease is in line"
-    GIVEN_UP = "nothing is asked for until code is submitted"
-    LAUNCHING = "the real kernel has been launched and has not answered yet"
-    RUNNING = "everything is relayed to the real kernel, unless its slice is parked"
-    DOWN = "the kernel has ended, and may be launched again behind the same ports"
-    CLOSED = "the ports are closed"
 
 
 class Room:
@@ -62,7 +47,7 @@ class Room:
         self._inner: Inner | None = None
         self._phase = Phase.DOWN
         self._standing_in = False
-        self._parking: Parking | None = None
+        self._stay: Stay | None = None
         #: Why a cell did not run since the kernel was ended, until somebody has read it.
         self._obituary = ""
         #: How the kernel before came to its end, where that was no doing of anybody here.
@@ -84,12 +69,12 @@ class Room:
     @property
     def takes_interrupts(self) -> bool:
         """Whether an interrupt is for :meth:`interrupt`, and not for the kernel's process."""
-        waits = self._phase in (Phase.WAITING, Phase.GIVEN_UP, Phase.LAUNCHING)
-        return waits or self._resuming or (self._run is not None and not self._run.is_process)
+        in_pod = self._run is not None and not self._run.is_process
+        return self._phase.is_before_kernel or self._resuming or in_pod
 
     @property
     def _resuming(self) -> bool:
-        return self._parking is not None and self._parking.resuming
+        return self._stay is not None and self._stay.resuming
 
     @property
     def busy(self) -> bool:
@@ -108,7 +93,7 @@ class Room:
             key=connection.get("key", "").encode(),
             signature_scheme=connection.get("signature_scheme") or "hmac-sha256",
         )
-        self._front = bind_front(connection, {**dict.fromkeys(_CHANNELS, _ignore), "iopub": self._greet})
+        self._front = bind_front(connection)
         calls = Calls(
             submitted=self._submitted,
             interrupted=lambda: self._soon(self.interrupt()),
@@ -153,16 +138,16 @@ class Room:
             await self._turn.give_up(EndReason.WITHDRAWN)
         elif self._phase is Phase.LAUNCHING:
             self._reception.refuse(notice.interrupted(self._turn.size), "KeyboardInterrupt")
-        elif self._parking is not None:
-            self._parking.give_up()
+        elif self._stay is not None:
+            self._stay.give_up_resuming()
 
     async def stop(self) -> None:
         """End the kernel, as a signal would end a process. Its place in line stays until :meth:`close`."""
-        if self._phase in (Phase.WAITING, Phase.GIVEN_UP, Phase.LAUNCHING):
+        if self._phase.is_before_kernel:
             self._reception.drop()
         if self._run is not None:
             self._run.kill()
-        elif self._phase in (Phase.WAITING, Phase.GIVEN_UP, Phase.LAUNCHING):
+        elif self._phase.is_before_kernel:
             self._down()
 
     async def close(self) -> None:
@@ -225,7 +210,7 @@ class Room:
             if self._last_words:
                 run.relay.tell(self._last_words)
             self._reception.hand_over(run.relay.pass_on)
-            return await self._look_after(lease, run)
+            return await self._look_after(run, lease)
         except BaseException:
             run.kill()
             raise
@@ -242,38 +227,16 @@ class Room:
             await self._turn.lose(EndReason.NOT_READY)
             raise
 
-    async def _look_after(self, lease: Lease, run: Run) -> bool:
-        """Return when the process has ended: False if by itself, True if by the terms of its lease."""
-        steward = Steward(lease, run.relay, self._turn)
-        while lease.terms.has_limits:
-            step: Step | None = await before(run.end, steward.time_is_up())
-            if step is None:
-                return await self._over(run)
-            if step.act is Act.END:
-                return await self._end(step)
-            self._parking = Parking(self._turn, run, self._front, self._reception)
-            try:
-                if not await self._parking.begin():
-                    steward.postpone()
-                    continue
-                resumed = await before(run.end, self._parking.until_resumed())
-            except LeaseGone as error:
-                return await self._end(taken(error.reason))
-            finally:
-                self._parking = None
-            if resumed is None:
-                return await self._over(run)
-            lease, steward = resumed, Steward(resumed, run.relay, self._turn)
-        await run.end
-        return await self._over(run)
-
-    async def _over(self, run: Run) -> bool:
-        """Return whether the kernel, which has ended, was taken: then the next cell is told why."""
+    async def _look_after(self, run: Run, lease: Lease) -> bool:
+        """Return when the kernel is over: False if it ended by itself, True if by the terms of its lease."""
+        self._stay = Stay(run, self._turn, self._front, self._reception)
+        try:
+            step = await self._stay.until_over(lease)
+        finally:
+            self._stay = None
         self._last_words = "" if self._kernel.ending() else run.last_words
-        return run.taken is not None and await self._end(run.taken)
-
-    async def _end(self, step: Step) -> bool:
-        """End the kernel by the terms of its lease, and stand in for it. Returns True."""
+        if step is None:
+            return False
         await self._start_over(notice.gone(step.words), REASONS.get(step.words, EndReason.RELEASED))
         return True
 
@@ -281,7 +244,7 @@ class Room:
         """End the kernel and its lease; the next cell is told why, the one after starts anew."""
         self._standing_in, self._obituary = True, words
         run = self._run
-        self._front["shell"].on_message = partial(self._reception.hold, "shell")
+        self._reception.hold_all()
         if run is not None:
             for frames in run.unanswered():
                 self._reception.hold("shell", frames)
@@ -304,9 +267,7 @@ class Room:
         if self._run is not None:
             self._run.close()
             self._run = None
-        for channel in _CHANNELS:
-            self._front[channel].on_message = _ignore
-        self._front["shell"].on_message = partial(self._reception.hold, "shell")
+        self._reception.hold_all(answering=False)
         later = self._kernel.grace + MARGIN
         self._closing = asyncio.get_running_loop().call_later(later, lambda: self._soon(self._abandon()))
 
@@ -318,9 +279,7 @@ class Room:
     def _receive(self, phase: Phase) -> None:
         """Answer in the kernel's name."""
         self._phase = phase
-        for channel in ("shell", "control"):
-            self._front[channel].on_message = partial(self._reception.receive, channel)
-        self._front["hb"].on_message = self._front["hb"].send
+        self._reception.receive_all()
 
     def _submitted(self) -> None:
         self._somebody_looks.set()
@@ -348,15 +307,3 @@ class Room:
         get_logger().error("A waiting room failed.", exc_info=life.exception())
         self._reception.refuse(notice.not_run(f"The waiting room failed: {life.exception()!r}."))
         self._down()
-
-    def _greet(self, frames: list[zmq.Frame]) -> None:
-        subscription = frames[0].bytes
-        if subscription[:1] == b"\x01":
-            self._reception.welcome(subscription[1:])
-
-
-_CHANNELS: Final = ("shell", "control", "stdin", "hb")
-
-
-def _ignore(frames: list[zmq.Frame]) -> None:
-    """Do nothing: nobody is there to answer."""

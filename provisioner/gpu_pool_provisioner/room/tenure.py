@@ -97,10 +97,18 @@ def _end_of_patience(terms: Terms, seen: Seen, now: float) -> Step:
         return Step(Act.NOTHING, again_in=_soon(terms.idle_limit or _SELDOM))
     if seen.activity.initialised is False or _is_movable(seen):
         return Step(Act.PARK) if now >= at else Step(Act.NOTHING, again_in=_soon(at - now))
-    if terms.when_idle is WhenIdle.KEEP or seen.activity.working is not False:
-        # Unknown counts as work: nothing is taken from a training that merely cannot be seen.
+    if terms.when_idle is WhenIdle.KEEP or _may_work(terms, seen):
         return Step(Act.NOTHING)
     return _warn_then_end(terms, seen, now, at, _IDLE_ENDS, IDLE_ENDED)
+
+
+def _may_work(terms: Terms, seen: Seen) -> bool:
+    """Whether a device may work for an idle kernel.
+
+    Unknown counts as work: nothing is taken from a training that merely cannot be
+    seen. Only of pods it would never be known, so there what is submitted decides.
+    """
+    return bool(seen.activity.working) if terms.in_pod else seen.activity.working is not False
 
 
 def _is_movable(seen: Seen) -> bool:

@@ -107,8 +107,11 @@ class Wire:
             self._loop.call_soon(self._receive)
 
 
-def bind_front(connection: Mapping[str, Any], handlers: Mapping[str, Handler]) -> dict[str, Wire]:
-    """Listen on a kernel's own ports. Raises ``zmq.ZMQError`` when one of them is taken."""
+def bind_front(connection: Mapping[str, Any]) -> dict[str, Wire]:
+    """Listen on a kernel's own ports, and answer nothing yet.
+
+    Raises ``zmq.ZMQError`` when one of them is taken.
+    """
     sockets = {}
     try:
         for channel, kind in _FRONT.items():
@@ -118,7 +121,7 @@ def bind_front(connection: Mapping[str, Any], handlers: Mapping[str, Handler]) -
         for socket in sockets.values():
             socket.close(linger=0)
         raise
-    return {channel: Wire(socket, handlers[channel]) for channel, socket in sockets.items()}
+    return {channel: Wire(socket, ignore) for channel, socket in sockets.items()}
 
 
 def connect_back(connection: Mapping[str, Any], handlers: Mapping[str, Handler]) -> dict[str, Wire]:
@@ -159,6 +162,10 @@ def is_refusal(event: list[zmq.Frame]) -> bool:
     """Whether the handler of "connected" is told that the kernel does not speak as it should."""
     kind = int.from_bytes(event[0].bytes[:2], sys.byteorder)
     return kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+
+
+def ignore(frames: list[zmq.Frame]) -> None:
+    """Do nothing with a message: nobody is there to answer."""
 
 
 def close_all(wires: Wires) -> None:

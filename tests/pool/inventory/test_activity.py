@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +13,7 @@ import pytest
 from gpu_pool.inventory import activity
 from gpu_pool.inventory.activity import activity_of
 from gpu_pool_client import Activity, NotAllowed, Process, Slice
+from support.compiled import shared_library
 from support.pools import ENDS_ITS_FIRST_THREAD, V100, embedded, identity, running, take
 
 REAL = Slice(replace(V100, uuid="GPU-1", simulated=False), 20, 655)
@@ -58,14 +58,9 @@ NESTED = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}])"
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc or gcc)")
     folder = tmp_path_factory.mktemp("nvml")
     (folder / "stub.c").write_text(STUB)
-    build = [compiler, "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", folder / "stub.c"]
-    subprocess.run(build, check=True)
-    return folder
+    return shared_library(folder, "libnvidia-ml.so.1", folder / "stub.c")
 
 
 @pytest.mark.parametrize(

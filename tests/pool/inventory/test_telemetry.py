@@ -15,8 +15,8 @@ MIB = 1024**2
 CARD = "gpu GPU-{0} Tesla V100-SXM2-32GB\nmemory 32768 258\nbus {0}\n"
 DOES = "used 4096\nbusy 87\nheat 61\npower 231500\n"
 ALL = Reading(4096 * MIB, 0.87, 61, 231.5)
-#: The codes of NVML: not supported, unknown, and the card has fallen off the bus.
-NOT_SUPPORTED, UNKNOWN, LOST = 3, 999, 15
+#: The codes of NVML: unknown, and the card has fallen off the bus.
+UNKNOWN, LOST = 999, 15
 
 READ = """
 import dataclasses, json, os

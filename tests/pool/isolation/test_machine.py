@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from gpu_pool_client import (
     Strength,
     parse_request,
 )
-from support.pools import ME, V100, device, embedded
+from support.pools import ME, V100, device, embedded, key
 
 HALF = parse_request("50%")
 
@@ -81,10 +80,6 @@ def pool(
 ) -> EmbeddedPool:
     inventory = Inventory(tuple(devices), "test")
     return EmbeddedPool(path, settings or PoolSettings(), lambda: inventory, Isolation(lambda _: tiers))
-
-
-def key() -> str:
-    return uuid.uuid4().hex
 
 
 async def test_a_slice_is_enforced_before_it_is_handed_out_and_no_more_once_it_has_ended(

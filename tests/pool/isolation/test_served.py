@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from gpu_pool_client import LeaseState, Pool, PoolUnreachable, Strength, connect, parse_request
 from support.mps_stub import V100, Stub
-from support.pools import ME, until
+from support.pools import ME, key, until
 
 # One at a time: a service refuses a machine on which somebody else's MPS runs.
 pytestmark = pytest.mark.long
@@ -66,10 +65,6 @@ def served(stub: Stub, runtime: Path, nvml: Path) -> Served:
     folder = runtime / "s"
     folder.mkdir(mode=0o700)
     return Served(folder, runtime / "r", nvml)
-
-
-def key() -> str:
-    return uuid.uuid4().hex
 
 
 async def test_a_client_gets_the_slice_with_its_limits_and_the_truth_about_them(

@@ -7,13 +7,14 @@ pool runs for them. ``stub.c`` describes at its top what can be made to go wrong
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from support.compiled import shared_library
 
 _SOURCE = Path(__file__).with_name("stub.c")
 
@@ -59,13 +60,8 @@ class Driver:
 
 def build(folder: Path) -> Path:
     """Build both libraries into ``folder``; return it."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc or gcc) to build the CUDA stub with")
     if importlib.util.find_spec("cuda") is None:
         pytest.skip("cuda-bindings is not installed")
-    flags = ["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
-        named = [f"-Wl,-soname,{name}", "-o", folder / name]
-        subprocess.run([compiler, *flags, *named, _SOURCE, "-ldl"], check=True)
+        shared_library(folder, name, _SOURCE, "-ldl")
     return folder

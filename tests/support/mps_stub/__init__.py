@@ -22,6 +22,7 @@ import pytest
 
 from gpu_pool.isolation.mps import processes
 from gpu_pool_client import Device, Holder, Lease, LeaseState, Slice, SliceRequest
+from support.compiled import shared_library
 
 _HERE = Path(__file__).parent
 V100 = Device(
@@ -128,9 +129,4 @@ def install(folder: Path, environ: pytest.MonkeyPatch) -> Stub:
 
 def build_cuda(folder: Path) -> Path:
     """Build a stand-in for libcuda.so.1 into ``folder``; return ``folder``."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc or gcc) to build the CUDA stub with")
-    flags = ["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run([compiler, *flags, "-o", folder / "libcuda.so.1", _HERE / "cuda.c"], check=True)
-    return folder
+    return shared_library(folder, "libcuda.so.1", _HERE / "cuda.c")

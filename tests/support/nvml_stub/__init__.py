@@ -5,26 +5,19 @@ the text that ``stub.c`` describes at its top.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from support.compiled import shared_library
 
 _SOURCE = Path(__file__).with_name("stub.c")
 
 
 def build(folder: Path, *absent: str) -> Path:
     """Build the library into ``folder`` without the functions named in ``absent``; return ``folder``."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc or gcc) to build the NVML stub with")
-    flags = ["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]
     renamed = [f"-D{function}=absent_{number}" for number, function in enumerate(absent)]
-    library = folder / "libnvidia-ml.so.1"
-    subprocess.run([compiler, *flags, *renamed, "-o", library, _SOURCE], check=True)
-    return folder
+    return shared_library(folder, "libnvidia-ml.so.1", _SOURCE, *renamed)
 
 
 def run(folder: Path, scenario: str, code: str, **environ: str) -> bytes:

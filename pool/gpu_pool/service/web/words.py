@@ -56,7 +56,7 @@ def state_words(lease: Lease) -> str:
     """Say where a lease is in its life."""
     if lease.state is LeaseState.WAITING:
         return "next in line" if lease.place == 1 else f"number {lease.place} in line"
-    return _STATES[lease.state]
+    return "in the cluster's queue" if lease.is_queued else _STATES[lease.state]
 
 
 def where_words(lease: Lease) -> str:

@@ -1,0 +1,157 @@
+"""What a pool in the caller's own process keeps open: its ledger, its devices' tiers and its audit log.
+
+Also what its service asks for beyond the contract, what does not concern a lease, and
+what pools that are more than this machine's decide in another way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from gpu_pool.audit import acting, audit_log, refusals, this_process
+from gpu_pool.courses import CourseVersion
+from gpu_pool.enforcing import Enforcer
+from gpu_pool.expecting import Waits
+from gpu_pool.gate import CourseGate
+from gpu_pool.inventory import Inventory, discover
+from gpu_pool.isolation import Isolation
+from gpu_pool.isolation.choosing import owned, unowned
+from gpu_pool.ledger.book import Book
+from gpu_pool.ledger.database import Database
+from gpu_pool.ledger.ownership import Ownership
+from gpu_pool.ledger.thread import LedgerThread
+from gpu_pool.looking import Looker
+from gpu_pool.readings import Reading
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import Device, DeviceStatus, Holder, KernelCommand, KernelPod, Pool, SliceRequest
+
+T = TypeVar("T")
+
+
+class OpenedPool(Pool):
+    """Opens the ledger, and registers the machine's devices, at the first call."""
+
+    def __init__(
+        self,
+        path: Path,
+        settings: PoolSettings | None = None,
+        find_devices: Callable[[], Inventory] = discover,
+        isolation: Isolation | None = None,
+        *,
+        owner: bool = False,
+    ) -> None:
+        self.url = f"embedded:{quote(str(path))}"
+        self._path = path
+        self._settings = settings or PoolSettings()
+        self._find_devices = find_devices
+        self._gate = CourseGate(self._settings)
+        self._owner = owner
+        self._ownership: Ownership | None = None
+        self._ledger = LedgerThread(path, self._open)
+        self._looker = Looker()
+        self._waits = Waits()
+        #: None where decisions are not written down.
+        self.audit = audit_log(self._settings.audit_log)
+        tiers = isolation or (owned if owner else unowned)(self._settings)
+        self._enforcer = Enforcer(path, self._settings, tiers, self._ledger, owner=owner)
+
+    async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
+        """See ``Pool.drain``."""
+        with self._asked({"device": device}):
+            return await self._do(lambda book: book.drain(device, drained))
+
+    async def history(self, since: float = 0.0, *, user: str | None = None) -> list[Mapping[str, Any]]:
+        """See ``Pool.history``. With ``user``, of that user alone."""
+        return await self._do(lambda book: book.history(since, user))
+
+    async def course_versions(
+        self, course: str, most: int, before: int | None = None
+    ) -> tuple[CourseVersion, ...]:
+        """Return the latest versions of a course file that were kept, see ``VersionTable.latest``."""
+        return await self._do(lambda book: book.versions.latest(course, most, before))
+
+    async def keep_versions(self, course: str, versions: Sequence[CourseVersion]) -> int:
+        """Keep versions of a course file; return the number of the last."""
+        return await self._do(lambda book: book.versions.add(course, versions))
+
+    async def remove_version(self, number: int) -> None:
+        """Keep a version of a course file no longer."""
+        await self._do(lambda book: book.versions.remove(number))
+
+    async def reread_course(self, file: str) -> None:
+        """Follow a course file that has been replaced, at once."""
+        await self._ledger.do(lambda book: self._gate.reread(file, book))
+
+    async def look_at_devices(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:
+        """Return what each of these does, real ones alone, by uuid; None for one that does not answer."""
+        return await self._looker.look(devices)
+
+    async def try_writing(self, within: float) -> None:
+        """Try whether decisions can be kept. Raises ``PoolUnreachable`` where not, within so many seconds."""
+        await self._ledger.do(lambda book: book.try_writing(), within)
+
+    async def launch(self, lease_id: str, kernel: KernelCommand, *, server: str | None = None) -> KernelPod:  # noqa: ARG002 - for pools that start kernels
+        """See ``Pool.launch``. Asked by the holder's ``server`` at a JupyterHub, if by one."""
+        return await super().launch(lease_id, kernel)
+
+    async def pod(self, lease_id: str, seen: str = "", seconds: float = 0.0) -> KernelPod:  # noqa: ARG002
+        """See ``Pool.pod``; ``seconds`` is for how long to wait for news."""
+        return await super().pod(lease_id, seen)
+
+    def stop_waiting(self) -> None:
+        """Let nobody wait any more for news of a pod."""
+
+    async def close(self) -> None:
+        """Close the ledger once what was begun is done. Leases live on."""
+        await self._looker.close()
+        self._waits.close()
+        await self._enforcer.close()
+        await self._ledger.close()
+        if self._ownership is not None:
+            self._ownership.close()
+
+    def _counted_as(self, request: SliceRequest) -> SliceRequest:
+        """Return what is granted and counted for a request, which its course has been asked for."""
+        return request
+
+    async def _devices_for(
+        self,
+        request: SliceRequest,  # noqa: ARG002 - for pools that look
+        holder: Holder,  # noqa: ARG002
+        server: str | None,  # noqa: ARG002
+    ) -> Collection[str]:
+        """Return the uuids of the devices that a request may have; none mean all. May refuse it."""
+        return ()
+
+    def _open(self, give_up_at: float | None) -> tuple[Database, Book]:
+        """Open the ledger, and register this machine's devices in it."""
+        devices = self._enforcer.adapt(self._find_devices().devices)
+        with contextlib.ExitStack() as opened:
+            database = opened.enter_context(contextlib.closing(Database(self._path)))
+            ownership = opened.enter_context(contextlib.closing(Ownership(self._path, owner=self._owner)))
+            # What is registered may serve the line, whose order the course files know.
+            book = self._gate.keep_up(Book(database, self._settings))
+            book.give_up_at = give_up_at
+            # A process that sees no devices (no driver in its container, no variable
+            # in its terminal) must not take away those that another one registered.
+            if devices:
+                book.register(devices)
+            self._enforcer.recover(book)
+            opened.pop_all()
+        self._ownership = ownership
+        return database, book
+
+    async def _do(self, job: Callable[[Book], T]) -> T:
+        """Run a job on the ledger."""
+        return await self._ledger.do(lambda book: job(self._gate.keep_up(book)))
+
+    @contextlib.contextmanager
+    def _asked(self, what: Mapping[str, object]) -> Iterator[None]:
+        """Do what somebody asks for: if nobody else is known to, this process. Refusals are written down."""
+        by_itself = self._owner or self.audit is None
+        with acting(None if by_itself else this_process()), refusals(self.audit, what):
+            yield

@@ -1,0 +1,81 @@
+"""The settings of ``gpu-pool serve``, as they stand in ``gpu_pool_config.py`` under ``c.ServeApp``."""
+
+from __future__ import annotations
+
+from traitlets import Bool, Float, Integer, List, Unicode
+from traitlets.config import Configurable
+
+
+class ServeSettings(Configurable):
+    """What an administrator may set for the service; each setting says what it is for."""
+
+    socket = Unicode(
+        help="""The socket's path. By default /run/gpu-pool/gpu-pool.sock for root,
+        $XDG_RUNTIME_DIR/gpu-pool/gpu-pool.sock for others."""
+    ).tag(config=True)
+    mode = Unicode("0600", help="The socket's mode: 0666 lets every user of the machine in.").tag(config=True)
+    ledger = Unicode(help="The ledger's file. By default the one of an embedded pool.").tag(config=True)
+    admins = List(
+        Unicode(), help="Users who see all leases, may end them and drain GPUs; root may, too."
+    ).tag(config=True)
+    kubernetes = Bool(
+        False,
+        help="""Whether to serve the GPUs of a Kubernetes cluster in place of this machine's, and to run
+        kernels there, in pods. See c.KubernetesSettings.""",
+    ).tag(config=True)
+    max_connections = Integer(1024, min=1, help="Open connections of one user to the socket.").tag(
+        config=True
+    )
+    max_waits = Integer(512, min=1, help="Questions of one user that wait for news at once.").tag(config=True)
+    max_decisions = Integer(
+        600,
+        min=1,
+        help="What one user may ask for in a minute, questions apart; administrators may ask more.",
+    ).tag(config=True)
+    bind = Unicode(
+        help="""HOST:PORT to listen on for the users of a JupyterHub. By default what a Hub that
+        starts the service says; without one, there is the socket only."""
+    ).tag(config=True)
+    prefix = Unicode(
+        help="What all addresses there begin with; by default what the Hub says, or /services/gpu-pool/."
+    ).tag(config=True)
+    system_users = Unicode(
+        help="""What the Hub's users are called on this machine, such as "{username}" for the
+        LocalProcessSpawner. Users of the socket with such a name are then the same to the pool.
+        By default nobody is."""
+    ).tag(config=True)
+    ttl = Float(
+        60.0,
+        min=1.0,
+        max=3600.0,
+        help="Seconds after which a lease asked for over TCP ends if its process was not heard of.",
+    ).tag(config=True)
+    max_streams = Integer(32, min=1, help="Streams of events that one user may have open at once.").tag(
+        config=True
+    )
+    comment_every = Float(
+        15.0,
+        min=0.01,
+        max=60.0,
+        help="""Seconds after which something is sent on a stream of events in any case, since proxies end
+        silent connections, and after which is asked anew whose it is.""",
+    ).tag(config=True)
+    longest_stream = Float(
+        600.0, min=0.01, help="Seconds after which a stream of events ends, and its client comes back."
+    ).tag(config=True)
+    taken_within = Float(
+        30.0,
+        min=0.1,
+        help="Seconds in which a client must have taken its answer; one that has not loses its connection.",
+    ).tag(config=True)
+    metrics_from = List(
+        Unicode(),
+        help="""Networks, such as 127.0.0.1 or 10.0.0.0/8, from which /metrics may be read without a token
+        by whoever does not come through a proxy. By default administrators alone read it.""",
+    ).tag(config=True)
+    other_courses = Bool(
+        False,
+        help="""Whether a server may ask in the name of another course than the one that it was started
+        for, if its user may use that one, too.""",
+    ).tag(config=True)
+    max_clients = Integer(16_384, min=1, help="Open connections over TCP at once.").tag(config=True)

@@ -1,0 +1,178 @@
+"""Kernels in pods that end, or do not start: what the student reads, and where the slice goes."""
+
+from __future__ import annotations
+
+from jupyter_client.ioloop import AsyncIOLoopKernelManager
+
+from gpu_pool_client import NotAllowed
+from support.classroom import Classroom, Managers, answer, eventually, kill, restarting_soon
+from support.pods import AWAY, PodPool, pods
+from support.room import frontend
+
+__all__ = ["pods"]
+
+
+async def test_a_kernel_that_dies_is_restarted_on_its_slice_and_says_why(
+    classroom: Classroom, manager: Managers, pods: PodPool
+) -> None:
+    km = manager(classroom.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("1").done()
+        lease = await classroom.only_lease()
+        (pod,) = pods.running
+        assert pod.process is not None
+        kill(pod.process.pid)
+
+        async def runs_again() -> bool:
+            return len(pods.running) == 1 and pods.running != [pod]
+
+        await eventually(runs_again)
+        cell = await page.run("print('on')").done()
+        text = " ".join("".join(cell.outputs).split())
+        assert "ended by itself, and its variables are gone. It needed more memory" in text
+        assert "on" in text
+    assert (await classroom.only_lease()).id == lease.id
+
+
+async def test_a_kernel_that_nobody_restarts_gives_its_slice_back(
+    classroom: Classroom, manager: Managers, pods: PodPool
+) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    await answer(km, "1")
+    (pod,) = pods.running
+    assert pod.process is not None
+    kill(pod.process.pid)
+    await eventually(classroom.is_empty)
+    assert not await km.is_alive()
+
+
+async def test_a_pod_that_the_cluster_takes_is_told_of_and_the_next_cell_asks_anew(
+    classroom: Classroom, manager: Managers, pods: PodPool
+) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
+        await cell.shows("begun")
+        lease = await classroom.only_lease()
+        await pods.evict(lease.id, "The machine that it ran on was lost.")
+        text = " ".join("".join((await cell.done()).outputs).split())
+        assert "The machine that it ran on was lost. Its variables are gone." in text
+        assert await km.is_alive()
+        assert (await page.run("print('anew')").done()).outputs == ["anew\n"]
+    assert (await classroom.only_lease()).id != lease.id
+
+
+async def test_a_revoked_lease_is_told_of_with_its_words(
+    classroom: Classroom, manager: Managers, pods: PodPool
+) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("1").done()
+        await pods.revoke((await classroom.only_lease()).id, "The course is over.")
+
+        async def is_over() -> bool:
+            return not pods.running
+
+        await eventually(is_over)
+        (error,) = (await page.run("1").done()).outputs
+        assert "The course is over." in error
+    assert await km.is_alive()
+
+
+async def test_what_a_pool_refuses_is_what_the_cell_reads_and_the_next_cell_asks_again(
+    classroom: Classroom, manager: Managers, pods: PodPool
+) -> None:
+    pods.fault = NotAllowed("Your home is on a machine without a GPU.", "Tell your teacher.")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        (error,) = (await page.run("1").done()).outputs
+        assert "This cell did not run. Your home is on a machine without a GPU. Tell your teacher." in error
+        assert await classroom.is_empty()
+        assert await km.is_alive()
+        pods.fault = None
+        assert (await page.run("print('well')").done()).outputs == ["well\n"]
+
+
+async def test_a_service_that_is_away_for_a_moment_does_no_harm(
+    classroom: Classroom, manager: Managers, pods: PodPool
+) -> None:
+    pods.fault = AWAY
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("x = 1; print('well')")
+        await cell.shows("is not there. Still trying.")
+        pods.fault = None
+        assert (await cell.done()).outputs == ["well\n"]
+        pods.fault = AWAY
+        # Longer than a question about a pod takes: so it has been heard of.
+        assert (await page.run("import time; time.sleep(1.5); print(x)").done()).outputs == ["1\n"]
+        pods.fault = None
+        assert (await page.run("print(x)").done()).outputs == ["1\n"]
+    assert len(pods.launched) == 1
+
+
+async def test_a_kernel_is_ended_while_the_service_is_away(
+    classroom: Classroom, manager: Managers, pods: PodPool
+) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    await answer(km, "1")
+    pods.fault = AWAY
+    await km.shutdown_kernel(now=True)
+    assert not await km.is_alive()
+    # In the end it is the lease that counts.
+    assert await classroom.is_empty()
+    assert not pods.running
+
+
+async def test_a_kernel_whose_pod_does_not_end_gives_its_slice_back_all_the_same(
+    classroom: Classroom, manager: Managers, pods: PodPool
+) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    await answer(km, "1")
+    pods.lingering = True
+    await km.shutdown_kernel(now=True)
+    assert await classroom.is_empty()
+
+
+async def test_a_pod_that_does_not_start_in_time_says_what_it_waited_for(
+    classroom: Classroom, manager: Managers, pods: PodPool
+) -> None:
+    pods.images.clear()
+    km = manager(classroom.install("two", start_timeout=1.0))
+    await km.start_kernel()
+    await eventually(classroom.is_empty)
+    async with frontend(km) as page:
+        (error,) = (await page.run("1").done()).outputs
+        assert "The last that was heard of it: Its software is being fetched." in " ".join(error.split())
+        pods.images.set()
+        assert (await page.run("print('well')").done()).outputs == ["well\n"]
+
+
+async def test_a_kernel_that_does_not_encrypt_is_told_of_at_once(
+    classroom: Classroom, manager: Managers, pods: PodPool
+) -> None:
+    pods.encrypted = False
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        (error,) = (await page.run("1").done()).outputs
+        assert "needs ipykernel 7.4 or newer" in " ".join(error.split())
+    assert not pods.running
+
+
+async def test_a_kernel_that_ends_at_once_says_how(
+    classroom: Classroom, manager: Managers, pods: PodPool
+) -> None:
+    km = manager(classroom.install("two", pod_argv=["sh", "-c", "exit 3"]))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        (error,) = (await page.run("1").done()).outputs
+        assert "The kernel ended before it was ready. It ended with exit status 3." in " ".join(error.split())
