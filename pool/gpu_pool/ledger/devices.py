@@ -47,6 +47,8 @@ class DeviceTable:
         self._numbers: dict[str, int] = {}
         #: Slices by what is written of them: every decision in line reads all that is held.
         self._slices: dict[str, tuple[Slice, ...]] = {}
+        #: Statuses by the rows they are of: one grant changes few of a cluster's thousands of devices.
+        self._statuses: dict[tuple[int, ...], DeviceStatus] = {}
 
     def is_news(self, devices: Sequence[Device]) -> bool:
         """Whether :meth:`register` would change anything."""
@@ -105,12 +107,17 @@ class DeviceTable:
         rows = self._db.run("devices").fetchall()
         if any(self._known.get(row[0], (-1,))[0] != row[1] for row in rows):
             self._read()
-        return [
-            DeviceStatus(device, milli, memory, contexts, leases, self._total(device), drained=bool(drained))
-            for device, drained, milli, memory, contexts, leases in (
-                (self._known[number][2], *rest) for number, _, *rest in rows
-            )
-        ]
+        before = self._statuses
+        self._statuses = now = {row: before.get(row) or self._status(*row) for row in map(tuple, rows)}
+        return list(now.values())
+
+    def _status(
+        self, number: int, _revision: int, drained: int, milli: int, memory: int, contexts: int, leases: int
+    ) -> DeviceStatus:
+        device = self._known[number][2]
+        return DeviceStatus(
+            device, milli, memory, contexts, leases, self._total(device), drained=bool(drained)
+        )
 
     def _total(self, device: Device) -> int:
         # Nobody shares a MIG instance, so its compute is never granted twice.
@@ -160,6 +167,7 @@ class DeviceTable:
 
     def _read(self) -> None:
         self._slices.clear()
+        self._statuses.clear()
         for row in self._db.run("device_facts").fetchall():
             device = records.read_device(row["facts"])
             self._known[row["id"]] = (row["revision"], bool(row["present"]), device)
