@@ -16,12 +16,14 @@ HUB_ARGS ?=
 TEST_ARGS ?=
 # The oldest JupyterHub that is supported, for make test-hub.
 OLD_HUB ?= jupyterhub==5.4.*
-# Options for the benchmarks.
+# Options for the benchmarks: make bench BENCH_ARGS="--quick kernels growth"
 BENCH_ARGS ?=
 # For make chaos: for how long. For make soak: how many steps. And the number that both follow from.
 MINUTES ?= 30
 STEPS ?= 100000
 SEED ?= $(shell date +%s)
+# Options for nox: make matrix MATRIX_ARGS="-s oldest"
+MATRIX_ARGS ?=
 # Options for mutmut: make mutation MUTATION_ARGS="gpu_pool.placement*"
 MUTATION_ARGS ?=
 ROOMS := kernels/gpu_pool_kernels pool/gpu_pool pool_client/gpu_pool_client provisioner/gpu_pool_provisioner spawner/gpu_pool_spawner
@@ -30,7 +32,7 @@ GPU_PYTHON ?= python3
 SOURCES := $(CURDIR)/kernels:$(CURDIR)/pool:$(CURDIR)/pool_client:$(CURDIR)/provisioner:$(CURDIR)/spawner
 
 .DEFAULT_GOAL := help
-.PHONY: help lab hub demo test test-all test-hub test-gpu soak chaos mutation lint format types docs bench clean
+.PHONY: help lab hub demo test test-all test-hub test-gpu matrix soak chaos mutation lint format types docs bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +72,9 @@ test-gpu: ## run the tests that need an NVIDIA GPU, by the Python that has PyTor
 		echo "Name the Python that has PyTorch: make test-gpu GPU_PYTHON=/path/to/python3"; exit 1; }
 	@PYTHONPATH="$(SOURCES)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m pytest tests/gpu -m gpu $(TEST_ARGS)
 
+matrix: $(VENV)/.ready-matrix ## run tests with the oldest and the newest Python, Jupyter and JupyterHub (an hour)
+	@$(BIN)/nox $(MATRIX_ARGS)
+
 soak: SEED := $(SEED)
 soak: $(VENV)/.ready-test ## hold every pool to its model for STEPS steps; SEED repeats a run (hours)
 	@echo "To repeat this run: make soak STEPS=$(STEPS) SEED=$(SEED)"
@@ -98,7 +103,7 @@ docs: $(VENV)/.ready-dev ## build the documentation, warnings being errors
 	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 	@echo "The documentation is in docs/_build/html/index.html"
 
-bench: $(VENV)/.ready-test ## print this project's speed against its yardsticks, as ratios
+bench: $(VENV)/.ready-bench ## print this project's speed against its yardsticks, as ratios (a quarter of an hour)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 clean: ## remove .venv and everything built

@@ -18,6 +18,8 @@ from matplotlib.axes import Axes
 Row = Mapping[str, Any]
 #: Safe for the colour-blind (Okabe and Ito): ours, and what it is set against.
 OURS, OTHERS = "#0072b2", "#b0b0b0"
+#: Figures that are further apart than this are drawn logarithmically.
+_WIDE = 5
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
@@ -37,7 +39,12 @@ def growth(rows: Sequence[Row]) -> Any:
     figure, axes = plt.subplots(1, len(curves), figsize=(3.4 * len(curves), 3.0), squeeze=False)
     for row, each in zip(curves, axes[0], strict=True):
         each.plot(*zip(*row["points"], strict=True), "o-", color=OURS)
-        each.set(xscale="log", yscale="log", xlabel="leases held", ylabel=row["unit"])
+        each.set(xscale="log", xlabel="leases held", ylabel=row["unit"])
+        figures = [figure for _, figure in row["points"]]
+        if max(figures) < _WIDE * min(figures):
+            each.set_ylim(bottom=0)
+        else:
+            each.set_yscale("log")
         each.set_title(row["what"].partition(" at ")[0].partition(" of ")[0], fontsize=10)
         each.grid(alpha=0.3)
     figure.tight_layout()

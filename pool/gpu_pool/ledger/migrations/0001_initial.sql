@@ -1,5 +1,5 @@
--- Rules for migrations: they are numbered without gaps, run in one transaction
--- each, and never change once released. PRAGMA user_version is the last one run.
+-- Rules for migrations: they are numbered without gaps, never change once released,
+-- and all that a ledger lacks run in one transaction. PRAGMA user_version is the last one run.
 -- SQLite 3.34 (RHEL 9) is the oldest supported: no STRICT tables, no RETURNING.
 
 -- Every device ever seen. Its totals are the sums over the slices of all held leases.

@@ -1,0 +1,63 @@
+"""What is run with the oldest and the newest of everything that this project stands on: ``make matrix``.
+
+Each cell is a nox session in an environment of its own. A cell whose Python is
+not on ``PATH`` is skipped, and nox says so.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+import nox
+
+nox.needs_version = ">=2024.10"
+nox.options.default_venv_backend = "uv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.envdir = "build/matrix"
+nox.options.error_on_missing_interpreters = False
+
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
+#: Pythons of environments that have IPython's kernel and nothing of ours.
+KERNEL_PYTHONS = ["3.6", "3.7", "3.8", "3.9", *PYTHONS]
+#: The tests that other people's versions matter to.
+TESTS = [
+    *("tests/contract", "tests/kernels", "tests/provisioner", "tests/room", "tests/spawner"),
+    *("tests/pool/ledger", "tests/service/test_client.py", "tests/service/test_hubbed.py"),
+]
+
+
+@nox.session(python=PYTHONS[0])
+def oldest(session: nox.Session) -> None:
+    """Run with everything at the lower bound that pyproject.toml declares."""
+    session.install("--resolution=lowest-direct", "--editable", ".[test]")
+    session.run("python", "tests/compatibility/bounds.py")
+    _test(session)
+
+
+@nox.session(python=PYTHONS)
+def newest(session: nox.Session) -> None:
+    """Run with the newest releases that this Python can have."""
+    session.install("--upgrade", "--editable", ".[test]")
+    _test(session)
+
+
+@nox.session(python=PYTHONS[-2])
+def old_hub(session: nox.Session) -> None:
+    """Run the Hub's parts with the oldest JupyterHub and KubeSpawner, and the newest of the rest."""
+    session.install("--editable", ".[test]", "jupyterhub==5.4.*", "jupyterhub-kubespawner==7.0.*")
+    _test(session, "tests/spawner", "tests/service")
+
+
+@nox.session(python=PYTHONS[-2])
+def kernels(session: nox.Session) -> None:
+    """Start kernels that have nothing of this project, of every Python that is here, and of R."""
+    session.install("--editable", ".[test]", "uv")
+    here = [path for name in KERNEL_PYTHONS if (path := shutil.which(f"python{name}"))]
+    session.env["GPU_POOL_KERNEL_PYTHONS"] = " ".join(here)
+    session.run("pytest", "tests/compatibility", *session.posargs)
+
+
+def _test(session: nox.Session, *tests: str) -> None:
+    # Old releases warn of what newer ones do, new ones of what is to come: neither is a failure here.
+    options = ("-n", "2", "-o", "filterwarnings=default", "-m", "not long and not browser and not gpu")
+    session.run("pytest", *options, *(tests or TESTS), *session.posargs)
