@@ -8,7 +8,7 @@ import signal
 DEVICE = {
     "uuid", "index", "model", "memory_mib", "contexts", "driver", "mig_profile", "numa_node", "nvlink",
     "one_size", "simulated", "drained", "milli", "held_milli", "free_milli", "held_memory_mib",
-    "free_memory_mib", "held_contexts", "free_contexts", "held_by", "node",
+    "free_memory_mib", "held_contexts", "free_contexts", "held_by", "node", "unbounded",
 }  # fmt: skip
 LEASE = {
     "id", "request", "state", "place", "user", "course", "kernel", "requested_at", "held_at", "ended_at",

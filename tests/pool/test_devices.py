@@ -9,7 +9,8 @@ import pytest
 
 from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.inventory import Inventory
-from gpu_pool.ledger import book
+from gpu_pool.ledger import asking
+from gpu_pool.ledger.database import Database
 from gpu_pool.ledger.errors import LedgerUnusable
 from gpu_pool_client import Device, LeaseState
 from support.pools import device, embedded, take
@@ -71,7 +72,7 @@ async def test_a_process_that_sees_other_devices_takes_none_away(
     path = tmp_path / "ledger.db"
     assert await devices(path, real(0)) == [real(0)]
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(book, "pid_namespace", lambda: "pid:[of another container]")
+        elsewhere.setattr(asking, "pid_namespace", lambda: "pid:[of another container]")
         assert set(await devices(path, real(1))) == {real(0), real(1)}
     assert await devices(path, real(0)) == [real(0), real(1)], "nor the one here what that one saw"
 
@@ -99,7 +100,7 @@ async def test_simulated_devices_are_replaced_only_when_nobody_uses_them(tmp_pat
 async def test_looking_does_not_wait_for_those_who_write(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     await devices(path, device(0))
-    database = book.Database(path)
+    database = Database(path)
     with database.transaction():
         assert await devices(path, device(0)) == [device(0)]
     database.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,9 +51,12 @@ async def test_what_took_long_is_not_worked_out_again_soon(monkeypatch: pytest.M
 
 
 async def test_nobody_waits_long_for_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = Waits()
-    monkeypatch.setattr(expecting, "_PATIENCE", 0.0)
-    assert await waits.foresee(1, prospects(1)) is None
+    waits, may_end = Waits(), threading.Event()
+    with monkeypatch.context() as slow:
+        slow.setattr(expecting, "_PATIENCE", 0.05)
+        slow.setattr(expecting, "expected_wait", lambda *_: may_end.wait(30))
+        assert await waits.foresee(1, prospects(1)) is None
+    may_end.set()
     monkeypatch.setattr(expecting, "_PATIENCE", 30.0)
     assert await waits.foresee(1, prospects(1)) is not None
     waits.close()

@@ -40,6 +40,8 @@ class Kernels:
         #: Pods whose end the pool has asked for, or is asking for, by uid.
         self._ended: set[str] = set()
         self._taken: set[str] = set()
+        #: Leases that are being ended since the cluster took their pods.
+        self._ending: dict[str, Taken] = {}
         self._templates: set[tuple[str, str]] = set()
         self._turns = asyncio.Semaphore(_AT_ONCE)
         #: Leases whose pods the pool has ended, so that nobody takes their absence for a loss.
@@ -165,6 +167,10 @@ class Kernels:
             return ENDED if lease_id in self._ended_leases else None
         return self._read(_newest(pods))[0]
 
+    def taken(self, lease_id: str) -> Taken | None:
+        """Return why a lease is about to end whose pod the cluster took."""
+        return self._ending.get(lease_id)
+
     async def news(self, lease_id: str, seconds: float) -> None:
         """Return as soon as something may have changed of a lease's pods, or after so many seconds."""
         if self.stopped or seconds <= 0:
@@ -247,6 +253,7 @@ class Kernels:
         if taken is None or uid in self._taken or not self._started:
             return
         self._taken.add(uid)
+        self._ending[_lease_of(pod)] = taken
         task = asyncio.create_task(self._end_lease(pod, taken))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -260,6 +267,8 @@ class Kernels:
             self._taken.discard(pod["metadata"]["uid"])  # the next look tries again
         else:
             self.end(lease_id)
+        finally:
+            self._ending.pop(lease_id, None)
 
     def _notebook_gone(self, uid: str) -> None:
         """End the leases of a notebook server's kernels: the cluster deletes them by themselves."""

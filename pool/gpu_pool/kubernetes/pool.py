@@ -291,10 +291,11 @@ class ClusterPool(EmbeddedPool):
         found = self._kernels.state(lease_id)
         if found is not None:
             return found
-        if not seen:
+        taken = self._kernels.taken(lease_id)
+        if taken is None and not seen:
             raise BadRequest("No kernel was started on this slice, or it has ended.", "Start one.")
-        # It was seen, and went while nobody looked.
-        await self._end_taken(lease_id, VANISHED)
+        # Otherwise it was seen, and went while nobody looked.
+        await self._end_taken(lease_id, taken or VANISHED)
         raise gone(await self.lease(lease_id))
 
     async def end_pod(self, lease_id: str) -> None:
