@@ -26,7 +26,7 @@ from gpu_pool_client import (
     parse_request,
 )
 from support.clusters import A100, V100, hami, kai
-from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
+from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import cluster_pool, command, notebook, running, until_pod
 from support.pools import eventually, until
 
@@ -44,17 +44,9 @@ def gated(kind: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[FakeKubernetes]:
-    async with fake_kubernetes() as fake:
-        fake.webhook = gated
-        fake.put("nodes", hami("n1"))
-        fake.put("pods", notebook("ada", HUB, node="n1"))
-        claim = {
-            "metadata": {"name": "claim-ada", "namespace": HUB},
-            "spec": {"accessModes": ["ReadWriteMany"]},
-        }
-        fake.put("persistentvolumeclaims", claim)
-        yield fake
+async def fake(fake: FakeKubernetes) -> FakeKubernetes:
+    fake.webhook = gated
+    return fake
 
 
 @pytest.fixture

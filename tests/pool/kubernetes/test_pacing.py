@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +13,13 @@ from gpu_pool.kubernetes import pacing
 from gpu_pool.kubernetes.pacing import is_placed
 from gpu_pool.kubernetes.pool import ClusterPool
 from gpu_pool_client import Lease, PoolUnreachable
-from support.clusters import hami, plain
-from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
-from support.kernel_pods import cluster_pool, command, held, notebook
+from support.clusters import plain
+from support.fake_kubernetes import FakeKubernetes, trouble
+from support.kernel_pods import cluster_pool, command, held
 from support.pools import until
 
 HUB = "hub"
 AT_ONCE = Hami.table.at_once
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[FakeKubernetes]:
-    async with fake_kubernetes() as fake:
-        fake.put("nodes", hami("n1"))
-        fake.put("pods", notebook("ada", HUB, node="n1"))
-        metadata = {"name": "claim-ada", "namespace": HUB}
-        fake.put("persistentvolumeclaims", {"metadata": metadata, "spec": {"accessModes": ["ReadWriteMany"]}})
-        yield fake
-
-
-@pytest.fixture
-async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[ClusterPool]:
-    config = fake.kubeconfig(tmp_path / "kubeconfig")
-    async with cluster_pool(tmp_path / "ledger.db", config, HUB) as pool:
-        yield pool
 
 
 def pods(fake: FakeKubernetes) -> list[str]:

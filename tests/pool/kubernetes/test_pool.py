@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from gpu_pool_client import (
     parse_request,
 )
 from support.clusters import hami
-from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
+from support.fake_kubernetes import FakeKubernetes, trouble
 from support.kernel_pods import cluster_pool, command, held, notebook, running
 from support.pools import eventually, take, until
 
@@ -31,24 +30,9 @@ HUB = "hub"
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[FakeKubernetes]:
-    async with fake_kubernetes() as fake:
-        fake.put("nodes", hami("n1"))
-        fake.put("nodes", hami("n2"))
-        fake.put("pods", notebook("ada", HUB, node="n1"))
-        claim = {
-            "metadata": {"name": "claim-ada", "namespace": HUB},
-            "spec": {"accessModes": ["ReadWriteMany"]},
-        }
-        fake.put("persistentvolumeclaims", claim)
-        yield fake
-
-
-@pytest.fixture
-async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[ClusterPool]:
-    config = fake.kubeconfig(tmp_path / "kubeconfig")
-    async with cluster_pool(tmp_path / "ledger.db", config, HUB) as pool:
-        yield pool
+async def fake(fake: FakeKubernetes) -> FakeKubernetes:
+    fake.put("nodes", hami("n2"))
+    return fake
 
 
 def foreign(name: str, node: str, *, milli: int = 1000, gpu: str = "GPU-n1-0") -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from gpu_pool.coursefiles import Courses
 from gpu_pool_client import EndReason, Holder, LeaseState, NeverFits, NotAllowed, PodPhase, parse_request
 from support.clusters import hami, plain
-from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
+from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import cluster_pool, command, held, notebook, running
 from support.pools import eventually, take, until
 
@@ -19,14 +18,9 @@ HUB = "hub"
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[FakeKubernetes]:
-    async with fake_kubernetes() as fake:
-        fake.put("nodes", hami("n1"))
-        fake.put("nodes", hami("n2"))
-        fake.put("pods", notebook("ada", HUB, node="n1"))
-        metadata = {"name": "claim-ada", "namespace": HUB}
-        fake.put("persistentvolumeclaims", {"metadata": metadata, "spec": {"accessModes": ["ReadWriteMany"]}})
-        yield fake
+async def fake(fake: FakeKubernetes) -> FakeKubernetes:
+    fake.put("nodes", hami("n2"))
+    return fake
 
 
 class Service:

@@ -1,0 +1,32 @@
+"""A cluster with one node of HAMi's and the notebook server of ada, over the fake of the API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gpu_pool.kubernetes.pool import ClusterPool
+from support.clusters import hami
+from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
+from support.kernel_pods import cluster_pool, notebook
+
+HUB = "hub"
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeKubernetes]:
+    async with fake_kubernetes() as fake:
+        fake.put("nodes", hami("n1"))
+        fake.put("pods", notebook("ada", HUB, node="n1"))
+        metadata = {"name": "claim-ada", "namespace": HUB}
+        fake.put("persistentvolumeclaims", {"metadata": metadata, "spec": {"accessModes": ["ReadWriteMany"]}})
+        yield fake
+
+
+@pytest.fixture
+async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[ClusterPool]:
+    config = fake.kubeconfig(tmp_path / "kubeconfig")
+    async with cluster_pool(tmp_path / "ledger.db", config, HUB) as pool:
+        yield pool
