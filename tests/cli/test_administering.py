@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from support.terminal import Terminal
 
 
@@ -31,6 +33,7 @@ def test_why_a_lease_waits(terminal: Terminal) -> None:
     assert (line["lease"], line["place"]) == (waiting, 1)
 
 
+@pytest.mark.long
 def test_the_history_is_a_table_or_one_object_a_line(terminal: Terminal) -> None:
     config = terminal.folder / "config"
     config.mkdir()

@@ -47,6 +47,7 @@ async def test_nodes_show_what_is_held_of_them_by_whomever(terminal: Terminal, f
     assert [(each["index"], each["held_milli"]) for each in found[0]["gpus"]] == [(0, 0), (1, 500)]
 
 
+@pytest.mark.long
 async def test_a_cluster_without_gpus_is_told(terminal: Terminal, fake: FakeKubernetes) -> None:
     fake.put("nodes", node("n1"))
     done = await run(terminal, "list", "--nodes")
@@ -72,6 +73,7 @@ async def test_the_doctor_says_how_gpus_are_shared_and_what_two_percent_are(
     assert "c.KubernetesSettings.dialect = 'hami'" in done.stdout
 
 
+@pytest.mark.long
 async def test_what_may_not_be_read_is_told(terminal: Terminal, fake: FakeKubernetes) -> None:
     fake.put("nodes", hami("n1"))
     fake.before_read = lambda kind: trouble(403, "Forbidden", "no") if kind == "runtimeclasses" else None

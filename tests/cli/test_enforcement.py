@@ -52,6 +52,7 @@ def test_a_gpu_that_admits_one_process_is_named_with_what_mends_it(terminal: Ter
     assert checks(terminal, "compute mode") == []
 
 
+@pytest.mark.long
 def test_mig_instances_that_were_made_anew_under_a_lease_are_named(terminal: Terminal, stub: Stub) -> None:
     scenario = Path(terminal.environment["NVML_STUB_SCENARIO"])
     a100 = "driver 550.54.14\ngpu GPU-a NVIDIA A100-SXM4-40GB\nmemory 40960 571\nmig 7\n"
@@ -78,6 +79,7 @@ def test_mps_that_is_not_the_pools_is_named(terminal: Terminal, stub: Stub, tmp_
     assert any("of root: kernels on its GPUs may be held" in note["text"] for note in notes)
 
 
+@pytest.mark.long
 def test_programs_of_mps_that_are_missing_are_named_where_they_are_wanted(
     terminal: Terminal, stub: Stub
 ) -> None:

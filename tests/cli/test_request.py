@@ -79,6 +79,7 @@ def test_a_keeper_that_is_gone_is_refused(terminal):
     assert terminal.is_empty()
 
 
+@pytest.mark.long
 def test_of_several_slices_one_has_to_be_named(terminal):
     script = """
         gpu-pool request 2% >/dev/null

@@ -55,6 +55,7 @@ def test_what_a_command_leaves_on_the_gpu_is_named_and_the_slice_is_back_once(
         os.kill(left, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_the_doctor_names_them_and_not_those_on_a_slice(terminal: Terminal, scenario: Path) -> None:
     holding = terminal.start("run", "10%", "--", "sh", "-c", "echo $$; exec sleep 600")
     assert holding.stdout is not None

@@ -140,6 +140,7 @@ def test_a_narrow_terminal_has_no_room_for_limits(terminal, screen):
     assert "none, none" in wide.text
 
 
+@pytest.mark.long
 def test_colours_follow_the_terminal(terminal, screen):
     coloured, plain = screen(*GPU_POOL, "health"), screen(*GPU_POOL, "health", NO_COLOR="1")
     assert (coloured.end(), plain.end()) == (0, 0)

@@ -43,6 +43,7 @@ def may(cluster: Cluster, verb: str, what: str, namespace: str = "", group: str 
     return bool(json.loads(answer)["status"]["allowed"])
 
 
+@pytest.mark.long
 def test_beside_the_hubs_namespace_it_may_the_same_in_a_courses_and_nowhere_else(
     cluster: Cluster, applied: str
 ) -> None:
@@ -59,6 +60,7 @@ def test_beside_the_hubs_namespace_it_may_the_same_in_a_courses_and_nowhere_else
         assert not may(cluster, verb, what, applied), what
 
 
+@pytest.mark.long
 def test_of_kueue_it_may_read_what_is_said_and_decide_nothing(cluster: Cluster, applied: str) -> None:
     assert may(cluster, "list", "workloads", group=KUEUE)
     assert may(cluster, "get", "localqueues/pendingworkloads", applied, group=PENDING)

@@ -109,6 +109,7 @@ def test_a_card_is_full_when_its_memory_is(nodes: Cluster, namespace: str) -> No
     in_phase(nodes, namespace, "second", "Running")
 
 
+@pytest.mark.long
 def test_a_deleted_pod_is_asked_and_then_killed(nodes: Cluster, namespace: str) -> None:
     create(nodes, namespace, pod("kind", ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.1; done"]))
     create(nodes, namespace, pod("stubborn", ["sh", "-c", "trap '' TERM; sleep 600 & wait; sleep 600"]))
@@ -148,6 +149,7 @@ def test_an_image_that_does_not_come_is_waited_for(nodes: Cluster, namespace: st
     in_phase(nodes, namespace, "early", "Succeeded")
 
 
+@pytest.mark.long
 def test_a_pod_goes_with_its_owner(nodes: Cluster, namespace: str) -> None:
     create(nodes, namespace, pod("owner", SLEEP))
     uid = nodes.get("pod", "-n", namespace, "owner")["metadata"]["uid"]

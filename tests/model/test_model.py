@@ -21,7 +21,7 @@ from support.service import Nursery
 _LENGTH = 80
 #: What part of the steps is done with which pool: those in a process of their own start slowly.
 _PARTS = {"embedded": 0.75, "unix": 0.1, "http": 0.07, "kubernetes": 0.08}
-_STEPS = int(os.environ.get("GPU_POOL_MODEL_STEPS", "1000"))
+_STEPS = int(os.environ.get("GPU_POOL_MODEL_STEPS", "600"))
 
 pytestmark = pytest.mark.timeout(0 if _STEPS > 10_000 else 900)
 

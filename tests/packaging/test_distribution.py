@@ -121,6 +121,7 @@ def test_the_sdist_holds_what_a_packager_needs(built: Built) -> None:
     assert any(name.startswith("tests/") for name in names)
 
 
+@pytest.mark.long
 def test_every_module_imports_where_only_the_wheel_is_installed(installed: Path, tmp_path: Path) -> None:
     lines = run(installed / "python", "-c", IMPORT_EVERYTHING, cwd=tmp_path).splitlines()
     assert len(lines) > len(ROOMS)

@@ -153,6 +153,7 @@ def test_ours_beats_strict_order_by_far_and_backfill_for_whole_gpus(name: str) -
     assert ours.utilisation > backfill.utilisation - 0.005
 
 
+@pytest.mark.long
 def test_the_eager_wait_and_the_others_hardly_do() -> None:
     coming = [each for each in arrivals(WORKLOADS["one-size"]) if each.at < 3 * 24 * HOUR]
     fair = figures(simulate(coming, V100[:1], decide)).waits

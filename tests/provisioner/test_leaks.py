@@ -156,6 +156,7 @@ async def test_kill_9_of_a_kernel_that_nobody_restarts(classroom: Classroom, man
     await eventually(classroom.is_empty)
 
 
+@pytest.mark.long
 async def test_a_manager_that_is_dropped_leaves_the_slice_to_its_running_kernel(
     classroom: Classroom,
 ) -> None:
@@ -190,6 +191,7 @@ async def test_the_kernel_dies_before_it_answers(classroom: Classroom, manager: 
     assert not watch.is_alive()
 
 
+@pytest.mark.long
 async def test_a_cleanup_that_only_announces_a_restart(classroom: Classroom, manager: Managers) -> None:
     km = manager(classroom.install("two", restart_grace=0))
     await km.start_kernel()
@@ -198,6 +200,7 @@ async def test_a_cleanup_that_only_announces_a_restart(classroom: Classroom, man
     await eventually(classroom.is_empty)
 
 
+@pytest.mark.long
 async def test_a_cleanup_before_the_kernel_has_ended(classroom: Classroom, manager: Managers) -> None:
     km = manager(classroom.install("two"))
     await km.start_kernel()

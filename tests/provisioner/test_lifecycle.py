@@ -65,6 +65,7 @@ async def test_a_restart_on_a_full_pool_keeps_its_place(classroom: Classroom, ma
     assert (await classroom.pool.lease(waiting.id)).state is LeaseState.WAITING
 
 
+@pytest.mark.long
 async def test_new_ports_on_request_reach_the_restarted_kernel(
     classroom: Classroom, manager: Managers
 ) -> None:
@@ -92,6 +93,7 @@ async def test_an_automatic_restart_keeps_the_lease(classroom: Classroom, manage
     assert (await classroom.only_lease()).id == before.id
 
 
+@pytest.mark.long
 async def test_a_manager_can_be_started_again_and_gets_a_new_slice(
     classroom: Classroom, manager: Managers
 ) -> None:
@@ -122,6 +124,7 @@ async def test_a_restart_without_its_slice_is_refused_until_shutdown(
     assert (await classroom.only_lease()).state is LeaseState.HELD
 
 
+@pytest.mark.long
 def test_a_blocking_manager_works_as_well(classroom: Classroom) -> None:
     km = KernelManager(kernel_name=classroom.install("two", ready_timeout=20))
     km.start_kernel()
@@ -157,6 +160,7 @@ os.waitpid(child, 0)
 """
 
 
+@pytest.mark.long
 def test_a_forked_child_starts_kernels_of_its_own(classroom: Classroom) -> None:
     """As papermill in a multiprocessing pool does."""
     kernel = classroom.install("two", ready_timeout=20)

@@ -6,6 +6,8 @@ import asyncio
 import json
 import signal
 
+import pytest
+
 from support.classroom import Classroom, eventually
 from support.server import Server, server
 
@@ -31,6 +33,7 @@ async def test_a_notebook_takes_its_slice_and_gives_it_back(classroom: Classroom
     assert await classroom.is_empty()
 
 
+@pytest.mark.long
 async def test_a_server_that_is_asked_to_end_gives_everything_back(
     classroom: Classroom, server: Server
 ) -> None:
@@ -49,6 +52,7 @@ async def test_kill_9_of_a_server_gives_everything_back(classroom: Classroom, se
     await eventually(classroom.is_empty)
 
 
+@pytest.mark.long
 async def test_a_server_that_is_asked_to_end_while_a_start_waits_keeps_nothing(
     classroom: Classroom, server: Server
 ) -> None:

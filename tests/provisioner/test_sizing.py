@@ -166,6 +166,7 @@ async def test_limits_of_frameworks_follow_but_for_those_that_the_user_has_chang
         assert await printed(page, limits) == "1 None\n"
 
 
+@pytest.mark.long
 async def test_after_cuda_was_used_the_size_changes_at_the_next_restart(
     classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ async def test_after_cuda_was_used_the_size_changes_at_the_next_restart(
         assert await printed(page, FACTS) == "10% 3276\n"
 
 
+@pytest.mark.long
 async def test_a_size_that_is_not_free_at_the_restart_is_told_below_the_first_cell(
     classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,7 @@ async def test_a_program_that_dies_while_its_kernel_waits_leaves_nothing(
     await eventually(classroom.is_empty)
 
 
+@pytest.mark.long
 async def test_a_slice_that_comes_while_nobody_launches_the_kernel_again_goes_back(
     classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

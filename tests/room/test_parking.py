@@ -31,6 +31,7 @@ async def test_an_idle_kernel_lends_its_slice_and_keeps_its_variables(
     assert (await classroom.only_lease()).state is LeaseState.HELD
 
 
+@pytest.mark.long
 async def test_its_devices_are_hidden_while_it_is_parked(
     classroom: Classroom, manager: Managers, course: Any, tmp_path: Path
 ) -> None:
@@ -58,6 +59,7 @@ threading.Thread(target=watch, daemon=True).start()
         ]
 
 
+@pytest.mark.long
 async def test_a_kernel_at_work_is_not_idle(classroom: Classroom, manager: Managers, course: Any) -> None:
     course(idle_limit="1s")
     km = manager(classroom.install("two"))
@@ -90,6 +92,7 @@ async def test_an_interrupt_while_it_waits_to_resume_leaves_it_parked_and_the_ne
         assert (await page.run("print(kept)").done()).outputs == ["42\n"]
 
 
+@pytest.mark.long
 async def test_a_parked_kernel_that_is_shut_down_leaves_nothing(
     classroom: Classroom, manager: Managers, course: Any
 ) -> None:
@@ -116,6 +119,7 @@ async def test_a_kernel_says_that_it_is_in_use(classroom: Classroom, manager: Ma
         assert (await classroom.pool.lease(waiting.id)).state is LeaseState.WAITING
 
 
+@pytest.mark.long
 async def test_the_longest_lease_warns_then_ends_the_kernel_and_the_next_cell_says_why(
     classroom: Classroom, manager: Managers, course: Any
 ) -> None:
@@ -164,6 +168,7 @@ async def test_a_parked_kernel_is_restarted_on_its_slice(
     assert (await classroom.only_lease()).id == lease.id
 
 
+@pytest.mark.long
 async def test_a_kernel_killed_while_it_waits_to_resume_can_be_restarted(
     classroom: Classroom, manager: Managers, course: Any
 ) -> None:
@@ -196,6 +201,7 @@ async def test_code_on_the_control_channel_does_not_run_while_parked(
         assert (await page.run("print('ran' in globals())").done()).outputs == ["False\n"]
 
 
+@pytest.mark.long
 async def test_a_pool_that_is_out_of_reach_for_a_moment_costs_no_variables(
     classroom: Classroom, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ async def test_a_restart_and_a_shutdown_while_the_pod_starts(
     assert await classroom.is_empty()
 
 
+@pytest.mark.long
 async def test_an_idle_kernel_is_warned_and_ended_where_its_course_says_so(
     classroom: Classroom, manager: Managers, course: Any, request: pytest.FixtureRequest
 ) -> None:
@@ -179,6 +180,7 @@ async def test_the_time_in_the_clusters_own_queue_does_not_count(
     assert len(pods.launched) == 1
 
 
+@pytest.mark.long
 async def test_another_size_comes_with_a_restart(
     classroom: Classroom, manager: Managers, pods: PodPool
 ) -> None:
@@ -224,6 +226,7 @@ async def test_kernels_in_pods_wait_in_line(classroom: Classroom, manager: Manag
     assert len(pods.running) == 2
 
 
+@pytest.mark.long
 async def test_a_restart_on_new_ports(classroom: Classroom, manager: Managers, pods: PodPool) -> None:
     km = manager(classroom.install("two"))
     await km.start_kernel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
 
 from gpu_pool_client import NotAllowed
@@ -35,6 +36,7 @@ async def test_a_kernel_that_dies_is_restarted_on_its_slice_and_says_why(
     assert (await classroom.only_lease()).id == lease.id
 
 
+@pytest.mark.long
 async def test_a_kernel_that_nobody_restarts_gives_its_slice_back(
     classroom: Classroom, manager: Managers, pods: PodPool
 ) -> None:
@@ -98,6 +100,7 @@ async def test_what_a_pool_refuses_is_what_the_cell_reads_and_the_next_cell_asks
         assert (await page.run("print('well')").done()).outputs == ["well\n"]
 
 
+@pytest.mark.long
 async def test_a_service_that_is_away_for_a_moment_does_no_harm(
     classroom: Classroom, manager: Managers, pods: PodPool
 ) -> None:
@@ -131,6 +134,7 @@ async def test_a_kernel_is_ended_while_the_service_is_away(
     assert not pods.running
 
 
+@pytest.mark.long
 async def test_a_kernel_whose_pod_does_not_end_gives_its_slice_back_all_the_same(
     classroom: Classroom, manager: Managers, pods: PodPool
 ) -> None:

@@ -37,6 +37,7 @@ async def test_nbclient_saves_a_clean_notebook(classroom: Classroom) -> None:
     await eventually(classroom.is_empty)
 
 
+@pytest.mark.long
 async def test_papermill_waits_and_passes_its_parameters(classroom: Classroom, tmp_path: Path) -> None:
     held = await classroom.fill("1")
     source, result = tmp_path / "in.ipynb", tmp_path / "out.ipynb"

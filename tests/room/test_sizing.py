@@ -40,6 +40,7 @@ async def test_a_kernel_that_has_waited_changes_its_size_and_is_restarted_with_i
 
 
 @pytest.mark.usefixtures("lending")
+@pytest.mark.long
 async def test_a_kernel_that_lends_its_slice_gets_it_back_at_its_new_size(
     classroom: Classroom, manager: Managers
 ) -> None:

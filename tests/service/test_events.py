@@ -211,6 +211,7 @@ async def opened_and_ended(service: Service) -> None:
         await events.ends()
 
 
+@pytest.mark.long
 async def test_a_stream_ends_with_its_token_and_its_server(nursery: Nursery, hub: Hub, folder: Path) -> None:
     async with serving_hub(nursery, hub, folder / "pool", SOON) as behind:
         path = f"{PREFIX}api/v1/events"

@@ -45,6 +45,7 @@ def let_write(service: Service, most: int) -> None:
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (most, hard))
 
 
+@pytest.mark.long
 async def test_a_full_disk_is_told_and_its_end_too(service: Service) -> None:
     assert await healthy(service) == (200, {"status": "ok"})
     let_write(service, (service.folder / "ledger.db-wal").stat().st_size)

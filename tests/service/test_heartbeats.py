@@ -63,12 +63,14 @@ async def test_a_client_that_lives_keeps_what_it_has_also_when_its_pool_is_close
     assert [(await pool.lease(each)).state.value for each in mine] == ["held", "waiting"]
 
 
+@pytest.mark.long
 async def test_heartbeats_do_not_lift_a_deadline(pool: Pool) -> None:
     lease = await take(pool, "1", "key")
     await pool.attach(lease, Process.current(), ready_within=2.5)
     assert await end_of(pool, lease) is EndReason.NOT_READY
 
 
+@pytest.mark.long
 async def test_a_restart_of_the_service_takes_nothing_from_those_who_live(
     behind_hub: HubService, pool: Pool
 ) -> None:

@@ -79,6 +79,7 @@ async def test_idle_and_slow_connections_hold_nobody_up(service: Service, pool: 
         assert (await pool.status()).leases == ()
 
 
+@pytest.mark.long
 async def test_whoever_does_not_take_an_answer_loses_the_connection(nursery: Nursery, folder: Path) -> None:
     settings = "c.ServeApp.taken_within = 0.3\nc.PoolSettings.max_waiting = 0"
     async with serving(nursery, folder / "pool", settings) as service, connect(service.url) as pool:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_pool.readings import Reading
@@ -111,6 +112,7 @@ asyncio.run(look())
 """
 
 
+@pytest.mark.long
 def test_nobody_waits_for_a_card_that_hangs(nvml: Path) -> None:
     scenario = f"driver 550.54.14\n{CARD.format(1)}{DOES}slow 1\n"
     told, meanwhile = json.loads(nvml_stub.run(nvml, scenario, HANGS))
@@ -156,6 +158,7 @@ def test_the_metrics_tell_it_and_leave_out_what_is_not_known(nvml: Path, tmp_pat
     assert found["gpu_pool_device_memory_bytes", "GPU-3"] == (32768 - 258) * MIB
 
 
+@pytest.mark.long
 def test_of_simulated_devices_nothing_is_told_that_nobody_measured(nvml: Path, tmp_path: Path) -> None:
     found = numbers(nvml, tmp_path / "ledger.db", CARD.format(1), GPU_POOL_DEVICES="T4@16GiB:1")
     names = {name for name, _ in found}

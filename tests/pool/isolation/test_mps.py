@@ -248,6 +248,7 @@ def test_clients_are_ended_by_mps_before_they_may_be_killed(tier: MpsTier, stub:
     assert stub.asked() == ["get_server_list", f"get_client_list {server}", f"terminate_client {server} 4711"]
 
 
+@pytest.mark.long
 def test_a_client_that_does_not_leave_is_said(stub: Stub, runtime: Path) -> None:
     tier = make(stub, runtime, timeout=2.0)
     tier.prepare(V100)

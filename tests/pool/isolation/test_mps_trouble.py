@@ -100,6 +100,7 @@ def test_a_daemon_that_does_not_start_leaves_everything_as_it_was(
     assert (list(runtime.iterdir()), stub.processes(), stub.mode()) == ([], [], "Default")
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_start_leaves_everything_as_it_was(
     hasty: MpsTier, stub: Stub, runtime: Path
 ) -> None:
@@ -120,6 +121,7 @@ def test_other_users_need_root(stub: Stub, runtime: Path) -> None:
         make(stub, runtime, multiuser=True).prepare(V100)
 
 
+@pytest.mark.long
 def test_a_daemon_that_hangs_is_not_waited_for(hasty: MpsTier, stub: Stub) -> None:
     hasty.prepare(V100)
     stub.tell(hang=["set_default_device_pinned_mem_limit"])
@@ -154,6 +156,7 @@ def test_a_daemon_that_was_killed_is_started_again_and_its_leases_are_told(tier:
     assert tier.tend() == {}
 
 
+@pytest.mark.long
 def test_a_shell_that_is_open_on_the_daemon_is_not_taken_for_it(
     tier: MpsTier, stub: Stub, runtime: Path
 ) -> None:
@@ -169,6 +172,7 @@ def test_a_shell_that_is_open_on_the_daemon_is_not_taken_for_it(
         shell.kill()
 
 
+@pytest.mark.long
 def test_a_daemon_that_hangs_is_killed_and_started_again(hasty: MpsTier, stub: Stub) -> None:
     hasty.prepare(V100)
     hasty.open(lease("a"))
@@ -181,6 +185,7 @@ def test_a_daemon_that_hangs_is_killed_and_started_again(hasty: MpsTier, stub: S
     assert hung not in stub.processes()
 
 
+@pytest.mark.long
 def test_one_device_that_cannot_be_mended_does_not_keep_others_from_it(hasty: MpsTier, stub: Stub) -> None:
     for device in (V100, OTHER):
         hasty.prepare(device)
@@ -193,6 +198,7 @@ def test_one_device_that_cannot_be_mended_does_not_keep_others_from_it(hasty: Mp
     assert "out of memory" in told[OTHER.uuid]
 
 
+@pytest.mark.long
 def test_a_daemon_that_dies_of_a_question(tier: MpsTier, stub: Stub) -> None:
     tier.prepare(V100)
     stub.tell(die=["set_default_active_thread_percentage"])
@@ -267,11 +273,13 @@ def test_after_a_crash_its_daemons_are_taken_over(crashed: Stub, runtime: Path) 
     assert (list(runtime.iterdir()), crashed.processes(), crashed.mode()) == ([], [], "Default")
 
 
+@pytest.mark.long
 def test_after_a_crash_daemons_that_nobody_needs_are_stopped(crashed: Stub, runtime: Path) -> None:
     make(crashed, runtime).recover([])
     assert (list(runtime.iterdir()), crashed.processes(), crashed.mode()) == ([], [], "Default")
 
 
+@pytest.mark.long
 def test_after_a_crash_of_all_of_it_the_daemons_are_started_again(crashed: Stub, runtime: Path) -> None:
     crashed.kill()
     crashed.cards(apps=["4711, the lease's process, which lives on"])

@@ -120,6 +120,7 @@ def test_a_control_group_that_is_not_limited_fails(tier: CgroupTier, stub: Stub)
         tier.open(A)
 
 
+@pytest.mark.long
 def test_a_server_that_is_accepted_and_ends_is_noticed(stub: Stub, runtime: Path, groups: Path) -> None:
     tier = make(stub, runtime, groups, timeout=2.0)
     stub.tell(lie=["server create"])
@@ -146,6 +147,7 @@ def test_a_process_joins_the_group_with_what_it_has_started(tier: CgroupTier, gr
     tier.attach(A, identity)  # which has ended: nothing to do
 
 
+@pytest.mark.long
 def test_clients_are_ended_by_mps_before_they_may_be_killed(stub: Stub, runtime: Path, groups: Path) -> None:
     tier = make(stub, runtime, groups, timeout=2.0)
     tier.prepare(H100)
