@@ -69,6 +69,20 @@ async def visit(browser: Browser, hub: str, user: str, where: str) -> Page:
     return page
 
 
+async def until_idle(page: Page, kernel: str) -> None:
+    """Wait until the page shows that its kernel is idle; load it anew, as a student would, if it does not.
+
+    While a kernel starts, Jupyter Server takes the first status for an answer to its own
+    question (``nudge``), and shows a page no other if none follows.
+    """
+    idle = page.get_by_text(f"{kernel} | Idle")
+    try:
+        await expect(idle).to_be_visible(timeout=30_000)
+    except AssertionError:
+        await page.reload()
+        await expect(idle).to_be_visible()
+
+
 async def teach(browser: Browser, hub: str) -> None:
     """Add a slice to the course as its instructor, and wait until a student is offered it."""
     instructor = await visit(browser, hub, "turing", "/services/gpu-pool/courses/intro")
@@ -109,7 +123,7 @@ async def test_a_class_on_the_pool(chromium: str, hub: str) -> None:
         await student.wait_for_url("**/lab**")
         card = student.locator('.jp-LauncherCard[data-category="Notebook"][title="Python 3 (GPU 2%)"]')
         await card.click()
-        await expect(student.get_by_text("Python 3 (GPU 2%) | Idle")).to_be_visible()
+        await until_idle(student, "Python 3 (GPU 2%)")
         cell = student.locator(".jp-Notebook .jp-Cell.jp-mod-active .cm-content")
         await cell.click()
         await student.keyboard.type("%gpu")
