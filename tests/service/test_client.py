@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -31,6 +32,7 @@ from gpu_pool_client.remote.exchange import ask
 from gpu_pool_client.remote.problems import error_of, problem_of
 from support.pools import take, until
 from support.service import Service
+from support.terminal import eventually
 
 ERRORS = [
     BadRequest("a", "b"),
@@ -47,6 +49,7 @@ ERRORS = [
 
 
 def open_files() -> int:
+    gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -101,7 +104,8 @@ def test_it_may_be_used_from_several_event_loops_and_keeps_nothing_open(service:
     for number in range(3):
         asyncio.run(use(number))
     asyncio.run(pool.close())
-    assert open_files() == before
+    # What earlier tests left in this process may go, or be at work in a thread, meanwhile.
+    eventually(lambda: open_files() <= before)
 
 
 async def test_a_service_that_does_not_answer_is_given_up(folder: Path) -> None:

@@ -87,9 +87,8 @@ def test_the_command_line_works_unchanged(served: Classroom) -> None:
     assert gpu_pool("run", "--no-wait", "1", "--", "true").returncode == 6
     assert gpu_pool("run", "33GiB", "--", "true").returncode == 3
     assert gpu_pool("release", lease["id"]).returncode == 0
-    assert [json.loads(line)["reason"] for line in gpu_pool("history", "--json").stdout.splitlines()] == [
-        "released",
-        "withdrawn",
-        "released",
-    ]
+    reasons = [json.loads(line)["reason"] for line in gpu_pool("history", "--json").stdout.splitlines()]
+    # That a command has ended may be seen before it is told.
+    assert reasons[0] in ("released", "process-gone")
+    assert reasons[1:] == ["withdrawn", "released"]
     assert gpu_pool("health").returncode == 0
