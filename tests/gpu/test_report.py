@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from benchmarks import gpu_density, gpu_report, gpu_training
 
 Row = dict[str, Any]
