@@ -147,10 +147,9 @@ FROM lease GROUP BY user, course;
 
 -- name: add_use
 -- What was used before fades until now; what is of another week or term counts no more.
-INSERT INTO use (course, user, by_course, by_user, as_of, week_began, in_week, term_began, in_term)
-VALUES (:course, :user, :by_course, :by_user, :now, :week_began, :in_week, :term_began, :in_term)
+INSERT INTO use (course, user, by_user, as_of, week_began, in_week, term_began, in_term)
+VALUES (:course, :user, :by_user, :now, :week_began, :in_week, :term_began, :in_term)
 ON CONFLICT (course, user) DO UPDATE SET
-    by_course = by_course * faded(:now - as_of, :course_half_life) + excluded.by_course,
     by_user = by_user * faded(:now - as_of, :user_half_life) + excluded.by_user,
     as_of = :now,
     in_week = iif(week_began = :week_began, in_week, 0) + excluded.in_week,

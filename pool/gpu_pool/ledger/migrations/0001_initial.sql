@@ -101,11 +101,10 @@ CREATE TABLE history (
 CREATE INDEX history_by_user ON history (user, ended_at);
 
 -- What every user has used of every course by leases that are not held any more,
--- in thousandths of a GPU times seconds. The first two fade with time, as of as_of.
+-- in thousandths of a GPU times seconds. The first fades with time, as of as_of.
 CREATE TABLE use (
     course          TEXT NOT NULL,
     user            TEXT NOT NULL,
-    by_course       REAL NOT NULL,               -- faded as the queue compares courses
     by_user         REAL NOT NULL,               -- faded as the queue compares users
     as_of           REAL NOT NULL,               -- Unix seconds
     week_began      REAL NOT NULL,
@@ -115,10 +114,10 @@ CREATE TABLE use (
     PRIMARY KEY (course, user)
 ) WITHOUT ROWID;
 
--- What all users of a course have used of it together, so that nobody need add it up.
+-- The same of every course, whoever used it.
 CREATE TABLE course_use (
     course          TEXT PRIMARY KEY,
-    by_course       REAL NOT NULL,               -- the sum of by_course, as of as_of
+    by_course       REAL NOT NULL,               -- faded as the queue compares courses
     as_of           REAL NOT NULL
 ) WITHOUT ROWID;
 
