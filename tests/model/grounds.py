@@ -122,14 +122,19 @@ class Ground(ABC):
 
     def usage(self) -> Usage:
         """Return what the ledger has of everybody's use, as of now."""
-        courses: dict[str, float] = {}
-        users: dict[tuple[str, str], float] = {}
         wall, policy = self.clocks.read()[0], Policy()
-        for row in self.rows("SELECT course, user, by_course, by_user, as_of FROM use ORDER BY course, user"):
-            course, user, by_course, by_user, as_of = row
-            age = max(0.0, wall - as_of)
-            courses[course] = courses.get(course, 0.0) + by_course * 0.5 ** (age / policy.course_half_life)
-            users[course, user] = by_user * 0.5 ** (age / policy.user_half_life)
+
+        def faded(used: float, as_of: float, half_life: float) -> float:
+            return float(used * 0.5 ** (max(0.0, wall - as_of) / half_life))
+
+        courses = {
+            course: faded(used, as_of, policy.course_half_life)
+            for course, used, as_of in self.rows("SELECT course, by_course, as_of FROM course_use")
+        }
+        users = {
+            (course, user): faded(used, as_of, policy.user_half_life)
+            for course, user, used, as_of in self.rows("SELECT course, user, by_user, as_of FROM use")
+        }
         return Usage(courses, users)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
