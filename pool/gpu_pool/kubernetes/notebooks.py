@@ -1,4 +1,4 @@
-"""Which pod is somebody's notebook server, and which of its volumes is the home. Pure.
+"""Which pod is somebody's notebook server, and which of its volumes is the home.
 
 KubeSpawner writes the user's and the server's name into annotations as they
 are (``hub.jupyter.org/username``, ``hub.jupyter.org/servername``, the latter
@@ -14,6 +14,7 @@ from typing import Final
 
 from gpu_pool.dialects import Manifest
 from gpu_pool.dialects.cluster import listing, mapping
+from gpu_pool.kubernetes.watching import Key
 
 USERNAME: Final = "hub.jupyter.org/username"
 SERVERNAME: Final = "hub.jupyter.org/servername"
@@ -46,6 +47,42 @@ class Notebook:
     pull_secrets: tuple[str, ...] = ()
     #: Whether it is being deleted, or has ended.
     is_ending: bool = False
+
+
+class Notebooks:
+    """The notebook servers of a cluster, by name and by uid."""
+
+    def __init__(self, home: str) -> None:
+        self._home = home
+        self._by_key: dict[Key, Notebook] = {}
+        self._by_uid: dict[str, Notebook] = {}
+        self._by_name: dict[tuple[str, str], Notebook] = {}
+
+    def of(self, user: str, server: str) -> Notebook | None:
+        """Return somebody's notebook server."""
+        found = self._by_name.get((user, server))
+        return None if found is None or found.is_ending else found
+
+    def has(self, uid: str) -> bool:
+        """Whether a notebook server is there still."""
+        found = self._by_uid.get(uid)
+        return found is not None and not found.is_ending
+
+    def take_over(self, key: Key, pod: Manifest | None) -> str:
+        """Take over a pod that has changed, or None; return the uid of the notebook server that it ended."""
+        before = self._by_key.pop(key, None)
+        notebook = None if pod is None else read_notebook(pod, self._home)
+        if before is not None:
+            self._by_uid.pop(before.uid, None)
+            if self._by_name.get((before.user, before.server)) == before:
+                del self._by_name[before.user, before.server]
+        if notebook is not None:
+            self._by_key[key] = self._by_uid[notebook.uid] = notebook
+            # One that was started elsewhere meanwhile counts, and not the one that ends.
+            known = self._by_name.get((notebook.user, notebook.server))
+            if known is None or known.is_ending or not notebook.is_ending:
+                self._by_name[notebook.user, notebook.server] = notebook
+        return before.uid if before and (notebook is None or notebook.is_ending) else ""
 
 
 def in_any(namespaces: Iterable[str]) -> Callable[[str], bool]:

@@ -12,15 +12,13 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from gpu_pool.coursefiles import Courses
-from gpu_pool.dialects import Translation
 from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.inventory import Inventory
 from gpu_pool.kubernetes import kueue
 from gpu_pool.kubernetes.api import Api, connect
-from gpu_pool.kubernetes.choosing import with_indexes
 from gpu_pool.kubernetes.homes import Homes
 from gpu_pool.kubernetes.kernels import Kernels
-from gpu_pool.kubernetes.manifests import Order, check_command
+from gpu_pool.kubernetes.orders import Orders
 from gpu_pool.kubernetes.places import Places
 from gpu_pool.kubernetes.settings import KubernetesSettings
 from gpu_pool.kubernetes.states import NODE_GONE, VANISHED, Taken
@@ -45,7 +43,6 @@ from gpu_pool_client import (
     NotAllowed,
     PodPhase,
     PoolStatus,
-    PoolUnreachable,
     Process,
     SliceRequest,
 )
@@ -78,8 +75,12 @@ class ClusterPool(EmbeddedPool):
         self._view = View(api, kubernetes, log)
         self._kernels = Kernels(Writer(api, log), self._view, log, self._end_taken)
         self._homes = Homes(api, kubernetes, courses, log)
+        self._orders = Orders(kubernetes, self._view, self._homes)
         self._live: frozenset[str] = frozenset()
+        #: What is written down of the cluster, with which leases lived then.
         self._seen: tuple[tuple[Device, ...], Mapping[str, Others]] | None = None
+        self._seen_with: frozenset[str] | None = None
+        self._looking = asyncio.Lock()
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._launching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._following: list[asyncio.Task[None]] = []
@@ -111,7 +112,6 @@ class ClusterPool(EmbeddedPool):
                 count,
                 namespace,
             )
-        self._view.changed.clear()
         await self._follow_once()
         await self.status()
         self._kernels.start()
@@ -141,25 +141,37 @@ class ClusterPool(EmbeddedPool):
                 await asyncio.wait_for(self._view.changed.wait(), _LOOK_EVERY)
             except asyncio.TimeoutError:
                 self._kernels.look_at_all()
-            self._view.changed.clear()
+                self._view.changed.set()
             try:
                 await self._follow_once()
             except Exception:  # noqa: BLE001 - one odd node must not keep the pool from following the others
                 self._log.exception("What the cluster has could not be written down")
-                self._view.changed.set()
             await asyncio.sleep(_REST)
 
     async def _follow_once(self) -> None:
-        seen = self._view.devices(), self._view.others(self._live)
-        if seen == self._seen:
+        """Write down what the cluster has by now. Many ends at once take one look at it."""
+        async with self._looking:
+            live = self._live
+            if not self._view.changed.is_set() and live == self._seen_with:
+                return
+            self._view.changed.clear()
+            try:
+                await self._write_down(self._view.devices(), self._view.others(live))
+            except BaseException:
+                self._view.changed.set()
+                raise
+            self._seen_with = live
+
+    async def _write_down(self, devices: tuple[Device, ...], others: Mapping[str, Others]) -> None:
+        if (devices, others) == self._seen:
             return
 
         def take_over(book: Book) -> None:
-            book.register(seen[0], _SEEN_FROM, seen[1])
-            book.set_others(seen[1])
+            book.register(devices, _SEEN_FROM, others)
+            book.set_others(others)
 
         await self._do(take_over)
-        self._seen = seen
+        self._seen = devices, others
 
     async def status(self) -> PoolStatus:
         """See ``Pool.status``. Ends the kernels of leases that have ended."""
@@ -230,7 +242,7 @@ class ClusterPool(EmbeddedPool):
                 lease = await self._counted(lease_id, waits=False)  # its pod waits in the cluster's queue
             if lease.state is not LeaseState.HELD:
                 raise BadRequest(f"The lease is {lease.state.value}.", "Start the kernel once it is held.")
-            order = await self._order(lease, kernel, server or "")
+            order = await self._orders.of(lease, kernel, server or "")
             if lease.process is None:
                 # Its turn and its image may take minutes, and whoever launches has come for it.
                 await self.attach(lease_id, lease.holder.process or Process.current())
@@ -238,41 +250,6 @@ class ClusterPool(EmbeddedPool):
             if found.phase is PodPhase.QUEUED:
                 await self._counted(lease_id, waits=True)
         return found
-
-    async def _order(self, lease: Lease, kernel: KernelCommand, server: str) -> Order:
-        dialect = self._view.choice.dialect
-        if dialect is None:
-            raise PoolUnreachable(f"{self._view.choice}", "Tell the administrator; your slice is kept.")
-        bans = dialect.table.bans
-        check_command(kernel, bans, require_curve=self._kubernetes.require_curve)
-        notebook = self._view.notebook(lease.holder.user, server)
-        if notebook is None:
-            name = f"server {server!a}" if server else "default server"
-            raise NotAllowed(
-                f"The {name} of {lease.holder.user!a} does not run in {self._view.namespaces}, "
-                "so no kernel can be started for it.",
-                "Ask from a notebook server that the JupyterHub has started there.",
-            )
-        body = self._homes.body(lease.holder, notebook)
-        queue = kueue.queue_of(lease.holder.course) if self._kubernetes.kueue else ""
-        if queue:
-            node = await self._homes.only_node(lease.holder, notebook)
-            asked = kueue.of_its_kind(lease, self._view.devices())
-            translation = self._view.translate(with_indexes(asked, ()), node)
-        else:
-            node = lease.slices[0].device.node
-            await self._homes.check(lease.holder, notebook, node)
-            translation = self._translate(lease, node)
-        name, at_once = self._kubernetes.pool, dialect.table.at_once
-        return Order(name, lease, notebook, kernel, node, translation.pod, bans, body, queue, at_once)
-
-    def _translate(self, lease: Lease, node: str) -> Translation:
-        """Ask for the very GPUs of a lease where the dialect can say which, else for any of that node."""
-        indexes = tuple(sorted(part.device.index for part in lease.slices))
-        exact = with_indexes(lease.request, indexes)
-        with suppress(BadRequest):
-            return self._view.translate(exact, node)
-        return self._view.translate(with_indexes(lease.request, ()), node)
 
     async def pod(self, lease_id: str, seen: str = "", seconds: float = wire.LONGEST_POLL) -> KernelPod:
         """See ``Pool.pod``; ``seconds`` is for how long to wait for news."""

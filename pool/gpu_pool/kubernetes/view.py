@@ -28,7 +28,7 @@ from gpu_pool.kubernetes import kueue
 from gpu_pool.kubernetes.api import Api
 from gpu_pool.kubernetes.lean import is_ending, is_same, lean, lean_node, lean_pod
 from gpu_pool.kubernetes.manifests import LEASE_LABEL, POOL_LABEL
-from gpu_pool.kubernetes.notebooks import Notebook, in_any, read_notebook
+from gpu_pool.kubernetes.notebooks import Notebook, Notebooks, in_any
 from gpu_pool.kubernetes.settings import KubernetesSettings
 from gpu_pool.kubernetes.watching import Key, Watched
 from gpu_pool.ledger.devices import Others
@@ -74,9 +74,7 @@ class View:
             )
         self._workloads: dict[str, Manifest] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._notebooks: dict[Key, Notebook] = {}
-        self._by_uid: dict[str, Notebook] = {}
-        self._by_name: dict[tuple[str, str], Notebook] = {}
+        self._notebooks = Notebooks(settings.home)
         self._kernels: dict[str, dict[Key, Manifest]] = {}
         self._leases: dict[str, str] = {}
         self._foreign: dict[Key, Pod] = {}
@@ -274,13 +272,11 @@ class View:
 
     def notebook(self, user: str, server: str) -> Notebook | None:
         """Return somebody's notebook server."""
-        found = self._by_name.get((user, server))
-        return None if found is None or found.is_ending else found
+        return self._notebooks.of(user, server)
 
     def has_notebook(self, uid: str) -> bool:
         """Whether a notebook server is there still."""
-        found = self._by_uid.get(uid)
-        return found is not None and not found.is_ending
+        return self._notebooks.has(uid)
 
     def _node_changed(self, before: Manifest | None, now: Manifest | None) -> None:
         if before is not None and now is not None and is_same(before, now):
@@ -300,23 +296,9 @@ class View:
             self._kernel_changed(key, str(labels.get(LEASE_LABEL, "")), before, now)
             return
         self._keep_foreign(key, now)
-        self._notebook_changed(key, now)
-
-    def _notebook_changed(self, key: Key, now: Manifest | None) -> None:
-        notebook = read_notebook(now, self._settings.home) if now and self._is_ours(key[0]) else None
-        before = self._notebooks.pop(key, None)
-        if before is not None:
-            self._by_uid.pop(before.uid, None)
-            if self._by_name.get((before.user, before.server)) == before:
-                del self._by_name[before.user, before.server]
-        if notebook is not None:
-            self._notebooks[key] = self._by_uid[notebook.uid] = notebook
-            # One that was started elsewhere meanwhile counts, and not the one that ends.
-            known = self._by_name.get((notebook.user, notebook.server))
-            if known is None or known.is_ending or not notebook.is_ending:
-                self._by_name[notebook.user, notebook.server] = notebook
-        if before is not None and (notebook is None or notebook.is_ending):
-            self.on_notebook_gone(before.uid)
+        ended = self._notebooks.take_over(key, now if self._is_ours(key[0]) else None)
+        if ended:
+            self.on_notebook_gone(ended)
 
     def _kernel_changed(self, key: Key, lease: str, before: Manifest | None, now: Manifest | None) -> None:
         pods = self._kernels.setdefault(lease, {})
