@@ -19,6 +19,8 @@ _TIMES: Final = 100.0
 _LONGEST: Final = 300.0
 #: Whoever asks waits no longer than this for what is being worked out.
 _PATIENCE: Final = 0.5
+#: So many may ask at once what they alone are to be told; the others are told nothing, as if it took long.
+_MOST_ASKING: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +38,18 @@ class Waits:
         self._known: Mapping[int, tuple[float, float]] = {}
         self._as_of = self._due_at = -_LONGEST
         self._worker: Worker | None = None
-        self._lock = threading.Lock()
+        self._learning = threading.Lock()
+        self._asking = threading.Semaphore(_MOST_ASKING)
 
     @property
     def are_due(self) -> bool:
         """Whether the prospects are to be read, and told to :meth:`learn`."""
-        return time.monotonic() >= self._due_at and not self._lock.locked()
+        return time.monotonic() >= self._due_at and not self._learning.locked()
 
     async def learn(self, prospects: Prospects) -> None:
         """Work out anew what is known; return when that is done, or when it takes long."""
-        await self._run(lambda: self._work_out(prospects))
+        if self._learning.acquire(blocking=False):
+            await self._run(self._learning, lambda: self._work_out(prospects))
 
     def of(self, number: int | None) -> tuple[float, float] | None:
         """Return (likely soonest, likely latest) in seconds from now for a waiter; None if not known."""
@@ -57,13 +61,23 @@ class Waits:
 
     async def foresee(self, number: int, prospects: Prospects) -> tuple[float, float] | None:
         """Return the same for somebody who is only in these prospects; None also if that takes long."""
-        return await self._run(lambda: expected_wait(number, prospects.now, prospects.stays))
+        if not self._asking.acquire(blocking=False):
+            return None
+        return await self._run(self._asking, lambda: expected_wait(number, prospects.now, prospects.stays))
 
-    async def _run(self, job: Callable[[], T]) -> T | None:
+    async def _run(self, place: threading.Lock | threading.Semaphore, job: Callable[[], T]) -> T | None:
+        """Do a job, and give its place back when it is done, whoever still waits for it."""
+
+        def do() -> T:
+            try:
+                return job()
+            finally:
+                place.release()
+
         if self._worker is None:
             self._worker = Worker("gpu-pool-waits")
         try:
-            return await self._worker.run(job, _PATIENCE)
+            return await self._worker.run(do, _PATIENCE)
         except TimeoutError:
             return None
 
@@ -73,10 +87,9 @@ class Waits:
             self._worker.stop()
 
     def _work_out(self, prospects: Prospects) -> None:
-        with self._lock:
-            if time.monotonic() < self._due_at:
-                return
-            as_of, began = time.monotonic(), time.thread_time()
-            self._known = expected_waits(prospects.now, prospects.stays)
-            self._as_of = as_of
-            self._due_at = as_of + min(_LONGEST, _TIMES * (time.thread_time() - began))
+        if time.monotonic() < self._due_at:
+            return
+        as_of, began = time.monotonic(), time.thread_time()
+        self._known = expected_waits(prospects.now, prospects.stays)
+        self._as_of = as_of
+        self._due_at = as_of + min(_LONGEST, _TIMES * (time.thread_time() - began))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from gpu_pool import expecting, outlook
 from gpu_pool.expecting import Prospects, Waits
 from gpu_pool.queueing import Policy, Situation, Usage
-from support.pools import V100, embedded, take
+from support.pools import V100, embedded, take, until
 from support.queues import RULES, holding, statuses, waiter
 
 STAYS = [outlook.Stay("", 1000, 60.0 * minutes) for minutes in (10, 20, 30, 40, 50)]
@@ -57,6 +58,32 @@ async def test_nobody_waits_long_for_what_takes_long(monkeypatch: pytest.MonkeyP
         slow.setattr(expecting, "expected_wait", lambda *_: may_end.wait(30))
         assert await waits.foresee(1, prospects(1)) is None
     may_end.set()
+    monkeypatch.setattr(expecting, "_PATIENCE", 30.0)
+    assert await waits.foresee(1, prospects(1)) is not None
+    waits.close()
+
+
+async def test_few_at_once_keep_it_busy_and_the_line_is_worked_out_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits, may_end, begun = Waits(), threading.Event(), []
+
+    def slowly(number: int, *_: object) -> None:
+        begun.append(number)
+        may_end.wait(30)
+
+    monkeypatch.setattr(expecting, "_PATIENCE", 0.05)
+    with monkeypatch.context() as slow:
+        slow.setattr(expecting, "expected_wait", slowly)
+        many = range(3 * expecting._MOST_ASKING)
+        await asyncio.gather(
+            *(waits.foresee(each, prospects(each)) for each in many), waits.learn(prospects(1))
+        )
+        assert not waits.are_due
+        may_end.set()
+        await until(lambda: waits.of(1) is not None)
+    assert begun == list(many[: expecting._MOST_ASKING])
+    # Their places are free again.
     monkeypatch.setattr(expecting, "_PATIENCE", 30.0)
     assert await waits.foresee(1, prospects(1)) is not None
     waits.close()
