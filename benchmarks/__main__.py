@@ -25,7 +25,6 @@ NAMES = (
     "growth",
     "line",
     "days",
-    "load",
     "density",
     "queues",
     "room",

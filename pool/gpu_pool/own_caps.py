@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,9 @@ from gpu_pool_client import Lease, LeaseState, Limit, Process, Strength
 _STATED: Final = re.compile(r"memory: [^;]*\((framework caps: [a-z,; ]{1,200})\)", re.ASCII)
 #: Characters of an environment that are read.
 _MOST: Final = 2**20
+#: Seconds for which a process that could not be seen is not looked for again: the processes of
+#: hundreds of kernels may be hidden from the pool's, and everybody asks for its state.
+_HIDDEN_FOR: Final = 5.0
 
 
 class _UnseenError(Exception):
@@ -34,12 +38,19 @@ def with_own_caps(lease: Lease) -> Lease:
     is_limited = lease.enforcement.memory.strength is not Strength.NONE
     if lease.state is not LeaseState.HELD or lease.process is None or is_limited:
         return lease
-    try:
-        words = _stated(lease.process, lease.id)
-    except (_UnseenError, OSError):
-        return lease
+    words = _seen(lease.process, lease.id, int(time.monotonic() // _HIDDEN_FOR))
     memory = Limit(Strength.COOPERATIVE, words)
     return replace(lease, enforcement=replace(lease.enforcement, memory=memory)) if words else lease
+
+
+@functools.lru_cache(maxsize=4096)
+def _seen(process: Process, lease_id: str, when: int) -> str:
+    """Return what :func:`_stated` does, empty if the process cannot be seen; looks once for each ``when``."""
+    del when
+    try:
+        return _stated(process, lease_id)
+    except (_UnseenError, OSError):
+        return ""
 
 
 @functools.lru_cache(maxsize=4096)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_pool import own_caps
 from gpu_pool.embedded import EmbeddedPool
 from gpu_pool_client import Lease, Process, Strength
 from gpu_pool_client.framework_caps import with_caps
@@ -72,3 +73,27 @@ async def test_it_states_nothing_else_that_a_process_says(tmp_path: Path, change
         with running({**os.environ, **with_caps(lease, TORCH).environment, **changed}) as process:
             await pool.attach(lease.id, process)
             assert await memory_limit(pool) == "none (accounting only)"
+
+
+async def test_a_process_that_is_hidden_is_not_looked_for_by_everybody_who_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+
+    def hide(process: Process, lease_id: str) -> str:
+        looked.append(process.pid)
+        raise PermissionError
+
+    now = [1000.0]
+    monkeypatch.setattr(own_caps, "_stated", hide)
+    monkeypatch.setattr(own_caps.time, "monotonic", lambda: now[0])
+    async with embedded(tmp_path / "ledger.db") as pool:
+        lease = await held(pool)
+        with running(dict(os.environ)) as process:
+            await pool.attach(lease.id, process)
+            for _ in range(3):
+                assert await memory_limit(pool) == "none (accounting only)"
+            assert looked == [process.pid]
+            now[0] += own_caps._HIDDEN_FOR
+            await memory_limit(pool)
+            assert looked == [process.pid] * 2
