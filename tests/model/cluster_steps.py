@@ -188,6 +188,9 @@ class ClusterMachine(PoolMachine):
     def _follow(self) -> None:
         """Wait until the pool has taken over what the cluster shows."""
         expected = {(uuid, uuid in self.model.closed) for uuid in self.model.present}
+        if self._taken_over() == expected:
+            self.catch_up()  # where nothing was new, the pool has served nobody
+            return
         self._until(lambda: self._taken_over() == expected)
         self.serve()
 
