@@ -20,6 +20,7 @@ from gpu_pool_client import (
 )
 from gpu_pool_provisioner.advice import slice_lost
 from gpu_pool_provisioner.pools import shared_pool
+from gpu_pool_provisioner.returning import give_back
 
 #: What a kernel is to show its user below the first cell; see gpu_pool_kernels.inkernel.extension.
 NEWS: Final = "GPU_POOL_NEWS"
@@ -105,22 +106,22 @@ class KernelSlice:
 
     async def stand_in(self, seconds: float) -> None:
         """Let the slice stand on this process until the kernel is launched again, for ``seconds`` at most."""
-        if self.lease_id is None:
+        lease_id = self.lease_id
+        if lease_id is None:
             return
         try:
-            await self.pool.attach(self.lease_id, Process.current(), ready_within=seconds)
+            await self.pool.attach(lease_id, Process.current(), ready_within=seconds)
         except (LeaseGone, PoolUnreachable) as error:
             # The relaunch that follows looks at the lease, and refuses in words.
             get_logger().warning("Keeping the kernel's GPU slice over its restart failed: %s", error)
+        if self.lease_id != lease_id:
+            # The kernel was shut down during its restart; this process must not keep its slice alive.
+            await give_back(self.pool, lease_id)
 
     async def give_back(self) -> None:
-        """Release the slice. May be repeated; where it fails, the pool acts once the process is gone."""
-        if self.lease_id is None:
-            return
-        try:
-            await self.pool.release(self.lease_id)
-        except GpuPoolError as error:
-            get_logger().warning("GPU lease %s ends when its process is seen gone: %s", self.lease_id, error)
+        """Release the slice, see :func:`gpu_pool_provisioner.returning.give_back`."""
+        if self.lease_id is not None:
+            await give_back(self.pool, self.lease_id)
 
     def forget(self) -> None:
         """Let the next :meth:`take` acquire a new slice."""

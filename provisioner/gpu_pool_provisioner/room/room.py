@@ -273,8 +273,9 @@ class Room:
 
     async def _abandon(self) -> None:
         """Nobody launches the kernel again."""
-        await self.close()
-        await self._turn.lose(EndReason.WITHDRAWN)
+        if not self.closed:  # otherwise the lease may be another room's by now
+            await self.close()
+            await self._turn.lose(EndReason.WITHDRAWN)
 
     def _receive(self, phase: Phase) -> None:
         """Answer in the kernel's name."""

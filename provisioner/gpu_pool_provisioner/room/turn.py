@@ -13,7 +13,6 @@ from gpu_pool_client import (
     Activity,
     BadRequest,
     EndReason,
-    GpuPoolError,
     Holder,
     KernelCommand,
     KernelPod,
@@ -22,6 +21,7 @@ from gpu_pool_client import (
     PoolUnreachable,
     Process,
 )
+from gpu_pool_provisioner.returning import give_back
 from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.endings import first_of
 from gpu_pool_provisioner.room.line import Standing, line_of
@@ -171,12 +171,8 @@ class Turn:
         await self._release(self._claim.lease_id, reason)
 
     async def _release(self, lease_id: str | None, reason: EndReason) -> None:
-        if lease_id is None:
-            return
-        try:
-            await self._claim.pool.release(lease_id, reason)
-        except GpuPoolError as error:
-            get_logger().warning("GPU lease %s ends when its process is seen gone: %s", lease_id, error)
+        if lease_id is not None:
+            await give_back(self._claim.pool, lease_id, reason)
 
 
 def _pace(place: int | None) -> float:

@@ -1,0 +1,81 @@
+"""Kernels that end while their pool is away, or while they are being restarted, keep no slice."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool_client import Holder, connect, parse_request
+from gpu_pool_provisioner import returning
+from gpu_pool_provisioner.slices import KernelSlice
+from support.classroom import Classroom, Managers, answer, eventually, kill
+from support.pools import take, until
+from support.service import Nursery, nursery, serving
+
+__all__ = ["nursery"]
+
+
+async def test_a_place_in_line_is_left_once_the_service_is_back(
+    classroom: Classroom,
+    manager: Managers,
+    nursery: Nursery,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(returning, "_SOON", 0.1)
+    async with serving(nursery, tmp_path / "service", "") as service, connect(service.url) as pool:
+        await take(pool, "1", "teacher")
+        km = manager(classroom.install("two", pool_url=service.url))
+        await km.start_kernel()
+        assert (await pool.status()).line
+        await service.end(signal.SIGKILL)
+        await km.shutdown_kernel(now=True)
+        await service.start()
+
+        async def has_no_line() -> bool:
+            return not (await pool.status()).line
+
+        await eventually(has_no_line)
+
+
+async def test_a_kernel_that_is_shut_down_during_its_restart_keeps_no_slice(
+    classroom: Classroom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, begun, may_go_on = KernelSlice(classroom.url, parse_request("2%")), asyncio.Event(), asyncio.Event()
+    await mine.take(Holder("ada"))
+    attach = mine.pool.attach
+
+    async def late(*args: Any, **more: Any) -> Any:
+        begun.set()
+        await may_go_on.wait()
+        return await attach(*args, **more)
+
+    monkeypatch.setattr(mine.pool, "attach", late)
+    restart = asyncio.create_task(mine.stand_in(60))
+    await begun.wait()
+    mine.forget()  # as at a shutdown that could not reach the pool
+    may_go_on.set()
+    await restart
+    assert await classroom.is_empty()
+
+
+async def test_the_room_of_a_kernel_that_was_shut_down_does_not_end_the_next_one(
+    classroom: Classroom, manager: Managers
+) -> None:
+    lesson = await classroom.fill("100%")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    room: Any = km.provisioner._room
+    await classroom.pool.release(lesson.id)
+    await answer(km, "1")
+    kill(km.provisioner.pid)
+    await until(lambda: room._closing is not None)
+    await km.shutdown_kernel(now=True)
+    await km.start_kernel()
+    await room._abandon()  # as it does after a while
+    assert await answer(km, "print('well')") == "well\n"
+    assert await classroom.leases()
