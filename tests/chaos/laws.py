@@ -39,7 +39,7 @@ class Laws:
             *(f"{each} has ended and lives" for each in ended.keys() & live.keys()),
             *(f"{each} is forgotten" for each in self.seen - ended.keys() - live.keys()),
             *self._order(status),
-            *_file(self.world.ledger),
+            *_file(self.world.ledger, self.world.releases),
         ]
         return not self.problems
 
@@ -93,7 +93,13 @@ def _processes(kernels: dict[int, str], live: dict[str, Lease]) -> list[str]:
     return problems
 
 
-def _file(ledger: Path) -> list[str]:
+def _file(ledger: Path, releases: int) -> list[str]:
+    """Look whether the ledger's file is whole, and was brought to each release's schema once."""
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
         (found,) = connection.execute("PRAGMA integrity_check").fetchone()
-    return [] if found == "ok" else [f"the ledger: {found}"]
+        tables = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name LIKE 'later%'"
+        (upgrades,) = connection.execute(tables).fetchone()
+    problems = [] if found == "ok" else [f"the ledger: {found}"]
+    if upgrades != releases:
+        problems.append(f"the ledger has seen {upgrades} of {releases} releases")
+    return problems

@@ -19,8 +19,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+#: In the service as it comes up in a later release: before the ledger is changed, within, and after.
+UPGRADE: Final = (
+    "gpu_pool.ledger.upgrading:upgrade:before",
+    "gpu_pool.ledger.upgrading:_bring_up:after",
+    "gpu_pool.ledger.upgrading:upgrade:after",
+)
 #: In the service: the ledger within a transaction and after it, the tier, the question and its answer.
 SERVICE: Final = (
+    *UPGRADE,
     "gpu_pool.ledger.book:Book._insert_held:before",
     "gpu_pool.ledger.book:Book._insert_held:after",
     "gpu_pool.ledger.book:Book._insert_waiting:after",
@@ -62,6 +69,13 @@ KILL, CUT, STALL = "kill", "cut", "stall"
 #: The point at which a connection can be closed.
 CUTTABLE: Final = "gpu_pool.service.answering:Handler.prepare:after"
 _STALL_SECONDS: Final = 2.0
+#: What a release to come might change: in what is held, and in all that ever was.
+_LATER: Final = """
+ALTER TABLE lease ADD COLUMN later_{0} TEXT NOT NULL DEFAULT 'grey';
+UPDATE history SET note = note || '.';
+CREATE TABLE later_{0} (said TEXT NOT NULL);
+INSERT INTO later_{0} VALUES ('once');
+"""
 
 
 def arm(points: tuple[str, ...], folder: Path) -> None:
@@ -75,6 +89,15 @@ def arm(points: tuple[str, ...], folder: Path) -> None:
         for parent in parents:
             owner = getattr(owner, parent)
         setattr(owner, name, _wrapped(getattr(owner, name), folder / point, before=moment == "before"))
+
+
+def be_of_release(folder: Path) -> None:
+    """Let this process be of a later release: with as many migrations more as the file ``release`` says."""
+    from gpu_pool.ledger import upgrading
+
+    file, real = folder / "release", upgrading.migrations()
+    later = int(file.read_text()) if file.exists() else 0
+    upgrading.migrations = lambda: (*real, *map(_LATER.format, range(later)))
 
 
 def strike(folder: Path, point: str, how: str) -> None:

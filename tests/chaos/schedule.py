@@ -45,6 +45,7 @@ class Schedule:
             self._kill_kernel: 3,
             self._kill_server: 1,
             self._kill_service: 1,
+            self._upgrade_service: 1,
             self._stop_something: 2,
             self._break_disk: 1,
             self._jump: 1,
@@ -86,11 +87,12 @@ class Schedule:
 
     async def empty(self) -> None:
         """End every kernel in peace; then nothing is held, waited for or running."""
-        for school in self.world.schools:
-            for kernel in await school.kernels():
-                await school.ask("DELETE", f"api/kernels/{kernel}")
 
         async def is_empty() -> bool:
+            for school in self.world.schools:
+                # Jupyter refuses to end a kernel that it is restarting.
+                for kernel in await school.kernels():
+                    await school.ask("DELETE", f"api/kernels/{kernel}")
             async with self.world.pool() as pool:
                 return await _is_empty(pool) and not self.world.kernels()
 
@@ -109,6 +111,8 @@ class Schedule:
                     self._later(school.work(kernel))
             await self._restart_kernel()
             await self._end_kernel()
+            if point in points.UPGRADE:
+                await self._upgrade_service()
             self._revive()
             return point in self.hit
 
@@ -160,6 +164,11 @@ class Schedule:
             self._kill(self.world.service.pid, "service")
             await gone(self.world.service)
         self.world.start_service()
+
+    async def _upgrade_service(self) -> None:
+        self.world.release()
+        self._tell(f"release {self.world.releases}")
+        await self._kill_service()
 
     async def _stop_something(self) -> None:
         pids = sorted(pid for pid, _ in self.world.processes())

@@ -37,6 +37,11 @@ from chaos import points
 points.arm(points.{points}, Path({strikes!r}))
 {start}
 """
+_RELEASE: Final = """
+from gpu_pool.cli import main
+points.be_of_release(Path({strikes!r}))
+sys.exit(main({arguments!r}))
+"""
 _DISK_MIB: Final = 16
 
 
@@ -116,6 +121,8 @@ class World:
     service: subprocess.Popen[bytes] | None = None
     stopped: set[int] = field(default_factory=set)
     mounted: bool = False
+    #: Releases that came out so far, each with a schema of its own.
+    releases: int = 0
 
     def __post_init__(self) -> None:
         self.disk = self.folder / "disk"
@@ -200,7 +207,7 @@ class World:
         code = _START.format(
             points="SERVICE",
             strikes=str(self.strikes),
-            start=f"from gpu_pool.cli import main\nsys.exit(main({arguments!r}))",
+            start=_RELEASE.format(strikes=str(self.strikes), arguments=arguments),
         )
         with open(self.folder / "service.log", "a") as log:
             self.service = subprocess.Popen(
@@ -224,6 +231,11 @@ class World:
         if self.mounted:
             how = "remount,ro" if read_only else "remount,rw"
             subprocess.run(["mount", "-o", how, str(self.disk)], capture_output=True, check=False)
+
+    def release(self) -> None:
+        """Let the service be of a later release from its next start on."""
+        self.releases += 1
+        (self.strikes / "release").write_text(str(self.releases))
 
     def set_clock(self, seconds: float) -> None:
         """Set the wall clock of service and servers ahead of the true one."""

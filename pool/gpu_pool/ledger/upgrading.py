@@ -54,15 +54,19 @@ def upgrade(connection: sqlite3.Connection, path: Path) -> None:
     """
     connection.execute("BEGIN EXCLUSIVE")
     try:
-        done = _check(connection, path)
-        _run(connection, migrations()[done:])
-        connection.execute(f"PRAGMA user_version = {len(migrations())}")
+        _bring_up(connection, path)
         connection.execute("COMMIT")
     except BaseException:
         # For want of space, say, SQLite has rolled back by itself.
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
         raise
+
+
+def _bring_up(connection: sqlite3.Connection, path: Path) -> None:
+    done = _check(connection, path)
+    _run(connection, migrations()[done:])
+    connection.execute(f"PRAGMA user_version = {len(migrations())}")
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> int:
