@@ -13,33 +13,28 @@ from gpu_pool_client import Holder, connect, parse_request
 from gpu_pool_provisioner import returning
 from gpu_pool_provisioner.slices import KernelSlice
 from support.classroom import Classroom, Managers, answer, eventually, kill
-from support.pools import take, until
+from support.pools import until
 from support.service import Nursery, nursery, serving
 
 __all__ = ["nursery"]
 
 
-async def test_a_place_in_line_is_left_once_the_service_is_back(
-    classroom: Classroom,
-    manager: Managers,
-    nursery: Nursery,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_slice_is_given_back_once_the_service_is_back(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(returning, "_SOON", 0.1)
     async with serving(nursery, tmp_path / "service", "") as service, connect(service.url) as pool:
-        await take(pool, "1", "teacher")
-        km = manager(classroom.install("two", pool_url=service.url))
-        await km.start_kernel()
-        assert (await pool.status()).line
+        mine = KernelSlice(service.url, parse_request("2%"))
+        await mine.take(Holder("ada"))
+        await mine.stand_in(3600)  # on this process, as between the two kernels of a restart
         await service.end(signal.SIGKILL)
-        await km.shutdown_kernel(now=True)
+        await mine.give_back()
         await service.start()
 
-        async def has_no_line() -> bool:
-            return not (await pool.status()).line
+        async def is_back() -> bool:
+            return not (await pool.status()).leases
 
-        await eventually(has_no_line)
+        await eventually(is_back)
 
 
 async def test_a_kernel_that_is_shut_down_during_its_restart_keeps_no_slice(
