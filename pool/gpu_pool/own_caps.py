@@ -33,10 +33,11 @@ class _UnseenError(Exception):
 def with_own_caps(lease: Lease) -> Lease:
     """State in a held lease that framework caps hold its memory, where its process was started with them.
 
-    Nothing is said of a limit that is firmer, or of a process that cannot be seen.
+    Nothing is said of a limit that is firmer, or of a process that cannot be seen: a
+    kernel in a pod has none here.
     """
     is_limited = lease.enforcement.memory.strength is not Strength.NONE
-    if lease.state is not LeaseState.HELD or lease.process is None or is_limited:
+    if lease.state is not LeaseState.HELD or lease.process is None or is_limited or lease.terms.in_pod:
         return lease
     words = _seen(lease.process, lease.id, int(time.monotonic() // _HIDDEN_FOR))
     memory = Limit(Strength.COOPERATIVE, words)

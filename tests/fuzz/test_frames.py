@@ -167,12 +167,13 @@ def test_the_reception_outlives_what_pages_say(conversation: list[tuple[str, str
         reception.hold("shell", _frames(parts))
         front["iopub"].on_message(_frames([b"\x01" + parts[0]]))
         reception.show("2nd in line")
-    assert reception.holds_work >= reception.holds_code
     reception.refuse("no")
+    assert not reception.holds_code  # what would run was answered
     reception.drop()
+    assert not reception.holds_work
     passed: list[str] = []
     reception.hand_over(lambda channel, frames: passed.append(channel))
-    assert not reception.holds_work
+    assert passed == []
 
 
 def test_a_kernel_cannot_make_the_relay_remember_without_end() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from support.clusters import hami
 from support.control_plane import Cluster
 from support.kube_examples import EXAMPLES, ROOT, LocalPod, copied, kubeconfig_of, one, rendered, secret
 from support.pools import until
+from support.ports import free_port
 
 VALUES = yaml.safe_load((EXAMPLES / "values.yaml").read_text())
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -37,11 +37,10 @@ def objects(tmp_path: Path, namespace: str, cluster: Cluster) -> Iterator[list[d
     """Return all objects, with monitoring, applied to a namespace of the test's own that is restricted."""
     level = "pod-security.kubernetes.io/enforce=restricted"
     cluster.kubectl("label", "namespace", namespace, level)
-    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(SERVICE_MONITORS))
+    cluster.apply(SERVICE_MONITORS)
     cluster.kubectl("wait", "--for=condition=Established", "crd/servicemonitors.monitoring.coreos.com")
     found = rendered(copied(tmp_path, namespace, monitoring=True))
-    everything = json.dumps({"apiVersion": "v1", "kind": "List", "items": found})
-    cluster.kubectl("apply", "--validate=strict", "-f", "-", stdin=everything)
+    cluster.apply(*found, flags=["--validate=strict"])
     yield found
     names = [f"{each['kind']}/{each['metadata']['name']}" for each in found if each["kind"] in CLUSTER_WIDE]
     cluster.kubectl("delete", *names)
@@ -153,12 +152,6 @@ def test_the_images_get_all_of_the_package() -> None:
     copied_in = re.findall(r"^COPY (\w+) \1$", (EXAMPLES / "Containerfile").read_text(), re.MULTILINE)
     assert len(folders) > 3
     assert set(copied_in) == set(folders)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 _ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}

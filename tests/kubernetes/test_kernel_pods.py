@@ -33,11 +33,6 @@ def card(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def create(cluster: Cluster, namespace: str, *objects: Any) -> None:
-    everything = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-    cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(everything))
-
-
 def kernels(cluster: Cluster, namespace: str) -> list[Any]:
     found: list[Any] = cluster.get("pods", "-n", namespace, "-l", "app.kubernetes.io/component=gpu-kernel")[
         "items"
@@ -47,7 +42,9 @@ def kernels(cluster: Cluster, namespace: str) -> list[Any]:
 
 @pytest.fixture
 async def pool(card: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[ClusterPool]:
-    create(card, namespace, *volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace))
+    card.apply(
+        *volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace), namespace=namespace
+    )
     async with cluster_pool(tmp_path / "ledger.db", card.kubeconfig, namespace) as pool:
         await until(lambda: pool._view.notebook("ada", ""))
         yield pool
@@ -192,7 +189,7 @@ async def test_a_home_that_one_machine_can_use_ties_the_kernel_to_it(
     volumes = [*volume("here", namespace, "ReadWriteOnce"), *volume("there", namespace, "ReadWriteOnce")]
     beside = notebook("ada", namespace, claim="here", node="hami-1")
     apart = notebook("bob", namespace, claim="there", node="cpu-1")
-    create(card, namespace, *volumes, beside, apart)
+    card.apply(*volumes, beside, apart, namespace=namespace)
     async with cluster_pool(tmp_path / "ledger.db", card.kubeconfig, namespace) as pool:
         await until(lambda: pool._view.notebook("ada", "") and pool._view.notebook("bob", ""))
         with pytest.raises(NotAllowed, match="one machine at a time.*cpu-1, and that machine has no GPU"):
@@ -206,7 +203,9 @@ async def test_a_home_that_one_machine_can_use_ties_the_kernel_to_it(
 async def test_what_the_service_left_is_put_right_when_it_comes_back(
     card: Cluster, namespace: str, tmp_path: Path
 ) -> None:
-    create(card, namespace, *volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace))
+    card.apply(
+        *volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace), namespace=namespace
+    )
     ledger = tmp_path / "ledger.db"
     async with cluster_pool(ledger, card.kubeconfig, namespace) as pool:
         await until(lambda: pool._view.notebook("ada", ""))

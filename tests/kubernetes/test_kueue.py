@@ -60,11 +60,6 @@ def workloads() -> dict[str, Any]:
     }
 
 
-def apply(cluster: Cluster, *objects: Any, namespace: str = "default") -> None:
-    everything = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-    cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(everything))
-
-
 @pytest.fixture(scope="module")
 def kueue(cluster: Cluster) -> Iterator[Cluster]:
     """A cluster with a node, and Kueue's two objects."""
@@ -73,7 +68,7 @@ def kueue(cluster: Cluster) -> Iterator[Cluster]:
     node = hami("kueue-1", count=50)
     node["status"]["allocatable"] |= {"nvidia.com/gpumem": "32768", "nvidia.com/gpucores": "100"}
     cluster.add(node)
-    apply(cluster, workloads(), *policy())
+    cluster.apply(workloads(), *policy())
     cluster.kubectl("wait", "--for=condition=Established", f"crd/workloads.{GROUP}", "--timeout=60s")
     yield cluster
     kinds = "mutatingadmissionpolicybinding,mutatingadmissionpolicy"
@@ -84,7 +79,7 @@ def kueue(cluster: Cluster) -> Iterator[Cluster]:
 @pytest.fixture
 async def pool(kueue: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[ClusterPool]:
     objects = [*volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace)]
-    apply(kueue, *objects, namespace=namespace)
+    kueue.apply(*objects, namespace=namespace)
     await until(lambda: holds_back(kueue, namespace), 60)
     ledger = tmp_path / "ledger.db"
     async with cluster_pool(ledger, kueue.kubeconfig, namespace, kueue=True, named={"ml": {}}) as pool:
@@ -113,7 +108,7 @@ def say(cluster: Cluster, namespace: str, name: str, message: str) -> None:
         "metadata": {"name": f"pod-{name}", "ownerReferences": [owner]},
         "status": {"conditions": [condition]},
     }
-    apply(cluster, made, namespace=namespace)
+    cluster.apply(made, namespace=namespace)
 
 
 def admit(cluster: Cluster, namespace: str, name: str) -> None:

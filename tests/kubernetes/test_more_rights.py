@@ -23,8 +23,7 @@ def applied(cluster: Cluster, namespace: str) -> Iterator[str]:
     for each in found:
         each["metadata"]["namespace"] = namespace
     found += yaml.safe_load_all((EXAMPLES / "service" / "kueue" / "rbac.yaml").read_text())
-    everything = {"apiVersion": "v1", "kind": "List", "items": found}
-    cluster.kubectl("apply", "--validate=strict", "-f", "-", stdin=json.dumps(everything))
+    cluster.apply(*found, flags=["--validate=strict"])
     # The API server follows its own rules with a little delay.
     deadline = time.monotonic() + 60
     while not (may(cluster, "watch", "workloads", group=KUEUE) and may(cluster, "get", "pods", namespace)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,11 +35,6 @@ def pod(name: str, command: list[str], **spec: Any) -> dict[str, Any]:
     toleration = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
     spec = {"restartPolicy": "Never", "tolerations": toleration, **spec, "containers": [container]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-
-
-def create(cluster: Cluster, namespace: str, *objects: Any) -> None:
-    everything = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-    cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(everything))
 
 
 def eventually(look: Callable[[], Any], within: float = 60.0) -> Any:
@@ -91,8 +85,8 @@ def test_a_container_finds_its_files_and_variables(nodes: Cluster, namespace: st
         volumes=[{"name": "v", "secret": {"secretName": "s"}}],
         volumeMounts=[{"name": "v", "mountPath": "/etc/told"}],
     )
-    create(nodes, namespace, told)
-    create(nodes, namespace, secret)  # a kubelet waits for it, too
+    nodes.apply(told, namespace=namespace)
+    nodes.apply(secret, namespace=namespace)  # a kubelet waits for it, too
     found = in_phase(nodes, namespace, "told", "Failed")
     assert found["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
     assert nodes.agent is not None
@@ -101,9 +95,9 @@ def test_a_container_finds_its_files_and_variables(nodes: Cluster, namespace: st
 
 def test_a_card_is_full_when_its_memory_is(nodes: Cluster, namespace: str) -> None:
     large = {**HELD, "nvidia.com/gpumem": "20000"}
-    create(nodes, namespace, pod("first", SLEEP, limits=large, schedulerName="hami-scheduler"))
+    nodes.apply(pod("first", SLEEP, limits=large, schedulerName="hami-scheduler"), namespace=namespace)
     in_phase(nodes, namespace, "first", "Running")
-    create(nodes, namespace, pod("second", SLEEP, limits=large, schedulerName="hami-scheduler"))
+    nodes.apply(pod("second", SLEEP, limits=large, schedulerName="hami-scheduler"), namespace=namespace)
     eventually(lambda: "Insufficient nvidia.com/gpumem" in str(status(nodes, namespace, "second")))
     nodes.kubectl("delete", "pod", "-n", namespace, "first", "--grace-period=1")
     in_phase(nodes, namespace, "second", "Running")
@@ -111,8 +105,12 @@ def test_a_card_is_full_when_its_memory_is(nodes: Cluster, namespace: str) -> No
 
 @pytest.mark.long
 def test_a_deleted_pod_is_asked_and_then_killed(nodes: Cluster, namespace: str) -> None:
-    create(nodes, namespace, pod("kind", ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.1; done"]))
-    create(nodes, namespace, pod("stubborn", ["sh", "-c", "trap '' TERM; sleep 600 & wait; sleep 600"]))
+    nodes.apply(
+        pod("kind", ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.1; done"]), namespace=namespace
+    )
+    nodes.apply(
+        pod("stubborn", ["sh", "-c", "trap '' TERM; sleep 600 & wait; sleep 600"]), namespace=namespace
+    )
     for name in ("kind", "stubborn"):
         in_phase(nodes, namespace, name, "Running")
     nodes.kubectl("delete", "pod", "-n", namespace, "kind", "--grace-period=600")
@@ -121,14 +119,14 @@ def test_a_deleted_pod_is_asked_and_then_killed(nodes: Cluster, namespace: str) 
 
 
 def test_a_deadline_ends_a_pod(nodes: Cluster, namespace: str) -> None:
-    create(nodes, namespace, pod("late", SLEEP, activeDeadlineSeconds=1))
+    nodes.apply(pod("late", SLEEP, activeDeadlineSeconds=1), namespace=namespace)
     assert in_phase(nodes, namespace, "late", "Failed")["reason"] == "DeadlineExceeded"
 
 
 def test_an_evicted_pod_and_a_killed_one_say_so(nodes: Cluster, namespace: str) -> None:
     assert nodes.agent is not None
     for name in ("evicted", "killed"):
-        create(nodes, namespace, pod(name, SLEEP))
+        nodes.apply(pod(name, SLEEP), namespace=namespace)
         in_phase(nodes, namespace, name, "Running")
     nodes.agent.evict(namespace, "evicted", "The node was low on resource: memory.")
     assert in_phase(nodes, namespace, "evicted", "Failed")["reason"] == "Evicted"
@@ -142,7 +140,7 @@ def test_an_image_that_does_not_come_is_waited_for(nodes: Cluster, namespace: st
     assert nodes.agent is not None
     nodes.agent.images["example.org/any:1"] = "missing"
     try:
-        create(nodes, namespace, pod("early", ["true"]))
+        nodes.apply(pod("early", ["true"]), namespace=namespace)
         eventually(lambda: "ErrImagePull" in str(status(nodes, namespace, "early")))
     finally:
         nodes.agent.images["example.org/any:1"] = "there"
@@ -151,10 +149,10 @@ def test_an_image_that_does_not_come_is_waited_for(nodes: Cluster, namespace: st
 
 @pytest.mark.long
 def test_a_pod_goes_with_its_owner(nodes: Cluster, namespace: str) -> None:
-    create(nodes, namespace, pod("owner", SLEEP))
+    nodes.apply(pod("owner", SLEEP), namespace=namespace)
     uid = nodes.get("pod", "-n", namespace, "owner")["metadata"]["uid"]
     owner = {"apiVersion": "v1", "kind": "Pod", "name": "owner", "uid": uid}
-    create(nodes, namespace, pod("owned", SLEEP, metadata={"ownerReferences": [owner]}))
+    nodes.apply(pod("owned", SLEEP, metadata={"ownerReferences": [owner]}), namespace=namespace)
     in_phase(nodes, namespace, "owned", "Running")
     nodes.kubectl("delete", "pod", "-n", namespace, "owner", "--grace-period=1")
     eventually(lambda: names(nodes, namespace) == set())
@@ -163,7 +161,7 @@ def test_a_pod_goes_with_its_owner(nodes: Cluster, namespace: str) -> None:
 def test_the_pods_of_a_lost_node_are_evicted(nodes: Cluster, namespace: str) -> None:
     assert nodes.agent is not None
     nodes.agent.add(plain("doomed", gpus=1, product="T4"))
-    create(nodes, namespace, pod("unlucky", SLEEP, nodeSelector={"kubernetes.io/hostname": "doomed"}))
+    nodes.apply(pod("unlucky", SLEEP, nodeSelector={"kubernetes.io/hostname": "doomed"}), namespace=namespace)
     in_phase(nodes, namespace, "unlucky", "Running")
     nodes.agent.lose("doomed")
     eventually(lambda: "deletionTimestamp" in str(nodes.get("pod", "-n", namespace, "unlucky")))

@@ -65,9 +65,8 @@ c.KubernetesSettings.namespace = {namespace!r}
 
 def add_server(card: Cluster, namespace: str, user: str) -> None:
     """Add the pod and the home of a notebook server, as a Hub does; the server itself is not in it here."""
-    objects = [*volume(f"claim-{user}", namespace, "ReadWriteMany"), notebook(user, namespace)]
-    everything = {"apiVersion": "v1", "kind": "List", "items": objects}
-    card.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(everything))
+    home = volume(f"claim-{user}", namespace, "ReadWriteMany")
+    card.apply(*home, notebook(user, namespace), namespace=namespace)
 
 
 @asynccontextmanager

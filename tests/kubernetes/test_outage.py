@@ -19,9 +19,9 @@ from gpu_pool_client import Holder, Lease, LeaseGone, LeaseState, PodPhase, Pool
 from support.api_server import ASSETS, ApiServer, missing_programs
 from support.clusters import hami
 from support.control_plane import write_kubeconfig
-from support.kernel_pods import cluster_pool, command, notebook, running, until_pod
+from support.kernel_pods import cluster_pool, command, launched, notebook, running, until_pod
 from support.outages import Outage, stoppable_api
-from support.pools import eventually, take, until
+from support.pools import eventually, key, take, until
 
 pytestmark = pytest.mark.long
 HUB = "hub"
@@ -88,7 +88,7 @@ async def on_server(job: Any, *arguments: Any) -> Any:
 
 async def started(pool: ClusterPool, server: ApiServer, text: str = "25%") -> Lease:
     """Return a lease whose kernel runs."""
-    lease = await pool.lease(await take(pool, text, f"key-{asyncio.get_running_loop().time()}"))
+    lease = await pool.lease(await take(pool, text, key()))
     await pool.launch(lease.id, command())
     await on_server(run, server, name_of(lease))
     await running(pool, lease.id)
@@ -132,24 +132,13 @@ async def test_while_the_api_server_is_away_nothing_is_lost_and_nothing_is_grant
     assert sum(part.milli for each in (await pool.status()).leases for part in each.slices) == 1000
     assert granted.state is LeaseState.HELD
     await on_server(outage.start)
-    await asyncio.wait_for(retried(pool, last, kernel), 60)
+    await asyncio.wait_for(launched(pool, last.id, kernel), 60)
     await pool.launch(last.id, kernel)
     await until_names(server, {name_of(kept), name_of(last)})
     assert (await pool.pod(kept.id)).phase is PodPhase.RUNNING
     await pool.release(kept.id)
     assert (await pool.wait(second_in_line, 30)).state is LeaseState.HELD
     await until_names(server, {name_of(last)})
-
-
-async def retried(pool: ClusterPool, lease: Lease, kernel: Any) -> None:
-    """Launch as the waiting room does, again and again while the pool cannot."""
-    while True:
-        try:
-            await pool.launch(lease.id, kernel)
-        except PoolUnreachable:  # noqa: PERF203 - what is waited for takes seconds
-            await asyncio.sleep(0.1)
-        else:
-            return
 
 
 async def until_names(server: ApiServer, expected: set[str]) -> None:

@@ -105,9 +105,8 @@ async def test_with_these_rights_alone_a_kernel_lives_and_ends(
     node = hami("rbac-1", count=50)
     node["status"]["allocatable"] |= {"nvidia.com/gpumem": "32768", "nvidia.com/gpucores": "100"}
     cluster.add(node)
-    objects = [*volume("claim-ada", rights, "ReadWriteMany"), notebook("ada", rights)]
-    everything = {"apiVersion": "v1", "kind": "List", "items": objects}
-    cluster.kubectl("apply", "-n", rights, "-f", "-", stdin=json.dumps(everything))
+    home = volume("claim-ada", rights, "ReadWriteMany")
+    cluster.apply(*home, notebook("ada", rights), namespace=rights)
     kubeconfig = _as_the_service(cluster, rights, tmp_path)
     async with cluster_pool(tmp_path / "ledger.db", kubeconfig, rights) as pool:
         await until(lambda: pool._view.notebook("ada", ""))

@@ -14,7 +14,7 @@ from gpu_pool_client import EndReason, LeaseState
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
 from support.kernel_pods import cluster_pool, command, held, notebook
-from support.pools import eventually, take, until
+from support.pools import eventually, take
 
 HUB = "hub"
 
@@ -81,4 +81,4 @@ async def test_a_node_that_joins_before_it_can_take_kernels_serves_nobody(
         return (await pool.lease(waiting)).state is LeaseState.HELD
 
     await eventually(is_held)
-    await until(lambda: fake.named("pods") == ["jupyter-ada"])
+    assert (await pool.lease(waiting)).slices[0].device.node == "n3"

@@ -1,6 +1,7 @@
 """Every pool does what the model of a pool does, whatever happens to it.
 
-By default some hundred steps for each; ``make soak`` does as many as one likes.
+A few hundred steps in ``make test``, most of them with the embedded pool, some thousand
+in ``make test-all``; ``make soak`` does as many as one likes.
 """
 
 from __future__ import annotations
@@ -21,13 +22,18 @@ from support.service import Nursery
 _LENGTH = 80
 #: What part of the steps is done with which pool: those in a process of their own start slowly.
 _PARTS = {"embedded": 0.75, "unix": 0.1, "http": 0.07, "kubernetes": 0.08}
-_STEPS = int(os.environ.get("GPU_POOL_MODEL_STEPS", "600"))
+_ASKED = int(os.environ.get("GPU_POOL_MODEL_STEPS", "0"))
+_AMOUNTS = [_ASKED] if _ASKED else [600, pytest.param(2_000, marks=pytest.mark.long)]
 
-pytestmark = pytest.mark.timeout(0 if _STEPS > 10_000 else 900)
+pytestmark = [
+    pytest.mark.timeout(0 if _ASKED > 10_000 else 900),
+    pytest.mark.parametrize("steps", _AMOUNTS),
+]
 
 
 @pytest.mark.parametrize("ground", GROUNDS)
 def test_a_pool_does_what_its_model_does(
+    steps: int,
     ground: str,
     nursery: Nursery,
     request: pytest.FixtureRequest,
@@ -36,21 +42,21 @@ def test_a_pool_does_what_its_model_does(
         found: Hub = request.getfixturevalue("hub")
         return found
 
-    _hold(PoolMachine, ground, lambda: GROUNDS[ground](nursery, find_hub))
+    _hold(PoolMachine, ground, lambda: GROUNDS[ground](nursery, find_hub), steps)
 
 
-def test_a_pool_over_a_cluster_does_what_its_model_does(cluster_nursery: Nursery) -> None:
+def test_a_pool_over_a_cluster_does_what_its_model_does(steps: int, cluster_nursery: Nursery) -> None:
     pytest.importorskip("kubernetes_asyncio", reason="the extra [kubernetes] is not installed")
     from model.cluster_steps import ClusterMachine
     from model.clusters import ClusterGround
 
-    _hold(ClusterMachine, "kubernetes", lambda: ClusterGround(cluster_nursery))
+    _hold(ClusterMachine, "kubernetes", lambda: ClusterGround(cluster_nursery), steps)
 
 
-def _hold(machine: type[PoolMachine], name: str, make: Callable[[], Ground]) -> None:
+def _hold(machine: type[PoolMachine], name: str, make: Callable[[], Ground], every: int) -> None:
     """Do the part of all steps that is this pool's."""
     tried = type("Machine", (machine,), {"name": name, "make": staticmethod(make)})
-    steps = _STEPS * _PARTS[name]
+    steps = every * _PARTS[name]
     run_state_machine_as_test(
         tried,
         settings=settings(

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,7 +88,7 @@ async def test_a_process_that_is_hidden_is_not_looked_for_by_everybody_who_asks(
 
     now = [1000.0]
     monkeypatch.setattr(own_caps, "_stated", hide)
-    monkeypatch.setattr(own_caps.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(own_caps, "time", SimpleNamespace(monotonic=lambda: now[0]))
     async with embedded(tmp_path / "ledger.db") as pool:
         lease = await held(pool)
         with running(dict(os.environ)) as process:
@@ -96,4 +98,8 @@ async def test_a_process_that_is_hidden_is_not_looked_for_by_everybody_who_asks(
             assert looked == [process.pid]
             now[0] += own_caps._HIDDEN_FOR
             await memory_limit(pool)
+            assert looked == [process.pid] * 2
+            now[0] += own_caps._HIDDEN_FOR
+            in_pod = await pool.lease(lease.id)
+            own_caps.with_own_caps(replace(in_pod, terms=replace(in_pod.terms, in_pod=True)))
             assert looked == [process.pid] * 2

@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from support.control_plane import ASSETS
+from support.ports import free_port, free_ports
 
 PROGRAMS = ("etcd", "kube-apiserver")
 #: One line for each request that has been answered, and each watch that has begun.
@@ -119,7 +119,7 @@ def api_serving(folder: Path, account: Account | None = None) -> Iterator[ApiSer
 @contextmanager
 def etcd_running(folder: Path) -> Iterator[str]:
     """Run a fresh etcd, and return its address."""
-    clients, peers = (f"http://127.0.0.1:{_free_port()}" for _ in range(2))
+    clients, peers = (f"http://127.0.0.1:{port}" for port in free_ports(2))
     command = [ASSETS / "etcd", "--data-dir", folder / "etcd", "--unsafe-no-fsync"]
     command += ["--listen-client-urls", clients, "--advertise-client-urls", clients]
     command += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers]
@@ -139,7 +139,7 @@ class Program:
     @classmethod
     def prepared(cls, folder: Path, etcd: str, account: Account | None = None) -> Program:
         """Write down who may ask it, and return how it is run."""
-        port, token = _free_port(), secrets.token_hex(16)
+        port, token = free_port(), secrets.token_hex(16)
         tokens, key, certificates = folder / "tokens.csv", folder / "key.pem", folder / "certificates"
         tokens.touch(mode=0o600)
         tokens.write_text(f"{token},admin,admin,system:masters\n{account.row() if account else ''}")
@@ -203,9 +203,3 @@ def _running(command: list[Any], log: Path) -> Iterator[subprocess.Popen[bytes]]
         # What it keeps is of no use to anybody, and saying goodbye to all its clients takes it long.
         process.kill()
         process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

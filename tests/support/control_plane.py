@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,11 @@ class Cluster:
         done = subprocess.run(list(map(str, command)), input=stdin, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def apply(self, *objects: Any, namespace: str = "default", flags: Sequence[str] = ()) -> None:
+        """Create or change these objects; ``namespace`` is where those are that name none."""
+        everything = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        self.kubectl("apply", "-n", namespace, *flags, "-f", "-", stdin=json.dumps(everything))
 
     def get(self, *arguments: str) -> Any:
         """Return an object, or a list of them, as the API shows it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -17,7 +18,17 @@ from gpu_pool.coursefiles import Courses
 from gpu_pool.kubernetes.pool import ClusterPool, open_cluster
 from gpu_pool.kubernetes.settings import KubernetesSettings
 from gpu_pool.settings import PoolSettings
-from gpu_pool_client import Device, Holder, KernelCommand, KernelPod, Lease, PodPhase, Pool, parse_request
+from gpu_pool_client import (
+    Device,
+    Holder,
+    KernelCommand,
+    KernelPod,
+    Lease,
+    PodPhase,
+    Pool,
+    PoolUnreachable,
+    parse_request,
+)
 from support.service import Nursery, Service, serving
 
 SLEEP = ("sleep", "600")
@@ -126,6 +137,8 @@ async def cluster_pool(
             yield pool
         finally:
             looking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await looking
 
 
 async def look(pool: ClusterPool) -> None:
@@ -133,6 +146,15 @@ async def look(pool: ClusterPool) -> None:
     while True:
         await pool.status()
         await asyncio.sleep(0.1)
+
+
+async def launched(pool: Pool, lease_id: str, kernel: KernelCommand) -> KernelPod:
+    """Launch as the waiting room does, again and again while the pool cannot."""
+    while True:
+        try:
+            return await pool.launch(lease_id, kernel)
+        except PoolUnreachable:  # noqa: PERF203 - what is waited for takes seconds
+            await asyncio.sleep(0.1)
 
 
 async def held(pool: Pool, text: str = "2%", user: str = "ada") -> Lease:

@@ -28,11 +28,11 @@ from gpu_pool.kubernetes.settings import KubernetesSettings
 from gpu_pool.service.changes import Changes
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.settings import PoolSettings
-from gpu_pool_client import Holder, PodPhase, PoolUnreachable, parse_request
+from gpu_pool_client import Holder, PodPhase, parse_request
 from support.api_server import Account, api_serving
 from support.clusters import hami
 from support.control_plane import Cluster, scheduling_and_controlling, write_kubeconfig
-from support.kernel_pods import command, notebook, until_pod, volume
+from support.kernel_pods import command, launched, notebook, until_pod, volume
 
 NAMESPACE = "jupyterhub"
 GPUS = 8
@@ -114,8 +114,7 @@ def _fill(cluster: Cluster, users: int) -> None:
     for number in range(users):
         objects += volume(f"claim-user-{number}", NAMESPACE, "ReadWriteMany")
         objects.append(notebook(f"user-{number}", NAMESPACE))
-    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-    cluster.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=text)
+    cluster.apply(*objects, namespace=NAMESPACE)
     running = "--for=jsonpath={.status.phase}=Running"
     cluster.kubectl("wait", "-n", NAMESPACE, "pods", "--all", running, "--timeout=300s")
 
@@ -144,19 +143,10 @@ async def kernel(pool: ClusterPool, user: str, key: str) -> tuple[str, Times]:
     if not lease.slices:
         lease = await pool.wait(lease.id)
     granted = time.monotonic()
-    await _launch(pool, lease.id)
-    launched = time.monotonic()
+    await launched(pool, lease.id, command())
+    handed_over = time.monotonic()
     await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.RUNNING, within=1_800)
-    return lease.id, Times(asked, granted, launched, time.monotonic())
-
-
-async def _launch(pool: ClusterPool, lease_id: str) -> None:
-    """Hand the kernel to the pool; whoever is told that others come first asks again."""
-    wanted, handed_over = command(), False
-    while not handed_over:
-        with contextlib.suppress(PoolUnreachable):
-            await pool.launch(lease_id, wanted)
-            handed_over = True
+    return lease.id, Times(asked, granted, handed_over, time.monotonic())
 
 
 async def burst(pool: ClusterPool, school: School, count: int, name: str) -> dict[str, Times]:

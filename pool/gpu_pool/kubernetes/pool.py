@@ -222,9 +222,9 @@ class ClusterPool(EmbeddedPool):
         self, request: SliceRequest, holder: Holder, server: str | None
     ) -> Collection[str]:
         """Return the GPUs beside the holder's home, if it can be used on one machine alone."""
-        translation = self._view.translate(request)
-        if self._kubernetes.kueue and holder.user:
-            kueue.check_counted(translation.pod.limits, translation.dialect)
+        translation, dialect = self._view.translate(request), self._view.choice.dialect
+        if self._kubernetes.kueue and holder.user and dialect is not None:
+            kueue.check_counted(translation.pod.limits, dialect.table.title)
             kueue.queue_of(holder.course)
         notebook = self._view.notebook(holder.user, server or "")
         if notebook is None:

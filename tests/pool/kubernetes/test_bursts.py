@@ -11,7 +11,7 @@ from gpu_pool.kubernetes.pool import ClusterPool
 from gpu_pool_client import EndReason, PodPhase
 from support.fake_kubernetes import FakeKubernetes, trouble
 from support.kernel_pods import command, held, running
-from support.pools import eventually, take
+from support.pools import eventually, take, until
 
 
 async def test_of_many_requests_at_once_few_are_before_the_ledger(
@@ -51,8 +51,7 @@ async def test_of_many_kernels_at_once_no_pod_waits_long_for_its_secret(
 async def test_a_lease_is_not_given_up_while_its_kernel_waits_for_its_turn(
     pool: ClusterPool, fake: FakeKubernetes
 ) -> None:
-    busy = trouble(503, "ServiceUnavailable", "too many")
-    fake.before_write = lambda *_: busy
+    fake.before_write = lambda *_: trouble(503, "ServiceUnavailable", "too many")
     lease = await held(pool)
     launch = asyncio.create_task(pool.launch(lease.id, command()))
 
@@ -60,6 +59,8 @@ async def test_a_lease_is_not_given_up_while_its_kernel_waits_for_its_turn(
         return (await pool.lease(lease.id)).process is not None
 
     await eventually(is_attached)
+    await until(lambda: fake.asked("POST", "pods") > 0)
+    assert not launch.done()
     fake.before_write = lambda *_: None
     assert (await launch).phase is PodPhase.STARTING
 

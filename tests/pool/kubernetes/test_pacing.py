@@ -31,7 +31,10 @@ async def launching(pool: ClusterPool, count: int) -> tuple[list[Lease], list[as
     return leases, [asyncio.ensure_future(pool.launch(each.id, command())) for each in leases]
 
 
-async def test_the_next_pod_is_created_when_one_has_its_gpu(pool: ClusterPool, fake: FakeKubernetes) -> None:
+async def test_the_next_pod_is_created_when_one_has_its_gpu(
+    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pacing, "_AT_MOST", 600.0)
     _, tasks = await launching(pool, AT_ONCE + 2)
     await until(lambda: sum(task.done() for task in tasks) == AT_ONCE)
     first, second = pods(fake)[:2]
@@ -74,12 +77,16 @@ async def test_what_is_refused_keeps_nobody_back(pool: ClusterPool, fake: FakeKu
     assert all("exceeded quota" in str(each) for each in answers)
 
 
-async def test_where_it_does_not_matter_nobody_waits(fake: FakeKubernetes, tmp_path: Path) -> None:
+async def test_where_it_does_not_matter_nobody_waits(
+    fake: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pacing, "_AT_MOST", 600.0)
     fake.put("nodes", plain("n1", gpus=AT_ONCE + 2))
     config = fake.kubeconfig(tmp_path / "kubeconfig")
     async with cluster_pool(tmp_path / "ledger.db", config, HUB) as pool:
         leases = [await held(pool, "1") for _ in range(AT_ONCE + 2)]
-        await asyncio.gather(*(pool.launch(each.id, command()) for each in leases))
+        launches = (pool.launch(each.id, command()) for each in leases)
+        await asyncio.wait_for(asyncio.gather(*launches), 30)
         assert len(pods(fake)) == AT_ONCE + 2
 
 

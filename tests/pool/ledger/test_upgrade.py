@@ -279,8 +279,9 @@ def test_an_upgrade_on_a_full_disk_leaves_the_old_ledger(path: Path, release: Re
 
     child = FORK.Process(target=upgrade)
     child.start()
-    assert "disk" in said.get()
-    child.join()
+    child.join(60)
+    assert child.exitcode == 0
+    assert "cannot be read or written: the disk reports an error" in said.get()
     assert is_old(path)
     Database(path).close()
     assert rows(path, "SELECT said FROM upgrade") == [("once",)]
