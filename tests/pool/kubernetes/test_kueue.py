@@ -243,7 +243,7 @@ async def test_what_kueue_cannot_count_is_refused_in_words(fake: FakeKubernetes,
     fake.remove("nodes", "n1")
     fake.put("nodes", plain("n1", gpus=1))
     config = fake.kubeconfig(tmp_path / "kubeconfig")
-    kai = {"dialect": "kai", "dialect_options": {"queue": "students"}}
+    kai = {"dialect": "kai", "options": {"queue": "students"}}
     async with cluster_pool(tmp_path / "ledger.db", config, HUB, kueue=True, named={"ml": {}}, **kai) as pool:
         with pytest.raises(NotAllowed, match="cannot count slices of KAI"):
             await ask(pool)
