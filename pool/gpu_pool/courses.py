@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpu_pool.queueing import Policy
@@ -66,9 +66,10 @@ class Course:
     warn_before: float = 300.0
     keep_at_most: float = 7_200.0
 
-    def terms(self, ends_at: float | None) -> Terms:
+    def terms(self, ends_at: float | None, *, in_pod: bool = False) -> Terms:
         """Return the terms of a lease that ends at ``ends_at`` (Unix seconds)."""
-        return Terms(ends_at, self.idle_limit, self.when_idle, self.warn_before, self.keep_at_most)
+        limits = self.idle_limit, self.when_idle, self.warn_before, self.keep_at_most
+        return Terms(ends_at, *limits, in_pod=in_pod)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,7 @@ class Sharing:
 
     def terms(self, name: str | None, ends_at: float | None) -> Terms:
         """Return the terms of a lease of that course, which may no longer exist."""
-        terms = self.courses.get(name or "", self.default).terms(ends_at)
-        return replace(terms, in_pod=True) if self.in_pods else terms
+        return self.courses.get(name or "", self.default).terms(ends_at, in_pod=self.in_pods)
 
     def priority(self, user: str, course: str | None) -> int:
         """Return the highest priority that the user has by course or group."""

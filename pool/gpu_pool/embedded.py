@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,8 @@ from gpu_pool_client.pool import split_url
 _POLL: Final = 0.1
 #: How often, at most, all waiters together look for processes that are gone.
 _LOOK: Final = 1.0
+#: Leases that are stated at a stretch.
+_AT_A_TIME: Final = 250
 
 
 def open_embedded(url: str) -> EmbeddedPool:
@@ -279,8 +281,14 @@ class EmbeddedPool(OpenedPool):
 
         status = await self._do(look_and_read)
         await self._enforcer.settle([each for each in status.leases if each.state is LeaseState.HELD])
-        stated = (with_own_caps(self._enforcer.state(each)) for each in status.leases)
-        return replace(status, leases=tuple(stated))
+        return replace(status, leases=tuple([each async for each in self._stated(status.leases)]))
+
+    async def _stated(self, leases: Sequence[Lease]) -> AsyncIterator[Lease]:
+        """Yield leases with the truth about their limits; of thousands, others are answered in between."""
+        for number, lease in enumerate(leases, 1):
+            yield with_own_caps(self._enforcer.state(lease))
+            if number % _AT_A_TIME == 0:
+                await asyncio.sleep(0)
 
 
 def _after_a_look(book: Book, lease_id: str, at_most_every: float = 0.0) -> Lease:

@@ -15,7 +15,7 @@ from model.reference import Reference
 from model.still import Still
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes
-from support.kernel_pods import notebook
+from support.kernel_pods import claim, notebook
 from support.service import Nursery
 
 T = TypeVar("T")
@@ -71,10 +71,7 @@ class ClusterGround(Socket):
         )
         self.service.arguments = ("--kubernetes",)
         self.service.environment = {"KUBECONFIG": str(self.fake.kubeconfig(self.folder / "kubeconfig"))}
-        claim = {"name": f"claim-{ME}", "namespace": NAMESPACE}
-        self.tell(
-            "put", "persistentvolumeclaims", {"metadata": claim, "spec": {"accessModes": ["ReadWriteMany"]}}
-        )
+        self.tell("put", "persistentvolumeclaims", claim(ME, NAMESPACE))
         self.open_notebook()
 
     def configuration(self) -> str:

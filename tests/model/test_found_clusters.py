@@ -13,7 +13,7 @@ from gpu_pool.kubernetes.pool import ClusterPool
 from gpu_pool_client import EndReason, LeaseState
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
-from support.kernel_pods import cluster_pool, command, held, notebook
+from support.kernel_pods import claim, cluster_pool, command, held, notebook
 from support.pools import eventually, take
 
 HUB = "hub"
@@ -25,8 +25,7 @@ async def fake() -> AsyncIterator[FakeKubernetes]:
         fake.put("nodes", hami("n1"))
         fake.put("nodes", hami("n2", model="T4", memory=16384))
         fake.put("pods", notebook("ada", HUB))
-        claim = {"name": "claim-ada", "namespace": HUB}
-        fake.put("persistentvolumeclaims", {"metadata": claim, "spec": {"accessModes": ["ReadWriteMany"]}})
+        fake.put("persistentvolumeclaims", claim("ada", HUB))
         yield fake
 
 

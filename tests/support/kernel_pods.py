@@ -73,6 +73,14 @@ def notebook(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
+def claim(user: str, namespace: str, mode: str = "ReadWriteMany") -> dict[str, Any]:
+    """Return the claim of somebody's home, which is bound to nothing."""
+    return {
+        "metadata": {"name": f"claim-{user}", "namespace": namespace},
+        "spec": {"accessModes": [mode]},
+    }
+
+
 def volume(name: str, namespace: str, *modes: str) -> list[dict[str, Any]]:
     """Return a PersistentVolumeClaim and the volume that it is bound to, as a controller writes it down."""
     spec = {"accessModes": list(modes), "storageClassName": ""}

@@ -10,7 +10,7 @@ import pytest
 from gpu_pool.kubernetes.pool import ClusterPool
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
-from support.kernel_pods import cluster_pool, notebook
+from support.kernel_pods import claim, cluster_pool, notebook
 
 HUB = "hub"
 
@@ -20,8 +20,7 @@ async def fake() -> AsyncIterator[FakeKubernetes]:
     async with fake_kubernetes() as fake:
         fake.put("nodes", hami("n1"))
         fake.put("pods", notebook("ada", HUB, node="n1"))
-        metadata = {"name": "claim-ada", "namespace": HUB}
-        fake.put("persistentvolumeclaims", {"metadata": metadata, "spec": {"accessModes": ["ReadWriteMany"]}})
+        fake.put("persistentvolumeclaims", claim("ada", HUB))
         yield fake
 
 

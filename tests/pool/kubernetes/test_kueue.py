@@ -27,7 +27,7 @@ from gpu_pool_client import (
 )
 from support.clusters import A100, V100, hami, plain
 from support.fake_kubernetes import FakeKubernetes
-from support.kernel_pods import cluster_pool, command, notebook, running, until_pod
+from support.kernel_pods import claim, cluster_pool, command, notebook, running, until_pod
 from support.pools import eventually, key, until
 
 HUB = "hub"
@@ -229,8 +229,7 @@ async def test_of_several_kinds_the_one_that_was_granted_is_asked_for(
 
 
 async def test_a_home_on_one_machine_keeps_its_kernel_there(pool: ClusterPool, fake: FakeKubernetes) -> None:
-    claim = {"metadata": {"name": "claim-bob", "namespace": HUB}, "spec": {"accessModes": ["ReadWriteOnce"]}}
-    fake.put("persistentvolumeclaims", claim)
+    fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOnce"))
     fake.put("pods", notebook("bob", HUB, node="n1"))
     await until(lambda: pool._view.notebook("bob", ""))
     lease = await pool.request(parse_request("2%"), Holder("bob", "ml"), "bobs")

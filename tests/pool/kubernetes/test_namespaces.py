@@ -14,7 +14,7 @@ from gpu_pool.kubernetes.settings import KubernetesSettings
 from gpu_pool_client import LeaseGone, NotAllowed
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
-from support.kernel_pods import cluster_pool, command, held, notebook, running, until_pod
+from support.kernel_pods import claim, cluster_pool, command, held, notebook, running, until_pod
 from support.pools import until
 
 
@@ -24,9 +24,7 @@ async def fake() -> AsyncIterator[FakeKubernetes]:
         fake.put("nodes", hami("n1"))
         for user, namespace in (("ada", "hub"), ("bob", "course-ml"), ("eve", "elsewhere")):
             fake.put("pods", notebook(user, namespace, node="n1"))
-            metadata = {"name": f"claim-{user}", "namespace": namespace}
-            claim = {"metadata": metadata, "spec": {"accessModes": ["ReadWriteMany"]}}
-            fake.put("persistentvolumeclaims", claim)
+            fake.put("persistentvolumeclaims", claim(user, namespace))
         yield fake
 
 

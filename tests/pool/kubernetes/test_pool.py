@@ -23,7 +23,7 @@ from gpu_pool_client import (
 )
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, trouble
-from support.kernel_pods import cluster_pool, command, held, notebook, running
+from support.kernel_pods import claim, cluster_pool, command, held, notebook, running
 from support.pools import eventually, take, until
 
 HUB = "hub"
@@ -351,8 +351,7 @@ async def test_a_lease_whose_kernel_is_launched_needs_no_process_here(
 
 
 async def test_a_home_on_one_node_is_where_its_kernels_are(pool: ClusterPool, fake: FakeKubernetes) -> None:
-    claim = {"metadata": {"name": "claim-bob", "namespace": HUB}, "spec": {"accessModes": ["ReadWriteOnce"]}}
-    fake.put("persistentvolumeclaims", claim)
+    fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOnce"))
     fake.put("pods", notebook("bob", HUB, node="n2"))
     await until(lambda: pool._view.notebook("bob", ""))
     lease = await held(pool, "60%", user="bob")

@@ -11,7 +11,7 @@ from gpu_pool.coursefiles import Courses
 from gpu_pool_client import EndReason, Holder, LeaseState, NeverFits, NotAllowed, PodPhase, parse_request
 from support.clusters import hami, plain
 from support.fake_kubernetes import FakeKubernetes
-from support.kernel_pods import cluster_pool, command, held, notebook, running
+from support.kernel_pods import claim, cluster_pool, command, held, notebook, running
 from support.pools import eventually, take, until
 
 HUB = "hub"
@@ -169,8 +169,7 @@ async def test_a_namespace_that_is_left_out_is_told_of_in_the_log(
     service: Service, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.put("pods", notebook("bob", "course-ml", node="n1"))
-    metadata = {"name": "claim-bob", "namespace": "course-ml"}
-    fake.put("persistentvolumeclaims", {"metadata": metadata, "spec": {"accessModes": ["ReadWriteMany"]}})
+    fake.put("persistentvolumeclaims", claim("bob", "course-ml"))
     async with service(more_namespaces=["course-{course}"]) as pool:
         lease = await held(pool, user="bob")
         await pool.launch(lease.id, command())

@@ -15,7 +15,7 @@ from gpu_pool_client import Holder, LeaseState, NotAllowed, PodPhase, connect, p
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
 from support.hub import ADMIN
-from support.kernel_pods import cluster_nursery, command, held, notebook, running, serving_cluster
+from support.kernel_pods import claim, cluster_nursery, command, held, notebook, running, serving_cluster
 from support.pools import embedded, until
 from support.service import Nursery, Service
 
@@ -27,8 +27,7 @@ async def fake() -> AsyncIterator[FakeKubernetes]:
     async with fake_kubernetes() as fake:
         fake.put("nodes", hami("n1"))
         fake.put("pods", notebook(ADMIN, "hub", node="n1"))
-        found = {"metadata": {"name": f"claim-{ADMIN}", "namespace": "hub"}}
-        fake.put("persistentvolumeclaims", {**found, "spec": {"accessModes": ["ReadWriteMany"]}})
+        fake.put("persistentvolumeclaims", claim(ADMIN, "hub"))
         yield fake
 
 
