@@ -52,10 +52,11 @@ class Cluster:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def apply(self, *objects: Any, namespace: str = "default", flags: Sequence[str] = ()) -> None:
-        """Create or change these objects; ``namespace`` is where those are that name none."""
+    def apply(self, *objects: Any, namespace: str = "", flags: Sequence[str] = ()) -> None:
+        """Create or change these objects; with ``namespace``, all of them there."""
         everything = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-        self.kubectl("apply", "-n", namespace, *flags, "-f", "-", stdin=json.dumps(everything))
+        there = ["-n", namespace] if namespace else []
+        self.kubectl("apply", *there, *flags, "-f", "-", stdin=json.dumps(everything))
 
     def get(self, *arguments: str) -> Any:
         """Return an object, or a list of them, as the API shows it."""

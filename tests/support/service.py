@@ -148,7 +148,8 @@ class Service:
         process = self.process
         assert process is not None
         if process.is_alive():
-            os.kill(process.pid, signum)
+            with contextlib.suppress(ProcessLookupError):  # it may end by itself meanwhile
+                os.kill(process.pid, signum)
         await until(lambda: not process.is_alive())
 
 

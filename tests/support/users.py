@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -64,7 +65,8 @@ class Users:
         """End those who live on."""
         for process in self._started:
             if process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it may end by itself meanwhile
+                    os.kill(process.pid, signal.SIGKILL)
 
 
 def _told(log: Path) -> Any:
