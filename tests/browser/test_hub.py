@@ -72,8 +72,8 @@ async def visit(browser: Browser, hub: str, user: str, where: str) -> Page:
 async def until_idle(page: Page, kernel: str) -> None:
     """Wait until the page shows that its kernel is idle; load it anew, as a student would, if it does not.
 
-    While a kernel starts, Jupyter Server takes the first status for an answer to its own
-    question (``nudge``), and shows a page no other if none follows.
+    Twice in long runs a page went on to show *Starting* of a kernel that had answered. Why is
+    not known; Jupyter Server's own question to a kernel (``nudge``) may have taken the status.
     """
     idle = page.get_by_text(f"{kernel} | Idle")
     try:
