@@ -6,6 +6,7 @@ in ``make test-all``; ``make soak`` does as many as one likes.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 
@@ -20,6 +21,8 @@ from support.service import Nursery
 
 #: Steps of one run from an empty pool, at most.
 _LENGTH = 80
+#: What part of them is done: Hypothesis ends some runs before.
+_DONE = 0.7
 #: What part of the steps is done with which pool: those in a process of their own start slowly.
 _PARTS = {"embedded": 0.75, "unix": 0.1, "http": 0.07, "kubernetes": 0.08}
 _ASKED = int(os.environ.get("GPU_POOL_MODEL_STEPS", "0"))
@@ -60,7 +63,7 @@ def _hold(machine: type[PoolMachine], name: str, make: Callable[[], Ground], eve
     run_state_machine_as_test(
         tried,
         settings=settings(
-            max_examples=max(2, round(steps / _LENGTH)),
+            max_examples=max(2, math.ceil(steps / (_DONE * _LENGTH))),
             stateful_step_count=min(_LENGTH, max(10, round(steps / 2))),
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -85,7 +85,8 @@ class Asking:
             if self._courses is not None:
                 self._db.trail.courses_changed(self._courses.usable, courses.usable, asked=asked)
             self._courses, self._sharing = courses, courses.sharing(self._set)
-            self._leases.sharing = self._line.sharing = self._resizing.sharing = self._sharing
+            self._leases.follow(self._sharing)
+            self._line.sharing = self._resizing.sharing = self._sharing
 
     def register(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
+from dataclasses import replace
 from typing import Final
 
 from gpu_pool.clock import Clock
@@ -12,7 +13,7 @@ from gpu_pool.courses import Sharing
 from gpu_pool.ledger import records
 from gpu_pool.ledger.database import Database
 from gpu_pool.ledger.devices import DeviceTable
-from gpu_pool_client import Lease, LeaseGone, Slice
+from gpu_pool_client import Lease, LeaseGone, Slice, Terms
 
 _ID: Final = re.compile(r"([0-9]{1,18})-[0-9a-f]{8}", re.ASCII)
 
@@ -23,8 +24,16 @@ class LeaseTable:
     def __init__(self, database: Database, devices: DeviceTable, sharing: Sharing, clock: Clock) -> None:
         self._db = database
         self._devices = devices
-        self.sharing = sharing
+        self._sharing = sharing
         self._clock = clock
+        #: What was last told of all, by row: of thousands few change from one look to the next.
+        self._not_waiting: dict[records.Values, Lease] = {}
+        self._in_line: dict[records.Values, Lease] = {}
+
+    def follow(self, sharing: Sharing) -> None:
+        """State these terms from now on."""
+        self._sharing = sharing
+        self._not_waiting, self._in_line = {}, {}
 
     def lease(self, lease_id: str) -> Lease:
         """Return a lease, ended ones included. Raises ``LeaseGone`` for one that never was."""
@@ -46,12 +55,23 @@ class LeaseTable:
 
     def not_waiting(self) -> tuple[Lease, ...]:
         """Return held and parked leases, oldest first."""
-        return tuple(self._read(row) for row in self._db.run("leases").fetchall())
+        known, self._not_waiting = self._not_waiting, {}
+        for row in self._db.run("leases").fetchall():
+            values = tuple(row)
+            lease = known.get(values) or self.value(row, self._devices.read(row["slices"]))
+            if row["ends_by"] is not None:  # the clock of the wall may have been set
+                lease = replace(lease, terms=self._terms(row))
+            self._not_waiting[values] = lease
+        return tuple(self._not_waiting.values())
 
     def in_line(self) -> tuple[Lease, ...]:
         """Return waiting leases in the order of the line."""
-        rows = self._db.run("line").fetchall()
-        return tuple(self.value(row, (), place) for place, row in enumerate(rows, 1))
+        known, self._in_line = self._in_line, {}
+        for place, row in enumerate(self._db.run("line").fetchall(), 1):
+            values = tuple(row)
+            lease = known.get(values) or self.value(row, (), place)
+            self._in_line[values] = lease if lease.place == place else replace(lease, place=place)
+        return tuple(self._in_line.values())
 
     def live(self, lease_id: str) -> sqlite3.Row | None:
         """Return the row of a lease that has not ended, or None."""
@@ -73,9 +93,12 @@ class LeaseTable:
 
     def value(self, row: records.Row, parts: tuple[Slice, ...], place: int | None = None) -> Lease:
         """Return the lease of a row, as read or as about to be written."""
+        return records.live_lease(row, parts, place, self._terms(row))
+
+    def _terms(self, row: records.Row) -> Terms:
         ends_by = row["ends_by"]
         ends_at = None if ends_by is None else ends_by + self._clock.wall() - self._clock.uptime()
-        return records.live_lease(row, parts, place, self.sharing.terms(row["course"], ends_at))
+        return self._sharing.terms(row["course"], ends_at)
 
     def _read(self, row: sqlite3.Row) -> Lease:
         return self.value(row, self._devices.read(row["slices"]), self.place(row))

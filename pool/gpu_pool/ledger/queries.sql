@@ -54,10 +54,12 @@ SELECT * FROM history WHERE number = :number;
 SELECT * FROM history WHERE key = :key;
 
 -- name: leases
-SELECT * FROM lease WHERE turn IS NULL ORDER BY number;
+SELECT id, key, request, user, course, kernel, state, slices, requested_at, held_at, ends_by, keeper, process, notice
+FROM lease WHERE turn IS NULL ORDER BY number;
 
 -- name: line
-SELECT * FROM lease WHERE turn IS NOT NULL ORDER BY turn;
+SELECT id, key, request, user, course, kernel, state, slices, requested_at, held_at, ends_by, keeper, process, notice
+FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters
 SELECT number, turn, reserved, request, home, within, user, course, waiting_since
@@ -135,7 +137,7 @@ WHERE number = :number;
 UPDATE lease SET turn = :turn, reserved = :reserved WHERE number = :number;
 
 -- name: holdings
-SELECT user, course, slices, ends_by, held_at FROM lease WHERE state = 'held';
+SELECT user, course, slices, ends_by, held_at FROM lease WHERE turn IS NULL AND state = 'held';
 
 -- name: accounts
 -- What every user of every course has: held, parked or waiting.
@@ -248,15 +250,28 @@ FROM lease WHERE number = :number;
 DELETE FROM lease WHERE number = :number;
 
 -- name: overdue
+-- A longest lease ends of what is held alone. Those in line, who may be many, are not looked through.
 SELECT *, iif(deadline <= :now, deadline_reason, 'longest-lease') AS why
-FROM lease WHERE deadline <= :now OR ends_by + :margin <= :now;
+FROM lease WHERE turn IS NULL AND (deadline <= :now OR ends_by + :margin <= :now)
+UNION ALL
+SELECT *, deadline_reason AS why FROM lease WHERE turn IS NOT NULL AND deadline IS NOT NULL AND deadline <= :now;
+
+-- name: lives
+-- What keeps leases alive, each once: of those in line found by going from one to the next.
+WITH RECURSIVE found (life) AS (
+    SELECT min(life) FROM lease WHERE turn IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(lease.life) FROM lease WHERE turn IS NOT NULL AND lease.life > found.life)
+    FROM found WHERE life IS NOT NULL
+)
+SELECT life FROM found WHERE life IS NOT NULL UNION SELECT life FROM lease WHERE turn IS NULL;
 
 -- name: processes
 SELECT number, id, request, process, keeper, pulse, grace, slices, held_at, milli, course, user, ending, notice
 FROM lease;
 
 -- name: held
-SELECT id, process, slices, notice FROM lease WHERE state = 'held' ORDER BY number;
+SELECT id, process, slices, notice FROM lease WHERE turn IS NULL AND state = 'held' ORDER BY number;
 
 -- name: add_to_lease
 UPDATE lease SET

@@ -30,18 +30,18 @@ class Findings:
 def look(database: Database, now: float) -> Findings:
     """Look at every process that keeps a lease alive, without holding up writers."""
     with database.snapshot():
-        named = {(row["process"] or row["keeper"], row["pulse"]) for row in database.run("processes")}
+        lives = [row["life"].rpartition(" ") for row in database.run("lives")]
         overdue = database.one("overdue", now=now, margin=_MARGIN) is not None
-    dead = frozenset(text for text, pulse in named if _is_dead(text, pulse, database.pulses))
+    dead = frozenset(text for text, _, pulse in lives if _is_dead(text, pulse, database.pulses))
     return Findings(dead, overdue)
 
 
-def _is_dead(text: str, pulse: int | None, pulses: Pulses) -> bool:
+def _is_dead(text: str, pulse: str, pulses: Pulses) -> bool:
     alive = records.read_process(text).is_alive()
-    if alive is None and pulse is not None:
+    if alive is None and pulse:
         # Of another container, say, where only those inside see processes. It is given up
         # when its keeper's sign of life has gone, for then nobody is left there who looks.
-        return not pulses.beats(pulse)
+        return not pulses.beats(int(pulse))
     return alive is False
 
 

@@ -23,6 +23,8 @@ from gpu_pool_client import (
 
 #: A row as it was read, or as it is about to be written.
 Row: TypeAlias = sqlite3.Row | dict[str, Any]
+#: What a row says, to compare it by.
+Values: TypeAlias = tuple[object, ...]
 
 #: The same few requests are read over and over.
 read_request = functools.lru_cache(maxsize=1024)(parse_request)

@@ -97,7 +97,7 @@ class Resizing:
 
     def _wanted(self, devices: Sequence[Device]) -> set[str]:
         """Return the uuids of the devices on which somebody in line could be placed."""
-        wishes = {(row["request"], row["home"] or row["within"]) for row in self._db.run("line").fetchall()}
+        wishes = {(row["request"], row["home"] or row["within"]) for row in self._db.run("kinds").fetchall()}
         return {
             part.device.uuid
             for request, home in wishes

@@ -170,11 +170,11 @@ def test_leaving_moves_up_whoever_follows_and_writes_nothing_about_them(desk: De
     desk.ask("4", "all")
     for number in range(5):
         desk.ask("1", f"w{number}", f"u{number}")
-    turns = {row["key"]: row["turn"] for row in desk.database.run("line").fetchall()}
+    turns = {row["number"]: row["turn"] for row in desk.database.run("waiters").fetchall()}
     desk.end("w1")
     assert desk.line() == ["w0", "w2", "w3", "w4"]
     assert [lease.place for lease in desk.book.status("").line] == [1, 2, 3, 4]
-    assert all(turns[row["key"]] == row["turn"] for row in desk.database.run("line").fetchall())
+    assert all(turns[row["number"]] == row["turn"] for row in desk.database.run("waiters").fetchall())
 
 
 def test_how_long_the_wait_may_be_is_not_worked_out_for_a_long_line(

@@ -62,16 +62,20 @@ CREATE TABLE lease (
     device_seconds  REAL,                        -- time with a process on a device
     -- Equal where one course wishes the same of the same devices.
     kind            TEXT AS (course || char(10) || home || char(10) || within || char(10) || request) VIRTUAL,
+    -- What keeps it alive: a process, and behind a blank its sign of life.
+    life            TEXT AS (coalesce(process, keeper) || ' ' || coalesce(pulse, '')) VIRTUAL,
     CHECK ((state = 'waiting') = (turn IS NOT NULL)),
     CHECK ((state = 'waiting') = (waiting_since IS NOT NULL)),
     CHECK ((deadline IS NULL) = (deadline_reason IS NULL))
 );
 -- Each further index on what is held would make every grant slower. Those of the line do not: a
 -- lease that is granted at once is never in them.
-CREATE INDEX lease_held ON lease (state) WHERE state = 'held';
+CREATE INDEX lease_held ON lease (state) WHERE turn IS NULL;
 CREATE INDEX lease_line ON lease (turn) WHERE turn IS NOT NULL;
 CREATE INDEX lease_line_of_user ON lease (user, home) WHERE turn IS NOT NULL;
 CREATE INDEX lease_line_of_kind ON lease (kind, waiting_since, number) WHERE turn IS NOT NULL;
+CREATE INDEX lease_line_lives ON lease (life) WHERE turn IS NOT NULL;
+CREATE INDEX lease_line_overdue ON lease (deadline) WHERE turn IS NOT NULL AND deadline IS NOT NULL;
 CREATE INDEX lease_reserved ON lease (turn) WHERE reserved <> '';
 
 -- Every lease that has ended, once. The key stays taken: a repeated request finds its end here.
