@@ -75,6 +75,18 @@ async def test_the_line_is_first_come_first_served(pool: Pool) -> None:
     assert (await pool.lease(waiting[2])).place == 1
 
 
+async def test_the_places_of_ones_own_are_told_as_of_what_one_has_done(pool: Pool) -> None:
+    assert await pool.places() == {}
+    first = await take(pool, "1", key())
+    assert await pool.places() == {}
+    waiting = [await take(pool, "1", key()) for _ in range(3)]
+    assert await pool.places() == {each: place for place, each in enumerate(waiting, 1)}
+    await pool.release(waiting[0])
+    assert await pool.places() == {waiting[1]: 1, waiting[2]: 2}
+    await pool.release(first)
+    assert await pool.places() == {waiting[2]: 1}
+
+
 async def test_a_small_request_need_not_wait_for_what_a_large_one_cannot_use(pool: Pool) -> None:
     await take(pool, "50%", key())
     whole = await take(pool, "1", key())

@@ -245,7 +245,7 @@ async def test_a_slice_that_cannot_be_is_refused_in_words(
     assert await classroom.is_empty()
 
 
-@pytest.mark.parametrize("name", ["\ud800 odd\n", "x" * 10**6])
+@pytest.mark.parametrize("name", ["\ud800 odd\n", "x" * 10**6], ids=["odd", "long"])
 async def test_a_name_that_cannot_be_shown_does_not_keep_a_kernel_from_starting(
     classroom: Classroom, manager: Managers, name: str
 ) -> None:

@@ -12,7 +12,8 @@ import pytest
 from gpu_pool.service import changes
 from gpu_pool.service.changes import Changes
 from gpu_pool.service.heartbeats import Heartbeats
-from gpu_pool_client import Lease, LeaseState, Pool
+from gpu_pool.service.pace import spread
+from gpu_pool_client import Holder, Lease, LeaseState, Pool, parse_request
 from support.pools import embedded, take
 
 LOG = logging.getLogger("test")
@@ -44,10 +45,10 @@ async def test_a_decision_wakes_whom_it_concerns(pool: Pool, news: Changes) -> N
     await asyncio.sleep(0)
     await pool.release(first)
     news.decided()
-    await waits[0]
+    assert await waits[0]
     assert not waits[1].done()
     news.stop()
-    await waits[1]
+    assert not await waits[1]
 
 
 async def test_a_lease_that_has_ended_is_news(pool: Pool, news: Changes) -> None:
@@ -60,18 +61,64 @@ async def test_a_lease_that_has_ended_is_news(pool: Pool, news: Changes) -> None
 
 
 async def test_nobody_waits_longer_than_asked_nor_after_the_end(news: Changes) -> None:
-    await news.wait("1-00000000", is_held, 0)
-    await news.wait("1-00000000", is_held, 0.01)
+    assert not await news.wait("1-00000000", is_held, 0)
+    assert not await news.wait("1-00000000", is_held, 0.01)
     news.stop()
-    await news.wait("1-00000000", is_held, 1_000)
+    assert not await news.wait("1-00000000", is_held, 1_000)
+
+
+def test_a_class_that_waits_together_does_not_ask_anew_together() -> None:
+    times = [spread(40.0) for _ in range(200)]
+    assert all(24.0 <= each <= 40.0 for each in times)
+    assert len({round(each) for each in times}) > 10
+
+
+def test_a_look_that_stood_still_is_no_reason_to_rest_for_long() -> None:
+    assert [changes._rest(took) for took in (0.001, 0.1, 60.0)] == [0.02, pytest.approx(0.9), 2.0]
+
+
+async def test_who_waits_is_known_as_of_the_last_look(pool: Pool, news: Changes) -> None:
+    leases = [await take(pool, "1", f"key-{number}") for number in range(2)]
+    await look(news)
+    assert [news.knows_to_wait(lease) for lease in leases] == [False, True]
+    await pool.release(leases[0])
+    await look(news)
+    assert not news.knows_to_wait(leases[1])
+
+
+async def look(news: Changes, user: str = "") -> None:
+    """Return after the next look, which somebody's decision is the reason for."""
+    looking = asyncio.create_task(news.any(1_000))
+    await asyncio.sleep(0)
+    news.decided(user)
+    await looking
+
+
+async def test_places_are_those_of_the_last_look_except_to_whoever_has_done_something_since(
+    pool: Pool, news: Changes
+) -> None:
+    await take(pool, "1", "held")
+    mine, theirs = [
+        (await pool.request(parse_request("1"), Holder(user), user)).id for user in ("grace", "hopper")
+    ]
+    assert news.places("grace") is None  # nobody has looked yet
+    await look(news)
+    assert [news.places(user) for user in ("grace", "hopper", "turing")] == [{mine: 1}, {theirs: 2}, {}]
+    await pool.release(mine)
+    news.decided("grace")
+    assert news.places("grace") is None
+    assert news.places("hopper") == {theirs: 2}
+    await look(news)
+    assert [news.places(user) for user in ("grace", "hopper")] == [{}, {theirs: 1}]
 
 
 async def test_a_look_that_fails_is_not_the_last(
     pool: Pool, news: Changes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lease = await take(pool, "1", "key")
-    wait = asyncio.create_task(news.wait(lease, is_held, 1_000))
-    await asyncio.sleep(0)
+    held, waits = [await take(pool, "1", key) for key in ("held", "waits")]
+    wait = asyncio.create_task(news.wait(waits, is_held, 1_000))
+    await look(news)
+    assert news.knows_to_wait(waits)
     failed = asyncio.Event()
 
     async def fail() -> None:
@@ -82,6 +129,10 @@ async def test_a_look_that_fails_is_not_the_last(
         broken.setattr(pool, "status", fail)
         news.decided()
         await failed.wait()
+        # Whoever asks is to learn what is wrong.
+        assert not news.knows_to_wait(waits)
+        assert news.places("somebody") is None
+    await pool.release(held)
     news.decided()
     await wait
     assert "broken" in caplog.text

@@ -13,6 +13,8 @@ import pytest
 
 from gpu_pool.service.heartbeats import Heartbeats, is_keeper, keeper
 from gpu_pool_client import EndReason, Holder, LeaseState, Pool, Process, connect, parse_request
+from gpu_pool_client.remote.beating import heart
+from gpu_pool_client.remote.client import RemotePool
 from support.hub import Hub, HubService, serving_hub
 from support.pools import ME, embedded, running, take
 from support.service import Nursery, asking
@@ -61,6 +63,17 @@ async def test_a_client_that_lives_keeps_what_it_has_also_when_its_pool_is_close
         client.send_signal(signal.SIGSTOP)
         assert await end_of(pool, lost) is EndReason.EXPIRED
     assert [(await pool.lease(each)).state.value for each in mine] == ["held", "waiting"]
+
+
+async def test_a_client_with_thousands_of_leases_keeps_each(behind_hub: HubService, pool: Pool) -> None:
+    assert isinstance(pool, RemotePool)
+    mine = await take(pool, "50%", "held")
+    for number in range(8_000):
+        heart().keep(pool._endpoint, f"{number}-00000000", 1.0)
+    with asking(behind_hub.url, "1") as (client, [lost]):
+        client.send_signal(signal.SIGSTOP)
+        assert await end_of(pool, lost) is EndReason.EXPIRED
+    assert (await pool.lease(mine)).state is LeaseState.HELD
 
 
 @pytest.mark.long

@@ -161,6 +161,6 @@ async def end_all(pool: ClusterPool, leases: Collection[str]) -> None:
     for number in range(0, len(every), 100):
         await asyncio.gather(*(pool.release(lease) for lease in every[number : number + 100]))
     end = time.monotonic() + 1_800
-    while pool._view.leases():
-        assert time.monotonic() < end, f"{len(pool._view.leases())} leases have pods still"
+    while pool._view.own.leases():
+        assert time.monotonic() < end, f"{len(pool._view.own.leases())} leases have pods still"
         await asyncio.sleep(0.2)

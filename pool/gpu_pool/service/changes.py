@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeAlias
@@ -22,11 +23,12 @@ from gpu_pool_client.terms import Terms
 #: Seconds between looks when nothing was decided.
 _LOOK_EVERY: Final = 1.0
 #: Rest after a look, in seconds and in times of what the look took: many decisions are looked at once.
-_LEAST_REST, _REST_TIMES = 0.02, 4.0
+#: Never for longer than this, also where a look has stood still with its machine.
+_LEAST_REST, _REST_TIMES, _MOST_REST = 0.02, 9.0, 2.0
 
 #: Says whether a lease as it is now (None: it has ended) is news to a waiter.
 IsNews: TypeAlias = Callable[[Lease | None], bool]
-_Waiter: TypeAlias = tuple[IsNews, asyncio.Future[None]]
+_Waiter: TypeAlias = tuple[IsNews, asyncio.Future[bool]]
 
 
 class Changes:
@@ -39,26 +41,49 @@ class Changes:
         #: Whether the last look at the leases succeeded.
         self.healthy = True
         self._waiters: dict[str, set[_Waiter]] = {}
-        self._watchers: set[asyncio.Future[None]] = set()
+        self._watchers: set[asyncio.Future[bool]] = set()
         self._decided = asyncio.Event()
         self._seen: object = None
+        #: Who waited when the leases were last looked at, by user; and when that was.
+        self._in_line: dict[str, dict[str, int]] = {}
+        self._known_to_wait: frozenset[str] = frozenset()
+        self._looked = -math.inf
+        #: When each user last changed something, if that was after.
+        self._decided_at: dict[str, float] = {}
         self._stopped = False
 
-    def decided(self) -> None:
-        """Say that something was decided, of whatever lease: a place in line depends on many."""
-        if self._waiters or self._watchers:
+    def knows_to_wait(self, lease_id: str) -> bool:
+        """Whether a lease waited when it was last looked. Where it does no more, the next look is due."""
+        return lease_id in self._known_to_wait
+
+    def places(self, user: str) -> Mapping[str, int] | None:
+        """Return the places in line of a user's leases as of the last look.
+
+        None where the user has changed something since, or that look failed.
+        """
+        if self._decided_at.get(user, -math.inf) >= self._looked:
+            return None
+        return self._in_line.get(user, {})
+
+    def decided(self, user: str = "") -> None:
+        """Say that something was decided for a user, of whatever lease: a place in line depends on many."""
+        self._decided_at[user] = time.monotonic()
+        if self._waiters or self._watchers or self._known_to_wait:
             self._decided.set()
 
-    async def wait(self, lease_id: str, is_news: IsNews, seconds: float) -> None:
-        """Return when a look finds news of the lease, after so many seconds, or when the service stops."""
+    async def wait(self, lease_id: str, is_news: IsNews, seconds: float) -> bool:
+        """Return True when a look finds news of the lease.
+
+        False after so many seconds, or when the service stops: nobody has seen any.
+        """
         if self._stopped or seconds <= 0:
-            return
-        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            return False
+        news: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         alarm = news.get_loop().call_later(seconds, _wake, news)
         waiter = is_news, news
         self._waiters.setdefault(lease_id, set()).add(waiter)
         try:
-            await news
+            return await news
         finally:
             alarm.cancel()
             self._forget(lease_id, waiter)
@@ -67,7 +92,7 @@ class Changes:
         """Return after the next look that finds any lease or device changed; else like :meth:`wait`."""
         if self._stopped or seconds <= 0:
             return
-        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        news: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         alarm = news.get_loop().call_later(seconds, _wake, news)
         self._watchers.add(news)
         try:
@@ -93,16 +118,28 @@ class Changes:
                 status = await self._pool.status()
                 await self._heartbeats.look(self._pool, (*status.leases, *status.line), began)
             except GpuPoolError as error:
-                self.healthy = False
+                self._failed()
                 self._log.error("Looking at the leases failed: %s", error)
                 continue
             except Exception:  # noqa: BLE001 - one broken lease must not end the service for all others
-                self.healthy = False
+                self._failed()
                 self._log.exception("Looking at the leases failed")
                 continue
             self.healthy = True
+            self._remember(status.line, began)
             self._tell(status)
-            await asyncio.sleep(max(_LEAST_REST, _REST_TIMES * (time.monotonic() - began)))
+            await asyncio.sleep(_rest(time.monotonic() - began))
+
+    def _failed(self) -> None:
+        self.healthy = False
+        self._known_to_wait, self._looked = frozenset(), -math.inf
+
+    def _remember(self, line: Sequence[Lease], began: float) -> None:
+        self._looked, self._in_line = began, {}
+        for lease in line:
+            self._in_line.setdefault(lease.holder.user, {})[lease.id] = lease.place or 0
+        self._known_to_wait = frozenset(lease.id for lease in line)
+        self._decided_at = {user: at for user, at in self._decided_at.items() if at >= began}
 
     def _tell(self, status: PoolStatus) -> None:
         if self._watchers:
@@ -111,7 +148,7 @@ class Changes:
         for lease_id, waiters in self._waiters.items():
             for is_news, news in waiters:
                 if is_news(now.get(lease_id)):
-                    _wake(news)
+                    _wake(news, found=True)
 
     def _tell_watchers(self, status: PoolStatus) -> None:
         # The time of a lease's end is reckoned anew, and so a little differently, by every look.
@@ -132,6 +169,11 @@ class Changes:
             del self._waiters[lease_id]
 
 
-def _wake(news: asyncio.Future[None]) -> None:
+def _rest(took: float) -> float:
+    """Return for how many seconds to rest after a look that took so many."""
+    return min(max(_LEAST_REST, _REST_TIMES * took), _MOST_REST)
+
+
+def _wake(news: asyncio.Future[bool], *, found: bool = False) -> None:
     if not news.done():
-        news.set_result(None)
+        news.set_result(found)

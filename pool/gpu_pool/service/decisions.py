@@ -36,7 +36,7 @@ class Decisions:
         finally:
             words = what if what.isprintable() else ascii(what)
             self._log.info("%s: %s: %s", _who(caller), words, *told or ("done",))
-            self._changes.decided()
+            self._changes.decided(caller.user)
 
 
 def _who(caller: Caller) -> str:

@@ -96,22 +96,25 @@ class Desk:
 
     async def wait(self, caller: Caller, lease_id: str, seconds: float, last: bool) -> Lease | None:
         """Return the lease once it is held. If it waits still: None, or raise ``TimedOut`` if ``last``."""
-        lease = await self.lease(caller, lease_id)
-        if lease.state is LeaseState.WAITING:
+        await self._owners.check(caller, lease_id)
+        # Thousands may wait, and the ledger has other things to do than to tell them so.
+        if self._changes.knows_to_wait(lease_id) or await self._waits(lease_id):
             with self._polls.one(caller.user):
-                await self._changes.wait(lease_id, _waits_no_more, seconds)
-            lease = await self.lease(caller, lease_id)
-        if lease.state is LeaseState.WAITING and not last:
-            return None
+                found = await self._changes.wait(lease_id, _waits_no_more, seconds)
+            if not last and not (found and not await self._waits(lease_id)):
+                return None
         return caller.shown(await self._pool.wait(lease_id, 0))
+
+    async def _waits(self, lease_id: str) -> bool:
+        return (await self._pool.lease(lease_id)).state is LeaseState.WAITING
 
     async def watch(self, caller: Caller, lease_id: str, seconds: float, seen: str) -> Lease | None:
         """Return the lease once its version is not the one seen; None if it still is then."""
-        lease = await self.lease(caller, lease_id)
+        lease = known = await self.lease(caller, lease_id)
         with self._polls.one(caller.user):
-            if wire.version(lease) == seen:
-                known = lease
-                await self._changes.wait(lease_id, lambda now: now is None or _differs(now, known), seconds)
+            if wire.version(known) == seen and await self._changes.wait(
+                lease_id, lambda now: now is None or _differs(now, known), seconds
+            ):
                 lease = await self.lease(caller, lease_id)
         return None if wire.version(lease) == seen else lease
 
@@ -160,6 +163,14 @@ class Desk:
             )
 
         return replace(found, leases=own(found.leases), line=own(found.line))
+
+    async def places(self, caller: Caller) -> Mapping[str, int]:
+        """Return the places in line of the caller's own leases; see ``Pool.places``."""
+        places = self._changes.places(caller.user)
+        if places is None:
+            line = (await self._pool.status()).line
+            places = {each.id: each.place or 0 for each in line if each.holder.user == caller.user}
+        return places
 
     async def history(self, caller: Caller, since: float) -> list[Mapping[str, Any]]:
         """Return the caller's own leases that have ended since then."""

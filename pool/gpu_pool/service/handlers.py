@@ -13,6 +13,7 @@ from tornado.web import Finish, HTTPError
 from gpu_pool.service.answering import Handler
 from gpu_pool.service.heartbeats import without_keepers
 from gpu_pool.service.hub import HubUnreachable
+from gpu_pool.service.pace import spread
 from gpu_pool_client import BadRequest, EndReason, NotAllowed, PoolUnreachable
 from gpu_pool_client.remote import wire
 
@@ -174,7 +175,8 @@ class Wait(Polling):
     async def get(self, lease_id: str) -> None:
         """Wait until the lease is held; 204 if it is not when the time is up: ask again."""
         last = self.get_query_argument("last", "0") == "1"
-        lease = await self.poll(self.desk.wait(self.caller, lease_id, self.seconds, last))
+        seconds = self.seconds if last else spread(self.seconds)
+        lease = await self.poll(self.desk.wait(self.caller, lease_id, seconds, last))
         if lease is None:
             self.nothing_new(HTTPStatus.NO_CONTENT)
         else:
@@ -190,7 +192,7 @@ class Watch(Polling):
     async def get(self, lease_id: str) -> None:
         """Wait for news of the lease; 304 if there is none when the time is up: ask again."""
         seen = self.get_query_argument("seen", "")
-        lease = await self.poll(self.desk.watch(self.caller, lease_id, self.seconds, seen))
+        lease = await self.poll(self.desk.watch(self.caller, lease_id, spread(self.seconds), seen))
         if lease is None:
             self.nothing_new(HTTPStatus.NOT_MODIFIED)
         else:
@@ -259,6 +261,14 @@ class Status(Handler):
         leases, line = (tuple(map(without_keepers, each)) for each in (found.leases, found.line))
         status = wire.Status.model_construct(devices=found.devices, leases=leases, line=line)
         await self.answer(wire.STATUS.dump_json(status))
+
+
+class Places(Handler):
+    """Where the caller's leases are in line."""
+
+    async def get(self) -> None:
+        """Return the places in line of the caller's own leases, which may lag by a moment."""
+        await self.answer(wire.PLACES.dump_json(dict(await self.desk.places(self.caller))))
 
 
 class History(Handler):

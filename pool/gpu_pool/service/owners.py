@@ -8,7 +8,7 @@ from gpu_pool.service.callers import Caller
 from gpu_pool_client import Lease, LeaseGone, Pool
 
 #: Leases whose holder is remembered before all are forgotten, and read again when they are asked about.
-_MOST_KNOWN: Final = 10_000
+_MOST_KNOWN: Final = 65_536
 
 
 class Owners:

@@ -1,7 +1,8 @@
-"""How much each user may ask of the service: decisions a minute, and questions at once."""
+"""How much each user may ask of the service, and how soon again: decisions a minute, questions at once."""
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,6 +13,13 @@ from gpu_pool_client import OverQuota
 
 #: Users who are remembered before those are forgotten who have been quiet.
 _MOST_KNOWN: Final = 1000
+#: Whoever waits is told to ask again after this part of the longest time, or later.
+_SPREAD: Final = 0.6
+
+
+def spread(seconds: float) -> float:
+    """Return these seconds or fewer: a class that gets in line together is not to come back together."""
+    return seconds * random.uniform(_SPREAD, 1.0)  # noqa: S311 - nothing hangs on it
 
 
 class Pace:

@@ -74,6 +74,7 @@ ROUTES: Final = (
     ),
     Route("/events", events.PoolEvents, {"get": _EVENTS}),
     Route("/status", handlers.Status, {"get": Operation(wire.STATUS)}),
+    Route("/places", handlers.Places, {"get": Operation(wire.PLACES)}),
     Route(
         "/history",
         handlers.History,

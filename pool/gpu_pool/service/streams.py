@@ -91,8 +91,9 @@ class Streams:
             try:
                 return await explain()
             finally:
-                took = time.monotonic() - began
-                self._rests_until = began + took + _REST_TIMES * took
+                ended = time.monotonic()
+                # No more than it may take: it may have stood still with its machine.
+                self._rests_until = ended + _REST_TIMES * min(ended - began, _EXPLAINED_WITHIN)
 
     def stop(self) -> None:
         """End all streams: clients come back once the service runs again."""

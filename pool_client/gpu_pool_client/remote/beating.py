@@ -23,6 +23,8 @@ from gpu_pool_client.remote.endpoints import Endpoint
 _TIMES: Final = 3.0
 _AGAIN: Final = 1.0
 _ANSWER_WITHIN: Final = 10.0
+#: Leases that are named at once: the service reads no more than ``wire.MOST_BODY``.
+_AT_ONCE: Final = 1_000
 
 
 class Heart:
@@ -62,12 +64,16 @@ class Heart:
                 while (left := min(due, time.monotonic() + self._every) - time.monotonic()) > 0:
                     self._changed.wait(left)
                     due = min(due, time.monotonic() + self._every)
-                kept = [(endpoint, set(ids)) for endpoint, ids in self._kept.items()]
-            answered = [self._beat(endpoint, ids) for endpoint, ids in kept]
+                kept = [(endpoint, sorted(ids)) for endpoint, ids in self._kept.items()]
+            answered = [
+                self._beat(endpoint, ids[first : first + _AT_ONCE])
+                for endpoint, ids in kept
+                for first in range(0, len(ids), _AT_ONCE)
+            ]
             due = time.monotonic() + (self._every if all(answered) else min(self._every, _AGAIN))
 
-    def _beat(self, endpoint: Endpoint, lease_ids: set[str]) -> bool:
-        body = wire.Beat(leases=sorted(lease_ids)).model_dump_json().encode()
+    def _beat(self, endpoint: Endpoint, lease_ids: list[str]) -> bool:
+        body = wire.Beat(leases=lease_ids).model_dump_json().encode()
         try:
             answer = asyncio.run(endpoint.ask("POST", "heartbeat", body, _ANSWER_WITHIN))
             if answer.status == HTTPStatus.OK:

@@ -75,9 +75,9 @@ class RemotePool(Pool):
         give_up_at = None if timeout is None else time.monotonic() + timeout
         try:
             while True:
-                left = wire.LONGEST_POLL if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-                query = {"seconds": min(left, wire.LONGEST_POLL), "last": int(left < wire.LONGEST_POLL)}
-                answer = await self._poll(lease_id, "wait", query)
+                longest = self._endpoint.longest_poll
+                left = longest if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+                answer = await self._poll(lease_id, "wait", min(left, longest), last=int(left < longest))
                 if answer.status == HTTPStatus.OK:
                     return _read(wire.LEASE, answer)
         except asyncio.CancelledError:
@@ -88,7 +88,7 @@ class RemotePool(Pool):
         """See ``Pool.watch``."""
         seen, state = "", LeaseState.WAITING
         while state is not LeaseState.ENDED:
-            answer = await self._poll(lease_id, "watch", {"seconds": wire.LONGEST_POLL, "seen": seen})
+            answer = await self._poll(lease_id, "watch", self._endpoint.longest_poll, seen=seen)
             if answer.status == HTTPStatus.OK:
                 lease = _read(wire.LEASE, answer)
                 seen, state = answer.headers.get("ETag", "").strip('"'), lease.state
@@ -154,7 +154,7 @@ class RemotePool(Pool):
 
     async def pod(self, lease_id: str, seen: str = "") -> KernelPod:
         """See ``Pool.pod``."""
-        answer = await self._poll(lease_id, "pod", {"seconds": wire.LONGEST_POLL, "seen": seen})
+        answer = await self._poll(lease_id, "pod", wire.POD_POLL, seen=seen)
         return _read(wire.POD, answer)
 
     async def end_pod(self, lease_id: str) -> None:
@@ -175,6 +175,10 @@ class RemotePool(Pool):
         """See ``Pool.status``. All devices, and one's own leases; all for administrators."""
         found = _read(wire.STATUS, await self._ask("GET", "status"))
         return PoolStatus(self.url, found.devices, found.leases, found.line)
+
+    async def places(self) -> Mapping[str, int]:
+        """See ``Pool.places``."""
+        return _read(wire.PLACES, await self._ask("GET", "places"))
 
     async def close(self) -> None:
         """Do nothing: every call has closed what it opened."""
@@ -197,19 +201,26 @@ class RemotePool(Pool):
         lease = await self._lease("POST", "leases", wanted)
         await self._release(lease.id, EndReason.WITHDRAWN)
 
-    async def _poll(self, lease_id: str, what: str, query: Mapping[str, object]) -> Answer:
-        address = f"{_lease_address(lease_id, what)}?{urlencode(query)}"
-        return await self._ask("GET", address, patience=_WAITING_PATIENCE)
+    async def _poll(self, lease_id: str, what: str, seconds: float, **more: object) -> Answer:
+        """Ask for news, for which the service waits for so many seconds."""
+        address = f"{_lease_address(lease_id, what)}?{urlencode({'seconds': seconds, **more})}"
+        return await self._ask("GET", address, patience=_WAITING_PATIENCE, within=seconds + _ANSWER_WITHIN)
 
     async def _ask(
-        self, method: str, address: str, body: wire.Body | None = None, *, patience: float | None = None
+        self,
+        method: str,
+        address: str,
+        body: wire.Body | None = None,
+        *,
+        patience: float | None = None,
+        within: float = _ANSWER_WITHIN,
     ) -> Answer:
         """Ask until there is an answer. Raises the error that it describes, or ``PoolUnreachable``."""
         text = None if body is None else body.model_dump_json().encode()
         began = time.monotonic()
         while True:
             try:
-                return self._accept(await self._endpoint.ask(method, address, text, _ANSWER_WITHIN))
+                return self._accept(await self._endpoint.ask(method, address, text, within))
             except OSError as failure:
                 error = failure
             tried = time.monotonic() - began

@@ -44,6 +44,11 @@ class _Client:
 os.register_at_fork(after_in_child=_Client.renew)
 
 
+#: Seconds for which one call waits for news on TCP: proxies cut one that is silent for longer, mostly
+#: after 50 or 60. Nothing is between the ends of a socket, and either sees when the other has gone.
+_LONGEST_POLL: Final = 45.0
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A service, and who asks it."""
@@ -54,6 +59,11 @@ class Endpoint:
     root: str = wire.API
     #: Sent to a service on TCP; a socket tells by itself who asks.
     token: str | None = field(default=None, repr=False)
+
+    @property
+    def longest_poll(self) -> float:
+        """Seconds for which one call may wait for news."""
+        return wire.LONGEST_POLL if isinstance(self.where, Path) else _LONGEST_POLL
 
     async def ask(self, method: str, address: str, body: bytes | None, within: float) -> Answer:
         """Ask the service. Raises ``OSError`` where there is no answer, or only a proxy's."""

@@ -30,7 +30,9 @@ TTL_HEADER: Final = "Gpu-Pool-Renew-Within"
 #: Bytes of the largest body that the service reads.
 MOST_BODY: Final = 64 * 1024
 #: Seconds for which one call may wait for news.
-LONGEST_POLL: Final = 25.0
+LONGEST_POLL: Final = 300.0
+#: Seconds for which one call waits for news of a pod, whose lease may end meanwhile.
+POD_POLL: Final = 25.0
 
 
 def _write_lease(lease: Lease, write: Callable[[Lease], dict[str, Any]]) -> dict[str, Any]:
@@ -53,6 +55,7 @@ ACTIVITY: Final = TypeAdapter(Activity)
 DEVICE: Final = TypeAdapter(DeviceStatus)
 POD: Final = TypeAdapter(KernelPod)
 HISTORY: Final = TypeAdapter(list[dict[str, Any]])
+PLACES: Final = TypeAdapter(dict[str, int])
 
 
 class Body(BaseModel):

@@ -79,7 +79,7 @@ class Line:
     async def _look(self, pool: Pool) -> None:
         try:
             await self._wait_a_while(pool)
-            places = {lease.id: lease.place for lease in (await pool.status()).line}
+            places = await pool.places()
         except PoolUnreachable as error:
             for standing in self._standings.values():
                 standing.fault = error
