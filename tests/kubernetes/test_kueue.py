@@ -148,4 +148,4 @@ async def test_kernels_wait_for_kueue_run_and_are_evicted(
         await until_pod(pool, first.id, lambda _: False)
     assert (await pool.lease(first.id)).end_reason is EndReason.TAKEN
     await pool.release(second.id)
-    await until(lambda: not pool._view.leases(), 60)
+    await until(lambda: not pool._view.own.leases(), 60)

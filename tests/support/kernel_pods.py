@@ -29,6 +29,8 @@ from gpu_pool_client import (
     PoolUnreachable,
     parse_request,
 )
+from support.fake_kubernetes import FakeKubernetes
+from support.pools import eventually
 from support.service import Nursery, Service, serving
 
 SLEEP = ("sleep", "600")
@@ -192,3 +194,44 @@ async def until_pod(
 async def running(pool: Pool, lease_id: str) -> KernelPod:
     """Return the pod of a lease once it runs."""
     return await until_pod(pool, lease_id, lambda pod: pod.phase is PodPhase.RUNNING)
+
+
+async def running_no_more(pool: Pool, lease_id: str) -> None:
+    """Follow a pod until asking for it fails, with how its lease has ended."""
+    await until_pod(pool, lease_id, lambda _: False)
+
+
+def foreign(name: str, node: str, *, milli: int = 1000, gpu: str = "GPU-n1-0") -> dict[str, Any]:
+    """Return a pod that is none of the pool's, such as a research server, as HAMi has placed it."""
+    allocated = f"{gpu},NVIDIA,{32768 * milli // 1000},{milli // 10}:;"
+    metadata = {"name": name, "namespace": "research"}
+    annotations = {"hami.io/vgpu-devices-allocated": allocated}
+    spec = {"nodeName": node, "containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
+    return {
+        "metadata": {**metadata, "annotations": annotations},
+        "spec": spec,
+        "status": {"phase": "Running"},
+    }
+
+
+async def free(pool: Pool) -> list[int]:
+    """Return what is free of each GPU, in thousandths."""
+    return [each.free_milli for each in (await pool.status()).devices]
+
+
+async def until_free(pool: Pool, *expected: int) -> None:
+    """Return once so much is free of each GPU."""
+
+    async def is_so() -> bool:
+        return await free(pool) == list(expected)
+
+    await eventually(is_so)
+
+
+async def start(pool: Pool, fake: FakeKubernetes) -> str:
+    """Start a kernel of ada's, and return its lease's id."""
+    lease = await held(pool)
+    await pool.launch(lease.id, command())
+    fake.run(f"gpu-pool-{lease.id}-1")
+    await running(pool, lease.id)
+    return lease.id

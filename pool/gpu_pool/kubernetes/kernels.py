@@ -86,7 +86,7 @@ class Kernels:
         namespace = order.notebook.namespace
         for template in order.parts.claim_templates:
             await self._create_template(namespace, template)
-        names = [pod["metadata"]["name"] for pod in self._view.kernels(order.lease.id)]
+        names = [pod["metadata"]["name"] for pod in self._view.own.of(order.lease.id)]
         while True:
             name = manifests.next_name(order.lease.id, names)
             pod = manifests.pod(order, name, time.time())
@@ -111,14 +111,14 @@ class Kernels:
     def end(self, lease_id: str) -> None:
         """End all pods of a lease; it is tried until it is done."""
         self._ended_leases.add(lease_id)
-        for pod in self._view.kernels(lease_id):
+        for pod in self._view.own.of(lease_id):
             self._delete(pod)
         self._wake(lease_id)
 
     def settle(self, known: Collection[str], live: Collection[str]) -> None:
         """End the pods of leases that are ``known`` to have some and are not ``live`` any more."""
         for lease_id in set(known).difference(live):
-            if any(pod["metadata"]["uid"] not in self._ended for pod in self._view.kernels(lease_id)):
+            if any(pod["metadata"]["uid"] not in self._ended for pod in self._view.own.of(lease_id)):
                 self._log.info("Ending the kernel of lease %s, which has ended", ascii(lease_id))
             self.end(lease_id)
         self._ended_leases &= set(live)
@@ -141,7 +141,7 @@ class Kernels:
 
     def has_any(self, lease_id: str) -> bool:
         """Whether a kernel of the lease may use its slice."""
-        return any(self._read(pod)[0].phase is not PodPhase.ENDED for pod in self._view.kernels(lease_id))
+        return any(self._read(pod)[0].phase is not PodPhase.ENDED for pod in self._view.own.of(lease_id))
 
     def is_queued(self, lease_id: str) -> bool | None:
         """Whether a lease's kernel waits in the cluster's queue; None where it has none."""
@@ -150,7 +150,7 @@ class Kernels:
 
     def queues(self) -> set[tuple[str, str]]:
         """Return the queues, by namespace and name, in which kernels wait."""
-        pods = (pod for lease_id in self._view.leases() for pod in self._living(lease_id))
+        pods = (pod for lease_id in self._view.own.leases() for pod in self._living(lease_id))
         return {kueue.place_of(pod) for pod in pods if kueue.is_queued(pod)}
 
     def tell_places(self, places: Mapping[str, int]) -> None:
@@ -162,7 +162,7 @@ class Kernels:
 
     def state(self, lease_id: str) -> KernelPod | None:
         """Return how the newest pod of a lease is; None where there is none, and none was ended."""
-        pods = self._living(lease_id) or self._view.kernels(lease_id)
+        pods = self._living(lease_id) or self._view.own.of(lease_id)
         if not pods:
             return ENDED if lease_id in self._ended_leases else None
         return self._read(_newest(pods))[0]
@@ -202,8 +202,8 @@ class Kernels:
     def start(self) -> None:
         """Judge pods from now on: all that there is to know of them is known."""
         self._started = True
-        for lease_id in self._view.leases():
-            for pod in self._view.kernels(lease_id):
+        for lease_id in self._view.own.leases():
+            for pod in self._view.own.of(lease_id):
                 taken = self._read(pod)[1]
                 if taken is not None and taken.words == BY_SOMEBODY:
                     self._ended.add(pod["metadata"]["uid"])  # most likely by the service that was here before
@@ -211,12 +211,12 @@ class Kernels:
 
     def look_at_all(self) -> None:
         """Judge all pods anew, in case something was missed."""
-        for lease_id in self._view.leases():
-            for pod in self._view.kernels(lease_id):
+        for lease_id in self._view.own.leases():
+            for pod in self._view.own.of(lease_id):
                 self._judge(pod, is_gone=False)
 
     def _living(self, lease_id: str) -> list[Manifest]:
-        return [p for p in self._view.kernels(lease_id) if p["metadata"]["uid"] not in self._ended]
+        return [p for p in self._view.own.of(lease_id) if p["metadata"]["uid"] not in self._ended]
 
     def _read(self, pod: Manifest, *, is_gone: bool = False) -> tuple[KernelPod, Taken | None]:
         node = str(mapping(pod.get("spec")).get("nodeName") or "")
@@ -272,23 +272,23 @@ class Kernels:
 
     def _notebook_gone(self, uid: str) -> None:
         """End the leases of a notebook server's kernels: the cluster deletes them by themselves."""
-        for lease_id in self._view.leases():
-            for pod in self._view.kernels(lease_id):
+        for lease_id in self._view.own.leases():
+            for pod in self._view.own.of(lease_id):
                 if any(each.get("uid") == uid for each in listing(pod["metadata"].get("ownerReferences"))):
                     self._judge(pod, is_gone=True)
 
     def _node_changed(self, name: str) -> None:
         """Tell those who wait that their machine answers, or does not, or is gone."""
         gone = self._view.is_ready(name) is None
-        for lease_id in self._view.leases():
-            for pod in self._view.kernels(lease_id):
+        for lease_id in self._view.own.leases():
+            for pod in self._view.own.of(lease_id):
                 if mapping(pod.get("spec")).get("nodeName") == name:
                     self._judge(pod, is_gone=gone)
                     self._wake(lease_id)
 
     def _workload_changed(self, uid: str) -> None:
         """Tell those who wait in the cluster's queue that it says something new."""
-        lease_id = self._view.lease_of(uid)
+        lease_id = self._view.own.lease_of(uid)
         if lease_id is not None:
             self._wake(lease_id)
 

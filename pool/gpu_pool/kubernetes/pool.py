@@ -175,7 +175,7 @@ class ClusterPool(EmbeddedPool):
 
     async def status(self) -> PoolStatus:
         """See ``Pool.status``. Ends the kernels of leases that have ended."""
-        known = self._view.leases()
+        known = self._view.own.leases()
         status = await super().status()
         self._live = frozenset(each.id for each in (*status.leases, *status.line))
         self._kernels.settle(known, self._live)
@@ -251,7 +251,7 @@ class ClusterPool(EmbeddedPool):
                 await self._counted(lease_id, waits=True)
         return found
 
-    async def pod(self, lease_id: str, seen: str = "", seconds: float = wire.LONGEST_POLL) -> KernelPod:
+    async def pod(self, lease_id: str, seen: str = "", seconds: float = wire.POD_POLL) -> KernelPod:
         """See ``Pool.pod``; ``seconds`` is for how long to wait for news."""
         give_up_at = time.monotonic() + seconds
         while True:

@@ -29,6 +29,7 @@ from gpu_pool.kubernetes.api import Api
 from gpu_pool.kubernetes.lean import is_ending, is_same, lean, lean_node, lean_pod
 from gpu_pool.kubernetes.manifests import LEASE_LABEL, POOL_LABEL
 from gpu_pool.kubernetes.notebooks import Notebook, Notebooks, in_any
+from gpu_pool.kubernetes.own_pods import OwnPods
 from gpu_pool.kubernetes.settings import KubernetesSettings
 from gpu_pool.kubernetes.watching import Key, Watched
 from gpu_pool.ledger.devices import Others
@@ -75,8 +76,8 @@ class View:
         self._workloads: dict[str, Manifest] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._notebooks = Notebooks(settings.home)
-        self._kernels: dict[str, dict[Key, Manifest]] = {}
-        self._leases: dict[str, str] = {}
+        #: The pods of leases.
+        self.own = OwnPods()
         self._foreign: dict[Key, Pod] = {}
         self._choice: Choice | None = None
         self._nodes: dict[str, Node] = {}
@@ -220,14 +221,7 @@ class View:
         return all(each.get("key") in tolerated for each in node.taints if each.get("effect") in _REPELLING)
 
     def _used(self, dialect: Dialect, live: Collection[str]) -> dict[str, tuple[int, int, int]]:
-        ending = (
-            Pod.read(pod)
-            for lease_id, pods in self._kernels.items()
-            if lease_id not in live
-            for pod in pods.values()
-            if is_ending(pod)
-        )
-        pods = [*self._foreign.values(), *filter(None, ending)]
+        pods = [*self._foreign.values(), *self.own.ending(live)]
         holding = [pod for pod in pods if pod.node and dialect.holds(pod)]
         return {
             status.device.uuid: (status.held_milli, status.held_memory_mib, status.held_contexts)
@@ -252,23 +246,11 @@ class View:
 
     # -- Pods --------------------------------------------------------------
 
-    def kernels(self, lease_id: str) -> list[Manifest]:
-        """Return the pods of a lease."""
-        return list(self._kernels.get(lease_id, {}).values())
-
-    def leases(self) -> set[str]:
-        """Return the ids of all leases that have pods."""
-        return set(self._kernels)
-
     def strays(self) -> Counter[str]:
         """Return how many kernels of this pool are where it does not look after them, by namespace."""
         all_of_them = (pod["metadata"] for pod in self.pods)
         ours = (each for each in all_of_them if mapping(each.get("labels")).get(POOL_LABEL) == self._label)
         return Counter(str(each["namespace"]) for each in ours if not self._is_ours(str(each["namespace"])))
-
-    def lease_of(self, uid: str) -> str | None:
-        """Return the id of the lease that has a pod, by the pod's uid."""
-        return self._leases.get(uid)
 
     def notebook(self, user: str, server: str) -> Notebook | None:
         """Return somebody's notebook server."""
@@ -293,26 +275,15 @@ class View:
         key = str(pod["metadata"].get("namespace")), str(pod["metadata"].get("name"))
         labels = mapping(pod["metadata"].get("labels"))
         if labels.get(POOL_LABEL) == self._label and self._is_ours(key[0]):
-            self._kernel_changed(key, str(labels.get(LEASE_LABEL, "")), before, now)
+            self.own.change(str(labels.get(LEASE_LABEL, "")), key, now)
+            if now is None or is_ending(now):
+                self.changed.set()
+            self.on_kernel(before, now)
             return
         self._keep_foreign(key, now)
         ended = self._notebooks.take_over(key, now if self._is_ours(key[0]) else None)
         if ended:
             self.on_notebook_gone(ended)
-
-    def _kernel_changed(self, key: Key, lease: str, before: Manifest | None, now: Manifest | None) -> None:
-        pods = self._kernels.setdefault(lease, {})
-        gone = pods.pop(key, None)
-        if gone is not None:
-            self._leases.pop(str(gone["metadata"].get("uid")), None)
-        if now is not None:
-            pods[key] = now
-            self._leases[str(now["metadata"].get("uid"))] = lease
-        elif not pods:
-            del self._kernels[lease]
-        if now is None or is_ending(now):
-            self.changed.set()
-        self.on_kernel(before, now)
 
     def _keep_foreign(self, key: Key, now: Manifest | None) -> None:
         known, found = self._foreign.pop(key, None), None if now is None else Pod.read(now)
