@@ -183,6 +183,8 @@ def refusal(error: GpuPoolError) -> HTTPError:
     # What the Hub looks for in any exception of a spawn.
     refused.jupyterhub_message = str(error)  # type: ignore[attr-defined]
     refused.jupyterhub_html_message = f"<p>{escape(str(error))}</p>"  # type: ignore[attr-defined]
+    # JupyterHub 5.4.0 looks for them, and answers 500 without a reason where there are none.
+    refused.headers = {}  # type: ignore[attr-defined]
     return refused
 
 

@@ -174,8 +174,10 @@ class Hub:
         await self.ask("DELETE", self._addresses[token])
 
     async def start_server(self, user: str, name: str = "", **options: object) -> str:
-        """Start a server with these ``user_options``, and return its own token."""
+        """Start a server with these ``user_options``, in place of one that runs; return its own token."""
         await self.ask("POST", f"users/{user}", {})
+        if (await self._server(user, name)).get("ready"):
+            await self.stop_server(user, name)
         token = self.folder / f"token-{user}-{name}"
         token.unlink(missing_ok=True)
         await self.ask("POST", f"users/{user}/servers/{name}", options)
