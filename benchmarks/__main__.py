@@ -33,6 +33,7 @@ NAMES = (
     "guard",
     "service",
     "rush",
+    "servers",
     "courses",
     "dashboard",
     "load",

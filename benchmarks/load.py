@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import resource
 import tempfile
@@ -60,16 +61,20 @@ async def grants(pools: Sequence[Pool], run: str) -> list[float]:
 
 
 @asynccontextmanager
-async def waiting(behind: HubService) -> AsyncIterator[None]:
-    """Let everybody else get in line, and wait for their turn."""
+async def waiting(behind: HubService, service: psutil.Process) -> AsyncIterator[float]:
+    """Let everybody else get in line, and wait for their turn; yield after how many seconds all do."""
+    # More connect at once than the system queues; those it sends away try again.
+    logging.getLogger("tornado.general").setLevel(logging.ERROR)
     async with connect(behind.service.url) as pool:
-        leases = []
+        leases, began = [], time.monotonic()
         for first in range(0, WAITERS, TOGETHER):
             keys = [f"wait-{number}" for number in range(first, min(first + TOGETHER, WAITERS))]
             leases += await asyncio.gather(*(pool.request(SCARCE, Holder("w"), key) for key in keys))
         waits = [asyncio.create_task(pool.wait(lease.id)) for lease in leases]
         try:
-            yield
+            while service.num_fds() < WAITERS:  # noqa: ASYNC110 - it happens in another process
+                await asyncio.sleep(0.2)
+            yield time.monotonic() - began
         finally:
             for wait in waits:
                 wait.cancel()
@@ -89,12 +94,12 @@ async def measure() -> Iterator[Line]:
             service = psutil.Process(behind.service.process.pid)
             await grants(pools, "warm")
             alone, empty = await grants(pools, "alone"), size(service)
-            async with waiting(behind):
+            async with waiting(behind, service) as settled:
                 beside = await grants(pools, "beside")
                 full, used = size(service), sum(service.cpu_times()[:2])
                 again = await grants(pools, "again")
                 later, used = size(service), sum(service.cpu_times()[:2]) - used
-    return lines(alone, beside, again, (empty, full, later), used)
+    return lines(alone, beside, again, settled, (empty, full, later), used)
 
 
 def size(process: psutil.Process) -> tuple[float, int]:
@@ -106,6 +111,7 @@ def lines(
     alone: list[float],
     beside: list[float],
     again: list[float],
+    settled: float,
     sizes: tuple[tuple[float, int], ...],
     used: float,
 ) -> Iterator[Line]:
@@ -123,6 +129,13 @@ def lines(
             yardstick=fast,
             unit="ms",
         )
+    yield Line(
+        f"from the first to the last of {WAITERS:,} who get in line together",
+        settled,
+        f"each asks, and then waits over a connection of its own: {WAITERS / settled:.0f} a second",
+        ours=settled,
+        unit="s",
+    )
     (empty, few), (full, many), (later, after) = sizes
     yield Line(
         f"the service's memory after another {SECONDS:.0f} s of it, to before",
