@@ -8,6 +8,7 @@ file away, and does what it says.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 import inspect
@@ -79,9 +80,14 @@ INSERT INTO later_{0} VALUES ('once');
 
 
 def arm(points: tuple[str, ...], folder: Path) -> None:
-    """Wrap the points of this process, and let its clock be set by the file ``clock`` (seconds ahead)."""
+    """Wrap the points of this process.
+
+    Its clock is set by the file ``clock`` (seconds ahead), and how long its questions to the
+    service and the answers are under way by the file ``slow`` (seconds).
+    """
     folder.mkdir(parents=True, exist_ok=True)
     _let_the_clock_be_set(folder / "clock")
+    _let_the_network_be_slow(folder / "slow")
     for point in points:
         module, path, moment = point.split(":")
         owner: Any = importlib.import_module(module)
@@ -155,11 +161,25 @@ def _come_by(path: str, args: tuple[Any, ...]) -> None:
 
 def _let_the_clock_be_set(file: Path) -> None:
     true = time.time
+    time.time = lambda: true() + _seconds(file)
 
-    def told() -> float:
-        try:
-            return true() + float(file.read_text())
-        except (OSError, ValueError):
-            return true()
 
-    time.time = told
+def _let_the_network_be_slow(file: Path) -> None:
+    from gpu_pool_client.remote import endpoints
+
+    ask = endpoints.ask
+
+    async def slow(*args: Any) -> Any:
+        await asyncio.sleep(_seconds(file))
+        answer = await ask(*args)
+        await asyncio.sleep(_seconds(file))  # who gives up now has been answered, and never knows
+        return answer
+
+    endpoints.ask = slow
+
+
+def _seconds(file: Path) -> float:
+    try:
+        return float(file.read_text())
+    except (OSError, ValueError):
+        return 0.0

@@ -51,6 +51,7 @@ class Schedule:
             self._jump: 1,
             self._strike: 8,
             self._cut: 2,
+            self._slow_down: 1,
         }
 
     async def round(self) -> None:
@@ -113,7 +114,7 @@ class Schedule:
             await self._end_kernel()
             if point in points.UPGRADE:
                 await self._upgrade_service()
-            self._revive()
+            self.world.revive()
             return point in self.hit
 
         await eventually(is_hit, within=_REST_WITHIN)
@@ -205,18 +206,19 @@ class Schedule:
         points.strike(self.world.strikes, point, how)
         for part in (self.world.service, *(school.process for school in self.world.schools)):
             if part is not None and part.poll() is not None:  # one that was struck before
-                self._revive()
-
-    def _revive(self) -> None:
-        if self.world.service is None or self.world.service.poll() is not None:
-            self.world.start_service()
-        for school in self.world.schools:
-            if not school.alive:
-                school.start()
+                self.world.revive()
 
     async def _cut(self) -> None:
         self._tell("a connection is closed")
         points.strike(self.world.strikes, points.CUTTABLE, points.CUT)
+
+    async def _slow_down(self) -> None:
+        seconds = self._random.uniform(0.2, 2.0)
+        self._tell(f"slow network: {seconds:.1f} s each way")
+        self.world.slow_network(seconds)
+        asyncio.get_running_loop().call_later(
+            self._random.uniform(1.0, 5.0), lambda: self.world.slow_network(0.0)
+        )
 
     def _kill(self, pid: int, what: str) -> None:
         self._tell(f"kill {what} {pid}")

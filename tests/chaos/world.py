@@ -42,7 +42,8 @@ from gpu_pool.cli import main
 points.be_of_release(Path({strikes!r}))
 sys.exit(main({arguments!r}))
 """
-_DISK_MIB: Final = 16
+#: SQLite's log alone grows to 16 MiB before it is used anew, where nobody ends in peace.
+_DISK_MIB: Final = 32
 
 
 @dataclass(repr=False)
@@ -186,16 +187,21 @@ class World:
             point.unlink(missing_ok=True)
         self.fill_disk(full=False)
         self.lock_disk(read_only=False)
+        self.slow_network(0.0)
         for pid in tuple(self.stopped):
             self.go_on(pid)
+        await eventually(self.answers, within=60)
+
+    def revive(self) -> None:
+        """Start what has ended, as a machine's system would."""
         if self.service is None or self.service.poll() is not None:
             self.start_service()
         for school in self.schools:
             if not school.alive:
                 school.start()
-        await eventually(self.answers, within=60)
 
     async def answers(self) -> bool:
+        self.revive()  # what began while the disk was full may only now find out
         with contextlib.suppress(Exception):  # whatever it is, it is asked again
             async with self.pool() as pool:
                 await pool.status()
@@ -240,6 +246,10 @@ class World:
     def set_clock(self, seconds: float) -> None:
         """Set the wall clock of service and servers ahead of the true one."""
         (self.strikes / "clock").write_text(str(seconds))
+
+    def slow_network(self, seconds: float) -> None:
+        """Let what servers ask the service, and what it answers, be under way for so long."""
+        (self.strikes / "slow").write_text(str(seconds))
 
     def stop(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -149,7 +149,6 @@ def test_the_relay_outlives_what_is_said_on_both_sides(
                     wire = front[channel] if side == "front" else made.back[channel]
                     wire.on_message(_frames(parts))
                     made.tell("a line")
-            assert made.busy in (True, False)
             made.unanswered()
 
     asyncio.run(talk())

@@ -33,9 +33,11 @@ import asyncio
 import contextlib
 import json
 import secrets
+import selectors
 import signal
 import sys
 import threading
+import time
 from collections.abc import Coroutine, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -80,7 +82,8 @@ class NodeAgent:
         # Agents of tests that run at the same time must not share addresses.
         self._network = f"127.{secrets.choice(range(16, 255))}"
         self._numbers = iter(range(256 * secrets.choice(range(128)) + 1, 256 * 255))
-        self._loop = asyncio.new_event_loop()
+        self._selector = selectors.DefaultSelector()
+        self._loop = asyncio.SelectorEventLoop(self._selector)
         self._thread = threading.Thread(target=self._loop.run_forever, name="node agent", daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -91,6 +94,10 @@ class NodeAgent:
 
     def __exit__(self, *_: object) -> None:
         self._do(self._close())
+        # What was cut off in the middle still says goodbye, and aiohttp does not wait for it. The loop's
+        # own pipe is always there.
+        while len(self._selector.get_map()) > 1:
+            time.sleep(0.01)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
