@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -30,6 +29,7 @@ from gpu_pool_client import (
 from gpu_pool_client.remote.addresses import SYSTEM_SOCKET
 from gpu_pool_client.remote.exchange import ask
 from gpu_pool_client.remote.problems import error_of, problem_of
+from support.open_files import connections_to
 from support.pools import take, until
 from support.service import Service
 
@@ -45,11 +45,6 @@ ERRORS = [
     LeaseGone("a"),
     GpuPoolError("a", "b"),
 ]
-
-
-def open_files() -> int:
-    gc.collect()  # what tests before have left is not to be closed just while somebody counts
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
@@ -144,26 +139,24 @@ async def test_an_answer_of_another_version_is_told(folder: Path) -> None:
     server.close()
 
 
-async def test_a_cancelled_wait_keeps_no_connection(pool: Pool) -> None:
+async def test_a_cancelled_wait_keeps_no_connection(service: Service, pool: Pool) -> None:
     await take(pool, "1", "held")
     lease = await take(pool, "1", "next")
-    before = open_files()
     waits = [asyncio.create_task(pool.wait(lease)) for _ in range(10)]
-    await asyncio.sleep(0)
+    await until(lambda: connections_to(service.socket) == 10)
     for wait in waits:
         wait.cancel()
     await asyncio.wait(waits)
     assert all(wait.cancelled() for wait in waits)
-    assert open_files() == before
+    assert connections_to(service.socket) == 0
 
 
 async def test_a_cancelled_request_leaves_nothing_behind(service: Service, pool: Pool) -> None:
     await pool.status()
     assert service.process
-    before = open_files()
     os.kill(service.process.pid, signal.SIGSTOP)
     request = asyncio.create_task(take(pool, "2%", "key"))
-    await until(lambda: open_files() > before)
+    await until(lambda: connections_to(service.socket) == 1)
     await asyncio.sleep(0)
     request.cancel()
     os.kill(service.process.pid, signal.SIGCONT)
