@@ -1,9 +1,7 @@
-"""Servers on Kubernetes: what is chosen, what a pod gets, how much room there is. No cluster, no Hub."""
+"""Servers on Kubernetes: what is chosen, and what a pod gets. No cluster, no Hub."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,56 +9,19 @@ from typing import Any
 import pytest
 from traitlets import TraitError
 
-from gpu_pool.coursefiles import CourseFile, Courses, parse_course
-from gpu_pool.dialects import Cluster, Dialect, Node, Options, choose
+from gpu_pool.coursefiles import CourseFile, Courses
+from gpu_pool.dialects import choose
 from gpu_pool.exporting import documents
-from gpu_pool_client import BadRequest, DeviceStatus, GpuPoolError, NotAllowed, parse_request
+from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, parse_request
 from gpu_pool_spawner.choices import Mine
 from gpu_pool_spawner.kube import GPUPoolKubeSpawner
 from gpu_pool_spawner.kube_choices import chosen, options_of_form, options_of_link, request_of
-from gpu_pool_spawner.kube_offers import granted_instead, server_choices
+from gpu_pool_spawner.kube_offers import server_choices
 from gpu_pool_spawner.kube_profiles import Profile, configured_pod, faults, pod_of, profile_of, settings_of
-from gpu_pool_spawner.kube_room import Held, Supply, next_room, room
+from gpu_pool_spawner.kube_room import Supply, room
 from gpu_pool_spawner.page import Page, spawn_page
-from gpu_pool_spawner.supply import Supply as PoolSupply
-from support.clusters import everything, hami, plain, pod
-from support.pools import V100
-
-NOW = datetime(2026, 10, 12, 10, tzinfo=timezone.utc)
-
-
-TEXT = """\
-title: ML
-slices: [{{name: Small, request: 2%}}, {{name: Two, request: 2}}]
-any_up_to: 10%
-longest_lease: 2h
-kubernetes: {{{}}}
-"""
-
-
-def course(**kubernetes: object) -> CourseFile:
-    text = TEXT.format(", ".join(f"{key}: {value}" for key, value in kubernetes.items()))
-    return parse_course("ml.yaml", text.encode())
-
-
-SERVER = course(
-    kernels="server", cpu=2, memory="4GiB", home="10GiB", image="example.org/ml:1", start_within="10min"
-)
-PODS = course()
-
-
-def dialect(*nodes: Any, name: str = "auto") -> Dialect:
-    found = choose(Cluster.read(nodes), Options(), name).dialect
-    assert found is not None
-    return found
-
-
-HAMI = dialect(hami("n1", count=50), hami("n2", count=50))
-WHOLE = dialect(plain("n1", gpus=2))
-
-
-def profile(text: str, speaks: Dialect = HAMI, of: CourseFile = SERVER) -> Profile:
-    return profile_of("ml", of, parse_request(text), speaks)
+from support.clusters import everything, hami
+from support.kube_profiles import HAMI, NOW, PODS, SERVER, TEXT, course, dialect, profile
 
 
 def base(**container: Any) -> dict[str, Any]:
@@ -285,92 +246,3 @@ def test_gpus_are_preferred_where_there_are_several_kinds(wanted: str, liked: li
         return
     (term,) = spec["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert term["preference"]["matchExpressions"][0]["values"] == liked
-
-
-def holding(name: str, gpus: int, *, hours: float | None = None, on: str = "n1") -> Held:
-    ends = None if hours is None else NOW + timedelta(hours=hours)
-    return Held(pod(name, on, limits={"nvidia.com/gpu": gpus}), ends)
-
-
-def test_room_is_what_is_not_held() -> None:
-    assert room(profile("1", WHOLE), Supply(WHOLE)) == 2
-    assert room(profile("1", WHOLE), Supply(WHOLE, (holding("a", 1),))) == 1
-    assert room(profile("2", WHOLE), Supply(WHOLE, (holding("a", 1),))) == 0
-    assert room(profile("1", WHOLE), Supply(WHOLE, (holding("a", 2),))) == 0
-    assert room(profile("1", WHOLE), Supply(WHOLE, (), frozenset({"n1"}))) == 0
-
-
-def test_slices_of_all_nodes_are_room() -> None:
-    assert room(profile("2%"), Supply(HAMI)) == 100
-    assert room(profile("5%"), Supply(HAMI)) == 40
-
-
-def test_resources_that_nodes_count_bound_the_room() -> None:
-    full = hami("n1", count=50)
-    full["status"]["allocatable"]["nvidia.com/gpumem"] = "2000"
-    counted = dialect(full)
-    assert room(profile("2%", counted), Supply(counted)) == 3
-    held = Held(pod("a", "n1", limits={"nvidia.com/gpumem": 1400}))
-    assert room(profile("2%", counted), Supply(counted, (held,))) == 0
-
-
-@pytest.mark.parametrize(("kind", "text"), [(hami, "2%"), (plain, "1")])
-def test_a_cordoned_node_has_no_room(kind: Any, text: str) -> None:
-    away = kind("n1")
-    away["spec"]["unschedulable"] = True
-    both, left = dialect(kind("n1"), kind("n2")), dialect(away, kind("n2"))
-    assert 2 * room(profile(text, left), Supply(left)) == room(profile(text, both), Supply(both)) > 0
-
-
-def test_there_is_room_again_when_enough_have_ended() -> None:
-    both = Supply(WHOLE, (holding("a", 1, hours=3), holding("b", 1, hours=1)))
-    assert next_room(profile("1", WHOLE), both) == NOW + timedelta(hours=1)
-    assert next_room(profile("2", WHOLE), both) == NOW + timedelta(hours=3)
-    endless = Supply(WHOLE, (holding("a", 1), holding("b", 1, hours=1)))
-    assert next_room(profile("2", WHOLE), endless) is None
-    assert next_room(profile("1", WHOLE), endless) == NOW + timedelta(hours=1)
-
-
-def test_the_page_offers_what_can_be_started_and_says_why_not() -> None:
-    supply = Supply(WHOLE, (holding("a", 1, hours=1.51),))
-    small, two = server_choices({"ml": SERVER, "pods": PODS}, supply, NOW, may_wait=False)["ml"]
-    assert (small.value, small.usable) == ("ml/Small", False)
-    assert "this cluster cannot give" in small.about
-    assert (two.value, two.usable) == ("ml/Two", False)
-    assert two.about == "2 whole GPUs, none free now; there is room again in at most 1h31min"
-    (_, freed) = server_choices({"ml": SERVER}, Supply(WHOLE), NOW, may_wait=False)["ml"]
-    assert (freed.about, freed.usable) == ("2 whole GPUs, 1 free now", True)
-    html = spawn_page(Page(Mine({"ml": SERVER}), None, NOW, last="ml/Two", servers={"ml": [small, freed]}))
-    assert 'value="ml/Small" required disabled' in html
-    assert 'value="ml/Two" required checked' in html
-    assert "cannot be asked" not in html
-
-
-def test_what_the_cluster_rounds_up_is_said_and_counted_on_the_page() -> None:
-    text = b"title: ML\nslices: [{name: Odd, request: 14%}]"
-    pods = parse_course("ml.yaml", text)
-    server = parse_course("ml.yaml", text + b"\nkubernetes: {kernels: server}")
-    fifths = Supply(dialect(plain("n1", replicas=5)))
-    words = "14% of a GPU (20% of a GPU on this cluster)"
-    (choice,) = server_choices({"ml": server}, fifths, NOW, may_wait=False)["ml"]
-    assert choice.about == f"{words}, 5 free now"
-    granted = granted_instead({"ml": pods}, fifths)
-    pool = PoolSupply((DeviceStatus(V100, 0, 0, 0, 0),))
-    html = spawn_page(Page(Mine({"ml": pods}), pool, NOW, granted=granted))
-    assert words in html
-    assert "5 free now" in html
-    assert not granted_instead({"ml": pods}, Supply(HAMI))
-    assert not granted_instead({"ml": pods}, None)
-
-
-def test_without_a_look_at_the_cluster_nothing_can_be_chosen() -> None:
-    offered = server_choices({"ml": SERVER}, None, NOW, may_wait=True)["ml"]
-    assert not any(each.usable for each in offered)
-
-
-def test_where_nodes_are_added_one_may_wait() -> None:
-    full = Supply(WHOLE, (holding("a", 2),))
-    (_, two) = server_choices({"ml": SERVER}, full, NOW, may_wait=True)["ml"]
-    assert two.usable
-    assert isinstance(full.dialect.cluster.nodes[0], Node)
-    assert not room(replace(profile("1", WHOLE)), full)

@@ -4,68 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-import time
 from contextlib import nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as some
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gpu_pool.clock import Clock
-from gpu_pool.coursefiles import CourseFolder, Courses, folder, read_bytes
+from gpu_pool.coursefiles import CourseFolder, folder, read_bytes
 from gpu_pool.courses import Sharing, read_course
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import NotAllowed, parse_request
-
-
-class Desk:
-    """A folder with somebody who writes in it, and clocks that run ahead when they are told to."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.waited = 0.0
-        #: Since the last change, whose time is the system's.
-        self.left_alone = 0.0
-        self.folder = self.opened()
-
-    def opened(self, *taken: str) -> CourseFolder:
-        """Return the folder as a process that begins now opens it."""
-        clock = Clock(lambda: time.time() + self.left_alone, lambda: time.monotonic() + self.waited)
-        return CourseFolder(self.path, taken, clock)
-
-    def write(self, name: str, text: str) -> None:
-        """Write a file as editors do that write into the file."""
-        self.left_alone = 0.0
-        (self.path / f"{name}.yaml").write_text(text)
-
-    def replace(self, name: str, text: str) -> None:
-        """Write a file as editors do that put another in its place."""
-        self.write(f".{name}", text)
-        (self.path / f".{name}.yaml").replace(self.path / f"{name}.yaml")
-
-    def wait(self, seconds: float) -> None:
-        self.waited += seconds
-        self.left_alone += seconds
-
-    def look_later(self) -> Courses:
-        """Look when everything written until now has been left alone."""
-        self.wait(2)
-        return self.folder.look()
-
-    def titles(self) -> dict[str, str]:
-        return titles(self.look_later())
-
-
-def course(title: str) -> str:
-    return f"title: {title}\nslices: [{{name: Small, request: 2%}}]\n"
-
-
-def titles(courses: Courses) -> dict[str, str]:
-    return {name: file.title for name, file in courses.usable.items()}
+from support.course_folders import Desk, course, titles
 
 
 @pytest.fixture
@@ -296,59 +245,3 @@ def test_a_change_that_the_clock_of_the_files_is_too_coarse_for_is_not_missed(
     assert titles(desk.folder.look()) == {"cs101": "One"}
     desk.write("cs101", course("Two"))
     assert desk.titles() == {"cs101": "Two"}
-
-
-class ManyWriters(RuleBasedStateMachine):
-    """Any order of changes, good and bad, of looks and of time that passes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.place = tempfile.TemporaryDirectory()
-        self.desk = Desk(Path(self.place.name))
-        self.good: dict[str, set[str]] = {}
-        self.now: dict[str, str | None] = {}
-
-    names = some.sampled_from(["a", "b"])
-
-    @rule(name=names, title=some.sampled_from(["One", "Two", "Six"]), in_place=some.booleans())
-    def write(self, name: str, title: str, in_place: bool) -> None:
-        (self.desk.write if in_place else self.desk.replace)(name, course(title))
-        self.good.setdefault(name, set()).add(title)
-        self.now[name] = title
-
-    @rule(name=names, text=some.sampled_from(["", "title: ", "title: Bad", "\0", "[" * 99]))
-    def write_badly(self, name: str, text: str) -> None:
-        self.desk.replace(name, text)
-        self.now[name] = None
-
-    @rule(name=names)
-    def remove(self, name: str) -> None:
-        (self.desk.path / f"{name}.yaml").unlink(missing_ok=True)
-        self.now.pop(name, None)
-
-    @rule(seconds=some.sampled_from([0.0, 0.3, 1.0, 5.0]))
-    def wait(self, seconds: float) -> None:
-        self.desk.wait(seconds)
-
-    @rule()
-    def leave_alone(self) -> None:
-        """When all have been left alone, exactly what is written is in force."""
-        self.desk.look_later()
-        courses = self.desk.look_later()
-        written = {name: title for name, title in self.now.items() if title}
-        assert written.items() <= titles(courses).items()
-        assert courses.usable.keys() | courses.refused.keys() == self.now.keys()
-        bad = {f"{name}.yaml" for name, title in self.now.items() if title is None}
-        assert {problem.file for problem in courses.problems} == bad
-
-    @invariant()
-    def only_what_was_written_is_in_force(self) -> None:
-        for name, title in titles(self.desk.folder.look()).items():
-            assert title in self.good[name]
-
-    def teardown(self) -> None:
-        self.place.cleanup()
-
-
-TestManyWriters = ManyWriters.TestCase
-TestManyWriters.settings = settings(max_examples=30, stateful_step_count=25)
