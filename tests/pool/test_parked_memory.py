@@ -10,7 +10,6 @@ import pytest
 
 from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.inventory import Inventory, activity
-from gpu_pool.isolation.checkpoint import suspension
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import (
     Device,
@@ -24,7 +23,6 @@ from gpu_pool_client import (
     Process,
     parse_request,
 )
-from support import cuda_stub
 from support.cuda_stub import Driver
 from support.pools import ME, until
 
@@ -32,21 +30,10 @@ H100 = Device("GPU-1", 0, "NVIDIA H100", 81559, driver="580.95.05")
 WHOLE = parse_request("1")
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return cuda_stub.build(tmp_path_factory.mktemp("libraries"))
-
-
 @pytest.fixture
-def driver(libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    folder = tmp_path / "driver"
-    folder.mkdir()
-    made = Driver(folder)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(libraries))
-    monkeypatch.setenv("DRIVER_STUB", str(folder))
-    monkeypatch.setattr(suspension, "_ROOM_WITHIN", 0)
-    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(made.uvm))
-    return made
+def driver(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(driver.uvm))
+    return driver
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.isolation.checkpoint import suspension
 from gpu_pool_client import Device
-from support import cuda_stub, mps_stub, nvml_stub
+from support import mps_stub, nvml_stub
 from support.cuda_stub import Driver
 from support.guarded import Guarded, guarded
 
@@ -41,23 +40,6 @@ async def there(tmp_path: Path, nvml: Path) -> AsyncIterator[Guarded]:
     """Guard a pool of one V100."""
     async with guarded(tmp_path, nvml, Device("GPU-0", 0, "Tesla V100-SXM2-32GB", 32768)) as made:
         yield made
-
-
-@pytest.fixture(scope="session")
-def cuda_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build a stand-in for the driver; give its folder."""
-    return cuda_stub.build(tmp_path_factory.mktemp("libraries"))
-
-
-@pytest.fixture
-def driver(cuda_libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """Install the stand-in for the driver."""
-    folder = tmp_path / "driver"
-    folder.mkdir()
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(cuda_libraries))
-    monkeypatch.setenv("DRIVER_STUB", str(folder))
-    monkeypatch.setattr(suspension, "_ROOM_WITHIN", 0)
-    return Driver(folder)
 
 
 @pytest.fixture

@@ -25,6 +25,11 @@ async def fake() -> AsyncIterator[FakeKubernetes]:
 
 
 @pytest.fixture
+def second_node(fake: FakeKubernetes) -> None:
+    fake.put("nodes", hami("n2"))
+
+
+@pytest.fixture
 async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[ClusterPool]:
     config = fake.kubeconfig(tmp_path / "kubeconfig")
     async with cluster_pool(tmp_path / "ledger.db", config, HUB) as pool:

@@ -11,7 +11,6 @@ import pytest
 from gpu_pool.kubernetes.own_pods import OwnPods
 from gpu_pool.kubernetes.pool import ClusterPool
 from gpu_pool_client import LeaseGone, LeaseState, NotAllowed, PodPhase, PoolUnreachable
-from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, trouble
 from support.kernel_pods import (
     cluster_pool,
@@ -24,13 +23,8 @@ from support.kernel_pods import (
 )
 from support.pools import until
 
+pytestmark = pytest.mark.usefixtures("second_node")
 HUB = "hub"
-
-
-@pytest.fixture
-async def fake(fake: FakeKubernetes) -> FakeKubernetes:
-    fake.put("nodes", hami("n2"))
-    return fake
 
 
 async def test_a_watch_that_is_cut_goes_on_where_it_was(pool: ClusterPool, fake: FakeKubernetes) -> None:

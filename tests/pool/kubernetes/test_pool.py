@@ -35,13 +35,8 @@ from support.kernel_pods import (
 )
 from support.pools import eventually, take, until
 
+pytestmark = pytest.mark.usefixtures("second_node")
 HUB = "hub"
-
-
-@pytest.fixture
-async def fake(fake: FakeKubernetes) -> FakeKubernetes:
-    fake.put("nodes", hami("n2"))
-    return fake
 
 
 # -- GPUs ------------------------------------------------------------------
