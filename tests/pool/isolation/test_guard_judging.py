@@ -153,17 +153,55 @@ def test_processes_that_are_not_ours_to_signal_are_only_warned(
     assert "another user's" in record.getMessage()
 
 
-@pytest.mark.parametrize("spared", ["held firmly", "of another container", "gone meanwhile"])
-def test_what_is_held_otherwise_or_not_certain_is_left_alone(spared: str) -> None:
+@pytest.mark.parametrize("spared", ["of another container", "gone meanwhile"])
+def test_what_is_not_certain_is_left_alone(spared: str) -> None:
     decided = Decided()
     watchdog = Watchdog(PATIENCE, decided, lambda _lease, _pids: None)
     process = Process.current()
-    firm = Enforcement(memory=Limit(Strength.HARD, "MPS"))
     lease, used = {
-        "held firmly": lambda: over(process, enforcement=firm),
         "of another container": lambda: over(replace(process, namespace="pid:[1]")),
         "gone meanwhile": lambda: over(replace(process, start=1)),
     }[spared]()
     for moment in range(0, 1_000, 10):
         watchdog.watch([lease], used, moment)
+    assert decided.told == []
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        Limit(),
+        Limit(Strength.COOPERATIVE, "HAMi-core"),
+        Limit(Strength.COOPERATIVE, "MPS, each process"),
+        Limit(Strength.HARD, "MPS, each process"),
+    ],
+    ids=str,
+)
+def test_a_lease_is_judged_by_all_its_processes_even_where_each_of_them_is_held_firmly(
+    memory: Limit,
+) -> None:
+    decided = Decided()
+    watchdog = Watchdog(replace(PATIENCE, ends=False), decided, lambda _lease, _pids: None)
+    with running() as kernel, running() as second:
+        first, other = identity(kernel), identity(second)
+        lease, _ = over(first, enforcement=Enforcement(memory=memory))
+        one, two = (Owned(each, Use(each.pid, 650)) for each in (first, other))
+        for moment in range(0, 100, 10):
+            watchdog.watch([lease], {lease.id: {"GPU-0": [one]}}, moment)
+        assert decided.told == []  # one process keeps to what the lease was granted
+        for moment in range(100, 200, 10):
+            watchdog.watch([lease], {lease.id: {"GPU-0": [one, two]}}, moment)
+    [(notice, _)] = decided.told
+    assert "uses 1300MiB of GPU 0's memory, and was granted 655MiB" in notice
+
+
+def test_a_lease_that_has_a_whole_device_is_never_over() -> None:
+    decided = Decided()
+    watchdog = Watchdog(PATIENCE, decided, lambda _lease, _pids: None)
+    process = Process.current()
+    instance = replace(V100, milli=143, memory_mib=4864, mig_profile="1g.5gb")
+    lease, _ = over(process, slices=(Slice(instance, 143, 4864),))
+    used = [Owned(process, Use(process.pid, 4864))]
+    for moment in range(0, 1_000, 10):
+        watchdog.watch([lease], {lease.id: {"GPU-0": used}}, moment)
     assert decided.told == []

@@ -73,8 +73,8 @@ class Guard:
 
     ``guards`` says which leases are this guard's to measure and to judge; of
     the others it only needs to know that they are there. ``state`` completes a
-    lease with the truth about its limits (``Isolation.state``); where its
-    memory is held firmly, nothing needs to be judged.
+    lease with the truth about its limits (``Isolation.state``), as ``evict`` is
+    given it; it is judged whatever these are.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from gpu_pool.isolation.guard.judging import Patience, Standing, Step, judge
 from gpu_pool.isolation.guard.processes import first_owner, own_namespace
 from gpu_pool.isolation.guard.words import Excess
 from gpu_pool.isolation.tier import TierFailed
-from gpu_pool_client import EndReason, Lease, Process, Slice, Strength
+from gpu_pool_client import EndReason, Lease, Process, Slice
 
 _log = logging.getLogger("gpu_pool.guard")
 
@@ -153,13 +153,14 @@ class Watchdog:
 
 
 def _is_ours_to_judge(lease: Lease) -> bool:
-    """Whether its processes can be seen from here, and nothing else keeps them within their memory."""
+    """Whether its processes can be seen from here.
+
+    A hard limit spares no lease. Those of MPS and its namespaces hold each process
+    apart, so that two of one lease may use twice its memory; and a lease that
+    something holds as a whole is never over.
+    """
     root = root_of(lease)
-    return (
-        root is not None
-        and root.namespace == own_namespace()
-        and lease.enforcement.memory.strength is not Strength.HARD
-    )
+    return root is not None and root.namespace == own_namespace()
 
 
 def _granted(process: Process | None, part: Slice, leases: Sequence[Lease]) -> int:
