@@ -79,6 +79,8 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
     _slice: str | None = None
     _profile: Profile | None = None
     _supply: Supply | None = None
+    #: KubeSpawner's: whether the home's claim is there, so that none is made.
+    _pvc_exists: bool
     #: What was configured of the settings that a course has set.
     _replaced: Mapping[str, Any] = {}
 
@@ -125,6 +127,13 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         """Return what the form's field had the last time. Called by the form."""
         name, piece = self.user_options.get(choices.COURSE), self.user_options.get(kube_choices.SLICE)
         return f"{name}/{piece}" if piece else name
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what the Hub has kept of the last server. Called by the Hub when it has started anew."""
+        configured = self.namespace
+        super().load_state(state)
+        if self.course_namespace and self.namespace != configured:
+            self._replaced = {"namespace": configured, **self._replaced}
 
     # Not a coroutine itself: the Hub reads start_timeout as soon as it has called this.
     def start(self) -> Any:
@@ -201,6 +210,10 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
 
     async def _watched_start(self) -> Any:
         """Start, and give up in words before the Hub does without."""
+        known = self._pvc_exists
+        if self.course_namespace:
+            # KubeSpawner has seen the home of the last server, which may lie in another namespace.
+            self._pvc_exists = False
         starting = asyncio.ensure_future(super().start())
         began = time.monotonic()
         try:
@@ -217,6 +230,8 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
             if not starting.done():
                 starting.cancel()
                 await asyncio.wait({starting})
+            # The Hub keeps a home's name only where there is one: a refused start must not lose it.
+            self._pvc_exists = self._pvc_exists or known
 
     def _hopeless(self, elapsed: float) -> str:
         """Say why this start will not end well; empty while it may."""

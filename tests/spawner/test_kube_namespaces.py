@@ -1,0 +1,120 @@
+"""Servers whose courses have namespaces of their own: where they and their homes are. No cluster, no Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubespawner.spawner
+import pytest
+from tornado.web import HTTPError
+from traitlets.config import Config
+
+from gpu_pool_spawner.kube import GPUPoolKubeSpawner
+from support.kube_profiles import TEXT
+
+COURSES = {"art": "home: 1GiB", "bio": "home: 1GiB", "brief": "home: none"}
+
+
+class Api:
+    """Takes claims for homes as a cluster does, and keeps in mind which."""
+
+    def __init__(self) -> None:
+        self.homes: list[str] = []
+
+    async def create_namespaced_persistent_volume_claim(self, namespace: str, body: Any) -> None:
+        assert body.metadata.name
+        self.homes.append(namespace)
+
+
+class Reached(Exception):
+    """The pod would be made now."""
+
+
+class Spawner(GPUPoolKubeSpawner):
+    async def _look(self, *, fresh: bool = False) -> None:
+        del fresh
+
+    async def _start_watching_pods(self, replace: bool = False) -> None: ...
+
+    async def _start_watching_events(self, replace: bool = False) -> None: ...
+
+    async def get_pod_manifest(self) -> Any:
+        raise Reached
+
+    def _groups(self) -> frozenset[str]:
+        return frozenset()
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setattr(kubespawner.spawner, "load_config", lambda **_: None)  # there is no cluster
+    for name, said in COURSES.items():
+        (tmp_path / f"{name}.yaml").write_text(TEXT.format(said))
+    settings = {"course_namespace": "course-{course}", "courses_dir": str(tmp_path), "course_required": False}
+    return Config({"Spawner": {**settings, "namespace": "hub", "storage_pvc_ensure": True}})
+
+
+def made(config: Config, state: dict[str, Any] | None = None) -> Any:
+    """Return a user's spawner as a Hub makes it that has just started."""
+    spawner = Spawner(config=config, _mock=True)
+    spawner.api = Api()
+    spawner.load_state(state or {})
+    return spawner
+
+
+async def start(spawner: Any, course: str | None) -> str:
+    """Start as the Hub does; return the namespace in which the pod would be made."""
+    spawner.user_options = {"course": course} if course else {}
+    spawner.clear_state()
+    with pytest.raises(Reached):
+        await spawner.start()
+    return str(spawner.namespace)
+
+
+async def test_a_home_is_made_in_the_namespace_of_each_course(config: Config) -> None:
+    spawner = made(config)
+    for course in ("art", "bio"):
+        assert await start(spawner, course) == f"course-{course}"
+        assert spawner.api.homes.pop() == f"course-{course}"
+    assert await start(spawner, None) == "hub"
+    assert spawner.api.homes == ["hub"]
+
+
+async def test_a_home_is_made_in_another_namespace_when_the_hub_has_started_anew(config: Config) -> None:
+    before = made(config)
+    await start(before, "art")
+    spawner = made(config, before.get_state())
+    assert await start(spawner, "bio") == "course-bio"
+    assert spawner.api.homes == ["course-bio"]
+
+
+async def test_a_server_without_a_course_is_where_none_is_when_the_hub_has_started_anew(
+    config: Config,
+) -> None:
+    before = made(config)
+    await start(before, "art")
+    spawner = made(config, before.get_state())
+    assert spawner.namespace == "course-art", "where its server may still run"
+    assert await start(spawner, None) == "hub"
+
+
+async def test_the_name_of_a_home_is_kept_where_none_was_needed_or_nothing_started(config: Config) -> None:
+    """It may be that of an earlier ``pvc_name_template``, and would be another one without."""
+    spawner = made(config)
+    await start(spawner, "art")
+    spawner.pvc_name = "claim-of-old"
+    await start(spawner, "brief")
+    assert spawner.get_state()["pvc_name"] == "claim-of-old"
+    spawner.user_options = {"course": "gone"}
+    with pytest.raises(HTTPError):
+        await spawner.start()
+    assert spawner.get_state()["pvc_name"] == "claim-of-old"
+
+
+async def test_in_one_namespace_a_home_is_asked_for_once(config: Config) -> None:
+    config.Spawner.course_namespace = ""
+    spawner = made(config)
+    for course in ("art", "bio"):
+        assert await start(spawner, course) == "hub"
+    assert spawner.api.homes == ["hub"]
