@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class FakeKubernetes:
         self.before_write: Callable[[str, str], web.Response | None] = lambda *_: None
         #: The same before each list.
         self.before_read: Callable[[str], web.Response | None] = lambda _: None
+        #: Is awaited between what a list finds and its answer.
+        self.while_listing: Callable[[str], Awaitable[None]] = _at_once
         #: Changes what is created, as a webhook does.
         self.webhook: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda _, found: found
         #: What is answered to a GET, by path, of what is not an object.
@@ -145,7 +147,9 @@ class FakeKubernetes:
         if method in ("POST", "DELETE") and (refused := self.before_write(method, kind)) is not None:
             return refused
         if method == "LIST":
-            return self.before_read(kind) or self._list(kind)
+            answer = self.before_read(kind) or self._list(kind)
+            await self.while_listing(kind)
+            return answer
         if method == "WATCH":
             return await self._watch(request, kind)
         key = group, namespace, kind, name
@@ -222,6 +226,10 @@ class FakeKubernetes:
     def _wake(self) -> None:
         for news in self._watches:
             news.set()
+
+
+async def _at_once(_kind: str) -> None:
+    """Wait for nothing."""
 
 
 def _status(code: int, reason: str) -> web.Response:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -47,6 +47,8 @@ class Watched:
         self._keep, self._names_only = keep, names_only
         self._objects: dict[Key, Manifest] = {}
         self._version = ""
+        #: What was put while all is listed. The list may be older, and miss it.
+        self._put: set[Key] = set()
         #: Set once all objects are known.
         self.synced = asyncio.Event()
         #: Why it cannot be read, in words; empty if it can.
@@ -66,6 +68,8 @@ class Watched:
         key, known = _key(found), self._objects.get(_key(found))
         newest = _version(known) if known is not None else _number(self._version)
         if _version(found) > newest:
+            if not self._version:
+                self._put.add(key)
             self._set(key, self._keep(found))
 
     async def run(self) -> None:
@@ -109,6 +113,7 @@ class Watched:
     async def _list(self) -> None:
         found: dict[Key, Manifest] = {}
         query = {"limit": _PAGE}
+        self._put.clear()
         while True:
             page = await self._api.list(self._path, query, names_only=self._names_only)
             for each in page.get("items") or ():
@@ -118,9 +123,16 @@ class Watched:
                 break
             query = {"limit": _PAGE, "continue": metadata["continue"]}
         self._heard()
-        self._replace(found)
-        self._version = str(metadata.get("resourceVersion", ""))
+        version = str(metadata.get("resourceVersion", ""))
+        self._replace(found, but=self._put_after(version))
+        self._version = version
         self.synced.set()
+
+    def _put_after(self, version: str) -> set[Key]:
+        """Return what was put and is newer than a list; a watch from there on tells how it went on."""
+        return {
+            key for key in self._put & self._objects.keys() if _version(self._objects[key]) > _number(version)
+        }
 
     async def _watch(self) -> None:
         query = {"resourceVersion": self._version, "allowWatchBookmarks": "true"}
@@ -147,12 +159,12 @@ class Watched:
         elif kind == "DELETED":
             self._set(_key(found), None)
 
-    def _replace(self, found: Mapping[Key, Manifest]) -> None:
-        for key in self._objects.keys() - found.keys():
+    def _replace(self, found: Mapping[Key, Manifest], *, but: Set[Key] = frozenset()) -> None:
+        for key in self._objects.keys() - found.keys() - but:
             self._set(key, None)
         for key, each in found.items():
             known = self._objects.get(key)
-            if known is None or _version(known) != _version(each):
+            if key not in but and (known is None or _version(known) != _version(each)):
                 self._set(key, each)
 
     def _set(self, key: Key, now: Manifest | None) -> None:

@@ -17,6 +17,7 @@ from support.kernel_pods import (
     command,
     foreign,
     held,
+    running,
     running_no_more,
     start,
     until_free,
@@ -50,6 +51,49 @@ async def test_where_the_place_is_forgotten_all_is_listed_again_and_nothing_is_m
     await until_free(pool, 980, 0)
     assert (await pool.pod(kept)).phase is PodPhase.RUNNING
     assert fake.asked("LIST", "pods") == 2
+
+
+class Listing:
+    """Holds back the answer to a list of all pods until it is told to go on."""
+
+    def __init__(self, fake: FakeKubernetes) -> None:
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+        fake.while_listing = self._hold
+
+    async def _hold(self, kind: str) -> None:
+        if kind == "pods":
+            self.begun.set()
+            await self.go_on.wait()
+
+
+async def test_a_kernel_that_is_started_while_all_is_listed_again_is_not_taken_for_deleted(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    lease, listing = await held(pool), Listing(fake)
+    fake.put("pods", foreign("server", "n2", gpu="GPU-n2-0"))
+    fake.forget()
+    await asyncio.wait_for(listing.begun.wait(), 30)
+    await pool.launch(lease.id, command())
+    listing.go_on.set()
+    await until_free(pool, 980, 0)  # by then the list was taken over
+    fake.run(f"gpu-pool-{lease.id}-1")
+    await running(pool, lease.id)
+    assert (await pool.lease(lease.id)).state is LeaseState.HELD
+
+
+async def test_what_was_deleted_before_all_is_listed_again_does_not_stay(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    """As where the answer to a write comes after the object's end."""
+    listing = Listing(fake)
+    stored = fake.put("pods", foreign("server", "n2", gpu="GPU-n2-0"))
+    fake.remove("pods", "server")
+    fake.forget()
+    await asyncio.wait_for(listing.begun.wait(), 30)
+    pool._view.pods.put(stored)
+    await until_free(pool, 1000, 0)
+    listing.go_on.set()
+    await until_free(pool, 1000, 1000)
 
 
 async def test_while_the_api_is_away_all_is_told_from_memory_and_launches_wait(
