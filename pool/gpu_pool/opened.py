@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from gpu_pool.audit import acting, audit_log, refusals, this_process
+from gpu_pool.clock import Clock
 from gpu_pool.courses import CourseVersion
 from gpu_pool.enforcing import Enforcer
 from gpu_pool.expecting import Waits
@@ -28,12 +29,16 @@ from gpu_pool.looking import Looker
 from gpu_pool.readings import Reading
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, DeviceStatus, Holder, KernelCommand, KernelPod, Pool, SliceRequest
+from gpu_pool_client.processes import boot_id
 
 T = TypeVar("T")
 
 
 class OpenedPool(Pool):
     """Opens the ledger, and registers the machine's devices, at the first call."""
+
+    #: What deadlines go by.
+    _clock = Clock()
 
     def __init__(
         self,
@@ -58,6 +63,11 @@ class OpenedPool(Pool):
         self.audit = audit_log(self._settings.audit_log)
         tiers = isolation or (owned if owner else unowned)(self._settings)
         self._enforcer = Enforcer(path, self._settings, tiers, self._ledger, owner=owner)
+
+    @property
+    def boot(self) -> str:
+        """The boot of the machine whose end ends all leases; empty for a pool that outlives machines."""
+        return boot_id()
 
     async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
         """See ``Pool.drain``."""
@@ -134,7 +144,7 @@ class OpenedPool(Pool):
             database = opened.enter_context(contextlib.closing(Database(self._path)))
             ownership = opened.enter_context(contextlib.closing(Ownership(self._path, owner=self._owner)))
             # What is registered may serve the line, whose order the course files know.
-            book = self._gate.keep_up(Book(database, self._settings))
+            book = self._gate.keep_up(Book(database, self._settings, self._clock))
             book.give_up_at = give_up_at
             # A process that sees no devices (no driver in its container, no variable
             # in its terminal) must not take away those that another one registered.

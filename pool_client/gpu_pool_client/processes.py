@@ -26,7 +26,8 @@ class Process:
     ``start`` is in clock ticks since boot on Linux (field 22 of
     ``/proc/PID/stat``, proc(5)) and in milliseconds since the epoch elsewhere:
     only equality means anything. ``boot`` and ``namespace`` name the boot of
-    the machine and the pid namespace in which ``pid`` is valid.
+    the machine and the pid namespace in which ``pid`` is valid. ``boot`` is empty
+    for what stands for a process wherever it is, and outlives this machine.
     """
 
     pid: int
@@ -50,11 +51,11 @@ class Process:
 
         A zombie counts as dead: it runs no code and holds no device. It is none
         while any thread of it goes on, though its first one has ended. A process
-        of an earlier boot is dead; one of another pid namespace is unknown. One
+        of an earlier boot is dead; one of no boot in particular, and one of another pid namespace is unknown. One
         that the system hides from this looker is dead too: one's own processes
         are never hidden, so its pid now belongs to somebody else's.
         """
-        if self.boot != boot_id():
+        if self.boot and self.boot != boot_id():
             return False
         if self.namespace != pid_namespace():
             return None

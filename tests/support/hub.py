@@ -262,9 +262,10 @@ async def serving_hub(
     *arguments: str,
     api: str = "",
     devices: str = "",
+    kubeconfig: str = "",
 ) -> AsyncIterator[HubService]:
     """Serve the Hub's users, with these settings; ``api`` is where the Hub is said to be."""
-    others = {"JUPYTERHUB_API_URL": api, "GPU_POOL_DEVICES": devices}
+    others = {"JUPYTERHUB_API_URL": api, "GPU_POOL_DEVICES": devices, "KUBECONFIG": kubeconfig}
     environment = {**hub.environment, **{name: value for name, value in others.items() if value}}
     settings = f"c.ServeApp.bind = '127.0.0.1:{hub.service_port}'\n{settings}"
     async with serving(nursery, folder, settings, *arguments, environment=environment) as service:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
+from gpu_pool.clock import Clock
 from gpu_pool.coursefiles import Courses
 from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.inventory import Inventory
@@ -61,6 +62,10 @@ _LOOK_EVERY: Final = 30.0
 
 class ClusterPool(EmbeddedPool):
     """A pool whose devices are a cluster's, and whose kernels run in pods. Made by :func:`open_cluster`."""
+
+    # Its ledger goes with the service's pod from one machine to another, whose uptimes say nothing.
+    _clock = Clock(uptime=time.time)
+    boot = ""
 
     def __init__(
         self,

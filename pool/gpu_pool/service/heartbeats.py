@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpu_pool_client import EndReason, Lease, Pool, Process
-from gpu_pool_client.processes import boot_id
 
 #: A pid that no process can have: above all that Linux gives (proc(5), pid_max).
 _NO_PID: Final = 1 << 30
@@ -23,14 +22,14 @@ _NAMESPACE: Final = "hub:"
 _STALLED: Final = 5.0
 
 
-def keeper(user: str, server: str, client: str) -> Process:
+def keeper(user: str, server: str, client: str, boot: str) -> Process:
     """Return what stands in the ledger for a process that is known by what it says only.
 
     It is of no pid namespace that there is, so that nobody judges it, and after
-    a restart of this machine it is gone like every process. Nothing can be done
-    to it by its pid.
+    the end of this ``boot`` it is gone like every process; after none where that is
+    empty (see ``OpenedPool.boot``). Nothing can be done to it by its pid.
     """
-    return Process(_NO_PID, 0, boot_id(), f"{_NAMESPACE}{user}/{server}/{client}")
+    return Process(_NO_PID, 0, boot, f"{_NAMESPACE}{user}/{server}/{client}")
 
 
 def is_keeper(process: Process | None) -> bool:

@@ -88,12 +88,13 @@ class Hub:
 
 
 class HubIdentity:
-    """Knows callers by their token. ``mark`` makes the mark of a user's name."""
+    """Knows callers by their token. ``boot`` is that of their leases, see ``OpenedPool.boot``."""
 
     def __init__(
-        self, hub: Hub, admins: Collection[str], clock: Callable[[], float] = time.monotonic
+        self, hub: Hub, admins: Collection[str], boot: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._hub = hub
+        self._boot = boot
         self._admins = frozenset(admins)
         self._clock = clock
         self._known: dict[bytes, tuple[float, HubUser]] = {}
@@ -125,7 +126,7 @@ class HubIdentity:
         user = await self._user(token, fresh)
         own_access = bool(user.scopes & {"access:services", f"access:services!service={self._hub.service}"})
         if user.kind == "service" and own_access:
-            return _service_of(user, client, is_for_services)
+            return _service_of(user, client, self._boot, is_for_services)
         server = _server_of(user)
         if user.kind != "user" or not (own_access or server is not None):
             raise NotAllowed(f"The token of {user.name!a} may not access the pool.", _REMEDY)
@@ -133,7 +134,7 @@ class HubIdentity:
             user.name,
             own_access and (user.admin or user.name in self._admins),
             mark_of(user.name),
-            keeper(user.name, server or "", client),
+            keeper(user.name, server or "", client, self._boot),
             groups=user.groups,
             server=server,
             course=user.servers[server].course if server in user.servers else None,
@@ -182,7 +183,7 @@ def _unreachable() -> HubUnreachable:
     return HubUnreachable("The JupyterHub does not say who asks.", "Try again in a moment.")
 
 
-def _service_of(user: HubUser, client: str, is_for_services: bool) -> Caller:
+def _service_of(user: HubUser, client: str, boot: str, is_for_services: bool) -> Caller:
     """Return what a service of the Hub's is to the pool, whatever it is to the Hub."""
     if not is_for_services:
         raise NotAllowed(
@@ -190,7 +191,7 @@ def _service_of(user: HubUser, client: str, is_for_services: bool) -> Caller:
             "Ask for /status, or for /forecast with anybody=1; for anything else, as a user.",
         )
     name = _OF_SERVICE.format(name=user.name)
-    return Caller(name, False, mark_of(name), keeper(name, "", client), is_service=True)
+    return Caller(name, False, mark_of(name), keeper(name, "", client, boot), is_service=True)
 
 
 def _server_of(user: HubUser) -> str | None:

@@ -23,7 +23,7 @@ _WEB: Final = Path(__file__).with_name("web")
 
 def site(rooms: Rooms, place: HubPlace) -> Application:
     """Return the application for the Hub's users, all of it below the prefix of the place."""
-    identity = HubIdentity(place.hub, rooms.admins)
+    identity = HubIdentity(place.hub, rooms.admins, rooms.pool.boot)
     login = hub_login(place)
     shared = Shared(rooms.desk, rooms.changes, identity, rooms.under_way, rooms.log, login, place.prefix)
     dashboard = _dashboard(rooms)
