@@ -9,7 +9,7 @@ from itertools import chain
 import click
 
 from gpu_pool.cli import screen
-from gpu_pool.cli.checks import Check, check_jupyter, check_ledger, check_machine, check_pool
+from gpu_pool.cli.checks import Check, check_jupyter, check_ledger, check_machine, check_pool, is_served
 from gpu_pool.cli.session import Session, json_option, verb
 
 _STYLES = {"ok": "green", "note": "yellow", "broken": "bold red"}
@@ -38,8 +38,10 @@ def doctor(session: Session, kubernetes: bool) -> int:
     # Imported here because health, which is asked often, does not need it.
     from gpu_pool.cli.enforcement import check_isolation
 
-    looks = (check_jupyter(), check_machine(), check_isolation(), check_ledger(session), check_pool(session))
-    return _report(session, chain(*looks))
+    pool = [*check_pool(session)]
+    has_gpus = any(check.name == "devices" and check.state == "ok" for check in pool)
+    machine = check_machine(is_client=is_served(session) and has_gpus)
+    return _report(session, chain(check_jupyter(), machine, check_isolation(), check_ledger(session), pool))
 
 
 def _report(session: Session, checks: Iterable[Check]) -> int:

@@ -23,7 +23,16 @@ from gpu_pool.embedded import ledger_path
 from gpu_pool.inventory import discover
 from gpu_pool.ledger import files
 from gpu_pool.ledger.database import Database
-from gpu_pool_client import SIMULATED, GpuPoolError, PoolStatus
+from gpu_pool_client import (
+    SIMULATED,
+    WHOLE,
+    GpuPoolError,
+    Holder,
+    NeverFits,
+    Pool,
+    PoolStatus,
+    SliceRequest,
+)
 from gpu_pool_client.pool import DEFAULT_URL, URL_VARIABLE
 
 State = Literal["ok", "note", "broken"]
@@ -48,7 +57,7 @@ class Check:
 def check_pool(session: Session) -> Iterator[Check]:
     """Ask the pool for its status, which on a ledger is also a write."""
     try:
-        found = complete(_status(session))
+        found, is_all = complete(_look(session))
     except GpuPoolError as error:
         yield Check("pool", "broken", error.message, error.remedy)
         return
@@ -58,11 +67,15 @@ def check_pool(session: Session) -> Iterator[Check]:
     yield Check("leases", "ok", f"{held} held, {waiting} waiting")
     yield from _limits(found)
     yield from _lost(found)
-    yield from _strangers(found)
+    if is_all:
+        yield from _strangers(found)
 
 
-def check_machine() -> Iterator[Check]:
-    """Look for this machine's GPUs, and for what keeps them from being used."""
+def check_machine(*, is_client: bool = False) -> Iterator[Check]:
+    """Look for this machine's GPUs, and for what keeps them from being used.
+
+    A client, whose slices are of the GPUs that a service has found, needs none.
+    """
     try:
         inventory = discover()
     except GpuPoolError as error:
@@ -73,6 +86,10 @@ def check_machine() -> Iterator[Check]:
         yield Check("gpus", "ok", f"{count} found by {inventory.source}")
         for problem in inventory.problems:
             yield Check("gpus", "note", problem)
+    elif is_client:
+        *problems, _ = inventory.problems
+        yield Check("gpus", "note", f"the pool's service has some, this machine none: {' '.join(problems)}")
+        return
     else:
         # The last says how to go on without a GPU.
         *problems, way_out = inventory.problems
@@ -91,11 +108,10 @@ def check_machine() -> Iterator[Check]:
 
 def check_ledger(session: Session) -> Iterator[Check]:
     """Look at the file of an embedded pool: where it is, who can read it, what version it is."""
-    url = session.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
-    if urlsplit(url).scheme != "embedded":
+    if is_served(session):
         return
     try:
-        path = ledger_path(url)
+        path = ledger_path(_url(session))
         database = Database(path)
     except GpuPoolError as error:
         yield Check("ledger", "broken", error.message, error.remedy)
@@ -128,9 +144,38 @@ def check_jupyter() -> Iterator[Check]:
     yield from _kernels()
 
 
-async def _status(session: Session) -> PoolStatus:
+def is_served(session: Session) -> bool:
+    """Whether the pool is a service's, whose GPUs need not be this machine's."""
+    return urlsplit(_url(session)).scheme != "embedded"
+
+
+def _url(session: Session) -> str:
+    return session.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+
+
+async def _look(session: Session) -> tuple[PoolStatus, bool]:
+    """Return the pool's status, and whether it is known to tell of everybody's leases."""
     async with session.connect() as pool:
-        return await pool.status()
+        found = await pool.status()
+        return found, await _tells_all(pool, found)
+
+
+async def _tells_all(pool: Pool, found: PoolStatus) -> bool:
+    """Whether we are told of all leases: a service tells administrators of all, others of their own.
+
+    Who is none may not ask in nobody's name, which changes nothing. Over HTTP a service of
+    the Hub's may, too, and is told of no lease; there the processes are another machine's anyway.
+    """
+    scheme = urlsplit(found.url).scheme
+    if scheme != "unix" or all(each.device.simulated for each in found.devices):
+        return scheme == "embedded"
+    try:
+        await pool.forecast(SliceRequest(milli=WHOLE), Holder(""))
+    except NeverFits:  # which it says after it has looked at who asks
+        return True
+    except GpuPoolError:
+        return False
+    return True
 
 
 def _devices(status: PoolStatus) -> Iterator[Check]:
