@@ -20,6 +20,7 @@ NvFractions: its ``docs/gpu-sharing`` of later in 2026, and the operator's annot
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
@@ -97,7 +98,11 @@ class Kai(Dialect):
         """Return the unshared GPUs, where NvFractions is used those of nodes that are ready for it."""
         nodes = [node for node in self.cluster.nodes if self._usable(node)]
         return tuple(
-            gpu for node in nodes for each in node_offers(node) if each.mode in UNSHARED for gpu in each.gpus
+            _shared(gpu)
+            for node in nodes
+            for each in node_offers(node)
+            if each.mode in UNSHARED
+            for gpu in each.gpus
         )
 
     def translate(self, request: SliceRequest) -> Translation:
@@ -211,6 +216,11 @@ class Kai(Dialect):
             tolerations=tolerations(map(self.cluster.node, size.nodes)),
         )
         return Translation(self.table.name, pod, truth)
+
+
+def _shared(gpu: Gpu) -> Gpu:
+    # The plugin gives each to one pod. KAI shares it by amount alone, among any number of pods.
+    return replace(gpu, device=replace(gpu.device, contexts=None))
 
 
 def _several(request: SliceRequest) -> dict[str, str]:

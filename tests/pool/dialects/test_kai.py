@@ -66,6 +66,18 @@ def test_memory_is_rounded_up_to_a_hundredth_of_what_kai_takes_for_the_gpu() -> 
     assert "asked for 4GiB, granted 4131MiB" in str(statement)
 
 
+@pytest.mark.parametrize("node", [plain(gpus=2), ready()])
+def test_a_gpu_is_shared_among_any_number_of_pods(node: dict[str, Any]) -> None:
+    held = [pod(f"p{n}", annotations={"gpu-fraction": "0.10"}) for n in range(20)]
+    (use,) = usage(there(node), held)
+    assert [(gpu.leases, gpu.free_milli, gpu.free_contexts) for gpu in use.gpus] == [(10, 0, None)] * 2
+
+
+def test_a_whole_gpu_is_no_longer_there_for_others() -> None:
+    (use,) = usage(there(), [pod(limits={"nvidia.com/gpu": 1})])
+    assert [gpu.free_milli for gpu in use.gpus] == [0, 1000]
+
+
 def test_by_itself_it_only_counts() -> None:
     statement = there().translate(parse_request("10%")).statement
     assert statement.nominal == ("memory", "compute")
