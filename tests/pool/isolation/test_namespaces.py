@@ -247,8 +247,16 @@ def test_limits_are_hard_where_every_way_around_is_closed(
     tier = make(stub, runtime, groups, hard=[H100.uuid])
     limits = tier.describe(A).enforcement
     assert (limits.memory.strength, limits.compute.strength) == (Strength.HARD,) * 2
-    assert f"{limits.memory}; {limits.compute}" == "hard (control group); hard (MPS, a ceiling of 2%)"
+    assert f"{limits.compute}" == "hard (MPS, a ceiling of 2%)"
     # The daemon's own user may tell it anything.
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{build_cuda(tmp_path)}")
     assert tier.probe(H100) is Outcome.OPENED
     assert tier.describe(A).enforcement.memory.strength is Strength.COOPERATIVE
+
+
+@pytest.mark.parametrize(("hard", "strength"), [([], "cooperative"), ([H100.uuid], "hard")])
+def test_the_line_says_that_each_process_has_the_limit_and_what_is_attached_has_it_together(
+    stub: Stub, runtime: Path, groups: Path, hard: list[str], strength: str
+) -> None:
+    memory = make(stub, runtime, groups, hard=hard).describe(A).enforcement.memory
+    assert f"{memory}" == f"{strength} (MPS, each process, and a control group for what is attached)"

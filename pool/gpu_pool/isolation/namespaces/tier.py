@@ -1,7 +1,9 @@
 """One namespace of MPS and one control group for each lease.
 
-The namespace limits threads, and the memory of each process apart; the control
-group limits the memory of all the lease's processes together.
+The namespace limits threads, and the memory of each process apart. The control
+group limits the memory of the processes in it together: those that are attached,
+and what they start. What else uses the namespace, from a terminal, say, is in no
+group.
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ _PAGE_MIB: Final = 2
 #: What a process asks for that tries to evade the limits, in MiB.
 _TRIED_MIB: Final = 256
 _DEFAULT: Final = "default"
+#: What the memory's limit rests on. It is the namespace's for whoever comes by it; the
+#: control group counts together only what the pool has put into it.
+_HELD_BY: Final = "MPS, each process, and a control group for what is attached"
 _RESTARTED: Final = "The GPU's MPS had stopped and was started again. Restart the kernel to use the GPU."
 
 
@@ -98,7 +103,7 @@ class CgroupTier(Tier):
         pipe = self._daemon.control.pipe / _server(part.device) / _namespace(lease.id)
         strength = Strength.HARD if part.device.uuid in self._hard else Strength.COOPERATIVE
         ceiling = f"MPS, a ceiling of {size_of(part).percent}%"
-        limits = Enforcement(Limit(strength, "control group"), Limit(strength, ceiling))
+        limits = Enforcement(Limit(strength, _HELD_BY), Limit(strength, ceiling))
         return Statement({PIPES: f"{pipe}"}, limits)
 
     def prepare(self, device: Device) -> None:
