@@ -110,11 +110,3 @@ async def test_the_name_of_a_home_is_kept_where_none_was_needed_or_nothing_start
     with pytest.raises(HTTPError):
         await spawner.start()
     assert spawner.get_state()["pvc_name"] == "claim-of-old"
-
-
-async def test_in_one_namespace_a_home_is_asked_for_once(config: Config) -> None:
-    config.Spawner.course_namespace = ""
-    spawner = made(config)
-    for course in ("art", "bio"):
-        assert await start(spawner, course) == "hub"
-    assert spawner.api.homes == ["hub"]
