@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from html import escape
 from typing import Final
+from urllib.parse import quote
 
 from gpu_pool.coursefiles import CourseFile
 from gpu_pool.coursefiles.model import Offer
@@ -28,10 +29,10 @@ _FIELDSET: Final = """\
 """
 _CHOICE: Final = """\
 <div class="card mb-2"><div class="card-body"><div class="form-check mb-0">
-<input class="form-check-input" type="radio" name="{field}" id="{id}" value="{value}" required{state}
- aria-describedby="{id}-about">
-<label class="form-check-label fw-bold" for="{id}">{title}</label>
-<div id="{id}-about">{about}</div>
+<input class="form-check-input" type="radio" name="{field}" id="gpu-pool-course-{key}"
+ aria-describedby="gpu-pool-about-{key}" value="{value}" required{state}>
+<label class="form-check-label fw-bold" for="gpu-pool-course-{key}">{title}</label>
+<div id="gpu-pool-about-{key}">{about}</div>
 </div></div></div>
 """
 _SLICE: Final = "<li>{name}: {size}{free}</li>\n"
@@ -117,7 +118,8 @@ def _note(name: str, page: Page) -> str:
 def _choice(value: str, title: str, about: str, *, checked: bool, usable: bool = True) -> str:
     return _CHOICE.format(
         field=COURSE,
-        id=escape(f"gpu-pool-course-{value}"),
+        # aria-describedby is a list with spaces between; an id with one would be two that are not there.
+        key=quote(value, safe=""),
         value=escape(value),
         title=escape(title),
         about=about,

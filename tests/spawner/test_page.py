@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timezone
+from html.parser import HTMLParser
 
 import pytest
 
@@ -11,7 +12,7 @@ from gpu_pool.coursefiles import parse_course
 from gpu_pool_client import DeviceStatus, parse_request
 from gpu_pool_spawner.choices import Mine
 from gpu_pool_spawner.free import free_now
-from gpu_pool_spawner.page import Page, say_size, spawn_page
+from gpu_pool_spawner.page import Choice, Page, say_size, spawn_page
 from gpu_pool_spawner.supply import Supply
 from support.pools import V100, device
 
@@ -20,6 +21,17 @@ EMPTY = DeviceStatus(V100, 0, 0, 0, 0)
 FULL = DeviceStatus(V100, 1000, 32768, 0, 1)
 ML = parse_course("ml.yaml", b"title: ML\nslices: [{name: Small, request: 2%}]")
 ART = parse_course("art.yaml", b"title: Art\nslices: [{name: '<b>', request: 50%}]")
+
+
+class Tags(HTMLParser):
+    """The tags of a page with what they say, as a browser reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
 
 
 def page(*statuses: DeviceStatus, **facts: object) -> str:
@@ -49,6 +61,24 @@ def test_a_course_says_until_when_it_is_open() -> None:
     )
     assert "open until Mon 2026-10-12 at 12:00 (UTC)" in spawn_page(Page(Mine({"lab": lab}), None, NOW))
     assert "open" not in page(EMPTY)
+
+
+def test_what_describes_a_choice_is_found_whatever_its_name_is() -> None:
+    """Screen readers look for it: ``aria-describedby`` is a list of ids with spaces between."""
+    names = ["Lab place", "Lab", "place", "<b>", 'a "b"', "Übung\t1"]
+    choices = [Choice(f"ml/{name}", name, f"about {number}") for number, name in enumerate(names)]
+    # The second course is named as what describes the first could be.
+    courses = {"ml": ML, "art": ART, "art-about": ART}
+    html = spawn_page(Page(Mine(courses), None, NOW, without=True, servers={"ml": choices}))
+    read = Tags()
+    read.feed(html)
+    ids = [each["id"] or "" for _, each in read.found if "id" in each]
+    assert len(ids) == len(set(ids)) == 1 + 2 * (len(names) + 3)
+    assert [each.split() for each in ids] == [[each] for each in ids]
+    fields = [each for tag, each in read.found if tag == "input"]
+    assert [each["value"] for each in fields] == [*(each.value for each in choices), "art", "art-about", ""]
+    assert {each["aria-describedby"] for each in fields} < set(ids)
+    assert [each["id"] for each in fields] == [each["for"] for tag, each in read.found if tag == "label"]
 
 
 def test_the_name_of_a_slice_is_no_html() -> None:
