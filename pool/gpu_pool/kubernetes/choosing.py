@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpu_pool import placement
-from gpu_pool.coursefiles import CourseFile
+from gpu_pool.coursefiles import CourseFile, Courses
 from gpu_pool.kubernetes.manifests import Body
 from gpu_pool.kubernetes.notebooks import Notebook
 from gpu_pool.kubernetes.settings import KubernetesSettings
@@ -35,6 +35,16 @@ def chosen_body(settings: KubernetesSettings, course: CourseFile | None, noteboo
     return Body(
         image, cpu, memory, settings.home, home, settings.uid, settings.gid, tuple(settings.tolerations)
     )
+
+
+def refuse_beside_server(name: str | None, courses: Courses) -> None:
+    """Raise ``NotAllowed`` if the course's notebook servers have the slice, for all their kernels."""
+    course = courses.usable.get(name or "")
+    if course is not None and course.kubernetes.kernels == "server":
+        raise NotAllowed(
+            f"Kernels of {course.title} use the slice of their notebook server, and get none of their own.",
+            "Start them there as ordinary kernels, such as Python 3.",
+        )
 
 
 def refuse_other_nodes(request: SliceRequest, devices: Sequence[Device], node: str, rules: Rules) -> None:

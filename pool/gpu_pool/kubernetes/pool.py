@@ -17,6 +17,7 @@ from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.inventory import Inventory
 from gpu_pool.kubernetes import kueue
 from gpu_pool.kubernetes.api import Api, connect
+from gpu_pool.kubernetes.choosing import refuse_beside_server
 from gpu_pool.kubernetes.homes import Homes
 from gpu_pool.kubernetes.kernels import Kernels
 from gpu_pool.kubernetes.orders import Orders
@@ -77,6 +78,7 @@ class ClusterPool(EmbeddedPool):
         log: logging.Logger,
     ) -> None:
         self._kubernetes, self._api, self._log = kubernetes, api, log
+        self._courses = courses
         self._view = View(api, kubernetes, log)
         self._kernels = Kernels(Writer(api, log), self._view, log, self._end_taken)
         self._homes = Homes(api, kubernetes, courses, log)
@@ -227,6 +229,8 @@ class ClusterPool(EmbeddedPool):
         self, request: SliceRequest, holder: Holder, server: str | None
     ) -> Collection[str]:
         """Return the GPUs beside the holder's home, if it can be used on one machine alone."""
+        if holder.user:
+            refuse_beside_server(holder.course, self._courses())
         translation, dialect = self._view.translate(request), self._view.choice.dialect
         if self._kubernetes.kueue and holder.user and dialect is not None:
             kueue.check_counted(translation.pod.limits, dialect.table.title)

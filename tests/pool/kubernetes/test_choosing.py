@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_pool.coursefiles import CourseFile, parse_course
-from gpu_pool.kubernetes.choosing import chosen_body, refuse_other_nodes
+from gpu_pool.coursefiles import CourseFile, Courses, parse_course
+from gpu_pool.kubernetes.choosing import chosen_body, refuse_beside_server, refuse_other_nodes
 from gpu_pool.kubernetes.notebooks import Home, Notebook
 from gpu_pool.kubernetes.settings import KubernetesSettings
 from gpu_pool.rules import Rules
@@ -71,6 +71,15 @@ def test_a_machine_that_can_never_grant_it_is_refused_with_what_would_help(
         refuse_other_nodes(parse_request(request_text), devices, "n1", Rules())
     assert "ReadWriteMany" in str(caught.value)
     refuse_other_nodes(parse_request("2%"), [GPU], "n1", Rules())
+
+
+def test_kernels_of_a_server_that_has_the_slice_get_none_of_their_own() -> None:
+    courses = Courses({"server": course("{kernels: server}"), "pods": course("{kernels: pods}")})
+    for name in ("pods", "unknown", None):
+        refuse_beside_server(name, courses)
+    with pytest.raises(NotAllowed, match="Kernels of T use the slice of their notebook server") as caught:
+        refuse_beside_server("server", courses)
+    assert "as ordinary kernels" in str(caught.value)
 
 
 def test_options_of_no_dialect_are_refused() -> None:
