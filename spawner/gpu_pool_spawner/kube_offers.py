@@ -12,7 +12,7 @@ from gpu_pool.dialects import counted_as
 from gpu_pool_client import GpuPoolError, SliceRequest
 from gpu_pool_client.durations import format_duration
 from gpu_pool_spawner.kube_profiles import Profile, profile_of
-from gpu_pool_spawner.kube_room import Supply, next_room, room
+from gpu_pool_spawner.kube_room import UNBOUNDED, Supply, next_room, room
 from gpu_pool_spawner.page import Choice, say_granted
 
 
@@ -74,6 +74,8 @@ def _say_room(
     except GpuPoolError as error:
         return f"which this cluster cannot give: {error}", False
     number = room(profile, supply)
+    if number >= UNBOUNDED:
+        return "of which the cluster does not show how many are free", True
     if number:
         return f"{number} free now", True
     return f"none free now{say_next(profile, supply, now)}", may_wait

@@ -10,12 +10,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from gpu_pool.dialects import Dialect, Manifest, Node, Pod, PodParts, usage
 from gpu_pool.dialects.cluster import quantity
 from gpu_pool_client import DeviceStatus
 from gpu_pool_spawner.free import accepts
 from gpu_pool_spawner.kube_profiles import Profile
+
+#: The room where nothing bounds it that the cluster shows.
+UNBOUNDED: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Supply:
 
 
 def room(profile: Profile, supply: Supply) -> int:
-    """Return how many servers of a profile with a slice there is room for now."""
+    """Return how many servers of a profile with a slice there is room for now; ``UNBOUNDED`` at most."""
     return _room(profile, supply, supply.held)
 
 
@@ -70,15 +74,18 @@ def _room(profile: Profile, supply: Supply, held: Sequence[Held]) -> int:
     amounts = _amounts(pods)
     devices = {node.name: node.gpus for node in usage(supply.dialect, pods)}
     nodes = supply.dialect.cluster.nodes
+    # Bitfusion's are on servers of its own: what of them is free, no node shows, and it may not be none.
+    shown = bool(supply.dialect.gpus())
     counted = {key for key in parts.limits if any(node.amount(key) for node in nodes)}
-    return sum(
+    found = sum(
         min(
             _of_resources(node, parts.limits, counted, amounts[node.name]),
-            _of_devices(profile, devices.get(node.name, ())),
+            _of_devices(profile, devices.get(node.name, ())) if shown else UNBOUNDED,
         )
         for node in nodes
         if node.name not in supply.away and not node.cordoned and _may_be_on(node, parts)
     )
+    return min(found, UNBOUNDED)
 
 
 def _amounts(pods: Iterable[Pod]) -> Mapping[str, Mapping[str, int]]:
@@ -93,7 +100,7 @@ def _amounts(pods: Iterable[Pod]) -> Mapping[str, Mapping[str, int]]:
 def _of_resources(node: Node, limits: Mapping[str, str], counted: set[str], held: Mapping[str, int]) -> int:
     """Return for how many a node has the resources; those that no node shows are a scheduler's own affair."""
     bounds = [(node.amount(key) - held.get(key, 0)) // max(1, quantity(limits[key])) for key in counted]
-    return max(0, min(bounds)) if bounds else 2**31
+    return max(0, min(bounds)) if bounds else UNBOUNDED
 
 
 def _of_devices(profile: Profile, devices: Sequence[DeviceStatus]) -> int:

@@ -99,7 +99,7 @@ def test_every_dialect_puts_a_slice_or_a_gpu_into_a_server(name: str) -> None:
         assert after["spec"]["activeDeadlineSeconds"] == 7200
         assert before == base(command=["jupyterhub-singleuser"])
         many = name.startswith("kai") and text != "1"  # KAI shares a GPU among any number of pods
-        assert room(made, Supply(speaks)) >= (0 if name == "bitfusion" else 14 if many else 1)
+        assert room(made, Supply(speaks)) >= (14 if many else 1)
     assert granted
 
 

@@ -13,10 +13,10 @@ from gpu_pool.dialects import Node
 from gpu_pool_client import DeviceStatus
 from gpu_pool_spawner.choices import Mine
 from gpu_pool_spawner.kube_offers import granted_instead, server_choices
-from gpu_pool_spawner.kube_room import Held, Supply, next_room, room
+from gpu_pool_spawner.kube_room import UNBOUNDED, Held, Supply, next_room, room
 from gpu_pool_spawner.page import Page, spawn_page
 from gpu_pool_spawner.supply import Supply as PoolSupply
-from support.clusters import hami, plain, pod
+from support.clusters import hami, node, plain, pod
 from support.kube_profiles import HAMI, NOW, PODS, SERVER, WHOLE, dialect, profile
 from support.pools import V100
 
@@ -46,6 +46,25 @@ def test_resources_that_nodes_count_bound_the_room() -> None:
     assert room(profile("2%", counted), Supply(counted)) == 3
     held = Held(pod("a", "n1", limits={"nvidia.com/gpumem": 1400}))
     assert room(profile("2%", counted), Supply(counted, (held,))) == 0
+
+
+def test_gpus_that_no_node_shows_are_not_told_to_be_full() -> None:
+    bitfusion = dialect(node(allocatable={"bitfusion.io/gpu": 1000}), node("n2"))
+    assert not bitfusion.gpus()
+    supply = Supply(bitfusion)
+    assert room(profile("2%", bitfusion), supply) == UNBOUNDED
+    for choice in server_choices({"ml": SERVER}, supply, NOW, may_wait=False)["ml"]:
+        assert choice.usable
+        assert choice.about.endswith(", of which the cluster does not show how many are free")
+    away = Supply(bitfusion, away=frozenset({"n1", "n2"}))
+    assert room(profile("2%", bitfusion), away) == 0
+
+
+def test_what_nodes_count_bounds_the_room_for_gpus_that_no_node_shows() -> None:
+    counting = dialect(node(allocatable={"bitfusion.io/gpu": 1000, "bitfusion.io/gpu-amount": 3}))
+    held = Held(pod("a", "n1", limits={"bitfusion.io/gpu-amount": 1}))
+    assert room(profile("2%", counting), Supply(counting, (held,))) == 2
+    assert room(profile("2%", counting), Supply(counting, (held,) * 3)) == 0
 
 
 @pytest.mark.parametrize(("kind", "text"), [(hami, "2%"), (plain, "1")])
