@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from gpu_pool.isolation import TierFailed
 from gpu_pool.isolation.mps import MpsTier
 from gpu_pool.isolation.privileged import Privileged
 from gpu_pool.isolation.privileged.program import System
-from gpu_pool_client import Device, Strength
+from gpu_pool_client import Device, Lease, Process, Strength
 from support.mps_stub import OTHER, V100, Stub, lease
 
 ONE_SIZE_655 = [
@@ -141,6 +142,26 @@ def test_hard_is_said_only_of_devices_that_a_probe_found_closed(stub: Stub, runt
     assert strengths(V100, hard=[V100.uuid], one_size=False) == (Strength.COOPERATIVE,) * 2
     pascal = replace(V100, model="Tesla P100-PCIE-16GB")
     assert strengths(pascal, hard=[V100.uuid]) == (Strength.NONE,) * 2
+
+
+def test_no_limit_is_hard_for_root_whoever_was_tried(
+    stub: Stub, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = make(stub, runtime, hard=[V100.uuid])
+
+    def said(held: Lease) -> str:
+        found = tier.describe(held).enforcement
+        return f"{found.memory}; {found.compute}"
+
+    cooperative = "cooperative (MPS, each process); cooperative (MPS, a ceiling of 2%)"
+    assert said(lease("a", user=pwd.getpwuid(0).pw_name)) == cooperative
+    attached = replace(lease("a"), process=Process.current())
+    for owner, strength in ((12345, "hard"), (None, "hard"), (0, "cooperative")):
+        monkeypatch.setattr("gpu_pool.isolation.mps.probe.owner_of", lambda _pid, owner=owner: owner)
+        assert said(attached) == cooperative.replace("cooperative", strength)
+    # Whoever has its number in a container is not known from here.
+    contained = replace(attached, process=replace(Process.current(), namespace="pid:[1]"))
+    assert said(contained) == cooperative.replace("cooperative", "hard")
 
 
 def test_the_line_says_that_each_process_has_the_limit(tier: MpsTier) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +24,8 @@ H100 = replace(mps_stub.V100, model="NVIDIA H100 80GB HBM3", memory_mib=81079, d
 OTHER = replace(mps_stub.OTHER, model="NVIDIA H100 80GB HBM3", memory_mib=81079, driver="615.71.09")
 
 
-def lease(name: str, milli: int = 20, *devices: Device) -> Lease:
-    return mps_stub.lease(name, milli, *(devices or (H100,)))
+def lease(name: str, milli: int = 20, *devices: Device, user: str = "nobody-of-that-name") -> Lease:
+    return mps_stub.lease(name, milli, *(devices or (H100,)), user=user)
 
 
 A, B = lease("1-aaaaaaaa"), lease("2-bbbbbbbb", 300)
@@ -248,6 +249,10 @@ def test_limits_are_hard_where_every_way_around_is_closed(
     limits = tier.describe(A).enforcement
     assert (limits.memory.strength, limits.compute.strength) == (Strength.HARD,) * 2
     assert f"{limits.compute}" == "hard (MPS, a ceiling of 2%)"
+    # Root may open the device to everybody, whoever was tried.
+    roots = lease("3-cccccccc", user=pwd.getpwuid(0).pw_name)
+    limits = tier.describe(roots).enforcement
+    assert (limits.memory.strength, limits.compute.strength) == (Strength.COOPERATIVE,) * 2
     # The daemon's own user may tell it anything.
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{build_cuda(tmp_path)}")
     assert tier.probe(H100) is Outcome.OPENED

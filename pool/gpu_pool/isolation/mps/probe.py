@@ -1,11 +1,13 @@
 """Whether a device is closed to processes that do not come by the pool's way: tried, not assumed.
 
-Only after such a probe may a limit be called hard. It runs a process of the
-user in question, which does what a terminal of that user could do.
+Only after such a probe may a limit be called hard. It runs a process of one user,
+once for each device, which does what a terminal of that user could do. What it
+finds counts for users who may do no more than that one: never for root.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import pwd
 import subprocess
@@ -13,6 +15,9 @@ import sys
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final
+
+from gpu_pool_client import Lease
+from gpu_pool_client.processes import owner_of
 
 #: Tries to open device 0 of those it sees, and then to allocate argv[1] MiB of it. Its exit
 #: status says how far it came: everything that is not one of these is a failure of the probe.
@@ -91,6 +96,27 @@ def attempts(uuid: str, uid: int, confusing: Mapping[str, str], mib: int) -> Out
         return Outcome.OPENED
     outcome = attempt(uuid, uid)
     return attempt(uuid, uid, confusing, mib) if outcome is Outcome.REFUSED else outcome
+
+
+def is_roots(lease: Lease) -> bool:
+    """Whether a lease is held by root, or its attached process runs as root: no limit is hard for it.
+
+    Root may open an exclusive device to everybody, or tell a daemon anything, so a
+    try by another user says nothing about it. Of a process that cannot be seen from
+    here, as in a container, the user is not known.
+    """
+    process = lease.process
+    runs_as_root = process is not None and process.is_alive() is True and owner_of(process.pid) == 0
+    return runs_as_root or lease.holder.user == _root()
+
+
+@functools.lru_cache(maxsize=1)
+def _root() -> str:
+    """Return root's name. Whoever asks for other users' ids may have to wait for a network."""
+    try:
+        return pwd.getpwuid(0).pw_name
+    except KeyError:
+        return "root"
 
 
 def _search() -> dict[str, str]:

@@ -13,7 +13,7 @@ from gpu_pool.isolation.mps.card import refuse_unsuitable
 from gpu_pool.isolation.mps.control import PIPES, Control
 from gpu_pool.isolation.mps.desk import Desk
 from gpu_pool.isolation.mps.facts import Size, contexts, is_old, size_of
-from gpu_pool.isolation.mps.probe import CONFUSING, MEMORY, Outcome, attempts
+from gpu_pool.isolation.mps.probe import CONFUSING, MEMORY, Outcome, attempts, is_roots
 from gpu_pool.isolation.mps.processes import TOOL
 from gpu_pool.isolation.mps.running import find
 from gpu_pool.isolation.privileged import Privileged
@@ -33,7 +33,7 @@ class MpsTier(Tier):
     ``multiuser``, for which the pool must be root; then ``uid`` is the user
     that :meth:`probe` tries. ``one_size`` makes the limits the daemon's own,
     which a process cannot lift by changing its environment. ``hard`` names the
-    devices that a probe found closed. ``privileged`` sets compute modes. No
+    devices that a probe found closed, to all but root. ``privileged`` sets compute modes. No
     question to a daemon waits longer than ``timeout`` seconds.
     """
 
@@ -71,10 +71,11 @@ class MpsTier(Tier):
             return Statement(pipe, Enforcement(nothing, nothing))
         size = size_of(part)
         limits = {MEMORY: f"0={size.memory_mib}M", THREADS: f"{size.percent}"} if _is_part(part) else {}
-        return Statement({**pipe, **limits}, self._enforcement(part.device, size))
+        return Statement({**pipe, **limits}, self._enforcement(lease, size))
 
-    def _enforcement(self, device: Device, size: Size) -> Enforcement:
-        strength = Strength.HARD if self._one_size and device.uuid in self._hard else Strength.COOPERATIVE
+    def _enforcement(self, lease: Lease, size: Size) -> Enforcement:
+        closed = self._one_size and lease.slices[0].device.uuid in self._hard
+        strength = Strength.HARD if closed and not is_roots(lease) else Strength.COOPERATIVE
         return Enforcement(
             Limit(strength, "MPS, each process"), Limit(strength, f"MPS, a ceiling of {size.percent}%")
         )

@@ -21,7 +21,7 @@ from gpu_pool.isolation.mps.card import refuse_unsuitable
 from gpu_pool.isolation.mps.claim import Claim
 from gpu_pool.isolation.mps.control import PIPES, Control
 from gpu_pool.isolation.mps.facts import Size, contexts, size_of
-from gpu_pool.isolation.mps.probe import CONFUSING, MEMORY, Outcome, attempts
+from gpu_pool.isolation.mps.probe import CONFUSING, MEMORY, Outcome, attempts, is_roots
 from gpu_pool.isolation.namespaces.daemon import Daemon
 from gpu_pool.isolation.privileged import Privileged
 from gpu_pool.isolation.tier import Statement, Tier, TierFailed
@@ -62,7 +62,7 @@ class CgroupTier(Tier):
     All clients run as the user ``uid`` (the pool's own by default), unless
     ``multiuser``, for which the pool must be root; then ``uid`` is the user
     that :meth:`probe` tries. ``hard`` names the devices that a probe found
-    closed. ``privileged`` makes the control groups. No question to the daemon
+    closed, to all but root. ``privileged`` makes the control groups. No question to the daemon
     waits longer than ``timeout`` seconds.
     """
 
@@ -101,7 +101,8 @@ class CgroupTier(Tier):
             return Statement()
         part = lease.slices[0]
         pipe = self._daemon.control.pipe / _server(part.device) / _namespace(lease.id)
-        strength = Strength.HARD if part.device.uuid in self._hard else Strength.COOPERATIVE
+        closed = part.device.uuid in self._hard and not is_roots(lease)
+        strength = Strength.HARD if closed else Strength.COOPERATIVE
         ceiling = f"MPS, a ceiling of {size_of(part).percent}%"
         limits = Enforcement(Limit(strength, _HELD_BY), Limit(strength, ceiling))
         return Statement({PIPES: f"{pipe}"}, limits)
