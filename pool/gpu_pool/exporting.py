@@ -49,10 +49,19 @@ def documents(
     dialect's pods ask for.
     """
     notes: list[str] = []
-    made: list[Manifest] = []
+    quotas: dict[str, Manifest] = {}
     for name, course in sorted(courses.items()):
         quota = _quota(name, course, dialect, namespace, notes)
-        made += [quota] if quota else []
+        if quota is not None:
+            quotas[name] = quota
+    if quotas and len(courses) > 1 and COURSE not in namespace:
+        # A ResourceQuota knows no courses: the least of them would hold for all courses together.
+        notes.append(
+            f"{', '.join(quotas)}: no ResourceQuota. It would bind all courses in the namespace {namespace}; "
+            f"give each course its own, with {COURSE} in --namespace."
+        )
+        quotas = {}
+    made = list(quotas.values())
     if kueue:
         made += _queues(courses, dialect, namespace)
         if any(key.startswith(_VENDORS) for key in dialect.table.quota):

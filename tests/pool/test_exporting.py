@@ -82,6 +82,23 @@ def test_what_cannot_be_said_is_named(name: str, quota: str, slices: str, words:
     assert words in notes[0]
 
 
+@pytest.mark.parametrize("kueue", [False, True])
+def test_courses_that_share_a_namespace_do_not_bind_each_other(kueue: bool) -> None:
+    made, notes = documents(COURSES, speaks("hami"), "jupyterhub", kueue=kueue)
+    kinds = ["ResourceFlavor", "ClusterQueue", *["LocalQueue"] * len(COURSES)] if kueue else []
+    assert [each["kind"] for each in made] == kinds
+    assert (
+        "ml, research: no ResourceQuota. It would bind all courses in the namespace jupyterhub; "
+        "give each course its own, with {course} in --namespace."
+    ) in notes
+    assert "research: GPU hours are counted by the pool alone." in notes
+
+
+def test_a_namespace_that_no_quota_would_bind_needs_no_words() -> None:
+    free = {"free": COURSES["free"], "more": COURSES["free"]}
+    assert documents(free, speaks("hami"), "jupyterhub", kueue=False) == ([], [])
+
+
 def test_kueue_gets_one_queue_for_each_course_where_it_can_count() -> None:
     card = hami("n1", count=50)
     found = choose(Cluster.read([card], crds=named("localqueues.kueue.x-k8s.io"))).dialect
