@@ -138,7 +138,12 @@ def test_what_a_course_has_set_is_undone_before_the_next(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"dialect": "hummy"}, {"dialect_options": {"que": "x"}}, {"course_namespace": "Course {course}"}],
+    [
+        {"dialect": "hummy"},
+        {"dialect_options": {"que": "x"}},
+        {"dialect_options": {"context_mib": "350"}},
+        {"course_namespace": "Course {course}"},
+    ],
 )
 def test_a_setting_that_cannot_be_is_refused_when_the_hub_starts(wrong: dict[str, Any]) -> None:
     spawner = GPUPoolKubeSpawner.__new__(GPUPoolKubeSpawner)

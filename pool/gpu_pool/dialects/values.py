@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -44,12 +44,52 @@ class Options:
     most_milli: int = 1500
 
     def __post_init__(self) -> None:
+        if isinstance(self.bitfusion_client, list):
+            # YAML and JSON know no tuples, and looks at a cluster are kept by the options they are made with.
+            object.__setattr__(self, "bitfusion_client", tuple(self.bitfusion_client))
+        for name, (fits, accepted) in _ACCEPTED.items():
+            if not fits(given := getattr(self, name)):
+                raise BadRequest(f"{name} is {ascii(given)[:80]}.", f"Accepted: {accepted}.")
         if min(self.volcano_memory_factor, self.aliyun_memory_unit) < 1:
             raise BadRequest(
                 "A unit of GPU memory is at least 1 MiB.",
                 "Correct volcano_memory_factor or aliyun_memory_unit.",
             )
 
+
+def _is_text(given: object) -> bool:
+    return isinstance(given, str)
+
+
+def _is_text_or_none(given: object) -> bool:
+    return given is None or _is_text(given)
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
+def _is_switch(given: object) -> bool:
+    return isinstance(given, bool)
+
+
+def _is_pair(given: object) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and all(map(_is_text, given))
+
+
+#: What each option may be, since they come from files and not from code, and how to say it.
+_ACCEPTED: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
+    "container": (_is_text, "text"),
+    "queue": (_is_text_or_none, "text, or none"),
+    "runtime_class": (_is_text_or_none, "text, or none"),
+    "memory_limiter": (_is_switch, "true or false"),
+    "volcano_memory_factor": (_is_number, "a whole number, such as 10, without quotes"),
+    "aliyun_memory_unit": (_is_number, "a whole number, such as 1024, without quotes"),
+    "bitfusion_client": (_is_pair, 'two texts, such as [ubuntu20, "450"]'),
+    "policy": (_is_text_or_none, "text, or none"),
+    "context_mib": (_is_number, "a whole number, such as 350, without quotes"),
+    "most_milli": (_is_number, "a whole number, such as 1500, without quotes"),
+}
 
 #: What holds where an administrator has said nothing.
 DEFAULTS: Final = Options()
