@@ -24,7 +24,7 @@ from support.terminal import Terminal, eventually
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
 
-NOBODY = 65534
+NOBODY, NAMELESS = 65534, 64_999
 SCENARIO = "driver 550.54.14\ngpu GPU-0 Tesla V100-SXM2-32GB\nmemory 32768 258\n"
 #: Another user may be unable to read what is imported later.
 _AS_USER = """
@@ -73,6 +73,14 @@ class Served:
         code = _AS_USER.format(uid=uid, words=[*words])
         return self.terminal.call(sys.executable, "-c", code, env={"HOME": str(self.folder), **environment})
 
+    def take(self, uid: int) -> str:
+        """Take a slice as a user; return the lease's id."""
+        keeper = subprocess.Popen(["sleep", "600"], user=uid, group=uid, extra_groups=[], text=True)
+        self.terminal.started.append(keeper)
+        done = self.run(uid, "request", "2%", "--keeper", f"{keeper.pid}", "--json")
+        assert done.returncode == 0, done.stderr
+        return str(json.loads(done.stdout)["id"])
+
     def checks(self, uid: int, name: str, **environment: str) -> tuple[int, list[dict[str, Any]]]:
         """Return the doctor's exit status, and its checks of that name."""
         done = self.run(uid, "doctor", "--json", **environment)
@@ -114,3 +122,28 @@ def test_a_client_of_a_pool_that_works_needs_no_gpu(served: Served) -> None:
     assert "it has no GPU" in told["text"]
     status, [told] = served.checks(NOBODY, "gpus", **bare, GPU_POOL_URL=f"unix:{served.folder}/none")
     assert (status, told["state"]) == (1, "broken")
+
+
+def test_all_of_mine_is_what_a_service_shows_to_who_is_no_administrator(served: Served) -> None:
+    """It knows its user by a name that nothing on this machine has."""
+    served.start()
+    roots = served.terminal.hold("10%")
+    theirs = served.take(NAMELESS)
+    released = json.loads(served.run(NAMELESS, "release", "--all-mine", "--json").stdout)["released"]
+    assert released == [theirs]
+    assert [lease.id for lease in served.terminal.status().leases] == [roots]
+    again = served.run(NAMELESS, "release", "--all-mine")
+    assert (again.returncode, again.stdout) == (0, "You hold no slice.\n")
+
+
+def test_an_administrator_who_is_shown_others_leases_is_told_to_name_theirs(served: Served) -> None:
+    served.start()
+    theirs = served.take(NAMELESS)
+    done = served.run(0, "release", "--all-mine")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"There are those of uid-{NAMELESS}: {theirs}." in done.stderr
+    assert "gpu-pool release ID" in done.stderr
+    assert [lease.id for lease in served.terminal.status().leases] == [theirs]
+    mine = served.terminal.hold("10%")
+    assert f"lease {mine}" in served.run(0, "release", "--all-mine").stdout
+    assert [lease.id for lease in served.terminal.status().leases] == [theirs]

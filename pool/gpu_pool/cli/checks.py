@@ -17,22 +17,14 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from gpu_pool.cli.mine import shows_all
 from gpu_pool.cli.session import Session, complete
 from gpu_pool.cli.words import safe
 from gpu_pool.embedded import ledger_path
 from gpu_pool.inventory import discover
 from gpu_pool.ledger import files
 from gpu_pool.ledger.database import Database
-from gpu_pool_client import (
-    SIMULATED,
-    WHOLE,
-    GpuPoolError,
-    Holder,
-    NeverFits,
-    Pool,
-    PoolStatus,
-    SliceRequest,
-)
+from gpu_pool_client import SIMULATED, GpuPoolError, Pool, PoolStatus
 from gpu_pool_client.pool import DEFAULT_URL, URL_VARIABLE
 
 State = Literal["ok", "note", "broken"]
@@ -161,21 +153,11 @@ async def _look(session: Session) -> tuple[PoolStatus, bool]:
 
 
 async def _tells_all(pool: Pool, found: PoolStatus) -> bool:
-    """Whether we are told of all leases: a service tells administrators of all, others of their own.
-
-    Who is none may not ask in nobody's name, which changes nothing. Over HTTP a service of
-    the Hub's may, too, and is told of no lease; there the processes are another machine's anyway.
-    """
+    """Whether we are told of all leases on GPUs of this machine, whose processes can be seen."""
     scheme = urlsplit(found.url).scheme
     if scheme != "unix" or all(each.device.simulated for each in found.devices):
         return scheme == "embedded"
-    try:
-        await pool.forecast(SliceRequest(milli=WHOLE), Holder(""))
-    except NeverFits:  # which it says after it has looked at who asks
-        return True
-    except GpuPoolError:
-        return False
-    return True
+    return await shows_all(pool) is True
 
 
 def _devices(status: PoolStatus) -> Iterator[Check]:

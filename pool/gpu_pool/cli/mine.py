@@ -1,4 +1,4 @@
-"""Which leases are mine: those whose process is this one or one it descends from.
+"""Which leases are mine: those whose process is this one or one it descends from, and whose I am told of.
 
 There is no state file. A shell that asked for a slice is the parent of what it
 starts, and a command or kernel on a slice is the ancestor of what runs in it.
@@ -12,7 +12,18 @@ from contextlib import contextmanager
 
 import psutil
 
-from gpu_pool_client import BadRequest, Lease, LeaseGone, Process
+from gpu_pool_client import (
+    BadRequest,
+    GpuPoolError,
+    Holder,
+    Lease,
+    LeaseGone,
+    NeverFits,
+    NotAllowed,
+    Pool,
+    Process,
+    SliceRequest,
+)
 
 LEASE_VARIABLE = "GPU_POOL_LEASE"
 TAKE_ONE = "Take one with: gpu-pool request 2%"
@@ -32,6 +43,23 @@ def held_by(leases: Iterable[Lease], processes: Sequence[Process], environ: Mapp
     everything = list(leases)
     found = [lease for process in processes for lease in everything if lease.process == process]
     return found or [lease for lease in everything if lease.id == environ.get(LEASE_VARIABLE)]
+
+
+async def shows_all(pool: Pool) -> bool | None:
+    """Whether a service shows us everybody's leases, as to administrators, and not our own alone.
+
+    None where that cannot be told. None but administrators may ask in nobody's name, and no
+    rule of any pool forbids the smallest request: whatever else is said of it, it was heard.
+    """
+    try:
+        await pool.forecast(SliceRequest(milli=1), Holder(""))
+    except NotAllowed:
+        return False
+    except NeverFits:
+        return True
+    except GpuPoolError:
+        return None
+    return True
 
 
 @contextmanager

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import click
 
 from gpu_pool.cli.line import new_key, take, user_name
-from gpu_pool.cli.mine import TAKE_ONE, ancestors, held_by, naming_leases
+from gpu_pool.cli.mine import TAKE_ONE, ancestors, held_by, naming_leases, shows_all
 from gpu_pool.cli.plain import plain_lease
 from gpu_pool.cli.running import waiting_options
 from gpu_pool.cli.screen import show_json
@@ -111,8 +113,33 @@ async def _release(session: Session, lease_ids: tuple[str, ...], all_mine: bool)
 
 
 async def _all_of_mine(pool: Pool) -> list[Lease]:
+    """Return all that is ours, or refuse where the pool shows leases and does not tell whose we are.
+
+    A service knows us by a name of its own: the Hub's, or that of a container's uid.
+    """
     status = await pool.status()
-    return [lease for lease in (*status.leases, *status.line) if lease.holder.user == user_name()]
+    shown = [*status.leases, *status.line]
+    mine = [lease for lease in shown if lease.holder.user == user_name()]
+    if not shown or urlsplit(status.url).scheme == "embedded":
+        return mine
+    if await shows_all(pool) is False:
+        return shown
+    if not mine:
+        raise _nameless(shown)
+    return mine
+
+
+def _nameless(shown: Sequence[Lease]) -> BadRequest:
+    """Say whose leases there are to somebody to whom all are shown."""
+    by_user: dict[str, list[str]] = {}
+    for lease in shown:
+        by_user.setdefault(safe(lease.holder.user), []).append(lease.id)
+    held = "; ".join(f"{user}: {', '.join(ids)}" for user, ids in by_user.items())
+    return BadRequest(
+        f"None of the leases that you are shown is of {safe(user_name())}, by which name the pool need not "
+        f"know you. Nothing was given back. There are those of {held}.",
+        "Name those that are yours: gpu-pool release ID",
+    )
 
 
 async def _of_this_shell(pool: Pool) -> list[Lease]:
