@@ -104,20 +104,24 @@ class EmbeddedPool(OpenedPool):
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
         """See ``Pool.wait``."""
-        give_up_at = None if timeout is None else time.monotonic() + timeout
         try:
-            while True:
-                lease = await self._do(lambda book: _after_a_look(book, lease_id, _LOOK))
-                if lease.state is LeaseState.HELD:
-                    return await self._enforcer.hand_back(lease)
-                _refuse_unless_waiting(lease)
-                if give_up_at is not None and time.monotonic() >= give_up_at:
-                    raise await self._do(lambda book: book.shortage(lease_id))
-                await asyncio.sleep(_POLL)
+            return await self.until_held(lease_id, timeout)
         except asyncio.CancelledError:
             with self._asked({}):
                 self._ledger.later(lambda book: book.release(lease_id, EndReason.WITHDRAWN))
             raise
+
+    async def until_held(self, lease_id: str, timeout: float | None = None) -> Lease:
+        """Do as :meth:`wait`, but withdraw nothing when cancelled: who asked may come back and ask again."""
+        give_up_at = None if timeout is None else time.monotonic() + timeout
+        while True:
+            lease = await self._do(lambda book: _after_a_look(book, lease_id, _LOOK))
+            if lease.state is LeaseState.HELD:
+                return await self._enforcer.hand_back(lease)
+            _refuse_unless_waiting(lease)
+            if give_up_at is not None and time.monotonic() >= give_up_at:
+                raise await self._do(lambda book: book.shortage(lease_id))
+            await asyncio.sleep(_POLL)
 
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
         """See ``Pool.watch``."""
