@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_pool.queueing import Policy, Situation, Usage, faded_use, foremost
+from support import queues
 from support.queues import HOUR, RULES, V100, decided, granted, holding, ordered, statuses, waiter
 
 # -- The order of turn -------------------------------------------------------
@@ -143,6 +144,18 @@ def test_on_one_single_gpu_emptying_is_strict_order() -> None:
 def test_nothing_is_emptied_for_what_the_next_lease_to_end_makes_room_for() -> None:
     held = [holding(0, 20, HOUR, user=f"{number}") for number in range(50)]
     assert decided([waiter(1, "2%", since=-HOUR)], held, count=1).reservations == {}
+
+
+def test_a_device_of_one_size_is_emptied_for_a_smaller_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "V100", [replace(V100[0], one_size=True)])
+    held = [holding(0, 200) for _ in range(5)]
+    smaller, same = waiter(1, "10%", since=-HOUR), waiter(2, "20%", since=-HOUR)
+    # The next to end makes room for its own size alone, and that may go on for ever.
+    assert decided([smaller, same], held[1:], count=1).reservations == {1: (V100[0].uuid,)}
+    assert granted(decided([replace(smaller, reserved=(V100[0].uuid,)), same], held[1:], count=1)) == []
+    assert decided([same], held, count=1).reservations == {}
+    by_memory = waiter(1, "6550MiB", since=-HOUR)
+    assert decided([by_memory], held, count=1).reservations == {1: (V100[0].uuid,)}
 
 
 def test_a_course_that_would_get_more_than_its_part_waits_longer_for_devices_to_be_emptied() -> None:

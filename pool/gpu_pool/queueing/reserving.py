@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from gpu_pool import placement
 from gpu_pool.queueing.releasing import more
@@ -14,6 +15,10 @@ from gpu_pool_client import Device, DeviceStatus, Slice
 #: Of so many devices one may be reserved: each stands idle for a part of its time. More make
 #: all others wait longer in every workload that was tried, and the large hardly shorter.
 _ONE_IN = 4
+
+
+#: Thousandths of a GPU, and MiB.
+Size: TypeAlias = tuple[int, int]
 
 
 class Reservations:
@@ -38,13 +43,16 @@ class Reservations:
         """Return the uuids that are reserved for somebody else."""
         return {uuid for number, kept in self.by_number.items() if number != waiter.number for uuid in kept}
 
-    def is_hindered(self, waiter: Waiter, smallest: Mapping[str, int]) -> bool:
-        """Whether smaller leases stand in its way; if not, the next to end makes room for it."""
+    def is_hindered(self, waiter: Waiter, smallest: Mapping[str, Size]) -> bool:
+        """Whether leases stand in its way whose next end need not make room for it.
+
+        Those are smaller ones, and where all on a device have one size, those of another.
+        """
         able = self._able(waiter)
         if placement.most_together(able) < waiter.request.count:
             return False
         return waiter.request.count > 1 or any(
-            part.milli > smallest.get(part.device.uuid, part.milli) for part in able
+            _is_in_the_way(smallest[part.device.uuid], part) for part in able if part.device.uuid in smallest
         )
 
     @property
@@ -86,14 +94,18 @@ class Reservations:
         return bool(reserved) and reserved + more > max(1, len(self._devices) // _ONE_IN)
 
 
-def smallest_by_device(holdings: Iterable[Holding]) -> dict[str, int]:
-    """Return the share of the smallest lease on each device, in thousandths."""
-    smallest: dict[str, int] = {}
+def smallest_by_device(holdings: Iterable[Holding]) -> dict[str, Size]:
+    """Return the size of the smallest lease on each device."""
+    smallest: dict[str, Size] = {}
     for holding in holdings:
         for part in holding.parts:
-            uuid = part.device.uuid
-            smallest[uuid] = min(part.milli, smallest.get(uuid, part.milli))
+            uuid, size = part.device.uuid, (part.milli, part.memory_mib)
+            smallest[uuid] = min(size, smallest.get(uuid, size))
     return smallest
+
+
+def _is_in_the_way(size: Size, part: Slice) -> bool:
+    return size[0] < part.milli or (part.device.one_size and size != (part.milli, part.memory_mib))
 
 
 def _readiness(part: Slice, status: DeviceStatus, holdings: Iterable[Holding]) -> tuple[float, int, int]:
