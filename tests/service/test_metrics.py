@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import textwrap
@@ -118,6 +119,14 @@ async def test_what_ends_is_counted_once_by_course_and_reason(numbers: Numbers) 
         assert await numbers.value("gpu_pool_leases_ended_total", reason="revoked") == 1
     await numbers.pool.release(await numbers.take("10%"))
     assert await numbers.value("gpu_pool_leases_ended_total", reason="released") == 2
+
+
+async def test_two_who_read_at_once_count_nothing_twice(numbers: Numbers) -> None:
+    for _ in range(5):
+        await numbers.pool.release(await numbers.take("10%"))
+    await asyncio.gather(*(numbers.metrics.page() for _ in range(3)))
+    assert await numbers.value("gpu_pool_leases_ended_total", reason="released") == 5
+    assert await numbers.value("gpu_pool_grant_seconds_count", course="ml") == 5
 
 
 async def test_every_first_grant_is_counted_once(numbers: Numbers) -> None:

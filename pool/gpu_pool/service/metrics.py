@@ -7,6 +7,7 @@ counters begin at 0 when the service starts, as Prometheus expects.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import time
 from collections import Counter
@@ -73,6 +74,8 @@ class Metrics:
             registry=self._registry,
         )
         self._looking = _Looking(time.time())
+        #: Held from reading the history to counting it: two that read at once would count it twice.
+        self._counting = asyncio.Lock()
         #: Requests since the numbers were last read, by handler and status: cheap, since every answer counts.
         self._answered: Counter[tuple[str, int]] = Counter()
 
@@ -85,10 +88,11 @@ class Metrics:
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-        status = await self._pool.status()
-        rows = await self._pool.history(self._looking.since)
-        known = frozenset(self._courses())
-        self._count(status, rows, known)
+        async with self._counting:
+            status = await self._pool.status()
+            rows = await self._pool.history(self._looking.since)
+            known = frozenset(self._courses())
+            self._count(status, rows, known)
         now = CollectorRegistry()
         readings = await self._pool.look_at_devices([each.device for each in status.devices])
         now.register(_Now(status, readings, known, time.time()))
