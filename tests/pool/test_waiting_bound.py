@@ -23,6 +23,18 @@ async def test_one_more_than_may_wait_is_refused_with_what_to_do(tmp_path: Path)
         assert [lease.id for lease in (await pool.status()).line] == waiting
 
 
+async def test_who_would_be_refused_is_not_promised_a_place(tmp_path: Path) -> None:
+    async with embedded(tmp_path / "ledger.db", max_waiting=1) as pool:
+        await take(pool, "1", "held", GRACE)
+        assert await pool.forecast(parse_request("1"), GRACE) is not None
+        await take(pool, "1", "waits", GRACE)
+        with pytest.raises(OverQuota, match="wait for 1 slices already"):
+            await pool.forecast(parse_request("1"), GRACE)
+        assert await pool.forecast(parse_request("1"), Holder("ada")) is not None
+        # Nobody in particular, who may be told, has no leases.
+        assert await pool.forecast(parse_request("1"), Holder("")) is not None
+
+
 async def test_it_counts_for_each_user_alone_and_repeated_requests_once(tmp_path: Path) -> None:
     async with embedded(tmp_path / "ledger.db", max_waiting=1) as pool:
         await take(pool, "1", "held")

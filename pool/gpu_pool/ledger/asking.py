@@ -144,8 +144,7 @@ class Asking:
             if parts is None or limits:
                 self._check(request, row, limits)
             if parts is None:
-                waiting = self._db.one("waiting_of_user", user=row["user"])[0]
-                admission.check_waiting(request, waiting, self._most_waiting)
+                self._check_waiting(request, row["user"])
                 self._insert_waiting(row)
                 return self._leases.lease(str(row["id"]))
             self._insert_held(row, parts)
@@ -237,7 +236,14 @@ class Asking:
             if check is not None:
                 check()
             self._check(request, row, list(quotas.scopes(self._sharing, row["user"], row["course"])))
-            return self._line.forecast(row)
+            found = self._line.forecast(row)
+            if found is not None and row["user"]:
+                self._check_waiting(request, row["user"])
+            return found
+
+    def _check_waiting(self, request: SliceRequest, user: str) -> None:
+        waiting = self._db.one("waiting_of_user", user=user)[0]
+        admission.check_waiting(request, waiting, self._most_waiting)
 
     def _next_turn(self) -> int:
         return int(self._db.one("last_turn")[0]) + 1
