@@ -31,16 +31,17 @@ class AccountTable:
         self._db = database
         self._leases = leases
         self._devices = devices
-        self._rows: list[tuple[object, ...]] | None = None
+        self._known: tuple[list[Device], list[tuple[object, ...]]] | None = None
         self._held: tuple[Lease, ...] = ()
 
     def held(self) -> tuple[Lease, ...]:
         """Return the held leases, oldest first: the very same tuple while nothing about them has changed."""
         with self._db.snapshot():
-            rows = [tuple(row) for row in self._db.run("held").fetchall()]
-            if rows != self._rows:
+            devices = [status.device for status in self._devices.statuses()]
+            known = devices, [tuple(row) for row in self._db.run("held").fetchall()]
+            if known != self._known:
                 leases = self._leases.not_waiting()
-                self._rows = rows
+                self._known = known
                 self._held = tuple(lease for lease in leases if lease.state is LeaseState.HELD)
         return self._held
 

@@ -57,8 +57,10 @@ class LeaseTable:
         """Return held and parked leases, oldest first."""
         known, self._not_waiting = self._not_waiting, {}
         for row in self._db.run("leases").fetchall():
-            values = tuple(row)
-            lease = known.get(values) or self.value(row, self._devices.read(row["slices"]))
+            values, parts = tuple(row), self._devices.read(row["slices"])
+            lease = known.get(values)
+            if lease is None or lease.slices != parts:  # what is known of a device may have changed
+                lease = self.value(row, parts)
             if row["ends_by"] is not None:  # the clock of the wall may have been set
                 lease = replace(lease, terms=self._terms(row))
             self._not_waiting[values] = lease

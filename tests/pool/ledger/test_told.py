@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,16 @@ def test_a_lease_is_told_of_in_the_terms_of_its_course_as_they_are_now(office: O
     assert [lease.terms.idle_limit for lease in office.told()] == [None, None]
     office.follow(COURSE + "idle_limit: 30min\n")
     assert [lease.terms.idle_limit for lease in office.told()] == [1_800.0, 1_800.0]
+
+
+def test_a_device_is_everywhere_what_it_is_now(office: Office) -> None:
+    lease = office.ask("30%", "key")
+    assert office.told() == [*office.book.accounts.held()] == [lease]
+    office.book.register([replace(each, driver="570.2") for each in POOL])
+    held, told = office.book.accounts.held(), office.told()
+    assert told == [*held] == [office.book.lease(lease.id)]
+    assert told[0].slices[0].device.driver == "570.2"
+    assert office.book.accounts.held() is held
 
 
 def test_what_has_not_changed_is_not_made_anew(office: Office) -> None:
