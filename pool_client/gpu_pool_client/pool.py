@@ -196,7 +196,7 @@ class Pool(abc.ABC):
     async def history(self, since: float = 0.0) -> list[Mapping[str, Any]]:
         """Return the leases that have ended since then (Unix seconds), the first to end first.
 
-        No more than the last 100,000 of them.
+        No more than the last 100,000 of them, and of a user who asks a service the last 10,000.
 
         Each has: id, request, milli, user, course, kernel, requested_at, held_at (the first
         grant; None if it never was), ended_at, held_seconds (parked time left out), gpu_seconds

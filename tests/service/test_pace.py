@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpu_pool.service.callers import Caller
+from gpu_pool.service.changes import Changes
+from gpu_pool.service.desk import Desk
+from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.pace import Pace
-from gpu_pool_client import OverQuota
+from gpu_pool_client import OverQuota, Process
 from support.hub import ADMIN, Hub, serving_hub
+from support.pools import embedded
 from support.service import Nursery
+
+LOG = logging.getLogger(__name__)
 
 
 def test_each_user_has_so_many_decisions_a_minute() -> None:
@@ -32,6 +44,30 @@ def test_those_who_ask_too_much_are_remembered_whoever_else_comes() -> None:
         pace.count(f"user-{number}")
     with pytest.raises(OverQuota):
         pace.count("user-0")
+
+
+async def test_a_users_history_is_read_once_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    async with embedded(tmp_path / "ledger.db") as pool:
+        read = pool.history
+
+        async def history(since: float = 0.0, *, user: str | None = None) -> list[Mapping[str, Any]]:
+            for name in ("all", str(user)):
+                under_way[name] += 1
+                most[name] = max(most[name], under_way[name])
+            rows = await read(since, user=user)
+            under_way.subtract(["all", str(user)])
+            return rows
+
+        monkeypatch.setattr(pool, "history", history)
+        heartbeats = Heartbeats(10, LOG)
+        desk = Desk(pool, Changes(pool, LOG, heartbeats), heartbeats, LOG, 10)
+        callers = [Caller(name, False, name, Process.current()) for name in ("ada", "ada", "ada", "bob")]
+        await asyncio.gather(*(desk.history(caller, 0.0) for caller in callers))
+    assert most == {"ada": 1, "bob": 1, "all": 2}
 
 
 async def test_questions_do_not_count_and_administrators_may_ask_more(

@@ -28,8 +28,9 @@ from gpu_pool_client import (
 
 #: No deadline is set further ahead than this.
 _MOST_SECONDS: Final = 86_400.0
-#: Rows of history that are read at once.
+#: Rows of history that are read at once, and by one user of theirs: nobody else is served meanwhile.
 _MOST_ROWS: Final = 100_000
+_MOST_OF_USER: Final = 10_000
 
 
 class Book(Asking):
@@ -54,9 +55,9 @@ class Book(Asking):
 
     def history(self, since: float, user: str | None = None) -> list[Mapping[str, Any]]:
         """Return the leases, or those of a user, that have ended since then; see ``Pool.history``."""
-        name = "history" if user is None else "history_of_user"
+        name, most = ("history", _MOST_ROWS) if user is None else ("history_of_user", _MOST_OF_USER)
         with self._db.snapshot():
-            rows = self._db.run(name, {"since": since, "user": user, "most": _MOST_ROWS}).fetchall()
+            rows = self._db.run(name, {"since": since, "user": user, "most": most}).fetchall()
         return [dict(row) for row in reversed(rows)]
 
     # -- Changing ----------------------------------------------------------

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.service.callers import Caller, course_asked_for
@@ -72,6 +73,8 @@ class Desk:
         self._other_courses = other_courses
         self._owners = Owners(pool)
         self._polls = Polls(most_polls)
+        #: Held while a user's history is read, which takes as long as dozens of decisions.
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # -- Asking ------------------------------------------------------------
 
@@ -103,7 +106,8 @@ class Desk:
                 found = await self._changes.wait(lease_id, _waits_no_more, seconds)
             if not last and not (found and not await self._waits(lease_id)):
                 return None
-        return caller.shown(await self._pool.wait(lease_id, 0))
+        # A lost connection withdraws nothing: the client asks again, or withdraws in words of its own.
+        return caller.shown(await self._pool.until_held(lease_id, 0))
 
     async def _waits(self, lease_id: str) -> bool:
         return (await self._pool.lease(lease_id)).state is LeaseState.WAITING
@@ -173,8 +177,9 @@ class Desk:
         return places
 
     async def history(self, caller: Caller, since: float) -> list[Mapping[str, Any]]:
-        """Return the caller's own leases that have ended since then."""
-        return await self._pool.history(since, user=None if caller.is_admin else caller.user)
+        """Return the caller's own leases that have ended since then. Each user is answered once at a time."""
+        async with self._reading.setdefault(caller.user, asyncio.Lock()):
+            return await self._pool.history(since, user=None if caller.is_admin else caller.user)
 
     # -- Changing ----------------------------------------------------------
 
