@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from gpu_pool_client import EndReason, Lease, LeaseState, PoolUnreachable
 from support.classroom import Classroom, Managers, eventually, kill
+from support.pools import until
 from support.room import frontend
 
 
@@ -166,6 +169,34 @@ async def test_a_parked_kernel_is_restarted_on_its_slice(
     async with frontend(km) as page:
         assert (await page.run("print('again')").done()).outputs == ["again\n"]
     assert (await classroom.only_lease()).id == lease.id
+
+
+async def test_a_kernel_restarted_while_its_slice_is_being_lent_waits_for_it(
+    classroom: Classroom, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course(idle_limit="1s")
+    km = manager(classroom.install("all", "1"))
+    await km.start_kernel()
+    park, begun, may_go_on = classroom.pool.park, threading.Event(), threading.Event()
+
+    async def late(lease_id: str) -> Lease:
+        begun.set()
+        await asyncio.to_thread(may_go_on.wait)
+        return await park(lease_id)
+
+    monkeypatch.setattr(classroom.pool, "park", late)
+    async with frontend(km) as page:
+        await until(begun.is_set)
+        other, before = await classroom.fill("1"), km.provisioner._lease
+        restart = asyncio.create_task(km.restart_kernel(now=True))
+        await until(lambda: km.provisioner._lease is not before)  # it was read, and is still held
+        may_go_on.set()
+        await restart
+        cell = page.run("print('ran')")
+        await cell.shows("You are next in line")
+        assert (await classroom.pool.lease(other.id)).state is LeaseState.HELD
+        await classroom.pool.release(other.id)
+        assert (await cell.done()).outputs == ["ran\n"]
 
 
 @pytest.mark.long

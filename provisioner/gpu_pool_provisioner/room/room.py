@@ -110,6 +110,8 @@ class Room:
         self._launch = launch
         if self._run is not None and self._life is not None:
             await asyncio.wait([self._life])  # which is about to see that the process before has ended
+        if self._life is not None:
+            lease = None  # whoever read it may have done so before that life, in its last moment, parked it
         if self._closing is not None:
             self._closing.cancel()
         self._standing_in = True
