@@ -157,6 +157,20 @@ async def test_a_slice_that_is_taken_away_ends_the_kernel_in_words(
         assert (await page.run("print(2)").done()).outputs == ["2\n"]
 
 
+async def test_a_kernel_that_was_ended_and_is_restarted_runs_its_first_cell(
+    classroom: Classroom, manager: Managers, course: Any
+) -> None:
+    course(idle_limit="5s")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("1").done()
+        await classroom.pool.release((await classroom.only_lease()).id, EndReason.REVOKED)
+        await until(lambda: km.provisioner._room.standing_in)
+        await km.restart_kernel()
+        assert (await page.run("print('again')").done()).outputs == ["again\n"]
+
+
 async def test_a_parked_kernel_is_restarted_on_its_slice(
     classroom: Classroom, manager: Managers, course: Any
 ) -> None:

@@ -114,7 +114,7 @@ class Room:
             lease = None  # whoever read it may have done so before that life, in its last moment, parked it
         if self._closing is not None:
             self._closing.cancel()
-        self._standing_in = True
+        self._standing_in, self._obituary = True, ""  # who restarts it knows that it has ended
         self._ended.clear()
         self._receive(Phase.WAITING)
         if self._life is None or self._life.done():
