@@ -38,7 +38,7 @@ def _programs(tier: str) -> Iterator[Check]:
         except TierFailed as failure:
             yield Check("mps", "broken", failure.message, failure.remedy)
         return
-    for pid in filter(processes.is_daemon, processes.mps_processes()):
+    for pid in filter(processes.is_believed, filter(processes.is_daemon, processes.mps_processes())):
         user = processes.user_name_of(pid)
         yield Check(
             "mps",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,16 +53,41 @@ def test_no_mps_on_the_machine(tier: MpsTier, stub: Stub) -> None:
 def test_what_mps_does_not_divide(tier: MpsTier) -> None:
     with pytest.raises(TierFailed, match="is simulated"):
         tier.prepare(replace(V100, simulated=True))
-    with pytest.raises(TierFailed, match="MIG instance"):
+    with pytest.raises(TierFailed, match='MIG instance.*Leave c.PoolSettings.tier at "auto"'):
         tier.prepare(replace(V100, mig_profile="1g.5gb"))
 
 
 def test_a_daemon_of_somebody_else(tier: MpsTier, stub: Stub, runtime: Path) -> None:
     stub.start_elsewhere(runtime / "theirs")
     (theirs,) = stub.processes()
-    with pytest.raises(TierFailed, match=f"MPS already runs on this machine: process {theirs.pid} of .*quit"):
+    with pytest.raises(
+        TierFailed, match=f"MPS already runs on this machine: process {theirs.pid} of .*kill {theirs.pid}"
+    ):
         tier.prepare(V100)
     assert stub.processes() == [theirs]
+
+
+@contextmanager
+def of_nobody(stub: Stub, program: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program as a user who holds nothing here, under the name of an MPS server."""
+    name = f"{stub.folder / 'nvidia-cuda-mps-server'}"
+    with subprocess.Popen([name, "600"], executable=program, user=65534, group=65534) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
+def test_another_users_process_is_not_mps_by_its_name_alone(tier: MpsTier, stub: Stub, runtime: Path) -> None:
+    sleep = shutil.which("sleep")
+    assert sleep is not None
+    runtime.chmod(0o755)
+    real = Path(shutil.copy(sleep, runtime / "nvidia-cuda-mps-server"))
+    with of_nobody(stub, real) as theirs, pytest.raises(TierFailed, match=f"process {theirs.pid} of nobody"):
+        tier.prepare(V100)
+    with of_nobody(stub, Path(sleep)):
+        tier.prepare(V100)
 
 
 def test_a_daemon_of_somebody_else_for_another_device_is_none_of_ours(

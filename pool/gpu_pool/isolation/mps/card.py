@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_pool.isolation.mps.control import PIPES
-from gpu_pool.isolation.mps.processes import TOOL, environment_of, mps_processes, user_name_of
+from gpu_pool.isolation.mps.processes import TOOL, environment_of, is_believed, mps_processes, user_name_of
 from gpu_pool.isolation.mps.running import find, run
 from gpu_pool.isolation.tier import TierFailed
 from gpu_pool_client import Device
@@ -29,7 +29,7 @@ def refuse_unsuitable(device: Device) -> None:
     if device.mig_profile is not None:
         raise TierFailed(
             f"{device.label} is a MIG instance, which is not divided further.",
-            "Leave c.PoolSettings.tier empty for it.",
+            'Leave c.PoolSettings.tier at "auto" for it.',
         )
 
 
@@ -51,7 +51,7 @@ def refuse_busy(device: Device, mode: str) -> None:
 
 def refuse_others(device: Device, pipe: Path) -> None:
     """Raise ``TierFailed`` where MPS runs already for this device, and its pipes are not in ``pipe``."""
-    for pid in mps_processes():
+    for pid in filter(is_believed, mps_processes()):
         environ = environment_of(pid)
         visible = [each for each in environ if each.startswith("CUDA_VISIBLE_DEVICES=GPU-")]
         elsewhere = visible and device.uuid not in visible[0]
@@ -60,7 +60,7 @@ def refuse_others(device: Device, pipe: Path) -> None:
             user = user_name_of(pid)
             raise TierFailed(
                 f"MPS already runs on this machine: process {pid} of {user}.",
-                f"Have {user} stop it: echo quit | {TOOL}",
+                f"Have {user} stop it: echo quit | {TOOL}; or end it: kill {pid}",
             )
 
 

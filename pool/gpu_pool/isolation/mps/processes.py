@@ -11,6 +11,7 @@ from typing import Final
 import psutil
 
 from gpu_pool.isolation.tier import TierFailed
+from gpu_pool_client.processes import owner_of
 
 TOOL: Final = "nvidia-cuda-mps-control"
 SERVER: Final = "nvidia-cuda-mps-server"
@@ -32,6 +33,21 @@ def is_daemon(pid: int) -> bool:
 def is_server(pid: int) -> bool:
     """Whether it is a server, which a control daemon has started."""
     return _named(_words(pid), SERVER)
+
+
+def is_believed(pid: int) -> bool:
+    """Whether a process with the name of MPS is MPS: root's and our own by the name, others' by the program.
+
+    Any user can give a process any name, and one that is not MPS keeps nobody off a GPU.
+    """
+    owner = owner_of(pid)
+    if owner in (0, os.geteuid()):
+        return True
+    # Imported here because few need it, and with its package it loads NVML.
+    from gpu_pool.isolation.guard.processes import program_of
+
+    # It has no owner once it has ended. One that we may not look at may be what it says.
+    return owner is not None and (program_of(pid) in (TOOL, SERVER) or _is_hidden(pid))
 
 
 def environment_of(pid: int) -> list[str]:
@@ -64,6 +80,16 @@ def kill(pid: int) -> None:
         pass
     except PermissionError:
         raise TierFailed(f"The MPS process {pid} belongs to another user and cannot be ended.") from None
+
+
+def _is_hidden(pid: int) -> bool:
+    try:
+        os.readlink(f"/proc/{pid}/exe")
+    except PermissionError:
+        return True
+    except OSError:  # it has ended
+        pass
+    return False
 
 
 def _named(words: list[str], name: str) -> bool:
