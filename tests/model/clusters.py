@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
@@ -16,6 +14,7 @@ from model.still import Still
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import claim, notebook
+from support.loops import LoopThread
 from support.service import Nursery
 
 T = TypeVar("T")
@@ -61,9 +60,7 @@ class ClusterGround(Socket):
 
     def __init__(self, nursery: Nursery) -> None:
         super().__init__(nursery)
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever)
-        self._thread.start()
+        self._loop = LoopThread("cluster")
         self.fake = FakeKubernetes()
         self.run(self.fake.start())
         self.service.prelude = serving_still(
@@ -81,7 +78,7 @@ class ClusterGround(Socket):
 
     def run(self, job: Coroutine[Any, Any, T]) -> T:
         """Do something where the API is served."""
-        return asyncio.run_coroutine_threadsafe(job, self.loop).result(60)
+        return self._loop.run(job)
 
     def tell(self, what: str, *arguments: Any, **more: Any) -> Any:
         """Change the cluster: call a method of the fake where it is served."""
@@ -121,6 +118,4 @@ class ClusterGround(Socket):
     async def close(self) -> None:
         await super().close()
         self.run(self.fake.stop())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+        self._loop.end()

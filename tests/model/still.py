@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import mmap
 import struct
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
-from unittest.mock import patch
+from typing import Final
 
-from gpu_pool import opened
 from gpu_pool.clock import Clock
 from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.inventory import Inventory
 from gpu_pool.ledger import records
-from gpu_pool.ledger.book import Book
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device
 
@@ -47,16 +43,12 @@ class Clocks:
 class Still(EmbeddedPool):
     """A pool with the clocks that the folder of its ledger names."""
 
-    _times: Clock
+    _clock: Clock
 
     def _stand_still(self) -> None:
-        self._times = Clocks(self._path.with_name("clocks")).clock()
+        self._clock = Clocks(self._path.with_name("clocks")).clock()
         assert self._gate._folder is not None
-        self._gate._folder._clock = self._times
-
-    def _open(self, give_up_at: float | None) -> Any:
-        with patch.object(opened, "Book", partial(Book, clock=self._times)):
-            return super()._open(give_up_at)
+        self._gate._folder._clock = self._clock
 
 
 class StillPool(Still):

@@ -33,11 +33,8 @@ import asyncio
 import contextlib
 import json
 import secrets
-import selectors
 import signal
 import sys
-import threading
-import time
 from collections.abc import Coroutine, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -48,6 +45,7 @@ from kubernetes_asyncio import config, watch
 from kubernetes_asyncio.client import ApiClient, Configuration, CoordinationV1Api, CoreV1Api
 from kubernetes_asyncio.client.exceptions import ApiException
 
+from support.loops import LoopThread
 from support.pod_process import Manifest, Place, own_environment
 from support.pod_runner import PodRunner, Stop
 
@@ -82,25 +80,16 @@ class NodeAgent:
         # Agents of tests that run at the same time must not share addresses.
         self._network = f"127.{secrets.choice(range(16, 255))}"
         self._numbers = iter(range(256 * secrets.choice(range(128)) + 1, 256 * 255))
-        self._selector = selectors.DefaultSelector()
-        self._loop = asyncio.SelectorEventLoop(self._selector)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="node agent", daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> NodeAgent:
-        self._thread.start()
+        self._loop = LoopThread("node agent")
         self._do(self._open())
         return self
 
     def __exit__(self, *_: object) -> None:
         self._do(self._close())
-        # What was cut off in the middle still says goodbye, and aiohttp does not wait for it. The loop's
-        # own pipe is always there.
-        while len(self._selector.get_map()) > 1:
-            time.sleep(0.01)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._loop.end()
 
     def add(self, *nodes: Manifest) -> None:
         """Register nodes, written as Node objects (see ``support.clusters``), and keep them ready."""
@@ -128,7 +117,7 @@ class NodeAgent:
         return file.read_text(errors="replace") if file.exists() else ""
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+        return self._loop.run(work)
 
     def _call(self, work: Any) -> None:
         async def called() -> None:
@@ -161,14 +150,16 @@ class NodeAgent:
         await self._client.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception():
-            self._loop.call_exception_handler({"message": "node agent", "exception": task.exception()})
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "node agent", "exception": task.exception()}
+            )
 
     async def _add(self, nodes: tuple[Manifest, ...]) -> None:
         for node in nodes:
