@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,13 +42,36 @@ def test_every_variable_is_described() -> None:
     assert sorted(name for name in used if name not in page) == []
 
 
-def test_every_error_is_described_with_its_exit_code() -> None:
+def test_every_error_is_described_with_its_code_and_its_exit_code() -> None:
     page = (REFERENCE / "errors.md").read_text()
     public = [getattr(gpu_pool_client, name) for name in gpu_pool_client.__all__]
     errors = [each for each in public if isinstance(each, type) and GpuPoolError in each.__mro__[1:]]
     assert len(errors) == 7
     for error in errors:
-        assert re.search(rf"^\| `{error.__name__}` .*\| {error.exit_code} \|$", page, re.MULTILINE), error
+        row = rf"^\| `{error.__name__}` \| `{error.code}` \| .*\| {error.exit_code} \|$"
+        assert re.search(row, page, re.MULTILINE), error
+    assert f"whose code is `{GpuPoolError.code}`" in page
+
+
+def test_no_row_of_a_table_is_cut_off_from_it() -> None:
+    """A line above a row that is no row ends the table: what follows is shown with its bars."""
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    assert [f"{page.relative_to(ROOT)}: {row}" for page in pages for row in _cut_off(page)] == []
+
+
+def _cut_off(page: Path) -> Iterator[str]:
+    """Yield the rows that begin a table and are no heading, which has a line of dashes below it."""
+    lines = ["", *page.read_text().splitlines(), ""]
+    for above, row, below in zip(lines, lines[1:], lines[2:], strict=False):
+        if row.startswith("|") and not above.startswith("|") and not re.fullmatch(r"\|[-:| ]+\|", below):
+            yield row
+
+
+@pytest.mark.parametrize("name", ["service.md", "tljh.md"])
+def test_the_unit_for_systemd_leaves_what_kernels_use_when_the_service_stops(name: str) -> None:
+    page = (ROOT / "docs" / "administrator" / name).read_text()
+    unit = page.partition("\n[Service]\n")[2].partition("```")[0].splitlines()
+    assert {"RuntimeDirectoryPreserve=yes", "KillMode=process"} <= set(unit)
 
 
 def test_every_way_to_end_is_described() -> None:
