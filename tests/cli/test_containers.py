@@ -8,11 +8,16 @@ import signal
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from gpu_pool.cli import containers as in_containers
+from gpu_pool.isolation.hami import HamiTier
 from gpu_pool_client import EndReason, LeaseState
+from support.mps_stub import lease
 from support.terminal import Terminal, eventually
 
 #: One for each process that runs tests, which looks for its own containers.
@@ -126,3 +131,20 @@ def test_without_docker_nothing_is_asked_for(terminal: Terminal, tmp_path: Path)
     assert done.returncode == 127
     assert done.stderr == "gpu-pool: 'docker': there is no such command.\nCheck its name and the PATH.\n"
     assert terminal.is_empty()
+
+
+def test_hami_core_finds_its_library_its_limits_and_its_lock_in_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, locks = tmp_path / "libvgpu.so", tmp_path / "vgpulock"
+    library.write_text("")
+    locks.mkdir()
+    monkeypatch.setattr(in_containers, "_HAMI_LOCKS", locks)
+    tier, held = HamiTier(library, tmp_path / "hami", locks=locks), lease("a")
+    tier.open(held)
+    command = in_containers.Container(replace(held, variables=tier.describe(held).variables)).command(
+        (IMAGE,)
+    )
+    mounted = {after for word, after in pairwise(command) if word == "--volume"}
+    # Its first process makes the file with the limits in the lease's folder, for all others.
+    assert mounted == {f"{path}:{path}" for path in (library, locks, tmp_path / "hami/a")}

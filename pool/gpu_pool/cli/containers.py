@@ -22,6 +22,10 @@ _EVERY: Final = 0.1
 _ANSWERS_WITHIN: Final = 30.0
 #: Where a client of MPS finds its daemon; both also need the same shared memory.
 _MPS: Final = "CUDA_MPS_PIPE_DIRECTORY"
+#: The file in which HAMi-core's processes share their limits; the first of them makes it.
+_HAMI: Final = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+#: Where HAMi-core keeps a lock, which is one for the whole machine.
+_HAMI_LOCKS: Final = Path("/tmp/vgpulock")  # noqa: S108 - its own choice
 
 
 class Container:
@@ -106,6 +110,10 @@ async def _attach(pool: Pool, lease: Lease, process: Process) -> None:
         note(f"the slice stays with this program, and not with the container. {error}")
 
 
-def _paths(variables: Mapping[str, str]) -> set[str]:
+def _paths(variables: Mapping[str, str]) -> set[Path]:
     """Return the files and folders by which a tier enforces a slice."""
-    return {value for value in variables.values() if value.startswith("/") and Path(value).exists()}
+    named = {name: Path(value) for name, value in variables.items() if value.startswith("/")}
+    # Not the file itself, which is not there until a process of the container makes it.
+    file = named.pop(_HAMI, None)
+    more = {file.parent, _HAMI_LOCKS} if file else set()
+    return {path for path in {*named.values(), *more} if path.exists()}
