@@ -148,6 +148,7 @@ class Ground(ABC):
             end(process)
         if self._reader is not None:
             self._reader.close()
+        self.clocks.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

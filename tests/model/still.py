@@ -36,6 +36,9 @@ class Clocks:
     def set(self, wall: float, uptime: float) -> None:
         self._times[:] = _TIMES.pack(wall, uptime)
 
+    def close(self) -> None:
+        self._times.close()
+
     def clock(self) -> Clock:
         return Clock(lambda: self.read()[0], lambda: self.read()[1])
 
