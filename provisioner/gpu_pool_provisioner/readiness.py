@@ -20,7 +20,8 @@ import zmq
 from jupyter_client.session import Session
 from traitlets.log import get_logger
 
-from gpu_pool_client import LeaseGone, PoolUnreachable, Process
+from gpu_pool_client import LeaseGone, Process
+from gpu_pool_provisioner.patience import NOT_NOW
 
 #: How often a waiting thread looks whether it should stop, in milliseconds.
 _LOOK_EVERY_MS: Final = 250
@@ -148,7 +149,7 @@ class ReadinessWatch(threading.Thread):
                     return True
             except LeaseGone:
                 return False
-            except PoolUnreachable as error:
+            except NOT_NOW as error:
                 get_logger().warning("The kernel is ready, its GPU pool is not: %s", error)
             if time.monotonic() >= deadline or self._stopped.wait(_RETRY_EVERY):
                 return False
@@ -165,7 +166,7 @@ class ReadinessWatch(threading.Thread):
             time.sleep(0.01)
         try:
             asyncio.run(self._give_back())
-        except PoolUnreachable as error:
+        except NOT_NOW as error:
             get_logger().warning("The pool will end the kernel's lease by itself: %s", error)
 
 

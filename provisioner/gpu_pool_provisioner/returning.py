@@ -7,7 +7,8 @@ from typing import Final
 
 from traitlets.log import get_logger
 
-from gpu_pool_client import EndReason, GpuPoolError, Pool, PoolUnreachable
+from gpu_pool_client import EndReason, GpuPoolError, Pool
+from gpu_pool_provisioner.patience import NOT_NOW
 from gpu_pool_provisioner.room.thread import room_loop
 
 #: Seconds to leave a pool alone that was just away, and one that has been away for long.
@@ -18,14 +19,14 @@ _trying: set[tuple[str, str]] = set()
 
 
 async def give_back(pool: Pool, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
-    """Release a lease; where its pool cannot be reached, as soon as it can. May be repeated.
+    """Release a lease; where its pool cannot hear of it now, as soon as it can. May be repeated.
 
     A lease that stands on the process of a server, as one in line does, would
     otherwise stay there for as long as the server runs.
     """
     try:
         await pool.release(lease_id, reason)
-    except PoolUnreachable as error:
+    except NOT_NOW as error:
         get_logger().warning("GPU lease %s is given back once its pool answers: %s", lease_id, error)
         asyncio.run_coroutine_threadsafe(_keep_trying(pool, lease_id, reason), room_loop())
     except GpuPoolError as error:
@@ -50,7 +51,7 @@ async def _is_told(pool: Pool, lease_id: str, reason: EndReason, rest: float) ->
     await asyncio.sleep(rest)
     try:
         await pool.release(lease_id, reason)
-    except PoolUnreachable:
+    except NOT_NOW:
         return False
     except GpuPoolError as error:
         get_logger().warning("GPU lease %s is not to be given back any more: %s", lease_id, error)

@@ -14,11 +14,11 @@ from gpu_pool_client import (
     LeaseGone,
     LeaseState,
     Pool,
-    PoolUnreachable,
     Process,
     SliceRequest,
 )
 from gpu_pool_provisioner.advice import slice_lost
+from gpu_pool_provisioner.patience import NOT_NOW
 from gpu_pool_provisioner.pools import shared_pool
 from gpu_pool_provisioner.returning import give_back
 
@@ -111,7 +111,7 @@ class KernelSlice:
             return
         try:
             await self.pool.attach(lease_id, Process.current(), ready_within=seconds)
-        except (LeaseGone, PoolUnreachable) as error:
+        except (LeaseGone, *NOT_NOW) as error:
             # The relaunch that follows looks at the lease, and refuses in words.
             get_logger().warning("Keeping the kernel's GPU slice over its restart failed: %s", error)
         if self.lease_id != lease_id:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_client import Holder, connect, parse_request
+from gpu_pool_client import Holder, OverQuota, connect, parse_request
 from gpu_pool_provisioner import returning
 from gpu_pool_provisioner.slices import KernelSlice
 from support.classroom import Classroom, Managers, answer, eventually, kill
@@ -35,6 +35,25 @@ async def test_a_slice_is_given_back_once_the_service_is_back(
             return not (await pool.status()).leases
 
         await eventually(is_back)
+
+
+async def test_a_slice_is_given_back_once_the_service_hears_its_user_again(
+    classroom: Classroom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(returning, "_SOON", 0.1)
+    mine = KernelSlice(classroom.url, parse_request("2%"))
+    await mine.take(Holder("ada"))
+    await mine.stand_in(3600)
+    release, faults = mine.pool.release, iter([OverQuota("You have asked too much."), OverQuota("Again.")])
+
+    async def too_often_twice(*args: Any) -> None:
+        for fault in faults:
+            raise fault
+        await release(*args)
+
+    monkeypatch.setattr(mine.pool, "release", too_often_twice)
+    await mine.give_back()
+    await eventually(classroom.is_empty)
 
 
 async def test_a_kernel_that_is_shut_down_during_its_restart_keeps_no_slice(

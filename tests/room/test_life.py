@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+from typing import Any
 
 import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
@@ -14,6 +16,7 @@ from jupyter_client.manager import KernelManager
 
 from gpu_pool_client import EndReason, LeaseState, PoolUnreachable, Process, TimedOut
 from support.classroom import Classroom, Managers, answer, eventually, kill, restarting_soon
+from support.pools import until
 from support.room import frontend
 
 
@@ -89,6 +92,28 @@ async def test_a_restart_of_a_relayed_kernel_keeps_slice_and_ports(
     assert (await classroom.only_lease()).id == lease.id
     await km.shutdown_kernel()
     assert await classroom.is_empty()
+
+
+async def test_a_kernel_of_which_the_pool_has_not_heard_yet_can_be_restarted(
+    classroom: Classroom, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course(idle_limit="1h")
+    attach, tried, is_away = classroom.pool.attach, threading.Event(), True
+
+    async def unless_away(*args: Any, **more: Any) -> Any:
+        if is_away:
+            tried.set()
+            raise PoolUnreachable("Nobody answers.")
+        return await attach(*args, **more)
+
+    monkeypatch.setattr(classroom.pool, "attach", unless_away)
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    await until(tried.is_set)
+    await asyncio.wait_for(km.restart_kernel(now=True), 20)
+    is_away = False
+    async with frontend(km) as page:
+        assert (await page.run("print('well')").done()).outputs == ["well\n"]
 
 
 async def test_a_relayed_kernel_that_crashes_is_restarted_behind_the_same_ports(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpu_pool_client import EndReason, Lease, LeaseState, PoolUnreachable
+from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, OverQuota, PoolUnreachable
+from gpu_pool_provisioner import patience
+from gpu_pool_provisioner.room import steward
 from support.classroom import Classroom, Managers, eventually, kill
 from support.pools import until
 from support.room import frontend
@@ -246,22 +250,40 @@ async def test_code_on_the_control_channel_does_not_run_while_parked(
         assert (await page.run("print('ran' in globals())").done()).outputs == ["False\n"]
 
 
-@pytest.mark.long
-async def test_a_pool_that_is_out_of_reach_for_a_moment_costs_no_variables(
-    classroom: Classroom, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "fault",
+    [PoolUnreachable("Nobody answers."), OverQuota("You have asked the pool 600 times within a minute.")],
+    ids=["away", "asked too much"],
+)
+async def test_a_pool_that_cannot_answer_for_a_moment_costs_no_variables(
+    classroom: Classroom,
+    manager: Managers,
+    course: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: GpuPoolError,
 ) -> None:
     course(idle_limit="1s")
+    monkeypatch.setattr(patience, "RETRY_EVERY", 0.1)
+    monkeypatch.setattr(steward, "_TRY_AGAIN", 0.1)
+    for name in ("attach", "park", "resume"):
+        monkeypatch.setattr(classroom.pool, name, every_other_time(getattr(classroom.pool, name), fault))
     km = manager(classroom.install("two"))
     await km.start_kernel()
-    resume, failures = classroom.pool.resume, iter([PoolUnreachable("Nobody answers.")])
-
-    async def unreachable_once(lease_id: str) -> Lease:
-        for failure in failures:
-            raise failure
-        return await resume(lease_id)
-
-    monkeypatch.setattr(classroom.pool, "resume", unreachable_once)
     async with frontend(km) as page:
         await page.run("kept = 42").done()
         await eventually(classroom.is_parked)
         assert (await page.run("print(kept)").done()).outputs == ["42\n"]
+
+
+def every_other_time(
+    ask: Callable[..., Awaitable[Any]], fault: GpuPoolError
+) -> Callable[..., Awaitable[Any]]:
+    """Let a pool answer every other time, and raise this at the others."""
+    faults = itertools.cycle([fault, None])
+
+    async def answer(*args: Any, **more: Any) -> Any:
+        if (found := next(faults)) is not None:
+            raise found
+        return await ask(*args, **more)
+
+    return answer

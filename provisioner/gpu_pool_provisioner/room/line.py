@@ -12,12 +12,11 @@ import weakref
 from collections.abc import Iterator
 from typing import Final
 
-from gpu_pool_client import BadRequest, Lease, LeaseGone, Pool, PoolUnreachable
+from gpu_pool_client import BadRequest, GpuPoolError, Lease, LeaseGone, Pool
+from gpu_pool_provisioner.patience import NOT_NOW, RETRY_EVERY
 
 #: Seconds between two looks; a grant is noticed that late at most, and at once for the first in line.
 _LOOK_EVERY: Final = 1.0
-#: Seconds to leave an unreachable pool alone.
-_RETRY_EVERY: Final = 2.0
 
 
 class Standing:
@@ -27,7 +26,7 @@ class Standing:
         #: Its place when it was last seen, 1 for the next; None before the first look.
         self.place: int | None = None
         #: Why nothing is known at the moment.
-        self.fault: PoolUnreachable | None = None
+        self.fault: GpuPoolError | None = None
         self._left = asyncio.Event()
 
     @property
@@ -80,10 +79,10 @@ class Line:
         try:
             await self._wait_a_while(pool)
             places = await pool.places()
-        except PoolUnreachable as error:
+        except NOT_NOW as error:
             for standing in self._standings.values():
                 standing.fault = error
-            await asyncio.sleep(_RETRY_EVERY)
+            await asyncio.sleep(RETRY_EVERY)
             return
         for lease_id, standing in list(self._standings.items()):
             standing.place, standing.fault = places.get(lease_id), None

@@ -7,13 +7,14 @@ held: no cell runs without the slice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final
 
 import zmq
 from traitlets.log import get_logger
 
-from gpu_pool_client import Lease, LeaseState, NotAllowed, PoolUnreachable
+from gpu_pool_client import GpuPoolError, Lease, LeaseState, NotAllowed
+from gpu_pool_provisioner.patience import NOT_NOW, patiently
 from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.reception import Reception
 from gpu_pool_provisioner.room.running import Run
@@ -22,8 +23,6 @@ from gpu_pool_provisioner.room.wires import Wires
 
 #: Seconds in which an idle kernel answers; one that does not is left alone.
 _ANSWERS_WITHIN: Final = 5.0
-#: Seconds to leave an unreachable pool alone.
-_RETRY_EVERY: Final = 2.0
 #: What a Python kernel that has not initialised CUDA sees of its devices.
 _VISIBLE: Final = "__import__('os').environ.update(CUDA_VISIBLE_DEVICES={!r})"
 _NONE: Final = "-1"
@@ -38,7 +37,6 @@ _HARMLESS: Final = (
     *(b'"shutdown_request"', b'"interrupt_request"', b'"kernel_info_request"', b'"usage_request"'),
     *(b'"create_subshell_request"', b'"delete_subshell_request"', b'"list_subshell_request"'),
 )
-T = TypeVar("T")
 _POISONED: Final = (
     "While this kernel's GPU slice was lent to others, something in it looked for a GPU and found none. "
     "If CUDA now says that there is no device, restart the kernel."
@@ -74,7 +72,7 @@ class Parking:
             self._moved = await self._initialised()
             try:
                 await self._turn.park()
-            except (NotAllowed, PoolUnreachable) as error:
+            except (NotAllowed, *NOT_NOW) as error:
                 get_logger().info("The slice of an idle kernel is kept: %s", error)
             else:
                 self._show_devices(_NONE)
@@ -118,32 +116,27 @@ class Parking:
         self._reception.refuse(notice.gave_up(self._turn.size))
         self._reception.show("")
         try:
-            await self._patiently(self._turn.park)
+            await patiently(self._turn.park, self._show_fault)
         except NotAllowed:  # it was granted, and used, in the same moment
-            return await self._patiently(self._turn.lease)
+            return await patiently(self._turn.lease, self._show_fault)
         return None
 
     async def _wait_for_slice(self) -> Lease:
-        lease = await self._patiently(self._turn.resume)
+        lease = await patiently(self._turn.resume, self._show_fault)
         if lease.state is LeaseState.WAITING:
             looked_at = asyncio.Event()
             looked_at.set()
             lease = await self._turn.granted(lease.id, self._show, looked_at)
         return lease
 
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask the pool until it can be reached: the kernel and its variables are there to be kept."""
-        while True:
-            try:
-                return await ask()
-            except PoolUnreachable as error:  # noqa: PERF203 - what is waited for takes seconds
-                self._show(notice.unreachable(self._turn.size, error))
-                await asyncio.sleep(_RETRY_EVERY)
+    def _show_fault(self, error: GpuPoolError) -> None:
+        """Show why the pool does not answer. It is asked again: there are variables to be kept."""
+        self._show(notice.unreachable(self._turn.size, error))
 
     async def _initialised(self) -> bool:
         try:
             return bool((await self._turn.activity()).initialised)
-        except PoolUnreachable:
+        except NOT_NOW:
             return False
 
     def _show(self, text: str) -> None:

@@ -8,10 +8,10 @@ since there is a network in between, and signed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import zmq
 from jupyter_client.connect import port_names
@@ -23,12 +23,11 @@ from gpu_pool_client import (
     KernelPod,
     LeaseGone,
     LeaseState,
-    OverQuota,
     PodPhase,
-    PoolUnreachable,
     Process,
     format_duration,
 )
+from gpu_pool_provisioner.patience import patiently
 from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.endings import before
 from gpu_pool_provisioner.room.relay import Relay, UnencryptedError
@@ -38,15 +37,11 @@ from gpu_pool_provisioner.room.tenure import Act, Step
 from gpu_pool_provisioner.room.turn import Turn
 from gpu_pool_provisioner.room.wires import Wires
 
-T = TypeVar("T")
-
 #: Where kernels listen in their pods. Always the same, since a pod has an address of its own: so a
 #: cluster's rules can let exactly these through. Below what systems give to outgoing connections.
 PORTS: Final = dict(zip(port_names, range(9751, 9751 + len(port_names)), strict=True))
 #: What a kernel publishes to wish for another size, see gpu_pool_kernels.inkernel.using.
 USE: Final = "gpu_pool_use"
-#: Seconds to leave alone a pool that cannot answer now.
-_RETRY_EVERY: Final = 2.0
 #: Seconds in which a pool has taken the order to end a pod.
 _END_WITHIN: Final = 10.0
 
@@ -158,10 +153,10 @@ class PodRun(Run):
     async def _follow(self) -> None:
         """Launch the pod, and look at it until it has ended."""
         try:
-            pod = await self._patiently(partial(self._turn.launch, self._command))
+            pod = await patiently(partial(self._turn.launch, self._command), self._note_fault)
             while pod.phase is not PodPhase.ENDED:
                 self._look(pod)
-                pod = await self._patiently(partial(self._turn.pod, pod.version))
+                pod = await patiently(partial(self._turn.pod, pod.version), self._note_fault)
             await self._account_for(pod)
         except LeaseGone:
             await self._note_taken("")
@@ -200,23 +195,18 @@ class PodRun(Run):
 
     async def _step(self, words: str) -> Step:
         try:
-            lease = await self._patiently(self._turn.lease)
+            lease = await patiently(self._turn.lease, self._note_fault)
         except LeaseGone as error:
             return taken(error.reason, words)
         if lease.state is LeaseState.ENDED:
             return taken(lease.end_reason.value if lease.end_reason else None, lease.notice or words)
         return Step(Act.END, f"The kernel was ended. {words}".rstrip())
 
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask the pool until it can answer: the pod goes on without us."""
-        while True:
-            try:
-                return await ask()
-            except (PoolUnreachable, OverQuota) as error:  # noqa: PERF203 - what is waited for takes seconds
-                get_logger().warning("The pool cannot say how a kernel's pod is: %s", error)
-                if not self._address.done():
-                    self._tell(notice.starting(self._turn.size, f"{error} Still trying."))
-                await asyncio.sleep(_RETRY_EVERY)
+    def _note_fault(self, error: GpuPoolError) -> None:
+        """Take note of why the pool does not answer; it is asked again, and the pod goes on without us."""
+        get_logger().warning("The pool cannot say how a kernel's pod is: %s", error)
+        if not self._address.done():
+            self._tell(notice.starting(self._turn.size, f"{error} Still trying."))
 
     def kill(self) -> None:
         """End the pod, unless it has ended."""

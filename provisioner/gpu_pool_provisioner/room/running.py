@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ import zmq
 from jupyter_client.session import Session
 
 from gpu_pool_client import EndReason, KernelCommand, Lease, Process
-from gpu_pool_provisioner.room.endings import ended, kill_group
+from gpu_pool_provisioner.room.endings import before, ended, kill_group
 from gpu_pool_provisioner.room.inner import Inner
 from gpu_pool_provisioner.room.relay import Relay, UnencryptedError
 from gpu_pool_provisioner.room.tenure import Step
@@ -153,15 +153,22 @@ class ProcessRun(Run):
         process = Process.of(self._pid)
         if process is None:
             raise NotReadyError(_ENDED_EARLY)
-        await self._turn.attach(process, ready_within=kernel.ready_timeout + MARGIN, grace=kernel.grace)
+        within = kernel.ready_timeout + MARGIN
+        await self._while_alive(self._turn.attach(process, ready_within=within, grace=kernel.grace))
         introduction = await self._answer(kernel.ready_timeout)
         if introduction is None:
             self.kill()
             await self.end
             await self._turn.lose(EndReason.NOT_READY)
             raise NotReadyError(f"The kernel did not become ready within {kernel.ready_timeout:g} seconds.")
-        await self._turn.confirm(process, kernel.grace)
+        await self._while_alive(self._turn.confirm(process, kernel.grace))
         return introduction
+
+    async def _while_alive(self, telling: Coroutine[Any, Any, None]) -> None:
+        """Tell the pool something, which may take long. Raises ``NotReadyError`` if the kernel ends first."""
+        await before(self.end, telling)
+        if self.end.done():
+            raise NotReadyError(_ENDED_EARLY)
 
     def kill(self) -> None:
         """Kill the process and what it has started, unless it has ended."""

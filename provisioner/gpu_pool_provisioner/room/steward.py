@@ -15,10 +15,10 @@ from gpu_pool_client import (
     Lease,
     LeaseGone,
     LeaseState,
-    PoolUnreachable,
     Terms,
     format_duration,
 )
+from gpu_pool_provisioner.patience import NOT_NOW
 from gpu_pool_provisioner.room import tenure
 from gpu_pool_provisioner.room.relay import Relay
 from gpu_pool_provisioner.room.tenure import Act, Seen, Step
@@ -83,8 +83,8 @@ class Steward:
             return replace(step, again_in=min(step.again_in, _GUARDED_EVERY)) if lease.terms.guarded else step
         except LeaseGone as error:
             return taken(error.reason)
-        except PoolUnreachable as error:
-            get_logger().warning("The GPU pool of a running kernel cannot be reached: %s", error)
+        except NOT_NOW as error:
+            get_logger().warning("The GPU pool of a running kernel cannot answer: %s", error)
             return Step(Act.NOTHING)
 
     def _pass_on(self, notice: str) -> None:

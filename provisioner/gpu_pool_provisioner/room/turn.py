@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from traitlets.log import get_logger
@@ -13,14 +14,15 @@ from gpu_pool_client import (
     Activity,
     BadRequest,
     EndReason,
+    GpuPoolError,
     Holder,
     KernelCommand,
     KernelPod,
     Lease,
     LeaseGone,
-    PoolUnreachable,
     Process,
 )
+from gpu_pool_provisioner.patience import NOT_NOW, patiently
 from gpu_pool_provisioner.returning import give_back
 from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.endings import first_of
@@ -33,8 +35,6 @@ from gpu_pool_provisioner.slices import KernelSlice
 _SOON: Final = 3.0
 _SELDOM: Final = 60.0
 _FEW: Final = 3
-#: Seconds to leave an unreachable pool alone.
-_RETRY_EVERY: Final = 2.0
 
 
 class Turn:
@@ -77,7 +77,10 @@ class Turn:
                     told = await self._explain(lease_id, standing, told, tell)
                     await standing.until_left(_pace(standing.place))
         # Cancelling a pool's wait would withdraw the lease.
-        return await asyncio.shield(self._claim.pool.wait(lease_id))
+        return await patiently(
+            lambda: asyncio.shield(self._claim.pool.wait(lease_id)),
+            lambda error: tell(notice.unreachable(self.size, error)),
+        )
 
     async def _explain(
         self,
@@ -95,31 +98,26 @@ class Turn:
             outlook = await self._claim.pool.explain(lease_id)
         except (BadRequest, LeaseGone):  # it has just left the line
             return told
-        except PoolUnreachable as error:
+        except NOT_NOW as error:
             tell(notice.unreachable(self.size, error))
             return told
         tell(notice.waiting(self.size, str(outlook)))
         return now, outlook.place
 
     async def attach(self, process: Process, *, ready_within: float, grace: float) -> None:
-        """Tie the lease to the kernel's process, which has yet to work. Raises ``LeaseGone``."""
-        await self._claim.pool.attach(self._held, process, ready_within=ready_within, grace=grace)
+        """Tie the lease to the kernel's process, which has yet to work. Raises ``LeaseGone``.
+
+        Tries again while the pool cannot answer.
+        """
+        attach = partial(self._claim.pool.attach, self._held, process)
+        await patiently(partial(attach, ready_within=ready_within, grace=grace), _log)
 
     async def confirm(self, process: Process, grace: float) -> None:
-        """Say that the kernel works. Raises ``LeaseGone``; tries again while the pool cannot be reached."""
-        while not await self._confirmed(process, grace):  # noqa: ASYNC110 - nobody tells when it can be reached
-            await asyncio.sleep(_RETRY_EVERY)
-
-    async def _confirmed(self, process: Process, grace: float) -> bool:
-        try:
-            await self._claim.pool.attach(self._held, process, grace=grace)
-        except PoolUnreachable as error:
-            get_logger().warning("The kernel is ready, its GPU pool is not: %s", error)
-            return False
-        return True
+        """Say that the kernel works. Raises ``LeaseGone``; tries again while the pool cannot answer."""
+        await patiently(partial(self._claim.pool.attach, self._held, process, grace=grace), _log)
 
     async def lease(self) -> Lease:
-        """Return the lease as it is now. Raises ``LeaseGone``, and ``PoolUnreachable``."""
+        """Return the lease as it is now. Raises ``LeaseGone``, and what is ``NOT_NOW``."""
         return await self._claim.pool.lease(self._held)
 
     async def activity(self) -> Activity:
@@ -173,6 +171,10 @@ class Turn:
     async def _release(self, lease_id: str | None, reason: EndReason) -> None:
         if lease_id is not None:
             await give_back(self._claim.pool, lease_id, reason)
+
+
+def _log(error: GpuPoolError) -> None:
+    get_logger().warning("A kernel has been launched, and its GPU pool does not hear of it: %s", error)
 
 
 def _pace(place: int | None) -> float:
