@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator
 
 import pytest
+import zmq
 from jupyter_client.manager import AsyncKernelManager
+from jupyter_client.session import DELIM
 
 from support.classroom import TINY, Classroom, Managers, eventually
 from support.room import Cell, Frontend, frontend
@@ -125,6 +129,29 @@ async def test_an_interrupt_reaches_the_running_kernel(
     await waiting.interrupt_kernel()
     await cell.done()
     assert "KeyboardInterrupt" in cell.outputs[-1]
+
+
+async def test_code_without_a_signature_is_not_waited_for(
+    classroom: Classroom, waiting: AsyncKernelManager, page: Frontend
+) -> None:
+    await open_up(classroom)
+    await page.run("1").done()
+    relay = waiting.provisioner._room._run.relay
+    header = json.dumps({"msg_id": "a stranger's", "msg_type": "execute_request"}).encode()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.connect(f"tcp://127.0.0.1:{waiting.shell_port}")
+        stranger.send_multipart([DELIM, b"no signature", header, b"{}", b"{}", b'{"code": "1"}'])
+        # What is answered tells that what was sent before it has come, too.
+        stranger.send_multipart(waiting.session.serialize(waiting.session.msg("kernel_info_request", {})))
+        assert await asyncio.to_thread(stranger.poll, 30_000)
+    assert relay.unanswered() == []
+    cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
+    await cell.shows("begun")
+    assert len(relay.unanswered()) == 1
+    await waiting.interrupt_kernel()
+    await cell.done()
+    assert relay.unanswered() == []
 
 
 async def test_transport_encryption(classroom: Classroom, manager: Managers) -> None:

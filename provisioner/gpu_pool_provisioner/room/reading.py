@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import zmq
-from jupyter_client.session import Session
+from jupyter_client.session import DELIM, Session
 
 Message = dict[str, Any]
 
 #: What jupyter_client raises on what is no message, or on one whose parts are not what they should be.
 _FAILURES = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+
+
+#: Where the delimiter, the signature and the signed parts of a message without buffers are, from its end.
+_DELIMITER: Final = 6
+_SIGNATURE: Final = 5
+_PARTS: Final = 4
 
 
 class UnreadableMessageError(Exception):
@@ -35,6 +42,19 @@ def read_message(
     if not _is_whole(message):
         raise UnreadableMessageError("its parts are not what they should be")
     return identities, message
+
+
+def is_signed(session: Session, frames: list[zmq.Frame]) -> bool:
+    """Whether a message without buffers was signed with the session's key, if that has one.
+
+    Reads nothing of it and takes no note of its signature, so it may be read before and after.
+    """
+    if len(frames) < _DELIMITER or frames[-_DELIMITER].bytes != DELIM:
+        return False
+    if session.auth is None:
+        return True
+    signature = session.sign([frame.bytes for frame in frames[-_PARTS:]])
+    return hmac.compare_digest(signature, frames[-_SIGNATURE].bytes)
 
 
 def _is_whole(message: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ import zmq
 from jupyter_client.session import DELIM, Session
 from traitlets.log import get_logger
 
-from gpu_pool_provisioner.room.reading import Message, UnreadableMessageError, read_message
+from gpu_pool_provisioner.room.reading import Message, UnreadableMessageError, is_signed, read_message
 from gpu_pool_provisioner.room.wires import Wires, close_all, connect_back, is_refusal
 
 #: Seconds after which a kernel that has answered is asked again, and how often, until its output is heard.
@@ -172,8 +172,13 @@ class Relay:
     def pass_on(self, channel: str, frames: list[zmq.Frame]) -> None:
         """Send the kernel what came for it on a channel."""
         if channel == "shell" and len(frames) > _HEADER and b'"execute_request"' in frames[-_HEADER].bytes:
-            self._unanswered[_header(frames[-_HEADER].bytes).get("msg_id", "")] = frames
+            self._remember(frames)
         self.back[channel].send(frames)
+
+    def _remember(self, frames: list[zmq.Frame]) -> None:
+        """Wait for the reply to code; the kernel gives none to what anybody without its key sends."""
+        if is_signed(self._session, frames):
+            self._unanswered[_header(frames[-_HEADER].bytes).get("msg_id", "")] = frames
 
     def _observe(self, parent: bytes, content: bytes) -> None:
         if any(kind in parent for kind in _WORK) and self._session.session.encode() not in parent:
