@@ -41,8 +41,9 @@ def refuse_beside_server(name: str | None, courses: Courses) -> None:
     """Raise ``NotAllowed`` if the course's notebook servers have the slice, for all their kernels."""
     course = courses.usable.get(name or "")
     if course is not None and course.kubernetes.kernels == "server":
+        # Its title is for those who are in it, which is not looked at yet.
         raise NotAllowed(
-            f"Kernels of {course.title} use the slice of their notebook server, and get none of their own.",
+            f"Kernels of course {name} use the slice of their notebook server, and get none of their own.",
             "Start them there as ordinary kernels, such as Python 3.",
         )
 

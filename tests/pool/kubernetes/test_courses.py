@@ -32,7 +32,7 @@ async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[ClusterPoo
 
 
 async def test_a_course_whose_servers_have_the_slice_gets_no_other(pool: ClusterPool) -> None:
-    with pytest.raises(NotAllowed, match="Kernels of Vision use the slice of their notebook server"):
+    with pytest.raises(NotAllowed, match="Kernels of course vision use the slice of their notebook server"):
         await pool.request(SMALL, Holder("ada", "vision"), key())
     with pytest.raises(NotAllowed, match="as ordinary kernels"):
         await pool.forecast(SMALL, Holder("ada", "vision"))
