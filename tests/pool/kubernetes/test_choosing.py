@@ -77,7 +77,7 @@ def test_kernels_of_a_server_that_has_the_slice_get_none_of_their_own() -> None:
     courses = Courses({"server": course("{kernels: server}"), "pods": course("{kernels: pods}")})
     for name in ("pods", "unknown", None):
         refuse_beside_server(name, courses)
-    with pytest.raises(NotAllowed, match="Kernels of course server use the slice of their notebook server") as caught:
+    with pytest.raises(NotAllowed, match="Kernels of course server use the slice of their") as caught:
         refuse_beside_server("server", courses)
     assert "as ordinary kernels" in str(caught.value)
 
