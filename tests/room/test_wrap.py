@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from jupyter_client.asynchronous.client import AsyncKernelClient
+from jupyter_client.connect import write_connection_file
 from jupyter_client.manager import AsyncKernelManager
 
 from support.classroom import IPYKERNEL, TINY, Classroom, Managers, eventually, is_running, kill
-from support.room import frontend
+from support.room import frontend, listening
 
 WRAP = (sys.executable, "-m", "gpu_pool_provisioner.room.wrap", "-f", "{connection_file}")
 
@@ -57,6 +61,28 @@ async def test_a_wrapped_kernel_waits_gives_up_waits_again_and_runs(
     assert lease.process.pid == child_of(km)
     await km.shutdown_kernel()
     await eventually(classroom.is_empty)
+
+
+@pytest.mark.parametrize(
+    "named", ["link/kernel-1.json", "{folder}/link/kernel-1.json", "kernels/kernel-1.json"]
+)
+async def test_the_connection_file_may_be_named_in_other_ways(classroom: Classroom, named: str) -> None:
+    folder = classroom.folder / "kernels"
+    folder.mkdir()
+    (classroom.folder / "link").symlink_to(folder)
+    place, _ = write_connection_file(str(folder / "kernel-1.json"))
+    file = named.format(folder=classroom.folder)
+    words = [word.format(connection_file=file) for word in (*WRAP, "--slice", "2%", "--", *IPYKERNEL)]
+    wrapper = await asyncio.create_subprocess_exec(*words, cwd=classroom.folder)
+    client = AsyncKernelClient(connection_file=place)
+    client.load_connection_file()
+    try:
+        async with listening(client) as page:
+            assert (await page.run("print('well')").done()).outputs == ["well\n"]
+    finally:
+        with suppress(ProcessLookupError):
+            wrapper.terminate()
+        await wrapper.wait()
 
 
 async def test_a_refusal_is_what_the_first_cell_reads(classroom: Classroom, manager: Managers) -> None:

@@ -39,11 +39,17 @@ class Inner:
         self.file = str(self._folder / outer.name)
         with secure_write(self.file) as file:
             json.dump(self.connection, file)
-        self._outer_file = str(outer)
+        #: How a command may name the frontends' file, which may lie behind a link. The longest first, since
+        #: what is relative may be a part of the others.
+        self._outer_names = sorted({str(outer), str(Path(outer_file).absolute()), outer_file}, key=len)[::-1]
 
     def command(self, command: list[str]) -> list[str]:
         """Return a kernel's command with this connection file in place of the frontends'."""
-        return [word.replace(self._outer_file, self.file) for word in command]
+        return [self._with_own_file(word) for word in command]
+
+    def _with_own_file(self, word: str) -> str:
+        name = next((name for name in self._outer_names if name in word), None)
+        return word if name is None else word.replace(name, self.file)
 
     def close(self) -> None:
         """Remove the file and let go of the ports. May be repeated."""
