@@ -78,17 +78,20 @@ class Line:
     async def _look(self, pool: Pool) -> None:
         try:
             await self._wait_a_while(pool)
+            # Of who gets in line while the answer is under way, it says nothing.
+            asked = list(self._standings.items())
             places = await pool.places()
         except NOT_NOW as error:
             for standing in self._standings.values():
                 standing.fault = error
             await asyncio.sleep(RETRY_EVERY)
             return
-        for lease_id, standing in list(self._standings.items()):
+        for lease_id, standing in asked:
             standing.place, standing.fault = places.get(lease_id), None
             if standing.place is None:
                 standing.leave()
-                del self._standings[lease_id]
+                if self._standings.get(lease_id) is standing:
+                    del self._standings[lease_id]
 
     async def _wait_a_while(self, pool: Pool) -> None:
         """Return after a second, or when the delegate has left the line."""
