@@ -81,10 +81,12 @@ class OfferedKernels(KernelSpecManager):
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
         """Return one kernelspec. Raises ``NoSuchKernel`` for one that is not shown."""
-        name = kernel_name.lower()
-        entry = self.get_all_specs().get(name)
-        if entry is None:
+        specs = self.get_all_specs()
+        # Jupyter's own names are in lower case; other managers' need not be, nor what is made of them.
+        name = next((each for each in (kernel_name, kernel_name.lower()) if each in specs), None)
+        if name is None:
             raise NoSuchKernel(kernel_name)
+        entry = specs[name]
         if Path(entry["resource_dir"]).parent == self._folder:
             return self.kernel_spec_class(resource_dir=entry["resource_dir"], **entry["spec"])
         return self.inner.get_kernel_spec(name)
@@ -131,5 +133,5 @@ def _is_on_slice(spec: Mapping[str, Any]) -> bool:
 
 
 def _provisioner(spec: Mapping[str, Any]) -> str | None:
-    name: str | None = (spec["metadata"].get("kernel_provisioner") or {}).get("provisioner_name")
-    return name
+    stanza = spec["metadata"].get("kernel_provisioner")
+    return stanza.get("provisioner_name") if isinstance(stanza, Mapping) else None
