@@ -13,6 +13,7 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.session import DELIM
 
 from support.classroom import TINY, Classroom, Managers, eventually
+from support.pools import until
 from support.room import Cell, Frontend, frontend
 
 
@@ -169,17 +170,18 @@ async def test_transport_encryption(classroom: Classroom, manager: Managers) -> 
     assert km.get_connection_info()["curve_publickey"]
 
 
-async def test_the_room_sees_who_works(
+async def test_the_relay_sees_who_works(
     classroom: Classroom, waiting: AsyncKernelManager, page: Frontend
 ) -> None:
-    room = waiting.provisioner._room
-    assert (room.busy, room.last_activity) == (False, None)
-    cell = page.run("print('begun', flush=True); input()", allow_stdin=False)
+    cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
     assert page.run("", silent=True)
     await open_up(classroom)
+    await cell.shows("begun")
+    relay = waiting.provisioner._room._run.relay
+    began = relay.last_activity
+    assert relay.busy
+    assert began is not None
+    await waiting.interrupt_kernel()
     await cell.done()
-
-    async def is_idle() -> bool:
-        return room.last_activity is not None and not room.busy
-
-    await eventually(is_idle)
+    await until(lambda: not relay.busy)
+    assert relay.last_activity > began

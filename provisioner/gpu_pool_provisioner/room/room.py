@@ -76,16 +76,6 @@ class Room:
     def _resuming(self) -> bool:
         return self._stay is not None and self._stay.resuming
 
-    @property
-    def busy(self) -> bool:
-        """Whether code waits, or the kernel works on what was submitted."""
-        return self._run.busy if self._run else self._reception.holds_code
-
-    @property
-    def last_activity(self) -> float | None:
-        """When the kernel last began or ended work that was submitted (``time.monotonic()``)."""
-        return self._run.last_activity if self._run else None
-
     async def open(self) -> None:
         """Listen on the kernel's ports. Raises ``zmq.ZMQError`` when one of them is taken."""
         connection = self._kernel.connection()

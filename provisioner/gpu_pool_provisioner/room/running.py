@@ -93,16 +93,6 @@ class Run(abc.ABC):
         assert self._relay is not None
         return self._relay
 
-    @property
-    def busy(self) -> bool:
-        """Whether the kernel works on what was submitted."""
-        return self._relay is not None and self._relay.busy
-
-    @property
-    def last_activity(self) -> float | None:
-        """When the kernel last began or ended such work (``time.monotonic()``)."""
-        return self._relay.last_activity if self._relay else None
-
     def unanswered(self) -> list[list[zmq.Frame]]:
         """Return the code that was passed on and has had no reply, in order."""
         return self._relay.unanswered() if self._relay else []

@@ -49,11 +49,6 @@ class Turn:
         """The slice that is waited for: ``2%``."""
         return self._claim.request.size
 
-    @property
-    def lease_id(self) -> str | None:
-        """The lease in line or held; None after giving up."""
-        return self._claim.lease_id
-
     async def ask(self) -> Lease:
         """Get in line, at its end. Raises what ``Pool.request`` raises."""
         return await self._claim.take(self._holder)
