@@ -16,69 +16,10 @@ from support.classroom import eventually
 from support.clusters import hami, listed, node, plain, resource_slice
 from support.control_plane import Cluster
 from support.hub_with_proxy import REQUIRED, Visitor, error_on, proxy_command
+from support.kube_courses import COURSES, GROUPS
 from support.kube_hub import KubeHub
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300), pytest.mark.long]
-
-COURSES = {
-    "intro": """\
-title: Introduction
-who: {groups: [intro]}
-slices:
-  - {name: Small, request: 2%}
-  - {name: Large, request: 90%}
-longest_lease: 2h
-kubernetes: {kernels: server, cpu: 1, memory: 1GiB, start_within: 90s}
-""",
-    "fetched": """\
-title: Large software
-who: {groups: [intro]}
-slices: [{name: Small, request: 2%}]
-kubernetes: {kernels: server, image: "example.org/large:1", start_within: 20s}
-""",
-    "huge": """\
-title: Too many cores
-who: {groups: [intro]}
-slices: [{name: Small, request: 2%}]
-kubernetes: {kernels: server, cpu: 500}
-""",
-    "pods": """\
-title: Kernels in pods
-who: {groups: [intro]}
-slices: [{name: Small, request: 2%}]
-""",
-    "brief": """\
-title: Nothing kept
-who: {groups: [intro]}
-slices: [{name: Small, request: 2%}]
-kubernetes: {home: none}
-""",
-    "later": """\
-title: Next century
-who: {groups: [intro]}
-slices: [{name: Small, request: 2%}]
-weeks: {from: 2101-01-03, to: 2101-02-01}
-hours: Mon 10:00-12:00
-time_zone: UTC
-kubernetes: {kernels: server}
-""",
-    "research": """\
-title: Research
-who: {groups: [research]}
-slices:
-  - {name: One GPU, request: 1}
-  - {name: Two GPUs, request: 2}
-  - {name: Three GPUs, request: 3}
-longest_lease: 3h
-kubernetes: {kernels: server, cpu: 2, memory: 4GiB, prefer: nvlink}
-""",
-}
-GROUPS = {
-    "intro": ["ada", "grace", "alan", "karen"],
-    "homed": ["karen"],
-    "research": ["edsger", "barbara", "hedy"],
-    "claims": ["hedy"],
-}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
