@@ -50,10 +50,10 @@ class Process:
         """Whether it still runs; None when this looker cannot tell.
 
         A zombie counts as dead: it runs no code and holds no device. It is none
-        while any thread of it goes on, though its first one has ended. A process
-        of an earlier boot is dead; one of no boot in particular, and one of another pid namespace is unknown. One
-        that the system hides from this looker is dead too: one's own processes
-        are never hidden, so its pid now belongs to somebody else's.
+        while any thread of it goes on, though its first one has ended. A process of
+        an earlier boot is dead; one of no boot in particular, or of another pid
+        namespace, is unknown. One that the system hides from this looker is dead too:
+        one's own processes are never hidden, so its pid now belongs to somebody else's.
         """
         if self.boot and self.boot != boot_id():
             return False
