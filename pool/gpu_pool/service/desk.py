@@ -104,7 +104,7 @@ class Desk:
         if self._changes.knows_to_wait(lease_id) or await self._waits(lease_id):
             with self._polls.one(caller.user):
                 found = await self._changes.wait(lease_id, _waits_no_more, seconds)
-            if not last and not (found and not await self._waits(lease_id)):
+            if not last and (not found or await self._waits(lease_id)):
                 return None
         # A lost connection withdraws nothing: the client asks again, or withdraws in words of its own.
         return caller.shown(await self._pool.until_held(lease_id, 0))

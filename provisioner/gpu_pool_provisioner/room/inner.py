@@ -41,7 +41,8 @@ class Inner:
             json.dump(self.connection, file)
         #: How a command may name the frontends' file, which may lie behind a link. The longest first, since
         #: what is relative may be a part of the others.
-        self._outer_names = sorted({str(outer), str(Path(outer_file).absolute()), outer_file}, key=len)[::-1]
+        names = {str(outer), str(Path(outer_file).absolute()), outer_file}
+        self._outer_names = sorted(names, key=len, reverse=True)
 
     def command(self, command: list[str]) -> list[str]:
         """Return a kernel's command with this connection file in place of the frontends'."""
