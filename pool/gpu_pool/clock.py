@@ -22,7 +22,7 @@ class Clock:
 
     #: Unix seconds, for history and for people. May jump.
     wall: Callable[[], float] = time.time
-    #: Seconds of this boot, for deadlines. Never jumps.
+    #: Seconds of this boot, for deadlines: never jumps. Of a pool that outlives machines, as ``wall``.
     uptime: Callable[[], float] = _uptime
 
     def week_began(self) -> float:
