@@ -14,6 +14,8 @@ LAB_ARGS ?=
 HUB_ARGS ?=
 # Options for pytest: make test TEST_ARGS="-k parser"
 TEST_ARGS ?=
+# How many processes run them: twice as many as small machines have cores, since most tests wait most of the time.
+WORKERS ?= 4
 # The oldest JupyterHub that is supported, for make test-hub.
 OLD_HUB ?= jupyterhub==5.4.*
 # Options for the benchmarks: make bench BENCH_ARGS="--quick kernels growth"
@@ -32,7 +34,7 @@ GPU_PYTHON ?= python3
 SOURCES := $(CURDIR)/kernels:$(CURDIR)/pool:$(CURDIR)/pool_client:$(CURDIR)/provisioner:$(CURDIR)/spawner
 
 .DEFAULT_GOAL := help
-.PHONY: help lab hub demo test test-all test-hub test-gpu matrix soak chaos mutation lint format types docs bench clean
+.PHONY: help lab hub demo test test-all test-hub test-gpu test-cluster matrix soak chaos mutation lint format types docs man bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,13 +59,13 @@ hub: $(VENV)/.ready-hub node_modules/.bin/configurable-http-proxy ## start a Jup
 demo: $(VENV)/.ready-lab ## the same without a browser: fill a simulated GPU, and leave nothing behind
 	@$(BIN)/python examples/demo.py
 
-test: $(VENV)/.ready-test ## run the tests that need neither a GPU nor a browser (minutes)
-	@$(BIN)/pytest -n 2 -m "not long and not browser and not gpu" $(TEST_ARGS)
+test: $(VENV)/.ready-test proxy-if-npm ## run the tests that need neither a GPU nor a browser (minutes)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not long and not browser and not gpu and not cluster" $(TEST_ARGS)
 
-test-all: $(VENV)/.ready-test ## run the rest: the long tests and those in a real browser
-	@$(BIN)/pytest -m "(long or browser) and not gpu" $(TEST_ARGS)
+test-all: $(VENV)/.ready-test proxy-if-npm ## run the rest: the long tests and those in a real browser
+	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "(long or browser) and not gpu and not cluster" $(TEST_ARGS)
 
-test-hub: .venv-hub/.ready ## run the tests of the Hub's parts against the oldest JupyterHub that is supported
+test-hub: .venv-hub/.ready proxy-if-npm ## run the tests of the Hub's parts against the oldest JupyterHub that is supported
 	@.venv-hub/bin/pytest tests/service tests/spawner -m "not browser and not gpu" $(TEST_ARGS)
 
 test-gpu: ## run the tests that need an NVIDIA GPU, by the Python that has PyTorch
@@ -71,6 +73,9 @@ test-gpu: ## run the tests that need an NVIDIA GPU, by the Python that has PyTor
 		echo "$(GPU_PYTHON) lacks what these tests need, see docs/developer/gpu.md."; \
 		echo "Name the Python that has PyTorch: make test-gpu GPU_PYTHON=/path/to/python3"; exit 1; }
 	@PYTHONPATH="$(SOURCES)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m pytest tests/gpu -m gpu $(TEST_ARGS)
+
+test-cluster: $(VENV)/.ready-test ## run the tests in real containers on a real kubelet (as root, see docs/developer/cluster.md)
+	@$(BIN)/pytest -m cluster tests/cluster $(TEST_ARGS)
 
 matrix: $(VENV)/.ready-matrix ## run tests with the oldest and the newest Python, Jupyter and JupyterHub (an hour)
 	@$(BIN)/nox $(MATRIX_ARGS)
@@ -103,12 +108,26 @@ docs: $(VENV)/.ready-dev ## build the documentation, warnings being errors
 	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 	@echo "The documentation is in docs/_build/html/index.html"
 
+man: $(VENV)/.ready-dev ## write the manual pages anew from the program's help
+	@$(BIN)/python docs/man.py
+
 bench: $(VENV)/.ready-bench ## print this project's speed against its yardsticks, as ratios (a quarter of an hour)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 clean: ## remove .venv and everything built
 	@rm -rf $(VENV) .venv-hub build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The tests that need JupyterHub's proxy are skipped where it is not.
+.PHONY: proxy-if-npm
+proxy-if-npm:
+	@if command -v configurable-http-proxy >/dev/null || [ -e node_modules/.bin/configurable-http-proxy ]; then :; \
+	elif command -v npm >/dev/null; then \
+		$(MAKE) --no-print-directory node_modules/.bin/configurable-http-proxy || \
+			echo "JupyterHub's proxy could not be installed; the tests that need it are skipped."; \
+	else \
+		echo "There is no npm, hence no proxy for JupyterHub; the tests that need it are skipped."; \
+	fi
 
 # JupyterHub's proxy is a program of Node.js.
 node_modules/.bin/configurable-http-proxy:

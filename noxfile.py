@@ -59,5 +59,6 @@ def kernels(session: nox.Session) -> None:
 
 def _test(session: nox.Session, *tests: str) -> None:
     # Old releases warn of what newer ones do, new ones of what is to come: neither is a failure here.
-    options = ("-n", "2", "-o", "filterwarnings=default", "-m", "not long and not browser and not gpu")
-    session.run("pytest", *options, *(tests or TESTS), *session.posargs)
+    options = ("-n", "4", "--dist", "loadgroup", "-o", "filterwarnings=default")
+    chosen = ("-m", "not long and not browser and not gpu")
+    session.run("pytest", *options, *chosen, *(tests or TESTS), *session.posargs)

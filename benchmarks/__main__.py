@@ -33,6 +33,7 @@ NAMES = (
     "guard",
     "service",
     "rush",
+    "tokens",
     "servers",
     "courses",
     "dashboard",

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import hypothesis
 import pytest
+
+from support import clean_environment
+
+# Before anything looks for kernels or settings; see there.
+clean_environment.enter()
 
 # A shell starts its background jobs with these ignored, and their children inherit that:
 # then the programs under test could not be interrupted.
@@ -26,9 +32,24 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("default")
 
+#: Tests of which one process runs those of a line, one after the other: they share what is expensive to
+#: make, or look at something of which the machine has one, as MPS.
+_TOGETHER = (
+    ("acceptance/",),
+    ("cli/test_enforcement.py", "pool/isolation/", "security/test_mps.py"),
+    ("fuzz/test_bodies.py",),
+    ("kubernetes/",),
+    ("packaging/test_distribution.py",),
+    ("spawner/test_hub.py",),
+    ("spawner/test_spawn_page.py",),
+)
+_HERE = Path(__file__).parent
 
-@pytest.fixture(autouse=True)
-def _no_pool_of_my_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the tester's own pool, slice and settings out of every test."""
-    for name in ("GPU_POOL_URL", "GPU_POOL_DEVICES", "GPU_POOL_DEFAULT_SLICE", "GPU_POOL_LEASE"):
-        monkeypatch.delenv(name, raising=False)
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests stay together when several processes run them: --dist loadgroup."""
+    for item in items:
+        name = item.path.relative_to(_HERE).as_posix()
+        group = next((each for each in _TOGETHER if name.startswith(each)), None)
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group[0]))

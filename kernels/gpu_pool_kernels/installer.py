@@ -12,7 +12,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,8 +20,8 @@ from typing import Any, Final
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_core.paths import jupyter_data_dir
 
-from gpu_pool_client import BadRequest, SliceRequest
-from gpu_pool_kernels.naming import display_name, folder_name, logo
+from gpu_pool_client import BadRequest, SliceRequest, parse_request
+from gpu_pool_kernels.naming import by_size, display_name, folder_name, logo
 
 #: The provisioner's entry point in ``jupyter_client.kernel_provisioners``.
 PROVISIONER: Final = "gpu-pool"
@@ -39,7 +39,7 @@ class InstalledKernel:
 
     #: The kernelspec's name, such as ``python3-gpu-2pct``.
     name: str
-    #: The name in the launcher, such as ``Python 3 (GPU 2%)``.
+    #: The name in the launcher, such as ``Python 3 (GPU  2%)``.
     display_name: str
     #: The name of the kernelspec it was made from.
     base: str
@@ -47,6 +47,15 @@ class InstalledKernel:
     slice: str
     #: The kernelspec's folder.
     path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What came of removing kernelspecs."""
+
+    gone: Sequence[InstalledKernel]
+    #: Those that could not be removed, each with the system's reason.
+    left: Sequence[tuple[InstalledKernel, str]]
 
 
 def install(
@@ -83,32 +92,87 @@ def install(
 
 
 def installed() -> list[InstalledKernel]:
-    """Return our kernelspecs that Jupyter finds, by name."""
+    """Return our kernelspecs that Jupyter finds, by base and size."""
     folders = KernelSpecManager().find_kernel_specs()
-    found = (_ours(name, Path(folder)) for name, folder in sorted(folders.items()))
-    return [kernel for kernel in found if kernel is not None]
+    found = (_ours(name, Path(folder)) for name, folder in folders.items())
+    return sorted((kernel for kernel in found if kernel is not None), key=_by_size)
 
 
-def remove(names: Sequence[str]) -> list[InstalledKernel]:
-    """Remove our kernelspecs of these names, and return what they were.
+def copies() -> list[InstalledKernel]:
+    """Return our kernelspecs in all folders in which Jupyter looks, by base and size.
 
-    Raises ``BadRequest``, before anything is removed, for a name that is not
-    one of ours; and if the folder cannot be written to.
+    Of several with one name Jupyter finds the first alone: a user's own hides this
+    environment's, which hides the system's.
     """
-    ours = {kernel.name: kernel for kernel in installed()}
+    found = (_ours(path.name.lower(), path) for path in _all_kernels())
+    return sorted((kernel for kernel in found if kernel is not None), key=_by_size)
+
+
+def remove(names: Sequence[str]) -> Removal:
+    """Remove every copy of our kernelspecs of these names, wherever Jupyter looks for kernels.
+
+    Raises ``BadRequest``, before anything is removed, for a name that is not one of ours.
+    """
+    there = copies()
+    ours = {kernel.name for kernel in there}
     for name in names:
         if name.lower() not in ours:
             raise BadRequest(
                 f"There is no GPU kernel {name!r}.",
                 _listed("Installed:", ours, "none are installed."),
             )
-    gone = [ours[name] for name in dict.fromkeys(name.lower() for name in names)]
+    wanted = {name.lower() for name in names}
+    return _removed([kernel for kernel in there if kernel.name in wanted])
+
+
+def remove_all() -> Removal:
+    """Remove all our kernelspecs from all folders in which Jupyter looks."""
+    return _removed(copies())
+
+
+def foreign() -> list[Path]:
+    """Return the folders of kernelspecs that name our provisioner, and were not made by :func:`install`.
+
+    They are somebody's own work, which :func:`remove` leaves alone.
+    """
+    specs = ((path, _read(path)) for path in _all_kernels() if _ours(path.name, path) is None)
+    return [path for path, spec in specs if spec and provisioner_of(spec) == PROVISIONER]
+
+
+def _all_kernels() -> Iterator[Path]:
+    """Yield the folder of every kernelspec in all folders in which Jupyter looks."""
+    for folder in dict.fromkeys(Path(each).resolve() for each in KernelSpecManager().kernel_dirs):
+        with contextlib.suppress(OSError):  # it is not there, or may not be read
+            yield from sorted(folder.iterdir())
+
+
+def _removed(kernels: Sequence[InstalledKernel]) -> Removal:
+    tried = [(kernel, _try_to_remove(kernel.path)) for kernel in kernels]
+    return Removal(
+        gone=[kernel for kernel, why in tried if not why],
+        left=[(kernel, why) for kernel, why in tried if why],
+    )
+
+
+def _try_to_remove(path: Path) -> str:
+    """Remove a kernelspec's folder, or the link to it; return the system's reason if that fails."""
     try:
-        for kernel in gone:
-            shutil.rmtree(kernel.path)
+        if path.is_symlink():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
     except OSError as error:
-        raise _unwritable(kernel.path, error) from error
-    return gone
+        return error.strerror or str(error)
+    return ""
+
+
+def _by_size(kernel: InstalledKernel) -> tuple[object, ...]:
+    """Order by base, then by size; what is no slice, in a file that somebody changed, comes last."""
+    try:
+        size: tuple[object, ...] = (0, *by_size(parse_request(kernel.slice)))
+    except BadRequest:
+        size = (1,)
+    return kernel.base, size, kernel.name, str(kernel.path)
 
 
 def _base(name: str) -> tuple[str, Path, _KernelJSON]:
@@ -138,7 +202,7 @@ def _check_base(name: str, folder: Path, spec: _KernelJSON) -> None:
         raise BadRequest(
             f"{name!r} is itself a GPU kernel, made from {ours.base!r}.", f"Use --base {ours.base}."
         )
-    provisioner = (spec.get("metadata", {}).get("kernel_provisioner") or {}).get("provisioner_name")
+    provisioner = provisioner_of(spec)
     if provisioner not in (None, "local-provisioner"):
         raise BadRequest(
             f"The kernel {name!r} is started by another provisioner, {provisioner!r}, "
@@ -243,6 +307,12 @@ def _ours(name: str, folder: Path) -> InstalledKernel | None:
     return InstalledKernel(name, str(spec.get("display_name", name)), base, size, folder)
 
 
+def provisioner_of(spec: Mapping[str, Any]) -> object:
+    """Return the name of the provisioner that a kernelspec names in its metadata, if any."""
+    stanza = spec.get("metadata", {}).get("kernel_provisioner")
+    return stanza.get("provisioner_name") if isinstance(stanza, dict) else None
+
+
 def _read(folder: Path) -> _KernelJSON | None:
     """Return the content of ``kernel.json``; None if there is none that can be read."""
     try:
@@ -252,7 +322,7 @@ def _read(folder: Path) -> _KernelJSON | None:
     return spec if isinstance(spec, dict) and isinstance(spec.get("metadata", {}), dict) else None
 
 
-def _listed(start: str, names: Sequence[str] | dict[str, InstalledKernel], otherwise: str) -> str:
+def _listed(start: str, names: Iterable[str], otherwise: str) -> str:
     return f"{start} {', '.join(sorted(names)) or otherwise}"
 
 

@@ -1,4 +1,11 @@
-"""How a size is named and drawn: the kernel's name in the launcher, its folder, its logo."""
+"""How a size is named and drawn: the kernel's name in the launcher, its folder, its logo.
+
+JupyterLab's launcher and its list of kernels are sorted by name, letter by letter,
+and nothing in a kernelspec changes that: not its metadata, and only the server's
+default kernel has a rank. So the names are such that this order is the one of sizes.
+A number of one digit has one more space before it, which sorts before any digit and
+which browsers do not show: ``GPU  2%``, ``GPU 10%``, ``GPU 50%``, ``whole GPU``.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +34,7 @@ _LINE: Final = """\
 
 
 def display_name(base: str, request: SliceRequest) -> str:
-    """Name a kernel for people: ``Python 3 (ipykernel)`` and 2% make ``Python 3 (GPU 2%)``."""
+    """Name a kernel for people: ``Python 3 (ipykernel)`` and 2% make ``Python 3 (GPU  2%)``."""
     parts = [_size(request), *_filters(request.filters)]
     return f"{base.removesuffix(_SUFFIX)} ({', '.join(parts)})"
 
@@ -51,6 +58,12 @@ def folder_name(base: str, request: SliceRequest) -> str:
     return "-".join(parts).lower()
 
 
+def by_size(request: SliceRequest) -> tuple[int, int, int, str]:
+    """Return what sizes are sorted by: 2%, 10%, 50%, 1, 2x75%, 4; then amounts of memory; then filters."""
+    amount = request.milli or request.memory_mib or 0
+    return int(request.milli is None), request.count * amount, request.count, str(request.filters)
+
+
 def logo(request: SliceRequest) -> str:
     """Draw the size as SVG: a ring filled to the share, around the size in words.
 
@@ -63,15 +76,21 @@ def logo(request: SliceRequest) -> str:
     # Where the lower line stands, the ring leaves less room.
     two = _line(24, first, 20, 60) + _line(42, second, 14, 56) if second else ""
     lines = two or _line(32, first, 20, 72)
-    return _LOGO.format(radius=_RADIUS, ring=ring, lines=lines, label=escape(_size(request)))
+    return _LOGO.format(
+        radius=_RADIUS, ring=ring, lines=lines, label=escape(" ".join(_size(request).split()))
+    )
 
 
 def _size(request: SliceRequest) -> str:
-    """``GPU 2%``, ``4 GPUs``, ``2 × GPU 1.5 GiB``."""  # noqa: RUF002 - a real multiplication sign
-    if request.whole_devices:
-        return _gpus(request.count)
-    amount = f"GPU {_amount(request)}"
-    return f"{request.count} × {amount}" if request.count > 1 else amount  # noqa: RUF001
+    """``GPU  2%``, ``GPU 75%×2``, ``whole GPU×4``."""  # noqa: RUF002 - a real multiplication sign
+    size = "whole GPU" if request.whole_devices else f"GPU {_padded(_amount(request))}"
+    # Without a space, which would sort before the end of the same size of one GPU.
+    return f"{size}×{request.count}" if request.count > 1 else size  # noqa: RUF001
+
+
+def _padded(amount: str) -> str:
+    """Let an amount below ten sort before one of two digits; see the top of this file."""
+    return amount if amount[1:2].isdigit() else f" {amount}"
 
 
 def _gpus(count: int) -> str:

@@ -2,9 +2,12 @@
 
 A notebook server whose ``ServerApp.kernel_spec_manager_class`` this is shows, besides the
 kernels that are installed, one on every slice of ``GPU_POOL_KERNELS`` over every
-kernel of Python, as ``gpu-pool kernels install`` makes them. It stands here and
-not with the provisioner because it makes kernelspecs, and that is this room's
-business; it runs in the server, and needs nothing of the Hub.
+kernel of Python, as ``gpu-pool kernels install`` makes them. Where the server is for a
+course, the slices are those that the course offers now, as the pool says when it is
+asked: by whoever looks at the kernels, every few seconds at most.
+
+It stands here and not with the provisioner because it makes kernelspecs, and that is
+this package's business; it runs in the server, and needs nothing of the Hub.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKerne
 from traitlets import Bool, Instance, List, Type, Unicode, default
 
 from gpu_pool_client import SliceRequest, parse_request
-from gpu_pool_kernels.installer import MARKER, PROVISIONER, kernel_json, write_kernel
-from gpu_pool_kernels.naming import folder_name
+from gpu_pool_client.pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
+from gpu_pool_kernels.following import CourseOffers
+from gpu_pool_kernels.installer import MARKER, PROVISIONER, kernel_json, provisioner_of, write_kernel
+from gpu_pool_kernels.naming import by_size, folder_name
 
 #: Lists slices as JSON: ``["2%", "10%"]``. Without it, nothing is added and nothing hidden.
 KERNELS_VARIABLE: Final = "GPU_POOL_KERNELS"
@@ -53,14 +58,15 @@ class OfferedKernels(KernelSpecManager):
         super().__init__(**kwargs)
         #: None where nothing is said of slices; then this is the inner manager, and nothing else.
         self._slices = self._read_slices()
+        self._course = self._followed()
         self._folder = Path(tempfile.mkdtemp(prefix="gpu-pool-kernels-"))
         # At the latest when the process ends.
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         if self._slices is not None:
             # Where a kernel looks for the next larger one, too.
             self.kernel_dirs = [str(self._folder)]
-        #: What has been written, by base: the base as it was then, and what was made from it.
-        self._made: dict[str, tuple[_Entry, dict[str, _Entry]]] = {}
+        #: What has been written, by base: the base and the slices as they were then, and what was made.
+        self._made: dict[str, tuple[_Entry, list[SliceRequest], dict[str, _Entry]]] = {}
 
     @default("inner")
     def _inner_default(self) -> KernelSpecManager:
@@ -93,21 +99,36 @@ class OfferedKernels(KernelSpecManager):
 
     def _offered(self, plain: Mapping[str, _Entry]) -> dict[str, _Entry]:
         """Return the kernelspecs on slices; those over a base that is as it was are not made again."""
-        made = {name: self._over(name, entry) for name, entry in plain.items() if self._is_base(name, entry)}
-        self._made = {name: (plain[name], entries) for name, entries in made.items()}
-        return {name: entry for entries in made.values() for name, entry in entries.items()}
+        slices = self._slices or []
+        if self._course is not None:
+            slices = self._slices = sorted(self._course.now(), key=by_size)
+        made = {
+            name: self._over(name, entry, slices)
+            for name, entry in plain.items()
+            if self._is_base(name, entry)
+        }
+        self._made = {name: (plain[name], slices, entries) for name, entries in made.items()}
+        offered = {name: entry for entries in made.values() for name, entry in entries.items()}
+        self._remove_all_but(offered)
+        return offered
+
+    def _remove_all_but(self, offered: Mapping[str, _Entry]) -> None:
+        """Remove what is not offered any more, so that no kernel names it as the next larger one."""
+        for folder in self._folder.iterdir():
+            if folder.name not in offered:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _is_base(self, name: str, entry: _Entry) -> bool:
         spec = entry["spec"]
         is_wanted = name in self.bases if self.bases else spec.get("language", "").lower() == "python"
-        return is_wanted and _provisioner(spec) in (None, "local-provisioner")
+        return is_wanted and provisioner_of(spec) in (None, "local-provisioner")
 
-    def _over(self, base: str, entry: _Entry) -> dict[str, _Entry]:
-        known, entries = self._made.get(base, (None, {}))
-        if known == entry:
+    def _over(self, base: str, entry: _Entry, slices: list[SliceRequest]) -> dict[str, _Entry]:
+        known, made_of, entries = self._made.get(base, (None, [], {}))
+        if (known, made_of) == (entry, slices):
             return entries
         try:
-            return dict(self._make(base, entry, size) for size in self._slices or ())
+            return dict(self._make(base, entry, size) for size in slices)
         except OSError as error:
             self.log.warning("The kernel %s cannot be offered on slices: %s", base, error)
             return {}
@@ -117,21 +138,24 @@ class OfferedKernels(KernelSpecManager):
         write_kernel(self._folder / name, base, Path(entry["resource_dir"]), content, size)
         return name, {"resource_dir": str(self._folder / name), "spec": content}
 
+    def _followed(self) -> CourseOffers | None:
+        """Return the course that is followed; None for a server of none, or that has a slice itself."""
+        course = os.environ.get(COURSE_VARIABLE)
+        if not course or not self._slices:
+            return None
+        url = os.environ.get(URL_VARIABLE) or DEFAULT_URL
+        return CourseOffers(self._slices, url, course, self.log)
+
     def _read_slices(self) -> list[SliceRequest] | None:
         text = os.environ.get(KERNELS_VARIABLE)
         if text is None:
             return None
         try:
-            return [parse_request(str(each)) for each in json.loads(text)]
+            return sorted((parse_request(str(each)) for each in json.loads(text)), key=by_size)
         except (ValueError, TypeError) as error:  # BadRequest is a ValueError
             self.log.warning("%s is not understood, so no slices are offered: %s", KERNELS_VARIABLE, error)
             return []
 
 
 def _is_on_slice(spec: Mapping[str, Any]) -> bool:
-    return MARKER in spec["metadata"] or _provisioner(spec) == PROVISIONER
-
-
-def _provisioner(spec: Mapping[str, Any]) -> str | None:
-    stanza = spec["metadata"].get("kernel_provisioner")
-    return stanza.get("provisioner_name") if isinstance(stanza, Mapping) else None
+    return MARKER in spec["metadata"] or provisioner_of(spec) == PROVISIONER

@@ -19,6 +19,7 @@ from gpu_pool_client import (
     format_memory,
     format_share,
 )
+from gpu_pool_client.drained import ask_about, say_drained
 
 #: GPUs of which a message says how much is free.
 _MOST_NAMED = 8
@@ -56,22 +57,16 @@ def check(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> Non
     """
     if not devices:
         raise NeverFits(
-            f"You asked for {request}; this pool has no GPU.",
+            f"You asked for {request.named}; this pool has no GPU.",
             'Run "gpu-pool doctor" to see why. To try things out without one, '
             'set GPU_POOL_DEVICES="V100-SXM2-32GB:1" for a simulated GPU.',
         )
-    accepted = [device for device in devices if placement.accepts(request.filters, device)]
-    if not accepted:
+    if request.count > len(devices) == 1:
         raise NeverFits(
-            f"You asked for {request}; no GPU here is like that. There is: {_listing(devices)}.",
-            "Ask for one of these, or leave the filter out.",
+            f"You asked for {request}, that is {_each_of(request)}; this pool has one: {_listing(devices)}.",
+            f"Ask for at most {replace(request, count=1).size}.",
         )
-    if request.count > 1 and all(device.contexts is not None and not device.node for device in accepted):
-        raise NeverFits(
-            f"You asked for {request}, that is {request.count} GPUs; here each GPU is shared by MPS, "
-            "and a process can use one of them.",
-            "Ask for one GPU, or ask the administrator.",
-        )
+    accepted = _accepted(request, devices)
     able = list(placement.candidates(request, accepted, rules))
     if not able:
         unlimited = replace(rules, max_milli=WHOLE, max_memory_mib=0)
@@ -82,10 +77,27 @@ def check(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> Non
     if most < request.count:
         together = " of one machine" if most < len(able) else ""
         raise NeverFits(
-            f"You asked for {request}, that is {request.count} GPUs; "
+            f"You asked for {request}, that is {_each_of(request)}; "
             f"{most}{together} here could take part: {_listing([part.device for part in able])}.",
-            f"Ask for at most {most}.",
+            f"Ask for at most {replace(request, count=most).size}.",
         )
+
+
+def _accepted(request: SliceRequest, devices: Sequence[Device]) -> list[Device]:
+    """Return the devices that the request's filters accept. Raises ``NeverFits`` where these cannot do."""
+    accepted = [device for device in devices if placement.accepts(request.filters, device)]
+    if not accepted:
+        raise NeverFits(
+            f"You asked for {request.named}; no GPU here is like that. There is: {_listing(devices)}.",
+            "Ask for one of these, or leave the filter out.",
+        )
+    if request.count > 1 and all(device.contexts is not None and not device.node for device in accepted):
+        raise NeverFits(
+            f"You asked for {request}, that is {_each_of(request)}; here each GPU is shared by MPS, "
+            "and a process can use one of them.",
+            "Ask for one GPU, or ask the administrator.",
+        )
+    return accepted
 
 
 def find_device(name: str, devices: Sequence[Device]) -> Device:
@@ -99,26 +111,46 @@ def find_device(name: str, devices: Sequence[Device]) -> Device:
 
 
 def shortage(
-    request: SliceRequest, statuses: Sequence[DeviceStatus], ahead: int, rules: Rules
+    request: SliceRequest,
+    statuses: Sequence[DeviceStatus],
+    ahead: int,
+    rules: Rules,
+    drained: Sequence[DeviceStatus] = (),
 ) -> tuple[str, str, str | None]:
     """Say why a request that could fit does not fit now.
 
+    ``statuses`` are of the devices on which something may be granted, ``drained`` of the others.
     Returns (message, remedy, largest request that would start now or None).
     """
+    drained = [status for status in drained if placement.accepts(request.filters, status.device)]
     milli = 0 if ahead else placement.largest(statuses, rules)
     largest = SliceRequest(milli=milli).size if milli else None
     freest = sorted(statuses, key=lambda status: -status.free_milli)[:_MOST_NAMED]
     many = f"The freest of {len(statuses)} GPUs: " if len(statuses) > _MOST_NAMED else ""
     held = many + "; ".join(_occupancy(status) for status in (freest if many else statuses))
-    line = f" {ahead} waiting before you." if ahead else ""
-    message = f"No GPU slice of {request} is free now. {held}.{line}"
+    line = f"{ahead} waiting before you." if ahead else ""
+    parts = f"{_not_free(request)} now.", f"{held}." if statuses else "", say_drained(drained)
+    message = " ".join(filter(None, (*parts, line)))
     if largest:
-        remedy = (
-            f"Free at this moment: up to {largest} of one GPU. Choose a smaller slice, or try again later."
-        )
+        remedy = f"Free at this moment: up to {up_to(milli)}. Choose a smaller slice, or try again later."
+    elif drained and not any(status.leases for status in statuses):
+        remedy = ask_about(drained)  # nobody's end would make room
     else:
         remedy = "Try again when somebody has finished."
     return message, remedy, largest
+
+
+def _not_free(request: SliceRequest) -> str:
+    if not request.whole_devices:
+        return f"No GPU slice of {request} is free"
+    if request.count == 1:
+        return f"No {request.named.removeprefix('a ')} is free"
+    return f"{request.named} are not free together"
+
+
+def up_to(milli: int) -> str:
+    """Say how much of one GPU that is: ``15% of one GPU``, ``a whole GPU``."""
+    return "a whole GPU" if milli == WHOLE else f"{format_share(milli)} of one GPU"
 
 
 def _forbidden(request: SliceRequest, rules: Rules) -> NotAllowed:
@@ -126,7 +158,7 @@ def _forbidden(request: SliceRequest, rules: Rules) -> NotAllowed:
     memory = f"{format_memory(rules.max_memory_mib)} on one GPU" if rules.max_memory_mib else ""
     most = " and ".join(filter(None, (share, memory)))
     return NotAllowed(
-        f"You asked for {request}; the most this pool gives to one lease is {most}.",
+        f"You asked for {request.named}; the most this pool gives to one lease is {most}.",
         "Ask for less, or ask the administrator.",
     )
 
@@ -137,19 +169,19 @@ def _too_large_or_small(request: SliceRequest, devices: Sequence[Device], rules:
     part = placement.cut(request, device, rules)
     if part.memory_mib > device.memory_mib:
         return NeverFits(
-            f"You asked for {request}; the largest GPU here, {device.label}, "
+            f"You asked for {request.named}; the largest GPU here, {device.label}, "
             f"has {format_memory(device.memory_mib)}.",
             f"Ask for at most {format_memory(device.memory_mib)}.",
         )
     if part.milli > device.milli:
         return NeverFits(
-            f"You asked for {request}; the largest MIG instance here, {device.label}, "
+            f"You asked for {request.named}; the largest MIG instance here, {device.label}, "
             f"is {format_share(device.milli)} of its GPU.",
             f"Ask for at most {format_share(device.milli)}.",
         )
     if part.memory_mib >= rules.context_mib:
         return NeverFits(
-            f"You asked for {request}; {device.label} has {device.contexts} CUDA context slots, "
+            f"You asked for {request.named}; {device.label} has {device.contexts} CUDA context slots, "
             f"and each kernel needs {part.contexts}.",
             "Ask the administrator.",
         )
@@ -159,6 +191,12 @@ def _too_large_or_small(request: SliceRequest, devices: Sequence[Device], rules:
         f"CUDA itself takes about {rules.context_mib} MiB before the first tensor, so nothing would be left.",
         f"Ask for at least {format_share(least)} here.",
     )
+
+
+def _each_of(request: SliceRequest) -> str:
+    """Say how many GPUs are asked for, and how much of each: ``2 GPUs``, ``50% of each of 2 GPUs``."""
+    gpus = f"{request.count} GPUs"
+    return gpus if request.whole_devices else f"{replace(request, count=1).size} of each of {gpus}"
 
 
 def _listing(devices: Sequence[Device]) -> str:

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from gpu_pool.inventory.activity import activity_of
+from gpu_pool.inventory.activity import activity_of, uses_cuda
 from gpu_pool.ledger import files
 from gpu_pool.ledger.book import Book
+from gpu_pool.ledger.errors import NoSpace
 from gpu_pool.ledger.leases import gone, lease_number
 from gpu_pool.opened import OpenedPool
 from gpu_pool.own_caps import with_own_caps
 from gpu_pool.settings import load_settings
+from gpu_pool.taking_back import Effect, effect_of
 from gpu_pool_client import (
     Activity,
     BadRequest,
@@ -89,7 +91,9 @@ class EmbeddedPool(OpenedPool):
                 check = partial(self._gate.check, request, holder, known)
                 within = await self._devices_for(request, holder, server)
                 counted = self._counted_as(request)
-                lease = await self._do(lambda book: book.request(counted, holder, key, check, within))
+                lease = await self._do(
+                    lambda book: self._for_new(book).request(counted, holder, key, check, within)
+                )
                 if lease.state is LeaseState.WAITING:
                     lease = await self._do(lambda book: _after_a_look(book, lease.id))
             except (asyncio.CancelledError, PoolUnreachable):
@@ -158,10 +162,17 @@ class EmbeddedPool(OpenedPool):
             check = partial(self._gate.check, request, holder, await self._gate.groups(holder, groups))
         within = await self._devices_for(request, holder, server)
         counted = self._counted_as(request)
-        found = await self._do(lambda book: book.forecast(counted, holder, check, within))
+        found = await self._do(lambda book: self._for_new(book).forecast(counted, holder, check, within))
         if found is None or found.prospects is None:
             return found and found.outlook
         return replace(found.outlook, wait=await self._waits.foresee(found.number, found.prospects))
+
+    async def offers(
+        self, holder: Holder, *, groups: Collection[str] | None = None
+    ) -> tuple[SliceRequest, ...] | None:
+        """See ``Pool.offers``; ``groups`` as for :meth:`request`."""
+        known = await self._gate.groups(holder, groups)
+        return await self._do(lambda _: self._gate.offers(holder, known))
 
     async def attach(
         self,
@@ -185,6 +196,9 @@ class EmbeddedPool(OpenedPool):
         lease = await self.lease(lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
+        if lease.state is LeaseState.PARKED:
+            # It has no device to look at, and its process may yet have used one.
+            return Activity(initialised=await asyncio.to_thread(uses_cuda, lease.process, lease.id))
         found = await self._activity(lease)
         if self._settings.checkpoint and found.initialised:
             return replace(found, movable=await self._enforcer.is_movable(lease))
@@ -273,6 +287,37 @@ class EmbeddedPool(OpenedPool):
         with self._asked({"lease": lease_id}):
             await self._do(lambda book: book.revoke(lease_id, words, reason))
 
+    async def effect_of_taking(self, lease_id: str) -> Effect:
+        """Say what becomes of a lease's kernel if its slices are taken back now. Raises ``LeaseGone``."""
+        lease = await self.lease(lease_id)
+        if lease.state is LeaseState.ENDED:
+            raise gone(lease)
+        is_kernel = await self._do(lambda book: book.has_manager(lease_id))
+        return effect_of(lease, await self._activity(lease), is_kernel=is_kernel)
+
+    async def withdraw(self, lease_id: str, words: str, reason: EndReason) -> Lease:
+        """Take a lease's slices from its kernel, which lives on: the lease is parked.
+
+        ``reason`` says by whom: RELEASED by its user, REVOKED by an administrator, whose ``words`` are told.
+        Raises ``NotAllowed`` where that would end the kernel, and ``LeaseGone``.
+        """
+        with self._asked({"lease": lease_id}):
+            if await self.effect_of_taking(lease_id) is not Effect.KEEPS_KERNEL:
+                raise NotAllowed(
+                    "The slice cannot go without its kernel, which has used the GPU.",
+                    "Take it back when the kernel is idle, or end the kernel.",
+                )
+            return await self._do(lambda book: book.ask_back(lease_id, words, reason, now=True))
+
+    async def ask_back(self, lease_id: str, words: str, reason: EndReason) -> Lease:
+        """Let a kernel's slice go as soon as it is idle; see :meth:`withdraw`."""
+        with self._asked({"lease": lease_id}):
+            if not await self._do(lambda book: book.has_manager(lease_id)):
+                raise BadRequest(
+                    "Only a kernel's slice can be taken back when it is idle.", "Take it back now."
+                )
+            return await self._do(lambda book: book.ask_back(lease_id, words, reason, now=False))
+
     async def status(self) -> PoolStatus:
         """See ``Pool.status``.
 
@@ -280,8 +325,12 @@ class EmbeddedPool(OpenedPool):
         """
 
         def look_and_read(book: Book) -> PoolStatus:
-            book.look()
-            return book.status(self.url)
+            note = self.note
+            try:
+                book.look()
+            except NoSpace as error:  # what is written can still be read
+                note = f"Leases whose processes are gone may be among these. {error}"
+            return replace(book.status(self.url), note=note)
 
         status = await self._do(look_and_read)
         await self._enforcer.settle([each for each in status.leases if each.state is LeaseState.HELD])

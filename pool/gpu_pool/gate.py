@@ -61,6 +61,17 @@ class CourseGate:
             now = datetime.now(timezone.utc)
             self._folder.look().check(holder.course, request, holder.user, groups, now)
 
+    def offers(self, holder: Holder, groups: Collection[str]) -> tuple[SliceRequest, ...] | None:
+        """Return what the file of the holder's course offers now. See ``Pool.offers``."""
+        if self._folder is None or not holder.course:
+            return None
+        from gpu_pool.coursefiles import is_member
+
+        course = self._folder.look().usable.get(holder.course)
+        if course is not None and not is_member(course, holder.user, groups):
+            raise NotAllowed("You are not in this course.", "Ask its instructor to add you.")
+        return None if course is None else course.requests
+
 
 def _open_folder(settings: PoolSettings) -> CourseFolder | None:
     if not settings.courses_dir:

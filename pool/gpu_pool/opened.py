@@ -23,6 +23,7 @@ from gpu_pool.isolation import Isolation
 from gpu_pool.isolation.choosing import owned, unowned
 from gpu_pool.ledger.book import Book
 from gpu_pool.ledger.database import Database
+from gpu_pool.ledger.errors import OtherDevices
 from gpu_pool.ledger.ownership import Ownership
 from gpu_pool.ledger.thread import LedgerThread
 from gpu_pool.looking import Looker
@@ -59,6 +60,10 @@ class OpenedPool(Pool):
         self._ledger = LedgerThread(path, self._open)
         self._looker = Looker()
         self._waits = Waits()
+        #: The real devices that are to take the place of simulated ones, once nobody uses those.
+        self._awaited: Sequence[Device] = ()
+        #: What whoever looks at the pool should know of it; empty for nothing.
+        self.note = ""
         #: None where decisions are not written down.
         self.audit = audit_log(self._settings.audit_log)
         tiers = isolation or (owned if owner else unowned)(self._settings)
@@ -147,13 +152,35 @@ class OpenedPool(Pool):
             book = self._gate.keep_up(Book(database, self._settings, self._clock))
             book.give_up_at = give_up_at
             # A process that sees no devices (no driver in its container, no variable
-            # in its terminal) must not take away those that another one registered.
+            # in its terminal) must not take away those that another one registered:
+            # real ones never, simulated ones not before nobody uses them.
             if devices:
-                book.register(devices)
+                self._register(book, devices)
+            elif book.has_simulated():
+                book.look()
+                book.forget_simulated()
             self._enforcer.recover(book)
             opened.pop_all()
         self._ownership = ownership
         return database, book
+
+    def _register(self, book: Book, devices: Sequence[Device]) -> None:
+        """Make these the pool's devices; where simulated ones are still in use, do so once they are not."""
+        self._awaited, self.note = (), ""
+        try:
+            _take_over(book, devices)
+        except OtherDevices as error:
+            # Whoever holds the simulated ones must be found and ended, which takes an open pool.
+            if self._owner or any(device.simulated for device in devices):
+                raise
+            self._awaited, self.note = devices, str(error)
+
+    def _for_new(self, book: Book) -> Book:
+        """Return the book for a new request. Raises ``OtherDevices`` while others' devices are in use."""
+        if self._awaited:
+            _take_over(book, self._awaited)
+            self._awaited, self.note = (), ""
+        return book
 
     async def _do(self, job: Callable[[Book], T]) -> T:
         """Run a job on the ledger."""
@@ -165,3 +192,12 @@ class OpenedPool(Pool):
         by_itself = self._owner or self.audit is None
         with acting(None if by_itself else this_process()), refusals(self.audit, what):
             yield
+
+
+def _take_over(book: Book, devices: Sequence[Device]) -> None:
+    """Register devices, if need be after a look for leases whose processes are gone."""
+    try:
+        book.register(devices)
+    except OtherDevices:
+        book.look()
+        book.register(devices)

@@ -5,16 +5,20 @@ No other user's name is told, nor what they do.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Final, TypeAlias
 
 from gpu_pool import placement
 from gpu_pool.queueing import Holding, Situation, Waiter, decide
 from gpu_pool.queueing.releasing import give_back
 from gpu_pool.rules import Rules
 from gpu_pool_client import DeviceStatus, format_memory, format_share
+from gpu_pool_client.drained import ask_about, say_drained
 
 #: Fewer known stays than this tell nothing.
 FEWEST: Final = 5
@@ -27,6 +31,10 @@ _SOONER, _LATER, _LATER_STILL = 0.5, 3.0, 120.0
 _MOST_EVENTS: Final = 400
 #: The fractional parts of its multiples are spread evenly, and differ from neighbour to neighbour.
 _SPREAD: Final = 0.6180339887498949
+#: What parts of leases differ by that are equal but for the rounding of floats.
+_ROUNDING: Final = 1e-9
+#: A course and a size, a course, or all leases.
+_Kind: TypeAlias = tuple[str, int] | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +46,19 @@ class Stay:
     seconds: float
 
 
-def explain(number: int, now: Situation) -> str:
-    """Say in a few sentences why this waiter waits: what it needs, what is free, what is kept for whom."""
+def explain(number: int, now: Situation, drained: Sequence[DeviceStatus] = ()) -> str:
+    """Say in a few sentences why this waiter waits: what it needs, what is free, what is kept for whom.
+
+    ``drained`` are the devices on which nothing new is granted, which the situation leaves out.
+    """
     waiter = now.waiter(number)
     kept = {uuid for other in now.line if other is not waiter for uuid in other.reserved}
-    sentences = [_needed(waiter, now.statuses), _free(waiter, now.statuses, kept)]
+    sentences = [_needed(waiter, [*now.statuses, *drained]), _free(waiter, now.statuses, kept)]
+    closed = [status for status in drained if _could_be_on(waiter, status)]
+    if closed:
+        sentences.append(say_drained(closed))
+        if not any(_could_be_on(waiter, status) for status in now.statuses):
+            sentences.append(ask_about(closed))
     if waiter.reserved:
         sentences.append(_emptied(waiter, now.holdings, now.now))
     elif kept:
@@ -59,9 +75,10 @@ def expected_waits(now: Situation, stays: Sequence[Stay]) -> dict[int, tuple[flo
     """Return (likely soonest, likely latest) in seconds from now, by waiter's number, where known.
 
     ``stays`` are of leases that have ended, the most recent first. What is
-    held is supposed to last as long as these did, of those of the same course
-    and size where there are enough; then the line is run forward with
-    ``decide``. Nobody new is supposed to come.
+    held is supposed to last as long as those of these that lasted as long as it
+    has by now, of the same course and size where there are enough; then the line is
+    run forward with ``decide``. Nobody new is supposed to come. Whoever would have to
+    wait for a lease that has outlasted all that are known is told nothing.
     """
     return _expected(now, stays, [waiter.number for waiter in now.line])
 
@@ -72,7 +89,7 @@ def _expected(
     """Return the waits of these, following each future until all of them have been granted something."""
     if len(stays) < FEWEST:
         return {}
-    known = _Stays(stays)
+    known = _Stays(stays, now.holdings, now.now)
     waits: dict[int, list[float]] = {number: [] for number in numbers}
     for future in range(_FUTURES):
         left = set(numbers)
@@ -90,25 +107,58 @@ def _expected(
 
 
 class _Stays:
-    """Known stays in order of length, for those of a course and size, of a course, and for all."""
+    """How long leases last, for those of a course and size, of a course, and of all.
 
-    def __init__(self, stays: Iterable[Stay]) -> None:
-        self._by_kind: dict[tuple[str, int] | str | None, list[float]] = {}
+    By Kaplan and Meier's estimate: a lease that is still held counts as well, as one that lasted
+    longer than so far. Ended leases alone would be too short, since the long ones are still held.
+    """
+
+    def __init__(self, stays: Iterable[Stay], holdings: Iterable[Holding], now: float) -> None:
+        ended: dict[_Kind, list[float]] = defaultdict(list)
+        going_on: dict[_Kind, list[float]] = defaultdict(list)
         for stay in stays:
-            for kind in ((stay.course, stay.milli), stay.course, None):
-                self._by_kind.setdefault(kind, []).append(stay.seconds)
-        for found in self._by_kind.values():
-            found.sort()
+            for kind in _kinds(stay.course, stay.milli):
+                ended[kind].append(stay.seconds)
+        for holding in holdings:
+            for kind in _kinds(holding.course, holding.milli):
+                going_on[kind].append(now - holding.since)
+        self._by_kind = {
+            kind: _survival(found, going_on[kind]) for kind, found in ended.items() if len(found) >= FEWEST
+        }
 
     def rest(self, course: str, milli: int, age: float, part: float) -> float:
-        """Return how much longer a lease of this age lasts, ``part`` (0 to 1) of the way up the known."""
-        kinds: tuple[tuple[str, int] | str | None, ...] = ((course, milli), course, None)
-        known = next(found for kind in kinds if len(found := self._by_kind.get(kind, [])) >= FEWEST)
-        longer = [seconds for seconds in known if seconds > age]
-        if not longer:
-            # Older than all that is known: it may last as long again as any did.
-            return known[int(part * len(known))]
-        return longer[int(part * len(longer))] - age
+        """Return how much longer a lease of this age lasts, ``part`` (0 to 1) of the way up the known.
+
+        Infinite where none of those that are known lasted that long.
+        """
+        times, lasting = next(self._by_kind[k] for k in _kinds(course, milli) if k in self._by_kind)
+        first = bisect_right(times, age)
+        here = lasting[first - 1] if first else 1.0
+        # The least time after which no more than this part of those of its age are left.
+        left = here * (1.0 - part) + _ROUNDING
+        end = bisect_left(lasting, -left, lo=first, key=lambda each: -each)
+        return times[end] - age if end < len(times) else math.inf
+
+
+def _kinds(course: str, milli: int) -> tuple[_Kind, _Kind, _Kind]:
+    return (course, milli), course, None
+
+
+def _survival(ended: Sequence[float], going_on: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the times after which leases ended, ascending, and the part of leases that last longer."""
+    times: list[float] = []
+    lasting: list[float] = []
+    left, part = len(ended) + len(going_on), 1.0
+    # One that is still held at the very age at which another ended has lasted longer than that.
+    for seconds, is_held in sorted(
+        [*((each, False) for each in ended), *((each, True) for each in going_on)]
+    ):
+        if not is_held:
+            part *= 1.0 - 1.0 / left
+            times.append(seconds)
+            lasting.append(part)
+        left -= 1
+    return times, lasting
 
 
 class _Future:
@@ -128,7 +178,10 @@ class _Future:
         for _ in range(_MOST_EVENTS):
             if not self._line or not self._ends:
                 return
-            self._now, key = heappop(self._ends)
+            at, key = heappop(self._ends)
+            if not math.isfinite(at):  # all who are left have outlasted whatever is known
+                return
+            self._now = at
             self._statuses = give_back(self._statuses, self._held.pop(key).parts)
             decision = decide(
                 replace(
@@ -159,8 +212,11 @@ class _Future:
         """Return when the lease ends in this future: stays differ evenly from lease to lease and future."""
         part = (key * _SPREAD + (self._future + 0.5) / _FUTURES) % 1.0
         rest = self._stays.rest(holding.course, holding.milli, self._now - holding.since, part)
-        end = self._now + rest
-        return end if holding.ends_by is None else max(self._now, min(end, holding.ends_by))
+        if holding.ends_by is None:
+            return self._now + rest
+        left = max(0.0, holding.ends_by - self._now)
+        # Where nothing else is known, at any time until it has to.
+        return self._now + (min(rest, left) if math.isfinite(rest) else part * left)
 
 
 def _needed(waiter: Waiter, statuses: Sequence[DeviceStatus]) -> str:
@@ -188,11 +244,7 @@ def _amount(waiter: Waiter) -> str:
 def _free(waiter: Waiter, statuses: Sequence[DeviceStatus], kept: set[str]) -> str:
     """Say what is free of the devices that the request accepts and that are kept for nobody else."""
     usable = [
-        status
-        for status in statuses
-        if status.device.uuid not in kept
-        and placement.accepts(waiter.request.filters, status.device)
-        and (not waiter.devices or status.device.uuid in waiter.devices)
+        status for status in statuses if status.device.uuid not in kept and _could_be_on(waiter, status)
     ]
     if not usable:
         return ""
@@ -206,6 +258,12 @@ def _free(waiter: Waiter, statuses: Sequence[DeviceStatus], kept: set[str]) -> s
     if waiter.request.count > 1:
         return f"Of {len(usable)} that would do, {empty} are free; of the next most, {most}."
     return f"Of {len(usable)} that would do, the one with most room has {most} free."
+
+
+def _could_be_on(waiter: Waiter, status: DeviceStatus) -> bool:
+    """Whether the waiter accepts a device, whatever is free of it."""
+    wished = not waiter.devices or status.device.uuid in waiter.devices
+    return wished and placement.accepts(waiter.request.filters, status.device)
 
 
 def _kept(waiter: Waiter, kept: Sequence[DeviceStatus], rules: Rules) -> str:

@@ -11,13 +11,14 @@ from datetime import datetime
 from pathlib import Path
 
 from jupyter_core.paths import jupyter_config_path
-from traitlets import Bool, Dict, Enum, Float, Integer, TraitError, Unicode
+from traitlets import Bool, CUnicode, Dict, Enum, Float, Integer, TraitError, Unicode
 from traitlets.config import Config, Configurable, ConfigurableError
 from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, PyFileConfigLoader
 
 from gpu_pool.courses import Sharing, read_course, read_group, read_quota
 from gpu_pool.rules import Rules
 from gpu_pool_client import WHOLE, BadRequest, parse_duration
+from gpu_pool_client.traits import Seconds
 
 _NAME = "gpu_pool_config"
 
@@ -59,12 +60,12 @@ class PoolSettings(Configurable):
     max_waiting = Integer(
         100, min=0, help="The most leases that one user may wait for at once; 0 for no limit."
     ).tag(config=True)
-    attach_within = Float(
+    attach_within = Seconds(
         120.0,
         min=1.0,
         help="Seconds in which a process must be attached to a granted lease before it ends.",
     ).tag(config=True)
-    enforced_within = Float(
+    enforced_within = Seconds(
         60.0,
         min=0.1,
         max=90.0,
@@ -102,13 +103,13 @@ class PoolSettings(Configurable):
     watchdog_mib = Integer(
         64, min=0, help="The memory in MiB that may be used beyond what was granted, if that is more."
     ).tag(config=True)
-    watchdog_after = Float(
+    watchdog_after = Seconds(
         10.0, min=0.0, help="Seconds for which a lease uses too much memory before its user is warned."
     ).tag(config=True)
-    interrupt_after = Float(
+    interrupt_after = Seconds(
         30.0, min=0.0, help="Seconds from the warning until the process is interrupted; 0 for never."
     ).tag(config=True)
-    end_after = Float(
+    end_after = Seconds(
         60.0, min=0.0, help="Seconds from then until its processes are ended; 0 for never."
     ).tag(config=True)
     end_strangers = Bool(
@@ -116,7 +117,7 @@ class PoolSettings(Configurable):
         help="""Whether processes that use a device of the pool without a lease are ended after a minute.
         Those of root and display servers never are.""",
     ).tag(config=True)
-    look_every = Float(
+    look_every = Seconds(
         1.0, min=0.1, max=60.0, help="Seconds between two looks at what uses the devices."
     ).tag(config=True)
 
@@ -153,7 +154,7 @@ class PoolSettings(Configurable):
         config=True
     )
     per_user = Dict(help="The quota of each user over all courses.").tag(config=True)
-    drain_after = Unicode(
+    drain_after = CUnicode(
         "30min", help="How long a request waits before devices are emptied for it: 30min, 2h, 90s."
     ).tag(config=True)
     term_began = Unicode(

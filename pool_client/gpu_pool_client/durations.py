@@ -1,4 +1,4 @@
-"""Durations as people write them: ``90s``, ``15min``, ``2h``, ``1h30min``, ``3d``."""
+"""Durations as people write them: ``90s``, ``15min``, ``2h``, ``1.5h``, ``1h30min``, ``3d``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_pool_client.errors import BadRequest
 ACCEPTED: Final = "Accepted: 90s, 15min, 2h, 1h30min, 3d, or a number of seconds."
 
 _SECONDS: Final = {"d": 86_400, "h": 3_600, "min": 60, "m": 60, "s": 1}
-_PART: Final = re.compile(r"([0-9]{1,7})(d|h|min|m|s)", re.ASCII)
+_PART: Final = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,3})?)(d|h|min|m|s)", re.ASCII)
 _NUMBER: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,3})?", re.ASCII)
 
 
@@ -19,7 +19,7 @@ def parse_duration(text: str) -> float:
     plain = text.replace(" ", "")
     parts = _PART.findall(plain)
     if parts and "".join(number + unit for number, unit in parts) == plain:
-        return float(sum(int(number) * _SECONDS[unit] for number, unit in parts))
+        return sum(float(number) * _SECONDS[unit] for number, unit in parts)
     if _NUMBER.fullmatch(plain):
         return float(plain)
     raise BadRequest(f"{text[:40]!a} is not a duration.", ACCEPTED)

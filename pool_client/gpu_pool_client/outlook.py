@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+_MINUTE: Final = 60
+_HOUR: Final = 3_600
 #: Seconds from which a wait is told in hours.
-_LONG: Final = 3 * 3_600
+_LONG: Final = 3 * _HOUR
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,22 +19,24 @@ class Outlook:
     place: int
     #: One or two sentences: what is needed, what is free, who is before it.
     why: str
-    #: Seconds, (likely soonest, likely latest), learnt from what others did before;
-    #: None when nothing is known.
+    #: Seconds, (likely soonest, likely latest): a guess from what others did before, and no promise.
+    #: None when nothing is known, as of a lease that has outlasted all that are known.
     wait: tuple[float, float] | None = None
 
     @property
     def expected(self) -> str:
-        """The range of waits in a few words, ``about 4 to 9 min``; empty when nothing is known."""
+        """The range of waits, ``perhaps about 4 to 9 min``; empty when nothing is known."""
         if self.wait is None:
             return ""
-        unit, seconds = ("min", 60) if self.wait[1] < _LONG else ("h", 3_600)
-        soonest, latest = (round(each / seconds) for each in self.wait)
-        if latest < 1:
-            return "less than a minute"
-        if soonest < 1:
-            return f"at most about {latest} {unit}"
-        return f"about {latest} {unit}" if soonest == latest else f"about {soonest} to {latest} {unit}"
+        soonest, latest = self.wait
+        if latest < _MINUTE / 2:
+            return "perhaps less than a minute"
+        unit, seconds = ("min", _MINUTE) if latest < _LONG else ("h", _HOUR)
+        last = round(latest / seconds)
+        if unit == "h" and soonest < _HOUR:
+            return f"perhaps about {round(soonest / _MINUTE)} min to {last} h"
+        first = round(soonest / seconds)
+        return f"perhaps about {last} {unit}" if first == last else f"perhaps about {first} to {last} {unit}"
 
     def __str__(self) -> str:
         place = "You are next in line" if self.place == 1 else f"You are number {self.place} in line"

@@ -70,7 +70,12 @@ class Pool(abc.ABC):
     async def acquire(
         self, request: SliceRequest, holder: Holder, key: str, timeout: float | None = None
     ) -> Lease:
-        """Ask and wait. After ``timeout`` seconds the request is withdrawn and ``TimedOut`` raised."""
+        """Ask and wait. After ``timeout`` seconds the request is withdrawn and ``TimedOut`` raised.
+
+        Nobody tells the caller when the lease ends before it is released: at its
+        ``terms.ends_at``, or because it was taken back. :meth:`watch` it, and end what runs
+        on it.
+        """
         lease = await self.request(request, holder, key)
         if lease.state is LeaseState.HELD:
             return lease
@@ -217,6 +222,14 @@ class Pool(abc.ABC):
         those who ask again and again: where many do, it costs a small part of :meth:`status`.
         """
         return {lease.id: lease.place for lease in (await self.status()).line if lease.place}
+
+    async def offers(self, holder: Holder) -> tuple[SliceRequest, ...] | None:
+        """Return the slices that the holder's course offers now; None where no course file says.
+
+        Raises ``NotAllowed`` for who is not in the course.
+        """
+        del holder
+        return None
 
     @abc.abstractmethod
     async def close(self) -> None:

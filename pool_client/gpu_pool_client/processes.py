@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import functools
 import os
+import pwd
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Final
 
-import psutil
+from gpu_pool_client import procfs
 
-_PROC = Path("/proc")
+_IS_LINUX: Final = sys.platform.startswith("linux")
+#: A tree of processes deeper than this is a circle: a pid was used again while we looked.
+_DEEPEST: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,11 @@ os.register_at_fork(after_in_child=_current.cache_clear)
 def boot_id() -> str:
     """Name the current boot of this machine."""
     try:
-        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return (procfs.PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
+        # Imported here, as below, because only systems other than Linux need it.
+        import psutil
+
         return f"{int(psutil.boot_time())}"
 
 
@@ -91,32 +97,60 @@ def pid_namespace() -> str:
 
 
 def _start_of(pid: int) -> int | None:
-    """Return the start time of a live process, or None for a dead one, a zombie, or a hidden one.
+    """Return the start time of a live process, or None for a dead one, a zombie, or a hidden one."""
+    found = _start_and_parent(pid)
+    return None if found is None else found[0]
+
+
+def _start_and_parent(pid: int) -> tuple[int, int] | None:
+    """Return the start time of a live process and the pid of its parent.
 
     Where ``/proc`` is mounted with ``hidepid`` (proc(5)), other users' processes
     are missing from it, or may not be read.
     """
     if pid <= 0:
         return None
-    if not sys.platform.startswith("linux"):
-        return _start_by_psutil(pid)
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
-    # The command name, in parentheses, may itself hold spaces and parentheses.
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return None if has_ended(fields) else int(fields[19])
+    if not _IS_LINUX:
+        return _by_psutil(pid)
+    found = procfs.stat(pid)
+    return None if found is None or found.has_ended else (found.start, found.parent)
 
 
-def has_ended(fields: Sequence[bytes]) -> bool:
-    """Whether a process runs no more, by its ``/proc/PID/stat`` from the third field on.
+def lineage(pid: int) -> Iterator[Process]:
+    """Yield a living process and those it descends from, nearest first, as far as they can be seen."""
+    namespace = Process.current().namespace
+    for _ in range(_DEEPEST):
+        found = _start_and_parent(pid)
+        if found is None:
+            return
+        start, parent = found
+        yield Process(pid, start, boot_id(), namespace)
+        pid = parent
 
-    The state is that of the first thread alone: it is Z while others go on,
-    which the 20th field counts.
-    """
-    return fields[0] == b"X" or (fields[0] == b"Z" and int(fields[17]) <= 1)
+
+def family(pid: int) -> set[int]:
+    """Return the pids of a process of Linux and of its descendants."""
+    seen = {each: found for each in procfs.pids() if (found := procfs.stat(each)) is not None}
+    children: dict[int, list[int]] = {}
+    for child, found in seen.items():
+        # A child that is older than its parent is another's, whose pid was used again.
+        if found.parent in seen and found.start >= seen[found.parent].start:
+            children.setdefault(found.parent, []).append(child)
+    family, ahead = {pid}, [pid]
+    while ahead:
+        new = [child for child in children.get(ahead.pop(), ()) if child not in family]
+        family.update(new)
+        ahead += new
+    return family
+
+
+def is_child_of_ours(pid: int) -> bool:
+    """Whether it is a child of the calling process, one that has ended included."""
+    if _IS_LINUX:
+        found = procfs.stat(pid)
+        return found is not None and found.parent == os.getpid()
+    alive = _by_psutil(pid)
+    return alive is not None and alive[1] == os.getpid()
 
 
 def owner_of(pid: int) -> int | None:
@@ -124,18 +158,26 @@ def owner_of(pid: int) -> int | None:
 
     The owner of ``/proc/PID`` is the effective user, which a set-user-ID program changes.
     """
+    words = procfs.status(pid, b"Uid")
+    return int(words[0]) if words else None
+
+
+def account_of(uid: int) -> str:
+    """Return the name of a user of this machine; the number itself, where there is none."""
     try:
-        lines = (_PROC / f"{pid}/status").read_bytes().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith(b"Uid:")), None)
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"{uid}"
 
 
-def _start_by_psutil(pid: int) -> int | None:
+def _by_psutil(pid: int) -> tuple[int, int] | None:
+    """Return what ``_start_and_parent`` does, on systems other than Linux."""
+    import psutil
+
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return None
-        return int(process.create_time() * 1000)
+        return int(process.create_time() * 1000), process.ppid()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpu_pool_client.errors import BadRequest
@@ -97,6 +97,22 @@ class SliceRequest:
         amount = format_memory(self.memory_mib) if self.memory_mib else format_share(self.milli or 0)
         return f"{self.count}x{amount}" if self.count > 1 else amount
 
+    @property
+    def named(self) -> str:
+        """What a sentence calls it: ``2%``, ``a whole GPU``, ``4 whole GPUs``; and its filters."""
+        if not self.whole_devices:
+            return str(self)
+        whole = "a whole GPU" if self.count == 1 else f"{self.count} whole GPUs"
+        return f"{whole} {self.filters}".strip()
+
+    @property
+    def of_gpus(self) -> str:
+        """How much of what, without filters: ``2% of a GPU``, ``50% of each of 2 GPUs``, ``a whole GPU``."""
+        part = replace(self, count=1, filters=Filters())
+        if self.whole_devices:
+            return replace(self, filters=Filters()).named
+        return f"{part} of a GPU" if self.count == 1 else f"{part} of each of {self.count} GPUs"
+
     def __str__(self) -> str:
         return f"{self.size} {self.filters}".strip()
 
@@ -105,6 +121,13 @@ def format_share(milli: int) -> str:
     """Write thousandths as a percentage: 20 → ``2%``, 5 → ``0.5%``."""
     whole, tenth = divmod(milli, 10)
     return f"{whole}.{tenth}%" if tenth else f"{whole}%"
+
+
+def format_gpus(milli: int) -> str:
+    """Say how much of GPUs that is: 20 → ``2% of a GPU``, 1000 → ``a whole GPU``, 4000 → ``4 whole GPUs``."""
+    if milli and milli % WHOLE == 0:
+        return SliceRequest(milli // WHOLE, WHOLE).named
+    return f"{format_share(milli)} of a GPU"
 
 
 def format_memory(mib: int) -> str:

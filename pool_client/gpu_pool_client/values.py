@@ -189,6 +189,9 @@ class Lease:
     #: Place in line, 1 for the next; None unless the state is WAITING.
     place: int | None = None
     terms: Terms = field(default_factory=Terms)
+    #: By whom its slices are asked back: RELEASED by its user, REVOKED by an administrator. They go as soon
+    #: as its kernel is idle; those of a parked lease have gone. None unless somebody did.
+    asked_back: EndReason | None = None
 
     @property
     def simulated(self) -> bool:
@@ -255,26 +258,39 @@ class DeviceStatus:
     leases: int
     #: Thousandths of compute that may be granted in all (more than 1000 when over-granting is on).
     milli: int = WHOLE
-    #: Whether its leases may end and nothing more is granted on it.
+    #: Whether its leases may end and nothing more is granted on it: nothing of it is free then.
     drained: bool = False
+    #: Since when an administrator has it drained, in Unix seconds; None where it is not, where something
+    #: else keeps it closed, such as a cluster, or where it is not known.
+    drained_at: float | None = None
 
     @property
     def free_milli(self) -> int:
         """Thousandths of compute that can still be granted."""
-        return self.milli if self.device.unbounded else max(0, self.milli - self.held_milli)
+        return self.unheld_milli * (not self.drained)
 
     @property
     def free_memory_mib(self) -> int:
         """Memory that can still be granted, in MiB."""
-        held = 0 if self.device.unbounded else self.held_memory_mib
-        return max(0, self.device.memory_mib - held)
+        return self.unheld_memory_mib * (not self.drained)
 
     @property
     def free_contexts(self) -> int | None:
         """Context slots that can still be granted; None where nothing limits them."""
         if self.device.contexts is None:
             return None
-        return max(0, self.device.contexts - self.held_contexts)
+        return max(0, self.device.contexts - self.held_contexts) * (not self.drained)
+
+    @property
+    def unheld_milli(self) -> int:
+        """Thousandths of compute that nobody holds, whether they can be granted or not."""
+        return self.milli if self.device.unbounded else max(0, self.milli - self.held_milli)
+
+    @property
+    def unheld_memory_mib(self) -> int:
+        """Memory that nobody holds, whether it can be granted or not, in MiB."""
+        held = 0 if self.device.unbounded else self.held_memory_mib
+        return max(0, self.device.memory_mib - held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +304,8 @@ class PoolStatus:
     leases: tuple[Lease, ...]
     #: Waiting leases in the order of the line.
     line: tuple[Lease, ...]
+    #: What keeps all this from being used, or from being up to date; empty for nothing.
+    note: str = ""
 
     @property
     def simulated(self) -> bool:

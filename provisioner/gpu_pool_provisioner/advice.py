@@ -79,7 +79,7 @@ def kernels_that_fit(
             continue
         share = _share(request, device_mib)
         if request.count <= largest.count and share <= _share(largest, device_mib):
-            fitting.append((-request.count * share, printable(spec.get("display_name") or kernel)))
+            fitting.append((-request.count * share, kernel_name(spec.get("display_name") or kernel)))
     return [name for _, name in sorted(fitting)]
 
 
@@ -103,6 +103,14 @@ def printable(text: object, most: int = _LONGEST_NAME) -> str:
     That is a line's end, a control character, or half a surrogate pair (as JSON can hold).
     """
     return "".join(sign if sign.isprintable() else " " for sign in str(text)[:most])
+
+
+def kernel_name(display_name: object, most: int = _LONGEST_NAME) -> str:
+    """Return a kernel's name as a sentence has it: ``Python 3 (GPU  2%)`` with one space, and printable.
+
+    Its second space sets the order in Jupyter's lists and nothing else.
+    """
+    return printable(str(display_name).replace("  ", " "), most)
 
 
 def slice_lost(size: str, reason: EndReason | None) -> LeaseGone:

@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
 from jupyter_client.connect import KernelConnectionInfo
 
 from gpu_pool_client import (
@@ -38,6 +37,7 @@ from gpu_pool_client import (
     parse_request,
 )
 from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
+from gpu_pool_client.processes import account_of
 from gpu_pool_provisioner import advice, pods
 from gpu_pool_provisioner.environment import kernel_command
 from gpu_pool_provisioner.pools import resolve_url
@@ -156,7 +156,9 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner, ReservingProvisioner)
         return self._lease is not None and self._lease.terms.in_pod
 
     def _new_slice(self) -> KernelSlice:
-        return KernelSlice(resolve_url(self.pool_url), parse_request(self.slice))
+        return KernelSlice(
+            resolve_url(self.pool_url or self.variable(URL_VARIABLE)), parse_request(self.slice)
+        )
 
     async def _take_slice(self) -> tuple[KernelSlice, Lease]:
         try:
@@ -171,9 +173,9 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner, ReservingProvisioner)
             raise advice.for_dialog(error) from error
 
     def _holder(self) -> Holder:
-        name = f"{advice.printable(self.kernel_spec.display_name, 180)} [{str(self.kernel_id)[:8]}]"
-        user = advice.printable(psutil.Process().username())
-        course = self.course or os.environ.get(COURSE_VARIABLE)
+        name = f"{advice.kernel_name(self.kernel_spec.display_name, 180)} [{str(self.kernel_id)[:8]}]"
+        user = advice.printable(account_of(os.getuid()))
+        course = self.course or self.variable(COURSE_VARIABLE) or None
         return Holder(user, course, name, Process.current())
 
     async def _kernels_that_fit(self, error: TimedOut, wanted: KernelSlice) -> list[str]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from string import Template
 from typing import Final
 
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, CUnicode, List, Unicode, default
 
-from gpu_pool_provisioner.seconds import Seconds
+from gpu_pool_client.traits import Seconds
 
 #: Names the slice of kernels whose kernelspec says nothing about one.
 DEFAULT_SLICE_VARIABLE: Final = "GPU_POOL_DEFAULT_SLICE"
+_WHERE: Final = "It is set in the kernel's kernel.json\nor the server's configuration."
 
 
 class SliceSettings(LocalProvisioner):
@@ -44,7 +46,8 @@ class SliceSettings(LocalProvisioner):
         help="""Whether a kernel for which no slice is free starts all the same, and waits in line.
 
         Its first cell shows its place and runs when the slice has come. If
-        false, the start fails after wait_timeout.
+        false, the start fails after wait_timeout. A kernel whose slice can be
+        taken back, as by gpu-pool serve, is relayed to in either case.
         """,
     )
     wait_timeout = Seconds(
@@ -52,6 +55,7 @@ class SliceSettings(LocalProvisioner):
         min=0,
         max=30,
         config=True,
+        where=_WHERE,
         help="""Seconds to wait for a slice before a start fails, where there is no waiting room. At most 30:
 
         a start that waits can be neither seen nor cancelled in JupyterLab.
@@ -62,6 +66,7 @@ class SliceSettings(LocalProvisioner):
         min=1,
         max=3600,
         config=True,
+        where=_WHERE,
         help="""Seconds in which a kernel must answer once it has been launched. At most 3600.
 
         A kernel that does not is ended, and its slice goes back to the pool.
@@ -74,6 +79,7 @@ class SliceSettings(LocalProvisioner):
         min=1,
         max=86_400,
         config=True,
+        where=_WHERE,
         help="""Seconds in which a kernel's pod must run, where the pool runs kernels in pods. At most 86400.
 
         Nodes may have to be started, and large images fetched. ready_timeout
@@ -103,6 +109,7 @@ class SliceSettings(LocalProvisioner):
         min=0,
         max=300,
         config=True,
+        where=_WHERE,
         help="""Seconds for which a kernel that died keeps its slice, so that it can be restarted on it.
 
         At most 300: nobody else can use the slice meanwhile.
@@ -119,4 +126,14 @@ class SliceSettings(LocalProvisioner):
 
     @default("slice")
     def _default_slice(self) -> str:
-        return os.environ.get(DEFAULT_SLICE_VARIABLE, "")
+        return self.variable(DEFAULT_SLICE_VARIABLE)
+
+    def variable(self, name: str) -> str:
+        """Return a variable as the kernel will have it: its kernelspec's (``env``), or else this server's.
+
+        What stands in ``${...}`` is put in from this server's, as Jupyter does. Empty if it is not set.
+        """
+        stanza = getattr(self.kernel_spec, "env", None) or {}
+        if name in stanza:
+            return Template(str(stanza[name])).safe_substitute(os.environ)
+        return os.environ.get(name, "")

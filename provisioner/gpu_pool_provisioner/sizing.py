@@ -94,7 +94,7 @@ def _refused(error: GpuPoolError) -> dict[str, Any]:
 
 def _has(lease: Lease) -> str:
     if not lease.slices:
-        return f"This kernel will have {lease.request} when its slice is back."
+        return f"This kernel will have {lease.request.of_gpus} when its slice is back."
     names = ", ".join(part.device.label for part in lease.slices)
     memory = format_memory(lease.memory_mib)
-    return f"This kernel now has {lease.request} of a GPU: {memory} on {names}."
+    return f"This kernel now has {lease.request.of_gpus}: {memory} on {names}."

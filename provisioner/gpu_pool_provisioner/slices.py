@@ -25,7 +25,7 @@ from gpu_pool_provisioner.returning import give_back
 #: What a kernel is to show its user below the first cell; see gpu_pool_kernels.inkernel.extension.
 NEWS: Final = "GPU_POOL_NEWS"
 _OTHER_SIZE: Final = (
-    "You asked for {} of a GPU. This cluster has no slice of exactly that size: you have {}, and that counts."
+    "You asked for {}. This cluster has no slice of exactly that size: you have {}, and that counts."
 )
 
 
@@ -72,7 +72,7 @@ class KernelSlice:
             lease = await self.pool.acquire(self.request, holder, key, timeout)
         self.lease_id = lease.id
         if lease.request.size != self.request.size:
-            self.notice = _OTHER_SIZE.format(self.request.size, lease.request.size)
+            self.notice = _OTHER_SIZE.format(self.request.of_gpus, lease.request.size)
         return lease
 
     async def _kept(self, lease_id: str) -> Lease:
@@ -102,7 +102,7 @@ class KernelSlice:
         try:
             await self.resize(wish)
         except GpuPoolError as error:
-            self.notice = f"You wished for {wish}. This kernel still has {self.request.size}. {error}"
+            self.notice = f"You asked for {wish.named}. This kernel still has {self.request.of_gpus}. {error}"
 
     async def stand_in(self, seconds: float) -> None:
         """Let the slice stand on this process until the kernel is launched again, for ``seconds`` at most."""

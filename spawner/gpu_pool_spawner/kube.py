@@ -20,12 +20,13 @@ from typing import Any, Final
 from kubernetes_asyncio.client.exceptions import ApiException
 from kubespawner import KubeSpawner
 from kubespawner.clients import shared_client
-from traitlets import Bool, Dict, Integer, TraitError, Unicode, validate
+from traitlets import Bool, Dict, TraitError, Unicode, validate
 
 from gpu_pool.coursefiles import CourseFile
 from gpu_pool.dialects import AUTO, NAMES, Options
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, SliceRequest
 from gpu_pool_client.durations import format_duration
+from gpu_pool_client.traits import Seconds
 from gpu_pool_spawner import choices, kube_choices, kube_words
 from gpu_pool_spawner.handover import with_course
 from gpu_pool_spawner.kube_offers import granted_instead, say_next, server_choices
@@ -62,7 +63,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         help="""Whether a server with a slice is refused at once where no GPU has room for it. Not, where
         the cluster adds nodes when pods wait.""",
     ).tag(config=True)
-    place_within = Integer(
+    place_within = Seconds(
         60,
         help="""Seconds within which a pod must have a node, or its start is given up with words.
         0: as long as start_timeout; so where the cluster adds nodes when pods wait.""",

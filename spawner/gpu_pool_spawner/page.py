@@ -17,8 +17,9 @@ from gpu_pool.coursefiles import CourseFile
 from gpu_pool.coursefiles.model import Offer
 from gpu_pool.coursefiles.words import open_now
 from gpu_pool_client import SliceRequest, format_memory
+from gpu_pool_client.drained import say_drained
 from gpu_pool_spawner.choices import COURSE, Mine
-from gpu_pool_spawner.free import free_now
+from gpu_pool_spawner.free import accepts, free_now
 from gpu_pool_spawner.supply import Supply
 
 _FIELDSET: Final = """\
@@ -35,7 +36,7 @@ _CHOICE: Final = """\
 <div id="gpu-pool-about-{key}">{about}</div>
 </div></div></div>
 """
-_SLICE: Final = "<li>{name}: {size}{free}</li>\n"
+_SLICE: Final = "<li>{what}{free}</li>\n"
 _FREE: Final = '<span class="text-body-secondary">, {words}</span>'
 _NOTE: Final = '<p class="alert alert-{kind}" role="status">{text}</p>\n'
 #: The button belongs to the Hub's page; where there is nothing to start, it would only be refused.
@@ -132,7 +133,10 @@ def _slice(course: str, offer: Offer, page: Page) -> str:
     request, supply = offer.request, page.supply
     granted = page.granted.get(request, request)
     free = "" if supply is None else _FREE.format(words=escape(_free(course, request, granted, supply)))
-    return _SLICE.format(name=escape(offer.name), size=escape(say_granted(request, granted)), free=free)
+    size = say_granted(request, granted)
+    # An offer may be called by its size.
+    what = offer.name if offer.name.casefold() == size.casefold() else f"{offer.name}: {size}"
+    return _SLICE.format(what=escape(what), free=free)
 
 
 def _free(course: str, request: SliceRequest, granted: SliceRequest, supply: Supply) -> str:
@@ -141,7 +145,9 @@ def _free(course: str, request: SliceRequest, granted: SliceRequest, supply: Sup
     if number and not wait:
         return f"{number} free now"
     # What is free may be kept for those in line.
-    return ", ".join(filter(None, ("none free for you now" if number else "none free now", wait)))
+    words = ", ".join(filter(None, ("none free for you now" if number else "none free now", wait)))
+    drained = [each for each in supply.devices if each.drained and accepts(granted.filters, each.device)]
+    return f"{words}. {say_drained(drained)}" if drained else words
 
 
 def _none_open(page: Page) -> str:

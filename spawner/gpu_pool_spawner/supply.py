@@ -98,7 +98,9 @@ async def _wait(pool: Pool, course: str, request: SliceRequest) -> str:
     """Return what somebody would meet who is in the course and has used nothing, in words."""
     try:
         outlook = await pool.forecast(request, Holder("", course))
-    except (OverQuota, NeverFits) as error:
+    except OverQuota as error:  # what is allowed, and when, is in its remedy
+        return str(error)
+    except NeverFits as error:
         return error.message
     except (NotAllowed, BadRequest):  # this Hub may not ask for others, or the pool is an older one
         return ""
@@ -107,7 +109,7 @@ async def _wait(pool: Pool, course: str, request: SliceRequest) -> str:
 
 def _say(outlook: Outlook) -> str:
     if outlook.expected:
-        return f"wait {outlook.expected}"
+        return f"a wait of {outlook.expected}"
     return "you would be next in line" if outlook.place == 1 else f"{outlook.place - 1} in line before you"
 
 

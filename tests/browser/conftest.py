@@ -26,7 +26,7 @@ OPTIONS = [
     "--no-first-run",
 ]
 #: Milliseconds in which whatever a test waits for happens, or the test fails.
-PATIENCE = 60_000
+PATIENCE = 120_000
 
 Snap = Callable[[str], Awaitable[None]]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from playwright.async_api import expect
 
-from gpu_pool_client import LeaseState
+from gpu_pool_client import LeaseState, Process
 from support.dashboard import ADMIN, Site, courses_of, showing
 from support.looking import PHONE, TOO_FAINT, TOO_WIDE, Open, browser, live, look, press_until
 
@@ -28,7 +28,13 @@ TITLES = {
     "vision": "Computer vision",
 }
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+#: Whether nothing lies over an element.
+IS_ON_TOP = """link => {
+    const at = link.getBoundingClientRect();
+    return document.elementFromPoint(at.x + at.width / 2, at.y + at.height / 2) === link;
+}"""
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -59,32 +65,30 @@ async def test_a_slice_appears_by_itself_and_is_given_back_by_keyboard(site: Sit
     assert await page.evaluate("window.loadedOnce")
     await press_until(page, f"ask-{lease}")
     await page.keyboard.press("Enter")
-    await page.keyboard.press("Tab")
+    await expect(page.get_by_role("heading", name="Give back a slice")).to_be_visible()
+    await press_until(page, "now")
     await page.keyboard.press("Enter")
     await expect(page.locator(".said")).to_have_text("The slice was given back.")
     assert (await site.pool.lease(lease)).state is LeaseState.ENDED
 
 
-async def test_changes_leave_focus_and_what_is_unfolded(site: Site, look: Open) -> None:
+async def test_changes_leave_focus(site: Site, look: Open) -> None:
     lease = await site.take("20%", "ada", "vision")
     page = await look("", "ada")
     await live(page)
-    await page.locator(f"#ask-{lease}").press("Enter")
-    await page.keyboard.press("Tab")
+    await page.locator(f"#ask-{lease}").focus()
     for number in range(3):
         await site.take("2%", "ada", "vision")
         await expect(page.locator("#mine .lease")).to_have_count(number + 2)
-        assert await page.evaluate("document.activeElement.id") == f"release-{lease}"
-        await expect(page.locator(f"#release-{lease}")).to_be_visible()
+        assert await page.evaluate("document.activeElement.id") == f"ask-{lease}"
 
 
 async def test_a_form_that_has_come_by_itself_is_accepted(site: Site, look: Open) -> None:
-    page = await look("", "ada")
+    page = await look("admin", ADMIN)
     await live(page)
-    lease = await site.take("20%", "ada", "vision")
-    await page.locator(f"#ask-{lease}").click()
-    await page.locator(f"#release-{lease}").click()
-    await expect(page.locator(".said")).to_have_text("The slice was given back.")
+    await site.pool.drain("0")
+    await page.get_by_role("button", name="Undrain GPU 0").click()
+    await expect(page.locator(".said")).to_have_text("The GPU is in use again.")
 
 
 async def test_focus_goes_to_the_heading_when_what_had_it_is_gone(site: Site, look: Open) -> None:
@@ -117,19 +121,41 @@ async def test_an_administrator_revokes_in_words(site: Site, look: Open) -> None
 async def test_without_javascript_all_of_it_works(site: Site, look: Open) -> None:
     await site.take("20%", "ada", "vision")
     page = await look("", "ada", java_script_enabled=False)
-    await page.locator("summary").click()
-    await page.get_by_role("button", name="Give it back now").click()
+    await page.get_by_role("link", name="Give back").click()
+    await page.get_by_role("button", name="Give back this slice now").click()
     await expect(page.locator(".said")).to_have_text("The slice was given back.")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_every_page_fits_a_phone_and_can_be_read(site: Site, look: Open, scheme: str) -> None:
     await fill(site)
-    for path in ("", "history", "courses", "courses/intro-ml", "admin"):
+    lease = await site.take("2%", "ada", "vision", "Python 3 (GPU 2%)")
+    await site.pool.attach(lease, Process.current(), grace=5.0)
+    for path in ("", "history", "courses", "courses/intro-ml", "admin", f"leases/{lease}"):
         page = await look(path, ADMIN, viewport=PHONE, color_scheme=scheme)
         assert await page.evaluate(TOO_WIDE) == 0, path
         assert await page.evaluate(TOO_FAINT) == [], path
         await page.context.close()
+
+
+async def test_what_can_be_done_is_in_sight_on_a_phone(site: Site, look: Open) -> None:
+    await fill(site)
+    page = await look("admin", ADMIN, viewport=PHONE)
+    for rows in ("#leases tbody tr", "#waiting tbody tr"):
+        row = page.locator(rows).first
+        await row.locator("th").scroll_into_view_if_needed()  # up and down, and not aside
+        link = row.locator("a")
+        await expect(link).to_be_in_viewport(ratio=1)
+        assert await link.evaluate(IS_ON_TOP)
+
+
+async def test_below_the_history_are_round_times_of_the_reader_s_clock(site: Site, look: Open) -> None:
+    page = await look("history?days=1", ADMIN, timezone_id="Asia/Kolkata")
+    ticks = await page.locator("g.ticks text").all_text_contents()
+    assert ticks[-1] == "now"
+    assert len(ticks) >= 3
+    assert {tick[2:] for tick in ticks[:-1]} == {":00"}
+    assert {int(tick[:2]) % 6 for tick in ticks[:-1]} == {0}
 
 
 def have_had_a_week(site: Site) -> None:
@@ -170,15 +196,18 @@ def have_had_a_week(site: Site) -> None:
 async def test_pictures_for_the_documentation(site: Site, look: Open) -> None:
     await fill(site)
     have_had_a_week(site)
+    kernel = await site.take("2%", "grace", "vision", "Python 3 (GPU 2%)")
+    await site.pool.attach(kernel, Process.current(), grace=5.0)
     pictures: dict[str, tuple[str, str, dict[str, Any]]] = {
         "dashboard.png": ("", "ada", {}),
         "dashboard-dark.png": ("", "ada", {"color_scheme": "dark"}),
         "dashboard-phone.png": ("", "ada", {"viewport": PHONE, "device_scale_factor": 2}),
         "dashboard-history.png": ("history", ADMIN, {"viewport": {"width": 1000, "height": 850}}),
         "dashboard-admin.png": ("admin", ADMIN, {}),
+        "dashboard-revoke.png": (f"leases/{kernel}", ADMIN, {}),
     }
     for name, (path, user, how) in pictures.items():
         page = await look(path, user, **how)
-        if path != "history":
+        if path in ("", "admin"):
             await live(page)
         await page.screenshot(path=Path(os.environ[SCREENSHOTS], name), full_page=path != "history")

@@ -36,7 +36,7 @@ MORE = COURSE.replace("default: true\n", "default: true\n  - name: Large\n    re
 BAD = MORE.replace("20%", "20 percent").replace("longest_lease", "longest_leese")
 EDIT = "courses/intro-ml/edit"
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

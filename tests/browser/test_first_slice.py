@@ -14,7 +14,7 @@ from support.notebook import NAMES, card, run_cell, start_notebook
 
 Snap = Callable[[str], Awaitable[None]]
 
-pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]
 
 
 async def choose(page: Page, menu: str, item: str) -> None:
@@ -25,6 +25,9 @@ async def choose(page: Page, menu: str, item: str) -> None:
 async def test_a_student_takes_a_slice_and_gives_it_back(page: Page, lab: Lab, snap: Snap) -> None:
     for name in NAMES:
         await expect(card(page, name)).to_be_visible()
+    cards = page.locator('.jp-LauncherCard[data-category="Notebook"]')
+    titles = await cards.evaluate_all("cards => cards.map(card => card.title)")
+    assert [title for title in titles if title in NAMES] == NAMES, "sorted by size"
     await snap("launcher.png")
 
     await start_notebook(page, NAMES[0])

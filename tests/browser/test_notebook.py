@@ -13,7 +13,7 @@ from support.classroom import eventually
 from support.lab import Lab
 from support.notebook import NAMES
 
-pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]
 
 
 async def test_a_cell_waits_for_its_slice_and_runs(page: Page, lab: Lab, tmp_path: Path) -> None:

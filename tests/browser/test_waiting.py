@@ -16,7 +16,7 @@ from support.notebook import NAMES, run_cell, start_notebook
 
 Snap = Callable[[str], Awaitable[None]]
 
-pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]
 _, _, HALF, WHOLE = NAMES
 
 

@@ -190,7 +190,7 @@ class World:
         self.slow_network(0.0)
         for pid in tuple(self.stopped):
             self.go_on(pid)
-        await eventually(self.answers, within=60)
+        await eventually(self.answers, within=120)
 
     def revive(self) -> None:
         """Start what has ended, as a machine's system would."""

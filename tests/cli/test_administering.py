@@ -13,7 +13,13 @@ def test_a_gpu_is_drained_and_given_back(terminal: Terminal) -> None:
     terminal.hold("50%")
     assert "1 lease is still on it" in terminal.run("drain", "0").stdout
     assert "drained" in terminal.run("list").stdout
-    assert terminal.run("run", "2%", "--no-wait", "--", "true").returncode == 6
+    refused = terminal.run("run", "2%", "--no-wait", "--", "true")
+    assert refused.returncode == 6
+    assert "No GPU slice of 2% is free now. An administrator has drained GPU 0 (since" in refused.stderr
+    assert "Ask the administrator when it is in use again." in refused.stderr
+    (device,) = json.loads(terminal.run("list", "--json").stdout)["devices"]
+    assert (device["free_milli"], device["free_memory_mib"], device["held_milli"]) == (0, 0, 500)
+    assert "GiB" not in terminal.run("list").stdout.replace("32GB", "")
     assert "is granted from again" in terminal.run("undrain", "0").stdout
     assert terminal.run("run", "2%", "--no-wait", "--", "true").returncode == 0
 

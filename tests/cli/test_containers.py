@@ -28,7 +28,7 @@ RUN = ("run", "2%", "--docker", "--", "--network", "none")
 
 def docker(*words: str, **settings: object) -> str:
     done = subprocess.run(
-        ["docker", *words], capture_output=True, text=True, timeout=60, check=True, **settings
+        ["docker", *words], capture_output=True, text=True, timeout=120, check=True, **settings
     )
     return done.stdout.strip()
 
@@ -85,14 +85,14 @@ def test_the_container_knows_its_slice_and_its_exit_status_is_ours(terminal: Ter
 def test_a_container_ends_when_its_slice_is_taken_back(terminal: Terminal, image: str) -> None:
     program, lease_id, _ = start_sleeping(terminal)
     assert terminal.run("release", lease_id).returncode == 0
-    assert program.wait(timeout=60) != 0
+    assert program.wait(timeout=120) != 0
     assert containers() == []
 
 
 def test_a_signal_ends_the_container_and_gives_the_slice_back(terminal: Terminal, image: str) -> None:
     program, lease_id, _ = start_sleeping(terminal)
     program.send_signal(signal.SIGTERM)
-    assert program.wait(timeout=60) == 128 + signal.SIGTERM
+    assert program.wait(timeout=120) == 128 + signal.SIGTERM
     assert terminal.lease(lease_id).end_reason is EndReason.RELEASED
     assert containers() == []
 
@@ -101,7 +101,7 @@ def test_no_container_outlives_a_docker_that_was_killed(terminal: Terminal, imag
     program, lease_id, _ = start_sleeping(terminal)
     [client] = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
     os.kill(int(client), signal.SIGKILL)
-    assert program.wait(timeout=60) == 128 + signal.SIGKILL
+    assert program.wait(timeout=120) == 128 + signal.SIGKILL
     assert terminal.lease(lease_id).state is LeaseState.ENDED
     assert containers() == []
 
@@ -133,6 +133,20 @@ def test_without_docker_nothing_is_asked_for(terminal: Terminal, tmp_path: Path)
     assert terminal.is_empty()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's link")
+def test_where_another_users_link_leads_is_not_mounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, locks = tmp_path / "libvgpu.so", tmp_path / "vgpulock"
+    library.write_text("")
+    locks.symlink_to("/etc")
+    os.chown(locks, 65534, 65534, follow_symlinks=False)
+    monkeypatch.setattr(in_containers, "_HAMI_LOCKS", locks)
+    variables = HamiTier(library, tmp_path / "hami").describe(lease("a")).variables
+    command = in_containers.Container(replace(lease("a"), variables=variables)).command((IMAGE,))
+    assert f"{locks}:{locks}" not in command
+
+
 def test_hami_core_finds_its_library_its_limits_and_its_lock_in_the_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,3 +162,34 @@ def test_hami_core_finds_its_library_its_limits_and_its_lock_in_the_container(
     mounted = {after for word, after in pairwise(command) if word == "--volume"}
     # Its first process makes the file with the limits in the lease's folder, for all others.
     assert mounted == {f"{path}:{path}" for path in (library, locks, tmp_path / "hami/a")}
+
+
+#: Stands in for Docker where only what it is asked for matters: its container is a process.
+_DOCKER = """#!/bin/sh
+cd {folder}
+case $1 in
+    run) echo $$ > pid; exec sleep 600 ;;
+    ps) if [ -e pid ] && kill -0 "$(cat pid)" 2>/dev/null; then echo box; fi ;;
+    inspect) cat pid ;;
+    stop) echo "$@" >> stopped; kill "$(cat pid)" ;;
+esac
+"""
+
+
+def test_a_container_whose_slice_is_over_is_stopped_and_not_killed_at_once(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    program = tmp_path / "bin/docker"
+    program.parent.mkdir()
+    program.write_text(_DOCKER.format(folder=tmp_path))
+    program.chmod(0o755)
+    terminal.environment["PATH"] = f"{program.parent}:{terminal.environment['PATH']}"
+    running = terminal.start(*RUN, "image")
+    eventually(
+        lambda: any(lease.process for lease in terminal.status().leases) and (tmp_path / "pid").exists()
+    )
+    terminal.free(terminal.status().leases[0].id)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 124
+    assert "the slice is over: it was given back." in errors
+    assert (tmp_path / "stopped").read_text() == "stop -t 10 box\n"

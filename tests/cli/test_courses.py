@@ -97,14 +97,20 @@ def test_a_slice_that_fits_nowhere_fails_where_the_gpus_were_named(run, folder):
     named = run("check", f"{folder}/a.yaml", *GPU, "--students", "5")
     assert named.returncode == 1
     assert "Huge fits on no GPU here." in named.stdout
+    assert f"{folder}/a.yaml: no error, but not every slice can be had\n" in named.stdout
+    assert ": ok" not in named.stdout
+    plain = json.loads(run("check", f"{folder}/a.yaml", *GPU, "--json").stdout)
+    assert (plain["ok"], plain["files"][0]["ok"], plain["files"][0]["problems"]) == (False, False, [])
     # What this machine happens to have says little about the pool's GPUs.
-    assert run("check", f"{folder}/a.yaml").returncode == 0
+    found = run("check", f"{folder}/a.yaml")
+    assert (found.returncode, "a.yaml: ok" in found.stdout) == (0, False)
 
 
 def test_what_nobody_can_have_is_said(run, folder):
     text = "title: A\nslices: [{name: Big, request: 50%}]\nper_user: {share: 10%}\nquota: {share: 20%}\n"
     (folder / "a.yaml").write_text(text)
     done = run("check", f"{folder}/a.yaml", *GPU, "--students", "5")
+    assert "a.yaml: ok" not in done.stdout
     assert "Nobody can have Big: it is more than per_user allows." in done.stdout
     assert "Nobody can have Big: it is more than the quota allows." in done.stdout
     assert "5 are turned away by a quota." in done.stdout
@@ -158,7 +164,8 @@ def test_the_schema_is_printed(run):
         (["check", "nowhere.yaml"], "cannot be read: No such file"),
         (["check", "--students", "0"], "--students"),
         (["check", EXAMPLES, "--stay", "long"], "not a duration"),
-        (["check", EXAMPLES, "--device", "V100"], "does not name simulated devices"),
+        (["check", EXAMPLES, "--device", "V100"], "'V100' in --device does not name simulated devices"),
+        (["check", EXAMPLES, "--device", "junk:1"], "'junk:1' in --device does not name simulated devices"),
     ],
 )
 def test_what_it_refuses(run, words, said):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,21 @@ def test_nonsense_is_refused_in_words(terminal, capfd, words):
     assert "Traceback" not in said.err
     assert "\x1b" not in said.err
     assert len(said.err) < 2_500
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "2%", "--timeout", "2x", "--", "true"], "'2x' is not a duration. Accepted: 90s, 15min, 2h,"),
+        (["request", "2%", "--timeout", "400d"], "'400d' is more than a year. Accepted: up to 365d."),
+        (["courses", "check", "--stay", "long"], "'long' is not a duration. Accepted: 90s, 15min, 2h,"),
+        (["simulate", "--drain-after", "never"], "or a number of minutes."),
+        (["history", "--since", "ever"], "'ever' is not a duration.\nAccepted: 90s, 15min, 2h,"),
+    ],
+)
+def test_a_time_that_is_none_is_refused_with_what_is_accepted(terminal, capfd, words, said):
+    assert main(words) == 2
+    assert said in capfd.readouterr().err
 
 
 def test_an_unusable_ledger_is_told_in_words(terminal):
@@ -110,3 +127,25 @@ def test_the_script_and_the_module_are_one_program(terminal):
     script = terminal.call(str(Path(sys.executable).parent / "gpu-pool"), "--version")
     assert script.stdout == terminal.run("--version").stdout
     assert script.stdout.startswith("gpu-pool, version ")
+
+
+def test_a_process_without_file_descriptors_says_so(terminal):
+    assert terminal.is_empty()
+    # Each needs some for itself; what is left is not enough for the ledger.
+    for most in range(10, 40):
+        done = terminal.call("bash", "-c", f"ulimit -n {most}; exec gpu-pool list")
+        if "ledger" in done.stderr:
+            break
+    assert done.returncode == 7
+    assert f"has as many files open as it may ({most})" in done.stderr
+    assert "ulimit -n" in done.stderr
+
+
+def test_a_newer_ledger_is_told_to_whoever_lists_it(terminal):
+    assert terminal.is_empty()
+    with closing(sqlite3.connect(terminal.folder / "pool" / "ledger.db")) as ledger:
+        ledger.execute("PRAGMA user_version = 99")
+    for verb in ("list", "doctor"):
+        done = terminal.run(verb)
+        assert "written by a newer jupyter-gpu-pool" in done.stdout + done.stderr
+        assert "Upgrade jupyter-gpu-pool here too" in done.stdout + done.stderr

@@ -68,7 +68,7 @@ def test_the_lease_hangs_on_the_command_which_knows_its_slice(terminal):
     eventually(lambda: bool(terminal.status().leases))
     eventually(lambda: terminal.status().leases[0].process is not None)
     (lease,) = terminal.status().leases
-    out, errors = program.communicate("\n", timeout=60)
+    out, errors = program.communicate("\n", timeout=120)
     assert out.split() == [lease.id, "655", str(lease.process.pid)]
     assert (lease.holder.kernel, errors) == (f"run {Path(sys.executable).name}", "")
 
@@ -111,7 +111,7 @@ def test_a_command_that_ignores_sigterm_keeps_its_slice_when_run_is_killed(termi
     program.kill()
     program.wait(60)
     assert [lease.state for lease in terminal.status().leases] == [LeaseState.HELD]
-    program.communicate("\n", timeout=60)
+    program.communicate("\n", timeout=120)
     eventually(terminal.is_empty)
 
 
@@ -129,7 +129,7 @@ def test_stopping_and_continuing_takes_the_command_along(terminal):
 def test_run_waits_in_line_and_then_runs(terminal):
     program, held = start_waiting(terminal)
     terminal.free(held)
-    out, errors = program.communicate(timeout=60)
+    out, errors = program.communicate(timeout=120)
     assert (program.returncode, out) == (0, "ran\n")
     assert errors.startswith("gpu-pool: got 2% of V100-SXM2-32GB (simulated), 655MiB after ")
     assert terminal.is_empty()
@@ -145,16 +145,17 @@ def test_no_wait_refuses_and_says_what_there_is(terminal):
 
 def test_the_timeout_ends_the_wait_and_withdraws_the_request(terminal):
     terminal.hold("100%")
-    done = terminal.run("run", "2%", "--timeout", "0.2", *python("print('ran')"))
-    assert (done.returncode, done.stdout) == (6, "")
-    assert not terminal.status().line
+    for time in ("0.2", "0.2s"):
+        done = terminal.run("run", "2%", "--timeout", time, *python("print('ran')"))
+        assert (done.returncode, done.stdout) == (6, "")
+        assert not terminal.status().line
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_waiting_withdraws_the_request(terminal, signum):
     program, _ = start_waiting(terminal)
     program.send_signal(signum)
-    out, errors = program.communicate(timeout=60)
+    out, errors = program.communicate(timeout=120)
     assert (program.returncode, out, errors) == (128 + signum, "", "")
     assert not terminal.status().line
 
@@ -179,6 +180,43 @@ def test_a_missing_command_is_refused_before_anything_is_taken(terminal):
     done = terminal.run("run", "2%", "--", "no-such-command")
     assert done.returncode == 127
     assert "no-such-command" in done.stderr
+
+
+@pytest.mark.parametrize("verb", [("run", "2%", "--"), ("exec", "--")])
+@pytest.mark.parametrize(
+    ("program", "status", "words"),
+    [
+        ("plain", 126, "may not be executed.\nIf it is a program: chmod +x "),
+        ("./plain", 126, "may not be executed.\nIf it is a program: chmod +x "),
+        ("./folder", 126, "is a folder."),
+        ("folder", 127, "there is no such command."),
+        ("./dangling", 127, "is a link to nothing."),
+        ("", 127, "there is no such command."),
+    ],
+)
+def test_what_cannot_be_executed_is_told_from_what_is_not_there(terminal, verb, program, status, words):
+    terminal.hold("100%")
+    here = terminal.folder
+    (here / "plain").write_text("echo ran\n")
+    (here / "folder").mkdir()
+    (here / "dangling").symlink_to(here / "nowhere")
+    path = os.pathsep.join([str(here), terminal.environment["PATH"]])
+    done = terminal.run(*verb, program, cwd=here, env={"PATH": path})
+    assert (done.returncode, done.stdout) == (status, "")
+    assert words in done.stderr
+    assert not terminal.status().line
+
+
+def test_a_script_without_its_interpreter_is_not_called_missing(terminal):
+    script = terminal.folder / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o700)
+    done = terminal.run("run", "2%", "-q", "--", str(script))
+    assert done.returncode == 127
+    assert done.stderr == (
+        f"gpu-pool: {script} cannot be run: its interpreter is not there. See its first line.\n"
+    )
+    assert terminal.is_empty()
 
 
 def test_a_command_that_cannot_be_executed_gives_the_slice_back(terminal):

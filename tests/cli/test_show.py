@@ -7,7 +7,7 @@ import signal
 
 DEVICE = {
     "uuid", "index", "model", "memory_mib", "contexts", "driver", "mig_profile", "numa_node", "nvlink",
-    "one_size", "simulated", "drained", "milli", "held_milli", "free_milli", "held_memory_mib",
+    "one_size", "simulated", "drained", "drained_at", "milli", "held_milli", "free_milli", "held_memory_mib",
     "free_memory_mib", "held_contexts", "free_contexts", "held_by", "node", "unbounded",
 }  # fmt: skip
 LEASE = {
@@ -37,7 +37,7 @@ def test_details_show_who_holds_what(terminal):
 def test_the_list_as_json(terminal):
     lease_id = terminal.hold("2%")
     printed = json.loads(terminal.run("list", "--json").stdout)
-    assert set(printed) == {"url", "simulated", "devices"}
+    assert set(printed) == {"url", "simulated", "note", "devices"}
     (device,) = printed["devices"]
     assert set(device) == DEVICE
     assert (device["held_milli"], device["free_milli"], device["simulated"]) == (20, 980, True)
@@ -67,7 +67,7 @@ def test_the_status_shows_leases_and_the_line(terminal):
 def test_the_status_as_json(terminal):
     held, waiting = terminal.hold("100%"), terminal.hold("2%")
     printed = json.loads(terminal.run("status", "--json").stdout)
-    assert set(printed) == {"url", "simulated", "devices", "leases", "line"}
+    assert set(printed) == {"url", "simulated", "note", "devices", "leases", "line"}
     (lease,), (waiter,) = printed["leases"], printed["line"]
     assert set(lease) == set(waiter) == LEASE
     assert (lease["id"], lease["state"], lease["slices"][0]["milli"]) == (held, "held", 1000)

@@ -38,7 +38,7 @@ class Screen:
     def press(self, keys):
         os.write(self._fd, keys)
 
-    def until(self, words, within=30):
+    def until(self, words, within=120):
         """Read until the words have appeared on the screen."""
         deadline = time.monotonic() + within
         while words not in self.text:
@@ -157,3 +157,15 @@ def test_closing_the_terminal_gives_the_slice_back(terminal, screen):
     os.kill(typed.pid, signal.SIGHUP)
     typed.end()
     assert terminal.is_empty()
+
+
+def test_what_takes_long_says_in_one_line_how_far_it_has_come(terminal, screen):
+    leases = [f'{{"requested_at": {1000 + n}, "held_seconds": 60, "request": "50%"}}\n' for n in range(500)]
+    (terminal.folder / "history.jsonl").write_text("".join(leases))
+    words = ["simulate", str(terminal.folder / "history.jsonl"), "--devices", "V100-SXM2-32GB:1"]
+    code = f"from gpu_pool.cli import main, progress; progress._SILENT = 0.0; main({words})"
+    typed = screen(sys.executable, "-c", code)
+    typed.until("simulating fair, 1 of 4: ")
+    assert typed.end() == 0
+    assert "gpu-pool: simulating" not in typed.text
+    assert "500 requests" in typed.text

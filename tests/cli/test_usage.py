@@ -62,7 +62,7 @@ def test_only_the_memory_of_the_leases_own_processes_counts(library, kind, mib, 
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
     assert (done.stderr, json.loads(done.stdout)) == ("", used)
 

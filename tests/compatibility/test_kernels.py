@@ -34,7 +34,7 @@ def environment(python: str, folder: Path) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda python: Path(python).name)
 async def test_a_kernel_of_an_environment_without_our_packages(
     classroom: Classroom, manager: Managers, tmp_path: Path, python: str

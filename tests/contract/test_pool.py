@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
+import time
 
-import psutil
 import pytest
 
 from gpu_pool_client import (
@@ -24,6 +25,8 @@ from gpu_pool_client import (
 from support.pools import ME, held_milli, key, take
 
 HALF = parse_request("50%")
+#: When something was, as people read it.
+SINCE = r"\d{4}-\d\d-\d\d \d\d:\d\d \S+"
 
 
 async def test_a_free_slice_is_granted_at_once(pool: Pool, device: Device) -> None:
@@ -212,11 +215,11 @@ async def test_a_deadline_that_is_none_is_refused(pool: Pool, seconds: float) ->
 
 async def test_names_are_kept_short_and_printable(pool: Pool) -> None:
     name = "a\ud800\x1b[31m" + "b" * 1_000
-    lease = await pool.request(parse_request("2%"), Holder(name, kernel=name), "key")
-    assert lease.holder.kernel is not None
-    for kept in {lease.holder.kernel, lease.holder.user} - {psutil.Process().username()}:
-        assert kept.startswith("a??[31mbbb")
-        assert len(kept) == 200
+    lease = await pool.request(parse_request("2%"), Holder("ada", kernel=name), "key")
+    kept = lease.holder.kernel
+    assert kept is not None
+    assert kept.startswith("a??[31mbbb")
+    assert len(kept) == 200
 
 
 async def test_why_a_lease_waits(pool: Pool) -> None:
@@ -263,6 +266,30 @@ async def test_a_drained_device_grants_nothing_until_it_is_undrained(pool: Pool,
     assert (await pool.status()).devices[0].drained
     assert not (await pool.drain(device.uuid, drained=False)).drained
     assert (await pool.lease(waiting)).state is LeaseState.HELD
+
+
+async def test_whoever_waits_for_a_drained_device_is_told_so(pool: Pool) -> None:
+    before = time.time()
+    await pool.drain("0")
+    (drained,) = (await pool.status()).devices
+    assert (drained.free_milli, drained.free_memory_mib) == (0, 0)
+    assert before - 1 <= (drained.drained_at or 0) <= time.time() + 1
+    waiting = await take(pool, "2%", key())
+    said = rf"An administrator has drained GPU 0 \(since {SINCE}\): nothing new is granted on it\."
+    outlook = await pool.explain(waiting)
+    assert re.search(rf"2% of one GPU is needed\. {said} Ask the administrator", outlook.why)
+    meets = await pool.forecast(parse_request("2%"), Holder("ada"))
+    assert meets is not None
+    assert re.search(said, meets.why)
+    with pytest.raises(TimedOut, match=rf"No GPU slice of 2% is free now\. {said}") as caught:
+        await pool.wait(waiting, 0)
+    assert caught.value.remedy == "Ask the administrator when it is in use again."
+    assert (await pool.drain("0", drained=False)).drained_at is None
+
+
+async def test_draining_again_does_not_change_since_when(pool: Pool) -> None:
+    first = await pool.drain("0")
+    assert (await pool.drain("0")).drained_at == first.drained_at
 
 
 async def test_a_device_that_is_not_there_cannot_be_drained(pool: Pool, device: Device) -> None:

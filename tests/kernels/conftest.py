@@ -66,7 +66,7 @@ class Kernel:
 
     async def run(self, code: str) -> Outputs:
         outputs = Outputs()
-        await self._client.execute_interactive(code, output_hook=outputs.add, timeout=60)
+        await self._client.execute_interactive(code, output_hook=outputs.add, timeout=120)
         return outputs
 
     @property
@@ -95,7 +95,7 @@ async def running(argv: list[str], environment: Mapping[str, str], folder: Path)
     client = manager.client()
     client.start_channels()
     try:
-        await client.wait_for_ready(timeout=60)
+        await client.wait_for_ready(timeout=120)
         yield Kernel(client, folder / "stderr")
     finally:
         client.stop_channels()

@@ -9,6 +9,7 @@ import shutil
 import site
 import subprocess
 import sys
+import time
 import venv
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 
 from gpu_pool_client import parse_request
 from gpu_pool_kernels import installer
-from gpu_pool_kernels.inkernel import facts, memory
+from gpu_pool_kernels.inkernel import facts, keeping, memory
 from gpu_pool_kernels.launching import LAUNCHER
 
 from .conftest import IPYKERNEL, SLICE, Start
@@ -197,7 +198,7 @@ def test_without_a_slice_nothing_is_added(monkeypatch: pytest.MonkeyPatch) -> No
     [
         ("655", "python3", "Python 3 (GPU 1.5 GiB)"),
         ("1536", "python3", "Python 3 (GPU 10%)"),
-        ("16384", "python3", "Python 3 (1 GPU)"),
+        ("16384", "python3", "Python 3 (whole GPU)"),
         ("32768", "python3", None),
         ("655", "ir", None),
         ("nonsense", "python3", None),
@@ -298,3 +299,18 @@ def test_the_oldest_python_found_compiles_what_runs_in_the_kernel(tmp_path: Path
         pytest.skip("no Python from 3.6 to 3.9 on the PATH")
     copied = shutil.copytree(LAUNCHER.parent, tmp_path / "inkernel")
     subprocess.run([works[0], "-W", "error", "-m", "compileall", "-q", "-f", copied], check=True)
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [(None, "however long it is idle.\n"), (90.5, "until its lease ends, in 1 min:"), (-5, "in 0 s:")],
+)
+def test_keeping_a_slice_that_nobody_takes_names_the_end_of_its_lease(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], left: float | None, said: str
+) -> None:
+    monkeypatch.delenv("GPU_POOL_IDLE_LIMIT", raising=False)
+    monkeypatch.delenv("GPU_POOL_ENDS_AT", raising=False)
+    if left is not None:
+        monkeypatch.setenv("GPU_POOL_ENDS_AT", f"{time.time() + left:.0f}")
+    keeping.keep("2h")
+    assert said in capsys.readouterr().out

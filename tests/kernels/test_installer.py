@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,6 +19,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from gpu_pool_client import BadRequest, SliceRequest, parse_request
 from gpu_pool_kernels import installer
 from gpu_pool_kernels.naming import display_name, folder_name, logo
+from support.users import NOBODY
 
 R = {
     "argv": ["R", "--slave", "-e", "IRkernel::main()", "--args", "{connection_file}"],
@@ -30,6 +37,17 @@ def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "prefix/share/jupyter"))
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "user"))
     return tmp_path / "prefix"
+
+
+@pytest.fixture
+def open_prefix(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Do the same in a folder that other users can come through, unlike those of pytest."""
+    folder = Path(tempfile.mkdtemp(prefix="gpu-pool-test-"))
+    folder.chmod(0o755)
+    monkeypatch.setenv("JUPYTER_PATH", str(folder / "prefix/share/jupyter"))
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(folder / "user"))
+    yield folder / "prefix"
+    shutil.rmtree(folder)
 
 
 def kernels(prefix: Path) -> Path:
@@ -61,8 +79,8 @@ def installed(prefix: Path) -> dict[str, str]:
 def test_jupyter_finds_one_kernel_per_size(prefix: Path) -> None:
     installer.install(sizes("2%", "50%", "1"), prefix=prefix)
     assert installed(prefix) == {
-        "python3-gpu-1gpu": "Python 3 (1 GPU)",
-        "python3-gpu-2pct": "Python 3 (GPU 2%)",
+        "python3-gpu-1gpu": "Python 3 (whole GPU)",
+        "python3-gpu-2pct": "Python 3 (GPU  2%)",
         "python3-gpu-50pct": "Python 3 (GPU 50%)",
     }
     spec = KernelSpecManager().get_kernel_spec("python3-gpu-2pct")
@@ -73,7 +91,7 @@ def test_jupyter_finds_one_kernel_per_size(prefix: Path) -> None:
 def test_a_kernel_of_any_language_is_copied_whole(prefix: Path) -> None:
     put(prefix, "ir", R, kernel__js="// js", logo_64x64__png="png", logo_svg__svg="<svg>R</svg>")
     (made,) = installer.install(sizes("1.5GiB"), base="IR", prefix=prefix)
-    assert (made.name, made.display_name, made.base) == ("ir-gpu-1.5gib", "R (GPU 1.5 GiB)", "ir")
+    assert (made.name, made.display_name, made.base) == ("ir-gpu-1.5gib", "R (GPU  1.5 GiB)", "ir")
     spec = json.loads((made.path / "kernel.json").read_text())
     assert {key: spec[key] for key in ("argv", "language", "interrupt_mode")} == {
         key: R[key] for key in ("argv", "language", "interrupt_mode")
@@ -109,7 +127,7 @@ def test_a_wrapped_kernel_needs_no_provisioner(prefix: Path) -> None:
     assert room[room.index("--slice") + 1] == "2%"
     assert room[-2:] == ["-f", "{connection_file}"]
     assert real == R["argv"]
-    assert installed(prefix) == {kernel.name: "R (GPU 2%)"}
+    assert installed(prefix) == {kernel.name: "R (GPU  2%)"}
     installer.install(sizes("2%"), base="ir", prefix=prefix)
     assert json.loads((kernel.path / "kernel.json").read_text())["argv"] == R["argv"], "it replaces the other"
 
@@ -187,22 +205,100 @@ def test_only_ours_are_removed(prefix: Path) -> None:
         with pytest.raises(BadRequest, match=r"no GPU kernel.*python3-gpu-10pct"):
             installer.remove(["python3-gpu-2pct", name])
     assert set(installed(prefix)) == {"python3-gpu-2pct", "python3-gpu-10pct"}
-    (gone,) = installer.remove(["Python3-GPU-2pct"])
+    (gone,) = installer.remove(["Python3-GPU-2pct"]).gone
     assert gone.slice == "2%"
     assert sorted(path.name for path in kernels(prefix).iterdir()) == ["ir", "python3-gpu-10pct"]
+
+
+def copy_of(kernel: installer.InstalledKernel, folder: Path) -> Path:
+    return shutil.copytree(kernel.path, folder / kernel.name)
+
+
+def test_every_copy_is_removed_wherever_jupyter_looks(
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own,) = installer.install(sizes("2%"), user=True)
+    (of_prefix,) = installer.install(sizes("2%"), prefix=prefix)
+    other = tmp_path / "other/kernels"
+    linked = kernels(prefix) / "Python3-GPU-10PCT"
+    linked.symlink_to(copy_of(own, tmp_path / "elsewhere"))
+    foreign = put(
+        prefix, "handmade", {**R, "metadata": {"kernel_provisioner": {"provisioner_name": "gpu-pool"}}}
+    )
+    copied = copy_of(own, other)
+    assert {kernel.path for kernel in installer.copies()} == {own.path, of_prefix.path, linked}
+    monkeypatch.setenv("JUPYTER_PATH", os.pathsep.join([os.environ["JUPYTER_PATH"], str(other.parent)]))
+    assert installed(tmp_path).keys() == {"python3-gpu-2pct", "python3-gpu-10pct"}
+    removal = installer.remove(["python3-gpu-2pct"])
+    assert {kernel.path for kernel in removal.gone} == {own.path, of_prefix.path, copied}
+    assert removal.left == []
+    assert not own.path.exists()
+    assert [kernel.path for kernel in installer.remove_all().gone] == [linked]
+    assert (tmp_path / "elsewhere" / own.name / "kernel.json").exists(), "what a link leads to is not ours"
+    assert installer.copies() == []
+    assert installer.foreign() == [foreign]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
+def test_what_may_not_be_removed_is_said_and_the_rest_is_removed(open_prefix: Path) -> None:
+    installer.install(sizes("2%"), prefix=open_prefix)
+    installer.install(sizes("2%", "10%"), user=True)
+    theirs = open_prefix.parent / "user"
+    for path in (theirs, *theirs.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    code = f"""
+import os, sys
+import gpu_pool.cli.app, gpu_pool.cli.kernels, gpu_pool_kernels.installer, ipykernel.kernelspec
+from gpu_pool.cli import main
+os.setgid({NOBODY}); os.setuid({NOBODY})
+sys.exit(main(["kernels", "remove", "--all"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout.count("Removed ") == 2
+    kept = kernels(open_prefix) / "python3-gpu-2pct"
+    assert f"'{kept}' was not removed: Permission denied. Repeat this as root, who owns it." in done.stderr
+    assert [kernel.path for kernel in installer.copies()] == [kept]
+
+
+#: As JupyterLab sorts the cards of its launcher and the names in its list of kernels.
+SORTED_BY_A_BROWSER = """
+const names = JSON.parse(process.argv[1]);
+console.log(JSON.stringify(names.sort((a, b) => a.localeCompare(b, process.argv[2]))));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js sorts as browsers do")
+@pytest.mark.parametrize("locale", ["en", "de", "fr", "ja", "zh", "ru", "sv"])
+def test_names_sort_as_sizes_do(locale: str) -> None:
+    ordered = ["0.5%", "2%", "5%", "10%", "20%", "50%", "2x50%", "3x50%", "1", "2", "4"]
+    names = ["Python 3", *(display_name("Python 3 (ipykernel)", parse_request(size)) for size in ordered)]
+    command = ["node", "-e", SORTED_BY_A_BROWSER, json.dumps(names[::-1]), locale]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == names
+
+
+def test_ours_are_listed_by_base_and_size(prefix: Path) -> None:
+    put(prefix, "ir", R)
+    installer.install(sizes("4", "1.5GiB", "50%", "2x75%", "1", "10%", "2%"), prefix=prefix)
+    installer.install(sizes("10%", "2%"), base="ir", prefix=prefix)
+    assert [kernel.slice for kernel in installer.installed()] == [
+        *("2%", "10%"),
+        *("2%", "10%", "50%", "1", "2x75%", "4", "1.5GiB"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("size", "name"),
     [
-        ("2%", "Python 3 (GPU 2%)"),
-        ("0.5%", "Python 3 (GPU 0.5%)"),
-        ("1", "Python 3 (1 GPU)"),
-        ("4", "Python 3 (4 GPUs)"),
-        ("2x50%", "Python 3 (2 × GPU 50%)"),  # noqa: RUF001
-        ("1.5GiB", "Python 3 (GPU 1.5 GiB)"),
-        ("2% model=V100", "Python 3 (GPU 2%, V100)"),
-        ("1 memory>=16GiB driver>=550 index=0,1", "Python 3 (1 GPU, ≥ 16 GiB, driver ≥ 550, index 0, 1)"),
+        ("2%", "Python 3 (GPU  2%)"),
+        ("0.5%", "Python 3 (GPU  0.5%)"),
+        ("1", "Python 3 (whole GPU)"),
+        ("4", "Python 3 (whole GPU×4)"),  # noqa: RUF001
+        ("2x50%", "Python 3 (GPU 50%×2)"),  # noqa: RUF001
+        ("1.5GiB", "Python 3 (GPU  1.5 GiB)"),
+        ("2% model=V100", "Python 3 (GPU  2%, V100)"),
+        ("1 memory>=16GiB driver>=550 index=0,1", "Python 3 (whole GPU, ≥ 16 GiB, driver ≥ 550, index 0, 1)"),
     ],
 )
 def test_the_names_people_read(size: str, name: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from support import api_server as server
 from support.api_server import ApiServer
+from support.clean_environment import GIVEN_KUBECONFIG
 from support.control_plane import (
     ASSETS,
     Cluster,
@@ -35,8 +36,8 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 @pytest.fixture(scope="session")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
     """Return how to reach a cluster with scheduler and controllers: ``KUBECONFIG``, or a fresh one."""
-    if os.environ.get("KUBECONFIG"):
-        yield Path(os.environ["KUBECONFIG"])
+    if os.environ.get(GIVEN_KUBECONFIG):
+        yield Path(os.environ[GIVEN_KUBECONFIG])
         return
     if missing := missing_programs():
         pytest.skip(f"no {' and no '.join(missing)} in {ASSETS} (KUBEBUILDER_ASSETS names another folder)")
@@ -50,7 +51,7 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
 @pytest.fixture(scope="module")
 def cluster(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Return a cluster without nodes yet. Those that a module adds, and their pods, go with it."""
-    if os.environ.get("KUBECONFIG"):
+    if os.environ.get(GIVEN_KUBECONFIG):
         yield Cluster(kubeconfig)
         return
     with NodeAgent(kubeconfig, tmp_path_factory.mktemp("nodes")) as agent:

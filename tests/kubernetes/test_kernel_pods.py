@@ -68,7 +68,7 @@ async def test_a_kernel_starts_where_its_slice_is_and_goes_with_its_lease(
     await pool.release(lease.id)
     with pytest.raises(LeaseGone, match="released"):
         await until_pod(pool, lease.id, lambda _: False)
-    await until(lambda: not kernels(card, namespace), 60)
+    await until(lambda: not kernels(card, namespace), 120)
 
 
 @pytest.mark.long
@@ -82,7 +82,7 @@ async def test_fifty_slices_fill_a_card_and_the_next_runs_when_one_ends(
     await asyncio.gather(*(running(pool, each.id) for each in leases))
     assert len({each["metadata"]["name"] for each in kernels(card, namespace)}) == 50
     await pool.release(leases[7].id)
-    lease = await pool.wait(next_one, 60)
+    lease = await pool.wait(next_one, 120)
     await pool.launch(lease.id, command())
     assert (await running(pool, lease.id)).address
 
@@ -95,8 +95,23 @@ async def test_the_same_launch_is_carried_out_once_and_another_takes_its_place(
     await running(pool, lease.id)
     assert len(kernels(card, namespace)) == 1
     await pool.launch(lease.id, command())
-    await until(lambda: [each["metadata"]["name"][-2:] for each in kernels(card, namespace)] == ["-2"], 60)
+    await until(lambda: [each["metadata"]["name"][-2:] for each in kernels(card, namespace)] == ["-2"], 120)
     assert (await running(pool, lease.id)).address
+
+
+async def test_a_kernel_that_fails_leaves_its_last_words_to_its_user_and_to_the_log(
+    pool: ClusterPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = await held(pool)
+    await pool.launch(lease.id, command("sh", "-c", "echo begun; echo no module of that name >&2; exit 3"))
+    pod = await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.ENDED)
+    assert (pod.exit_code, pod.words) == (
+        3,
+        "It ended with status 3. Its last words: begun no module of that name",
+    )
+    (line,) = (each for each in caplog.messages if "failed" in each)
+    assert f"The kernel of lease {lease.id} failed: pod 'gpu-pool-{lease.id}-1' on 'hami-1', image" in line
+    assert "no module of that name" in line
 
 
 async def test_a_kernel_that_ends_by_itself_leaves_its_lease(pool: ClusterPool) -> None:
@@ -117,7 +132,7 @@ async def test_a_kernel_is_ended_and_its_lease_is_kept(
     await running(pool, lease.id)
     await pool.end_pod(lease.id)
     assert (await pool.pod(lease.id)).phase is PodPhase.ENDED
-    await until(lambda: not kernels(card, namespace), 60)
+    await until(lambda: not kernels(card, namespace), 120)
     assert (await pool.pod(lease.id)).words == "It was ended."
     assert (await pool.lease(lease.id)).state is LeaseState.HELD
 
@@ -165,7 +180,7 @@ async def test_what_the_cluster_takes_ends_the_lease_in_words(
     ended = await pool.lease(lease.id)
     assert ended.end_reason is EndReason.TAKEN
     assert words in ended.notice
-    await until(lambda: not kernels(card, namespace), 60)
+    await until(lambda: not kernels(card, namespace), 120)
 
 
 async def test_an_image_that_is_not_there_is_told_until_it_is(
@@ -199,6 +214,80 @@ async def test_a_home_that_one_machine_can_use_ties_the_kernel_to_it(
         await running(pool, lease.id)
 
 
+async def test_a_kernel_has_the_folder_of_its_user_in_a_volume_of_everybodys_homes(
+    card: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    assert card.agent
+    server = notebook("ada", namespace, claim="homes")
+    container = server["spec"]["containers"][0]
+    container["env"] = [{"name": "JUPYTERHUB_USER", "value": "ada"}]
+    container["volumeMounts"][0]["subPathExpr"] = "users/$(JUPYTERHUB_USER)"
+    materials = {"mountPath": "/home/jovyan/materials", "subPath": "materials", "readOnly": True}
+    container["volumeMounts"].append({"name": "home", **materials})
+    card.apply(*volume("homes", namespace, "ReadWriteMany"), server, namespace=namespace)
+    async with cluster_pool(tmp_path / "ledger.db", card.kubeconfig, namespace) as pool:
+        await until(lambda: pool._view.notebook("ada", ""))
+        lease = await held(pool)
+        await pool.launch(lease.id, command("sh", "-c", "touch /home/jovyan/mine; sleep 600"))
+        await running(pool, lease.id)
+        (made,) = kernels(card, namespace)
+        homes = card.agent.claims(namespace, "homes")
+        await until((homes / "users/ada/mine").exists)
+    mounts = [each for each in made["spec"]["containers"][0]["volumeMounts"] if each["name"] == "home"]
+    assert mounts == [
+        {"name": "home", "mountPath": "/home/jovyan", "subPath": "users/ada"},
+        {"name": "home", **materials},
+    ]
+    assert sorted(each.name for each in homes.iterdir()) == ["materials", "users"]
+
+
+async def test_a_kernel_touches_its_home_as_its_notebook_server_does(
+    card: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    server = notebook("ada", namespace, claim="homes")
+    security = {"runAsUser": 4711, "runAsGroup": 5000, "supplementalGroups": [7000], "fsGroup": 6000}
+    server["spec"] |= {"securityContext": security, "hostUsers": False}
+    card.apply(*volume("homes", namespace, "ReadWriteMany"), server, namespace=namespace)
+    async with cluster_pool(tmp_path / "ledger.db", card.kubeconfig, namespace) as pool:
+        await until(lambda: pool._view.notebook("ada", ""))
+        lease = await held(pool)
+        await pool.launch(lease.id, command())
+        await running(pool, lease.id)
+        (made,) = kernels(card, namespace)
+    assert made["spec"]["securityContext"].items() >= security.items()
+    assert made["spec"]["hostUsers"] is False
+
+
+@pytest.mark.parametrize(
+    ("mount", "volume_is", "words"),
+    [
+        ({"subPathExpr": "$(WHOSE)"}, None, "uses 'WHOSE', which is not known"),
+        ({}, {"hostPath": {"path": "/srv"}}, "its volume is of the kind hostPath"),
+    ],
+)
+async def test_a_home_that_no_kernel_can_have_is_refused_before_there_is_a_lease(
+    card: Cluster,
+    namespace: str,
+    tmp_path: Path,
+    mount: dict[str, Any],
+    volume_is: dict[str, Any] | None,
+    words: str,
+) -> None:
+    server = notebook("ada", namespace, claim="homes")
+    container = server["spec"]["containers"][0]
+    label = {"fieldRef": {"fieldPath": "metadata.labels['whose']"}}
+    container["env"] = [{"name": "WHOSE", "valueFrom": label}]
+    container["volumeMounts"][0] |= mount
+    if volume_is is not None:
+        server["spec"]["volumes"] = [{"name": "home", **volume_is}]
+    card.apply(*volume("homes", namespace, "ReadWriteMany"), server, namespace=namespace)
+    async with cluster_pool(tmp_path / "ledger.db", card.kubeconfig, namespace) as pool:
+        await until(lambda: pool._view.notebook("ada", ""))
+        with pytest.raises(NotAllowed, match=words):
+            await held(pool)
+        assert kernels(card, namespace) == []
+
+
 @pytest.mark.long
 async def test_what_the_service_left_is_put_right_when_it_comes_back(
     card: Cluster, namespace: str, tmp_path: Path
@@ -217,7 +306,7 @@ async def test_what_the_service_left_is_put_right_when_it_comes_back(
     async with EmbeddedPool(ledger, owner=True) as away:
         await away.release(orphaned.id)
     delete(card, namespace, f"gpu-pool-{vanished.id}-1")
-    await until(lambda: len(kernels(card, namespace)) == 2, 60)
+    await until(lambda: len(kernels(card, namespace)) == 2, 120)
     async with cluster_pool(ledger, card.kubeconfig, namespace) as pool:
         assert (await pool.pod(kept.id)).phase is PodPhase.RUNNING
         await until(

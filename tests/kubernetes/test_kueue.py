@@ -80,7 +80,7 @@ def kueue(cluster: Cluster) -> Iterator[Cluster]:
 async def pool(kueue: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[ClusterPool]:
     objects = [*volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace)]
     kueue.apply(*objects, namespace=namespace)
-    await until(lambda: holds_back(kueue, namespace), 60)
+    await until(lambda: holds_back(kueue, namespace), 120)
     ledger = tmp_path / "ledger.db"
     async with cluster_pool(ledger, kueue.kubeconfig, namespace, kueue=True, named={"ml": {}}) as pool:
         await until(lambda: pool._view.notebook("ada", ""))
@@ -148,4 +148,4 @@ async def test_kernels_wait_for_kueue_run_and_are_evicted(
         await until_pod(pool, first.id, lambda _: False)
     assert (await pool.lease(first.id)).end_reason is EndReason.TAKEN
     await pool.release(second.id)
-    await until(lambda: not pool._view.own.leases(), 60)
+    await until(lambda: not pool._view.own.leases(), 120)

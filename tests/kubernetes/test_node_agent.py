@@ -11,6 +11,7 @@ import pytest
 
 from support.clusters import hami, plain
 from support.control_plane import Cluster
+from support.probes import WRITTEN, writing
 
 SLEEP = ["sleep", "600"]
 HELD = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "655", "nvidia.com/gpucores": "2"}
@@ -91,6 +92,13 @@ def test_a_container_finds_its_files_and_variables(nodes: Cluster, namespace: st
     assert found["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
     assert nodes.agent is not None
     assert nodes.agent.log(namespace, "told") == f"hidden told hello http://{found['podIP']}:80\n"
+
+
+def test_what_is_mounted_read_only_cannot_be_written_even_by_root(nodes: Cluster, namespace: str) -> None:
+    nodes.apply(*writing("example.org/any:1"), namespace=namespace)
+    in_phase(nodes, namespace, "writing", "Succeeded")
+    assert nodes.agent is not None
+    assert nodes.agent.log(namespace, "writing") == WRITTEN
 
 
 def test_a_card_is_full_when_its_memory_is(nodes: Cluster, namespace: str) -> None:

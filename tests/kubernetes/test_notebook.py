@@ -73,7 +73,7 @@ def add_server(card: Cluster, namespace: str, user: str) -> None:
 async def jupyter(classroom: Classroom) -> AsyncIterator[Server]:
     server = Server(classroom)
     try:
-        await eventually(server.started, within=60)
+        await eventually(server.started, within=120)
         yield server
     finally:
         server.process.send_signal(signal.SIGKILL)
@@ -154,11 +154,11 @@ async def test_interrupt_restart_input_and_shutdown(
             assert (await page.run("print(input())", allow_stdin=True).done()).outputs == ["an answer\n"]
             (before,) = kernels(card, namespace)
             await page.do("restart")
-            assert (await page.run("print('cell' in dir())").done(within=90)).outputs == ["False\n"]
+            assert (await page.run("print('cell' in dir())").done(within=120)).outputs == ["False\n"]
             names = {each["metadata"]["name"] for each in kernels(card, namespace)}
             assert names - {before["metadata"]["name"]}
             await page.shut_down()
-        await eventually(lambda: _none(card, namespace), within=60)
+        await eventually(lambda: _none(card, namespace), within=120)
 
 
 @pytest.mark.long
@@ -167,16 +167,16 @@ async def test_a_pod_that_is_evicted_is_told_of(
 ) -> None:
     kernel = classroom.install("course")
     async with jupyter(classroom) as server, opened(server, classroom, "a.ipynb", kernel) as page:
-        await page.run("1").done(within=90)
+        await page.run("1").done(within=120)
         (pod,) = kernels(card, namespace)
         assert card.agent is not None
         card.agent.evict(namespace, pod["metadata"]["name"], "The node was low on resource: memory.")
         cell = page.run("import time; time.sleep(600)")
-        text = " ".join("".join((await cell.done(within=90)).outputs).split())
+        text = " ".join("".join((await cell.done(within=120)).outputs).split())
         assert "GpuSliceNotGranted" in text
         assert "The node was low on resource: memory." in text
         assert "Its variables are gone." in text
-        assert (await page.run("print('anew')").done(within=90)).outputs == ["anew\n"]
+        assert (await page.run("print('anew')").done(within=120)).outputs == ["anew\n"]
 
 
 @pytest.mark.long
@@ -185,7 +185,7 @@ async def test_the_service_restarts_and_nobody_notices(
 ) -> None:
     kernel = classroom.install("course")
     async with jupyter(classroom) as server, opened(server, classroom, "a.ipynb", kernel) as page:
-        await page.run("x = 1").done(within=90)
+        await page.run("x = 1").done(within=120)
         await service.end(signal.SIGKILL)
         assert (await page.run("print(x)").done()).outputs == ["1\n"]
         await service.start()
@@ -199,9 +199,9 @@ async def test_a_killed_server_leaves_no_pod(
 ) -> None:
     kernel = classroom.install("course")
     async with jupyter(classroom) as server, opened(server, classroom, "a.ipynb", kernel) as page:
-        await page.run("1").done(within=90)
+        await page.run("1").done(within=120)
         os.kill(server.process.pid, signal.SIGKILL)
-        await eventually(lambda: _none(card, namespace), within=60)
+        await eventually(lambda: _none(card, namespace), within=120)
 
 
 @pytest.mark.long
@@ -222,11 +222,11 @@ async def test_behind_a_hub_a_pod_gets_no_token_and_ends_when_its_server_is_not_
         monkeypatch.setenv("JUPYTERHUB_API_TOKEN", token)
         kernel = classroom.install("course")
         async with jupyter(classroom) as server, opened(server, classroom, "a.ipynb", kernel) as page:
-            cell = await page.run("import os; print(dict(os.environ))").done(within=90)
+            cell = await page.run("import os; print(dict(os.environ))").done(within=120)
             assert "GPU_POOL_SLICE" in cell.outputs[0]
             assert token not in cell.outputs[0]
             os.kill(server.process.pid, signal.SIGKILL)
-            await eventually(lambda: _none(card, namespace), within=60)
+            await eventually(lambda: _none(card, namespace), within=120)
 
 
 @pytest.mark.long
@@ -256,7 +256,7 @@ async def test_a_wrapped_kernel_runs_in_a_pod(
         assert "KeyboardInterrupt" in (await cell.done()).outputs[-1]
         assert len(kernels(card, namespace)) == 1
     await km.shutdown_kernel()
-    await eventually(lambda: _none(card, namespace), within=60)
+    await eventually(lambda: _none(card, namespace), within=120)
 
 
 async def _none(card: Cluster, namespace: str) -> bool:

@@ -132,7 +132,7 @@ async def test_while_the_api_server_is_away_nothing_is_lost_and_nothing_is_grant
     assert sum(part.milli for each in (await pool.status()).leases for part in each.slices) == 1000
     assert granted.state is LeaseState.HELD
     await on_server(outage.start)
-    await asyncio.wait_for(launched(pool, last.id, kernel), 60)
+    await asyncio.wait_for(launched(pool, last.id, kernel), 120)
     await pool.launch(last.id, kernel)
     await until_names(server, {name_of(kept), name_of(last)})
     assert (await pool.pod(kept.id)).phase is PodPhase.RUNNING
@@ -145,7 +145,7 @@ async def until_names(server: ApiServer, expected: set[str]) -> None:
     async def are_so() -> bool:
         return bool(await on_server(names, server) == expected)
 
-    await eventually(are_so, 60)
+    await eventually(are_so, 120)
 
 
 async def test_what_the_api_server_forgot_is_listed_again_and_nothing_is_missed(

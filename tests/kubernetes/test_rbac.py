@@ -115,7 +115,7 @@ async def test_with_these_rights_alone_a_kernel_lives_and_ends(
         await pool.launch(lease.id, command())
         await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.RUNNING)
         await pool.release(lease.id)
-        await until(lambda: not pool._view.own.of(lease.id), 60)
+        await until(lambda: not pool._view.own.of(lease.id), 120)
 
 
 def _as_the_service(cluster: Cluster, namespace: str, folder: Path) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support import api_server, control_plane
+from support.clean_environment import GIVEN_KUBECONFIG
 from support.school import NAMESPACE, School, burst, end_all, pool_of, school
 
 NODES, USERS, KERNELS = 20, 20, 200
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[School]:
-    if os.environ.get("KUBECONFIG"):
+    if os.environ.get(GIVEN_KUBECONFIG):
         pytest.skip("nobody but the API server of the tests writes down what it is asked (KUBECONFIG)")
     if missing := [*api_server.missing_programs(), *control_plane.missing_programs()]:
         pytest.skip(f"no {' and no '.join(missing)} in {control_plane.ASSETS}")

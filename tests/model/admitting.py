@@ -26,7 +26,8 @@ class Admitting:
     ) -> None:
         self.universe = list(devices)
         self.present = {device.uuid for device in devices}
-        self.drained: set[str] = set()
+        #: Since when administrators have devices drained, in Unix seconds.
+        self.drained_at: dict[str, float] = {}
         #: Devices that nothing is granted on, whatever an administrator of the pool says.
         self.closed: set[str] = set()
         #: What others than leases have of a device: thousandths, MiB, contexts.
@@ -61,7 +62,7 @@ class Admitting:
 
     def statuses(self) -> list[DeviceStatus]:
         """Return all devices that are present or hold something."""
-        shut = self.drained | self.closed
+        shut = self.drained_at.keys() | self.closed
         found = [
             DeviceStatus(
                 each,
@@ -69,6 +70,7 @@ class Admitting:
                 leases=0,
                 milli=self._total(each),
                 drained=each.uuid in shut,
+                drained_at=self.drained_at.get(each.uuid),
             )
             for each in self.universe
         ]

@@ -103,6 +103,7 @@ def _without(status: DeviceStatus, part: Slice) -> DeviceStatus:
 def _nothing_but(part: Slice, status: DeviceStatus) -> DeviceStatus:
     return replace(
         status,
+        drained=False,
         held_milli=status.milli - part.milli,
         held_memory_mib=status.device.memory_mib - part.memory_mib,
         held_contexts=(status.device.contexts or 0) - part.contexts,

@@ -26,7 +26,7 @@ _DONE = 0.7
 #: What part of the steps is done with which pool: those in a process of their own start slowly.
 _PARTS = {"embedded": 0.75, "unix": 0.1, "http": 0.07, "kubernetes": 0.08}
 _ASKED = int(os.environ.get("GPU_POOL_MODEL_STEPS", "0"))
-_AMOUNTS = [_ASKED] if _ASKED else [600, pytest.param(2_000, marks=pytest.mark.long)]
+_AMOUNTS = [_ASKED] if _ASKED else [300, pytest.param(2_000, marks=pytest.mark.long)]
 
 pytestmark = [
     pytest.mark.timeout(0 if _ASKED > 10_000 else 900),

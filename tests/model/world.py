@@ -68,7 +68,10 @@ class World(Driving):
             status = self.do(self.pool.drain(one.uuid, drained=drained))
             assert status.drained is (drained or one.uuid in self.model.closed)
         if refusal is None:
-            self.model.drained = self.model.drained - {one.uuid} | ({one.uuid} if drained else set())
+            if drained:
+                self.model.drained_at.setdefault(one.uuid, self.model.wall)
+            else:
+                self.model.drained_at.pop(one.uuid, None)
             self.serve()
 
     @precondition(lambda self: self.model.living)

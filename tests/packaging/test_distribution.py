@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -89,7 +91,11 @@ def source_files() -> dict[str, bytes]:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout: nothing to compare with")
 def test_the_wheel_holds_every_file_of_every_room_and_nothing_else(built: Built) -> None:
-    assert packed_files(built.wheel) == source_files()
+    data = f"{'-'.join(built.wheel.name.split('-')[:2])}.data/data"
+    pages = {
+        f"{data}/share/man/man1/{page.name}": page.read_bytes() for page in (ROOT / "docs/man").iterdir()
+    }
+    assert packed_files(built.wheel) == source_files() | pages
 
 
 def test_the_wheel_is_typed_and_offers_its_entry_points(built: Built) -> None:
@@ -128,9 +134,52 @@ def test_every_module_imports_where_only_the_wheel_is_installed(installed: Path,
     assert [line for line in lines if str(installed.parent) not in line] == []
 
 
+def test_the_manual_pages_are_installed(installed: Path) -> None:
+    assert (installed.parent / "share/man/man1/gpu-pool-run.1").exists()
+
+
 @pytest.mark.parametrize("command", ["gpu-pool", "jupyter-gpu-pool"])
 def test_the_installed_command_tells_its_version(
     command: str, installed: Path, built: Built, tmp_path: Path
 ) -> None:
     version = built.wheel.name.split("-")[1]
     assert version in run(installed / command, "--version", cwd=tmp_path)
+
+
+@pytest.mark.long
+def test_after_uninstalling_nothing_is_left_that_jupyter_warns_of(built: Built, tmp_path: Path) -> None:
+    """As the administrator's page says: kernels first, in all folders; then the package."""
+    run(sys.executable, "-m", "venv", tmp_path / "environment")
+    python = tmp_path / "environment/bin/python"
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", built.wheel)
+    # Dependencies are borrowed, but not what is known there of this project: its provisioner would be found.
+    borrowed = tmp_path / "borrowed"
+    borrowed.mkdir()
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if "jupyter_gpu_pool" not in each.name:
+            (borrowed / each.name).symlink_to(each)
+    (site,) = (tmp_path / "environment").glob("lib/python*/site-packages")
+    (site / "borrowed.pth").write_text(f"{borrowed}\n")
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("GPU_POOL", "JUPYTER"))},
+        "HOME": str(tmp_path / "home"),
+        "JUPYTER_PATH": str(tmp_path / "system/share/jupyter"),
+    }
+
+    def told(*command: str | Path) -> tuple[str, str]:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout, done.stderr
+
+    gpu_pool, jupyter = python.parent / "gpu-pool", (python, "-m", "jupyter_client.kernelspecapp", "list")
+    for place in (["--sys-prefix"], ["--user"], ["--prefix", str(tmp_path / "system")]):
+        told(gpu_pool, "kernels", "install", "2%", *place)
+    assert "python3-gpu-2pct" in told(*jupyter)[0]
+    kept = tmp_path / "kept"
+    shutil.copytree(tmp_path / "system/share/jupyter/kernels/python3-gpu-2pct", kept)
+    assert told(gpu_pool, "kernels", "remove", "--all")[0].count("Removed ") == 3
+    told(python, "-m", "pip", "uninstall", "--yes", "--quiet", "jupyter-gpu-pool")
+    shown, warned = told(*jupyter)
+    assert ("python3 " in shown, "gpu" in shown, warned) == (True, False, "")
+    # One that had been left behind is what Jupyter would warn of.
+    kept.rename(tmp_path / "system/share/jupyter/kernels/python3-gpu-2pct")
+    assert "gpu-pool" in told(*jupyter)[1]

@@ -102,6 +102,18 @@ async def test_each_decision_in_a_lease_s_life_is_told(pool: EmbeddedPool, log: 
     assert every[9]["device"] == "SIM-V100"
 
 
+async def test_slices_that_are_taken_back_are_told_with_who_and_why(pool: EmbeddedPool, log: Path) -> None:
+    async with pool:
+        mine = await take(pool, "1", "mine")
+        await pool.attach(mine, Process.current(), grace=5.0)
+        await pool.ask_back(mine, "When you can.", EndReason.REVOKED)
+        await pool.withdraw(mine, "The exam began.", EndReason.REVOKED)
+    assert told(log, "reason", "words")[1:] == [
+        ("asked-back", "revoked", "When you can."),
+        ("parked", "revoked", "The exam began."),
+    ]
+
+
 _COURSE = """
 title: Machine Learning
 who: {users: [ada]}
@@ -180,15 +192,17 @@ async def test_what_is_not_kept_is_not_told(pool: EmbeddedPool, log: Path, tmp_p
 async def test_a_hostile_name_is_one_line(tmp_path: Path, log: Path) -> None:
     name = 'ada\n{"event":"granted","user":"root"}\r\x1b[2J\u2028\ud800"\\' + "x" * 5000
     async with embedded(tmp_path / "ledger.db", audit_log=str(log)) as pool:
-        await pool.request(parse_request("2%"), Holder(name, kernel=name), "key")
+        await pool.request(parse_request("2%"), Holder("ada", kernel=name), "key")
         with pytest.raises(GpuPoolError):
-            await pool.request(parse_request("9"), Holder(name, name), "other")
+            await pool.request(parse_request("9"), Holder("ada", name), "other")
+        with pytest.raises(BadRequest, match="no name of a user"):
+            await pool.request(parse_request("2%"), Holder(name), "another")
     found, text = lines(log), content(log)
-    assert text.count(b"\n") == 2
+    assert text.count(b"\n") == 3
     assert text.isascii()
     assert not any(byte < 32 for byte in text.replace(b"\n", b""))
     assert max(map(len, text.splitlines())) < 8_000
-    assert [line["event"] for line in found] == ["granted", "refused"]
+    assert [line["event"] for line in found] == ["granted", "refused", "refused"]
 
 
 async def test_many_who_ask_at_once_are_told_by_their_own_names(tmp_path: Path, log: Path) -> None:

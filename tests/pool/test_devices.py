@@ -11,9 +11,9 @@ from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.inventory import Inventory
 from gpu_pool.ledger import asking
 from gpu_pool.ledger.database import Database
-from gpu_pool.ledger.errors import LedgerUnusable
-from gpu_pool_client import Device, LeaseState
-from support.pools import device, embedded, take
+from gpu_pool.ledger.errors import LedgerUnusable, OtherDevices
+from gpu_pool_client import Device, LeaseState, parse_request
+from support.pools import ME, device, embedded, identity, running, take
 
 
 def real(index: int) -> Device:
@@ -89,12 +89,78 @@ async def test_simulated_devices_are_replaced_only_when_nobody_uses_them(tmp_pat
     path = tmp_path / "ledger.db"
     async with embedded(path, device(0)) as pool:
         lease = await take(pool, "2%", "key")
-        for other in (device(1), real(2)):
-            with pytest.raises(LedgerUnusable, match=r"in use for V100-SXM2-32GB \(simulated\)"):
-                await devices(path, other)
+        with pytest.raises(OtherDevices, match=r"in use for V100-SXM2-32GB \(simulated\) \(1 lease\)"):
+            await devices(path, device(1))
         await pool.release(lease)
     assert await devices(path, device(1)) == [device(1)]
     assert await devices(path, real(2)) == [real(2)]
+
+
+async def test_a_real_device_waits_for_the_end_of_what_holds_simulated_ones(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    async with embedded(path, real(2)) as later:
+        async with embedded(path, device(0)) as pool:
+            lease = await take(pool, "2%", "key")
+            seen = await later.status()
+            assert [each.device for each in seen.devices] == [device(0)], "what there is to end is shown"
+            assert [each.id for each in seen.leases] == [lease]
+            assert "in use for V100-SXM2-32GB (simulated) (1 lease)" in seen.note
+            for ask in (take(later, "2%", "new"), later.forecast(parse_request("2%"), ME)):
+                with pytest.raises(OtherDevices, match="Simulated and real GPUs are never one pool"):
+                    await ask
+            await later.release(lease)
+            with pytest.raises(OtherDevices, match="what was started with GPU_POOL_DEVICES"):
+                await take(later, "2%", "new")
+        held = await later.lease(await take(later, "2%", "new"))
+        assert [part.device for part in held.slices] == [real(2)]
+        seen = await later.status()
+        assert ([each.device for each in seen.devices], seen.note) == ([real(2)], "")
+        assert [row["id"] for row in await later.history()] == [lease], "what was is not lost"
+
+
+async def test_a_service_does_not_start_on_what_others_hold_of_simulated_devices(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    async with embedded(path, device(0)) as pool:
+        await take(pool, "2%", "key")
+    service = EmbeddedPool(path, find_devices=lambda: Inventory((real(2),), ""), owner=True)
+    async with service:
+        with pytest.raises(OtherDevices, match="gpu-pool release ID"):
+            await service.status()
+
+
+@pytest.mark.parametrize("seen", [(real(2),), ()], ids=["a real GPU", "none"])
+async def test_leases_of_processes_that_are_gone_keep_no_simulated_device(
+    tmp_path: Path, seen: tuple[Device, ...]
+) -> None:
+    path = tmp_path / "ledger.db"
+    with running() as process:
+        async with embedded(path, device(0)) as pool:
+            await pool.attach(await take(pool, "2%", "key"), identity(process))
+    # As after a crash or a reboot: nobody has looked since.
+    async with EmbeddedPool(path, find_devices=lambda: Inventory(seen, "")) as later:
+        status = await later.status()
+    assert (tuple(each.device for each in status.devices), status.leases) == (seen, ())
+
+
+async def test_simulated_devices_are_forgotten_when_nobody_uses_them_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    async with embedded(path, device(0)) as pool:
+        lease = await take(pool, "2%", "key")
+        await pool.drain("0")
+        assert await devices_without_gpu(path) == [device(0)]
+        await pool.release(lease)
+        assert await devices_without_gpu(path) == [device(0)], "a process uses them still"
+    assert await devices_without_gpu(path) == []
+    async with embedded(path, device(0)) as again:
+        (back,) = (await again.status()).devices
+        assert (back.device, back.drained) == (device(0), True)
+        assert [row["id"] for row in await again.history()] == [lease]
+
+
+async def devices_without_gpu(path: Path) -> list[Device]:
+    """Return the pool's devices after a process that sees none has opened it."""
+    async with EmbeddedPool(path, find_devices=lambda: Inventory((), "")) as pool:
+        return [each.device for each in (await pool.status()).devices]
 
 
 async def test_looking_does_not_wait_for_those_who_write(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,7 +64,7 @@ async def test_nobody_waits_long_for_what_takes_long(monkeypatch: pytest.MonkeyP
     waits, may_end = Waits(), threading.Event()
     with monkeypatch.context() as slow:
         slow.setattr(expecting, "_PATIENCE", 0.05)
-        slow.setattr(expecting, "expected_wait", lambda *_: may_end.wait(30))
+        slow.setattr(expecting, "expected_wait", lambda *_: may_end.wait(120))
         assert await waits.foresee(1, prospects(1)) is None
     may_end.set()
     assert await waits.foresee(1, prospects(1)) is not None
@@ -77,7 +78,7 @@ async def test_few_at_once_keep_it_busy_and_the_line_is_worked_out_all_the_same(
 
     def slowly(number: int, *_: object) -> None:
         begun.append(number)
-        may_end.wait(30)
+        may_end.wait(120)
 
     with monkeypatch.context() as slow:
         slow.setattr(expecting, "_PATIENCE", 0.05)
@@ -96,10 +97,16 @@ async def test_few_at_once_keep_it_busy_and_the_line_is_worked_out_all_the_same(
 
 
 async def test_whoever_waits_is_told_for_how_long_once_enough_is_known(tmp_path: Path) -> None:
-    pool = embedded(tmp_path / "ledger.db", V100)
-    for number in range(5):
-        await pool.release(await take(pool, "1", f"past-{number}"))
-    await take(pool, "1", "held")
-    waiting = await take(pool, "1", "waiting")
-    assert (await pool.explain(waiting)).wait is not None
-    await pool.close()
+    """But not of a lease that has lasted longer than all others did, and has no end."""
+    for longest, is_told in (("4h", True), ("none", False)):
+        course = {"longest_lease": longest} if is_told else {}
+        async with embedded(tmp_path / f"{longest}.db", V100, default_course=course) as pool:
+            for number in range(5):
+                await pool.release(await take(pool, "1", f"past-{number}"))
+            await take(pool, "1", "held")
+            waiting = await take(pool, "1", "waiting")
+            held = (await pool.status()).leases[0].held_at
+            assert held is not None
+            longest_past = max(each["held_seconds"] for each in await pool.history())
+            await until(lambda held=held, past=longest_past: time.time() - held > past)  # type: ignore[misc]
+            assert ((await pool.explain(waiting)).wait is not None) is is_told

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpu_pool import placement
 from gpu_pool.outlook import Stay, expected_wait, expected_waits, explain
@@ -69,6 +72,23 @@ def test_a_parked_kernel_is_told_which_gpu_it_waits_for() -> None:
     assert text.startswith("50% of GPU 1, where the kernel was, is needed. 30% and 9831MiB of it are free.")
 
 
+def test_whoever_waits_for_what_is_drained_is_told_by_whom() -> None:
+    drained = [replace(DeviceStatus(V100[1], 0, 0, 0, 0), drained=True, drained_at=0.0)]
+    said = "An administrator has drained GPU 1 (since"
+    one_is_left = explain(1, situation([waiter(1)], [held(0, 700)], count=1), drained)
+    assert "30% and 9831MiB of it are free. " + said in one_is_left
+    assert "Ask" not in one_is_left
+    none_is_left = explain(1, situation([waiter(1)], [], count=0), drained)
+    assert none_is_left.startswith(f"50% of one GPU is needed. {said}")
+    assert none_is_left.endswith("Ask the administrator when it is in use again.")
+    parked = waiter(1, devices=frozenset([V100[1].uuid]))
+    at_home = explain(1, situation([parked], [], count=1), drained)
+    assert at_home.startswith(f"50% of GPU 1, where the kernel was, is needed. {said}")
+    assert at_home.endswith("Ask the administrator when it is in use again.")
+    elsewhere = waiter(1, "50% index=0")
+    assert "drained" not in explain(1, situation([elsewhere], [held(0, 700)], count=1), drained)
+
+
 def test_nothing_is_expected_while_fewer_than_five_stays_are_known() -> None:
     told = situation([waiter(1)], [held(0, 1000), held(1, 1000)])
     assert expected_wait(1, told, STAYS[:4]) is None
@@ -99,3 +119,52 @@ def test_a_lease_is_never_expected_to_outlast_its_limit(age: float) -> None:
     wait = expected_wait(1, told, STAYS)
     assert wait is not None
     assert wait[1] <= 3 * 60 + 120
+
+
+def test_nothing_is_told_where_a_lease_has_outlasted_all_that_are_known() -> None:
+    now = 60.0 * 51
+    told = situation([waiter(1, since=now)], [held(0, 1000)], count=1, now=now)
+    assert expected_wait(1, told, STAYS) is None
+    # Unless it has to end some time, or another is in nobody's way.
+    limited = situation([waiter(1, since=now)], [held(0, 1000, ends_by=now + 600)], count=1, now=now)
+    wait = expected_wait(1, limited, STAYS)
+    assert wait is not None
+    assert wait[1] <= 3 * 600 + 120
+    beside = situation([waiter(1, since=now)], [held(0, 1000), held(1, 1000, since=now)], now=now)
+    assert expected_wait(1, beside, STAYS * 4) is not None
+
+
+def test_leases_that_are_still_held_count_as_longer_than_those_that_have_ended() -> None:
+    """All came at once: those few who have left early are no measure for those who come anew."""
+    now = 60.0 * 51
+    at_once, lately = [held(0, 100) for _ in range(10)], held(1, 1000, since=now)
+    stays = [Stay("ml", size, each.seconds) for each in STAYS for size in (100, 1000)]
+    line = [waiter(1, "1", since=now, devices=frozenset([V100[1].uuid]))]
+    known = replace(lately, parts=(Slice(V100[1], 100, 3276),))
+    alone, beside = ([known], [*at_once, known])
+    assert expected_wait(1, situation(line, alone, now=now), stays) is not None
+    assert expected_wait(1, situation(line, beside, now=now), stays) is None
+
+
+@given(
+    st.lists(st.floats(1, 1e5), min_size=5, max_size=40),
+    st.floats(0, 2e5),
+    st.none() | st.floats(0, 1e5),
+)
+def test_the_range_comes_from_those_who_lasted_as_long_as_the_holder_has(
+    seconds: list[float], age: float, left: float | None
+) -> None:
+    ends_by = None if left is None else age + left
+    told = situation([waiter(1, since=age)], [held(0, 1000, ends_by)], count=1, now=age)
+    wait = expected_wait(1, told, [Stay("ml", 1000, each) for each in seconds])
+    longer = [each - age for each in seconds if each > age]
+    if wait is None:
+        assert not longer
+        assert left is None
+        return
+    soonest, latest = wait
+    assert 0 <= soonest <= latest
+    most = min(max(longer, default=math.inf), math.inf if left is None else left)
+    assert latest <= most * 3 + 120 + 1e-6
+    if longer and left is None:
+        assert soonest >= 0.5 * min(longer) - 1e-6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -121,8 +122,30 @@ _V100S = "0: V100-SXM2-32GB (simulated), 32GiB"
             "Ask for one of these, or leave the filter out.",
         ),
         (
+            "2x50%",
+            [V100],
+            Rules(),
+            f"You asked for 2x50%, that is 50% of each of 2 GPUs; this pool has one: {_V100S}.",
+            "Ask for at most 50%.",
+        ),
+        (
+            "4",
+            [V100],
+            Rules(),
+            f"You asked for 4, that is 4 GPUs; this pool has one: {_V100S}.",
+            "Ask for at most 1.",
+        ),
+        (
+            "3x1.5GiB",
+            [V100, SECOND],
+            Rules(),
+            f"You asked for 3x1.5GiB, that is 1.5GiB of each of 3 GPUs; 2 here could take part: {_V100S}, "
+            "1: V100-SXM2-32GB (simulated), 32GiB.",
+            "Ask for at most 2x1.5GiB.",
+        ),
+        (
             "2",
-            [T4],
+            [T4, T4],
             Rules(),
             "You asked for 2, that is 2 GPUs; here each GPU is shared by MPS, "
             "and a process can use one of them.",
@@ -240,3 +263,29 @@ def test_why_it_does_not_fit_now() -> None:
     )
     full = [DeviceStatus(V100, 1000, 32768, 0, 1)]
     assert admission.shortage(request, full, 0, rules)[1:] == (later, None)
+
+
+def test_what_is_drained_is_told_and_only_then_is_the_administrator_to_be_asked() -> None:
+    request, rules = parse_request("2x50%"), Rules()
+    drained = [replace(DeviceStatus(device(index), 0, 0, 0, 0), drained=True) for index in (1, 2)]
+    by_admin = [replace(each, drained_at=60.0 * index) for index, each in enumerate(drained)]
+    since = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(0))
+    gpus = f"GPUs 1 and 2 (the first since {since})"
+    told = f"An administrator has drained {gpus}: nothing new is granted on them."
+    none = "No GPU slice of 2x50% is free now."
+    ask = "Ask the administrator when they are in use again."
+    assert admission.shortage(request, [], 0, rules, by_admin) == (f"{none} {told}", ask, None)
+    # Whose end would make room is waited for, and a smaller slice is offered, as ever.
+    full = DeviceStatus(V100, 1000, 32768, 0, 1)
+    message, remedy, _ = admission.shortage(request, [full], 1, rules, by_admin)
+    assert message == f"{none} {full.device.label}: 0% and 0 MiB free, 1 in use. {told} 1 waiting before you."
+    assert remedy == "Try again when somebody has finished."
+    some = admission.shortage(request, [DeviceStatus(V100, 700, 22937, 0, 3)], 0, rules, by_admin)
+    assert some[1].startswith("Free at this moment: up to 30%")
+    # A cluster closes machines by itself; and what the request would not have anyway is not spoken of.
+    assert (
+        "The cluster has closed GPU 1: nothing new"
+        in admission.shortage(request, [], 0, rules, drained[:1])[0]
+    )
+    other = parse_request("2% model=A100")
+    assert "drained" not in admission.shortage(other, [full], 0, rules, by_admin)[0]

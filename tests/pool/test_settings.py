@@ -6,9 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
+from traitlets.config import Config
 
 from gpu_pool.courses import Quota
 from gpu_pool.rules import Rules
+from gpu_pool.service.settings import ServeSettings
 from gpu_pool.settings import load_settings
 from gpu_pool_client import BadRequest, WhenIdle
 
@@ -37,6 +39,20 @@ def test_a_lease_has_as_many_contexts_as_is_set(folder: Path) -> None:
 def test_compute_may_be_granted_more_than_once_over(folder: Path) -> None:
     (folder / "gpu_pool_config.py").write_text("c.PoolSettings.compute_overcommit = 2.5")
     assert load_settings().rules.device_milli == 2500
+
+
+def test_times_are_durations_or_seconds(folder: Path) -> None:
+    file = folder / "gpu_pool_config.py"
+    lines = ("attach_within = '2min'", "look_every = '2s'", "end_after = 90", "drain_after = 60")
+    file.write_text("".join(f"c.PoolSettings.{line}\n" for line in lines))
+    read = load_settings()
+    assert (read.attach_within, read.look_every, read.end_after) == (120, 2, 90)
+    assert read.sharing.drain_after == 60
+    file.write_text("c.PoolSettings.look_every = '2min'")
+    with pytest.raises(BadRequest, match="look_every is '2min'; it must be .* from 0.1 to 60"):
+        load_settings()
+    service = ServeSettings(config=Config(ServeSettings={"ttl": "5min", "longest_stream": "1h"}))
+    assert (service.ttl, service.longest_stream) == (300, 3600)
 
 
 @pytest.mark.parametrize(

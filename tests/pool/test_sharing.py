@@ -156,6 +156,13 @@ def test_over_quota_is_told_apart_from_full(pools: Any, settings: dict[str, Any]
     assert pool.ask("50%", course="ml101").state is LeaseState.HELD
 
 
+def test_who_holds_nothing_is_told_the_most_that_may_be_asked_for(pools: Any) -> None:
+    pool = pools(per_user={"memory": "16GiB"})
+    with pytest.raises(OverQuota, match="may hold 16GiB at most.* Ask for at most 50%[.]$"):
+        pool.ask("60%")
+    assert pool.ask("50%").state is LeaseState.HELD
+
+
 def test_what_others_hold_is_not_mine(pools: Any) -> None:
     pool = pools(per_user={"slices": 1})
     pool.ask("1", "bob")

@@ -141,7 +141,8 @@ def compared(name: str) -> dict[str, Figures]:
     }
 
 
-@pytest.mark.parametrize("name", ["mixed", pytest.param("research", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["mixed", "research"])
 def test_ours_beats_strict_order_by_far_and_backfill_for_whole_gpus(name: str) -> None:
     by_order = compared(name)
     ours, strict, backfill = by_order["fair"], by_order["strict order"], by_order["backfill"]

@@ -41,6 +41,7 @@ PUBLIC = [
     "connect",
     "format_duration",
     "format_memory",
+    "format_gpus",
     "format_share",
     "parse_duration",
     "parse_request",

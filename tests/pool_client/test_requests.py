@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_pool_client import ACCEPTED, BadRequest, Filters, SliceRequest, parse_request
+from gpu_pool_client import ACCEPTED, BadRequest, Filters, SliceRequest, format_gpus, parse_request
 
 
 @pytest.mark.parametrize(
@@ -118,3 +118,30 @@ def test_any_text_is_either_read_back_or_refused_in_words(text: str) -> None:
 @given(st.integers(1, 1000))
 def test_shares_are_exact(milli: int) -> None:
     assert parse_request(f"{milli // 10}.{milli % 10}%") == parse_request(f"{milli / 1000:.3f}")
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "of_gpus"),
+    [
+        ("1", "a whole GPU", "a whole GPU"),
+        ("100%", "a whole GPU", "a whole GPU"),
+        ("4 model=V100", "4 whole GPUs model=V100", "4 whole GPUs"),
+        ("2%", "2%", "2% of a GPU"),
+        ("2% model=V100", "2% model=V100", "2% of a GPU"),
+        ("1.5GiB", "1.5GiB", "1.5GiB of a GPU"),
+        ("2x50%", "2x50%", "50% of each of 2 GPUs"),
+    ],
+)
+def test_a_request_in_a_sentence(text: str, named: str, of_gpus: str) -> None:
+    request = parse_request(text)
+    assert (request.named, request.of_gpus) == (named, of_gpus)
+
+
+def test_an_amount_in_a_sentence() -> None:
+    assert [format_gpus(milli) for milli in (0, 20, 1000, 1500, 4000)] == [
+        "0% of a GPU",
+        "2% of a GPU",
+        "a whole GPU",
+        "150% of a GPU",
+        "4 whole GPUs",
+    ]

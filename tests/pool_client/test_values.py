@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpu_pool_client
-from gpu_pool_client import BadRequest, GpuPoolError, PoolUnreachable, Process, connect, processes
+from gpu_pool_client import BadRequest, GpuPoolError, PoolUnreachable, Process, connect, processes, procfs
 from gpu_pool_client.errors import MAX_MESSAGE
 from support.pools import ENDS_ITS_FIRST_THREAD, identity, running
 
@@ -86,6 +86,6 @@ def test_a_process_that_is_hidden_from_us_is_not_ours(monkeypatch: pytest.Monkey
         raise PermissionError
 
     me = Process.current()
-    monkeypatch.setattr(processes, "open", refuse, raising=False)
+    monkeypatch.setattr(procfs, "open", refuse, raising=False)
     assert me.is_alive() is False
     assert Process.of(me.pid) is None

@@ -90,6 +90,8 @@ def test_names_are_short_and_can_be_printed() -> None:
     entry["spec"]["display_name"] = "\ud800" + "x" * 10**6
     (name,) = kernels_that_fit({"mine": entry}, "python", "50%", device_mib=DEVICE_MIB)
     assert name == " " + "x" * 199
+    entry["spec"]["display_name"] = "Python 3 (GPU  2%)"
+    assert kernels_that_fit({"mine": entry}, "python", "50%", device_mib=DEVICE_MIB) == ["Python 3 (GPU 2%)"]
 
 
 def test_the_forms_of_a_slice_stay_readable_in_the_dialog() -> None:

@@ -10,7 +10,7 @@ from jupyter_client.multikernelmanager import AsyncMultiKernelManager
 from support.classroom import Classroom, answer
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("count", [5, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 async def test_kernels_started_at_once_all_answer(classroom: Classroom, count: int) -> None:
     kernel = classroom.install("two", ready_timeout=300)
     many = AsyncMultiKernelManager()

@@ -126,16 +126,16 @@ async def test_a_restart_without_its_slice_is_refused_until_shutdown(
 
 @pytest.mark.long
 def test_a_blocking_manager_works_as_well(classroom: Classroom) -> None:
-    km = KernelManager(kernel_name=classroom.install("two", ready_timeout=20))
+    km = KernelManager(kernel_name=classroom.install("two", ready_timeout=120))
     km.start_kernel()
     lease = asyncio.run(classroom.only_lease())
     client = km.client()
     client.start_channels()
-    client.wait_for_ready(timeout=60)
+    client.wait_for_ready(timeout=120)
     km.provisioner._watch.join(20)
     assert km.is_alive()
     km.restart_kernel()
-    client.wait_for_ready(timeout=60)
+    client.wait_for_ready(timeout=120)
     assert asyncio.run(classroom.only_lease()).id == lease.id
     client.stop_channels()
     km.shutdown_kernel()
@@ -163,9 +163,9 @@ os.waitpid(child, 0)
 @pytest.mark.long
 def test_a_forked_child_starts_kernels_of_its_own(classroom: Classroom) -> None:
     """As papermill in a multiprocessing pool does."""
-    kernel = classroom.install("two", ready_timeout=20)
+    kernel = classroom.install("two", ready_timeout=120)
     command = [sys.executable, "-W", "ignore", "-c", FORKING, kernel]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout == "True\nTrue\n", done.stderr
     assert asyncio.run(classroom.is_empty())
 
@@ -187,7 +187,7 @@ async def test_the_first_reply_lifts_the_deadline(classroom: Classroom, manager:
     with sqlite3.connect(classroom.folder / "pool" / "ledger.db") as ledger:
         (deadline,) = ledger.execute("SELECT deadline FROM lease").fetchone()
         assert deadline is not None
-        await asyncio.to_thread(km.provisioner._watch.join, 60)
+        await asyncio.to_thread(km.provisioner._watch.join, 120)
         assert ledger.execute("SELECT deadline FROM lease").fetchone() == (None,)
     ledger.close()
 
@@ -258,12 +258,14 @@ async def test_a_name_that_cannot_be_shown_does_not_keep_a_kernel_from_starting(
     assert shown.endswith(f"[{km.kernel_id[:8]}]")
 
 
-@pytest.mark.parametrize("value", [float("nan"), "nan", float("inf"), -1, 1e9, None])
+@pytest.mark.parametrize("value", [float("nan"), "nan", float("inf"), -1, 1e9, "1d", None])
 @pytest.mark.parametrize("setting", ["wait_timeout", "ready_timeout", "restart_grace"])
 async def test_a_time_that_cannot_be_is_refused_in_words(
     classroom: Classroom, manager: Managers, setting: str, value: object
 ) -> None:
     km = manager(classroom.install("odd", **{setting: value}))
-    with pytest.raises(TraitError, match=rf"{setting} is .*; it must be a number of seconds from \d+ to \d+"):
+    with pytest.raises(
+        TraitError, match=rf"{setting} is .*; it must be a number of seconds from \d+ to \d+,\nor a"
+    ):
         await km.start_kernel()
     assert await classroom.is_empty()

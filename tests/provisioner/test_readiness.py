@@ -42,7 +42,7 @@ class Stage:
         alive = process.is_alive() if (process := Process.of(self.child.pid)) else False
         self.notes.append(f"given back, alive: {alive}")
 
-    def watch(self, timeout: float = 30, adopted: bool = True, ip: str = "127.0.0.1") -> ReadinessWatch:
+    def watch(self, timeout: float = 120, adopted: bool = True, ip: str = "127.0.0.1") -> ReadinessWatch:
         process = Process.of(self.child.pid)
         assert process is not None
         ports = [sock.bind_to_random_port("tcp://127.0.0.1") for sock in (self.shell, self.control)]
@@ -103,7 +103,7 @@ def test_a_reply_on_either_channel_confirms(stage: Stage, channel: str) -> None:
 
 def test_silence_ends_the_kernel_and_then_its_lease(stage: Stage) -> None:
     finish(stage.watch(timeout=0.5))
-    assert stage.child.wait(10) == -9
+    assert stage.child.wait(60) == -9
     assert stage.notes == ["given back, alive: False"]
 
 
@@ -127,7 +127,7 @@ def test_what_cannot_be_read_is_no_reply(stage: Stage, parts: tuple[bytes, ...])
 
 def test_a_kernel_that_cannot_be_asked_is_ended_before_its_lease(stage: Stage) -> None:
     finish(stage.watch(ip="not an address"))
-    assert stage.child.wait(10) == -9
+    assert stage.child.wait(60) == -9
     assert stage.notes == ["given back, alive: False"]
 
 
@@ -136,7 +136,7 @@ def test_a_kernel_that_cannot_be_confirmed_is_ended_before_its_lease(stage: Stag
     watch = stage.watch()
     stage.reply(stage.shell)
     finish(watch)
-    assert stage.child.wait(10) == -9
+    assert stage.child.wait(60) == -9
     assert stage.notes == ["confirmed", "given back, alive: False"]
 
 
@@ -157,7 +157,7 @@ def test_it_cannot_be_stopped_in_the_middle_of_a_decision(stage: Stage) -> None:
     stage.may_confirm.clear()
     watch = stage.watch()
     stage.reply(stage.shell)
-    assert stage.confirming.wait(10)
+    assert stage.confirming.wait(60)
     assert not watch.stop()
     stage.may_confirm.set()
     finish(watch)
@@ -177,7 +177,7 @@ def test_a_kernel_whose_lease_is_gone_is_ended(stage: Stage) -> None:
     watch = stage.watch()
     stage.reply(stage.shell)
     finish(watch)
-    assert stage.child.wait(10) == -9
+    assert stage.child.wait(60) == -9
 
 
 def test_a_pool_out_of_reach_is_asked_again(stage: Stage) -> None:

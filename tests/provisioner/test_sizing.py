@@ -76,7 +76,7 @@ async def test_a_kernel_changes_its_size_and_keeps_it_over_a_restart(
     [
         ("60%", "cannot become 60% now: not as much is free. It stays as it is."),
         ("lots", "'lots' is not a GPU slice"),
-        ("3", "that is 3 GPUs; 1 here could take part"),
+        ("3", "that is 3 GPUs; this pool has one"),
         ("2% model=A100", "no GPU here is like that"),
     ],
 )
@@ -201,7 +201,7 @@ async def test_a_size_that_is_not_free_at_the_restart_is_told_below_the_first_ce
 
     await eventually(is_another)
     async with frontend(km) as page:
-        assert (await printed(page, "1")).startswith("You wished for 10%. This kernel still has 2%.")
+        assert (await printed(page, "1")).startswith("You asked for 10%. This kernel still has 2% of a GPU.")
         assert await printed(page, FACTS) == "2% 655\n"
 
 
@@ -271,3 +271,11 @@ async def test_a_kernel_of_a_service_changes_its_size(
         await km.shutdown_kernel()
         (row,) = [row for row in await pool.history() if row["request"] == "10%"]
         assert row["milli"] == 100
+
+
+async def test_a_whole_gpu_is_called_so(classroom: Classroom, manager: Managers) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        told = await printed(page, "%gpu use 1")
+        assert told == "This kernel now has a whole GPU: 32GiB on V100-SXM2-32GB (simulated).\n"

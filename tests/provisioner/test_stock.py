@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -9,8 +10,9 @@ import pytest
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 
+from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE
-from support.classroom import Classroom, Managers
+from support.classroom import Classroom, Managers, answer
 
 WITHOUT_A_SLICE = """
 import os, sys
@@ -21,7 +23,7 @@ assert type(km.provisioner).__name__ == "GPUPoolProvisioner"
 km.restart_kernel()
 client.wait_for_ready(60)
 code = "import os; assert not [name for name in os.environ if name in ('GPU_POOL_LEASE', 'GPU_POOL_SLICE')]"
-assert client.execute_interactive(code, timeout=60)["content"]["status"] == "ok"
+assert client.execute_interactive(code, timeout=120)["content"]["status"] == "ok"
 client.stop_channels()
 km.shutdown_kernel()
 assert km.provisioner._ports is None and km.provisioner._slice is None
@@ -55,3 +57,47 @@ async def test_a_kernelspec_without_slice_wins_over_the_default(
     km: AsyncKernelManager = manager(classroom.install("plain", ""))
     await km.start_kernel()
     assert await classroom.is_empty()
+
+
+def courses(classroom: Classroom, *names: str) -> None:
+    """Let the pool know courses of these names."""
+    file = classroom.folder / "config/gpu_pool_config.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"c.PoolSettings.courses = { {name: {} for name in names}!r}\n")
+
+
+async def test_what_a_kernelspec_says_in_its_environment_counts_before_the_servers_own(
+    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    courses(classroom, "physics-autumn", "the-servers")
+    monkeypatch.setenv(COURSE_VARIABLE, "the-servers")
+    monkeypatch.setenv(DEFAULT_SLICE_VARIABLE, "10%")
+    monkeypatch.setenv(URL_VARIABLE, f"embedded:{classroom.folder}/nobodys/ledger.db")
+    monkeypatch.setenv("TERM_NAME", "autumn")
+    stated = {
+        COURSE_VARIABLE: "physics-${TERM_NAME}",
+        DEFAULT_SLICE_VARIABLE: "5%",
+        URL_VARIABLE: classroom.url,
+    }
+    name = classroom.install("own", env=stated)
+    # The slice is left for the environment to say.
+    file = classroom.folder / "data/kernels" / name / "kernel.json"
+    spec = json.loads(file.read_text())
+    del spec["metadata"]["kernel_provisioner"]["config"]["slice"]
+    file.write_text(json.dumps(spec))
+    km = manager(name)
+    await km.start_kernel()
+    lease = await classroom.only_lease()
+    assert (lease.holder.course, str(lease.request)) == ("physics-autumn", "5%")
+    shown = await answer(km, "import os; print(os.environ['GPU_POOL_COURSE'], os.environ['GPU_POOL_URL'])")
+    assert shown == f"physics-autumn {classroom.url}\n"
+    assert not (classroom.folder / "nobodys").exists()
+
+
+async def test_a_setting_of_the_kernelspec_counts_before_its_environment(
+    classroom: Classroom, manager: Managers
+) -> None:
+    courses(classroom, "maths", "physics")
+    km = manager(classroom.install("own", course="maths", env={COURSE_VARIABLE: "physics"}))
+    await km.start_kernel()
+    assert (await classroom.only_lease()).holder.course == "maths"

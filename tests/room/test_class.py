@@ -20,7 +20,7 @@ from support.classroom import Classroom, Managers, eventually, kill
 from support.room import Cell, Frontend, frontend
 from support.server import Server
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 #: Seconds in which dozens of kernels do what they do, on two slow cores.
 PATIENCE = 200

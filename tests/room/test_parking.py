@@ -112,6 +112,7 @@ async def test_a_parked_kernel_that_is_shut_down_leaves_nothing(
     await eventually(classroom.is_empty)
 
 
+@pytest.mark.long
 async def test_a_kernel_says_that_it_is_in_use(classroom: Classroom, manager: Managers, course: Any) -> None:
     course(idle_limit="1s", keep_at_most="1h")
     km = manager(classroom.install("two"))
@@ -124,6 +125,19 @@ async def test_a_kernel_says_that_it_is_in_use(classroom: Classroom, manager: Ma
         waiting = await classroom.fill("100%")
         await page.run("import time; time.sleep(3)").done()
         assert (await classroom.pool.lease(waiting.id)).state is LeaseState.WAITING
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("idle_limit", [{"idle_limit": "15min"}, {}])
+async def test_a_kernel_that_is_kept_longer_than_its_lease_lasts_names_the_earlier_end(
+    classroom: Classroom, manager: Managers, course: Any, idle_limit: dict[str, str]
+) -> None:
+    course(longest_lease="30min", **idle_limit)
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = await page.run("%gpu keep 2h").done()
+        await cell.shows("because its course" if idle_limit else "until its lease ends, in 29 min")
 
 
 @pytest.mark.long
@@ -157,10 +171,11 @@ async def test_a_slice_that_is_taken_away_ends_the_kernel_in_words(
     await classroom.pool.release((await classroom.only_lease()).id, EndReason.REVOKED)
     async with frontend(km) as page:
         told = await page.run("print(1)").done()
-        assert "has gone back to the pool (revoked)" in told.outputs[0]
+        assert "an administrator took its GPU slice back" in told.outputs[0]
         assert (await page.run("print(2)").done()).outputs == ["2\n"]
 
 
+@pytest.mark.long
 async def test_a_kernel_that_was_ended_and_is_restarted_runs_its_first_cell(
     classroom: Classroom, manager: Managers, course: Any
 ) -> None:
@@ -189,6 +204,7 @@ async def test_a_parked_kernel_is_restarted_on_its_slice(
     assert (await classroom.only_lease()).id == lease.id
 
 
+@pytest.mark.long
 async def test_a_kernel_restarted_while_its_slice_is_being_lent_waits_for_it(
     classroom: Classroom, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +266,7 @@ async def test_code_on_the_control_channel_does_not_run_while_parked(
         assert (await page.run("print('ran' in globals())").done()).outputs == ["False\n"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fault",
     [PoolUnreachable("Nobody answers."), OverQuota("You have asked the pool 600 times within a minute.")],

@@ -36,6 +36,24 @@ async def test_a_kernel_that_dies_is_restarted_on_its_slice_and_says_why(
     assert (await classroom.only_lease()).id == lease.id
 
 
+async def test_a_running_cell_is_told_of_trouble_with_its_machine_and_that_it_is_over(
+    classroom: Classroom, manager: Managers, pods: PodPool
+) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
+        await cell.shows("begun")
+        (pod,) = pods.running
+        pod.trouble = "Its machine does not answer at the moment."
+        await cell.shows("Its machine does not answer at the moment.")
+        pod.trouble = ""
+        await cell.shows("Its machine answers again.")
+        await km.interrupt_kernel()
+        await cell.done()
+    assert "".join(cell.outputs).count("at the moment") == 1
+
+
 @pytest.mark.long
 async def test_a_kernel_that_nobody_restarts_gives_its_slice_back(
     classroom: Classroom, manager: Managers, pods: PodPool

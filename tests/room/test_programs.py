@@ -57,7 +57,7 @@ async def test_papermill_waits_and_passes_its_parameters(classroom: Classroom, t
     await eventually(classroom.is_empty)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
 async def test_a_server_that_ends_while_kernels_wait_and_run_leaves_nothing(
     classroom: Classroom, server: Server, number: signal.Signals
 ) -> None:

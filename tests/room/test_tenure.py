@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_pool_client import Activity, Terms, WhenIdle
-from gpu_pool_provisioner.room.tenure import Act, Seen, step
+from gpu_pool_client import Activity, EndReason, Terms, WhenIdle
+from gpu_pool_provisioner.room.tenure import Act, Seen, keep, step
 
 NOW = 1_000_000.0
 IDLE = Seen(busy=False, idle_since=NOW, activity=Activity(initialised=False, working=False))
@@ -44,6 +44,33 @@ def test_what_is_in_use_or_may_be_is_not_parked(seen: Seen) -> None:
 def test_busy_training_is_never_called_idle(working: bool | None) -> None:
     training = replace(IDLE, activity=Activity(initialised=True, working=working))
     assert step(ENDS, training, NOW + 10_000).act is Act.NOTHING
+
+
+def test_what_is_asked_back_goes_as_soon_as_nothing_runs_whatever_its_course_says() -> None:
+    terms = Terms()
+    wanted = [replace(each, asked_back=True, kept_until=NOW + 3_600) for each in (IDLE, ON_THE_DEVICE)]
+    assert [step(terms, seen, NOW + 2.9).act for seen in wanted] == [Act.NOTHING] * 2, "another cell may come"
+    parks, ends = [step(terms, seen, NOW + 3) for seen in wanted]
+    assert parks.act is Act.PARK
+    assert (ends.act, ends.reason) == (Act.END, EndReason.IDLE)
+    movable = replace(wanted[1], activity=Activity(initialised=True, working=False, movable=True))
+    assert step(terms, movable, NOW + 3).act is Act.PARK
+    unknown = replace(IDLE, asked_back=True, activity=Activity())
+    assert step(terms, unknown, NOW + 59).act is Act.NOTHING, "its GPU may work for it"
+    assert step(terms, unknown, NOW + 60).act is Act.END
+    working = replace(IDLE, asked_back=True, activity=Activity(initialised=True, working=True))
+    for at_work in (working, replace(unknown, busy=True)):
+        assert step(terms, at_work, NOW + 10_000).act is Act.NOTHING
+
+
+def test_what_could_not_be_parked_is_left_alone_for_a_while() -> None:
+    movable = replace(IDLE, activity=Activity(initialised=True, working=False, movable=True))
+    for seen in (IDLE, movable, ON_THE_DEVICE):
+        postponed = replace(seen, asked_back=True, postponed_until=NOW + 30)
+        left_alone = step(Terms(), postponed, NOW + 10)
+        assert (left_alone.act, left_alone.again_in) == (Act.NOTHING, 20)
+        assert step(Terms(), postponed, NOW + 30).act is not Act.NOTHING
+    assert step(PARKS, replace(IDLE, postponed_until=NOW + 700), NOW + 650).act is Act.NOTHING
 
 
 def test_a_kernel_that_cannot_be_parked_is_ended_after_a_warning_where_its_course_says_so() -> None:
@@ -85,3 +112,23 @@ def test_the_end_of_the_lease_comes_before_parking() -> None:
 
 def test_without_limits_nothing_is_done() -> None:
     assert step(Terms(), IDLE, NOW + 10**9).act is Act.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("terms", "seconds", "answer"),
+    [
+        (PARKS, 7_200, "for 2h, the most that its course allows at once."),
+        (replace(PARKS, keep_at_most=36_000), 10_800, "for 3h."),
+        (replace(PARKS, ends_at=NOW + 7_200), 7_200, "for 2h, the most that its course allows at once."),
+        (
+            replace(PARKS, ends_at=NOW + 51),
+            51,
+            "for 51s only, however long it is in use: its lease",
+        ),
+        (replace(PARKS, ends_at=NOW - 1), 0, "for 0s only"),
+    ],
+)
+def test_who_keeps_a_kernel_is_told_the_earliest_end(terms: Terms, seconds: float, answer: str) -> None:
+    kept, told = keep(terms, 10_800, NOW)
+    assert kept == seconds
+    assert told.startswith(f"This kernel keeps its GPU slice {answer}")

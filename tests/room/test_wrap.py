@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,10 +15,8 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
 from jupyter_client.manager import AsyncKernelManager
 
-from support.classroom import IPYKERNEL, TINY, Classroom, Managers, eventually, is_running, kill
+from support.classroom import IPYKERNEL, TINY, WRAP, Classroom, Managers, eventually, is_running, kill
 from support.room import frontend, listening
-
-WRAP = (sys.executable, "-m", "gpu_pool_provisioner.room.wrap", "-f", "{connection_file}")
 
 
 def install(classroom: Classroom, argv: tuple[str, ...] = IPYKERNEL, size: str = "2%") -> str:

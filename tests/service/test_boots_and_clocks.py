@@ -16,8 +16,8 @@ from support.service import Service
 #: The service reads the boot, and whose a process is, at another place than ``/proc``.
 BOOTED = """
 from pathlib import Path
-from gpu_pool_client import processes
-processes._PROC = Path({proc!r})
+from gpu_pool_client import processes, procfs
+procfs.PROC = Path({proc!r})
 processes.boot_id.cache_clear()
 true_time = time.clock_gettime
 time.clock_gettime = lambda clock: true_time(clock) + {uptime}

@@ -48,7 +48,7 @@ class Browser:
 
 def _open(opened: Any, request: Request) -> tuple[int, str, str]:
     try:
-        answer: HTTPResponse | HTTPError = opened(request, timeout=30)
+        answer: HTTPResponse | HTTPError = opened(request, timeout=120)
     except HTTPError as error:
         answer = error
     with answer:

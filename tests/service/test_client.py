@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from gpu_pool_client import (
     BadRequest,
     GpuPoolError,
     LeaseGone,
+    LeaseState,
     NeverFits,
     NotAllowed,
     OverQuota,
@@ -29,9 +31,10 @@ from gpu_pool_client import (
 from gpu_pool_client.remote.addresses import SYSTEM_SOCKET
 from gpu_pool_client.remote.exchange import ask
 from gpu_pool_client.remote.problems import error_of, problem_of
+from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from support.open_files import connections_to
-from support.pools import take, until
-from support.service import Service
+from support.pools import embedded, key, take, until
+from support.service import Nursery, Service, serving
 
 ERRORS = [
     BadRequest("a", "b"),
@@ -172,3 +175,34 @@ def test_whoever_needs_no_service_pays_for_none() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "none\n"
+
+
+async def test_sizes_that_a_service_refuses_are_told_as_their_kernels_are_installed(
+    nursery: Nursery, folder: Path, tmp_path: Path
+) -> None:
+    # The client's own settings know nothing of the service's rules.
+    variables = {"JUPYTER_DATA_DIR": f"{tmp_path}/data", "JUPYTER_CONFIG_DIR": f"{tmp_path}/config"}
+    words = ("kernels", "install", "1%", "2%", "50%", "--user", "--json")
+    async with serving(nursery, folder / "pool", "c.PoolSettings.max_share = 0.4") as service:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "gpu_pool.cli", "--pool", service.url, *words],
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    refused = {each["slice"]: each["message"] for each in json.loads(done.stdout)["refused"]}
+    assert refused.keys() == {"1%", "50%"}
+    assert "CUDA itself takes about 350 MiB" in refused["1%"]
+    assert "the most this pool gives to one lease is 40% of a GPU" in refused["50%"]
+
+
+async def test_what_is_granted_may_be_taken_back_so_every_kernel_is_relayed_to(
+    pool: Pool, tmp_path: Path
+) -> None:
+    served = await pool.lease(await take(pool, "2%", key()))
+    assert served.state is LeaseState.HELD
+    assert GPUPoolProvisioner._needs_room(served)
+    async with embedded(tmp_path / "ledger.db") as own:
+        assert not GPUPoolProvisioner._needs_room(await own.lease(await take(own, "2%", key())))

@@ -35,7 +35,7 @@ class Stream:
     writer: asyncio.StreamWriter
 
     async def line(self) -> str:
-        return (await asyncio.wait_for(self.reader.readline(), 60)).decode().rstrip("\n")
+        return (await asyncio.wait_for(self.reader.readline(), 120)).decode().rstrip("\n")
 
     async def comment(self) -> None:
         """Return after the next comment."""
@@ -57,7 +57,7 @@ class Stream:
             await self.writer.wait_closed()
 
     async def ends(self) -> None:
-        await asyncio.wait_for(self.reader.read(), 60)
+        await asyncio.wait_for(self.reader.read(), 120)
 
 
 async def opened(where: Path | Server, path: str, **headers: str) -> tuple[int, Stream]:
@@ -68,7 +68,7 @@ async def opened(where: Path | Server, path: str, **headers: str) -> tuple[int, 
     told = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
     # HTTP/1.0, so that the answer is not in pieces.
     writer.write(f"GET {path} HTTP/1.0\r\nHost: x\r\n{told}\r\n".encode())
-    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode()
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 120)).decode()
     status = int(head.split()[1])
     assert status != 200 or "Content-Type: text/event-stream\r\n" in head
     return status, Stream(reader, writer)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -54,6 +55,25 @@ async def test_the_death_of_a_client_ends_its_lease_and_its_place_in_line(
     assert f"release {held}: not renewed for 1 s" in behind_hub.service.log
 
 
+@pytest.mark.long
+async def test_a_command_over_tcp_outlives_a_restart_of_the_service_and_ends_with_its_lease(
+    behind_hub: HubService, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_POOL_URL", behind_hub.url)
+    words = ["-m", "gpu_pool.cli", "run", "2%", "--", "sh", "-c", "echo $GPU_POOL_LEASE; exec sleep 600"]
+    pipe = asyncio.subprocess.PIPE
+    program = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=pipe, stderr=pipe)
+    assert program.stdout
+    lease_id = (await program.stdout.readline()).decode().strip()
+    await behind_hub.service.end()
+    await behind_hub.service.start()
+    assert (await pool.lease(lease_id)).state is LeaseState.HELD
+    await pool.release(lease_id)
+    _, errors = await asyncio.wait_for(program.communicate(), 60)
+    assert program.returncode == 124
+    assert b"the slice is over: it was given back." in errors
+
+
 async def test_a_client_that_lives_keeps_what_it_has_also_when_its_pool_is_closed(
     behind_hub: HubService, pool: Pool
 ) -> None:
@@ -66,6 +86,7 @@ async def test_a_client_that_lives_keeps_what_it_has_also_when_its_pool_is_close
     assert [(await pool.lease(each)).state.value for each in mine] == ["held", "waiting"]
 
 
+@pytest.mark.long
 async def test_a_client_with_thousands_of_leases_keeps_each(behind_hub: HubService, pool: Pool) -> None:
     assert isinstance(pool, RemotePool)
     mine = await take(pool, "50%", "held")
@@ -123,9 +144,11 @@ async def way_to(hub: Hub) -> tuple[asyncio.Server, int]:
     """Return a way to the Hub that can be closed, and its port."""
 
     async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        while part := await source.read(65536):
-            target.write(part)
-        target.close()
+        try:
+            while part := await source.read(65536):
+                target.write(part)
+        finally:
+            target.close()
 
     async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, away = await asyncio.open_connection("127.0.0.1", hub.port)

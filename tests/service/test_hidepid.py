@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,11 +27,27 @@ PROC = "proc /proc proc rw,nosuid{} 0 0\n"
         (PROC.format(",hidepid=2,gid=8"), True),
         (PROC.format(",hidepid=2") + PROC.format(""), False),
         ("proc /other proc rw,hidepid=2 0 0\n", False),
+        # What others have mounted, whatever they have called it, and what is no mount at all.
+        ("fuse /tmp/a\rb fuse rw 0 0\n" + PROC.format(",hidepid=2"), True),
+        ("fuse /tmp/a\rproc /proc proc rw,hidepid=2 fuse rw 0 0\n" + PROC.format(""), False),
+        ("nonsense\n\n \n" + PROC.format(",hidepid=2,gid=x,=,hidepid=2"), True),
     ],
 )
 def test_the_mount_says_whether_processes_are_hidden(mounts: str, hidden: bool) -> None:
-    assert hides_processes(mounts, 1000, {7}) is hidden
-    assert not hides_processes(mounts, 0, {0})
+    assert hides_processes(mounts.encode(), 1000, {7}) is hidden
+    assert not hides_processes(mounts.encode(), 0, {0})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system here")
+def test_a_mount_with_any_name_does_not_keep_a_service_from_starting(tmp_path: Path) -> None:
+    code = "from gpu_pool.service.hidepid import check_processes_are_seen; check_processes_are_seen()"
+    folder = tmp_path / "a\rb c\\d\x85"
+    folder.mkdir()
+    command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$1" && exec "$2" -c "$3"', "sh"]
+    done = subprocess.run([*command, folder, sys.executable, code], capture_output=True, check=False)
+    if b"mount:" in done.stderr or b"unshare:" in done.stderr:
+        pytest.skip("nothing can be mounted here")
+    assert (done.stderr, done.returncode) == (b"", 0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount /proc anew")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import Holder, NotAllowed, connect, parse_request
+from support.classroom import eventually
 from support.hub import ADMIN, Hub, HubService, serving_hub
 from support.service import Nursery
 
@@ -107,6 +108,18 @@ async def test_an_administrator_may_allow_other_courses_of_the_user(
         await hub.stop_server("ada", "lab")
 
 
+async def test_a_server_learns_what_its_course_offers_now(behind: HubService, hub: Hub) -> None:
+    token = await hub.start_server("ada", "lab", course="intro")
+    status, found = await behind.ask(token, "GET", "/offers")
+    assert (status, found) == (200, ["2%"])
+    assert (await behind.ask(token, "GET", "/offers?course=intro"))[1] == found
+    assert (await behind.ask(token, "GET", "/offers?course=thesis"))[0] == 403
+    assert (await behind.ask(await hub.token("ada"), "GET", "/offers?course=secret"))[0] == 403
+    assert await behind.ask(await hub.token("ada"), "GET", "/offers?course=nothing") == (200, None)
+    assert await behind.ask(await hub.token("ada"), "GET", "/offers") == (200, None)
+    await hub.stop_server("ada", "lab")
+
+
 async def test_a_forecast_is_held_to_the_same_rules(behind: HubService, hub: Hub) -> None:
     token, admin = await hub.start_server("ada", "lab", course="intro"), await hub.token(ADMIN)
     for given, status in (
@@ -122,6 +135,27 @@ async def test_a_forecast_is_held_to_the_same_rules(behind: HubService, hub: Hub
     assert await behind.ask(admin, "GET", f"{secret}&anybody=1") == (200, None)
     assert (await behind.ask(admin, "GET", secret))[0] == 403
     assert (await behind.ask(admin, "GET", "/forecast?course=secret&anybody=1"))[0] == 400
+    await hub.stop_server("ada", "lab")
+
+
+async def test_a_notebook_is_told_of_a_change_of_its_course(
+    behind: HubService, hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GPU_POOL_TOKEN", await hub.start_server("ada", "lab", course="intro"))
+    async with connect(behind.url) as pool:
+        assert await pool.offers(Holder("")) == (parse_request("2%"),)
+        changed = FILE.format(name="intro", who=COURSES["intro"]).replace("2%", "4%")
+        (tmp_path / "intro.yaml").write_text(changed)
+
+        async def has_changed() -> bool:
+            return await pool.offers(Holder("", "intro")) == (parse_request("4%"),)
+
+        await eventually(has_changed)
+        words = (
+            "offers 4% .*the course has changed: reload the page, or else stop your server and start it again"
+        )
+        with pytest.raises(NotAllowed, match=words):
+            await pool.request(parse_request("2%"), Holder(""), "key")
     await hub.stop_server("ada", "lab")
 
 

@@ -46,6 +46,24 @@ async def test_killed_and_started_again_it_has_the_same_leases_once(service: Ser
     assert (await pool.lease(next_one)).state is LeaseState.HELD
 
 
+async def test_a_service_whose_ledger_was_lost_says_so_and_does_not_serve(
+    service: Service, pool: Pool
+) -> None:
+    assert "a new one was made, which knows of no leases" in service.log
+    await take(pool, "2%", "held")
+    await service.end()
+    ledger = service.folder / "ledger.db"
+    ledger.rename(service.folder / "kept.db")
+    process = service.launch()
+    await until(lambda: not process.is_alive(), 60)
+    assert f"ledger, {ledger}, is missing" in service.log
+    assert f"rm -r {ledger}.lock {ledger}.owner" in service.log
+    (service.folder / "kept.db").rename(ledger)
+    await service.start()
+    assert len((await pool.status()).leases) == 1
+    assert service.log.count("a new one was made") == 1
+
+
 async def test_what_ends_while_nobody_serves_is_free_afterwards(service: Service, pool: Pool) -> None:
     with running() as kernel:
         held, next_one = await take(pool, "1", "held"), await take(pool, "1", "next")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +11,11 @@ import pytest
 
 from gpu_pool_client import Holder, LeaseState, connect, parse_request
 from support.hub import Hub, write_hub
+from support.hub_with_proxy import proxy_command
 from support.ports import free_port
 from support.service import DEVICES
 
-PROXY = os.environ.get("GPU_POOL_PROXY") or shutil.which("configurable-http-proxy")
+PROXY = os.environ.get("GPU_POOL_PROXY") or " ".join(proxy_command() or ()) or None
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(

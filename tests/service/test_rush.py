@@ -13,7 +13,7 @@ STUDENTS = 200
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_all_have_one_answer_each(behind_hub: HubService, hub: Hub) -> None:
     tokens = [await hub.token(f"student-{number}") for number in range(STUDENTS)]
 

@@ -51,6 +51,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("ada:100000:65536\n", 99_999, None),
         ("# whose\n\nada:x:65536\nada:1\ngrace:100000:65536", 100_001, "grace"),
         ("1000:100000:65536", 100_001, "ada"),
+        # A newline is all that ends a line.
+        ("x:1:1\rada:100000:65536\n", 100_001, None),
+        ("x:1:1\x85ada:100000:65536\n", 100_001, None),
         # Nobody's account, and what claims everything with numbers that are none.
         ("turing:100000:65536", 100_001, None),
         ("ada:-1:99999999999999999999", 100_001, None),

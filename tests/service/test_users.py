@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,6 +119,39 @@ async def test_administrators_see_and_end_all(users: Users, pool: Pool) -> None:
     await pool.release(lease_id, EndReason.REVOKED)
     assert (await pool.lease(lease_id)).end_reason is EndReason.REVOKED
     assert [row["user"] for row in await pool.history()] == ["nobody"]
+
+
+@pytest.mark.parametrize("reason", ["", ", EndReason.IDLE", ", EndReason.WITHDRAWN"])
+async def test_what_an_administrator_ends_of_somebody_elses_is_revoked(
+    users: Users, pool: Pool, reason: str
+) -> None:
+    take_one = TAKE.format(size="2%", key="key") + "\n"
+    theirs, _ = await users.start(NOBODY, take_one)
+    mine, _ = await users.start(0, take_one)
+    for lease_id in (theirs, mine):
+        await users.run(0, f"await pool.release({lease_id!r}{reason})")
+    ended = [(await pool.lease(lease_id)).end_reason for lease_id in (theirs, mine)]
+    assert ended[0] is EndReason.REVOKED
+    assert ended[1] is not EndReason.REVOKED
+    assert (await pool.history())[0]["reason"] == "revoked"
+    with pytest.raises(LeaseGone, match="revoked"):
+        await users.run(NOBODY, f"await pool.renew({theirs!r})")
+
+
+async def test_the_command_of_an_administrator_says_what_it_has_revoked(
+    users: Users, pool: Pool, service: Service
+) -> None:
+    theirs, _ = await users.start(NOBODY, TAKE.format(size="2%", key="key"))
+    told = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "gpu_pool.cli", "release", theirs],
+        env={**os.environ, "GPU_POOL_URL": service.url},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout == f"Revoked 2% (lease {theirs}) of nobody, who is told.\n"
+    assert (await pool.lease(theirs)).end_reason is EndReason.REVOKED
 
 
 async def test_users_cannot_do_what_administrators_can(users: Users) -> None:

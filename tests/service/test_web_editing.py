@@ -210,6 +210,11 @@ class TestChecking:
         assert "If 30 come at once (each keeps Small for 30min; simulated): 10 (33%)" in text
         assert (folder / "ml.yaml").read_text() == COURSE
 
+    async def test_a_file_that_offers_what_nobody_can_have_is_not_called_good(self, site: Site) -> None:
+        text = text_of(await send(site, LARGER.replace("5%", "40GiB"), do="check"))
+        assert "The file has no error, but not every slice can be had. It is not saved yet." in text
+        assert "Small fits on no GPU here." in text
+
     @pytest.mark.parametrize("stay", ["0", "1s", "999d"])
     async def test_any_time_may_be_stayed(self, site: Site, stay: str) -> None:
         answer = await send(site, LARGER, do="check", students="500", stay=stay)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
-from gpu_pool_client import LeaseState
+from gpu_pool import embedded
+from gpu_pool_client import Activity, EndReason, LeaseState, Process
 from support.dashboard import ADMIN, PREFIX, Site, courses_of, showing
 from support.pages import Document
 
@@ -106,9 +108,15 @@ async def test_pages_load_nothing_from_elsewhere_and_run_no_script_but_their_own
         assert (await site.get(address.removeprefix(PREFIX), "ada")).code == 200
 
 
-@pytest.mark.parametrize("path", ["admin", "leases/1-abc"])
-async def test_pages_of_administrators_are_theirs_alone(site: Site, path: str) -> None:
-    assert (await site.get(path, "ada")).code == 403
+async def test_the_page_of_administrators_is_theirs_alone(site: Site) -> None:
+    assert (await site.get("admin", "ada")).code == 403
+
+
+async def test_the_page_of_anothers_lease_is_like_that_of_none(site: Site) -> None:
+    lease = await site.take("20%", "grace", "ml")
+    refused, absent = [(await site.get(f"leases/{each}", "ada")) for each in (lease, "1-abc")]
+    assert refused.code == absent.code == 404
+    assert refused.body.replace(lease.encode(), b"") == absent.body.replace(b"1-abc", b"")
 
 
 async def test_the_page_of_one_lease_is_whole(site: Site) -> None:
@@ -123,6 +131,140 @@ async def test_what_is_not_there_is_a_page_too(site: Site) -> None:
     answer = await site.get("nowhere", "ada")
     assert answer.code == 404
     assert Document(answer.body.decode()).problems == []
+
+
+async def kernel(site: Site, user: str = "ada") -> str:
+    """Hold a slice for what a kernel manager looks after: this process stands for its kernel."""
+    lease = await site.take("20%", user, "ml", "Python 3 (GPU 20%)")
+    await site.pool.attach(lease, Process.current(), grace=5.0)
+    return lease
+
+
+@pytest.fixture
+def uses_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool | None], None]:
+    """Return what makes kernels have used CUDA, or not, or nobody knows."""
+
+    def use(initialised: bool | None) -> None:
+        found = Activity(initialised=initialised, working=False)
+        monkeypatch.setattr(embedded, "activity_of", lambda *_: found)
+
+    return use
+
+
+class TestTakingBack:
+    """What it does to the kernel stands on the page, and nothing else is done."""
+
+    @pytest.mark.parametrize("user", ["ada", ADMIN])
+    async def test_the_page_says_which_kernel_lives_on_and_which_ends(
+        self, site: Site, user: str, uses_cuda: Callable[[bool | None], None]
+    ) -> None:
+        lease = await kernel(site)
+        for initialised, says, ends in (
+            (False, "has not used the GPU: it lives on with its variables", False),
+            (True, "All variables of the kernel are lost.", True),
+            (None, "All variables of the kernel are lost.", True),
+        ):
+            uses_cuda(initialised)
+            page = Document(await site.page(f"leases/{lease}", user))
+            assert page.problems == []
+            assert says in page.text
+            assert ("All variables of the kernel are lost." in page.text) is ends
+            assert "when idle" in page.text
+            assert ("Drain GPU 0 instead" in page.text) is (user == ADMIN)
+
+    async def test_a_kernel_that_has_not_used_cuda_keeps_its_lease(self, site: Site) -> None:
+        for user, path, words, reason, said in (
+            ("ada", "release", "", EndReason.RELEASED, "given-back-kept"),
+            (ADMIN, "revoke", "Exam.", EndReason.REVOKED, "admin?said=revoked-kept"),
+        ):
+            lease = await kernel(site)
+            answer = await site.post(f"leases/{lease}/{path}", user, why=words, effect="keeps-kernel")
+            assert answer.headers["Location"].endswith(said)
+            found = await site.pool.lease(lease)
+            assert (found.state, found.asked_back, found.notice) == (LeaseState.PARKED, reason, words)
+            shown = Document(await site.page("", "ada")).text
+            assert ("An administrator took the slice back" in shown) is (user == ADMIN)
+            assert (await site.pool.status()).devices[0].held_milli == 0
+            assert "The slice is lent to others" in Document(await site.page(f"leases/{lease}", "ada")).text
+            await site.pool.release(lease)
+
+    @pytest.mark.parametrize(("path", "user"), [("release", "ada"), ("revoke", ADMIN)])
+    async def test_what_would_end_a_kernel_meanwhile_is_shown_again(
+        self, site: Site, path: str, user: str, uses_cuda: Callable[[bool | None], None]
+    ) -> None:
+        lease = await kernel(site)
+        uses_cuda(True)
+        answer = await site.post(f"leases/{lease}/{path}", user, why="My reason.", effect="keeps-kernel")
+        page = Document(answer.body.decode())
+        assert answer.code == 200
+        assert page.problems == []
+        assert "Nothing was done: what it would do has changed meanwhile." in page.text
+        assert "All variables of the kernel are lost." in page.text
+        assert ('value="My reason."' in answer.body.decode()) is (user == ADMIN)
+        assert (await site.pool.lease(lease)).state is LeaseState.HELD
+        await site.post(f"leases/{lease}/{path}", user, why="My reason.", effect="ends-kernel")
+        assert (await site.pool.lease(lease)).state is LeaseState.ENDED
+
+    async def test_it_may_wait_until_the_kernel_is_idle(self, site: Site) -> None:
+        lease = await kernel(site)
+        answer = await site.post(f"leases/{lease}/revoke", ADMIN, why="Exam.", when="idle")
+        assert answer.headers["Location"] == f"{PREFIX}admin?said=asked-back"
+        found = await site.pool.lease(lease)
+        assert (found.state, found.asked_back) == (LeaseState.HELD, EndReason.REVOKED)
+        page = Document(await site.page(f"leases/{lease}", "ada"))
+        assert "Goes back as soon as the kernel is idle, as an administrator asks. “Exam.”" in page.text
+        assert "when idle" not in page.text
+
+    async def test_whoever_waits_leaves_the_queue(self, site: Site) -> None:
+        await site.take("2", "grace", "ml")
+        lease = await site.take("1", "ada", "ml")
+        assert (
+            "The position in the queue is lost." in Document(await site.page(f"leases/{lease}", "ada")).text
+        )
+        assert "Remove from the queue" in await site.page(f"leases/{lease}", ADMIN)
+        await site.post(f"leases/{lease}/release", "ada", effect="leaves-queue")
+        assert (await site.pool.lease(lease)).state is LeaseState.ENDED
+
+    async def test_only_administrators_revoke(self, site: Site) -> None:
+        lease = await kernel(site, "grace")
+        answer = await site.post(f"leases/{lease}/revoke", "ada", why="Mine.")
+        assert answer.code == 403
+        assert (await site.pool.lease(lease)).state is LeaseState.HELD
+
+
+async def test_a_drained_gpu_looks_drained_and_not_free(site: Site) -> None:
+    await site.take("10%", "ada", "ml")
+    for path, user in (("", "ada"), ("admin", ADMIN)):
+        await site.pool.drain("0")
+        page = Document(await site.page(path, user))
+        assert "drained 90%, 28.8 GiB of 32 GiB Drained by an administrator since" in page.text
+        assert page.text.count(" free ") == 1, "the other one's"
+        await site.pool.drain("0", drained=False)
+
+
+@pytest.mark.parametrize(
+    ("days", "texts"), [(1, {"00:00", "06:00", "12:00", "18:00"}), (7, None), (30, None)]
+)
+async def test_the_plot_has_round_times_and_an_end(site: Site, days: int, texts: set[str] | None) -> None:
+    plot = (
+        (await site.page(f"history?days={days}", "ada")).partition('<g class="ticks"')[2].partition("</g>")[0]
+    )
+    *found, last = re.findall(r">([^<>]+)</text>", plot)
+    assert last == "now"
+    assert len(found) >= 3
+    assert all(each in texts if texts else re.fullmatch(r"\d+ [A-Z][a-z][a-z]", each) for each in found)
+
+
+async def test_pages_are_named_after_the_pool(site: Site) -> None:
+    page = await site.page("", "ada")
+    assert page.partition("<title>")[2].partition("</title>")[0].endswith("GPU pool")
+    assert re.search(rf'class="brand" href="{PREFIX}">.*GPU pool</a>', page)
+    assert re.search(r'<a href="[^"]*/home">JupyterHub</a>', page)
+
+
+async def test_no_value_of_an_example_looks_like_a_setting(site: Site) -> None:
+    page = Document(await site.page("courses/ml", "turing")).text
+    assert "longest_leaseno limitHow long a slice may be kept at most." in page
 
 
 class TestForms:

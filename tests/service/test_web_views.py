@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.coursefiles import Courses
-from gpu_pool.courses import Quota, Sharing
+from gpu_pool.courses import Group, Quota, Sharing
 from gpu_pool.service.web import admin_view, course_view, past_view, pool_view, words
 from gpu_pool.service.web.marks import Mark, marks
 from gpu_pool.service.web.viewer import Viewer, as_seen_by, without_names
@@ -146,8 +146,8 @@ class TestLeases:
         outlook = Outlook(2, "All is held.", (120, 300))
         status = pool(line=(waiting(7, 2),))
         (row,) = pool_view.lease_rows(status, MARKS, ADA.owns, {"7-abcdef": outlook})
-        assert row.state == "number 2 in line"
-        assert row.outlook == "about 2 to 5 min. All is held."
+        assert row.state == "position 2 in the queue"
+        assert row.outlook == "perhaps about 2 to 5 min. All is held."
 
     def test_what_waits_in_the_queue_of_the_cluster_is_not_called_parked(self) -> None:
         held = lease(1)
@@ -167,7 +167,8 @@ class TestNews:
     def test_what_becomes_of_own_leases_is_said(self) -> None:
         before = pool(line=(waiting(1, 2),))
         assert (
-            pool_view.news(before, pool(line=(waiting(1, 1),)), ADA, {}) == "Your slice of 10%: next in line."
+            pool_view.news(before, pool(line=(waiting(1, 1),)), ADA, {})
+            == "Your slice of 10%: next in the queue."
         )
         held = pool(lease(1))
         assert pool_view.news(before, held, ADA, {}) == "Your slice of 10%: held on GPU 0 (simulated)."
@@ -266,13 +267,21 @@ class TestCourses:
 
 
 def test_quotas_stand_beside_what_is_held_of_them() -> None:
-    sharing = courses_of({"ml": "Machine Learning"}).sharing(Sharing(per_user=Quota(slices=5)))
-    rows = admin_view.quota_rows(sharing, pool(lease(1), lease(2, "x")))
-    assert [(row.whose, row.allowed, row.now) for row in rows] == [
-        ("each user, over all courses", "5 slices", ""),
-        ("ml, together", "2 GPUs", "2 slices, 20%"),
-        ("ml, each user", "3 slices", ""),
+    lab = Group("lab", frozenset(("x", "y")), quota=Quota(slices=1))
+    sharing = courses_of({"ml": "Machine Learning"}).sharing(Sharing(per_user=Quota(slices=5), groups=(lab,)))
+    nothing = "0 slices, 0%, 0 MiB"
+
+    def rows(*leases: Lease) -> list[tuple[str, str, str]]:
+        found = admin_view.quota_rows(sharing, pool(*leases))
+        return [(row.whose, row.allowed, row.now) for row in found]
+
+    assert rows(lease(1), lease(2, "x"), lease(3, "x", "nlp")) == [
+        ("each user, over all courses", "5 slices", "most: x, 2 slices, 20%, 6.4 GiB"),
+        ("ml, together", "2 GPUs", "2 slices, 20%, 6.4 GiB"),
+        ("ml, each user", "3 slices", "most: ada, 1 slice, 10%, 3.2 GiB"),
+        ("group lab (2 users)", "1 slice", "2 slices, 20%, 6.4 GiB"),
     ]
+    assert [now for _, _, now in rows()] == ["nobody has any", nothing, "nobody has any", nothing]
 
 
 def _fields(value: Lease) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from gpu_pool_client import connect
 from support.classroom import eventually
 from support.hub_with_proxy import Hub, Visitor, error_on
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 
 async def test_the_page_shows_the_courses_of_a_user_that_are_open(hub: Hub, ada: Visitor) -> None:
@@ -41,11 +41,11 @@ async def test_a_student_works_on_a_slice_of_the_course(
 ) -> None:
     answer = await grace.choose(course="intro")
     assert answer.code == 302, error_on(answer)
-    await eventually(lambda: hub.is_ready("grace"), within=60)
+    await eventually(lambda: hub.is_ready("grace"), within=120)
 
     specs = json.loads((await hub.api("GET", "/user/grace/api/kernelspecs")).body)["kernelspecs"]
     ours = {name: each["spec"]["display_name"] for name, each in specs.items() if "gpu" in name}
-    assert ours == {"python3-gpu-2pct": "Python 3 (GPU 2%)", "python3-gpu-50pct": "Python 3 (GPU 50%)"}
+    assert ours == {"python3-gpu-2pct": "Python 3 (GPU  2%)", "python3-gpu-50pct": "Python 3 (GPU 50%)"}
     assert "python3" in specs
     logo = await hub.api("GET", specs["python3-gpu-2pct"]["resources"]["logo-svg"])
     assert b"2%" in logo.body

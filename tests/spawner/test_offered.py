@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
+import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
-from gpu_pool_client import parse_request
-from gpu_pool_kernels import installer
+from gpu_pool_client import SliceRequest, parse_request
+from gpu_pool_kernels import following, installer
 from gpu_pool_kernels.offered import KERNELS_VARIABLE, OfferedKernels
+from support.terminal import eventually
 
 PYTHON = {"argv": ["python", "-m", "x", "{resource_dir}"], "display_name": "Course", "language": "python"}
 JULIA = {"argv": ["julia"], "display_name": "Julia", "language": "julia"}
@@ -49,7 +53,7 @@ def test_every_python_is_offered_on_every_slice(put: Put) -> None:
     assert names(manager) == {
         "course": "Course",
         "julia": "Julia",
-        "course-gpu-2pct": "Course (GPU 2%)",
+        "course-gpu-2pct": "Course (GPU  2%)",
         "course-gpu-10pct": "Course (GPU 10%)",
     }
     assert manager.find_kernel_specs().keys() == names(manager).keys()
@@ -73,7 +77,7 @@ def test_installed_kernels_on_slices_are_hidden(put: Put, tmp_path: Path) -> Non
     installer.install([parse_request("1")], base="course", prefix=tmp_path)
     (tmp_path / "share/jupyter/kernels/course-gpu-1gpu").rename(tmp_path / "kernels/course-gpu-1gpu")
     manager = OfferedKernels()
-    assert manager.inner.get_kernel_spec("course-gpu-1gpu").display_name == "Course (1 GPU)"
+    assert manager.inner.get_kernel_spec("course-gpu-1gpu").display_name == "Course (whole GPU)"
     for name in ("own", "course-gpu-1gpu", "nothing"):
         assert name not in names(manager)
         with pytest.raises(NoSuchKernel):
@@ -97,7 +101,7 @@ def test_a_change_of_a_base_is_seen_and_nothing_else_is_written_again(put: Put) 
     manager.get_all_specs()
     assert written.stat().st_ino == before
     put("course", {**PYTHON, "display_name": "New"})
-    assert manager.get_kernel_spec("course-gpu-2pct").display_name == "New (GPU 2%)"
+    assert manager.get_kernel_spec("course-gpu-2pct").display_name == "New (GPU  2%)"
 
 
 @pytest.mark.parametrize("text", ["nonsense", '{"a": 1}', "[2, null]", "5"])
@@ -115,6 +119,122 @@ def test_outside_a_course_nothing_changes(put: Put, monkeypatch: pytest.MonkeyPa
     manager = OfferedKernels()
     assert manager.get_all_specs() == KernelSpecManager().get_all_specs()
     assert str(tmp_path / "kernels") in manager.kernel_dirs
+
+
+COURSE = "title: A course\nslices: [{name: Small, request: 2%}, {name: Large, request: 10%}]\n"
+
+
+@pytest.fixture
+def file(put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Follow the course of a pool's file at every look; return the file."""
+    put("course", PYTHON)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/gpu_pool_config.py").write_text(f"c.PoolSettings.courses_dir = {str(tmp_path)!r}")
+    variables = {
+        "JUPYTER_CONFIG_DIR": f"{tmp_path}/config",
+        "GPU_POOL_URL": f"embedded:{tmp_path}/pool/ledger.db",
+        "GPU_POOL_DEVICES": "V100-SXM2-32GB:1",
+        "GPU_POOL_COURSE": "cs101",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(following, "_EVERY", 0.0)
+    monkeypatch.setattr(following, "_PATIENCE", 60.0)
+    file = tmp_path / "cs101.yaml"
+    file.write_text(COURSE)
+    return file
+
+
+def on_slices(manager: KernelSpecManager) -> list[str]:
+    return [name for name in names(manager) if name.startswith("course-gpu")]
+
+
+def on_slices_after_an_answer(manager: OfferedKernels) -> list[str]:
+    """Return what is offered once the pool has answered a question that is asked now."""
+    course = manager._course
+    assert course is not None
+    assert course._answered.wait(60)
+    on_slices(manager)
+    assert course._answered.wait(60)
+    return on_slices(manager)
+
+
+def test_a_course_that_changes_is_followed(file: Path) -> None:
+    manager = OfferedKernels()
+    assert on_slices(manager) == ["course-gpu-2pct", "course-gpu-10pct"]
+    folder = Path(manager.get_kernel_spec("course-gpu-10pct").resource_dir)
+    file.write_text(COURSE.replace("2%", "20%"))
+    assert on_slices_after_an_answer(manager) == ["course-gpu-10pct", "course-gpu-20pct"]
+    assert {path.name for path in folder.parent.glob("course-*")} == {"course-gpu-10pct", "course-gpu-20pct"}
+    with pytest.raises(NoSuchKernel):
+        manager.get_kernel_spec("course-gpu-2pct")
+    # A file with an error, or none: the pool's last word holds.
+    file.write_text("title: [")
+    assert on_slices_after_an_answer(manager) == ["course-gpu-10pct", "course-gpu-20pct"]
+    file.unlink()
+    assert on_slices_after_an_answer(manager) == ["course-gpu-10pct", "course-gpu-20pct"]
+
+
+def test_who_is_not_in_the_course_is_told_nothing_of_it(file: Path) -> None:
+    file.write_text(COURSE.replace("2%", "20%") + "who: {users: [somebody-else]}\n")
+    assert on_slices(OfferedKernels()) == ["course-gpu-2pct", "course-gpu-10pct"]
+
+
+def test_a_pool_that_is_away_hides_no_kernel_and_is_left_alone(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GPU_POOL_URL", "nonsense:")
+    manager = OfferedKernels(log=logging.getLogger("server"))
+    assert on_slices(manager) == on_slices(manager) == ["course-gpu-2pct", "course-gpu-10pct"]
+    assert [record.message for record in caplog.records if "does not say what cs101 offers" in record.message]
+    assert sum("does not say what cs101 offers" in record.message for record in caplog.records) == 1
+
+
+def test_an_answer_that_takes_long_serves_whoever_asks_next(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_PATIENCE", 0.0)
+    may_answer = threading.Event()
+
+    async def slowly(course: following.CourseOffers) -> tuple[SliceRequest, ...]:
+        await asyncio.to_thread(may_answer.wait, 60)
+        return (parse_request("5%"),)
+
+    monkeypatch.setattr(following.CourseOffers, "_offers", slowly)
+    manager = OfferedKernels()
+    assert on_slices(manager) == ["course-gpu-2pct", "course-gpu-10pct"]
+    asked = threading.active_count()
+    assert on_slices(manager) == ["course-gpu-2pct", "course-gpu-10pct"]
+    assert threading.active_count() == asked, "it is asked once at a time"
+    may_answer.set()
+    eventually(lambda: on_slices(manager) == ["course-gpu-5pct"])
+
+
+def test_a_pool_that_is_slow_is_waited_for_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, may_answer = threading.Semaphore(0), threading.Semaphore(1)
+
+    async def slowly(course: following.CourseOffers) -> tuple[SliceRequest, ...]:
+        asked.release()
+        assert await asyncio.to_thread(may_answer.acquire, timeout=60)
+        return (parse_request("5%"),)
+
+    monkeypatch.setattr(following.CourseOffers, "_offers", slowly)
+    manager = OfferedKernels()
+    assert on_slices(manager) == ["course-gpu-5pct"], "the first answer is waited for"
+    assert asked.acquire(timeout=60)
+    # The pool does not answer again before this has returned.
+    assert on_slices(manager) == ["course-gpu-5pct"]
+    assert asked.acquire(timeout=60), "it is asked all the same"
+    assert not manager._course._answered.is_set()
+    may_answer.release()
+    eventually(manager._course._answered.is_set)
+
+
+def test_a_server_that_has_a_slice_itself_follows_nothing(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KERNELS_VARIABLE, "[]")
+    assert on_slices(OfferedKernels()) == []
 
 
 def test_nothing_is_left_of_it(put: Put) -> None:

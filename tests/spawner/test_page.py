@@ -96,8 +96,8 @@ def test_a_pool_that_does_not_answer_is_told_and_stops_nobody() -> None:
     ("status", "wait", "words"),
     [
         (FULL, "", "none free now</span>"),
-        (FULL, "wait about 4 min", "none free now, wait about 4 min"),
-        (EMPTY, "wait about 4 min", "none free for you now, wait about 4 min"),
+        (FULL, "a wait of perhaps about 4 min", "none free now, a wait of perhaps about 4 min"),
+        (EMPTY, "a wait of perhaps about 4 min", "none free for you now, a wait of perhaps about 4 min"),
         (EMPTY, "", "50 free now"),
         (FULL, "<b>", "none free now, &lt;b&gt;"),
     ],
@@ -105,6 +105,19 @@ def test_a_pool_that_does_not_answer_is_told_and_stops_nobody() -> None:
 def test_where_none_is_free_the_wait_is_told(status: DeviceStatus, wait: str, words: str) -> None:
     waits = {("ml", parse_request("2%")): wait, ("art", parse_request("2%")): "wait a day"}
     assert words in page(status, waits=waits)
+
+
+def test_an_offer_that_is_called_by_its_size_is_told_once() -> None:
+    text = "title: X\nslices: [{name: A whole GPU, request: 1}, {name: Small, request: 2%}]"
+    course = parse_course("ml.yaml", text.encode())
+    shown = spawn_page(Page(Mine({"ml": course}), Supply((EMPTY,)), NOW))
+    assert "<li>A whole GPU<span" in shown
+    assert "<li>Small: 2% of a GPU<span" in shown
+
+
+def test_what_an_administrator_has_drained_is_told() -> None:
+    drained = replace(EMPTY, drained=True, drained_at=0.0)
+    assert "none free now. An administrator has drained GPU 0 (since" in page(drained)
 
 
 def test_who_is_in_no_course_is_told_whom_to_ask() -> None:

@@ -46,7 +46,7 @@ class ApiServer:
         context = ssl.create_default_context(cafile=str(self.certificate))
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         try:
-            with urllib.request.urlopen(request, context=context, timeout=30) as answer:
+            with urllib.request.urlopen(request, context=context, timeout=120) as answer:
                 return answer.status, _read(answer)
         except urllib.error.HTTPError as error:
             return error.code, _read(error)

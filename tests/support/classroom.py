@@ -24,6 +24,8 @@ from support.tiny_kernel import __file__ as tiny_kernel
 IPYKERNEL = (sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}")
 #: A kernel of another language.
 TINY = (sys.executable, tiny_kernel, "{connection_file}")
+#: What stands in front of a kernel that needs no provisioner of ours, up to its options.
+WRAP = (sys.executable, "-m", "gpu_pool_provisioner.room.wrap", "-f", "{connection_file}")
 #: A kernel that never answers.
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
 
@@ -87,7 +89,7 @@ def restarting_soon(limit: int = 5) -> Config:
     return Config(KernelRestarter={"time_to_dead": 0.2, "restart_limit": limit})
 
 
-async def answer(manager: AsyncKernelManager, code: str = "", within: float = 60) -> str:
+async def answer(manager: AsyncKernelManager, code: str = "", within: float = 120) -> str:
     """Wait until the kernel answers; return what ``code`` prints."""
     client = manager.client()
     client.start_channels()

@@ -17,7 +17,7 @@ ASSETS = Path(os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin")
 PROGRAMS = ("kube-scheduler", "kube-controller-manager")
 #: The schedulers that pods of the tests name. All are Kubernetes' own here, which counts
 #: the extended resources that the nodes show.
-_SCHEDULERS = ("default-scheduler", "hami-scheduler", "kai-scheduler", "volcano")
+SCHEDULERS = ("default-scheduler", "hami-scheduler", "kai-scheduler", "volcano")
 #: Owners, lost nodes, pods of nodes that are gone, namespaces, claims, quotas.
 _CONTROLLERS = (
     "garbage-collector-controller",
@@ -93,7 +93,7 @@ def scheduling_and_controlling(kubeconfig: Path) -> Iterator[None]:
         "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 1000, "burst": 1000},
         "leaderElection": {"leaderElect": False},
         "podMaxBackoffSeconds": 2,
-        "profiles": [{"schedulerName": name} for name in _SCHEDULERS],
+        "profiles": [{"schedulerName": name} for name in SCHEDULERS],
     }
     (folder / "scheduler.json").write_text(json.dumps(settings))
     with ExitStack() as stack:
@@ -118,7 +118,7 @@ def _running(name: str, folder: Path, *arguments: str) -> Iterator[None]:
         early = process.poll()
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(20)
+            process.wait(60)
         if process.poll() is None:
             process.kill()
             process.wait()

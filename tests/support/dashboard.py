@@ -23,13 +23,14 @@ import gpu_pool.service.web
 from gpu_pool.coursefiles import CourseFolder, Courses, parse_course
 from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.service.answering import UnderWay
-from gpu_pool.service.audited import act_for
 from gpu_pool.service.browsers import Shared
 from gpu_pool.service.callers import Caller
 from gpu_pool.service.changes import Changes
+from gpu_pool.service.connections import ConnectionLimits
 from gpu_pool.service.desk import Desk
 from gpu_pool.service.editing import CourseDesk
 from gpu_pool.service.heartbeats import Heartbeats
+from gpu_pool.service.hub import HubIdentity
 from gpu_pool.service.server import LimitedServer
 from gpu_pool.service.web import ROUTES, Address
 from gpu_pool.service.web.site import Dashboard
@@ -55,12 +56,15 @@ quota: {{share: 2}}
 
 
 class CallerOfCookie:
-    """Stands before a page: who looks is whom the cookie ``user`` names."""
+    """Stands before a page: who looks is whom the cookie ``user`` names, by a token where a Hub is asked."""
 
-    async def prepare(self) -> None:
-        user = self.get_cookie("user")  # type: ignore[attr-defined]
-        self.caller = Caller(user, user == ADMIN, f"test-{user}", Process.current(), groups=frozenset())
-        act_for(self, self.caller)  # type: ignore[arg-type]
+    shared: Shared
+
+    async def known(self) -> Caller:
+        user: str = self.get_cookie("user")  # type: ignore[attr-defined]
+        if self.shared.identity is not None:
+            return await self.shared.identity.caller(user, "browser", fresh=False)
+        return Caller(user, user == ADMIN, f"test-{user}", Process.current(), groups=frozenset())
 
 
 @dataclass
@@ -112,11 +116,16 @@ def courses_of(titles: dict[str, str], text: str = COURSE) -> Courses:
 
 @asynccontextmanager
 async def showing(
-    folder: Path, devices: int = 1, files: Courses | None = None, **settings: Any
+    folder: Path,
+    devices: int = 1,
+    files: Courses | None = None,
+    identity: HubIdentity | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Site]:
     """Serve the dashboard of a pool of simulated V100s with 32 GiB.
 
-    With ``courses_dir`` the course files there are used, and can be edited.
+    With ``identity`` that is asked who looks. With ``courses_dir`` the course files there are used, and
+    can be edited.
     """
     known = files or Courses()
     settings = {"courses": {name: {} for name in known.usable}, **settings}
@@ -130,7 +139,7 @@ async def showing(
         looking = asyncio.create_task(changes.run())
         editor = CourseDesk(pool, courses, rules.rules, desk) if courses else None
         dashboard = Dashboard(pool, changes, _LOG, look, lambda: look().sharing(rules.sharing), editor)
-        server = LimitedServer(_application(desk, changes, dashboard), _LOG, 1000)
+        server = LimitedServer(_application(desk, changes, dashboard, identity), _LOG, ConnectionLimits(1000))
         (socket,) = bind_sockets(0, "127.0.0.1")
         server.add_socket(socket)
         try:
@@ -148,15 +157,17 @@ async def showing(
             await server.close_all_connections()
 
 
-def _application(desk: Desk, changes: Changes, dashboard: Dashboard) -> Application:
+def _application(
+    desk: Desk, changes: Changes, dashboard: Dashboard, identity: HubIdentity | None
+) -> Application:
     hub = HubOAuth(
         base_url=PREFIX,
         api_url="http://127.0.0.1:1/hub/api",
         api_token="-",
         oauth_client_id="service-gpu-pool",
     )
-    nobody: Any = None
-    shared = Shared(desk, changes, nobody, UnderWay(), _LOG, hub, PREFIX)
+    asked: Any = identity
+    shared = Shared(desk, changes, asked, UnderWay(), _LOG, hub, PREFIX)
     pages = [
         (Address(PREFIX, path, page), type(page.__name__, (CallerOfCookie, page), {}), {"shared": shared})
         for path, page in ROUTES

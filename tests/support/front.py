@@ -31,6 +31,7 @@ class _Pass(RequestHandler):
             headers=headers,
             body=self.request.body or (b"" if self.request.method == "POST" else None),
             follow_redirects=False,
+            connect_timeout=600,
             request_timeout=600,
             header_callback=self._take,
             streaming_callback=self._give,

@@ -213,8 +213,8 @@ def opened(tier: str) -> Iterator[Tier]:
         folder = Path(name)
         make: dict[str, Callable[[], Tier]] = {
             "framework caps": Accounting,
-            "mps": lambda: MpsTier(folder, privileged=privileged, timeout=60.0),
-            "cgroups": lambda: CgroupTier(folder, privileged=privileged, timeout=60.0),
+            "mps": lambda: MpsTier(folder, privileged=privileged, timeout=120.0),
+            "cgroups": lambda: CgroupTier(folder, privileged=privileged, timeout=120.0),
             "hami": lambda: HamiTier(HAMI, folder),
         }
         made = make[tier]()

@@ -113,7 +113,7 @@ class Child:
         """Let it end by itself, or by force where it does not."""
         self.dismiss()
         try:
-            self._process.wait(20)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self.kill()
         assert self._process.stdout is not None

@@ -91,7 +91,7 @@ async def guarded(folder: Path, library: Path, *devices: Device, **settings: Any
     guard = _start(folder, library, settings)
     try:
         yield Guarded(pool, folder, guard)
-        _, complaints = guard.communicate(timeout=60)
+        _, complaints = guard.communicate(timeout=120)
         assert (complaints, guard.returncode) == ("", 0)
     finally:
         guard.kill()

@@ -61,7 +61,7 @@ c.Spawner.server_token_scopes = lambda spawner: [
     # Of servers with this name the Hub does not tell the course.
     *([] if spawner.name == "untold" else ["read:servers!server"]),
 ]
-c.Spawner.http_timeout = 30
+c.Spawner.http_timeout = 120
 c.JupyterHub.load_groups = {{"cs101": {{"users": ["ada"]}}}}
 c.JupyterHub.services = [
     {{"name": "tester", "api_token": {tester!r}}},

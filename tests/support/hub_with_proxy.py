@@ -95,7 +95,7 @@ class Hub:
         for name, text in courses.items():
             (self.courses / f"{name}.yaml").write_text(text)
         (folder / "jupyterhub_config.py").write_text(_CONFIG + config)
-        known = {name: {} for name in courses}
+        known = {name: {"longest_lease": "4h"} for name in courses}
         (folder / "gpu_pool_config.py").write_text(f"c.PoolSettings.courses = {known}\n")
         self.pool = f"embedded:{folder}/ledger.db"
         self.token = secrets.token_hex(16)
@@ -124,13 +124,13 @@ class Hub:
     async def start(self) -> None:
         """Start it; return once it answers."""
         self._process = self._launch()
-        await eventually(self._answers, within=60)
+        await eventually(self._answers, within=120)
 
     async def end(self) -> None:
         """End it, its proxy and all its servers."""
         assert self._process is not None
         self._process.terminate()
-        await asyncio.to_thread(self._process.wait, 60)
+        await asyncio.to_thread(self._process.wait, 120)
 
     async def api(self, method: str, path: str, body: Any = None) -> HTTPResponse:
         """Ask the Hub, or a user's server below ``/user``, as a service that may do everything."""
@@ -140,7 +140,8 @@ class Hub:
             method=method,
             headers={"Authorization": f"token {self.token}"},
             body=json.dumps(body) if body is not None else ("" if method == "POST" else None),
-            request_timeout=60,
+            connect_timeout=120,
+            request_timeout=120,
             raise_error=False,
         )
 

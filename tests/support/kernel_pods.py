@@ -169,11 +169,11 @@ async def launched(pool: Pool, lease_id: str, kernel: KernelCommand) -> KernelPo
 
 async def held(pool: Pool, text: str = "2%", user: str = "ada") -> Lease:
     """Return a lease that is held."""
-    return await pool.acquire(parse_request(text), Holder(user), uuid.uuid4().hex, timeout=60)
+    return await pool.acquire(parse_request(text), Holder(user), uuid.uuid4().hex, timeout=120)
 
 
 async def until_pod(
-    pool: Pool, lease_id: str, is_so: Callable[[KernelPod], bool], within: float = 60.0
+    pool: Pool, lease_id: str, is_so: Callable[[KernelPod], bool], within: float = 120.0
 ) -> KernelPod:
     """Follow a pod until it is so."""
     pod: KernelPod | None = None

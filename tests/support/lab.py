@@ -98,6 +98,6 @@ async def _address(process: asyncio.subprocess.Process, folder: Path) -> str:
         assert process.returncode is None, (folder / "log").read_text()
         return written.exists() and written.read_text().endswith("}")
 
-    await eventually(listens, within=60)
+    await eventually(listens, within=120)
     server = json.loads(written.read_text())
     return f"{server['url']}lab?token={server['token']}"

@@ -61,7 +61,7 @@ def is_complaint(page: Page, told: ConsoleMessage) -> bool:
 async def look(browser: Browser, site: Site) -> AsyncIterator[Open]:
     """Open a page as somebody; whatever the browser complains of fails the test."""
     complaints: list[str] = []
-    expect.set_options(timeout=20_000)
+    expect.set_options(timeout=120_000)
 
     async def look(path: str, user: str, **how: Any) -> Page:
         how = {

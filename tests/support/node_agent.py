@@ -22,7 +22,11 @@ rewritten in arguments, variables and ``workingDir`` to the folder where the
 volume lies, and ``0.0.0.0`` to the pod's address; a path that is compiled into
 a program is not. Known are secret, configMap, emptyDir, hostPath and
 persistentVolumeClaim, init containers, restartPolicy, deadlines and grace.
-There are no probes, no limits, no logs by the API and no exec. Owners, lost
+Secrets, ConfigMaps and mounts that are ``readOnly`` cannot be written, even by
+root. There are no probes, no limits, no logs by the API and no exec; nothing
+runs as another user, as the first process of its own, or in less than this
+machine's network. It was compared with a kubelet in these: see
+``tests/cluster``, which has one. Owners, lost
 nodes, quotas and namespaces are kube-controller-manager's, as anywhere.
 A test that needs none of this passes on a cluster with real kubelets.
 """
@@ -115,6 +119,10 @@ class NodeAgent:
         """Return what the newest pod of that name wrote."""
         file = self._folder / "pods" / self._uids[namespace, name] / "log"
         return file.read_text(errors="replace") if file.exists() else ""
+
+    def claims(self, namespace: str, name: str) -> Path:
+        """Return the folder that a PersistentVolumeClaim is here."""
+        return self._folder / "claims" / namespace / name
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run(work)

@@ -54,7 +54,7 @@ class Outage:
 
     def _ask(self, what: str, question: dict[str, Any]) -> Any:
         request = urllib.request.Request(f"{self._etcd}/v3/{what}", json.dumps(question).encode())
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return json.loads(answer.read())
 
 

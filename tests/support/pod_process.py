@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from kubernetes_asyncio.client import CoreV1Api
 from kubernetes_asyncio.client.exceptions import ApiException
 
 Manifest = Mapping[str, Any]
+#: Kinds of volumes that a kubelet mounts read-only, whatever the mount says.
+_NEVER_WRITTEN = {"secret", "configMap", "projected", "downwardAPI"}
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 
 
@@ -46,16 +49,42 @@ class Place:
 async def command_of(core: CoreV1Api, pod: Manifest, container: Manifest, place: Place) -> Command:
     """Return how to run a container. Raises NotYet, and ValueError for what is not known here."""
     volumes = {each["name"]: await _volume(core, pod, each, place) for each in pod["spec"].get("volumes", ())}
-    local = _localiser(dict(_mounts(container, volumes)), place.address)
     values = dict(place.image_environment)
     values |= {"HOSTNAME": pod["metadata"]["name"], "HOME": str(place.folder)}
+    given: dict[str, str] = {}
     async for name, value in _variables(core, pod, container, place):
-        values[name] = local(_expanded(value, values))
+        given[name] = values[name] = _expanded(value, values)
+    mounts = dict(_mounts(container, volumes, given))
+    local = _localiser(mounts, place.address)
+    values |= {name: local(value) for name, value in given.items()}
     argv = [*container.get("command", ()), *container.get("args", ())]
     if not argv:
         raise ValueError("an image's own command is not known here: give command or args")
     folder = Path(local(container["workingDir"])) if "workingDir" in container else place.folder
-    return Command([local(_expanded(each, values)) for each in argv], values, folder)
+    words = [local(_expanded(each, values)) for each in argv]
+    return Command(_locked(words, [mounts[path] for path in _read_only(container, pod)]), values, folder)
+
+
+def _read_only(container: Manifest, pod: Manifest) -> Iterator[str]:
+    """Yield where a container has what it cannot write, root or not."""
+    kept = {each["name"] for each in pod["spec"].get("volumes", ()) if each.keys() & _NEVER_WRITTEN}
+    for mount in container.get("volumeMounts", ()):
+        if mount.get("readOnly") or mount["name"] in kept:
+            yield mount["mountPath"].rstrip("/")
+
+
+def _locked(argv: list[str], folders: list[Path]) -> list[str]:
+    """Return a command that runs where these folders are read-only, as mounts are; it stays one process."""
+    if not folders:
+        return argv
+    if os.geteuid() != 0:
+        for folder in folders:
+            for each in (folder, *folder.rglob("*")):
+                each.chmod(each.stat().st_mode & ~0o222)
+        return argv
+    paths = [shlex.quote(str(folder)) for folder in folders]
+    bound = " && ".join(f"mount --bind {path} {path} && mount -o remount,bind,ro {path}" for path in paths)
+    return ["unshare", "--mount", "sh", "-c", f'{bound} && exec "$@"', "locked", *argv]
 
 
 def _expanded(text: str, values: Mapping[str, str]) -> str:
@@ -75,9 +104,12 @@ def _localiser(mounts: Mapping[str, Path], address: str) -> Callable[[str], str]
     return local
 
 
-def _mounts(container: Manifest, volumes: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:
+def _mounts(
+    container: Manifest, volumes: Mapping[str, Path], values: Mapping[str, str]
+) -> Iterator[tuple[str, Path]]:
     for mount in container.get("volumeMounts", ()):
-        folder = volumes[mount["name"]] / mount.get("subPath", "")
+        part = mount.get("subPath") or _expanded(mount.get("subPathExpr", ""), values)
+        folder = volumes[mount["name"]] / part
         if not folder.exists():
             folder.mkdir(parents=True)
         yield mount["mountPath"].rstrip("/"), folder

@@ -169,7 +169,8 @@ class PodRunner:
         del self._processes[name]
         status = code if code >= 0 else 128 - code
         reason = self._killed_for.pop(name, "Error" if status else "Completed")
-        self._ended(container, status, reason, started, restarts)
+        kept = status != 0 and container.get("terminationMessagePolicy") == "FallbackToLogsOnError"
+        self._ended(container, status, reason, started, restarts, self._end_of_log() if kept else "")
         return status
 
     async def _start(self, container: Manifest) -> asyncio.subprocess.Process:
@@ -191,6 +192,11 @@ class PodRunner:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def _end_of_log(self) -> str:
+        """Return as much of the log as a kubelet keeps."""
+        lines = (self._place.folder / "log").read_bytes().splitlines(keepends=True)[-80:]
+        return b"".join(lines)[-2048:].decode(errors="replace")
 
     def _waits(self, container: Manifest, reason: str, message: str) -> None:
         state = {"waiting": {"reason": reason, "message": message}}

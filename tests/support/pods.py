@@ -62,6 +62,8 @@ class PodProcess:
     folder: Path
     address: str = field(default_factory=lambda: _next_address())
     process: subprocess.Popen[bytes] | None = None
+    #: What is the matter while it runs.
+    trouble: str = ""
     #: Whether the cluster took it, and what it said.
     taken: str | None = None
 
@@ -96,7 +98,7 @@ class PodProcess:
         elif self.process is None:
             found = KernelPod("", phase, words=words)
         elif code is None:
-            found = KernelPod("", PodPhase.RUNNING, self.address)
+            found = KernelPod("", PodPhase.RUNNING, self.address, self.trouble)
         else:
             code = code if code >= 0 else 128 - code
             killed = "It needed more memory than a kernel may have here." if code == 137 else ""

@@ -37,7 +37,7 @@ async def take(pool: Pool, text: str, key: str, holder: Holder = ME) -> str:
     return (await pool.request(parse_request(text), holder, key)).id
 
 
-async def until(condition: Callable[[], object], within: float = 20.0) -> None:
+async def until(condition: Callable[[], object], within: float = 120.0) -> None:
     """Return as soon as the condition holds; fail if it does not in time."""
     end = time.monotonic() + within
     while not condition():
@@ -45,7 +45,7 @@ async def until(condition: Callable[[], object], within: float = 20.0) -> None:
         await asyncio.sleep(0.01)
 
 
-async def eventually(is_so: Callable[[], Awaitable[bool]], within: float = 30.0) -> None:
+async def eventually(is_so: Callable[[], Awaitable[bool]], within: float = 120.0) -> None:
     """Return as soon as it is so, of what has to be awaited; fail if it is not in time."""
     end = time.monotonic() + within
     while not await is_so():

@@ -7,13 +7,13 @@ from gpu_pool_provisioner.ports import PortReservation
 _KEPT: list[PortReservation] = []
 
 
-def free_ports(number: int) -> tuple[int, ...]:
-    """Return ports of 127.0.0.1 that no other process is given for as long as this one lives.
+def free_ports(number: int, address: str = "127.0.0.1") -> tuple[int, ...]:
+    """Return ports of an address that no other process is given for as long as this one lives.
 
     They stay bound here; the program that is told to use them can bind them all
     the same, see :mod:`gpu_pool_provisioner.ports`.
     """
-    _KEPT.append(PortReservation("127.0.0.1", number))
+    _KEPT.append(PortReservation(address, number))
     return _KEPT[-1].ports
 
 

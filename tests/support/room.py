@@ -59,7 +59,7 @@ class Cell:
 
         await eventually(does)
 
-    async def done(self, within: float = 60) -> Cell:
+    async def done(self, within: float = 120) -> Cell:
         """Wait until it is answered and idle."""
 
         async def is_done() -> bool:
@@ -137,8 +137,10 @@ async def frontend(manager: AsyncKernelManager, session: str = "") -> AsyncItera
 async def listening(client: AsyncKernelClient) -> AsyncIterator[Frontend]:
     """Make a client a frontend; see :func:`frontend`."""
     page = Frontend(client)
+    # One that knows no manager takes a kernel for dead after a second without heartbeat; machines are slow.
+    client.hb_channel.time_to_dead = 60
     client.start_channels()
-    await client.wait_for_ready(timeout=60)
+    await client.wait_for_ready(timeout=120)
     tasks = [asyncio.create_task(page.listen(name)) for name in ("shell", "iopub", "stdin", "control")]
     try:
         yield page

@@ -45,7 +45,8 @@ class Server:
             method=method,
             headers={"Authorization": f"token {TOKEN}"},
             body=None if body is None else json.dumps(body),
-            request_timeout=60,
+            connect_timeout=120,
+            request_timeout=120,
         )
         return await AsyncHTTPClient().fetch(request, raise_error=strict)
 
@@ -54,7 +55,7 @@ class Server:
         return await self.ask("POST", "api/sessions", body, strict)
 
     async def ended(self) -> None:
-        await asyncio.to_thread(self.process.wait, 60)
+        await asyncio.to_thread(self.process.wait, 120)
 
     def _files(self) -> list[Any]:
         return sorted(self._runtime.glob("jpserver-*.json"))
@@ -65,7 +66,7 @@ async def server(classroom: Classroom) -> AsyncIterator[Server]:
     """Run a server for a test."""
     server = Server(classroom)
     try:
-        await eventually(server.started, within=90)
+        await eventually(server.started, within=120)
         yield server
     finally:
         server.process.kill()

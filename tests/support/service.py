@@ -136,7 +136,7 @@ class Service:
     async def start(self) -> None:
         before = self.log.count(": Serving ")
         process = self.launch()
-        await until(lambda: self.log.count(": Serving ") > before or not process.is_alive(), 60)
+        await until(lambda: self.log.count(": Serving ") > before or not process.is_alive(), 120)
         assert process.is_alive(), self.log
 
     def answers(self) -> bool:

@@ -35,7 +35,7 @@ class Terminal:
         """Run any command to its end."""
         environment = {**self.environment, **settings.pop("env", {})}
         return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False, **settings
+            command, env=environment, capture_output=True, text=True, timeout=300, check=False, **settings
         )
 
     def start(self, *words: str, program: tuple[str, ...] = GPU_POOL) -> subprocess.Popen[str]:
@@ -89,7 +89,7 @@ def _as_from_a_shell() -> None:
         signal.signal(signum, signal.SIG_DFL)
 
 
-def eventually(condition: Callable[[], bool], within: float = 30) -> None:
+def eventually(condition: Callable[[], bool], within: float = 120) -> None:
     """Wait until the condition holds, or fail."""
     deadline = time.monotonic() + within
     while not condition():

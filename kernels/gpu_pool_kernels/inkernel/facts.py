@@ -155,11 +155,11 @@ def nvidia_smi() -> "list[tuple[str, int, str]]":
         ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        universal_newlines=True,  # noqa: UP021 - the newer name is Python 3.7's
         timeout=PATIENCE,
         check=True,
     )
-    rows = (line.split(",") for line in done.stdout.splitlines())
+    # A newline is all that ends a line; Python knows other characters that would.
+    rows = (line.split(",") for line in done.stdout.decode("utf-8", "replace").split("\n"))
     return [
         (row[0].strip(), int(row[1]), row[2].strip())
         for row in rows

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import time
 
 #: The message on the kernel's output channel that the relay in front of the kernel takes, and answers.
 MESSAGE = "gpu_pool_keep"
@@ -17,9 +18,22 @@ def keep(text: str) -> None:
     if not seconds:
         print(f"{text!r} is not a duration. {ACCEPTED}", file=sys.stderr)
     elif not os.environ.get("GPU_POOL_IDLE_LIMIT"):
-        print("Nothing needs to be done: this kernel keeps its slice however long it is idle.")
+        print(
+            "Nothing needs to be done: this kernel keeps its slice however long it is idle" + until_the_end()
+        )
     elif not send({"seconds": seconds}):
         print("This kernel cannot ask for that: it is not run by ipykernel.", file=sys.stderr)
+
+
+def until_the_end() -> str:
+    """End a sentence about how long the slice is kept, with the end of its lease if there is one."""
+    from . import facts
+
+    ends_at = facts.number("GPU_POOL_ENDS_AT")
+    if ends_at is None:
+        return "."
+    left = max(0, ends_at - int(time.time()))
+    return f", but only until its lease ends, in {facts.duration(left)}: its course allows no longer lease."
 
 
 def duration(text: str) -> int:

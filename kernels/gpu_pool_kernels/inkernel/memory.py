@@ -80,4 +80,4 @@ def candidate(path: Path, base: str, total: int) -> "tuple[int, int, str, str]":
     if ours["base"] != base:
         raise ValueError(base)
     memory = int(ours["memory_mib"] or ours["milli"] * total // 1000)
-    return memory, int(ours["count"]), path.parent.name, spec["display_name"]
+    return memory, int(ours["count"]), path.parent.name, spec["display_name"].replace("  ", " ")

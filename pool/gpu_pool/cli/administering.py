@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from gpu_pool.cli import screen, words
+from gpu_pool.cli import completing, screen, words
 from gpu_pool.cli.mine import naming_leases
 from gpu_pool.cli.session import Session, complete, json_option, verb
 from gpu_pool_client import BadRequest, DeviceStatus, LeaseGone, Outlook, parse_duration
 
 
 @verb("why", "gpu-pool why 12-0123abcd", "gpu-pool why")
-@click.argument("lease_id", metavar="[LEASE]", required=False)
+@click.argument("lease_id", metavar="[LEASE]", required=False, shell_complete=completing.waiting_leases)
 @json_option
 def why(session: Session, lease_id: str | None) -> int:
     """Say why a lease waits, and for how long it may: the one named, or all that wait."""
@@ -39,7 +39,7 @@ def why(session: Session, lease_id: str | None) -> int:
 
 
 @verb("drain", "gpu-pool drain 0", "gpu-pool drain GPU-8f2a6c11")
-@click.argument("device")
+@click.argument("device", shell_complete=completing.devices)
 @json_option
 def drain(session: Session, device: str) -> int:
     """Let a GPU's leases end and grant nothing more on it.
@@ -51,7 +51,7 @@ def drain(session: Session, device: str) -> int:
 
 
 @verb("undrain", "gpu-pool undrain 0")
-@click.argument("device")
+@click.argument("device", shell_complete=completing.devices)
 @json_option
 def undrain(session: Session, device: str) -> int:
     """Grant slices of a drained GPU again."""

@@ -46,14 +46,17 @@ Exit status:
   6    nothing became free in time
   7    the pool cannot be reached or opened
   8    the lease has ended, or there is none
+  124  run: the slice was over before the command, which was ended
   126  the command cannot be executed
   127  the command was not found
   128+n  ended by signal n (130: Ctrl-C)
   run and exec end with the status of their command.
 
 \b
-Tab completion in bash:
-  eval "$(_GPU_POOL_COMPLETE=bash_source gpu-pool)"
+Tab completion, also of leases, GPUs and kernels:
+  bash  eval "$(_GPU_POOL_COMPLETE=bash_source gpu-pool)"
+  zsh   eval "$(_GPU_POOL_COMPLETE=zsh_source gpu-pool)"
+  fish  _GPU_POOL_COMPLETE=fish_source gpu-pool | source
 """
 
 

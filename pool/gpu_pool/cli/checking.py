@@ -41,7 +41,9 @@ def doctor(session: Session, kubernetes: bool) -> int:
     pool = [*check_pool(session)]
     has_gpus = any(check.name == "devices" and check.state == "ok" for check in pool)
     machine = check_machine(is_client=is_served(session) and has_gpus)
-    return _report(session, chain(check_jupyter(), machine, check_isolation(), check_ledger(session), pool))
+    return _report(
+        session, chain(check_jupyter(session), machine, check_isolation(), check_ledger(session), pool)
+    )
 
 
 def _report(session: Session, checks: Iterable[Check]) -> int:

@@ -8,24 +8,29 @@ import shutil
 import stat
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
 import psutil
 
 from gpu_pool.cli.mine import shows_all
+from gpu_pool.cli.refusals import refusals
 from gpu_pool.cli.session import Session, complete
 from gpu_pool.cli.words import safe
 from gpu_pool.embedded import ledger_path
-from gpu_pool.inventory import discover
+from gpu_pool.inventory import Inventory, discover
+from gpu_pool.inventory.simulated import VARIABLE
 from gpu_pool.ledger import files
 from gpu_pool.ledger.database import Database
-from gpu_pool_client import SIMULATED, GpuPoolError, Pool, PoolStatus
+from gpu_pool_client import SIMULATED, BadRequest, GpuPoolError, Pool, PoolStatus, SliceRequest, parse_request
 from gpu_pool_client.pool import DEFAULT_URL, URL_VARIABLE
+
+if TYPE_CHECKING:
+    from gpu_pool_kernels.installer import InstalledKernel
 
 State = Literal["ok", "note", "broken"]
 
@@ -53,7 +58,10 @@ def check_pool(session: Session) -> Iterator[Check]:
     except GpuPoolError as error:
         yield Check("pool", "broken", error.message, error.remedy)
         return
-    yield Check("pool", "ok", f"{found.url} answers")
+    if found.note:
+        yield Check("pool", "broken", found.note)
+    else:
+        yield Check("pool", "ok", f"{found.url} answers")
     yield from _devices(found)
     held, waiting = len(found.leases), len(found.line)
     yield Check("leases", "ok", f"{held} held, {waiting} waiting")
@@ -78,6 +86,7 @@ def check_machine(*, is_client: bool = False) -> Iterator[Check]:
         yield Check("gpus", "ok", f"{count} found by {inventory.source}")
         for problem in inventory.problems:
             yield Check("gpus", "note", problem)
+        yield from _hidden(inventory)
     elif is_client:
         *problems, _ = inventory.problems
         yield Check("gpus", "note", f"the pool's service has some, this machine none: {' '.join(problems)}")
@@ -96,6 +105,16 @@ def check_machine(*, is_client: bool = False) -> Iterator[Check]:
             "not on the PATH",
             "Install the NVIDIA driver's utilities, or extend the PATH.",
         )
+
+
+def _hidden(inventory: Inventory) -> Iterator[Check]:
+    """Name the real GPUs behind simulated ones."""
+    if any(device.simulated for device in inventory.devices):
+        real = discover({})
+        if real.devices:
+            labels = ", ".join(sorted({safe(device.label) for device in real.devices}))
+            text = f"{len(real.devices)} real found by {real.source}, and left aside: {labels}"
+            yield Check("gpus", "note", text, f"To use real ones, unset {VARIABLE}.")
 
 
 def check_ledger(session: Session) -> Iterator[Check]:
@@ -119,7 +138,7 @@ def check_ledger(session: Session) -> Iterator[Check]:
         yield Check("ledger", "note", f"only {free // 2**20} MiB are free on its disk", "Free some space.")
 
 
-def check_jupyter() -> Iterator[Check]:
+def check_jupyter(session: Session) -> Iterator[Check]:
     """Look at Python, Jupyter, the provisioner's entry point and the kernelspecs."""
     yield Check("python", "ok", f"{sys.version.split()[0]}, {sys.executable}")
     yield Check("jupyter_client", "ok", version("jupyter_client"))
@@ -133,7 +152,7 @@ def check_jupyter() -> Iterator[Check]:
             "Jupyter does not see the gpu-pool provisioner, and hides our kernels",
             f"{sys.executable} -m pip install --force-reinstall --no-deps jupyter-gpu-pool",
         )
-    yield from _kernels()
+    yield from _kernels(session)
 
 
 def is_served(session: Session) -> bool:
@@ -168,7 +187,19 @@ def _devices(status: PoolStatus) -> Iterator[Check]:
     yield Check("devices", "ok", labels)
     if status.simulated:
         text = f"{SIMULATED}: slices are counted, and no GPU stands behind them"
-        yield Check("devices", "note", text, "On a machine with a GPU, unset GPU_POOL_DEVICES.")
+        yield Check("devices", "note", text, _way_to_real_devices(status))
+
+
+def _way_to_real_devices(status: PoolStatus) -> str:
+    """Say how simulated devices are forgotten, which depends on whose they are."""
+    if urlsplit(status.url).scheme != "embedded":
+        return f"To have real ones, the pool's service is started again without {VARIABLE}."
+    if os.environ.get(VARIABLE, "").strip():
+        return f"To have real ones, unset {VARIABLE} here and wherever Jupyter and commands are started."
+    return (
+        f"They belong to what was started with {VARIABLE} and still runs, or holds a slice "
+        "(gpu-pool status). Once that has ended, they are forgotten."
+    )
 
 
 def _limits(status: PoolStatus) -> Iterator[Check]:
@@ -229,12 +260,37 @@ def _ipykernel() -> Iterator[Check]:
         yield Check("ipykernel", "ok", "there, its version unknown")
 
 
-def _kernels() -> Iterator[Check]:
+def _kernels(session: Session) -> Iterator[Check]:
     # Imported here because health, which is asked often, does not need it.
     from gpu_pool_kernels.installer import installed
 
-    names = [each.name for each in installed()]
-    if names:
-        yield Check("kernels", "ok", ", ".join(map(safe, names)))
-    else:
+    kernels = installed()
+    if not kernels:
         yield Check("kernels", "note", "none is installed", "gpu-pool kernels install 2% 10% 50% 1")
+        return
+    yield Check("kernels", "ok", ", ".join(safe(each.name) for each in kernels))
+    yield from _refused(session, kernels)
+
+
+def _refused(session: Session, kernels: Sequence[InstalledKernel]) -> Iterator[Check]:
+    """Name the kernels that could never start, since the pool would refuse their slice."""
+    asked = {each.name: _request(each.slice) for each in kernels}
+    refused = refusals(session, {request for request in asked.values() if request is not None})
+    for name, request in asked.items():
+        if request is None:
+            yield Check("kernels", "note", f"{safe(name)} names no slice that can be read", _again(name))
+        elif request in refused:
+            error = refused[request]
+            text = f"the pool would refuse {safe(name)}: {safe(error.message, 400)}"
+            yield Check("kernels", "note", text, f"{error.remedy} Then: {_again(name)}")
+
+
+def _request(text: str) -> SliceRequest | None:
+    try:
+        return parse_request(text)
+    except BadRequest:
+        return None
+
+
+def _again(name: str) -> str:
+    return f"gpu-pool kernels remove {safe(name)}; gpu-pool kernels install SIZE"

@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
+import shutil
 import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar, Final, NoReturn
 
 from gpu_pool_client import GpuPoolError, Process
@@ -54,6 +56,33 @@ class CommandNotRunnable(GpuPoolError):
     exit_code: ClassVar[int] = 126
 
 
+def check_command(program: str) -> None:
+    """Refuse what cannot be run before anybody waits for it, as a shell would.
+
+    Raises ``CommandNotFound`` or ``CommandNotRunnable``.
+    """
+    if shutil.which(program) is not None:
+        return
+    # Of what is looked for on the PATH, shells pass over folders.
+    on_path = (Path(folder, program) for folder in os.get_exec_path())
+    found = [Path(program)] if "/" in program else [path for path in on_path if path.is_file()]
+    if not any(map(os.path.lexists, found)):
+        raise CommandNotFound(f"{program[:80]!a}: there is no such command.", "Check its name and the PATH.")
+    raise _not_runnable(found[0])
+
+
+def _not_runnable(path: Path) -> GpuPoolError:
+    """Say why what is at this path cannot be executed."""
+    shown = f"{str(path)[:200]!a}"
+    if path.is_dir():
+        return CommandNotRunnable(f"{shown} is a folder.", "Name a program in it.")
+    if not path.exists():
+        return CommandNotFound(f"{shown} is a link to nothing.", "Check where it leads.")
+    return CommandNotRunnable(
+        f"{shown} may not be executed.", f"If it is a program: chmod +x {shlex.quote(str(path))}"
+    )
+
+
 def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Replace this process by ``command``, found on the PATH.
 
@@ -67,11 +96,18 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     try:
         os.execvpe(command[0], list(command), dict(environment))  # noqa: S606 - no shell is the point
     except FileNotFoundError as error:
-        raise CommandNotFound(f"{command[0]}: command not found.") from error
+        raise _missing(command[0]) from error
     except OSError as error:
         raise CommandNotRunnable(f"{command[0]} cannot be run: {error.strerror}.") from error
     except ValueError as error:
         raise CommandNotRunnable(f"{command[0]!a} cannot be run: {error}.") from error
+
+
+def _missing(program: str) -> CommandNotFound:
+    """Say what of a program is not there: itself, or what its first line or its header names."""
+    if shutil.which(program) is None:
+        return CommandNotFound(f"{program}: command not found.")
+    return CommandNotFound(f"{program} cannot be run: its interpreter is not there.", "See its first line.")
 
 
 class GatedCommand:
@@ -117,15 +153,15 @@ class GatedCommand:
     ) -> int:
         """Open the gate, pass signals on, and return the command's exit status (128+n for signals).
 
-        ``meanwhile`` runs in a thread beside it; nobody waits for that to end.
+        ``meanwhile`` is called once the command has begun: threads that it starts take none of the signals.
         """
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         watched = {*_FORWARDED, signal.SIGCHLD}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
         try:
             self.open(command, environment)
-            if meanwhile is not None:  # begun here: it must not take the signals
-                threading.Thread(target=meanwhile, daemon=True).start()
+            if meanwhile is not None:
+                meanwhile()
             while (status := self._ended()) is None:
                 self._pass_on(*_next_signal(watched))
             return status

@@ -1,9 +1,10 @@
-"""A slice in a Docker container: its command line, and a watch that ties its life to the lease's."""
+"""A slice in a Docker container: its command line, its process, and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_pool.cli.screen import note
-from gpu_pool.cli.session import Session
-from gpu_pool_client import BadRequest, GpuPoolError, Lease, LeaseGone, LeaseState, NotAllowed, Pool, Process
+from gpu_pool_client import BadRequest, GpuPoolError, Lease, NotAllowed, Pool, Process
 
 DOCKER: Final = "docker"
 _LABEL: Final = "org.jupyter.gpu-pool.lease"
@@ -58,33 +58,35 @@ class Container:
             command += ["--ipc", "host"]
         return [*command, *arguments]
 
-    async def follow(self, session: Session) -> None:
-        """Tie the lease to the container's own process, and end the container when the lease ends."""
-        lease = self._lease
-        process = await self._process()
+    async def attach(self, pool: Pool) -> None:
+        """Tie the lease to the container's own process, once that runs and where the pool lets us."""
         try:
-            async with session.connect() as pool:
-                await _attach(pool, lease, process)
-                async for state in pool.watch(lease.id):
-                    if state.state is LeaseState.ENDED:
-                        self.end()
-        except LeaseGone:
-            self.end()
-        except GpuPoolError as error:
-            note(f"whether the container still has its slice cannot be seen any more. {error}")
+            await pool.attach(self._lease.id, await self._process())
+        except (BadRequest, NotAllowed) as error:  # it may be another user's process
+            note(f"the slice stays with this program, and not with the container. {error}")
+        except GpuPoolError:
+            return  # whoever follows the lease says so
 
     async def _process(self) -> Process:
         """Return the container's first process, once it runs."""
         while True:
-            for name in self._names():
-                pid = _ask("inspect", "--format", "{{.State.Pid}}", name)
-                found = Process.of(int(pid or 0))
-                if found is not None:
-                    return found
+            found = await asyncio.to_thread(self._look)
+            if found is not None:
+                return found
             await asyncio.sleep(_EVERY)
 
+    def _look(self) -> Process | None:
+        pids = (_ask("inspect", "--format", "{{.State.Pid}}", name) for name in self._names())
+        return next((found for pid in pids if (found := Process.of(int(pid or 0))) is not None), None)
+
+    async def stop(self, grace: float) -> None:
+        """End the container: SIGTERM, and SIGKILL after so many seconds."""
+        if names := await asyncio.to_thread(self._names):
+            await asyncio.to_thread(_ask, "stop", "-t", f"{grace:.0f}", *names)
+        await asyncio.to_thread(self.end)
+
     def end(self) -> None:
-        """End the container, if it still is there."""
+        """End the container at once, if it still is there."""
         if names := self._names():
             _ask("rm", "--force", *names)
 
@@ -102,18 +104,15 @@ def _ask(*words: str) -> str:
     return ""
 
 
-async def _attach(pool: Pool, lease: Lease, process: Process) -> None:
-    """Tie the lease to the container, where the pool lets us: its process may be another user's."""
-    try:
-        await pool.attach(lease.id, process)
-    except (BadRequest, NotAllowed) as error:
-        note(f"the slice stays with this program, and not with the container. {error}")
-
-
 def _paths(variables: Mapping[str, str]) -> set[Path]:
     """Return the files and folders by which a tier enforces a slice."""
     named = {name: Path(value) for name, value in variables.items() if value.startswith("/")}
     # Not the file itself, which is not there until a process of the container makes it.
     file = named.pop(_HAMI, None)
     more = {file.parent, _HAMI_LOCKS} if file else set()
-    return {path for path in {*named.values(), *more} if path.exists()}
+    return {path for path in {*named.values(), *more} if path.exists() and not _is_anothers_link(path)}
+
+
+def _is_anothers_link(path: Path) -> bool:
+    """Whether another user says where it leads: Docker, which is root, would mount whatever that is."""
+    return path.is_symlink() and path.lstat().st_uid not in (0, os.geteuid())

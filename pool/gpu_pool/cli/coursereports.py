@@ -62,19 +62,20 @@ class CourseReport:
                 *(f"  {safe(str(problem), 1_000)}" for problem in self.checked.problems),
             )
             return
-        screen.show(f"{path}: ok", f"  {course.title}. Open: {when_open(course)}.")
+        notes = [note for each in self.slices for note in slice_notes(each)]
+        verdict = "no error, but not every slice can be had" if notes else "ok"
+        screen.show(f"{path}: {verdict}", f"  {course.title}. Open: {when_open(course)}.")
         if self.slices:
-            screen.show("", screen.table(_SLICE_COLUMNS, _slice_rows(self.slices)))
-            screen.show(*(note for each in self.slices for note in slice_notes(each)))
+            screen.show("", screen.table(_SLICE_COLUMNS, _slice_rows(self.slices)), *notes)
         if self.rush:
             screen.show("", rush_words(self.rush, course))
         screen.show("")
 
-    def plain(self) -> dict[str, Any]:
-        """Return it for programs."""
+    def plain(self, *, strict: bool) -> dict[str, Any]:
+        """Return it for programs; ``strict`` as for :meth:`is_good`."""
         return {
             "file": str(self.checked.path),
-            "ok": self.checked.course is not None,
+            "ok": self.is_good(strict=strict),
             "problems": [dataclasses.asdict(problem) for problem in self.checked.problems],
             "slices": [dataclasses.asdict(each) for each in self.slices],
             "rush": self.rush and dataclasses.asdict(self.rush),

@@ -11,8 +11,8 @@ import click
 from gpu_pool.cli import screen
 from gpu_pool.cli.coursefiles import read_files
 from gpu_pool.cli.coursereports import COURSE_COLUMNS, CourseReport, course_row, plain_course
+from gpu_pool.cli.durations import Duration
 from gpu_pool.cli.session import Session, json_option, pool_options, verb
-from gpu_pool_client import parse_duration
 
 if TYPE_CHECKING:
     from gpu_pool_client import Device
@@ -39,11 +39,16 @@ def courses() -> None:
     "--students", type=click.IntRange(1, 2_000), metavar="N", help="Simulate that so many come at once."
 )
 @click.option(
-    "--stay", default="1h", show_default=True, metavar="TIME", help="How long each of them keeps a slice."
+    "--stay",
+    type=Duration(),
+    default="1h",
+    show_default=True,
+    metavar="TIME",
+    help="How long each of them keeps a slice.",
 )
 @json_option
 def check(
-    session: Session, paths: tuple[Path, ...], device: str | None, students: int | None, stay: str
+    session: Session, paths: tuple[Path, ...], device: str | None, students: int | None, stay: float
 ) -> int:
     """Check course files, and do their arithmetic.
 
@@ -55,12 +60,14 @@ def check(
     """
     from gpu_pool.settings import load_settings
 
-    settings, seconds = load_settings(), parse_duration(stay)
+    settings = load_settings()
     found, devices = read_files(paths, settings), _devices(device)
-    reports = [CourseReport.of(each, devices, settings.rules, students, seconds) for each in found]
-    is_good = all(report.is_good(strict=device is not None) for report in reports)
+    reports = [CourseReport.of(each, devices, settings.rules, students, stay) for each in found]
+    strict = device is not None
+    is_good = all(report.is_good(strict=strict) for report in reports)
     if session.as_json:
-        screen.show_json({"ok": is_good, "files": [report.plain() for report in reports]})
+        files = [report.plain(strict=strict) for report in reports]
+        screen.show_json({"ok": is_good, "files": files})
     else:
         for report in reports:
             report.show()
@@ -118,4 +125,4 @@ def _devices(text: str | None) -> tuple[Device, ...]:
     from gpu_pool.inventory import discover
     from gpu_pool.inventory.simulated import parse_devices
 
-    return discover().devices if text is None else parse_devices(text)
+    return discover().devices if text is None else parse_devices(text, "--device")

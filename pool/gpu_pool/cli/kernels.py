@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gpu_pool.cli import screen
+from gpu_pool.cli import completing, screen
+from gpu_pool.cli.refusals import refusals
 from gpu_pool.cli.session import Session, json_option, pool_options, verb
 from gpu_pool.cli.words import safe
 from gpu_pool_client import BadRequest, parse_request
 
 if TYPE_CHECKING:
-    from gpu_pool_kernels.installer import InstalledKernel
+    from gpu_pool_kernels.installer import InstalledKernel, Removal
 
 _COLUMNS = ("Name", "In the launcher", "Slice", "Base", "Folder")
 
@@ -32,7 +34,13 @@ def kernels() -> None:
     "gpu-pool kernels install 2% --wrap --user",
 )
 @click.argument("sizes", nargs=-1, required=True)
-@click.option("--base", default="python3", show_default=True, help="The kernelspec to build on.")
+@click.option(
+    "--base",
+    default="python3",
+    show_default=True,
+    shell_complete=completing.base_kernels,
+    help="The kernelspec to build on.",
+)
 @click.option("--user", is_flag=True, help="Install for this user, in every environment.")
 @click.option("--sys-prefix", is_flag=True, help="Install for this Python environment (the default).")
 @click.option(
@@ -51,7 +59,10 @@ def install(
     prefix: Path | None,
     wrap: bool,
 ) -> int:
-    """Install a kernel for each size over a kernel that is there already."""
+    """Install a kernel for each size over a kernel that is there already.
+
+    A size that the pool would refuse is installed all the same, and said to be.
+    """
     from gpu_pool_kernels.installer import install as install_kernels
 
     if user + sys_prefix + (prefix is not None) > 1:
@@ -61,7 +72,18 @@ def install(
     requests = [parse_request(size) for size in sizes]
     where = sys.prefix if sys_prefix else prefix
     made = install_kernels(requests, base=base, user=user, prefix=where, wrap=wrap)
-    return _report(session, made, "Installed {display_name!r} in {path}")
+    refused = refusals(session, requests)
+    if session.as_json:
+        never = [
+            {"slice": str(each), "message": error.message, "remedy": error.remedy}
+            for each, error in refused.items()
+        ]
+        screen.show_json({"kernels": _plain(made), "refused": never})
+        return 0
+    _say(made, "Installed {display_name!r} in {path}")
+    for each, error in refused.items():
+        screen.note(f"the pool would refuse a kernel of {each}: {error}")
+    return 0
 
 
 @verb("list", "gpu-pool kernels list", "gpu-pool kernels list --json | jq -r '.kernels[].name'")
@@ -72,7 +94,8 @@ def list_(session: Session) -> int:
 
     found = installed()
     if session.as_json:
-        return _report(session, found, "")
+        screen.show_json({"kernels": _plain(found)})
+        return 0
     rows = [[safe(text) for text in _cells(kernel)] for kernel in found]
     none = "None is installed. Install some with: gpu-pool kernels install 2% 10% 50% 1"
     screen.show(screen.table(_COLUMNS, rows) if rows else none)
@@ -80,32 +103,62 @@ def list_(session: Session) -> int:
 
 
 @verb("remove", "gpu-pool kernels remove python3-gpu-2pct", "gpu-pool kernels remove --all")
-@click.argument("names", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Remove every kernel on a slice that Jupyter finds.")
+@click.argument("names", nargs=-1, shell_complete=completing.kernels)
+@click.option("--all", "everything", is_flag=True, help="Remove all kernels on slices.")
 @json_option
 def remove(session: Session, names: tuple[str, ...], everything: bool) -> int:
-    """Remove kernels on slices. The kernels they were built on stay."""
-    from gpu_pool_kernels.installer import installed
-    from gpu_pool_kernels.installer import remove as remove_kernels
+    """Remove kernels on slices from all folders in which Jupyter looks.
+
+    These are your own, this environment's and the system's, and those of
+    JUPYTER_PATH. The kernels they were built on stay. Exit status 1 if some
+    could not be removed.
+    """
+    from gpu_pool_kernels import installer
 
     if bool(names) == everything:
         raise BadRequest("Which kernels?", "Name them (see gpu-pool kernels list), or give --all.")
-    gone = remove_kernels([kernel.name for kernel in installed()] if everything else names)
-    return _report(session, gone, "Removed {display_name!r} from {path}")
+    removal = installer.remove_all() if everything else installer.remove(names)
+    foreign = installer.foreign() if everything else []
+    if session.as_json:
+        _show_removal(removal, foreign)
+    else:
+        _say(removal.gone, "Removed {display_name!r} from {path}")
+        for kernel, why in removal.left:
+            owner = f"Repeat this as {_owner(kernel.path)}, who owns it."
+            screen.note(f"{str(kernel.path)!r} was not removed: {why}. {owner}")
+        for path in foreign:
+            what = "is on a slice, and was not made by gpu-pool kernels install"
+            screen.note(f"{safe(str(path), 300)!r} {what}. It stays: remove it yourself if it is not needed.")
+    return 1 if removal.left else 0
 
 
 for _command in (install, list_, remove):
     kernels.add_command(_command)
 
 
-def _report(session: Session, found: list[InstalledKernel], sentence: str) -> int:
-    if session.as_json:
-        keys = ("name", "display_name", "slice", "base", "path")
-        screen.show_json({"kernels": [dict(zip(keys, _cells(kernel), strict=True)) for kernel in found]})
-    else:
-        for kernel in found:
-            click.echo(sentence.format(display_name=safe(kernel.display_name), path=kernel.path))
-    return 0
+def _show_removal(removal: Removal, foreign: list[Path]) -> None:
+    left = [{**_plain([kernel])[0], "why": why} for kernel, why in removal.left]
+    screen.show_json(
+        {"kernels": _plain(removal.gone), "left": left, "foreign": [str(path) for path in foreign]}
+    )
+
+
+def _owner(path: Path) -> str:
+    """Name the user who may remove what is in the folder above."""
+    try:
+        return path.parent.owner()
+    except (OSError, KeyError):
+        return "the user"
+
+
+def _say(kernels: Iterable[InstalledKernel], sentence: str) -> None:
+    for kernel in kernels:
+        click.echo(sentence.format(display_name=safe(kernel.display_name), path=kernel.path))
+
+
+def _plain(kernels: Iterable[InstalledKernel]) -> list[dict[str, str]]:
+    keys = ("name", "display_name", "slice", "base", "path")
+    return [dict(zip(keys, _cells(kernel), strict=True)) for kernel in kernels]
 
 
 def _cells(kernel: InstalledKernel) -> tuple[str, str, str, str, str]:

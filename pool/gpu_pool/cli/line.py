@@ -25,19 +25,10 @@ from gpu_pool_client import (
     SliceRequest,
 )
 from gpu_pool_client.pool import COURSE_VARIABLE
+from gpu_pool_client.processes import account_of
 
 if TYPE_CHECKING:
     from rich.status import Status
-
-
-def user_name() -> str:
-    """Name the user whose process this is, as the system knows them."""
-    try:
-        import pwd
-
-        return pwd.getpwuid(os.getuid()).pw_name
-    except (ImportError, KeyError):
-        return str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "unknown")
 
 
 def new_key(verb: str) -> str:
@@ -55,7 +46,7 @@ async def take(
     long it takes); whatever goes wrong, the request is withdrawn.
     """
     course = os.environ.get(COURSE_VARIABLE)
-    lease = await pool.request(request, Holder(user_name(), course, purpose), key)
+    lease = await pool.request(request, Holder(account_of(os.getuid()), course, purpose), key)
     try:
         if lease.state is not LeaseState.HELD:
             lease = await _stand_in_line(pool, lease, timeout)

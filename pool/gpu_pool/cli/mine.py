@@ -10,8 +10,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import psutil
-
 from gpu_pool_client import (
     BadRequest,
     GpuPoolError,
@@ -24,6 +22,7 @@ from gpu_pool_client import (
     Process,
     SliceRequest,
 )
+from gpu_pool_client.processes import lineage
 
 LEASE_VARIABLE = "GPU_POOL_LEASE"
 TAKE_ONE = "Take one with: gpu-pool request 2%"
@@ -31,8 +30,7 @@ TAKE_ONE = "Take one with: gpu-pool request 2%"
 
 def ancestors() -> list[Process]:
     """Return this process and those it descends from, nearest first."""
-    pids = [os.getpid(), *(parent.pid for parent in psutil.Process().parents())]
-    return [found for pid in pids if (found := Process.of(pid)) is not None]
+    return list(lineage(os.getpid()))
 
 
 def held_by(leases: Iterable[Lease], processes: Sequence[Process], environ: Mapping[str, str]) -> list[Lease]:

@@ -33,6 +33,7 @@ def plain_device_status(status: DeviceStatus, leases: tuple[Lease, ...]) -> Plai
     return {
         **plain_device(status.device),
         "drained": status.drained,
+        "drained_at": status.drained_at,
         "milli": status.milli,
         "held_milli": status.held_milli,
         "free_milli": status.free_milli,
@@ -79,6 +80,7 @@ def plain_devices(status: PoolStatus) -> Plain:
     return {
         "url": status.url,
         "simulated": status.simulated,
+        "note": status.note,
         "devices": [plain_device_status(device, status.leases) for device in status.devices],
     }
 

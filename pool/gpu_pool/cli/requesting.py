@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import click
 
-from gpu_pool.cli.line import new_key, take, user_name
+from gpu_pool.cli import completing
+from gpu_pool.cli.line import new_key, take
 from gpu_pool.cli.mine import TAKE_ONE, ancestors, held_by, naming_leases, shows_all
 from gpu_pool.cli.plain import plain_lease
 from gpu_pool.cli.running import waiting_options
 from gpu_pool.cli.screen import show_json
 from gpu_pool.cli.session import Session, complete, json_option, verb
-from gpu_pool.cli.words import granted, safe
+from gpu_pool.cli.words import at_most, granted, safe
 from gpu_pool_client import (
     BadRequest,
+    EndReason,
     Lease,
     LeaseGone,
     LeaseState,
@@ -25,6 +28,7 @@ from gpu_pool_client import (
     SliceRequest,
     parse_request,
 )
+from gpu_pool_client.processes import account_of
 
 _VERB = "request"
 
@@ -32,7 +36,7 @@ _VERB = "request"
 @verb(
     _VERB,
     "gpu-pool request 2%",
-    "gpu-pool request 2x50% --timeout 600",
+    "gpu-pool request 2x50% --timeout 10min",
     "gpu-pool request 10% --keeper $$ --json | jq -r .id",
 )
 @click.argument("size")
@@ -55,21 +59,23 @@ def request(session: Session, size: str, wait: bool, timeout: float | None, pid:
     if session.as_json:
         show_json(plain_lease(lease))
     else:
-        click.echo(f"You hold {granted(lease)} (lease {lease.id}).")
+        click.echo(f"You hold {granted(lease)}{at_most(lease, time.time())} (lease {lease.id}).")
         click.echo("Use it:       gpu-pool exec -- COMMAND   or   gpu-pool shell")
         click.echo("Give it back: gpu-pool release   (or end this shell)")
     return 0
 
 
 @verb("release", "gpu-pool release", "gpu-pool release 12-0123abcd", "gpu-pool release --all-mine")
-@click.argument("lease_ids", metavar="[LEASE]...", nargs=-1)
+@click.argument("lease_ids", metavar="[LEASE]...", nargs=-1, shell_complete=completing.leases)
 @click.option("--all-mine", is_flag=True, help="All your leases: those of kernels, and waiting ones, too.")
 @json_option
 def release(session: Session, lease_ids: tuple[str, ...], all_mine: bool) -> int:
     """Give slices back: this shell's, or those that are named.
 
-    A process that still runs on a slice is not ended: it goes on without
-    being counted. End it first.
+    A command under "gpu-pool run", or a kernel behind "gpu-pool serve", is
+    ended with its slice, and told. Any other process that still runs on it
+    goes on without being counted: end it first. What an administrator ends
+    of somebody else's is recorded as revoked.
     """
     if all_mine and lease_ids:
         raise BadRequest("Leases are named, and --all-mine is given.", "Give one or the other.")
@@ -78,7 +84,7 @@ def release(session: Session, lease_ids: tuple[str, ...], all_mine: bool) -> int
         show_json({"released": [lease.id for lease in released]})
     else:
         for lease in released:
-            click.echo(f"Gave back {safe(str(lease.request))} (lease {lease.id}).")
+            click.echo(_what_became(lease))
         if not released:
             click.echo("You hold no slice.")
     return 0
@@ -109,7 +115,15 @@ async def _release(session: Session, lease_ids: tuple[str, ...], all_mine: bool)
         running = [lease for lease in chosen if lease.state is not LeaseState.ENDED]
         for lease in running:
             await pool.release(lease.id)
-    return running
+        return [await pool.lease(lease.id) for lease in running]
+
+
+def _what_became(lease: Lease) -> str:
+    """Say how a lease ended that was to be given back: an administrator's end of another's is revoked."""
+    what = f"{safe(str(lease.request))} (lease {lease.id})"
+    if lease.end_reason is EndReason.REVOKED:
+        return f"Revoked {what} of {safe(lease.holder.user)}, who is told."
+    return f"Gave back {what}."
 
 
 async def _all_of_mine(pool: Pool) -> list[Lease]:
@@ -119,7 +133,7 @@ async def _all_of_mine(pool: Pool) -> list[Lease]:
     """
     status = await pool.status()
     shown = [*status.leases, *status.line]
-    mine = [lease for lease in shown if lease.holder.user == user_name()]
+    mine = [lease for lease in shown if lease.holder.user == account_of(os.getuid())]
     if not shown or urlsplit(status.url).scheme == "embedded":
         return mine
     if await shows_all(pool) is False:
@@ -134,9 +148,10 @@ def _nameless(shown: Sequence[Lease]) -> BadRequest:
     by_user: dict[str, list[str]] = {}
     for lease in shown:
         by_user.setdefault(safe(lease.holder.user), []).append(lease.id)
+    me = safe(account_of(os.getuid()))
     held = "; ".join(f"{user}: {', '.join(ids)}" for user, ids in by_user.items())
     return BadRequest(
-        f"None of the leases that you are shown is of {safe(user_name())}, by which name the pool need not "
+        f"None of the leases that you are shown is of {me}, by which name the pool need not "
         f"know you. Nothing was given back. There are those of {held}.",
         "Name those that are yours: gpu-pool release ID",
     )

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
+import contextlib
+import json
 import os
-import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from gpu_pool.cli.child import CommandNotFound, GatedCommand, become
+from gpu_pool.cli import completing
+from gpu_pool.cli.child import GatedCommand, become, check_command
 from gpu_pool.cli.containers import DOCKER, Container
+from gpu_pool.cli.durations import Duration
+from gpu_pool.cli.following import GRACE, LEASE_ENDED, LeaseFollower, end_processes
 from gpu_pool.cli.line import new_key, take
 from gpu_pool.cli.mine import ancestors, choose, held_by
+from gpu_pool.cli.plain import plain_lease
 from gpu_pool.cli.screen import note
-from gpu_pool.cli.session import Session, complete, verb
+from gpu_pool.cli.session import Session, complete, remember, verb
 from gpu_pool.cli.surroundings import environment_for
-from gpu_pool.cli.words import granted
-from gpu_pool_client import GpuPoolError, Lease, LeaseState, Process, SliceRequest, parse_request
+from gpu_pool.cli.words import at_most, granted
+from gpu_pool_client import (
+    EndReason,
+    GpuPoolError,
+    Lease,
+    LeaseState,
+    Process,
+    SliceRequest,
+    parse_request,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-#: Seconds that one may wait: a year, which is longer than any machine is up.
-_LONGEST = 365 * 86_400
-
-
-class _Seconds(click.FloatRange):
-    """A number of seconds; "nan", which is in no range and outside none, is refused."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = float(super().convert(value, param, ctx))
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
-        return seconds
 
 
 def waiting_options(function: F) -> F:
@@ -43,9 +42,9 @@ def waiting_options(function: F) -> F:
     for option in (
         click.option(
             "--timeout",
-            type=_Seconds(min=0, max=_LONGEST),
-            metavar="SECONDS",
-            help="Wait this long at most, then fail with exit status 6.",
+            type=Duration(),
+            metavar="TIME",
+            help="Wait this long at most (90s, 15min, 2h), then fail with exit status 6.",
         ),
         click.option(
             "--wait/--no-wait", default=True, help="Wait in line (the default), or fail unless free."
@@ -57,15 +56,19 @@ def waiting_options(function: F) -> F:
 
 def named_lease(function: F) -> F:
     """Add ``--lease``, for those who hold several."""
-    return click.option("--lease", "lease_id", metavar="ID", help="Which slice, if there are several.")(
-        function
-    )
+    return click.option(
+        "--lease",
+        "lease_id",
+        metavar="ID",
+        shell_complete=completing.held_leases,
+        help="Which slice, if there are several.",
+    )(function)
 
 
 @verb(
     "run",
     "gpu-pool run 2% -- python train.py",
-    "gpu-pool run 1.5GiB --timeout 600 -- python -m pytest tests/gpu",
+    "gpu-pool run 1.5GiB --timeout 10min -- python -m pytest tests/gpu",
     'gpu-pool run "50% model=V100" --no-wait -- ./simulate --steps 1000',
     "gpu-pool run 5% --docker -- pytorch/pytorch python -c 'import torch; print(torch.cuda.mem_get_info())'",
 )
@@ -74,6 +77,14 @@ def named_lease(function: F) -> F:
 @waiting_options
 @click.option("-q", "--quiet", is_flag=True, help="Do not say what was granted.")
 @click.option("--docker", is_flag=True, help="The command is [DOCKER OPTIONS] IMAGE [COMMAND].")
+@click.option(
+    "--json",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=remember("as_json"),
+    help="Say how it ended in JSON, in the last line on standard error.",
+)
 def run(
     session: Session,
     size: str,
@@ -90,34 +101,69 @@ def run(
     program is killed, the command gets SIGTERM (on Linux, unless it is
     setuid); the slice is back when the command has ended.
 
-    With --docker a container runs on the slice: it sees the slice's GPU alone,
-    and ends when the slice is taken back.
+    When the slice is over, because its longest lease has ended or it was taken
+    back, the command is ended: SIGTERM, and SIGKILL 10 s later. A longest
+    lease is warned of before. The exit status is then 124.
+
+    With --docker a container runs on the slice: it sees the slice's GPU alone.
     """
     request = parse_request(size)
     program = DOCKER if docker else command[0]
-    _check_command(program)
+    check_command(program)
     with GatedCommand() as child:
         lease = complete(_take(session, request, program, child.process, timeout if wait else 0))
-        try:
-            if not quiet:
-                note(f"running on {granted(lease)}")
-            if docker:
-                return _run_container(session, lease, child, command)
-            return child.supervise(command, environment_for(lease, program))
-        finally:
-            _give_back(session, lease)
+        if not quiet:
+            note(f"running on {granted(lease)}{at_most(lease, time.time())}")
+        if docker:
+            status, over = _run_container(session, lease, child, command)
+        else:
+            status, over = _run_command(session, lease, child, command)
+    if session.as_json:
+        last = complete(_as_it_ended(session, lease))
+        found = {"lease": plain_lease(last), "status": status, "lease_over": over}
+        click.echo(json.dumps(found), err=True)
+    return status
 
 
-def _run_container(session: Session, lease: Lease, child: GatedCommand, arguments: tuple[str, ...]) -> int:
+def _run_command(
+    session: Session, lease: Lease, child: GatedCommand, command: tuple[str, ...]
+) -> tuple[int, str | None]:
+    follower = LeaseFollower(session, lease, lambda: end_processes(child.process, lease.id))
+    with _following(session, lease, follower):
+        status = child.supervise(command, environment_for(lease, command[0]), follower.start)
+    return _told(status, follower)
+
+
+def _run_container(
+    session: Session, lease: Lease, child: GatedCommand, arguments: tuple[str, ...]
+) -> tuple[int, str | None]:
     box = Container(lease)
+    follower = LeaseFollower(session, lease, lambda: box.stop(GRACE), box.attach)
+    with _following(session, lease, follower):
+        try:
+            environment = {**os.environ, **lease.environment}
+            status = child.supervise(box.command(arguments), environment, follower.start)
+        finally:
+            box.end()
+    return _told(status, follower)
+
+
+@contextlib.contextmanager
+def _following(session: Session, lease: Lease, follower: LeaseFollower) -> Iterator[None]:
+    """Give the lease back at the end of a command, once all that is to end with it has."""
     try:
-        return child.supervise(
-            box.command(arguments),
-            {**os.environ, **lease.environment},
-            meanwhile=lambda: asyncio.run(box.follow(session)),
-        )
+        yield
     finally:
-        box.end()
+        try:
+            follower.finish()
+        finally:
+            ran_out = follower.over == EndReason.TOO_LONG.value
+            _give_back(session, lease, EndReason.TOO_LONG if ran_out else EndReason.RELEASED)
+
+
+def _told(status: int, follower: LeaseFollower) -> tuple[int, str | None]:
+    """Return the exit status of ``run``, and why the command was ended with its lease, if it was."""
+    return (status if follower.over is None else LEASE_ENDED), follower.over
 
 
 @verb(
@@ -133,7 +179,7 @@ def exec_(session: Session, command: tuple[str, ...], lease_id: str | None) -> i
     The slice is the one taken with "gpu-pool request"; it stays with the shell
     when the command ends.
     """
-    _check_command(command[0])
+    check_command(command[0])
     lease = complete(_held(session, lease_id))
     become(command, environment_for(lease, command[0]))
 
@@ -147,7 +193,7 @@ def shell(session: Session, lease_id: str | None) -> int:
     """
     lease = complete(_held(session, lease_id))
     program = os.environ.get("SHELL") or "/bin/sh"
-    note(f"a shell on {granted(lease)}; leave it with: exit")
+    note(f"a shell on {granted(lease)}{at_most(lease, time.time())}; leave it with: exit")
     become([program], environment_for(lease, program))
 
 
@@ -167,18 +213,21 @@ async def _held(session: Session, lease_id: str | None) -> Lease:
     return choose(held_by(held, ancestors(), os.environ), lease_id)
 
 
-def _give_back(session: Session, lease: Lease) -> None:
+async def _as_it_ended(session: Session, lease: Lease) -> Lease:
+    """Return the lease as it is now, or as it was where the pool does not tell."""
+    try:
+        async with session.connect() as pool:
+            return await pool.lease(lease.id)
+    except GpuPoolError:
+        return lease
+
+
+def _give_back(session: Session, lease: Lease, reason: EndReason) -> None:
     async def release() -> None:
         async with session.connect() as pool:
-            await pool.release(lease.id)
+            await pool.release(lease.id, reason)
 
     try:
         complete(release())
     except GpuPoolError as error:
         note(f"the slice returns by itself, since its command has ended. {error}")
-
-
-def _check_command(program: str) -> None:
-    """Refuse what cannot be run before anybody waits for it."""
-    if shutil.which(program) is None:
-        raise CommandNotFound(f"{program[:80]!a}: there is no such command.", "Check its name and the PATH.")

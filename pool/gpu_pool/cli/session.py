@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from gpu_pool_client import Pool, connect
+from gpu_pool_client import BadRequest, Pool, connect
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,6 +51,16 @@ class Verb(click.Command):
         super().__init__(*args, **settings)
         self.examples = examples
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; refuse a ``--json`` that may as well be meant for the command to be run."""
+        runs_a_command = any(each.type is click.UNPROCESSED for each in self.params)
+        if runs_a_command and "--json" in args and "--" not in args:
+            raise BadRequest(
+                "Whose option is --json: gpu-pool's, or the command's?",
+                f"Write -- before the command. See {ctx.command_path} --help.",
+            )
+        return super().parse_args(ctx, args)
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the examples, one a line."""
         if self.examples:
@@ -72,14 +82,14 @@ def pool_options(function: F) -> F:
     """Add ``--pool`` and ``--debug``, which may stand before or after the verb."""
     for option in (
         click.option(
-            "--debug", is_flag=True, expose_value=False, callback=_remember("debug"), help="Show tracebacks."
+            "--debug", is_flag=True, expose_value=False, callback=remember("debug"), help="Show tracebacks."
         ),
         click.option(
             "--pool",
             metavar="URL",
             expose_value=False,
             is_eager=True,
-            callback=_remember("url"),
+            callback=remember("url"),
             help="The pool to use, by default $GPU_POOL_URL or embedded: (this user's own).",
         ),
     ):
@@ -94,12 +104,14 @@ def json_option(function: F) -> F:
         is_flag=True,
         expose_value=False,
         is_eager=True,
-        callback=_remember("as_json"),
+        callback=remember("as_json"),
         help="Print JSON.",
     )(function)
 
 
-def _remember(field: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+def remember(field: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    """Return a callback of an option that is to be kept in that field of the :class:`Session`."""
+
     def callback(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None:
         # An option that is not given after the verb leaves what was given before it.
         if value:

@@ -123,7 +123,10 @@ def _plain_with_use(lease: Lease, used: dict[str, int]) -> dict[str, object]:
 
 async def _status(session: Session) -> PoolStatus:
     async with session.connect() as pool:
-        return await pool.status()
+        found = await pool.status()
+    if found.note:
+        screen.note(found.note)
+    return found
 
 
 def _show_devices(status: PoolStatus) -> None:

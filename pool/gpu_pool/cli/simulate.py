@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gpu_pool.cli import screen
-from gpu_pool.cli.session import Session, json_option, verb
+from gpu_pool.cli import completing, screen
+from gpu_pool.cli.durations import Duration
+from gpu_pool.cli.progress import Progress
+from gpu_pool.cli.session import Session, complete, json_option, verb
 from gpu_pool.cli.words import duration, safe
-from gpu_pool_client import BadRequest
+from gpu_pool_client import BadRequest, GpuPoolError
 
 if TYPE_CHECKING:
     from gpu_pool.cli.screen import Shown
@@ -23,23 +26,29 @@ if TYPE_CHECKING:
 
 #: Files of history longer than this are refused, in bytes.
 _MAX_FILE = 200_000_000
+_DEVICES = "--devices"
 
 
 @verb(
     "simulate",
     "gpu-pool simulate mixed",
-    "gpu-pool simulate research --weight research=1 --drain-after 60",
+    "gpu-pool simulate research --weight research=1 --drain-after 1h",
     "gpu-pool simulate history.jsonl --devices V100-SXM2-32GB:4 --plot waits.svg",
     "gpu-pool simulate mixed --json | jq '.orders.fair.utilisation'",
 )
-@click.argument("workload", default="mixed")
-@click.option("--devices", metavar="DEVICES", help="The GPUs, as in GPU_POOL_DEVICES: V100-SXM2-32GB:4.")
+@click.argument("workload", default="mixed", shell_complete=completing.workloads)
+@click.option(
+    _DEVICES,
+    metavar="DEVICES",
+    help="The GPUs, as in GPU_POOL_DEVICES: V100-SXM2-32GB:4. By default the pool's own for a file, "
+    "and for a made-up workload those that it is made for.",
+)
 @click.option("--weight", metavar="COURSE=N", multiple=True, help="The weight of a course; 1 by default.")
 @click.option(
     "--drain-after",
-    type=click.FloatRange(min=0),
-    metavar="MINUTES",
-    help="How long a large request waits before a GPU is emptied for it; 30 by default.",
+    type=Duration(unit=60),
+    metavar="TIME",
+    help="How long a large request waits before a GPU is emptied for it: 2h, or minutes; 30 by default.",
 )
 @click.option("--seed", type=int, help="Another seed for a made-up workload: other people, same habits.")
 @click.option(
@@ -62,7 +71,7 @@ def simulate(
     The rules that grant real slices are run beside strict order, smallest
     first and plain backfill, on the same arrivals. Nothing is granted.
     """
-    title, found, gpus, weights = _arrivals(workload, devices, seed)
+    title, found, gpus, weights = _arrivals(session, workload, devices, seed)
     weights.update(_weight(text) for text in weight)
     by_order = _run(found, gpus, _policy(weights, drain_after))
     if plot is not None:
@@ -78,7 +87,7 @@ def simulate(
 
 
 def _arrivals(
-    workload: str, devices: str | None, seed: int | None
+    session: Session, workload: str, devices: str | None, seed: int | None
 ) -> tuple[str, list[Arrival], tuple[Device, ...], dict[str, float]]:
     """Return (title, arrivals, devices, weights) of a made-up workload or of a file."""
     from gpu_pool.inventory.simulated import parse_devices
@@ -87,7 +96,12 @@ def _arrivals(
     known = WORKLOADS.get(workload)
     if known is not None:
         title = f"{known.name}: {known.about}"
-        return title, arrivals(known, seed), parse_devices(devices or known.devices), dict(known.weights)
+        return (
+            title,
+            arrivals(known, seed),
+            parse_devices(devices or known.devices, _DEVICES),
+            dict(known.weights),
+        )
     path = Path(workload)
     if not path.is_file() or path.stat().st_size > _MAX_FILE:
         names = ", ".join(WORKLOADS)
@@ -95,15 +109,29 @@ def _arrivals(
             f"{safe(workload)!r} is neither a workload nor a file of at most {_MAX_FILE // 1_000_000} MB.",
             f"Workloads: {names}.",
         )
-    if devices is None:
-        raise BadRequest(
-            "A recorded history does not say which GPUs.", "Add --devices V100-SXM2-32GB:4, say."
-        )
     try:
         with path.open(encoding="utf-8") as file:
-            return path.name, read_history(file), parse_devices(devices), {}
+            found = read_history(file)
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{safe(workload)!r} cannot be read: {error}.") from error
+    return path.name, found, parse_devices(devices, _DEVICES) if devices else complete(_of_pool(session)), {}
+
+
+async def _of_pool(session: Session) -> tuple[Device, ...]:
+    """Return the pool's own devices. Raises ``BadRequest`` where there are none to simulate with."""
+    try:
+        async with session.connect() as pool:
+            found = tuple(status.device for status in (await pool.status()).devices)
+    except GpuPoolError as error:
+        why = f"the pool, whose GPUs are meant, cannot be asked: {error.message}"
+    else:
+        if found and not any(device.unbounded for device in found):
+            return found
+        why = "the pool does not know its GPUs one by one" if found else "the pool has no GPU"
+    raise BadRequest(
+        f"A recorded history does not say on which GPUs, and {why.rstrip('.')}.",
+        "Name them: --devices V100-SXM2-32GB:4, say.",
+    )
 
 
 def _run(found: list[Arrival], devices: tuple[Device, ...], policy: Policy) -> dict[str, Figures]:
@@ -114,14 +142,20 @@ def _run(found: list[Arrival], devices: tuple[Device, ...], policy: Policy) -> d
 
     for request in {arrival.request for arrival in found}:
         admission.check(request, devices, Rules())
-    return {name: figures(run(found, devices, order, policy)) for name, order in ORDERS.items()}
+    results = {}
+    with Progress() as progress:
+        for number, (name, order) in enumerate(ORDERS.items(), 1):
+            what = f"simulating {name}, {number} of {len(ORDERS)}"
+            tell = functools.partial(progress.tell, what)
+            results[name] = figures(run(found, devices, order, policy, tell=tell))
+    return results
 
 
 def _policy(weights: Mapping[str, float], drain_after: float | None) -> Policy:
     from gpu_pool.queueing import Policy
 
     policy = Policy(weights=weights)
-    return policy if drain_after is None else dataclasses.replace(policy, drain_after=drain_after * 60)
+    return policy if drain_after is None else dataclasses.replace(policy, drain_after=drain_after)
 
 
 def _weight(text: str) -> tuple[str, float]:

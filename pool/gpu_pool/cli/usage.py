@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-from gpu_pool.inventory.activity import family
 from gpu_pool_client import Lease
+from gpu_pool_client.processes import family
 
 _BYTES_PER_MIB = 1024 * 1024
 

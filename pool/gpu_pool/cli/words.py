@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gpu_pool_client import (
     Device,
     DeviceStatus,
+    EndReason,
     Enforcement,
     Holder,
     Lease,
     LeaseState,
     PoolStatus,
+    format_duration,
     format_memory,
     format_share,
 )
@@ -47,7 +51,7 @@ def waiting(lease: Lease, expected: str = "") -> str:
     """Say where a waiting lease stands, and what wait is expected."""
     place = f"{ordinal(lease.place)} in line" if lease.place else ""
     where = ", ".join(filter(None, (place, expected)))
-    return f"waiting for {lease.request}{': ' if where else ''}{where}"
+    return f"waiting for {lease.request.named}{': ' if where else ''}{where}"
 
 
 def granted(lease: Lease) -> str:
@@ -58,6 +62,39 @@ def granted(lease: Lease) -> str:
     return f"{size} {safe(labels)}, {format_memory(lease.memory_mib)}{each}"
 
 
+def at_most(lease: Lease, now: float) -> str:
+    """Say for how long a lease may still be held at ``now``: ``, for at most 2h``; empty for no limit."""
+    ends_at = lease.terms.ends_at
+    return "" if ends_at is None else f", for at most {format_duration(max(1.0, ends_at - now))}"
+
+
+def lease_ends(left: float) -> str:
+    """Warn that a command ends with its longest lease, so many seconds from now."""
+    return (
+        f"the slice ends in {format_duration(max(1.0, left))}, because its course allows no longer lease, "
+        "and the command with it"
+    )
+
+
+#: Why the slice of a running command is over.
+_OVER: Final = {
+    EndReason.RELEASED: "it was given back",
+    EndReason.EXPIRED: "the pool did not hear of this program any more",
+    EndReason.REVOKED: "an administrator took it back",
+    EndReason.DEVICE_LOST: "its GPU is gone",
+    EndReason.TOO_LONG: "it was held for as long as its course allows",
+    EndReason.OVER_MEMORY: "the command used more GPU memory than it was granted",
+}
+
+
+def lease_over(reason: str, notice: str, grace: float) -> str:
+    """Say that a command is ended since its lease is over, with what the pool has to say about it."""
+    known = {each.value: why for each, why in _OVER.items()}
+    over = f"the slice is over: {known.get(reason, safe(reason))}."
+    ended = f"The command is ended: SIGTERM now, SIGKILL in {grace:g} s."
+    return " ".join(filter(None, (over, safe(notice, 1_000), ended)))
+
+
 def holder(who: Holder) -> str:
     """Say who holds: the user, the course if any, and what for."""
     course = f" ({who.course})" if who.course else ""
@@ -65,13 +102,16 @@ def holder(who: Holder) -> str:
 
 
 def device_row(status: DeviceStatus) -> list[str]:
-    """One device as cells under :data:`DEVICE_COLUMNS`."""
+    """One device as cells under :data:`DEVICE_COLUMNS`; nothing of a drained one is free."""
+    contexts = status.free_contexts
     return [
         str(status.device.index),
         safe(status.device.label + (f" on {status.device.node}" if status.device.node else "")),
         "drained" if status.drained else f"{format_share(status.free_milli)} of {format_share(status.milli)}",
-        f"{format_memory(status.free_memory_mib)} of {format_memory(status.device.memory_mib)}",
-        "-" if status.free_contexts is None else f"{status.free_contexts} of {status.device.contexts}",
+        f"{format_memory(status.free_memory_mib)} of {format_memory(status.device.memory_mib)}"
+        if not status.drained
+        else "-",
+        "-" if contexts is None or status.drained else f"{contexts} of {status.device.contexts}",
         str(status.leases),
     ]
 

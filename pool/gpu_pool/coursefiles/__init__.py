@@ -7,6 +7,7 @@
     fields    the kinds of values, and how each is written
     hours     weeks of the year and hours of the week
     model     what a course file can say
+    repeated  what two slices of a file say, and only one may
     reading   one file: from its bytes to a course
     folder    a folder of them, read again when they change
     editing   what of a file is its instructors' own, and what a change is

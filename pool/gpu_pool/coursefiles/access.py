@@ -44,7 +44,9 @@ def check_offered(course: CourseFile, request: SliceRequest) -> None:
     offers = ", ".join(f"{offer.request} ({offer.name})" for offer in course.slices)
     more = f", and whatever is not more than {course.any_up_to}" if course.any_up_to else ""
     raise NotAllowed(
-        f"You asked for {request}; {course.title} offers {offers}{more}.", "Ask for one of these."
+        f"You asked for {request.named}; {course.title} offers {offers}{more}.",
+        "Ask for one of these. If Jupyter shows you others, the course has changed: reload the page, "
+        "or else stop your server and start it again.",
     )
 
 

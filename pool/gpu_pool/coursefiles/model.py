@@ -155,20 +155,6 @@ def _check_number(items: tuple[T, ...]) -> tuple[T, ...]:
     return items
 
 
-def _check_offers(offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
-    _check_number(offers)
-    for what, values in (
-        ("the name", [offer.name for offer in offers]),
-        ("the request", [str(offer.request) for offer in offers]),
-    ):
-        twice = next((each for each in values if values.count(each) > 1), None)
-        if twice is not None:
-            raise BadRequest(f"{what} {twice[:60]!a} is there twice.", "Keep one of the two.")
-    if sum(offer.default for offer in offers) > 1:
-        raise BadRequest("several are the default.", "Write default: true at one of them.")
-    return offers
-
-
 class CourseFile(_Part):
     """A course: who may use which slices of the GPUs, how many, and when."""
 
@@ -177,7 +163,7 @@ class CourseFile(_Part):
     title: Line = Field(description="The course's name for people.")
     who: Who = Field(default=Who(), description="Who is in the course; without it, everybody.")
     instructors: Names = Field(default=(), description="Users who teach it. They may always use it.")
-    slices: Annotated[tuple[Offer, ...], AfterValidator(_check_offers)] = Field(
+    slices: Annotated[tuple[Offer, ...], AfterValidator(_check_number)] = Field(
         description="What students may pick."
     )
     any_up_to: Request | None = Field(
@@ -190,7 +176,7 @@ class CourseFile(_Part):
         default=1.0, description="Its part of the pool when others want it too; 0: what others leave."
     )
     priority: Priority = Field(default=0, description="A higher one comes before all lower ones.")
-    longest_lease: Seconds | None = Field(default=None, description="How long a slice may be kept: 2h.")
+    longest_lease: Seconds | None = Field(default=None, description="How long a slice may be kept at most.")
     idle_limit: Seconds | None = Field(
         default=None,
         description="After how long the slice of an idle kernel is lent to others, where that is possible.",
@@ -218,7 +204,7 @@ class CourseFile(_Part):
     time_zone: Zone | None = Field(
         default=None,
         validate_default=True,
-        description="Where the clock hangs that weeks and hours are read from.",
+        description="The time zone of weeks and hours, such as Europe/Berlin.",
     )
     kubernetes: Kubernetes = Field(
         default=Kubernetes(), description="The server of each student, on Kubernetes."

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from gpu_pool.coursefiles.model import CourseFile
 from gpu_pool.coursefiles.problems import MOST_PROBLEMS, BadCourseFile, Problem, accepted, given, nearest
+from gpu_pool.coursefiles.repeated import repeated
 from gpu_pool.coursefiles.text import Place, Tree, Unreadable, Written, in_words, read_text
 from gpu_pool_client import BadRequest
 
@@ -52,7 +53,7 @@ def parse_course(file: str, data: bytes) -> CourseFile:
 
 
 def _course(file: str, written: Written) -> CourseFile:
-    problems = list(written.problems)
+    problems = [*written.problems, *islice(repeated(file, written), MOST_PROBLEMS)]
     try:
         course = CourseFile.model_validate(written.tree)
     except ValidationError as error:

@@ -75,7 +75,7 @@ class Aliyun(Dialect):
         refuse_index(request, title)
         if request.count > 1:
             raise NeverFits(
-                f"You asked for {request}; {title} gives one container memory of one GPU.",
+                f"You asked for {request.named}; {title} gives one container memory of one GPU.",
                 "Ask for one GPU or a part.",
             )
         size = cut(request, self.gpus(), self.options, title)

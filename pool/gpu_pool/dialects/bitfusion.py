@@ -89,16 +89,16 @@ class Bitfusion(Dialect):
     def _check(self, request: SliceRequest) -> None:
         if request.filters != Filters():
             raise BadRequest(
-                f"You asked for {request}; Bitfusion chooses among its servers' GPUs itself.",
+                f"You asked for {request.named}; Bitfusion chooses among its servers' GPUs itself.",
                 "Leave the filters out.",
             )
         if not self.sighted():
             raise NeverFits(
-                f"You asked for {request}; no node of this cluster offers {_GPU}.",
+                f"You asked for {request.named}; no node of this cluster offers {_GPU}.",
                 "Ask the administrator, who can look with gpu-pool doctor --kubernetes.",
             )
         if request.memory_mib and request.memory_mib < self.options.context_mib:
             raise NeverFits(
-                f"You asked for {request}; CUDA itself takes about {self.options.context_mib} MiB.",
+                f"You asked for {request.named}; CUDA itself takes about {self.options.context_mib} MiB.",
                 f"Ask for at least {self.options.context_mib}MiB.",
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_pool.dialects.cluster import Pod
 from gpu_pool.dialects.dialect import Dialect, Gpu, Hold
@@ -87,13 +87,14 @@ def _first_fit(statuses: Sequence[DeviceStatus], hold: Hold) -> DeviceStatus | N
     roomy = [status for status in statuses if _has_room(status, hold)]
     if roomy:
         return min(roomy, key=lambda status: status.device.milli)
-    return max(statuses, key=lambda status: status.free_milli, default=None)
+    return max(statuses, key=lambda status: status.unheld_milli, default=None)
 
 
 def _has_room(status: DeviceStatus, hold: Hold) -> bool:
-    slots = status.free_contexts
-    memory = not status.device.memory_mib or status.free_memory_mib >= hold.memory_mib
-    return memory and status.free_milli >= hold.milli and (slots is None or slots > 0)
+    # What runs already may be on a GPU on which nothing more is granted.
+    slots = replace(status, drained=False).free_contexts
+    memory = not status.device.memory_mib or status.unheld_memory_mib >= hold.memory_mib
+    return memory and status.unheld_milli >= hold.milli and (slots is None or slots > 0)
 
 
 def _with(status: DeviceStatus, hold: Hold) -> DeviceStatus:

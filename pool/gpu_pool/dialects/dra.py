@@ -106,7 +106,7 @@ class Dra(Dialect):
         alone = [each for each in gpus if not each.unlimited]
         if gpus and not alone:
             raise NeverFits(
-                f"You asked for {request}; GPUs are shared without limit here, and none can be had alone.",
+                f"You asked for {request.named}; GPUs are shared without limit here, none can be had alone.",
                 "Ask for a part of a GPU, or ask the administrator.",
             )
         size = cut(request, [each.gpu for each in alone], self.options, self.table.title)

@@ -118,7 +118,7 @@ def refuse_whole(request: SliceRequest, offers: Sequence[Offer]) -> NeverFits:
     """Return the refusal of whole GPUs where all are handed out in parts."""
     there = "; ".join(sorted({str(offer) for offer in offers}))
     return NeverFits(
-        f"You asked for {request}; no GPU here is handed out whole. There are: {there}.",
+        f"You asked for {request.named}; no GPU here is handed out whole. There are: {there}.",
         "Ask for a part of a GPU, or ask the administrator.",
     )
 
@@ -126,15 +126,15 @@ def refuse_whole(request: SliceRequest, offers: Sequence[Offer]) -> NeverFits:
 def _none_near(request: SliceRequest, offers: Sequence[Offer], options: Options) -> NeverFits:
     if not offers:
         return NeverFits(
-            f"You asked for {request}; GPUs are handed out whole only here.", "Ask for whole GPUs."
+            f"You asked for {request.named}; GPUs are handed out whole only here.", "Ask for whole GPUs."
         )
     sizes = sorted({(offer.milli, offer.memory_mib, str(offer)) for offer in offers})
     there = "; ".join(words for _, _, words in sizes)
     useful = [milli for milli, memory, _ in sizes if not memory or memory >= options.context_mib]
     size = format_share(useful[0]) if useful else ""
     return NeverFits(
-        f"You asked for {request}; slices have fixed sizes here. One is given that is at least what was "
-        f"asked for, at most {options.most_milli / WHOLE:g} times that, and holds the "
+        f"You asked for {request.named}; slices have fixed sizes here. One is given that is at least what "
+        f"was asked for, at most {options.most_milli / WHOLE:g} times that, and holds the "
         f"{options.context_mib} MiB that CUDA itself takes. There are: {there}.",
         f"Ask for {size}, or for another size named here." if useful else "Ask for whole GPUs.",
     )

@@ -78,7 +78,7 @@ class Hami(Dialect):
         shared = [gpu for gpu in every if gpu.mode in ("", "hami-core")]
         if every and not shared:
             raise NeverFits(
-                f"You asked for {request}; all GPUs here are in HAMi's {every[0].mode} mode, "
+                f"You asked for {request.named}; all GPUs here are in HAMi's {every[0].mode} mode, "
                 "which takes no shares.",
                 "Ask the administrator for nodes in HAMi's own mode, hami-core.",
             )

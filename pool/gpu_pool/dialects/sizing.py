@@ -71,14 +71,14 @@ def _amounts(request: SliceRequest, total: int) -> tuple[int | None, int | None]
 def _accepted(request: SliceRequest, gpus: Sequence[Gpu], title: str) -> list[Gpu]:
     if not gpus:
         raise NeverFits(
-            f"You asked for {request}; no node of this cluster offers GPUs through {title}.",
+            f"You asked for {request.named}; no node of this cluster offers GPUs through {title}.",
             "Ask the administrator, who can look with gpu-pool doctor --kubernetes.",
         )
     accepted = [gpu for gpu in gpus if accepts(request.filters, gpu.device)]
     if not accepted:
         models = ", ".join(sorted({gpu.device.label for gpu in gpus}))
         raise NeverFits(
-            f"You asked for {request}; no GPU of this cluster is like that. There are: {models}.",
+            f"You asked for {request.named}; no GPU of this cluster is like that. There are: {models}.",
             "Leave out or widen the filters.",
         )
     return accepted
@@ -103,7 +103,7 @@ def _too_small(request: SliceRequest, gpus: Sequence[Gpu], options: Options) -> 
             f"Ask for at least {least}.",
         )
     return NeverFits(
-        f"You asked for {request}; the largest GPU here has {format_memory(largest)}.",
+        f"You asked for {request.named}; the largest GPU here has {format_memory(largest)}.",
         f"Ask for at most {format_memory(largest)} on one GPU.",
     )
 

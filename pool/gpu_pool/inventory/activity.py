@@ -11,10 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-import psutil
-
-from gpu_pool_client import Activity, Process, Slice
-from gpu_pool_client.processes import owner_of
+from gpu_pool_client import Activity, Process, Slice, procfs
+from gpu_pool_client.processes import family, owner_of
 
 #: CUDA opens it when it is initialised; NVML alone does not.
 _CUDA_DEVICE: Final = "/dev/nvidia-uvm"
@@ -39,15 +37,29 @@ def activity_of(
         return Activity(initialised=False, working=False)
     if alive is None:  # of another pid namespace, where it cannot be looked at
         return Activity() if process else Activity(initialised=False, working=False)
-    pids = (family(root.pid) if process else {root.pid}) | _marked(lease_id, owner_of(root.pid))
-    opened = {_has_open(pid) for pid in pids}
-    if True in opened:
+    pids = (family(root.pid) if process else {root.pid}) | marked(lease_id, owner_of(root.pid))
+    opened = _have_open(pids)
+    if opened:
         # Imported here because it costs some 40 ms, which simulated devices need not pay.
         from gpu_pool.inventory.use import memory_of
 
         working = _is_working(pids, [device.uuid for device in real])
         return Activity(initialised=True, working=working, memory_mib=memory_of(pids, real))
-    return Activity() if None in opened else Activity(initialised=False, working=False)
+    return Activity() if opened is None else Activity(initialised=False, working=False)
+
+
+def uses_cuda(process: Process | None, lease_id: str) -> bool | None:
+    """Whether a lease's process, or what it has started, has initialised CUDA; None: unknown."""
+    alive = False if process is None else process.is_alive()
+    if process is None or not alive:
+        return alive
+    return _have_open(family(process.pid) | marked(lease_id, owner_of(process.pid)))
+
+
+def _have_open(pids: Iterable[int]) -> bool | None:
+    """Whether any of these has CUDA's device open; None where that is not for us to see."""
+    opened = {_has_open(pid) for pid in pids}
+    return True if True in opened else None if None in opened else False
 
 
 def users_of(process: Process, lease_id: str) -> set[int]:
@@ -57,22 +69,14 @@ def users_of(process: Process, lease_id: str) -> set[int]:
     """
     owner = owner_of(process.pid)
     own = {pid for pid in family(process.pid) if owner_of(pid) == owner}
-    return {pid for pid in own | _marked(lease_id, owner) if _has_open(pid) is not False}
+    return {pid for pid in own | marked(lease_id, owner) if _has_open(pid) is not False}
 
 
-def family(pid: int) -> set[int]:
-    """Return the pids of a process and of its descendants."""
-    try:
-        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
-    except psutil.NoSuchProcess:
-        return {pid}
-
-
-def _marked(lease_id: str, owner: int | None) -> set[int]:
+def marked(lease_id: str, owner: int | None) -> set[int]:
     """Return the pids of the user's processes that were started on the lease, detached ones included."""
     mark = f"GPU_POOL_LEASE={lease_id}".encode()
-    marked = (pid for pid in psutil.pids() if mark in environment_of(pid))
-    return {pid for pid in marked if owner is not None and owner_of(pid) == owner}
+    found = (pid for pid in procfs.pids() if mark in environment_of(pid))
+    return {pid for pid in found if owner is not None and owner_of(pid) == owner}
 
 
 def environment_of(pid: int) -> list[bytes]:
@@ -151,8 +155,8 @@ def _cuda_device() -> int | None:
 def _registered_device() -> int | None:
     """Return the number under which the driver has registered CUDA's device (proc(5): /proc/devices)."""
     with contextlib.suppress(OSError):
-        for line in _DEVICES.read_text().splitlines():
-            if line.split()[1:] == [Path(_CUDA_DEVICE).name]:
+        for line in procfs.lines_of(_DEVICES.read_bytes()):
+            if line.split()[1:] == [Path(_CUDA_DEVICE).name.encode()]:
                 return os.makedev(int(line.split()[0]), 0)
     return None
 

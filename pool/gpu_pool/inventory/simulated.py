@@ -29,32 +29,51 @@ _NAMED_MEMORY: Final = re.compile(r"(?<![0-9.])([0-9]{1,4})GB(?![a-z0-9])", re.A
 _MIB_PER_UNIT: Final = {"mib": 1, "gib": 1024}
 
 
-def parse_devices(text: str) -> tuple[Device, ...]:
+def parse_devices(text: str, source: str = VARIABLE) -> tuple[Device, ...]:
     """Read simulated devices, such as ``V100-SXM2-32GB:2,T4@16GiB:1``.
 
     The same text gives the same devices in every process. Raises
-    :class:`~gpu_pool_client.BadRequest`, naming the accepted forms.
+    :class:`~gpu_pool_client.BadRequest`, naming ``source``, where the text was
+    written, and the accepted forms.
     """
+    try:
+        return tuple(_parse(text))
+    except _NoDevicesError as error:
+        shown = ascii(error.text if len(error.text) <= 60 else error.text[:57] + "...")
+        message = f"{shown} in {source} does not name simulated devices: {error.why}."
+        raise BadRequest(message, ACCEPTED) from None
+
+
+class _NoDevicesError(Exception):
+    """A text, or one entry of it, names no devices."""
+
+    def __init__(self, text: str, why: str) -> None:
+        super().__init__(text, why)
+        self.text = text
+        self.why = why
+
+
+def _parse(text: str) -> list[Device]:
     if len(text) > MAX_TEXT:
-        raise _refusal(text, f"it has {len(text)} characters, {MAX_TEXT} are read")
+        raise _NoDevicesError(text, f"it has {len(text)} characters, {MAX_TEXT} are read")
     devices: list[Device] = []
     for entry in text.split(","):
         model, memory_mib, count = _parse_entry(entry.strip())
         if len(devices) + count > MAX_DEVICES:
-            raise _refusal(text, f"at most {MAX_DEVICES} devices can be simulated")
+            raise _NoDevicesError(text, f"at most {MAX_DEVICES} devices can be simulated")
         first = len(devices)
         devices += [_device(model, memory_mib, index) for index in range(first, first + count)]
-    return tuple(devices)
+    return devices
 
 
 def _parse_entry(entry: str) -> tuple[str, int, int]:
     """Return (model, memory in MiB, count) of one entry."""
     match = _ENTRY.fullmatch(entry)
     if match is None:
-        raise _refusal(entry, "it is not MODEL:COUNT or MODEL@MEMORY:COUNT")
+        raise _NoDevicesError(entry, "it is not MODEL:COUNT or MODEL@MEMORY:COUNT")
     count = int(match["count"])
     if not count:
-        raise _refusal(entry, "the number of devices is at least 1")
+        raise _NoDevicesError(entry, "the number of devices is at least 1")
     model = match["model"].strip()
     return model, _memory_mib(model, match["amount"], match["unit"], entry), count
 
@@ -64,11 +83,11 @@ def _memory_mib(model: str, amount: str | None, unit: str | None, entry: str) ->
     if amount is None:
         named = _NAMED_MEMORY.search(model)
         if named is None:
-            raise _refusal(entry, "the model's name does not say its memory; add it, as in T4@16GiB:1")
+            raise _NoDevicesError(entry, "the model's name does not say its memory; add it, as in T4@16GiB:1")
         amount, unit = named[1], "GiB"
     memory_mib = int(amount) * _MIB_PER_UNIT[(unit or "").lower()]
     if not memory_mib:
-        raise _refusal(entry, "a device has some memory")
+        raise _NoDevicesError(entry, "a device has some memory")
     return memory_mib
 
 
@@ -77,8 +96,3 @@ def _device(model: str, memory_mib: int, index: int) -> Device:
     # name another device once the text describes another one at that place.
     uuid = f"SIM-{model.replace(' ', '-')}-{memory_mib}MiB-{index}"
     return Device(uuid=uuid, index=index, model=model, memory_mib=memory_mib, simulated=True)
-
-
-def _refusal(text: str, why: str) -> BadRequest:
-    shown = ascii(text if len(text) <= 60 else text[:57] + "...")
-    return BadRequest(f"{shown} in {VARIABLE} does not name simulated devices: {why}.", ACCEPTED)

@@ -7,19 +7,26 @@ limit. A process that unsets the variable is free of it, so it is cooperative.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
+from traitlets.log import get_logger
+
 from gpu_pool.isolation.tier import Statement, Tier, TierFailed
-from gpu_pool_client import WHOLE, Device, Enforcement, Lease, Limit, Slice, Strength
+from gpu_pool_client import WHOLE, Device, Enforcement, Lease, Limit, Slice, Strength, procfs
+from gpu_pool_client.processes import account_of
 
 #: HAMi-core keeps a lock here, whoever uses it.
 _LOCKS: Final = Path("/tmp/vgpulock")  # noqa: S108 - its own choice
 _FILE: Final = "shared.cache"
 #: Thousandths of compute below which its regulator, which is 5 points off at any time, regulates nothing.
 _LEAST_MILLI: Final = 100
+#: How often it is tried to make a folder that somebody else is in the way of.
+_TRIES: Final = 20
 
 
 class HamiTier(Tier):
@@ -96,12 +103,75 @@ class HamiTier(Tier):
                 shutil.rmtree(room, ignore_errors=True)
 
     def _make_locks(self) -> None:
-        if not self._locks.exists():
-            self._locks.mkdir()
-            self._locks.chmod(0o1777)
+        """Have the folder of HAMi-core's lock, whatever somebody else has put in its place.
+
+        Anybody can make something of its name first, since it is in ``/tmp``.
+        """
+        if not any(self._is_made() or self._is_folder() for _ in range(_TRIES)):
+            raise TierFailed(f"Somebody replaces {self._locks} as often as the pool makes it its own.")
+
+    def _is_made(self) -> bool:
+        try:
+            self._locks.mkdir(mode=0o700)
+        except FileExistsError:
+            return False
+        self._locks.chmod(0o1777)
+        return True
+
+    def _is_folder(self) -> bool:
+        """Whether the folder is there; what another user has put in its place is moved aside, by root.
+
+        Raises ``TierFailed`` for what is not ours to move.
+        """
+        found = self._locks.lstat()
+        theirs = found.st_uid not in (0, os.geteuid())
+        if stat.S_ISDIR(found.st_mode):
+            if theirs and os.geteuid() == 0:
+                self._take_over(found)
+                return False  # its owner may have moved it meanwhile, so it is looked at again
+            return True
+        if not theirs and self._locks.is_dir():  # a link that the administrator has made
+            return True
+        user, what = account_of(found.st_uid), _in_words(self._locks)
+        if not theirs or os.geteuid() != 0:
+            raise TierFailed(
+                f"HAMi-core needs the folder {self._locks}, and {what} of {user} is in its place.",
+                f"Remove it, and the pool makes the folder: sudo rm {self._locks}",
+            )
+        aside = self._locks.with_name(f"{self._locks.name}.{secrets.token_hex(4)}")
+        self._locks.rename(aside)
+        get_logger().warning(
+            "%s of %s was in the place of %s, and is %s now", what, user, self._locks, aside.name
+        )
+        return False
+
+    def _take_over(self, found: os.stat_result) -> None:
+        """Make another user's folder root's, so that its owner cannot take it away from everybody.
+
+        What its owner has put in its place since it was ``found`` is left as it is.
+        """
+        try:
+            handle = os.open(self._locks, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):  # a link is no folder either, by these flags
+            return
+        try:
+            opened = os.fstat(handle)
+            if os.path.samestat(opened, found) and opened.st_uid == found.st_uid:
+                os.fchown(handle, 0, 0)
+                os.fchmod(handle, 0o1777)
+        finally:
+            os.close(handle)
 
     def _room(self, lease: Lease) -> Path:
         return self._folder / lease.id
+
+
+def _in_words(path: Path) -> str:
+    """Say what is there that is no folder."""
+    if not path.is_symlink():
+        return "a file"
+    target = procfs.printable(os.fsencode(os.readlink(path)), most=200)
+    return f"a symbolic link to {target}" + ("" if path.exists() else ", which does not exist,")
 
 
 def _limits(place: int, part: Slice) -> dict[str, str]:

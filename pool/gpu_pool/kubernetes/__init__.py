@@ -7,7 +7,8 @@
     watching   one kind of object, kept up to date: one list, then a watch
     lean       objects reduced to what is asked of them
     view       what the cluster shows: its GPUs, what others have of them, and pods by lease
-    notebooks  which pod is somebody's notebook server, and which volume its home
+    notebooks  which pod is somebody's notebook server, which volume its home, and as whom it runs
+    mounts     how a home is mounted, so that a kernel mounts it in the same way
     choosing   a kernel's image, memory and home, by its course
     manifests  the pod and the Secret of a kernel
     kueue      what Kueue says, where the cluster's queue is Kueue's
@@ -21,6 +22,7 @@
     pool       the pool over all of it
     looking    one look at a cluster, for its administrator
 
-``lean``, ``notebooks``, ``choosing``, ``manifests`` and ``states`` are pure: values in, values out.
+``lean``, ``notebooks``, ``mounts``, ``choosing``, ``manifests`` and ``states`` are pure: values in,
+values out.
 Nothing but ``api`` knows the client library.
 """

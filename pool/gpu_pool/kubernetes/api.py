@@ -16,7 +16,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 from urllib.request import getproxies
 
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
+from aiohttp import ClientConnectorCertificateError, ClientError, ClientResponse, ClientSession, ClientTimeout
 from kubernetes_asyncio import config
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.config import ConfigException
@@ -32,6 +32,8 @@ _CONNECTIONS: Final = 48
 _LATER: Final = (429, 500, 502, 503, 504)
 #: Bytes of an event that can be read: more than etcd keeps of an object.
 _LONGEST_LINE: Final = 2**21
+#: OpenSSL's numbers for what a strict verification finds amiss with the form of a certificate.
+_FORM: Final = range(80, 94)
 _OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _JSON: Final = "application/json"
 #: Asks for objects without what is in them: a list, and the events of a watch.
@@ -43,6 +45,11 @@ _NAMES: Final = {
 
 class ApiAway(Exception):
     """The API server did not answer, or not sensibly. Asking again may help."""
+
+    def __init__(self, words: str, *, too_lax: bool = False) -> None:
+        #: Whether nothing but the form of its certificates is amiss, see :func:`connect`.
+        self.too_lax = too_lax
+        super().__init__(words)
 
 
 class ApiRefused(Exception):
@@ -104,7 +111,7 @@ class Api:
             async with answer:
                 text = await answer.read()
         except (ClientError, OSError, asyncio.TimeoutError, ssl.SSLError) as error:
-            raise ApiAway(f"{type(error).__name__}: {error}") from error
+            raise _away(error) from error
         return _read(answer.status, text)
 
     async def watch(
@@ -125,7 +132,7 @@ class Api:
                 finally:
                     _hang_up(answer)
         except (ClientError, OSError, asyncio.TimeoutError, ssl.SSLError, ValueError) as error:
-            raise ApiAway(f"{type(error).__name__}: {error}") from error
+            raise _away(error) from error
 
     async def _send(
         self,
@@ -156,6 +163,17 @@ class Api:
         self.counts[what] = self.counts.get(what, 0) + 1
 
 
+def _away(error: Exception) -> ApiAway:
+    cause = error.certificate_error if isinstance(error, ClientConnectorCertificateError) else error
+    if isinstance(cause, ssl.SSLCertVerificationError) and cause.verify_code in _FORM:
+        return ApiAway(
+            f"its certificates lack what this Python wants to see in them ({cause.verify_message}); with "
+            "c.KubernetesSettings.lax_certificates = True they are accepted, and still verified",
+            too_lax=True,
+        )
+    return ApiAway(f"{type(error).__name__}: {error}")
+
+
 def _hang_up(answer: ClientResponse) -> None:
     """Leave a watch at once: nobody reads what the server would still say."""
     connection = answer.connection
@@ -177,13 +195,16 @@ def _read(status: int, text: bytes) -> Any:
     raise refused
 
 
-async def connect(kubeconfig: str = "") -> Api:
+async def connect(kubeconfig: str = "", *, lax: bool = False) -> Api:
     """Return the API of the cluster that this process runs in, or that a kubeconfig names.
 
-    ``kubeconfig`` wins, then ``$KUBECONFIG``, then the pod's own service account.
+    ``kubeconfig`` wins, then ``$KUBECONFIG``, then the pod's own service account. With ``lax``, the
+    API server's certificates need not have every extension that Python 3.13 and newer want; who signed
+    them, for whom and until when is verified all the same.
     Raises ``PoolUnreachable`` where there is none of them.
     """
     configuration = Configuration()
+    configuration.disable_strict_ssl_verification = lax
     configuration.connection_pool_maxsize = _CONNECTIONS
     file = kubeconfig or os.environ.get("KUBECONFIG", "")
     try:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from gpu_pool import placement
 from gpu_pool.coursefiles import CourseFile, Courses
-from gpu_pool.kubernetes.manifests import Body
-from gpu_pool.kubernetes.notebooks import Notebook
+from gpu_pool.kubernetes.manifests import Body, RunAs
+from gpu_pool.kubernetes.mounts import Home
+from gpu_pool.kubernetes.notebooks import Identity, Notebook
 from gpu_pool.kubernetes.settings import KubernetesSettings
 from gpu_pool.rules import Rules
 from gpu_pool_client import Device, NotAllowed, SliceRequest
@@ -16,6 +17,9 @@ from gpu_pool_client import Device, NotAllowed, SliceRequest
 
 def chosen_body(settings: KubernetesSettings, course: CourseFile | None, notebook: Notebook) -> Body:
     """Return a kernel's image, size and home: the course's, or else the administrator's.
+
+    It touches the files of its home as the notebook server does, so that nothing there changes its
+    group, and no group comes in that the server is not in.
 
     Raises ``NotAllowed`` where a home is expected and the notebook server has none.
     """
@@ -25,15 +29,36 @@ def chosen_body(settings: KubernetesSettings, course: CourseFile | None, noteboo
         image = said.kernel_image or said.image or image
         cpu = said.kernel_cpu or said.cpu or cpu
         memory = said.kernel_memory or said.memory or memory
-    if not (said is not None and said.home == 0) and notebook.home is None:
+    home = None if said is not None and said.home == 0 else _home(settings.home, notebook)
+    identity = Identity() if home is None else notebook.identity
+    run_as = RunAs(
+        # Never root, nor root's group, whatever the notebook server starts as.
+        uid=identity.uid or settings.uid,
+        gid=identity.gid or settings.gid,
+        fs_group=settings.gid if home is None else identity.fs_group,
+        groups=identity.groups,
+        groups_policy=identity.groups_policy,
+        selinux_level=identity.selinux_level,
+        host_users=identity.host_users,
+    )
+    tolerations = tuple(settings.tolerations)
+    return Body(image, cpu, memory, settings.home, home, run_as, tolerations, settings.lost_after)
+
+
+def _home(path: str, notebook: Notebook) -> Home:
+    """Return the home of a notebook server. Raises ``NotAllowed`` where a kernel cannot have the same."""
+    if notebook.home is not None:
+        return notebook.home
+    advice = "Ask the administrator; a course that needs no files can say home: none."
+    if notebook.home_problem:
         raise NotAllowed(
-            f"Your notebook server has no volume at {settings.home}, "
-            "so a kernel elsewhere would not see your files.",
-            "Ask the administrator; a course that needs no files can say home: none.",
+            f"A kernel elsewhere cannot have your home folder ({path}) as your notebook server has it: "
+            f"{notebook.home_problem}.",
+            advice,
         )
-    home = None if said is not None and said.home == 0 else notebook.home
-    return Body(
-        image, cpu, memory, settings.home, home, settings.uid, settings.gid, tuple(settings.tolerations)
+    raise NotAllowed(
+        f"Your notebook server has no volume at {path}, so a kernel elsewhere would not see your files.",
+        advice,
     )
 
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 from gpu_pool.coursefiles import Courses
 from gpu_pool.kubernetes.api import Api, ApiAway, ApiRefused
 from gpu_pool.kubernetes.choosing import chosen_body, refuse_other_nodes
 from gpu_pool.kubernetes.manifests import Body
-from gpu_pool.kubernetes.notebooks import READ_WRITE_MANY, Notebook
+from gpu_pool.kubernetes.notebooks import Notebook
 from gpu_pool.kubernetes.settings import KubernetesSettings
 from gpu_pool.rules import Rules
 from gpu_pool_client import Device, Holder, NotAllowed, PoolUnreachable, SliceRequest
+
+_MANY: Final = frozenset({"ReadWriteMany"})
+#: Of a claim with nothing else: several machines can read it, and nobody writes.
+_READERS: Final = frozenset({"ReadOnlyMany"})
+_ONE_POD: Final = frozenset({"ReadWriteOncePod"})
 
 
 class Homes:
@@ -22,8 +28,8 @@ class Homes:
         self, api: Api, settings: KubernetesSettings, courses: Callable[[], Courses], log: logging.Logger
     ) -> None:
         self._api, self._settings, self._courses, self._log = api, settings, courses, log
-        #: Whether several machines can use a volume at once. That never changes.
-        self._shared: dict[tuple[str, str], bool] = {}
+        #: How a claim may be used, by namespace and name. That never changes.
+        self._modes: dict[tuple[str, str], frozenset[str]] = {}
 
     def body(self, holder: Holder, notebook: Notebook) -> Body:
         """Return what a kernel gets besides its slice. Raises ``NotAllowed`` where it lacks its home."""
@@ -62,10 +68,20 @@ class Homes:
 
     async def _is_anywhere(self, holder: Holder, notebook: Notebook) -> bool:
         home = self.body(holder, notebook).home
-        return home is None or await self._is_shared(notebook.namespace, home.claim)
+        if home is None:
+            return True
+        modes = await self._modes_of(notebook.namespace, home.claim)
+        if modes == _ONE_POD:
+            raise NotAllowed(
+                "Your home folder can be used by one pod at a time (ReadWriteOncePod), "
+                "and your notebook server uses it.",
+                "Ask the administrator for home folders that several pods can use (ReadWriteMany), "
+                "or for a course with home: none.",
+            )
+        return bool(modes & _MANY) or modes == _READERS
 
-    async def _is_shared(self, namespace: str, claim: str) -> bool:
-        known = self._shared.get((namespace, claim))
+    async def _modes_of(self, namespace: str, claim: str) -> frozenset[str]:
+        known = self._modes.get((namespace, claim))
         if known is None:
             path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}"
             try:
@@ -76,6 +92,6 @@ class Homes:
                     "The cluster does not say at the moment where your home folder can be used.",
                     "Try again in a minute.",
                 ) from error
-            known = READ_WRITE_MANY in (found.get("spec", {}).get("accessModes") or ())
-            self._shared[namespace, claim] = known
+            known = frozenset(map(str, found.get("spec", {}).get("accessModes") or ()))
+            self._modes[namespace, claim] = known
         return known

@@ -242,10 +242,25 @@ class Kernels:
         self._judge(pod, is_gone=now is None)
         if now is None or is_placed(now):
             self._pace.release(pod["metadata"]["uid"])
+        self._note_failure(before, now)
         if now is None:
             self._ended.discard(pod["metadata"]["uid"])
             self._taken.discard(pod["metadata"]["uid"])
         self._wake(_lease_of(pod))
+
+    def _note_failure(self, before: Manifest | None, now: Manifest | None) -> None:
+        """Write down, once, that a kernel has failed by itself: its pod goes, and whoever looks for why."""
+        if now is None or not self._started:
+            return
+        state = self._read(now)[0]
+        if not state.exit_code or (before is not None and self._read(before)[0].exit_code is not None):
+            return
+        spec = mapping(now.get("spec"))
+        image = next((str(each.get("image")) for each in listing(spec.get("containers"))), "")
+        told = (now["metadata"]["name"], spec.get("nodeName"), image, state.words)
+        self._log.warning(
+            "The kernel of lease %s failed: pod %s on %s, image %s. %s", _lease_of(now), *map(ascii, told)
+        )
 
     def _judge(self, pod: Manifest, *, is_gone: bool) -> None:
         """End the lease of a pod that was taken away, once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpu_pool.dialects import Manifest
-from gpu_pool.dialects.cluster import mapping
+from gpu_pool.dialects.cluster import listing, mapping
 
 
 def is_ending(pod: Manifest) -> bool:
@@ -44,15 +44,37 @@ def is_same(one: Manifest, other: Manifest) -> bool:
     }
 
 
-_KEPT: Final = ("nodeName", "volumes", "imagePullSecrets", "resourceClaims", "schedulingGates")
-_KEPT_OF_CONTAINERS: Final = ("name", "image", "resources", "volumeMounts")
+_KEPT: Final = (
+    "nodeName",
+    "volumes",
+    "imagePullSecrets",
+    "resourceClaims",
+    "schedulingGates",
+    "securityContext",
+    "hostUsers",
+    "serviceAccountName",
+)
+_KEPT_OF_CONTAINERS: Final = (
+    "name",
+    "image",
+    "resources",
+    "volumeMounts",
+    "volumeDevices",
+    "securityContext",
+)
 
 
 def lean_pod(found: Manifest) -> Manifest:
     """Keep of a pod what is asked of it here."""
     spec = mapping(found.get("spec"))
     kept = {key: spec[key] for key in _KEPT if key in spec}
-    kept["containers"] = [
-        {key: each[key] for key in _KEPT_OF_CONTAINERS if key in each} for each in spec.get("containers", ())
-    ]
+    kept["containers"] = [_lean_container(each) for each in spec.get("containers", ())]
     return {**lean(found), "spec": kept}
+
+
+def _lean_container(container: Manifest) -> Manifest:
+    kept = {key: container[key] for key in _KEPT_OF_CONTAINERS if key in container}
+    # Variables, which are many and partly secret, are asked for by nothing but these expressions.
+    if any("subPathExpr" in mount for mount in listing(container.get("volumeMounts"))):
+        kept["env"] = container.get("env")
+    return kept

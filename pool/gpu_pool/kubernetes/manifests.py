@@ -19,7 +19,8 @@ from typing import Any, Final
 from gpu_pool.dialects import Bans, Manifest, PodParts, identity_labels, label_value, merged
 from gpu_pool.dialects.naming import PREFIX
 from gpu_pool.kubernetes.kueue import QUEUE_LABEL
-from gpu_pool.kubernetes.notebooks import Home, Notebook
+from gpu_pool.kubernetes.mounts import Home, Mount
+from gpu_pool.kubernetes.notebooks import Notebook
 from gpu_pool.kubernetes.settings import CONTAINER
 from gpu_pool_client import BadRequest, KernelCommand, Lease, NotAllowed
 from gpu_pool_client.pods import POD_VARIABLE
@@ -30,13 +31,21 @@ LEASE_LABEL: Final = f"{PREFIX}/lease"
 LAUNCH: Final = f"{PREFIX}/launch"
 #: What kernels' pods are to a NetworkPolicy.
 COMPONENT: Final = "gpu-kernel"
+#: Where a kernel finds its connection file, and may write it: ipykernel writes down again what it read.
 CONNECTION_FOLDER: Final = "/run/gpu-pool"
 CONNECTION_FILE: Final = f"{CONNECTION_FOLDER}/connection.json"
+#: Where its Secret is mounted, which nobody can write.
+MOUNTED_FOLDER: Final = "/run/gpu-pool-secret"
+#: Runs a command (its arguments) once the connection file is where it can be written, by this user alone.
+_START: Final = f'(umask 077 && cat {MOUNTED_FOLDER}/connection.json > {CONNECTION_FILE}) && exec "$@"'
 
 _PORTS: Final = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 _TEXTS: Final = ("key", "signature_scheme")
 _KEYS: Final = ("curve_publickey", "curve_secretkey")
 _MORE: Final = ("transport", "kernel_name", "jupyter_session")
+#: Keys as ZeroMQ writes them: 32 bytes in Z85.
+_CURVE_KEY: Final = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}", re.ASCII)
+_SCHEME: Final = re.compile(r"hmac-[a-z0-9_]{1,32}", re.ASCII)
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}", re.ASCII)
 #: Variables that are ours, or the cluster's, to set: a user's are left out.
 _OURS: Final = re.compile(
@@ -44,11 +53,27 @@ _OURS: Final = re.compile(
 )
 #: By which a container would get other GPUs than it asked for, whatever shares them.
 _NEVER: Final = frozenset({"NVIDIA_VISIBLE_DEVICES"})
+#: What Kubernetes taints a node with that does not answer. Pods bear with it for five minutes by default.
+_LOST: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _MOST_WORDS, _MOST_TEXT, _MOST_VARIABLES = 200, 16_384, 500
 #: Seconds between the end of the longest lease and that of its pod, whose end the pool itself comes before.
 _DEADLINE_MARGIN: Final = 60
 #: Seconds from the order to end to the end: whoever shuts a kernel down has asked it before.
 _GRACE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RunAs:
+    """As whom a kernel runs; never as root."""
+
+    uid: int
+    gid: int
+    #: The group that a kubelet gives the files of its volumes; None leaves them as they are.
+    fs_group: int | None
+    groups: tuple[int, ...] = ()
+    groups_policy: str = ""
+    selinux_level: str = ""
+    host_users: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +87,10 @@ class Body:
     #: Where the home is mounted, and what; None for an empty folder that goes with the pod.
     home_path: str
     home: Home | None
-    uid: int
-    gid: int
+    run_as: RunAs
     tolerations: tuple[str, ...] = ()
+    #: Seconds for which its machine may not answer, after which the cluster gives it up.
+    lost_after: int = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +139,35 @@ def check_command(command: KernelCommand, bans: Bans, *, require_curve: bool) ->
 
 def _check_connection(connection: Mapping[str, Any], *, require_curve: bool) -> None:
     wrong = [name for name in _PORTS if not _is_port(connection.get(name))]
-    wrong += [name for name in _TEXTS if not isinstance(connection.get(name), str)]
+    # With an empty key, a kernel carries out what anybody sends it.
+    wrong += [] if _is_text(connection.get("key"), least=1) else ["key"]
+    wrong += [] if _matches(_SCHEME, connection.get("signature_scheme")) else ["signature_scheme"]
+    wrong += [name for name in _MORE if not _is_text(connection.get(name, ""), least=0)]
     if wrong or connection.get("transport", "tcp") != "tcp":
         raise BadRequest(
             f"The connection of the kernel lacks {wrong[0] if wrong else 'the transport tcp'}.",
             "A kernel in a pod needs five fixed ports, a key and its signature scheme.",
         )
-    if require_curve and not all(isinstance(connection.get(name), str) for name in _KEYS):
+    given = [name for name in _KEYS if name in connection]
+    if not given and require_curve:
         raise NotAllowed(
             "The connection to this kernel would cross the network unencrypted.",
             "Upgrade jupyter-gpu-pool where your server runs, or ask the administrator.",
         )
+    for name in _KEYS if given else ():
+        if not _matches(_CURVE_KEY, connection.get(name)):
+            raise BadRequest(
+                f"The connection of the kernel has no {name} that could encrypt it.",
+                "Accepted: a pair of keys with 40 characters each, of zmq.curve_keypair(), or none.",
+            )
+
+
+def _is_text(value: object, *, least: int) -> bool:
+    return isinstance(value, str) and least <= len(value) <= _MOST_TEXT
+
+
+def _matches(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
 def _is_port(value: object) -> bool:
@@ -177,28 +221,28 @@ def secret(made: Manifest, command: KernelCommand) -> dict[str, Any]:
 def _spec(order: Order, name: str, now: float) -> dict[str, Any]:
     body, lease = order.body, order.lease
     ends_at = lease.terms.ends_at
-    home: dict[str, Any] = {"name": "home", "emptyDir": {}}
-    if body.home is not None:
-        home = {"name": "home", "persistentVolumeClaim": {"claimName": body.home.claim}}
-    connection = {"secretName": name, "defaultMode": 0o440}
+    # Without a group for its files, it belongs to root; nobody but this kernel has it mounted.
+    mode = 0o444 if body.run_as.fs_group is None else 0o440
+    connection = {"secretName": name, "defaultMode": mode}
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": _GRACE,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": body.uid,
-            "runAsGroup": body.gid,
-            "fsGroup": body.gid,
-            # A home with many files would be gone through at every start.
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "tolerations": [{"key": key, "operator": "Exists"} for key in body.tolerations],
-        "volumes": [home, {"name": "connection", "secret": connection}],
+        "securityContext": _security(body.run_as),
+        "tolerations": _tolerations(body),
+        # A container's first process is told of no signal that it does not handle, and inherits every
+        # orphan; with this, that process is the runtime's own, which does nothing else.
+        "shareProcessNamespace": True,
+        "volumes": [
+            _home_volume(body.home),
+            {"name": "connection-secret", "secret": connection},
+            {"name": "connection", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+        ],
         "containers": [_container(order)],
     }
+    if not body.run_as.host_users:
+        spec["hostUsers"] = False
     if order.node:
         spec["affinity"] = {"nodeAffinity": _on(order.node)}
     if ends_at is not None:
@@ -206,6 +250,60 @@ def _spec(order: Order, name: str, now: float) -> dict[str, Any]:
     if order.notebook.pull_secrets:
         spec["imagePullSecrets"] = [{"name": each} for each in order.notebook.pull_secrets]
     return spec
+
+
+def _tolerations(body: Body) -> list[dict[str, Any]]:
+    """Return which taints a kernel bears with: those that were named, and that of a lost node for a while."""
+    named = [{"key": key, "operator": "Exists"} for key in body.tolerations]
+    return named + [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": body.lost_after}
+        for key in _LOST
+    ]
+
+
+def _security(run_as: RunAs) -> dict[str, Any]:
+    security: dict[str, Any] = {
+        "runAsNonRoot": True,
+        "runAsUser": run_as.uid,
+        "runAsGroup": run_as.gid,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    if run_as.fs_group is not None:
+        # A home with many files would be gone through at every start.
+        security |= {"fsGroup": run_as.fs_group, "fsGroupChangePolicy": "OnRootMismatch"}
+    if run_as.groups:
+        security["supplementalGroups"] = list(run_as.groups)
+    if run_as.groups_policy:
+        security["supplementalGroupsPolicy"] = run_as.groups_policy
+    if run_as.selinux_level:
+        security["seLinuxOptions"] = {"level": run_as.selinux_level}
+    return security
+
+
+def _home_volume(home: Home | None) -> dict[str, Any]:
+    if home is None:
+        return {"name": "home", "emptyDir": {}}
+    claim: dict[str, Any] = {"claimName": home.claim}
+    if home.is_read_only:
+        claim["readOnly"] = True
+    return {"name": "home", "persistentVolumeClaim": claim}
+
+
+def _home_mounts(body: Body) -> list[dict[str, Any]]:
+    """Return the mounts of the home, each as the notebook server has it."""
+    mounts = (Mount(),) if body.home is None else body.home.mounts
+    return [_home_mount(body.home_path, each) for each in mounts]
+
+
+def _home_mount(path: str, mount: Mount) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": "home", "mountPath": f"{path.rstrip('/')}/{mount.below}".rstrip("/")}
+    said = {
+        "subPath": mount.sub_path,
+        "readOnly": mount.read_only,
+        "recursiveReadOnly": mount.recursive_read_only,
+        "mountPropagation": mount.propagation,
+    }
+    return made | {key: value for key, value in said.items() if value}
 
 
 def _on(node: str) -> dict[str, Any]:
@@ -218,9 +316,6 @@ def _on(node: str) -> dict[str, Any]:
 
 def _container(order: Order) -> dict[str, Any]:
     body, command = order.body, order.command
-    mount: dict[str, Any] = {"name": "home", "mountPath": body.home_path}
-    if body.home is not None and body.home.sub_path:
-        mount["subPath"] = body.home.sub_path
     limits = {}
     if body.cpu:
         limits["cpu"] = f"{round(body.cpu * 1000)}m"
@@ -229,8 +324,11 @@ def _container(order: Order) -> dict[str, Any]:
     return {
         "name": CONTAINER,
         "image": body.image,
-        "command": [_literal(word.replace("{connection_file}", CONNECTION_FILE)) for word in command.argv],
+        "command": ["/bin/sh", "-c", _literal(_START), "kernel"],
+        "args": [_literal(word.replace("{connection_file}", CONNECTION_FILE)) for word in command.argv],
         "workingDir": _folder(body, command.folder),
+        # The end of its log, where it has ended: nobody can read that once its pod is gone.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "env": _environment(order),
         "resources": {"limits": limits, "requests": dict(limits)},
         "securityContext": {
@@ -240,8 +338,9 @@ def _container(order: Order) -> dict[str, Any]:
             "capabilities": {"drop": ["ALL"]},
         },
         "volumeMounts": [
-            mount,
-            {"name": "connection", "mountPath": CONNECTION_FOLDER, "readOnly": True},
+            *_home_mounts(body),
+            {"name": "connection-secret", "mountPath": MOUNTED_FOLDER, "readOnly": True},
+            {"name": "connection", "mountPath": CONNECTION_FOLDER},
         ],
     }
 

@@ -1,4 +1,4 @@
-"""Which pod is somebody's notebook server, and which of its volumes is the home.
+"""Which pod is somebody's notebook server, which of its volumes is the home, and as whom it runs.
 
 KubeSpawner writes the user's and the server's name into annotations as they
 are (``hub.jupyter.org/username``, ``hub.jupyter.org/servername``, the latter
@@ -14,19 +14,28 @@ from typing import Final
 
 from gpu_pool.dialects import Manifest
 from gpu_pool.dialects.cluster import listing, mapping
+from gpu_pool.kubernetes.mounts import Home, UnclearMount, read_home
 from gpu_pool.kubernetes.watching import Key
 
 USERNAME: Final = "hub.jupyter.org/username"
 SERVERNAME: Final = "hub.jupyter.org/servername"
-READ_WRITE_MANY: Final = "ReadWriteMany"
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
-    """The volume of a home folder, as a notebook server mounts it."""
+class Identity:
+    """As whom a notebook server touches the files of its home; None and empty where its pod does not say."""
 
-    claim: str
-    sub_path: str = ""
+    uid: int | None = None
+    gid: int | None = None
+    #: The group that a kubelet gives the files of its volumes; without it, it leaves them as they are.
+    fs_group: int | None = None
+    groups: tuple[int, ...] = ()
+    #: ``Strict`` leaves out the groups that the image says.
+    groups_policy: str = ""
+    #: SELinux' level, by which one pod's files are kept from another.
+    selinux_level: str = ""
+    #: False in a user namespace of its own.
+    host_users: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,9 @@ class Notebook:
     node: str = ""
     image: str = ""
     home: Home | None = None
+    #: Why a kernel cannot mount the home as this server does; empty if it can.
+    home_problem: str = ""
+    identity: Identity = Identity()
     #: Names of the Secrets by which its images are pulled.
     pull_secrets: tuple[str, ...] = ()
     #: Whether it is being deleted, or has ended.
@@ -98,9 +110,13 @@ def read_notebook(pod: Manifest, home: str) -> Notebook | None:
     annotations = mapping(metadata.get("annotations"))
     if USERNAME not in annotations:
         return None
-    containers = listing(spec.get("containers"))
-    main = next((each for each in containers if each.get("name") == "notebook"), None)
-    container = main or next(iter(containers), {})
+    container: Manifest = {}
+    home_at, problem = None, ""
+    try:
+        container = _main_container(spec)
+        home_at = read_home(pod, container, home)
+    except UnclearMount as unclear:
+        problem = str(unclear)
     return Notebook(
         namespace=str(metadata.get("namespace", "")),
         name=str(metadata.get("name", "")),
@@ -109,20 +125,37 @@ def read_notebook(pod: Manifest, home: str) -> Notebook | None:
         server=str(annotations.get(SERVERNAME, "")),
         node=str(spec.get("nodeName") or ""),
         image=str(container.get("image", "")),
-        home=_home(spec, container, home),
+        home=home_at,
+        home_problem=problem,
+        identity=_identity(spec, container),
         pull_secrets=tuple(str(each.get("name")) for each in listing(spec.get("imagePullSecrets"))),
         is_ending=bool(metadata.get("deletionTimestamp")) or status.get("phase") in ("Succeeded", "Failed"),
     )
 
 
-def _home(spec: Manifest, container: Manifest, path: str) -> Home | None:
-    claims = {
-        str(volume.get("name")): str(mapping(volume["persistentVolumeClaim"]).get("claimName"))
-        for volume in listing(spec.get("volumes"))
-        if "persistentVolumeClaim" in volume
-    }
-    for mount in listing(container.get("volumeMounts")):
-        at, name = str(mount.get("mountPath", "")).rstrip("/"), str(mount.get("name"))
-        if at == path.rstrip("/") and name in claims:
-            return Home(claims[name], str(mount.get("subPath", "")))
-    return None
+def _main_container(spec: Manifest) -> Manifest:
+    """Return the container that the user works in, which KubeSpawner calls ``notebook``, or the only one."""
+    containers = listing(spec.get("containers"))
+    named = next((each for each in containers if each.get("name") == "notebook"), None)
+    if named is None and len(containers) > 1:
+        raise UnclearMount(f"none of the {len(containers)} containers of its pod is called notebook")
+    return named or next(iter(containers), {})
+
+
+def _identity(spec: Manifest, container: Manifest) -> Identity:
+    of_pod = mapping(spec.get("securityContext"))
+    both = {**of_pod, **mapping(container.get("securityContext"))}
+    groups = of_pod.get("supplementalGroups")
+    return Identity(
+        uid=_number(both.get("runAsUser")),
+        gid=_number(both.get("runAsGroup")),
+        fs_group=_number(of_pod.get("fsGroup")),
+        groups=tuple(filter(_number, groups)) if isinstance(groups, list) else (),
+        groups_policy=str(of_pod.get("supplementalGroupsPolicy") or ""),
+        selinux_level=str(mapping(both.get("seLinuxOptions")).get("level") or ""),
+        host_users=spec.get("hostUsers") is not False,
+    )
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -19,6 +19,11 @@ class KubernetesSettings(Configurable):
     kubeconfig = Unicode(
         help="A kubeconfig. By default $KUBECONFIG, or the service account of the pod that this runs in."
     ).tag(config=True)
+    lax_certificates = Bool(
+        False,
+        help="""Whether the API server's certificates may lack extensions that Python 3.13 and newer want, as
+        those of some clusters do. Who signed them, for whom and until when is verified all the same.""",
+    ).tag(config=True)
     namespace = Unicode(
         help="Where the notebook servers are, and so their kernels. By default the one this runs in."
     ).tag(config=True)
@@ -41,6 +46,12 @@ class KubernetesSettings(Configurable):
     tolerations = List(
         Unicode(), help="Keys of taints of GPU nodes that kernels tolerate, beside nvidia.com/gpu."
     ).tag(config=True)
+    lost_after = Integer(
+        60,
+        min=0,
+        help="""Seconds for which the machine of a kernel may be known not to answer until the kernel is given
+        up, and its lease ends. Kubernetes itself waits five minutes.""",
+    ).tag(config=True)
     kueue = Bool(
         False,
         help="""Whether kernels wait in Kueue's queues, one for each course as gpu-pool courses export writes
@@ -58,8 +69,17 @@ class KubernetesSettings(Configurable):
     home = Unicode("/home/jovyan", help="The folder of the home in notebook servers and kernels.").tag(
         config=True
     )
-    uid = Integer(1000, min=1, help="The user as whom kernels run; never root.").tag(config=True)
-    gid = Integer(100, min=1, help="Their group, also of what is in their volumes.").tag(config=True)
+    uid = Integer(
+        1000,
+        min=1,
+        help="""The user as whom kernels run whose notebook server's pod does not say, or says root;
+        never root.""",
+    ).tag(config=True)
+    gid = Integer(
+        100,
+        min=1,
+        help="""Their group, likewise; of kernels without a home also that of what is in their volumes.""",
+    ).tag(config=True)
     require_curve = Bool(
         True,
         help="""Whether the connection to a kernel must be encrypted. Without, what is typed and shown

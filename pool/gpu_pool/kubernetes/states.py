@@ -7,6 +7,7 @@ the cluster took ends the lease: whoever reads of it learns why.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,8 @@ from gpu_pool_client import EndReason, KernelPod, PodPhase
 
 #: Characters of the cluster's own words that are passed on.
 _MOST_WORDS: Final = 200
+#: What terminals are told amid a text.
+_COLOURS: Final = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
 _SCHEDULED: Final = "PodScheduled"
 _DISRUPTED: Final = "DisruptionTarget"
 #: What Kueue says of a pod before it deletes it.
@@ -52,6 +55,7 @@ _FAILED: Final[Mapping[str, str]] = {
     "Terminated": "Its machine was shut down.",
     "UnexpectedAdmissionError": "Its machine could not give it the GPU: {message}",
 }
+_SILENT_NODE: Final = "Its machine does not answer at the moment. If that goes on, the kernel is given up."
 #: A pod that is gone, and whose end the pool has asked for.
 ENDED: Final = KernelPod("ended", PodPhase.ENDED, words="It was ended.")
 _BY_NOTEBOOK: Final = "Your notebook server was stopped, and its kernels with it."
@@ -141,7 +145,7 @@ def _living(pod: Manifest, around: Surroundings) -> KernelPod:
     address = str(status.get("podIP") or "")
     container = mapping(_container_status(pod).get("state"))
     if "running" in container and address:
-        words = "" if around.node_ready else "Its machine does not answer at the moment."
+        words = "" if around.node_ready else _SILENT_NODE
         return _value(pod, PodPhase.RUNNING, address=address, words=words)
     if is_queued(pod):
         words = _filled("It waits in the cluster's own queue. {message}", _cut(around.queue))
@@ -158,6 +162,8 @@ def _ended(pod: Manifest, terminated: Manifest) -> KernelPod:
         words = f"It used more than its {_memory(pod)} of memory (not of the GPU), and was ended."
     elif reason in ("StartError", "ContainerCannotRun"):
         words = _filled("It could not be started: {message}", _cut(terminated.get("message")))
+    elif last := _last_words(terminated.get("message")):
+        words = f"It ended with status {code}. Its last words: {last}"
     return _value(pod, PodPhase.ENDED, words=words, exit_code=code)
 
 
@@ -203,8 +209,20 @@ def _memory(pod: Manifest) -> str:
 
 def _cut(text: object) -> str:
     """Return the cluster's words as they can be shown: one line, no more than is read."""
-    line = " ".join(str(text or "").split())
+    plain = _COLOURS.sub("", str(text or ""))
+    line = " ".join("".join(each if each.isprintable() else " " for each in plain).split())
     return line if len(line) <= _MOST_WORDS else line[: _MOST_WORDS - 3] + "..."
+
+
+def _last_words(text: object) -> str:
+    """Return the last lines of a log, which say most, as far as they can be shown."""
+    said = ""
+    for line in reversed(str(text or "").splitlines()):
+        more = f"{_cut(line)} {said}".strip()
+        if len(more) > _MOST_WORDS:
+            break
+        said = more
+    return said
 
 
 def _filled(words: str, message: str) -> str:

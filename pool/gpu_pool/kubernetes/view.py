@@ -175,7 +175,7 @@ class View:
         dialect = self.choice.dialect
         if dialect is None:
             raise NeverFits(
-                f"You asked for {request}; {self.choice}",
+                f"You asked for {request.named}; {self.choice}",
                 "Ask the administrator to run gpu-pool doctor --kubernetes.",
             )
         known = self._translations.get((request, node))

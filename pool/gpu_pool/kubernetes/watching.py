@@ -86,7 +86,7 @@ class Watched:
             except ApiAway as away:
                 if self.answered:
                     self._log.warning("The API server does not answer (%s): %s", self._path, away)
-                self.answered = False
+                self.answered, self.problem = False, str(away)
             except Exception:  # noqa: BLE001 - one odd object must not end the watch of all others
                 self._log.exception("Watching %s failed", self._path)
                 self._version = ""

@@ -7,6 +7,7 @@ they decide.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,11 +21,13 @@ from gpu_pool.ledger import records
 from gpu_pool.ledger.accounts import AccountTable
 from gpu_pool.ledger.database import Database
 from gpu_pool.ledger.devices import DeviceTable, Others
+from gpu_pool.ledger.foremost import wished_devices
 from gpu_pool.ledger.leases import LeaseTable
 from gpu_pool.ledger.line import Forecast, Line
 from gpu_pool.ledger.resizing import Resizing
 from gpu_pool.ledger.use import UseTable
 from gpu_pool.ledger.versions import VersionTable
+from gpu_pool.names import checked_name
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import (
     BadRequest,
@@ -97,16 +100,37 @@ class Asking:
         """Make these the pool's devices. Leases on others live on; nothing new is granted there.
 
         ``seen_from`` names where devices are seen from; by default it is this process's pid namespace.
-        Of new ones nothing is granted that ``others`` have, see :meth:`set_others`.
+        Of new ones nothing is granted that ``others`` have, see :meth:`set_others`. Raises
+        ``OtherDevices`` where simulated and real devices would mix.
         """
+        if any(device.simulated for device in devices):
+            self._db.pulses.use_simulated()
         with self._db.snapshot():
             if not self._devices.is_news(devices):
                 return
-        with self._db.transaction(self.give_up_at):
-            self._devices.register(devices, seen_from or pid_namespace())
+            simulated = self._devices.has_simulated()
+        with contextlib.ExitStack() as held:
+            alone = simulated and held.enter_context(self._db.pulses.nobody_simulates())
+            held.enter_context(self._db.transaction(self.give_up_at))
+            self._devices.register(devices, seen_from or pid_namespace(), nobody_simulates=alone)
             if others is not None:
                 self._devices.set_others(others)
             self._line.serve()
+
+    def has_simulated(self) -> bool:
+        """Whether simulated devices are in the pool."""
+        with self._db.snapshot():
+            return self._devices.has_simulated()
+
+    def forget_simulated(self) -> None:
+        """Take simulated devices from the pool if no process uses them any more, and no lease.
+
+        What is known of leases that have ended is kept.
+        """
+        with self._db.pulses.nobody_simulates() as alone:
+            if alone:
+                with self._db.transaction(self.give_up_at):
+                    self._devices.forget_simulated()
 
     def set_others(self, others: Mapping[str, Others]) -> None:
         """Take note of what others than leases have of the devices, by uuid; none of the rest."""
@@ -158,7 +182,7 @@ class Asking:
             "id": secrets.token_hex(4),
             "key": key,
             "request": str(request),
-            "user": plain(holder.user),
+            "user": checked_name(holder.user),
             # A name that nobody has configured has no weight and no quota of its own.
             "course": self._sharing.course(holder.course).name,
             "kernel": holder.kernel and plain(holder.kernel),
@@ -167,6 +191,7 @@ class Asking:
             "pulse": self._db.pulses.own() if keeper == me else None,
             "process": None,
             "notice": "",
+            "asked_back": None,
             "held_before": 0.0,
         }
 
@@ -179,8 +204,9 @@ class Asking:
         row["milli"], row["memory_mib"] = request.count * part.milli, request.count * part.memory_mib
         asked = quotas.Account(row["user"], row["course"], 1, row["milli"], row["memory_mib"])
         accounts = list(self._use.accounts()) if limits else []
+        allowed = quotas.Allowed(request, part.device, self._rules, limits, accounts)
         for limit in limits:
-            quotas.check(limit, asked, accounts)
+            quotas.check(limit, asked, accounts, allowed)
 
     def _insert_held(self, row: dict[str, Any], parts: tuple[Slice, ...]) -> None:
         granted = self._line.granted(row, parts)
@@ -200,11 +226,13 @@ class Asking:
         """Return the error that says why this lease still waits."""
         with self._db.snapshot():
             row = self._leases.row(lease_id)
-            within = row["within"].split(",") if row["within"] else None
-            statuses = [s for s in self._devices.open() if within is None or s.device.uuid in within]
+            wished = wished_devices(row)
+            statuses = [s for s in self._devices.present() if not wished or s.device.uuid in wished]
             ahead = (self._leases.place(row) or 1) - 1
         request = records.read_request(row["request"])
-        message, remedy, largest = admission.shortage(request, statuses, ahead, self._rules)
+        drained = [status for status in statuses if status.drained]
+        usable = [status for status in statuses if not status.drained]
+        message, remedy, largest = admission.shortage(request, usable, ahead, self._rules, drained)
         return TimedOut(message, remedy, largest_now=largest)
 
     def explain(self, lease_id: str) -> Outlook:

@@ -10,8 +10,6 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any, Final
 
-import psutil
-
 from gpu_pool import admission
 from gpu_pool.ledger import reclaim, records
 from gpu_pool.ledger.asking import Asking, plain
@@ -25,6 +23,7 @@ from gpu_pool_client import (
     Process,
     SliceRequest,
 )
+from gpu_pool_client.processes import is_child_of_ours
 
 #: No deadline is set further ahead than this.
 _MOST_SECONDS: Final = 86_400.0
@@ -112,15 +111,45 @@ class Book(Asking):
             if row["state"] == LeaseState.WAITING and not row["home"]:
                 raise BadRequest("A lease that waits in line holds nothing to park.", "Release it instead.")
             if row["state"] != LeaseState.PARKED:
-                parts = self._devices.read(row["slices"])
-                home = ",".join(part.device.uuid for part in parts) or row["home"]
-                self._use.add(row)
-                values = {"number": row["number"], "home": home, "now": self._clock.wall()}
-                self._db.run("park", values)
-                self._devices.give_back(row["slices"])
-                self._db.trail.decided("parked", row, parts)
-                self._line.serve()
+                self._park(row)
             return self._leases.lease(lease_id)
+
+    def _park(self, row: sqlite3.Row) -> None:
+        parts = self._devices.read(row["slices"])
+        home = ",".join(part.device.uuid for part in parts) or row["home"]
+        self._use.add(row)
+        self._db.run("park", {"number": row["number"], "home": home, "now": self._clock.wall()})
+        self._devices.give_back(row["slices"])
+        why = {"reason": row["asked_back"], "words": row["notice"] or None} if row["asked_back"] else {}
+        self._db.trail.decided("parked", row, parts, why)
+        self._line.serve()
+
+    def ask_back(self, lease_id: str, words: str, reason: EndReason, *, now: bool) -> Lease:
+        """Ask a held lease's slices back, for when its kernel is idle; or park it ``now``.
+
+        ``reason`` and ``words`` tell its user, and the history, by whom and why. Those of an
+        administrator (REVOKED) stay whatever its user asks for afterwards.
+        """
+        with self._db.transaction(self.give_up_at):
+            row = self._leases.row(lease_id)
+            if row["state"] != LeaseState.HELD:
+                raise BadRequest(f"The lease is {row['state']}: it holds no slice.")
+            is_by_admin = row["asked_back"] == EndReason.REVOKED.value
+            if not is_by_admin or reason is not EndReason.RELEASED:
+                values = {"number": row["number"], "notice": plain(words), "reason": reason.value}
+                self._db.run("ask_back", values)
+            if now:
+                self._park(self._leases.row(lease_id))
+            else:
+                self._db.trail.decided(
+                    "asked-back", row, (), {"reason": reason.value, "words": words or None}
+                )
+            return self._leases.lease(lease_id)
+
+    def has_manager(self, lease_id: str) -> bool:
+        """Whether the lease's process is a kernel: only their managers are given time for a restart."""
+        with self._db.snapshot():
+            return bool(self._leases.row(lease_id)["grace"])
 
     def resume(self, lease_id: str) -> Lease:
         """Put a parked lease in line for its devices."""
@@ -136,7 +165,10 @@ class Book(Asking):
     def release(self, lease_id: str, reason: EndReason, *, asked: bool = True) -> None:
         """End the lease if it has not ended yet; ``asked`` unless the pool does it by itself."""
         with self._db.transaction(self.give_up_at):
-            self._release(self._leases.live(lease_id), reason, asked=asked)
+            row = self._leases.live(lease_id)
+            if row is not None and row["asked_back"] and reason is EndReason.IDLE:
+                reason = EndReason(row["asked_back"])  # it was not for its idleness alone
+            self._release(row, reason, asked=asked)
 
     def revoke(self, lease_id: str, words: str, reason: EndReason = EndReason.REVOKED) -> None:
         """End somebody's lease, and keep for its holder why."""
@@ -170,7 +202,7 @@ class Book(Asking):
         """Grant nothing more on that device, or grant again; see ``Pool.drain``."""
         with self._db.transaction(self.give_up_at):
             chosen = admission.find_device(device, [status.device for status in self._devices.statuses()])
-            self._devices.drain(chosen.uuid, drained)
+            self._devices.drain(chosen.uuid, drained, self._clock.wall())
             self._db.trail.noted("drained" if drained else "undrained", {"device": chosen.uuid})
             self._line.serve()
             return next(each for each in self._devices.statuses() if each.device == chosen)
@@ -179,6 +211,8 @@ class Book(Asking):
         """Write something that says nothing. Raises ``LedgerUnusable`` where no decision could be kept."""
         with self._db.transaction(self.give_up_at):
             self._db.run("set_tried_at", {"now": self._clock.wall()})
+        # So little is written over what was written before; a grant needs more.
+        self._db.check_room()
 
     def look(self, at_most_every: float = 0.0) -> None:
         """End every lease whose process is gone or whose deadline has passed.
@@ -209,7 +243,4 @@ def _check_seconds(name: str, value: float | None) -> None:
 
 def _ends_with_us(process: Process) -> bool:
     """Whether it is this process or its child, which it watches for as long as it lives."""
-    try:
-        return process.pid == os.getpid() or psutil.Process(process.pid).ppid() == os.getpid()
-    except psutil.Error:
-        return False
+    return process.pid == os.getpid() or is_child_of_ours(process.pid)

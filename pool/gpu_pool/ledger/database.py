@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpu_pool.ledger import files, upgrading
-from gpu_pool.ledger.errors import LedgerUnusable, explain
+from gpu_pool.ledger.errors import LedgerUnusable, NoSpace, check_room, explain
 from gpu_pool.ledger.lock import FairLock, Pulses
 from gpu_pool.ledger.queries import queries
 from gpu_pool.ledger.trail import Trail
@@ -48,7 +48,8 @@ class Database:
             with contextlib.ExitStack() as opened:
                 self._lock = opened.enter_context(contextlib.closing(FairLock(lock)))
                 self.pulses = opened.enter_context(contextlib.closing(Pulses(lock)))
-                self._connection = opened.enter_context(contextlib.closing(_connect(path)))
+                self._connection, self._is_frozen = _connect_to_read(path)
+                opened.callback(self._disconnect)
                 self._check_kind()
                 if not upgrading.is_newest(self._connection, path):
                     with self._lock:
@@ -60,6 +61,10 @@ class Database:
         #: The block of decisions that is under way, and whether its transaction has begun: :meth:`together`.
         self._block: contextlib.ExitStack | None = None
         self._has_begun = False
+        #: Why SQLite has undone the running transaction by itself: for want of space, say.
+        self._undone: sqlite3.Error | None = None
+        #: Why nothing may be decided: :meth:`refusing`.
+        self._refusal: LedgerUnusable | None = None
 
     def close(self) -> None:
         """Close the connection and the lock; the decisions of a block are in the ledger before."""
@@ -79,6 +84,8 @@ class Database:
         ``give_up_at`` (``time.monotonic()``): past this moment nothing is begun,
         because nobody waits for the answer any more.
         """
+        if self._refusal is not None:
+            raise self._refusal
         if self._block is None:
             with self._begin(give_up_at):
                 yield
@@ -88,6 +95,15 @@ class Database:
             self._has_begun = True
         with _explained(self.path), self._step(give_up_at):
             yield
+
+    @contextlib.contextmanager
+    def refusing(self, reason: LedgerUnusable | None) -> Iterator[None]:
+        """Let a block only read, and refuse it decisions with that error; None for no such limit."""
+        self._refusal = reason
+        try:
+            yield
+        finally:
+            self._refusal = None
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -106,17 +122,22 @@ class Database:
     @contextlib.contextmanager
     def _begin(self, give_up_at: float | None) -> Iterator[None]:
         self.trail.forget()
+        self._undone = None
         with _explained(self.path), self._lock:
             self._check_still_there()
             self._refuse_if_late(give_up_at)
+            self._thaw()
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 upgrading.check_version(self._connection, self.path)
                 yield
+                self._refuse_if_undone()
                 self._connection.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 with contextlib.suppress(sqlite3.Error):
                     self._connection.execute("ROLLBACK")
+                if isinstance(error, sqlite3.OperationalError):
+                    self._make_room()
                 raise
         # Not before it is kept, and not while others wait.
         self.trail.tell()
@@ -125,19 +146,26 @@ class Database:
     def _step(self, give_up_at: float | None) -> Iterator[None]:
         """Run one decision of a block, and undo it alone if it fails."""
         self._refuse_if_late(give_up_at)
-        if not self._connection.in_transaction:  # SQLite has undone all of the block, for want of space, say
-            raise LedgerUnusable(f"The pool's ledger, {self.path}, could not be written.", "Try again.")
+        self._refuse_if_undone()
         self._connection.execute("SAVEPOINT decision")
         before = len(self.trail)
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self.trail.forget(before)
+            if isinstance(error, sqlite3.Error) and not self._connection.in_transaction:
+                self._undone = error
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK TO decision")
                 self._connection.execute("RELEASE decision")
             raise
         self._connection.execute("RELEASE decision")
+
+    def _refuse_if_undone(self) -> None:
+        if self._undone is not None:
+            raise self._undone
+        if not self._connection.in_transaction:
+            raise LedgerUnusable(f"The pool's ledger, {self.path}, could not be written.", "Try again.")
 
     def _refuse_if_late(self, give_up_at: float | None) -> None:
         if give_up_at is not None and time.monotonic() > give_up_at:
@@ -151,6 +179,7 @@ class Database:
             return
         with _explained(self.path):
             self._check_still_there()
+            self._thaw()
             self._connection.execute("BEGIN")
             try:
                 upgrading.check_version(self._connection, self.path)
@@ -171,6 +200,11 @@ class Database:
         """Return the pid of the process that last entered a transaction."""
         return self._lock.holder()
 
+    def check_room(self) -> None:
+        """Raise ``NoSpace`` where the disk is full, whether or not the next decision would still fit."""
+        with _explained(self.path):
+            check_room(self.path)
+
     def _check_still_there(self) -> None:
         """Refuse to go on in a file that others no longer see."""
         if _identity(self.path) != self._identity:
@@ -178,6 +212,20 @@ class Database:
                 f"The pool's ledger, {self.path}, was removed or replaced while it was in use.",
                 "Restart what uses the pool.",
             )
+
+    def _thaw(self) -> None:
+        """Open the ledger anew where it could only be read, and only as it was at that moment."""
+        if self._is_frozen:
+            self._disconnect()
+            self._connection, self._is_frozen = _connect_to_read(self.path)
+
+    def _make_room(self) -> None:
+        """Move the write-ahead log into the database, so that the next decision is written over it."""
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _disconnect(self) -> None:
+        self._connection.close()
 
     def _check_kind(self) -> None:
         kind = self._connection.execute("PRAGMA application_id").fetchone()[0]
@@ -202,10 +250,32 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect_to_read(path: Path) -> tuple[sqlite3.Connection, bool]:
+    """Return a connection by which the ledger can be read, and whether it shows this moment alone.
+
+    The first to open a ledger makes files beside it. Where there is no room for them, what is in
+    the ledger can be read nevertheless: nobody else has it open, or the files would be there.
+    """
+    try:
+        return _connect(path), False
+    except sqlite3.OperationalError as error:
+        if not isinstance(explain(error, path), NoSpace) or _has_log(path):
+            raise
+        return _connect(path, "mode=ro&immutable=1"), True
+
+
+def _has_log(path: Path) -> bool:
+    """Whether something is decided that is not in the ledger's own file yet."""
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def _connect(path: Path, how: str = "mode=rw") -> sqlite3.Connection:
     # mode=rw: a file that is gone by now must not be made anew.
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw",
+        f"{path.absolute().as_uri()}?{how}",
         uri=True,
         timeout=_BUSY_SECONDS,
         isolation_level=None,

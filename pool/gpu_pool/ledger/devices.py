@@ -6,11 +6,11 @@ import dataclasses
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from gpu_pool.ledger import records
 from gpu_pool.ledger.database import Database
-from gpu_pool.ledger.errors import LedgerUnusable
+from gpu_pool.ledger.errors import OtherDevices
 from gpu_pool_client import Device, DeviceStatus, Slice
 
 #: What each entry of a lease's slices means.
@@ -29,6 +29,12 @@ class Others:
 
 
 _NOBODY: Final = Others()
+#: What to do where a pool is in use with simulated devices, and this machine has real ones.
+_WAY_BACK: Final = (
+    "Simulated and real GPUs are never one pool. End what holds the simulated ones (gpu-pool status; "
+    "gpu-pool release ID) and what was started with GPU_POOL_DEVICES; then the real ones take their place."
+)
+_WAY_ON: Final = "Set or unset GPU_POOL_DEVICES as where the pool is in use."
 #: Different slices that are kept in memory.
 _MOST_SLICES: Final = 4096
 
@@ -48,32 +54,43 @@ class DeviceTable:
         #: Slices by what is written of them: every decision in line reads all that is held.
         self._slices: dict[str, tuple[Slice, ...]] = {}
         #: Statuses by the rows they are of: one grant changes few of a cluster's thousands of devices.
-        self._statuses: dict[tuple[int, ...], DeviceStatus] = {}
+        self._statuses: dict[tuple[Any, ...], DeviceStatus] = {}
 
     def is_news(self, devices: Sequence[Device]) -> bool:
         """Whether :meth:`register` would change anything."""
         facts = {records.write_device(device) for device in devices}
         return {row["facts"] for row in self._present()} != facts
 
-    def register(self, devices: Sequence[Device], seen_from: str) -> None:
+    def has_simulated(self) -> bool:
+        """Whether a simulated device is the pool's."""
+        return any(_is_simulated(row) for row in self._present())
+
+    def register(self, devices: Sequence[Device], seen_from: str, *, nobody_simulates: bool) -> None:
         """Make these the pool's devices, as seen by a process of the pid namespace ``seen_from``.
 
         A real device is taken away only by a process that sees what the one
-        saw that registered it. Raises ``LedgerUnusable`` where simulated
-        devices would replace real ones, or others that are in use.
+        saw that registered it. ``nobody_simulates``: whether no other process
+        uses the pool with simulated devices. Raises ``OtherDevices`` where
+        simulated devices would replace real ones, or others that are in use.
         """
         present = self._present()
         uuids = {device.uuid for device in devices}
         missing = [row for row in present if row["uuid"] not in uuids]
         simulated = any(_is_simulated(row) for row in present)
-        if simulated or any(device.simulated for device in devices):
-            self._refuse_to_mix(devices, missing)
+        if missing and (simulated or any(device.simulated for device in devices)):
+            self._refuse_to_mix(devices, missing, nobody_simulates)
         for row in missing:
             if simulated or row["seen_from"] == seen_from:
                 self._db.run("hide_device", {"id": row["id"]})
         for position, device in enumerate(devices):
             values = {"uuid": device.uuid, "position": position, "facts": records.write_device(device)}
             self._db.run("upsert_device", {**values, "seen_from": seen_from})
+
+    def forget_simulated(self) -> None:
+        """Take the simulated devices from the pool, unless somebody holds something or waits."""
+        if not self._leases():
+            for row in filter(_is_simulated, self._present()):
+                self._db.run("hide_device", {"id": row["id"]})
 
     def set_others(self, others: Mapping[str, Others]) -> bool:
         """Take note of what others than leases have of each device, by uuid; return whether that is news."""
@@ -86,18 +103,25 @@ class DeviceTable:
                 changed = True
         return changed
 
-    def _refuse_to_mix(self, devices: Sequence[Device], missing: Sequence[sqlite3.Row]) -> None:
-        replaced = [records.read_device(row["facts"]).label for row in missing]
-        if not replaced:
+    def _refuse_to_mix(
+        self, devices: Sequence[Device], missing: Sequence[sqlite3.Row], nobody_simulates: bool
+    ) -> None:
+        leases, real = self._leases(), not any(device.simulated for device in devices)
+        are_simulated = all(_is_simulated(row) for row in missing)
+        if are_simulated and not leases and (nobody_simulates or not real):
             return
-        if all(_is_simulated(row) for row in missing) and not self._db.one("in_use")[0]:
-            return
-        raise LedgerUnusable(
-            f"The pool's ledger, {self._db.path}, is in use for {', '.join(sorted(set(replaced)))}; "
-            f"this process would replace that by {', '.join(sorted({each.label for each in devices}))}.",
-            "Set or unset GPU_POOL_DEVICES as where the pool is in use, "
-            f"or name another ledger: GPU_POOL_URL=embedded:{self._db.path.with_name('other.db')}.",
+        labels = sorted({records.read_device(row["facts"]).label for row in missing})
+        found = ", ".join(sorted({each.label for each in devices}))
+        by = f" ({'1 lease' if leases == 1 else f'{leases} leases'})" if leases else ""
+        raise OtherDevices(
+            f"The pool's ledger, {self._db.path}, is in use for {', '.join(labels)}{by}; "
+            f"this process would replace that by {found}.",
+            f"{_WAY_BACK if real and are_simulated else _WAY_ON} "
+            f"Or name another ledger: GPU_POOL_URL=embedded:{self._db.path.with_name('other.db')}.",
         )
+
+    def _leases(self) -> int:
+        return int(self._db.one("leases_in_all")[0])
 
     def _present(self) -> list[sqlite3.Row]:
         return [row for row in self._db.run("device_facts").fetchall() if row["present"]]
@@ -112,12 +136,19 @@ class DeviceTable:
         return list(now.values())
 
     def _status(
-        self, number: int, _revision: int, drained: int, milli: int, memory: int, contexts: int, leases: int
+        self,
+        number: int,
+        _revision: int,
+        drained: int,
+        milli: int,
+        memory: int,
+        contexts: int,
+        leases: int,
+        drained_at: float | None,
     ) -> DeviceStatus:
         device = self._known[number][2]
-        return DeviceStatus(
-            device, milli, memory, contexts, leases, self._total(device), drained=bool(drained)
-        )
+        total = self._total(device)
+        return DeviceStatus(device, milli, memory, contexts, leases, total, bool(drained), drained_at)
 
     def _total(self, device: Device) -> int:
         # Nobody shares a MIG instance, so its compute is never granted twice.
@@ -127,13 +158,17 @@ class DeviceTable:
         """Return the devices on which something new may be granted, in order of placement."""
         return [status for status in self.present() if not status.drained]
 
+    def drained(self) -> list[DeviceStatus]:
+        """Return the devices of the pool on which nothing more is granted, in order of placement."""
+        return [status for status in self.present() if status.drained]
+
     def present(self) -> list[DeviceStatus]:
         """Return the devices of the pool, drained ones included, in order of placement."""
         return [status for status in self.statuses() if self._known[self._numbers[status.device.uuid]][1]]
 
-    def drain(self, uuid: str, drained: bool) -> None:
-        """Grant nothing more on that device, or grant again."""
-        self._db.run("set_drained", {"id": self._numbers[uuid], "drained": drained})
+    def drain(self, uuid: str, drained: bool, now: float) -> None:
+        """Grant nothing more on that device, or grant again; ``now`` is Unix seconds."""
+        self._db.run("set_drained", {"id": self._numbers[uuid], "drained": drained, "now": now})
 
     def take(self, parts: Sequence[Slice]) -> None:
         """Count these slices as held."""

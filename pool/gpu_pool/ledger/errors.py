@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import sqlite3
+import sys
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -17,14 +20,18 @@ class LedgerUnusable(PoolUnreachable):
     code = "ledger-unusable"
 
 
+class OtherDevices(LedgerUnusable):
+    """The ledger is in use for other devices, simulated or real, than those that this process sees."""
+
+
+class NoSpace(LedgerUnusable):
+    """There is no room on the ledger's disk for another decision. What is written can be read."""
+
+
 #: What to do with a ledger that is of no use.
 SET_ASIDE: Final = (
     "Nothing was changed. Stop Jupyter and all kernels, move the file aside together with those beside it "
     'whose names begin with its name, and start again; "gpu-pool doctor" shows more.'
-)
-_FULL = (
-    "cannot grow: the disk is full",
-    "Free some space on that disk and try again; nothing was lost.",
 )
 
 
@@ -37,10 +44,9 @@ def elsewhere() -> str:
 
 
 #: SQLite's own words (they are part of its C interface: sqlite3_errstr) and what to say instead.
-_MEANINGS = (
+_MEANINGS: Final = (
     ("malformed", "is damaged", SET_ASIDE),
     ("not a database", "is not a ledger: another kind of file, or damaged", SET_ASIDE),
-    ("full", *_FULL),
     (
         "readonly",
         "cannot be written",
@@ -53,6 +59,17 @@ _MEANINGS = (
         "Check the disk, and its free space.",
     ),
     ("locked", "stays locked by another program", "Find out what has the file open, and close it."),
+)
+#: Those of them behind which the system may have a reason that SQLite does not tell.
+_VAGUE: Final = ("readonly", "unable to open", "disk I/O error")
+#: What a ledger needs at the most until it is tidied up: its write-ahead log, and some growth.
+_NEEDED_MIB: Final = 20
+#: Bytes that are written to see whether anything can be, and free ones below which a disk is full.
+_TRIAL, _NEARLY_NOTHING = 8_192, 262_144
+#: Files that a ledger needs open.
+_FILES: Final = 10
+_KEPT: Final = (
+    "Nothing that was decided is lost; what ends meanwhile is taken note of as soon as there is room."
 )
 
 
@@ -67,14 +84,100 @@ def explain(error: sqlite3.Error | OSError, path: Path) -> LedgerUnusable:
             "Nothing was changed.",
             "This is a bug in jupyter-gpu-pool: please report it with these words.",
         )
+    if "full" in text:
+        return _no_space(path, errno.ENOSPC)
+    reason = _trouble(path) if any(words in text for words in _VAGUE) else None
+    if reason is not None:
+        return _explain_system(reason, path)
     for words, meaning, remedy in _MEANINGS:
         if words in text:
             return LedgerUnusable(f"The pool's ledger, {path}, {meaning}.", remedy)
     return LedgerUnusable(f"The pool's ledger, {path}, cannot be used: {text}.", SET_ASIDE)
 
 
+def check_room(path: Path) -> None:
+    """Raise ``NoSpace`` where a ledger's disk has next to none left; may raise ``OSError``."""
+    disk = os.statvfs(path.parent)
+    if disk.f_bavail * disk.f_frsize < _NEARLY_NOTHING:
+        raise _no_space(path, errno.ENOSPC)
+
+
+def _trouble(path: Path) -> OSError | None:
+    """Return what keeps this process from writing beside the ledger, found out by trying."""
+    try:
+        # The ledger itself is not opened: closing it again would drop this process's locks on it.
+        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as file:
+            file.write(bytes(_TRIAL))
+        if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+            return OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        check_room(path)
+        files = len(list(Path("/proc/self/fd").iterdir())) if sys.platform.startswith("linux") else 0
+    except NoSpace:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        return error
+    # Those that the ledger had open by then are closed again.
+    if files + _FILES > resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+        return OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return None
+
+
 def _explain_system(error: OSError, path: Path) -> LedgerUnusable:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        meaning, remedy = _FULL
-        return LedgerUnusable(f"The pool's ledger, {path}, {meaning}.", remedy)
+        return _no_space(path, error.errno)
+    if error.errno == errno.EROFS:
+        what = f"cannot be written: the file system at {_mount_point(path)} is read-only"
+        return LedgerUnusable(
+            f"The pool's ledger, {path}, {what}.", f"Mount it writable, or choose another. {elsewhere()}"
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return LedgerUnusable(
+            f"The pool's ledger, {path}, cannot be opened: {_too_many_files(error.errno)}.",
+            "Close what is not needed, or allow more: ulimit -n, or LimitNOFILE= of a service of systemd.",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        # A file that is not there can be neither made nor seen: it is the folder that is closed.
+        there = error.filename is not None and os.path.lexists(error.filename)
+        where = error.filename if there else path.parent
+        return LedgerUnusable(
+            f"The pool's ledger, {path}, cannot be used: {where} is closed to you (user {os.geteuid()}): "
+            f"{error.strerror}.",
+            f"Make the ledger and its folder readable and writable for you, or choose another. {elsewhere()}",
+        )
     return LedgerUnusable(f"The pool's ledger, {path}, cannot be used: {error.strerror}.", elsewhere())
+
+
+def _no_space(path: Path, number: int) -> NoSpace:
+    where = _mount_point(path)
+    if number == errno.EDQUOT:
+        what, remedy = "your disk quota there is used up", f"Remove {_NEEDED_MIB} MiB of yours (quota -s)"
+    elif _has_no_inodes(path):
+        what, remedy = "it has as many files as it can (no inodes)", "Remove some files there (df -i)"
+    else:
+        what, remedy = "it is full", f"Free {_NEEDED_MIB} MiB there (df -h)"
+    return NoSpace(
+        f"The pool's ledger, {path}, cannot be written to the disk at {where}: {what}.",
+        f"{remedy}, and try again. {_KEPT}",
+    )
+
+
+def _has_no_inodes(path: Path) -> bool:
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return disk.f_files > 0 and disk.f_favail == 0
+
+
+def _too_many_files(number: int) -> str:
+    if number == errno.ENFILE:
+        return "the machine has as many files open as it can"
+    return f"this process has as many files open as it may ({resource.getrlimit(resource.RLIMIT_NOFILE)[0]})"
+
+
+def _mount_point(path: Path) -> Path:
+    """Return where the disk of a ledger is mounted, or the nearest folder of it that is there."""
+    found = path.parent.absolute()
+    while not os.path.ismount(found) and found != found.parent:
+        found = found.parent
+    return found

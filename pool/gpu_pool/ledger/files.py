@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +19,8 @@ NETWORK: Final = frozenset(
     "9p afs autofs beegfs ceph cifs coda davfs fuse.ceph fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs "
     "glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs panfs pvfs2 smb3 smbfs virtiofs vboxsf".split()
 )
+#: What else is made where a ledger is: by SQLite, for its locks, and of suspended kernels.
+_BESIDE: Final = ("-wal", "-shm", ".lock", ".owner", ".suspended")
 
 
 def default_path() -> Path:
@@ -66,15 +69,20 @@ def prepare_folder(path: Path) -> None:
 
 
 def check_leftovers(path: Path) -> None:
-    """Refuse to make a new ledger beside what is left of another: SQLite would read it as this one's."""
-    left = [
-        part.name for part in (path.with_name(path.name + end) for end in ("-wal", "-shm")) if part.exists()
-    ]
+    """Refuse to make a new ledger where there was one: what it knew would be forgotten in silence.
+
+    SQLite would read what is left of it as the new one's, and the slices that are
+    held would be granted to others.
+    """
+    left = [part for part in (path.with_name(path.name + end) for end in _BESIDE) if os.path.lexists(part)]
     # Asked second: whoever is making the ledger at this moment makes the file first.
     if left and not path.exists():
         raise LedgerUnusable(
-            f"The pool's ledger, {path}, is missing, and parts of it are still there: {', '.join(left)}.",
-            "Stop Jupyter and all kernels; then put the ledger back, or move these files aside too.",
+            f"The pool's ledger, {path}, is missing, and what was beside it is still there: "
+            f"{', '.join(part.name for part in left)}. A new one would not know of the slices that are "
+            "held now, and would grant them to others too.",
+            "Put the ledger back, if it was moved. Or stop gpu-pool serve, Jupyter and all kernels with a "
+            f"slice, and then start anew: rm -r {' '.join(shlex.quote(str(part)) for part in left)}",
         )
 
 

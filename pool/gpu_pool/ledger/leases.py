@@ -112,7 +112,7 @@ def gone(lease: Lease) -> LeaseGone:
     ended = time.strftime("%H:%M:%S", time.localtime(lease.ended_at))
     words = f"{reason}. {lease.notice}".rstrip() if lease.notice else f"{reason}."
     return LeaseGone(
-        f"The lease on {lease.request} ended at {ended}: {words}", "Ask for a new slice.", reason=reason
+        f"The lease on {lease.request.named} ended at {ended}: {words}", "Ask for a new slice.", reason=reason
     )
 
 

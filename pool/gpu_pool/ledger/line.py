@@ -150,7 +150,7 @@ class Line:
         # Whoever has something reserved is told when it will be free.
         holdings = self._holdings() if waiter.reserved else []
         now = replace(self._bare(), line=list(line.values()), holdings=holdings)
-        return Outlook(place, outlook.explain(waiter.number, now))
+        return Outlook(place, outlook.explain(waiter.number, now, self._devices.drained()))
 
     def prospects(self) -> Prospects | None:
         """Return what expected waits are worked out from; None for a long line, or where nothing is known."""
@@ -167,7 +167,7 @@ class Line:
         if any(waiter.number == number for waiter, _ in queueing.decide(now).grants):
             return None
         places = [waiter.number for waiter in queueing.order(now)]
-        told = Outlook(places.index(number) + 1, outlook.explain(number, now))
+        told = Outlook(places.index(number) + 1, outlook.explain(number, now, self._devices.drained()))
         stays = [] if len(line) > _FORESEEABLE else self._stays()
         return Forecast(told, number, Prospects(now, stays) if stays else None)
 

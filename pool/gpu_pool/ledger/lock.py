@@ -11,6 +11,7 @@ The lock gives fairness, not correctness: that is SQLite's transaction.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import functools
@@ -19,6 +20,7 @@ import secrets
 import stat
 import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -28,6 +30,8 @@ _FLOCK: Final = struct.Struct("hhqqi4x")
 _TICKET: Final = struct.Struct("<qq")
 #: The byte of the first sign of life.
 _PULSES: Final = 1 << 62
+#: The byte that all share who use the pool with simulated devices: the last there is, behind all pulses.
+_SIMULATED: Final = (1 << 63) - 1
 _HAS_TICKETS: Final = sys.platform.startswith("linux") and hasattr(fcntl, "F_OFD_SETLKW")
 
 
@@ -112,6 +116,7 @@ class Pulses:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = open_private(path)
+        self._simulates = False
 
     def close(self) -> None:
         """Stop looking. This process's own sign of life stays."""
@@ -123,9 +128,37 @@ class Pulses:
 
     def beats(self, number: int) -> bool:
         """Whether the process with that sign of life lives."""
-        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0)
-        answer = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, question)
+        answer = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, _byte(fcntl.F_WRLCK, number))
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+    def use_simulated(self) -> None:
+        """Tell others that simulated devices are used here, until :meth:`close` or the process's end."""
+        if _HAS_TICKETS:
+            # Waits for somebody who is forgetting them at this moment.
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, _byte(fcntl.F_RDLCK, _SIMULATED))
+        self._simulates = True
+
+    @contextlib.contextmanager
+    def nobody_simulates(self) -> Iterator[bool]:
+        """Whether nobody else uses simulated devices; if so, nobody begins to inside the block."""
+        try:
+            if _HAS_TICKETS:
+                fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _byte(fcntl.F_WRLCK, _SIMULATED))
+        except (BlockingIOError, PermissionError):  # fcntl(2): EAGAIN or EACCES where others have it
+            yield False
+            return
+        try:
+            # Where it cannot be told, they may be in use.
+            yield _HAS_TICKETS
+        finally:
+            if _HAS_TICKETS:
+                # The lock for one alone has taken the place of the shared one, if there was one.
+                before = fcntl.F_RDLCK if self._simulates else fcntl.F_UNLCK
+                fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _byte(before, _SIMULATED))
+
+
+def _byte(kind: int, place: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0)
 
 
 @functools.cache
@@ -133,7 +166,7 @@ def _beat(path: Path, pid: int) -> int:  # noqa: ARG001 - a forked child needs i
     # Never closed: it must last until the process ends.
     file = open_private(path)
     number = _PULSES + secrets.randbelow(_PULSES - 1)
-    fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, _byte(fcntl.F_WRLCK, number))
     return number
 
 

@@ -2,7 +2,7 @@
 
 -- name: devices
 SELECT id, revision, drained OR closed, held_milli + other_milli, held_memory_mib + other_memory_mib,
-       held_contexts + other_contexts, leases
+       held_contexts + other_contexts, leases, drained_at
 FROM device WHERE present OR leases > 0 ORDER BY position;
 
 -- name: device_facts
@@ -18,7 +18,10 @@ ON CONFLICT (uuid) DO UPDATE SET
 UPDATE device SET present = 0, revision = revision + 1 WHERE id = :id;
 
 -- name: set_drained
-UPDATE device SET drained = :drained WHERE id = :id;
+-- One that is drained again has been drained since the first time.
+UPDATE device SET drained = :drained,
+    drained_at = iif(:drained, iif(drained, drained_at, :now), NULL)
+WHERE id = :id;
 
 -- name: others
 SELECT id, uuid, other_milli, other_memory_mib, other_contexts, closed FROM device WHERE present;
@@ -28,8 +31,8 @@ UPDATE device SET other_milli = :milli, other_memory_mib = :memory_mib, other_co
     closed = :closed
 WHERE id = :id;
 
--- name: in_use
-SELECT EXISTS (SELECT 1 FROM lease);
+-- name: leases_in_all
+SELECT count(*) FROM lease;
 
 -- name: ask
 -- What a request must know before anything else, in one statement.
@@ -54,11 +57,13 @@ SELECT * FROM history WHERE number = :number;
 SELECT * FROM history WHERE key = :key;
 
 -- name: leases
-SELECT id, key, request, user, course, kernel, state, slices, requested_at, held_at, ends_by, keeper, process, notice
+SELECT id, key, request, user, course, kernel, state, slices, requested_at, held_at, ends_by, keeper, process, notice,
+       asked_back
 FROM lease WHERE turn IS NULL ORDER BY number;
 
 -- name: line
-SELECT id, key, request, user, course, kernel, state, slices, requested_at, held_at, ends_by, keeper, process, notice
+SELECT id, key, request, user, course, kernel, state, slices, requested_at, held_at, ends_by, keeper, process, notice,
+       asked_back
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters
@@ -114,6 +119,7 @@ VALUES (:number, :id, :key, :state, :turn, :waiting_since, :slices, :within, :re
 -- name: grant
 -- Whoever promised a working process while it waited has had nothing to run until now.
 UPDATE lease SET state = 'held', turn = NULL, waiting_since = NULL, reserved = '', held_at = :now,
+    notice = '', asked_back = NULL,
     first_held_at = coalesce(first_held_at, :now),
     slices = :slices, milli = :milli, memory_mib = :memory_mib, ends_by = :ends_by,
     deadline = CASE WHEN process IS NULL THEN :deadline
@@ -227,11 +233,12 @@ WHERE number = :number AND deadline_reason IS NOT 'process-gone'
 UPDATE lease SET process = NULL, deadline = :deadline, deadline_reason = :reason WHERE number = :number;
 
 -- name: park
+-- Why its slices were asked back is told until it has some again.
 UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL, ends_by = NULL,
     turn = NULL, waiting_since = NULL, reserved = '',
     held_before = held_before + coalesce(max(0, :now - held_at), 0),
     used_before = used_before + milli * coalesce(max(0, :now - held_at), 0),
-    deadline = NULL, deadline_reason = NULL, notice = '', ending = NULL
+    deadline = NULL, deadline_reason = NULL, notice = iif(asked_back IS NULL, '', notice), ending = NULL
 WHERE number = :number;
 
 -- name: resume
@@ -291,6 +298,9 @@ WHERE number = :number AND id = :id;
 
 -- name: tell
 UPDATE lease SET notice = :notice, ending = :ending WHERE number = :number AND id = :id;
+
+-- name: ask_back
+UPDATE lease SET notice = :notice, asked_back = :reason WHERE number = :number;
 
 -- name: course_versions
 SELECT number, user, text, saved_at FROM course_version

@@ -69,6 +69,7 @@ def live_lease(row: Row, parts: tuple[Slice, ...], place: int | None, terms: Ter
         process=read_process(row["process"]) if row["process"] else None,
         place=place,
         terms=terms,
+        asked_back=EndReason(row["asked_back"]) if row["asked_back"] else None,
     )
 
 

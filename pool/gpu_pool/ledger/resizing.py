@@ -49,13 +49,13 @@ class Resizing:
         size = _size(request, devices, self._rules)
         grows = not _is_within(size, _size(before, devices, self._rules))
         if grows:  # whoever is over a quota, since it was lowered, may still have less
-            self._check_quotas(row, size)
+            self._check_quotas(row, request, size)
         if row["state"] == LeaseState.HELD:
             self._change_now(row, request, statuses)
         else:
             self._change_later(row, request, size, grows=grows)
 
-    def _check_quotas(self, row: Row, size: Sequence[Slice]) -> None:
+    def _check_quotas(self, row: Row, request: SliceRequest, size: Sequence[Slice]) -> None:
         user, course = row["user"], row["course"]
         limits = list(quotas.scopes(self.sharing, user, course))
         if not limits:
@@ -63,8 +63,10 @@ class Resizing:
         milli, memory_mib = _milli(size) - row["milli"], _memory_mib(size) - row["memory_mib"]
         more = quotas.Account(user, course, 0, max(0, milli), max(0, memory_mib))
         accounts = list(self._use.accounts())
+        before = quotas.Account(user, course, 1, row["milli"], row["memory_mib"])
+        allowed = quotas.Allowed(request, size[0].device, self._rules, limits, accounts, before)
         for limit in limits:
-            quotas.check(limit, more, accounts)
+            quotas.check(limit, more, accounts, allowed)
 
     def _change_now(self, row: Row, request: SliceRequest, statuses: Sequence[DeviceStatus]) -> None:
         held = self._devices.read(row["slices"])
@@ -110,9 +112,11 @@ class Resizing:
         why = "others wait in line, and nobody passes them" if line else "not as much is free"
         milli = placement.largest(rooms, self._rules)
         largest = SliceRequest(milli=milli).size if milli else None
+        now = records.read_request(row["request"]).named
+        most = f"It stays as it is. At this moment it could have up to {admission.up_to(milli)}."
         return TimedOut(
-            f"The slice of {row['request']} cannot become {request} now: {why}.",
-            f"It stays as it is. At this moment it could have up to {largest} of one GPU." if largest else "",
+            f"The slice of {now} cannot become {request.named} now: {why}.",
+            most if largest else "",
             largest_now=largest,
         )
 
@@ -160,9 +164,10 @@ def _asked(row: Row, request: SliceRequest, parts: Sequence[Slice]) -> dict[str,
 
 
 def _nothing_but(part: Slice, status: DeviceStatus) -> DeviceStatus:
-    """Return the device as if all of it but this slice were held."""
+    """Return the device as if all of it but this slice were held; of a drained one, too."""
     return replace(
         status,
+        drained=False,
         held_milli=status.milli - part.milli,
         held_memory_mib=status.device.memory_mib - part.memory_mib,
         held_contexts=(status.device.contexts or 0) - part.contexts,

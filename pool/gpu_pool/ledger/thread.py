@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from pathlib import Path
 from typing import Final, TypeVar
 
+from traitlets.log import get_logger
+
 from gpu_pool.ledger.book import Book
 from gpu_pool.ledger.database import Database
-from gpu_pool.ledger.errors import LedgerUnusable
+from gpu_pool.ledger.errors import LedgerUnusable, NoSpace
 from gpu_pool.worker import Worker
 
 T = TypeVar("T")
@@ -34,25 +35,43 @@ class LedgerThread:
         self._open = open_ledger
         self._worker = Worker("gpu-pool", self._together)
         self._opened: tuple[Database, Book] | None = None
+        #: Jobs for whose outcome nobody waits, and that there was no room for.
+        self._owed: list[Callable[[Book], object]] = []
+        #: Those that were done in the block of jobs that is under way, which may still fail as a whole.
+        self._in_block: list[Callable[[Book], object]] | None = None
 
     async def do(self, job: Callable[[Book], T], within: float | None = None) -> T:
         """Run a job and return what it returns.
 
         Raises ``LedgerUnusable`` where it has not begun ``within`` so many seconds (by default
-        ``ANSWER_WITHIN``), or is not done soon after.
+        ``ANSWER_WITHIN``), or is not done soon after. A job that there was no room for is done
+        again: what was written before may have been moved together meanwhile.
         """
         within = ANSWER_WITHIN if within is None else within
+        try:
+            return await self._do(job, within)
+        except NoSpace:
+            return await self._do(job, within)
+
+    async def _do(self, job: Callable[[Book], T], within: float) -> T:
         give_up_at = time.monotonic() + within
         context = copy_context()  # who asks is known there, too
         try:
-            return await self._worker.run(lambda: context.run(job, self._book(give_up_at)), within + 1)
+            return await self._worker.run(lambda: context.run(self._run, job, give_up_at), within + 1)
         except TimeoutError as error:
             raise self._stuck(within) from error
 
     def later(self, job: Callable[[Book], object]) -> None:
-        """Run a job after those already queued, however long they take; nobody waits for it."""
-        context = copy_context()
-        self._worker.submit(lambda: context.run(job, self._book(give_up_at=None)))
+        """Run a job after those already queued, however long they take; nobody waits for it.
+
+        One that there is no room for is done as soon as there is.
+        """
+        context = copy_context()  # who asks is known there, too
+
+        def run(book: Book) -> object:
+            return context.run(job, book)
+
+        self._worker.submit(lambda: self._run_later(run))
 
     async def close(self) -> None:
         """Close the ledger once what was begun is done."""
@@ -62,21 +81,68 @@ class LedgerThread:
             await self._worker.run(lambda: None, _CLOSE_WITHIN)
         self._worker.stop()
 
-    def _together(self) -> AbstractContextManager[object]:
-        return contextlib.nullcontext() if self._opened is None else self._opened[0].together()
+    def _run(self, job: Callable[[Book], T], give_up_at: float | None) -> T:
+        """Run a job, after those that there was no room for before.
+
+        While one of these cannot be done, a job may read, and decide nothing: a request
+        would else be ended by what was decided, of an earlier one of its key, before it.
+        """
+        database, book = self._ledger(give_up_at)
+        with database.refusing(self._do_owed(book)):
+            return job(book)
+
+    def _do_owed(self, book: Book) -> LedgerUnusable | None:
+        """Do what there was no room for before; return why that is still not possible."""
+        while self._owed:
+            job = self._owed.pop(0)
+            try:
+                job(book)
+            except LedgerUnusable as error:
+                self._owed.insert(0, job)
+                return error
+            except Exception as error:  # noqa: BLE001 - it belongs to nobody who asks now
+                get_logger().warning("What was put off for want of space cannot be done: %s", error)
+            else:
+                self._done(job)
+        return None
+
+    def _run_later(self, job: Callable[[Book], object]) -> None:
+        try:
+            self._run(job, give_up_at=None)
+        except NoSpace:
+            self._owed.append(job)
+        else:
+            self._done(job)
+
+    def _done(self, job: Callable[[Book], object]) -> None:
+        if self._in_block is not None:
+            self._in_block.append(job)
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        done: list[Callable[[Book], object]] = []
+        self._in_block = done
+        try:
+            with contextlib.nullcontext() if self._opened is None else self._opened[0].together():
+                yield
+        except BaseException:
+            # Nothing of the block is in the ledger.
+            self._owed = [*done, *self._owed]
+            raise
+        finally:
+            self._in_block = None
 
     def _close(self) -> None:
         if self._opened is not None:
             self._opened[0].close()
             self._opened = None
 
-    def _book(self, give_up_at: float | None) -> Book:
-        """Return the book, whose decisions wait for others until ``give_up_at`` at most."""
+    def _ledger(self, give_up_at: float | None) -> tuple[Database, Book]:
+        """Return the ledger, whose decisions wait for others until ``give_up_at`` at most."""
         if self._opened is None:
             self._opened = self._open(give_up_at)
-        book = self._opened[1]
-        book.give_up_at = give_up_at
-        return book
+        self._opened[1].give_up_at = give_up_at
+        return self._opened
 
     def _stuck(self, within: float) -> LedgerUnusable:
         holder = self._opened[0].holder() if self._opened else None

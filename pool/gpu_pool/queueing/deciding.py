@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from gpu_pool import placement
 from gpu_pool.queueing.fairness import Tally, first_course, turns
 from gpu_pool.queueing.reserving import Reservations, smallest_by_device
-from gpu_pool.queueing.values import Decision, Holding, Policy, Situation, Waiter, Wish
+from gpu_pool.queueing.values import Decision, Holding, Policy, Situation, Waiter
 from gpu_pool.rules import Rules
-from gpu_pool_client import DeviceStatus, Slice
+from gpu_pool_client import DeviceStatus, Slice, SliceRequest
 
 #: A course that would get more than its part of the pool waits this many times as long
 #: before devices are emptied for it: emptying takes from those who have less.
 _MORE_PATIENCE = 16
+#: What several waiters wish for, the request as its number in one decision, and the uuids of where.
+_Kind: TypeAlias = tuple[int, frozenset[str]]
 
 
 def decide(now: Situation) -> Decision:
@@ -61,16 +65,36 @@ class _Round:
     """One decision in the making."""
 
     def __init__(self, now: Situation) -> None:
+        self._situation = now
         self._waiting = {waiter.number: waiter for waiter in now.line}
-        self._statuses, self._rules, self._tally = list(now.statuses), now.rules, Tally(now)
+        self._statuses, self._rules = list(now.statuses), now.rules
         self.reservations = Reservations([status.device for status in now.statuses], now.rules)
         self.grants: list[tuple[Waiter, tuple[Slice, ...]]] = []
         #: Whether it fits, by wish. What does not will not as long as nothing becomes free.
-        self._fits: dict[Wish, bool] = {}
+        self._fits: dict[_Kind, bool] = {}
+        #: Numbers of equal requests, and the same by identity: hashing a request takes long.
+        self._numbers: dict[SliceRequest, int] = {}
+        self._known: dict[int, int] = {}
+
+    @functools.cached_property
+    def _tally(self) -> Tally:
+        """Who has had how much. Nobody asks where nothing fits, as it often is for a long line."""
+        return Tally(self._situation)
+
+    def _turns(self, waiters: Sequence[Waiter]) -> Iterable[Waiter]:
+        return turns(waiters, self._tally) if waiters else ()
+
+    def _kind(self, waiter: Waiter) -> _Kind:
+        """Return what is the same for waiters of the same wish, and for them alone."""
+        request = waiter.request
+        number = self._known.get(id(request))
+        if number is None:
+            number = self._known[id(request)] = self._numbers.setdefault(request, len(self._numbers))
+        return number, waiter.devices
 
     def grant(self) -> None:
         """Grant to everybody who can be placed: those with devices of their own, then by turn."""
-        for waiter in turns([w for w in self._waiting.values() if w.reserved], self._tally):
+        for waiter in self._turns([w for w in self._waiting.values() if w.reserved]):
             if self.reservations.keep(waiter):
                 self._try(waiter, self._statuses_of(waiter.reserved))
         while self._grant_by_turn():
@@ -83,13 +107,13 @@ class _Round:
         able = [
             waiter for waiter in self._waiting.values() if self._is_reserved(waiter) or self._may_fit(waiter)
         ]
-        for waiter in turns(able, self._tally):
+        for waiter in self._turns(able):
             reserved = self._is_reserved(waiter)
             if reserved or self._may_fit(waiter):
                 granted = self._try(waiter, self._usable(waiter))
                 freed |= granted and reserved
                 if not granted and not reserved:
-                    self._fits[waiter.wish] = False
+                    self._fits[self._kind(waiter)] = False
         return freed
 
     def _is_reserved(self, waiter: Waiter) -> bool:
@@ -97,31 +121,36 @@ class _Round:
 
     def _may_fit(self, waiter: Waiter) -> bool:
         """Whether what it wishes fitted when it was last tried, for whoever has nothing reserved."""
-        wish = waiter.wish
-        if wish not in self._fits:
+        kind = self._kind(waiter)
+        fits = self._fits.get(kind)
+        if fits is None:
             parts = placement.place(waiter.request, self._usable(waiter), self._rules)
-            self._fits[wish] = parts is not None
-        return self._fits[wish]
+            fits = self._fits[kind] = parts is not None
+        return fits
 
     def reserve(self, holdings: Sequence[Holding], policy: Policy, now: float) -> None:
         """Empty devices for those who have waited too long, as far as it is their course's turn."""
+        unreserved = [waiter for waiter in self._waiting.values() if not self._is_reserved(waiter)]
+        late = [waiter for waiter in unreserved if now - waiter.since >= policy.drain_after]
+        if self.reservations.full or not late:
+            return
         held = [*holdings, *(Holding(waiter.user, waiter.course, parts) for waiter, parts in self.grants)]
         smallest = smallest_by_device(held)
-        unreserved = []
+        one_of = {self._kind(waiter): waiter for waiter in unreserved}
+        hindered = {kind for kind, one in one_of.items() if self.reservations.is_hindered(one, smallest)}
+        if not any(self._kind(waiter) in hindered for waiter in late):
+            return
         for waiter in self._waiting.values():
             if self._is_reserved(waiter):
                 self._tally.charge(waiter)
-            else:
-                unreserved.append(waiter)
-        one_of = {waiter.wish: waiter for waiter in unreserved}
-        hindered = {wish for wish, one in one_of.items() if self.reservations.is_hindered(one, smallest)}
         while not self.reservations.full and any(
-            now - waiter.since >= policy.drain_after and waiter.wish in hindered for waiter in unreserved
+            now - waiter.since >= policy.drain_after and self._kind(waiter) in hindered
+            for waiter in unreserved
         ):
             due = (
                 waiter
                 for waiter in turns(first_course(unreserved, self._tally), self._tally)
-                if now - waiter.since >= self._patience(waiter, policy) and waiter.wish in hindered
+                if now - waiter.since >= self._patience(waiter, policy) and self._kind(waiter) in hindered
             )
             first = next(due, None)
             if first is None or not self.reservations.add(first, self._statuses, held):

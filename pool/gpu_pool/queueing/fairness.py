@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from gpu_pool import placement
-from gpu_pool.queueing.values import Situation, Waiter
+from gpu_pool.queueing.values import Holding, Situation, Waiter
 from gpu_pool_client import SliceRequest
 
 #: A slice that is held counts like one that was used for this part of the memory
@@ -53,11 +53,7 @@ class Tally:
         self._weights = sum(policy.weight(course) for course in active) or 1.0
         #: By identity: the same few objects are asked for over and over, and hashing one takes long.
         self._sizes: dict[int, tuple[SliceRequest, int]] = {}
-        for holding in holdings:
-            milli, since = holding.milli, min(holding.since, now)
-            by_course = faded_use(milli, since, now, now, policy.course_half_life)
-            by_user = faded_use(milli, since, now, now, policy.user_half_life)
-            self._add(holding.course, holding.user, milli, by_course, by_user)
+        self._add_held(holdings, now)
 
     def charge(self, waiter: Waiter) -> None:
         """Count the waiter's request as held from now on."""
@@ -97,6 +93,20 @@ class Tally:
         """
         part, held = self._part(waiter.course), self._held.get(waiter.course, 0)
         return part < self._capacity and held > 0 and held + self._milli(waiter.request) > part
+
+    def _add_held(self, holdings: Sequence[Holding], now: float) -> None:
+        """Count what is held now, each by its :func:`faded_use` until now, in one go."""
+        by_course = self._policy.course_half_life / math.log(2)
+        by_user = self._policy.user_half_life / math.log(2)
+        for holding in holdings:
+            milli, held = holding.milli, min(holding.since, now) - now
+            self._add(
+                holding.course,
+                holding.user,
+                milli,
+                milli * by_course * (1.0 - math.exp(held / by_course)),
+                milli * by_user * (1.0 - math.exp(held / by_user)),
+            )
 
     def _add(self, course: str, user: str, milli: int, by_course: float, by_user: float) -> None:
         key = course, user

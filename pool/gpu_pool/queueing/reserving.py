@@ -100,7 +100,8 @@ def smallest_by_device(holdings: Iterable[Holding]) -> dict[str, Size]:
     for holding in holdings:
         for part in holding.parts:
             uuid, size = part.device.uuid, (part.milli, part.memory_mib)
-            smallest[uuid] = min(size, smallest.get(uuid, size))
+            if uuid not in smallest or size < smallest[uuid]:
+                smallest[uuid] = size
     return smallest
 
 

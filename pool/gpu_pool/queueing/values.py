@@ -56,7 +56,8 @@ class Holding:
     @property
     def milli(self) -> int:
         """What it holds of all its devices together."""
-        return sum(part.milli for part in self.parts)
+        parts = self.parts
+        return parts[0].milli if len(parts) == 1 else sum(part.milli for part in parts)
 
 
 @dataclass(frozen=True, slots=True)

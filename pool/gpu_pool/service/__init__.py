@@ -4,6 +4,8 @@
 
     app        the program: its settings, its start and its end
     server     tornado's HTTP server, within limits; on a Unix socket it knows its peers
+    connections which connections there are, whose they are, and which end where there are too many
+    addresses  of which network a client is, and which proxy is believed about it
     listening  the socket's file: where it may be, and whether somebody serves there
     callers    who asks over the socket: identity from the connection, never from what is said
     subordinate whose the uids without a name are
@@ -11,6 +13,7 @@
     hidepid    whether other users' processes are seen at all
     hubbed     what the service is to a JupyterHub: its address, and the users it shares
     hub        who asks over TCP: the Hub says it, of the token that comes with the request
+    tokens     what is known of tokens, and in which order the Hub is asked about others
     heartbeats leases of callers over TCP, which live while they are renewed
     desk       what each caller may do, over the pool that does it
     editing    the course files, for those who teach the courses

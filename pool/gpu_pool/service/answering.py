@@ -16,9 +16,11 @@ from tornado.web import HTTPError, RequestHandler
 
 from gpu_pool.service.audited import act_for, say_id, tell_refusal
 from gpu_pool.service.callers import Caller, Identify
+from gpu_pool.service.connections import ConnectionsTaken, admit
 from gpu_pool.service.desk import Desk
 from gpu_pool.service.heartbeats import without_keepers
 from gpu_pool.service.hub import HubUnreachable, UnknownToken
+from gpu_pool.service.tokens import TooManyUnknown
 from gpu_pool_client import BadRequest, GpuPoolError, Lease
 from gpu_pool_client.remote import wire
 from gpu_pool_client.remote.problems import PROBLEM_TYPE, problem_of
@@ -26,6 +28,17 @@ from gpu_pool_client.remote.problems import PROBLEM_TYPE, problem_of
 M = TypeVar("M", bound=wire.Body)
 
 _UNKNOWN: Final = GpuPoolError("The pool met an error that it does not know.", "Its log says more.")
+
+
+def part_with_unknown(handler: RequestHandler, error: object) -> None:
+    """Say when to try again what passes by itself, and end the connection of those who are not known.
+
+    They may come again; but whoever sends made-up tokens is not to hold connections by it.
+    """
+    if isinstance(error, (HubUnreachable, TooManyUnknown, ConnectionsTaken)):
+        handler.set_header("Retry-After", "1")
+    if isinstance(error, (UnknownToken, TooManyUnknown, ConnectionsTaken)):
+        handler.set_header("Connection", "close")
 
 
 class UnderWay:
@@ -72,6 +85,7 @@ class Handler(RequestHandler):
         self.caller: Caller = await self._identify(
             self.request, fresh=self.request.method != "GET", is_for_services=self.is_for_services
         )
+        admit(self.request, self.caller)
         act_for(self, self.caller)
 
     def check_xsrf_cookie(self) -> None:
@@ -136,8 +150,7 @@ class Handler(RequestHandler):
         say_id(self)
         tell_refusal(self, error, self.desk.audit)
         problem = problem_of(error if isinstance(error, GpuPoolError) else _UNKNOWN)
-        if isinstance(error, HubUnreachable):
-            self.set_header("Retry-After", "1")
+        part_with_unknown(self, error)
         if isinstance(error, UnknownToken):
             problem.status = HTTPStatus.UNAUTHORIZED
             self.set_header("WWW-Authenticate", "Bearer")

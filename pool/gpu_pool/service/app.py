@@ -25,15 +25,17 @@ from gpu_pool.audit import AuditLog
 from gpu_pool.coursefiles import CourseFolder, Courses
 from gpu_pool.embedded import EmbeddedPool, ledger_path
 from gpu_pool.extras import needs_extra
+from gpu_pool.service.addresses import read_networks
 from gpu_pool.service.answering import UnderWay
 from gpu_pool.service.callers import PeerIdentity
 from gpu_pool.service.changes import Changes
+from gpu_pool.service.connections import ConnectionLimits
 from gpu_pool.service.desk import Desk
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.hidepid import check_processes_are_seen
 from gpu_pool.service.hubbed import HubPlace, hub_place, named_by
 from gpu_pool.service.listening import BACKLOG, ServiceSocket
-from gpu_pool.service.metrics import Metrics, read_networks
+from gpu_pool.service.metrics import Metrics
 from gpu_pool.service.pace import Pace
 from gpu_pool.service.rooms import Rooms, api
 from gpu_pool.service.server import LimitedServer, PeerServer
@@ -45,6 +47,8 @@ from gpu_pool_client.remote.addresses import own_socket
 
 #: Seconds in which the answers under way have been given once the service is to stop.
 _STOP_WITHIN: Final = 10.0
+#: Files that the service needs itself, apart from connections: the ledger, the log, questions to the Hub.
+_OWN_FILES: Final = 512
 #: Seconds for which one thread may keep the interpreter while another wants it. Python's own 5 ms are
 #: several times what a decision takes, and requests and decisions, each in a thread, alternate.
 _SWITCH_EVERY: Final = 0.0005
@@ -78,7 +82,8 @@ class ServeApp(ServeSettings, Program):
             self.load_config_file("gpu_pool_config", path=jupyter_config_path())
             self.update_config(given)
             self._mode = _read_mode(self.mode)
-            self._networks = read_networks(self.metrics_from)
+            self._networks = read_networks(self.metrics_from, "metrics_from")
+            self._proxies = read_networks(self.trusted_downstream_ips, "trusted_downstream_ips")
             self._place = hub_place(self.bind, self.prefix)
             named_by(self.system_users)
         except TraitError as error:
@@ -92,7 +97,7 @@ class ServeApp(ServeSettings, Program):
                 "Use the pool of one user: --pool embedded:",
             )
         check_processes_are_seen()
-        _allow_many_files()
+        self._fit_connections(_allow_many_files())
         sys.setswitchinterval(_SWITCH_EVERY)
         gc.set_threshold(*_COLLECT_AFTER)
         asyncio.run(self._serve())
@@ -114,6 +119,7 @@ class ServeApp(ServeSettings, Program):
 
     async def _open_pool(self) -> EmbeddedPool:
         ledger = ledger_path(f"embedded:{self.ledger}")
+        self._is_new = not ledger.exists()
         if not self.kubernetes:
             return EmbeddedPool(ledger, self._pool_settings, owner=True)
         with needs_extra("kubernetes", "What a cluster needs"):
@@ -135,6 +141,8 @@ class ServeApp(ServeSettings, Program):
     async def _answer(self, pool: EmbeddedPool, listening: ServiceSocket, stop: asyncio.Event) -> None:
         heartbeats = Heartbeats(self.ttl, self.log)
         status = await pool.status()  # a ledger that cannot be opened is told now
+        if self._is_new:  # said aloud: where the whole folder of another is lost, nothing else tells of it
+            self.log.info("There was no ledger: a new one was made, which knows of no leases")
         await heartbeats.look(pool, (*status.leases, *status.line), time.monotonic())
         changes = Changes(pool, self.log, heartbeats)
         rooms = self._rooms(pool, changes, heartbeats)
@@ -186,6 +194,35 @@ class ServeApp(ServeSettings, Program):
     def _limits(self) -> Limits:
         return Limits(self.max_streams, self.comment_every, self.longest_stream)
 
+    def _connection_limits(self, most: int) -> ConnectionLimits:
+        return ConnectionLimits(
+            most,
+            per_user=self.max_connections,
+            per_address=self.max_unknown_clients,
+            most_waiting=self.max_unknown_tokens,
+            # Never all of them.
+            reserved=min(self.reserved_clients, most // 2),
+            first_request_within=self.first_request_within,
+            proxies=self._proxies,
+        )
+
+    def _fit_connections(self, files: int) -> None:
+        """Allow no more connections than this process may have files, besides those that it needs itself."""
+        own = min(_OWN_FILES, files // 4)
+        wanted = self.max_socket_clients + (self.max_clients if self._place is not None else 0)
+        if wanted <= files - own:
+            return
+        part = (files - own) / wanted
+        self.max_socket_clients = max(1, int(part * self.max_socket_clients))
+        self.max_clients = max(1, int(part * self.max_clients))
+        self.log.warning(
+            "The system allows this process %d files: at most %d connections to the socket and %d over TCP. "
+            "For more, raise LimitNOFILE of the service.",
+            files,
+            self.max_socket_clients,
+            self.max_clients if self._place is not None else 0,
+        )
+
     def _desk(self, pool: EmbeddedPool, changes: Changes, heartbeats: Heartbeats) -> Desk:
         pace, others = Pace(self.max_decisions), self.other_courses
         return Desk(pool, changes, heartbeats, self.log, self.max_waits, pace, other_courses=others)
@@ -193,14 +230,17 @@ class ServeApp(ServeSettings, Program):
     def _open_socket(self, rooms: Rooms, listening: ServiceSocket) -> LimitedServer:
         named = named_by(self.system_users) if self._place is not None else None
         identify = PeerIdentity(os.geteuid(), self.admins, *([named] if named else []))
-        server = PeerServer(api(rooms, identify), self.log, self.max_connections)
+        limits = self._connection_limits(self.max_socket_clients)
+        server = PeerServer(api(rooms, identify), self.log, limits, identify, rooms.changes.holds)
         server.add_socket(listening.listener)
         return server
 
     def _open_hub(self, rooms: Rooms, place: HubPlace) -> LimitedServer:
         with needs_extra("hub", "What a JupyterHub needs"):
             from gpu_pool.service.site import site
-        server = LimitedServer(site(rooms, place), self.log, self.max_clients)
+        limits = self._connection_limits(self.max_clients)
+        application = site(rooms, place, self.max_unknown_tokens)
+        server = LimitedServer(application, self.log, limits, rooms.changes.holds)
         try:
             server.listen(place.port, place.host, backlog=BACKLOG)
         except OSError as error:
@@ -246,8 +286,10 @@ def _path(given: str) -> Path:
     return path
 
 
-def _allow_many_files() -> None:
-    """Raise the limit of open files as far as this process may: each client has one."""
+def _allow_many_files() -> int:
+    """Raise the limit of open files as far as this process may: each client has one. Return the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft

@@ -8,12 +8,13 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 
 from jupyterhub.services.auth import HubOAuth, HubOAuthCallbackHandler, HubOAuthenticated
-from tornado.web import HTTPError, RequestHandler
+from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
-from gpu_pool.service.answering import UnderWay
+from gpu_pool.service.answering import UnderWay, part_with_unknown
 from gpu_pool.service.audited import act_for, say_id, tell_refusal
 from gpu_pool.service.callers import Caller
 from gpu_pool.service.changes import Changes
+from gpu_pool.service.connections import admit, client_of
 from gpu_pool.service.desk import Desk
 from gpu_pool.service.hub import HubIdentity, UnknownToken
 from gpu_pool.service.hubbed import HubPlace
@@ -79,6 +80,22 @@ class _Quiet(HubOAuthenticated, RequestHandler):  # type: ignore[misc] # Jupyter
             self.shared.log.error(words, self.request.method, self.request.path, exc_info=(typ, value, tb))
 
 
+class Files(StaticFileHandler):
+    """The files that pages load."""
+
+    def set_default_headers(self) -> None:
+        """Say nothing of the server's kind. Called by tornado."""
+        self.clear_header("Server")
+        self.set_header("X-Content-Type-Options", "nosniff")
+
+    def validate_absolute_path(self, root: str, absolute_path: str) -> str | None:
+        """Refuse what is none of the files, also by a name that none can have. Called by tornado."""
+        try:
+            return super().validate_absolute_path(root, absolute_path)
+        except (OSError, ValueError):
+            raise HTTPError(HTTPStatus.NOT_FOUND) from None
+
+
 class Callback(_Quiet, HubOAuthCallbackHandler):  # type: ignore[misc] # as above
     """Where the Hub sends a browser whose user has logged in."""
 
@@ -111,7 +128,8 @@ class Page(_Quiet):
     async def prepare(self) -> None:
         """Find out who asks, or send them to the Hub. Called by tornado before every method."""
         try:
-            self.caller = await self._known()
+            self.caller = await self.known()
+            admit(self.request, self.caller)
             act_for(self, self.caller)
         except UnknownToken:
             # What a script asks for cannot be answered by the Hub's page.
@@ -120,18 +138,22 @@ class Page(_Quiet):
                 raise
             self.redirect(self.get_login_url())
 
-    async def _known(self) -> Caller:
+    async def known(self) -> Caller:
+        """Return who asks, by the login of their browser. Raises ``NotAllowed`` where there is none."""
         cookie = self.get_secure_cookie(self.hub_auth.cookie_name)
         if cookie is None:
             raise UnknownToken("Nobody is logged in.", "Log in, and try again.")
         fresh = self.request.method not in ("GET", "HEAD")
-        return await self.shared.identity.caller(cookie.decode(), "browser", fresh=fresh)
+        return await self.shared.identity.caller(
+            cookie.decode(), "browser", fresh=fresh, origin=client_of(self.request)
+        )
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Show the error. Called by tornado."""
         error = kwargs["exc_info"][1] if "exc_info" in kwargs else None
         say_id(self)
         tell_refusal(self, error, self.desk.audit)
+        part_with_unknown(self, error)
         if isinstance(error, GpuPoolError):
             problem = problem_of(error)
             status_code = problem.status

@@ -15,8 +15,9 @@ from typing import Final, Protocol
 
 from tornado.httputil import HTTPServerRequest
 
+from gpu_pool.names import name_of
 from gpu_pool.service.subordinate import subordinate_owner
-from gpu_pool_client import Lease, NotAllowed, Process
+from gpu_pool_client import Lease, NotAllowed, Process, procfs
 from gpu_pool_client.processes import owner_of
 
 #: struct ucred of unix(7): pid, uid, gid. All as they are in this process's namespaces.
@@ -114,7 +115,8 @@ def _still_has_its_pid(connection: socket.socket) -> bool:
         return error.errno == errno.ENOPROTOOPT
     try:
         # pidfd_open(2): after the process has been reaped this is -1.
-        return "Pid:\t-1" not in Path(f"/proc/self/fdinfo/{handle}").read_text()
+        content = Path(f"/proc/self/fdinfo/{handle}").read_bytes()
+        return procfs.words_of(content, b"Pid") != [b"-1"]
     finally:
         os.close(handle)
 
@@ -126,16 +128,7 @@ def is_contained(pid: int) -> bool:
 
 def namespaced_pids(pid: int) -> list[int]:
     """Return a process's pids, from the namespace of ``/proc`` down to its own (proc(5): NSpid)."""
-    return [int(each) for each in status_field(pid, "NSpid")]
-
-
-def status_field(pid: int, name: str) -> list[str]:
-    """Return the words of one line of ``/proc/PID/status``; none for a process that cannot be seen."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-    return next((line.split()[1:] for line in lines if line.startswith(f"{name}:")), [])
+    return [int(each) for each in procfs.status(pid, b"NSpid")]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -163,7 +156,10 @@ class PeerIdentity:
         self,
         own_uid: int,
         admins: Collection[str],
-        named: Callable[[Peer], tuple[str, str]] = lambda peer: (user_name(peer.uid), str(peer.uid)),
+        named: Callable[[Peer], tuple[str, str]] = lambda peer: (
+            name_of(user_name(peer.uid)),
+            str(peer.uid),
+        ),
     ) -> None:
         self._own_uid = own_uid
         self._admins = frozenset(admins)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeAlias
@@ -47,14 +47,22 @@ class Changes:
         #: Who waited when the leases were last looked at, by user; and when that was.
         self._in_line: dict[str, dict[str, int]] = {}
         self._known_to_wait: frozenset[str] = frozenset()
+        #: Users who had slices when it was last looked successfully.
+        self._holders: frozenset[str] = frozenset()
         self._looked = -math.inf
         #: When each user last changed something, if that was after.
         self._decided_at: dict[str, float] = {}
+        #: What was last said of a look that did not see everything.
+        self._noted = ""
         self._stopped = False
 
     def knows_to_wait(self, lease_id: str) -> bool:
         """Whether a lease waited when it was last looked. Where it does no more, the next look is due."""
         return lease_id in self._known_to_wait
+
+    def holds(self, user: str) -> bool:
+        """Whether a user had a slice when it was last looked."""
+        return user in self._holders
 
     def places(self, user: str) -> Mapping[str, int] | None:
         """Return the places in line of a user's leases as of the last look.
@@ -125,8 +133,11 @@ class Changes:
                 self._failed()
                 self._log.exception("Looking at the leases failed")
                 continue
+            if status.note and status.note != self._noted:
+                self._log.error("%s", status.note)
+            self._noted = status.note
             self.healthy = True
-            self._remember(status.line, began)
+            self._remember(status, began)
             self._tell(status)
             await asyncio.sleep(_rest(time.monotonic() - began))
 
@@ -134,11 +145,12 @@ class Changes:
         self.healthy = False
         self._known_to_wait, self._looked = frozenset(), -math.inf
 
-    def _remember(self, line: Sequence[Lease], began: float) -> None:
+    def _remember(self, status: PoolStatus, began: float) -> None:
         self._looked, self._in_line = began, {}
-        for lease in line:
+        self._holders = frozenset(lease.holder.user for lease in status.leases)
+        for lease in status.line:
             self._in_line.setdefault(lease.holder.user, {})[lease.id] = lease.place or 0
-        self._known_to_wait = frozenset(lease.id for lease in line)
+        self._known_to_wait = frozenset(lease.id for lease in status.line)
         self._decided_at = {user: at for user, at in self._decided_at.items() if at >= began}
 
     def _tell(self, status: PoolStatus) -> None:

@@ -12,10 +12,8 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-import psutil
-
 from gpu_pool.service.callers import Caller, Peer, namespaced_pids
-from gpu_pool_client import BadRequest, NotAllowed, Process
+from gpu_pool_client import BadRequest, NotAllowed, Process, procfs
 from gpu_pool_client.processes import boot_id, owner_of, pid_namespace
 
 _REMEDY: Final = "Name a running process of yours, and start it before you attach it."
@@ -64,7 +62,7 @@ def _of_another(caller: Caller, peer: Peer, claim: Process) -> Process:
 
 
 def _pids_of(uid: int) -> Iterator[int]:
-    return (pid for pid in psutil.pids() if owner_of(pid) == uid)
+    return (pid for pid in procfs.pids() if owner_of(pid) == uid)
 
 
 def _match(pid: int, claim: Process) -> Process | None:

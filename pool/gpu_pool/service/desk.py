@@ -24,6 +24,7 @@ from gpu_pool.service.health import Health
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.owners import Owners
 from gpu_pool.service.pace import Pace, Polls
+from gpu_pool.taking_back import Effect
 from gpu_pool_client import (
     Activity,
     BadRequest,
@@ -38,6 +39,7 @@ from gpu_pool_client import (
     NotAllowed,
     Outlook,
     PoolStatus,
+    SliceRequest,
     parse_request,
 )
 from gpu_pool_client.remote import wire
@@ -150,6 +152,11 @@ class Desk:
         holder = Holder("" if anybody else caller.user, course, process=caller.process)
         return await self._pool.forecast(request, holder, groups=caller.groups, server=caller.server)
 
+    async def offers(self, caller: Caller, named: str | None) -> tuple[SliceRequest, ...] | None:
+        """Return what the caller's course offers now; see ``Pool.offers``."""
+        holder = Holder(caller.user, course_asked_for(caller, named, others=self._other_courses))
+        return await self._pool.offers(holder, groups=caller.groups)
+
     async def activity(self, caller: Caller, lease_id: str) -> Activity:
         """Return what a lease of the caller's does with its devices."""
         await self._owners.check(caller, lease_id)
@@ -220,13 +227,18 @@ class Desk:
             return caller.shown(await self._pool.resume(lease_id))
 
     async def release(self, caller: Caller, lease_id: str, reason: EndReason) -> None:
-        """End a lease of the caller's. Nothing happens to what is not theirs, or is not there."""
+        """End a lease of the caller's. Nothing happens to what is not theirs, or is not there.
+
+        What an administrator ends of somebody else's is revoked, for whatever reason a holder would give.
+        """
         if reason not in _HOLDERS_REASONS and not caller.is_admin:
             raise NotAllowed(
                 f"Only an administrator can end a lease as {reason.value}.", "Leave the reason out."
             )
         try:
             await self._owners.check(caller, lease_id)
+            if reason in _HOLDERS_REASONS and not await self._owners.owns(caller, lease_id):
+                reason = EndReason.REVOKED
         except LeaseGone:
             return
         with self.decisions.making(caller, f"release {lease_id} as {reason.value}"):
@@ -252,6 +264,31 @@ class Desk:
         await self._owners.check(caller, lease_id)
         with self.decisions.making(caller, f"end the kernel on {lease_id}"):
             await self._pool.end_pod(lease_id)
+
+    # -- Taking slices back -------------------------------------------------
+
+    async def effect_of_taking(self, caller: Caller, lease_id: str) -> Effect:
+        """Say what becomes of the kernel of a lease of the caller's if its slices are taken back now."""
+        await self._owners.check(caller, lease_id)
+        return await self._pool.effect_of_taking(lease_id)
+
+    async def withdraw(self, caller: Caller, lease_id: str, words: str = "") -> None:
+        """Take the slices of a lease of the caller's from its kernel, which lives on."""
+        reason = await self._taken_as(caller, lease_id)
+        with self.decisions.making(caller, f"withdraw {lease_id}: {words[:200]!a}"):
+            await self._pool.withdraw(lease_id, words, reason)
+
+    async def ask_back(self, caller: Caller, lease_id: str, words: str = "") -> None:
+        """Let the slices of a lease of the caller's go as soon as its kernel is idle."""
+        reason = await self._taken_as(caller, lease_id)
+        with self.decisions.making(caller, f"ask back {lease_id}: {words[:200]!a}"):
+            await self._pool.ask_back(lease_id, words, reason)
+
+    async def _taken_as(self, caller: Caller, lease_id: str) -> EndReason:
+        """Return how it is recorded that the caller takes a lease's slices back."""
+        await self._owners.check(caller, lease_id)
+        own = await self._owners.owns(caller, lease_id)
+        return EndReason.RELEASED if own else EndReason.REVOKED
 
     # -- For administrators ------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from contextlib import suppress
 from http import HTTPStatus
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from tornado.web import Finish, HTTPError
 
 from gpu_pool.service.answering import Handler
+from gpu_pool.service.connections import admit
 from gpu_pool.service.heartbeats import without_keepers
 from gpu_pool.service.hub import HubUnreachable
 from gpu_pool.service.pace import spread
@@ -28,11 +30,16 @@ class Polling(Handler):
     async def poll(self, news: Awaitable[T]) -> T:
         """Wait for news, and no longer than the client stays."""
         poll = asyncio.ensure_future(news)
-        self._poll = poll
+        self._poll, began = poll, time.monotonic()
         try:
-            return await poll
+            found = await poll
         except asyncio.CancelledError:
             raise Finish from None
+        if time.monotonic() - began > self.settings["streams"].limits.comment_every:
+            # Their token may have ended meanwhile. Whoever cannot be known now was known before.
+            with suppress(HubUnreachable):
+                await self._identify(self.request, fresh=False)
+        return found
 
     def on_connection_close(self) -> None:
         """End the wait of a client that has gone. Called by tornado."""
@@ -87,6 +94,7 @@ class Heartbeat(Handler):
         """Find out who asks; where that cannot be, hold it against nobody. Called by tornado."""
         try:
             self.caller = await self._identify(self.request, fresh=False)
+            admit(self.request, self.caller)
         except HubUnreachable:
             self.desk.heartbeats.excuse()
             raise
@@ -222,6 +230,16 @@ class Forecast(Handler):
         await self.answer(wire.FORECAST.dump_json(found))
 
 
+class Offers(Handler):
+    """What a course offers."""
+
+    async def get(self) -> None:
+        """Return the slices that the caller's course offers now; null where no course file says."""
+        course = self.get_query_argument("course", "")
+        found = await self.desk.offers(self.caller, course or None)
+        await self.answer(wire.OFFERS.dump_json(None if found is None else [str(each) for each in found]))
+
+
 class Doings(Handler):
     """What a lease's process does with its devices."""
 
@@ -259,7 +277,7 @@ class Status(Handler):
         """Return the devices, and the leases and the line that the caller may see."""
         found = await self.desk.status(self.caller)
         leases, line = (tuple(map(without_keepers, each)) for each in (found.leases, found.line))
-        status = wire.Status.model_construct(devices=found.devices, leases=leases, line=line)
+        status = wire.Status.model_construct(devices=found.devices, leases=leases, line=line, note=found.note)
         await self.answer(wire.STATUS.dump_json(status))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -19,18 +20,25 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 from tornado.httputil import HTTPServerRequest
 
+from gpu_pool.names import name_of
 from gpu_pool.service.callers import Caller
+from gpu_pool.service.connections import client_of
 from gpu_pool.service.heartbeats import keeper
+from gpu_pool.service.tokens import Client, FairSemaphore, KnownTokens, WaitingClients, digest_of
 from gpu_pool_client import NotAllowed, PoolUnreachable
 from gpu_pool_client.remote import wire
 from gpu_pool_client.remote.exchange import Where, ask
 
 #: Seconds for which an answer of the Hub holds for those who only read.
 _HOLDS: Final = 5.0
-_MOST_KNOWN: Final = 4096
 _ANSWER_WITHIN: Final = 5.0
-#: Questions to the Hub at once.
-_AT_ONCE: Final = 32
+#: Questions to the Hub at once: about tokens that were known lately, and about others.
+_KNOWN_AT_ONCE, _OTHERS_AT_ONCE = 28, 4
+#: Requests of one address that may wait until the Hub is asked about their tokens.
+MOST_WAITING: Final = 512
+#: After a token that the Hub does not know its place among the questions stays empty, for so many times
+#: as long as the question took, in seconds at most: made-up tokens are not to be all that the Hub does.
+_REST_TIMES, _MOST_REST = 3.0, 0.2
 _TOKEN: Final = re.compile(r"(?:bearer|token)[ ]+([!-~]{1,1024})", re.IGNORECASE)
 _CLIENT: Final = re.compile(r"[0-9A-Za-z]{1,32}", re.ASCII)
 #: Where our spawners keep the course in a server's ``user_options``.
@@ -87,18 +95,43 @@ class Hub:
     service: str
 
 
+class _Question:
+    """One about a new token, from when it waits to be asked until the Hub has answered or has not."""
+
+    def __init__(self) -> None:
+        #: Other requests with that token, which wait for the same answer.
+        self.others: set[asyncio.Future[None]] = set()
+        #: Whether the Hub did not say whose the token is.
+        self.has_failed = False
+
+    def end(self) -> None:
+        """Let the others go on."""
+        for other in self.others:
+            if not other.done():
+                other.set_result(None)
+
+
 class HubIdentity:
     """Knows callers by their token. ``boot`` is that of their leases, see ``OpenedPool.boot``."""
 
     def __init__(
-        self, hub: Hub, admins: Collection[str], boot: str, clock: Callable[[], float] = time.monotonic
+        self,
+        hub: Hub,
+        admins: Collection[str],
+        boot: str,
+        clock: Callable[[], float] = time.monotonic,
+        most_waiting: int = MOST_WAITING,
     ) -> None:
         self._hub = hub
         self._boot = boot
         self._admins = frozenset(admins)
-        self._clock = clock
-        self._known: dict[bytes, tuple[float, HubUser]] = {}
-        self._asking = asyncio.Semaphore(_AT_ONCE)
+        self._tokens: KnownTokens[HubUser] = KnownTokens(clock)
+        self._asking = FairSemaphore(_KNOWN_AT_ONCE, WaitingClients(sys.maxsize))
+        #: Requests whose tokens are not known, whether they wait to be asked about or for another's answer.
+        self._waiting = WaitingClients(most_waiting)
+        self._asking_of_others = FairSemaphore(_OTHERS_AT_ONCE, self._waiting)
+        #: Those about tokens that are not known.
+        self._questions: dict[bytes, _Question] = {}
 
     async def __call__(
         self, request: HTTPServerRequest, *, fresh: bool, is_for_services: bool = False
@@ -109,9 +142,19 @@ class HubIdentity:
             raise UnknownToken("The pool does not know who asks: the request has no token.", _REMEDY)
         client = request.headers.get(wire.CLIENT_HEADER, "")
         known = client if _CLIENT.fullmatch(client) else ""
-        return await self.caller(given[1], known, fresh=fresh, is_for_services=is_for_services)
+        return await self.caller(
+            given[1], known, fresh=fresh, is_for_services=is_for_services, origin=client_of(request)
+        )
 
-    async def caller(self, token: str, client: str, *, fresh: bool, is_for_services: bool = False) -> Caller:
+    async def caller(
+        self,
+        token: str,
+        client: str,
+        *,
+        fresh: bool,
+        is_for_services: bool = False,
+        origin: Client = Client(),  # noqa: B008 - frozen
+    ) -> Caller:
         """Return whose token it is.
 
         Every token names its owner to whoever holds it, also one that was made
@@ -123,49 +166,97 @@ class HubIdentity:
         A service of the Hub's that may access this one is nobody with slices, and is
         known only where it may ask: ``is_for_services``.
         """
-        user = await self._user(token, fresh)
+        user = await self._user(token, fresh, origin)
         own_access = bool(user.scopes & {"access:services", f"access:services!service={self._hub.service}"})
         if user.kind == "service" and own_access:
             return _service_of(user, client, self._boot, is_for_services)
         server = _server_of(user)
         if user.kind != "user" or not (own_access or server is not None):
             raise NotAllowed(f"The token of {user.name!a} may not access the pool.", _REMEDY)
+        # A "/" would make a user of the Hub's one of this machine's, or a service.
+        name = name_of(user.name, apart_from="/")
         return Caller(
-            user.name,
+            name,
             own_access and (user.admin or user.name in self._admins),
-            mark_of(user.name),
-            keeper(user.name, server or "", client, self._boot),
+            mark_of(name),
+            keeper(name, server or "", client, self._boot),
             groups=user.groups,
             server=server,
             course=user.servers[server].course if server in user.servers else None,
         )
 
-    async def _user(self, token: str, fresh: bool) -> HubUser:
-        key, now = hashlib.sha256(token.encode()).digest(), self._clock()
-        until, user = self._known.get(key, (now, None))
-        if user is not None and not fresh and now < until:
+    async def _user(self, token: str, fresh: bool, origin: Client) -> HubUser:
+        digest = digest_of(token)
+        while (found := self._tokens.owner(digest)) is None:
+            if self._tokens.is_refused(digest):
+                raise _unknown()
+            # Several requests with one new token are one question.
+            question = self._questions.get(digest)
+            if question is None:
+                return await self._find(token, digest, origin)
+            await self._wait_for(question, origin)
+            if question.has_failed:
+                raise _unreachable()
+        age, user = found
+        if age < _HOLDS and not fresh:
             return user
+        await self._asking.acquire(Client(user.name, origin.is_gone))
+        try:
+            return await self._learn(token, digest)
+        finally:
+            self._asking.release()
+
+    async def _wait_for(self, question: _Question, origin: Client) -> None:
+        """Return at the end of a question, which may be without an answer: its client may have gone."""
+        end = self._waiting.add(origin)
+        question.others.add(end)
+        try:
+            await end
+        finally:
+            self._waiting.remove(end, origin)
+            question.others.discard(end)
+
+    async def _find(self, token: str, digest: bytes, origin: Client) -> HubUser:
+        """Ask about a token that was not known lately; others wait for what comes of it."""
+        question = self._questions[digest] = _Question()
+        try:
+            return await self._find_in_turn(token, digest, origin)
+        except HubUnreachable:
+            question.has_failed = True
+            raise
+        finally:
+            del self._questions[digest]
+            question.end()
+
+    async def _find_in_turn(self, token: str, digest: bytes, origin: Client) -> HubUser:
+        """Ask about a token after others of that kind."""
+        await self._asking_of_others.acquire(origin)
+        began, rest = time.monotonic(), 0.0
+        try:
+            return await self._learn(token, digest)
+        except UnknownToken:
+            rest = min(_REST_TIMES * (time.monotonic() - began), _MOST_REST)
+            raise
+        finally:
+            asyncio.get_running_loop().call_later(rest, self._asking_of_others.release)
+
+    async def _learn(self, token: str, digest: bytes) -> HubUser:
         try:
             user = await self._ask(token)
         except UnknownToken:
-            self._known.pop(key, None)
+            self._tokens.refuse(digest)
             raise
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known[key] = (self._clock() + _HOLDS, user)
+        self._tokens.learn(digest, user)
         return user
 
     async def _ask(self, token: str) -> HubUser:
         headers = {"Authorization": f"token {token}"}
         try:
-            async with self._asking:
-                answer = await ask(
-                    self._hub.api, "GET", f"{self._hub.path}/user", None, _ANSWER_WITHIN, headers
-                )
+            answer = await ask(self._hub.api, "GET", f"{self._hub.path}/user", None, _ANSWER_WITHIN, headers)
         except OSError as error:
             raise _unreachable() from error
         if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            raise UnknownToken("The JupyterHub does not know this token, or not any more.", _REMEDY)
+            raise _unknown()
         try:
             if answer.status == HTTPStatus.OK:
                 return HubUser.model_validate_json(answer.body)
@@ -179,6 +270,10 @@ def mark_of(user: str) -> str:
     return "hub:" + hashlib.blake2s(user.encode(errors="replace"), digest_size=16).hexdigest()
 
 
+def _unknown() -> UnknownToken:
+    return UnknownToken("The JupyterHub does not know this token, or not any more.", _REMEDY)
+
+
 def _unreachable() -> HubUnreachable:
     return HubUnreachable("The JupyterHub does not say who asks.", "Try again in a moment.")
 
@@ -190,7 +285,7 @@ def _service_of(user: HubUser, client: str, boot: str, is_for_services: bool) ->
             f"{user.name!a} is a service of the JupyterHub: it may read what is free, and nothing else.",
             "Ask for /status, or for /forecast with anybody=1; for anything else, as a user.",
         )
-    name = _OF_SERVICE.format(name=user.name)
+    name = name_of(_OF_SERVICE.format(name=user.name))
     return Caller(name, False, mark_of(name), keeper(name, "", client, boot), is_service=True)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from gpu_pool.names import name_of
 from gpu_pool.service.callers import Peer, account_name, user_name
 from gpu_pool.service.hub import Hub, mark_of
 from gpu_pool_client import BadRequest
@@ -104,6 +105,9 @@ def named_by(system_users: str) -> Callable[[Peer], tuple[str, str]]:
         user = name[len(before) : len(name) - len(after)]
         is_account = account_name(peer.uid) is not None and peer.uid != 0 and not peer.contained
         is_theirs = is_account and user and name == f"{before}{user}{after}"
-        return (user, mark_of(user)) if found and is_theirs else (f"local/{name}", str(peer.uid))
+        if found and is_theirs:
+            known = name_of(user, apart_from="/")
+            return known, mark_of(known)
+        return name_of(f"local/{name}"), str(peer.uid)
 
     return named

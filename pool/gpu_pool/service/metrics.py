@@ -8,26 +8,24 @@ counters begin at 0 when the service starts, as Prometheus expects.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from tornado.web import RequestHandler
 
 from gpu_pool.audit import AuditLog
 from gpu_pool.embedded import EmbeddedPool
 from gpu_pool.readings import Reading
+from gpu_pool.service.addresses import Network, is_within
 from gpu_pool.service.answering import Handler
 from gpu_pool.service.device_numbers import device_numbers
-from gpu_pool_client import WHOLE, BadRequest, Lease, LeaseState, NotAllowed, PoolStatus
+from gpu_pool_client import WHOLE, Lease, LeaseState, NotAllowed, PoolStatus
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
-
-Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 #: What courses are called that nobody has configured, and leases of none.
 OTHER: Final = "other"
@@ -276,20 +274,3 @@ class MetricsHandler(Handler):
         body, media_type = await self._metrics.page()
         self.set_header("Content-Type", media_type)
         self.finish(body)
-
-
-def read_networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Read networks such as ``10.0.0.0/8`` or ``::1``. Raises ``BadRequest`` for one that is none."""
-    try:
-        return tuple(ipaddress.ip_network(text, strict=False) for text in texts)
-    except ValueError as error:
-        raise BadRequest(f"metrics_from: {error}.", "Accepted: 127.0.0.1, 10.0.0.0/8, ::1.") from None
-
-
-def is_within(address: str, networks: Iterable[Network]) -> bool:
-    """Whether an address is in any of the networks; that of a socket never is."""
-    try:
-        caller = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return any(caller in network for network in networks)

@@ -13,12 +13,13 @@ from tornado.web import Application
 
 from gpu_pool.coursefiles import CourseFolder, Courses
 from gpu_pool.embedded import EmbeddedPool
+from gpu_pool.service.addresses import Network
 from gpu_pool.service.answering import UnderWay
 from gpu_pool.service.callers import Identify
 from gpu_pool.service.changes import Changes
 from gpu_pool.service.desk import Desk
 from gpu_pool.service.handlers import Nothing
-from gpu_pool.service.metrics import Metrics, MetricsHandler, Network
+from gpu_pool.service.metrics import Metrics, MetricsHandler
 from gpu_pool.service.openapi import describe
 from gpu_pool.service.routes import ROUTES
 from gpu_pool.service.streams import Streams

@@ -94,6 +94,11 @@ ROUTES: Final = (
             )
         },
     ),
+    Route(
+        "/offers",
+        handlers.Offers,
+        {"get": Operation(wire.OFFERS, query={"course": {"type": "string"}})},
+    ),
     Route("/leases", handlers.Leases, {"post": Operation(wire.LEASE, wire.Wanted)}),
     Route("/heartbeat", handlers.Heartbeat, {"post": Operation(TypeAdapter(wire.Beaten), wire.Beat)}),
     Route(

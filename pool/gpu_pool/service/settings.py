@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from traitlets import Bool, Float, Integer, List, Unicode
+from traitlets import Bool, Integer, List, Unicode
 from traitlets.config import Configurable
+
+from gpu_pool_client.traits import Seconds
 
 
 class ServeSettings(Configurable):
@@ -23,9 +25,24 @@ class ServeSettings(Configurable):
         help="""Whether to serve the GPUs of a Kubernetes cluster in place of this machine's, and to run
         kernels there, in pods. See c.KubernetesSettings.""",
     ).tag(config=True)
-    max_connections = Integer(1024, min=1, help="Open connections of one user to the socket.").tag(
-        config=True
-    )
+    max_connections = Integer(
+        1024,
+        min=1,
+        help="""Open connections of one user: to the socket, and over TCP once it is known whose they are.
+        A user's subordinate uids count to their owner.""",
+    ).tag(config=True)
+    max_socket_clients = Integer(
+        16_384, min=1, help="Open connections to the socket at once, of all users together."
+    ).tag(config=True)
+    reserved_clients = Integer(
+        512,
+        min=0,
+        help="""Of all connections over TCP, and of all to the socket, those that are kept for
+        administrators and for users who hold a slice.""",
+    ).tag(config=True)
+    first_request_within = Seconds(
+        10.0, min=0.1, help="Seconds after which a connection ends on which no request has come."
+    ).tag(config=True)
     max_waits = Integer(512, min=1, help="Questions of one user that wait for news at once.").tag(config=True)
     max_decisions = Integer(
         600,
@@ -44,7 +61,7 @@ class ServeSettings(Configurable):
         LocalProcessSpawner. Users of the socket with such a name are then the same to the pool.
         By default nobody is."""
     ).tag(config=True)
-    ttl = Float(
+    ttl = Seconds(
         60.0,
         min=1.0,
         max=3600.0,
@@ -53,17 +70,17 @@ class ServeSettings(Configurable):
     max_streams = Integer(32, min=1, help="Streams of events that one user may have open at once.").tag(
         config=True
     )
-    comment_every = Float(
+    comment_every = Seconds(
         15.0,
         min=0.01,
         max=60.0,
         help="""Seconds after which something is sent on a stream of events in any case, since proxies end
         silent connections, and after which is asked anew whose it is.""",
     ).tag(config=True)
-    longest_stream = Float(
+    longest_stream = Seconds(
         600.0, min=0.01, help="Seconds after which a stream of events ends, and its client comes back."
     ).tag(config=True)
-    taken_within = Float(
+    taken_within = Seconds(
         30.0,
         min=0.1,
         help="Seconds in which a client must have taken its answer; one that has not loses its connection.",
@@ -79,3 +96,21 @@ class ServeSettings(Configurable):
         for, if its user may use that one, too.""",
     ).tag(config=True)
     max_clients = Integer(16_384, min=1, help="Open connections over TCP at once.").tag(config=True)
+    max_unknown_clients = Integer(
+        512,
+        min=1,
+        help="""Open connections over TCP of one address (of IPv6, of one network of 64 bits) that ask nothing
+        and of which it is not known whose they are.""",
+    ).tag(config=True)
+    max_unknown_tokens = Integer(
+        512,
+        min=1,
+        help="""Requests of one address that wait at once for the Hub to say whose their tokens are. Those
+        with tokens that the Hub has known lately do not count, and wait for none of the others.""",
+    ).tag(config=True)
+    trusted_downstream_ips = List(
+        Unicode(),
+        help="""Addresses and networks of proxies, such as 10.0.0.7 or 10.1.0.0/16, from which nothing comes
+        but what they pass on. What they say in X-Forwarded-For is then what requests and connections are
+        counted by in place of their own address. It identifies nobody.""",
+    ).tag(config=True)

@@ -10,9 +10,9 @@ from typing import Final
 from tornado.web import Application
 
 from gpu_pool.courses import Sharing
-from gpu_pool.service.browsers import Callback, Shared, hub_login
+from gpu_pool.service.browsers import Callback, Files, Shared, hub_login
 from gpu_pool.service.editing import CourseDesk
-from gpu_pool.service.hub import HubIdentity
+from gpu_pool.service.hub import MOST_WAITING, HubIdentity
 from gpu_pool.service.hubbed import HubPlace
 from gpu_pool.service.rooms import Rooms, api
 from gpu_pool.service.web import ROUTES, Address
@@ -21,9 +21,12 @@ from gpu_pool.service.web.site import Dashboard
 _WEB: Final = Path(__file__).with_name("web")
 
 
-def site(rooms: Rooms, place: HubPlace) -> Application:
-    """Return the application for the Hub's users, all of it below the prefix of the place."""
-    identity = HubIdentity(place.hub, rooms.admins, rooms.pool.boot)
+def site(rooms: Rooms, place: HubPlace, most_waiting: int = MOST_WAITING) -> Application:
+    """Return the application for the Hub's users, all of it below the prefix of the place.
+
+    Of one address at most ``most_waiting`` requests wait for the Hub to say whose their tokens are.
+    """
+    identity = HubIdentity(place.hub, rooms.admins, rooms.pool.boot, most_waiting=most_waiting)
     login = hub_login(place)
     shared = Shared(rooms.desk, rooms.changes, identity, rooms.under_way, rooms.log, login, place.prefix)
     dashboard = _dashboard(rooms)
@@ -38,6 +41,7 @@ def site(rooms: Rooms, place: HubPlace) -> Application:
         template_path=str(_WEB / "templates"),
         static_path=str(_WEB / "static"),
         static_url_prefix=f"{place.prefix}static/",
+        static_handler_class=Files,
         # Logins end with the service; a browser gets a new one without a question.
         cookie_secret=secrets.token_bytes(32),
         xsrf_cookies=True,
@@ -52,4 +56,5 @@ def _dashboard(rooms: Rooms) -> Dashboard:
     editor = None
     if rooms.folder is not None:
         editor = CourseDesk(rooms.pool, rooms.folder, rooms.settings.rules, rooms.desk)
-    return Dashboard(rooms.pool, rooms.changes, rooms.log, rooms.courses, sharing, editor)
+    limits = rooms.streams.limits
+    return Dashboard(rooms.pool, rooms.changes, rooms.log, rooms.courses, sharing, editor, limits)

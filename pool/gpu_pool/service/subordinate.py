@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from gpu_pool_client import procfs
+
 #: Lines of OWNER:FIRST:COUNT; the owner is a name or a uid.
 FILE: Final = Path("/etc/subuid")
 _MOST_BYTES: Final = 1024 * 1024
@@ -28,11 +30,11 @@ def _ranges(file: Path) -> Iterator[tuple[str, range]]:
     """Yield each owner and range; lines that are none are passed over, as the system's tools do."""
     try:
         with file.open("rb") as opened:
-            text = opened.read(_MOST_BYTES).decode(errors="replace")
+            content = opened.read(_MOST_BYTES)
     except OSError:
         return
-    for line in text.splitlines():
-        owner, _, numbers = line.partition(":")
+    for line in procfs.lines_of(content):
+        owner, _, numbers = line.decode(errors="replace").partition(":")
         first, _, count = numbers.partition(":")
         if all(number.isascii() and number.isdecimal() and len(number) <= 10 for number in (first, count)):
             yield owner, range(int(first), int(first) + int(count))

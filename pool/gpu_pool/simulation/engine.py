@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from typing import Final
 
 from gpu_pool import placement
 from gpu_pool.queueing import Decision, Holding, Policy, Situation, Waiter
@@ -14,6 +15,9 @@ from gpu_pool.rules import Rules
 from gpu_pool.simulation.orders import Order
 from gpu_pool.simulation.usage import RunningUsage
 from gpu_pool_client import Device, DeviceStatus, SliceRequest
+
+#: Decisions between two words of how far it has come.
+_TELL_EVERY: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class Outcome:
     held_at: float
     #: Thousandths of a device that it held, of all its devices together.
     milli: int
+    #: Its number in the queue, in the order of arrival.
+    number: int
 
     @property
     def wait(self) -> float:
@@ -68,10 +74,16 @@ def simulate(
     order: Order,
     policy: Policy | None = None,
     rules: Rules | None = None,
+    tell: Callable[[float], None] | None = None,
 ) -> Run:
-    """Let everybody arrive, wait, hold and leave, in simulated time, until all have left."""
+    """Let everybody arrive, wait, hold and leave, in simulated time, until all have left.
+
+    ``tell`` is called now and then with the part, 0 to 1, of them that has been served.
+    """
     simulation = Simulation(arrivals, devices, order, policy or Policy(), rules or Rules())
-    deque(simulation.moments(), maxlen=0)
+    for number, _ in enumerate(simulation.moments()):
+        if tell is not None and number % _TELL_EVERY == 0:
+            tell(simulation.served)
     return Run(tuple(devices), tuple(simulation.outcomes))
 
 
@@ -88,6 +100,7 @@ class Simulation:
     ) -> None:
         self._order, self._policy, self._rules = order, policy, rules
         self._coming = deque(sorted(arrivals, key=lambda arrival: arrival.at))
+        self._all = len(self._coming)
         self._arrivals: dict[int, Arrival] = {}
         self._line: dict[int, Waiter] = {}
         self._held: dict[int, Holding] = {}
@@ -96,6 +109,11 @@ class Simulation:
         #: Times at which a lease ends (with its number), or devices may have to be emptied (with none).
         self._events: list[tuple[float, int]] = []
         self.outcomes: list[Outcome] = []
+
+    @property
+    def served(self) -> float:
+        """The part of all who come that has been granted what they asked for."""
+        return len(self.outcomes) / max(1, self._all)
 
     def moments(self) -> Iterator[Moment]:
         """Go from event to event; yield what was decided at each before it takes effect."""
@@ -150,7 +168,7 @@ class Simulation:
             self._held[waiter.number] = holding
             del self._line[waiter.number]
             heappush(self._events, (now + arrival.stay, waiter.number))
-            self.outcomes.append(Outcome(arrival, now, holding.milli))
+            self.outcomes.append(Outcome(arrival, now, holding.milli, waiter.number))
         for number, waiter in self._line.items():
             reserved = decision.reservations.get(number, ())
             if waiter.reserved != reserved:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from gpu_pool.queueing import Holding, Policy, Usage, faded_use
@@ -25,11 +25,31 @@ class _Totals(Generic[K]):
     def of(self, key: K, now: float) -> float:
         """Return what the total has faded to."""
         total, at = self._totals.get(key, (0.0, now))
-        return float(total * 0.5 ** ((now - at) / self._half_life))
+        return _fade(total, at, self._half_life, now)
 
-    def at(self, now: float) -> dict[K, float]:
-        """Return all totals as they are now."""
-        return {key: self.of(key, now) for key in self._totals}
+    def at(self, now: float) -> _Faded[K]:
+        """Return all totals as they are now, whatever is added later."""
+        return _Faded(self._totals, self._half_life, now)
+
+
+class _Faded(Mapping[K, float]):
+    """Totals at one time. Each is worked out when it is asked for: most decisions ask for a few."""
+
+    def __init__(self, totals: Mapping[K, tuple[float, float]], half_life: float, now: float) -> None:
+        self._totals, self._half_life, self._now = dict(totals), half_life, now
+
+    def __getitem__(self, key: K) -> float:
+        return _fade(*self._totals[key], self._half_life, self._now)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._totals)
+
+    def __len__(self) -> int:
+        return len(self._totals)
+
+
+def _fade(total: float, at: float, half_life: float, now: float) -> float:
+    return float(total * 0.5 ** ((now - at) / half_life))
 
 
 class RunningUsage:

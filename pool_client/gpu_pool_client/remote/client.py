@@ -23,7 +23,7 @@ from gpu_pool_client.remote.endpoints import Endpoint
 from gpu_pool_client.remote.exchange import Answer
 from gpu_pool_client.remote.problems import error_of
 from gpu_pool_client.remote.unreachable import explain, may_pass
-from gpu_pool_client.requests import SliceRequest
+from gpu_pool_client.requests import SliceRequest, parse_request
 from gpu_pool_client.terms import Activity
 from gpu_pool_client.values import DeviceStatus, EndReason, Holder, Lease, LeaseState, PoolStatus
 
@@ -34,6 +34,8 @@ _ANSWER_WITHIN: Final = 100.0
 #: Seconds for which a service that never answered is tried, one that did, and one that is waited at.
 _FIRST_PATIENCE, _PATIENCE, _WAITING_PATIENCE = 1.0, 10.0, 120.0
 _TRY_EVERY: Final = 0.1
+#: Seconds after which a service is asked again at the latest that asks to wait.
+_LONGEST_PAUSE: Final = 5.0
 #: Longest id that is sent: longer than any that there is.
 _LONGEST_ID: Final = 128
 
@@ -103,6 +105,12 @@ class RemotePool(Pool):
         wanted = {"request": str(request), "course": _text(holder.course) or ""}
         query = urlencode(wanted if holder.user else {**wanted, "anybody": 1})
         return _read(wire.FORECAST, await self._ask("GET", f"forecast?{query}"))
+
+    async def offers(self, holder: Holder) -> tuple[SliceRequest, ...] | None:
+        """See ``Pool.offers``. The service knows of whose server and course it is asked."""
+        query = urlencode({"course": _text(holder.course) or ""})
+        found = _read(wire.OFFERS, await self._ask("GET", f"offers?{query}"))
+        return None if found is None else tuple(parse_request(each) for each in found)
 
     async def attach(
         self,
@@ -174,7 +182,7 @@ class RemotePool(Pool):
     async def status(self) -> PoolStatus:
         """See ``Pool.status``. All devices, and one's own leases; all for administrators."""
         found = _read(wire.STATUS, await self._ask("GET", "status"))
-        return PoolStatus(self.url, found.devices, found.leases, found.line)
+        return PoolStatus(self.url, found.devices, found.leases, found.line, found.note)
 
     async def places(self) -> Mapping[str, int]:
         """See ``Pool.places``."""
@@ -219,14 +227,17 @@ class RemotePool(Pool):
         text = None if body is None else body.model_dump_json().encode()
         began = time.monotonic()
         while True:
+            pause = _TRY_EVERY
             try:
-                return self._accept(await self._endpoint.ask(method, address, text, within))
+                answer = await self._endpoint.ask(method, address, text, within)
+                pause = _asked_to_wait(answer)
+                if not pause or time.monotonic() - began > (patience or _PATIENCE):
+                    return self._accept(answer)
             except OSError as failure:
-                error = failure
-            tried = time.monotonic() - began
-            if tried > (patience or self._patience) or not may_pass(error):
-                raise explain(error, self._endpoint) from error
-            await asyncio.sleep(_TRY_EVERY)
+                tried = time.monotonic() - began
+                if tried > (patience or self._patience) or not may_pass(failure):
+                    raise explain(failure, self._endpoint) from failure
+            await asyncio.sleep(pause)
 
     def _accept(self, answer: Answer) -> Answer:
         self._patience = _PATIENCE
@@ -240,6 +251,14 @@ class RemotePool(Pool):
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         await asyncio.shield(task)
+
+
+def _asked_to_wait(answer: Answer) -> float:
+    """Return for how many seconds the service asks to wait, which has heard too much; 0 for not at all."""
+    if answer.status != HTTPStatus.TOO_MANY_REQUESTS:
+        return 0.0
+    text = answer.headers.get("Retry-After", "")
+    return min(float(text), _LONGEST_PAUSE) if text.isascii() and text.isdecimal() else 0.0
 
 
 async def _quietly(work: Coroutine[Any, Any, None]) -> None:

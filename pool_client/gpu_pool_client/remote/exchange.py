@@ -20,8 +20,15 @@ from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters
 from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, RequestStartLine, ResponseStartLine
 from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
+#: Seconds in which a connection over a network is made. To an address whose pod has gone nothing is
+#: refused: it vanishes, until whoever asks connects anew.
+_CONNECT_WITHIN: Final = 3.0
 #: Bytes of the largest answer that is read: a history of years.
 _MOST_ANSWER: Final = 256 * 2**20
+
+
+class NotConnectedError(ConnectionError):
+    """No connection came about in time; another one may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +91,14 @@ async def ask(
         stream = _stream(where, family)
         # Closing the stream ends every call that waits for it. asyncio.wait_for would do, but until
         # Python 3.12 it can lose a cancellation, and a wait that goes on unnoticed holds a place in line.
-        alarm = asyncio.get_running_loop().call_later(within, stream.close, TimeoutError("no answer"))
+        loop = asyncio.get_running_loop()
+        alarm = loop.call_later(within, stream.close, TimeoutError("no answer"))
+        first = _CONNECT_WITHIN if isinstance(where, Server) else within
+        soon = loop.call_later(first, stream.close, NotConnectedError("no connection"))
         connected = False
         try:
             await stream.connect(address, where.host if isinstance(where, Server) else None)
+            soon.cancel()
             connected = True
             return await _exchange(stream, method, target, body, _headers(where, body, more))
         except StreamClosedError as closed:
@@ -96,6 +107,7 @@ async def ask(
                 raise error from closed
         finally:
             alarm.cancel()
+            soon.cancel()
             stream.close()
     raise error
 

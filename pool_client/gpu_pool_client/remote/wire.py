@@ -56,6 +56,7 @@ DEVICE: Final = TypeAdapter(DeviceStatus)
 POD: Final = TypeAdapter(KernelPod)
 HISTORY: Final = TypeAdapter(list[dict[str, Any]])
 PLACES: Final = TypeAdapter(dict[str, int])
+OFFERS: Final[TypeAdapter[list[str] | None]] = TypeAdapter(list[str] | None)
 
 
 class Body(BaseModel):
@@ -127,6 +128,7 @@ class Status(BaseModel):
     devices: tuple[DeviceStatus, ...]
     leases: tuple[WireLease, ...]
     line: tuple[WireLease, ...]
+    note: str = ""
 
 
 STATUS: Final = TypeAdapter(Status)

@@ -8,11 +8,12 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gpu_pool_client import GpuPoolError
+from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState
 
 #: What a cell's error is called when it did not run for want of a slice.
 NOT_GRANTED: Final = "GpuSliceNotGranted"
 
+_GAVE_BACK: Final = "You gave this kernel's GPU slice back on the pool's page"
 #: Characters in a line of a cell's output that fit into a small window.
 _COLUMNS: Final = 76
 
@@ -97,9 +98,23 @@ def gone(reason: str) -> str:
     return f"{reason} Its variables are gone. Run the cell again to start anew."
 
 
-def resuming(waiting: str) -> str:
-    """Say what a cell of a parked kernel waits for."""
-    return f"This kernel was idle, and its GPU slice was lent to others; its variables are kept. {waiting}"
+def resuming(waiting: str, taken: str = "") -> str:
+    """Say what a cell of a parked kernel waits for; ``taken`` says who took its slice, if anybody did."""
+    why = taken or "This kernel was idle, and its GPU slice was lent to others; its variables are kept."
+    return f"{why} {waiting}"
+
+
+def of_lease(lease: Lease) -> str:
+    """Say what the pool has to say of a lease: who asks its slice back, or has taken it, or its warning."""
+    if lease.asked_back is None:
+        return lease.notice
+    by_admin = lease.asked_back is EndReason.REVOKED
+    words = f" \u201c{lease.notice}\u201d" if lease.notice else ""
+    if lease.state is LeaseState.HELD:
+        who = "An administrator asks" if by_admin else "You asked on the pool's page"
+        return f"{who} for this kernel's GPU slice: it goes back as soon as the kernel is idle.{words}"
+    who = "An administrator took this kernel's GPU slice back" if by_admin else _GAVE_BACK
+    return f"{who}; its variables are kept.{words}"
 
 
 def not_run(reason: str) -> str:

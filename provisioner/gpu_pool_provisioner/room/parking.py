@@ -13,7 +13,7 @@ from typing import Any, Final
 import zmq
 from traitlets.log import get_logger
 
-from gpu_pool_client import GpuPoolError, Lease, LeaseState, NotAllowed
+from gpu_pool_client import GpuPoolError, Lease, LeaseState, NotAllowed, PoolUnreachable
 from gpu_pool_provisioner.patience import NOT_NOW, patiently
 from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.reception import Reception
@@ -55,7 +55,13 @@ class Parking:
         self._given_up = asyncio.Event()
         #: Whether something was submitted, and the slice is asked for again.
         self.resuming = False
+        #: Whether the pool said that it cannot be parked.
+        self.is_refused = False
+        #: Whether it was asked and did not answer, so that the slice may have gone, or go later.
+        self.is_unanswered = False
         self._moved = False
+        #: Who took the slice, where it was not for its idleness alone.
+        self._taken = ""
 
     def give_up(self) -> None:
         """Let what was submitted fail, and leave the slice to others. The kernel stays as it is."""
@@ -66,19 +72,59 @@ class Parking:
 
         Not where the kernel turns out to be at work, or to keep state on its device.
         """
-        self._front["shell"].on_message = self._hold
-        self._front["control"].on_message = self._control
-        if await self._run.relay.is_idle(_ANSWERS_WITHIN) and not self._wanted.is_set():
-            self._moved = await self._initialised()
-            try:
-                await self._turn.park()
-            except (NotAllowed, *NOT_NOW) as error:
-                get_logger().info("The slice of an idle kernel is kept: %s", error)
-            else:
-                self._show_devices(_NONE)
-                return True
+        self._hold_back()
+        if await self._is_idle() and await self._parked():
+            return True
         self._relay_again()
         return False
+
+    async def complete(self) -> None:
+        """Hold what is submitted from now on: the slice has gone, and the answer that said so was lost.
+
+        The kernel may have begun to work since then, and gets the slice back at once.
+        """
+        self._hold_back()
+        # Asked again, the pool moves away what it may have moved back when it could not answer.
+        if not (await self._is_idle() and await self._parked()):
+            self._moved = await self._initialised()
+            self._wanted.set()
+
+    async def finds_idle(self) -> bool:
+        """Hold what is submitted from now on if the kernel does nothing; otherwise all is relayed again.
+
+        A kernel that does not answer, and works on nothing that is known, counts as idle.
+        """
+        relay = self._run.relay
+        before = relay.last_activity
+        self._hold_back()
+        if await self._is_idle():
+            return True
+        does_nothing = not relay.busy and not relay.unanswered() and relay.last_activity == before
+        if does_nothing and not self._wanted.is_set():
+            return True
+        self._relay_again()
+        return False
+
+    def _hold_back(self) -> None:
+        self._front["shell"].on_message = self._hold
+        self._front["control"].on_message = self._control
+
+    async def _is_idle(self) -> bool:
+        return await self._run.relay.is_idle(_ANSWERS_WITHIN) and not self._wanted.is_set()
+
+    async def _parked(self) -> bool:
+        """Lend the slice; return whether that was done."""
+        self._moved = await self._initialised()
+        try:
+            parked = await self._turn.park()
+        except (NotAllowed, *NOT_NOW) as error:
+            self.is_refused = isinstance(error, NotAllowed)
+            self.is_unanswered = isinstance(error, PoolUnreachable)
+            get_logger().info("The slice of an idle kernel is kept: %s", error)
+            return False
+        self._taken = notice.of_lease(parked)
+        self._show_devices(_NONE)
+        return True
 
     async def until_resumed(self) -> Lease:
         """Return the lease when it is held again and everything is relayed again.
@@ -95,6 +141,8 @@ class Parking:
         # What had used CUDA before has had its state moved away and back.
         if not self._moved and await self._initialised():
             self._run.relay.tell(_POISONED)
+        if self._taken:
+            self._run.relay.tell(self._taken)
         self._relay_again()
         return resumed
 
@@ -140,7 +188,7 @@ class Parking:
             return False
 
     def _show(self, text: str) -> None:
-        self._reception.show(notice.resuming(text))
+        self._reception.show(notice.resuming(text, self._taken))
 
     def _hold(self, frames: list[zmq.Frame]) -> None:
         """Pass on questions about the kernel's state; hold whatever makes it work."""

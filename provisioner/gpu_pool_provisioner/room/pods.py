@@ -53,6 +53,7 @@ _SILENT: Final = (
     "The kernel's pod runs, but nothing has answered from it within {}. If that happens again, tell whoever "
     "runs this server: a network policy may be in the way, or the image's kernel may be broken."
 )
+_FINE_AGAIN: Final = "Its machine answers again."
 _SLOW: Final = "The kernel's pod did not run within {}. The last that was heard of it: {}"
 
 
@@ -167,7 +168,9 @@ class PodRun(Run):
             self._finish()
 
     def _look(self, pod: KernelPod) -> None:
-        self._words = pod.words
+        before, self._words = self._words, pod.words
+        if self._relay is not None and pod.phase is PodPhase.RUNNING and pod.words != before:
+            self._relay.tell(pod.words or _FINE_AGAIN)
         if self._queued:
             self._counts_from = asyncio.get_running_loop().time()
         self._queued = pod.phase is PodPhase.QUEUED

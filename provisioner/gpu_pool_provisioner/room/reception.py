@@ -81,11 +81,13 @@ class Reception:
         """Answer in the kernel's name from now on, or hold."""
         for channel in ("shell", "control"):
             self._front[channel].on_message = partial(self.receive, channel)
-        self._front["hb"].on_message = self._front["hb"].send
+        self._front["hb"].echo()
 
     def hold_all(self, *, answering: bool = True) -> None:
         """Hold what is submitted from now on, whatever it is; without ``answering``, be otherwise silent."""
-        if not answering:
+        if answering:
+            self._front["hb"].echo()
+        else:
             for channel in ("control", "stdin", "hb"):
                 self._front[channel].on_message = ignore
         self._front["shell"].on_message = partial(self.hold, "shell")

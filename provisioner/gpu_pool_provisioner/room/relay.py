@@ -14,7 +14,7 @@ from jupyter_client.session import DELIM, Session
 from traitlets.log import get_logger
 
 from gpu_pool_provisioner.room.reading import Message, UnreadableMessageError, is_signed, read_message
-from gpu_pool_provisioner.room.wires import Wires, close_all, connect_back, is_refusal
+from gpu_pool_provisioner.room.wires import Wires, close_all, connect_back, ignore, is_refusal
 
 #: Seconds after which a kernel that has answered is asked again, and how often, until its output is heard.
 _ASK_AGAIN: Final = 0.2
@@ -54,7 +54,7 @@ class Relay:
         #: Code that was passed on and has had no reply, by message id.
         self._unanswered: dict[str, list[zmq.Frame]] = {}
         self._untold: list[str] = []
-        handlers = {**dict.fromkeys(_BOTH_WAYS, self._take_answer), "iopub": self._output}
+        handlers = {**dict.fromkeys(_BOTH_WAYS, self._take_answer), "hb": ignore, "iopub": self._output}
         self.back = connect_back(connection, {**handlers, "connected": self._hears_questions})
 
     async def ready(self) -> dict[str, Any]:
@@ -111,7 +111,8 @@ class Relay:
 
     def tell(self, text: str) -> None:
         """Print a line below the cell that runs, or else below the next one that does."""
-        self._untold = [*self._untold, text][-_MOST_UNTOLD:]
+        others = [each for each in self._untold if each != text]
+        self._untold = [*others, text][-_MOST_UNTOLD:]
         if self.busy:
             self._tell_now()
 

@@ -22,7 +22,6 @@ from gpu_pool_provisioner.room.pods import NotStartedError, PodRun, pod_connecti
 from gpu_pool_provisioner.room.reception import Calls, Reception
 from gpu_pool_provisioner.room.running import MARGIN, Kernel, Launch, NotReadyError, ProcessRun, Run
 from gpu_pool_provisioner.room.stay import Stay
-from gpu_pool_provisioner.room.steward import REASONS
 from gpu_pool_provisioner.room.turn import Turn
 from gpu_pool_provisioner.room.wires import Wire, bind_front, close_all
 
@@ -76,14 +75,17 @@ class Room:
     def _resuming(self) -> bool:
         return self._stay is not None and self._stay.resuming
 
-    async def open(self) -> None:
-        """Listen on the kernel's ports. Raises ``zmq.ZMQError`` when one of them is taken."""
+    async def open(self, front: dict[str, Wire] | None = None) -> None:
+        """Listen on the kernel's ports, unless somebody has done so already and passes them as ``front``.
+
+        Raises ``zmq.ZMQError`` when one of them is taken.
+        """
         connection = self._kernel.connection()
         self._session = Session(
             key=connection.get("key", "").encode(),
             signature_scheme=connection.get("signature_scheme") or "hmac-sha256",
         )
-        self._front = bind_front(connection)
+        self._front = front or bind_front(connection)
         calls = Calls(
             submitted=self._submitted,
             interrupted=lambda: self._soon(self.interrupt()),
@@ -229,7 +231,7 @@ class Room:
         self._last_words = "" if self._kernel.ending() else run.last_words
         if step is None:
             return False
-        await self._start_over(notice.gone(step.words), REASONS.get(step.words, EndReason.RELEASED))
+        await self._start_over(notice.gone(step.words), step.reason)
         return True
 
     async def _start_over(self, words: str, reason: EndReason) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpu_pool_client import Lease, LeaseGone
+from gpu_pool_provisioner.patience import NOT_NOW
 from gpu_pool_provisioner.room.endings import before
 from gpu_pool_provisioner.room.parking import Parking
 from gpu_pool_provisioner.room.reception import Reception
@@ -40,16 +41,21 @@ class Stay:
             step: Step | None = await before(self._run.end, steward.time_is_up())
             if step is None:
                 return self._run.taken
-            if step.act is Act.END:
+            if step.act is Act.END and not step.if_idle:
                 return step
             self._parking = Parking(self._turn, self._run, self._front, self._reception)
             try:
-                if not await self._parking.begin():
-                    steward.postpone()
+                if step.act is Act.END:
+                    if await before(self._run.end, self._parking.finds_idle()):
+                        return step
+                    steward.found_at_work()
+                    continue
+                if not await self._parks(step, self._parking):
+                    steward.postpone(self._parking)
                     continue
                 resumed = await before(self._run.end, self._parking.until_resumed())
             except LeaseGone as error:
-                return taken(error.reason)
+                return await self._taken(error)
             finally:
                 self._parking = None
             if resumed is None:
@@ -57,3 +63,18 @@ class Stay:
             lease, steward = resumed, Steward(resumed, self._run.relay, self._turn)
         await self._run.end
         return self._run.taken
+
+    async def _parks(self, step: Step, parking: Parking) -> bool:
+        """Park the kernel, or complete that where its slice has gone; return whether it is parked."""
+        if step.is_parked:
+            await parking.complete()
+            return True
+        return await parking.begin()
+
+    async def _taken(self, error: LeaseGone) -> Step:
+        """Say who took a parked kernel's lease, and in which words."""
+        try:
+            words = (await self._turn.lease()).notice
+        except (LeaseGone, *NOT_NOW):
+            words = ""
+        return taken(error.reason, words)

@@ -16,10 +16,10 @@ from gpu_pool_client import (
     LeaseGone,
     LeaseState,
     Terms,
-    format_duration,
 )
 from gpu_pool_provisioner.patience import NOT_NOW
-from gpu_pool_provisioner.room import tenure
+from gpu_pool_provisioner.room import notice, tenure
+from gpu_pool_provisioner.room.parking import Parking
 from gpu_pool_provisioner.room.relay import Relay
 from gpu_pool_provisioner.room.tenure import Act, Seen, Step
 from gpu_pool_provisioner.room.turn import Turn
@@ -28,8 +28,11 @@ from gpu_pool_provisioner.room.turn import Turn
 _SOON: Final = 0.5
 #: Seconds to leave a kernel alone that could not be parked.
 _TRY_AGAIN: Final = 30.0
+#: Seconds in which a pool may still do what it was asked for and has not answered.
+_PARKS_WITHIN: Final = 600.0
 #: Seconds between two looks at a lease that the pool watches over: its warnings are read that late.
 _GUARDED_EVERY: Final = 2.0
+_USED_MEANWHILE: Final = "The kernel was ended: it used the GPU after its slice had been taken back."
 #: What a kernel publishes to say that it is in use, see gpu_pool_kernels.inkernel.keeping.
 KEEP: Final = "gpu_pool_keep"
 
@@ -38,14 +41,17 @@ class Steward:
     """One kernel's steward, from the grant of its slice to its end or parking."""
 
     def __init__(self, lease: Lease, relay: Relay, turn: Turn) -> None:
-        self._terms = lease.terms
+        self._terms = _on_our_clock(lease.terms)
         self._relay = relay
         self._turn = turn
         self._idle_since = time.monotonic()
         self._kept_until = 0.0
         self._warned: frozenset[str] = frozenset()
         self._notice = ""
+        self._postponed_until = 0.0
         self._kept = False
+        #: Until when the pool may park the lease because this side has asked for it and heard no answer.
+        self._parks_until = 0.0
         self._changed = asyncio.Event()
         relay.messages[KEEP] = self._keep
 
@@ -59,27 +65,36 @@ class Steward:
                 self._relay.tell(step.words)
                 self._warned |= {step.warns_of}
             self._changed.clear()
+            again_in = min(step.again_in, _GUARDED_EVERY) if self._may_be_parked() else step.again_in
             try:
-                await asyncio.wait_for(self._changed.wait(), step.again_in)
+                await asyncio.wait_for(self._changed.wait(), again_in)
             except asyncio.TimeoutError:
                 continue
 
-    def postpone(self) -> None:
-        """Leave alone a kernel that could not be parked, and for good what it keeps on its device."""
-        self._kept = True
-        self._kept_until = max(self._kept_until, time.monotonic() + _TRY_AGAIN)
+    def postpone(self, parking: Parking) -> None:
+        """Leave alone a kernel that could not be parked, and for good what must stay on its device."""
+        now = time.monotonic()
+        self._postponed_until = now + _TRY_AGAIN
+        self._kept = self._kept or parking.is_refused
+        if parking.is_unanswered:
+            self._parks_until = now + _PARKS_WITHIN
+
+    def found_at_work(self) -> None:
+        """Begin to count anew how long the kernel has been idle."""
+        self._idle_since = time.monotonic()
 
     async def _look(self) -> Step:
         try:
             lease = await self._turn.lease()
             if lease.state is LeaseState.ENDED:
                 return taken(lease.end_reason.value if lease.end_reason else None, lease.notice)
+            self._pass_on(notice.of_lease(lease))
             if lease.state is not LeaseState.HELD:
-                # Somebody else has parked it. Code that runs already cannot be held any more.
-                return Step(Act.NOTHING, again_in=_SOON) if self._relay.busy else Step(Act.PARK)
-            self._pass_on(lease.notice)
+                return await self._without_slice(lease)
             self._terms = _on_our_clock(lease.terms)
-            step = tenure.step(self._terms, await self._seen(), time.monotonic())
+            step = tenure.step(self._terms, await self._seen(lease), time.monotonic())
+            if step.words == tenure.ASKED_BACK:
+                step = replace(step, words=f"{step.words} {notice.of_lease(lease)}")
             return replace(step, again_in=min(step.again_in, _GUARDED_EVERY)) if lease.terms.guarded else step
         except LeaseGone as error:
             return taken(error.reason)
@@ -87,30 +102,60 @@ class Steward:
             get_logger().warning("The GPU pool of a running kernel cannot answer: %s", error)
             return Step(Act.NOTHING)
 
-    def _pass_on(self, notice: str) -> None:
-        """Tell the user what the pool has to say, once."""
-        if notice and notice != self._notice:
-            self._relay.tell(notice)
-        self._notice = notice
+    async def _without_slice(self, lease: Lease) -> Step:
+        """Say what is to be done where the lease of a kernel that may be at work has been parked."""
+        if self._may_be_parked() and lease.state is LeaseState.PARKED:
+            return Step(Act.PARK, is_parked=True)  # as this side has asked for
+        if lease.asked_back and (await self._turn.activity()).initialised:
+            return Step(Act.END, f"{_USED_MEANWHILE} {notice.of_lease(lease)}".rstrip())
+        # Code that runs already cannot be held any more.
+        return Step(Act.NOTHING, again_in=_SOON) if self._relay.busy else Step(Act.PARK)
 
-    async def _seen(self) -> Seen:
-        idle_since = max(self._idle_since, self._relay.last_activity or 0.0)
-        seen = Seen(self._relay.busy, idle_since, self._kept_until, kept=self._kept, warned=self._warned)
+    def _may_be_parked(self) -> bool:
+        return time.monotonic() < self._parks_until
+
+    def _pass_on(self, words: str) -> None:
+        """Tell the user what the pool has to say, once."""
+        if words and words != self._notice:
+            self._relay.tell(words)
+        self._notice = words
+
+    async def _seen(self, lease: Lease) -> Seen:
+        if not self._device_decides(self._heard(lease)):
+            return self._heard(lease)  # looking at the device costs more, and decides nothing yet
+        activity = await self._turn.activity()
+        # Cells may have begun and ended meanwhile.
+        return replace(self._heard(lease), activity=activity)
+
+    def _device_decides(self, seen: Seen) -> bool:
+        now = time.monotonic()
+        if seen.asked_back and not seen.busy and now >= seen.postponed_until:
+            return True
         at = tenure.idle_at(self._terms, seen)
-        if at is None or time.monotonic() < at - self._terms.warn_before:
-            return seen  # looking at the device costs more, and decides nothing yet
-        return replace(seen, activity=await self._turn.activity())
+        return at is not None and now >= at - self._terms.warn_before
+
+    def _heard(self, lease: Lease) -> Seen:
+        """Return what is known of the kernel without a look at its device."""
+        return Seen(
+            self._relay.busy,
+            max(self._idle_since, self._relay.last_activity or 0.0),
+            self._kept_until,
+            self._postponed_until,
+            kept=self._kept,
+            asked_back=lease.asked_back is not None,
+            warned=self._warned,
+        )
 
     def _keep(self, content: Mapping[str, Any]) -> None:
         """Take note that the kernel's user says it is in use."""
         wanted = content.get("seconds")
         if not isinstance(wanted, int) or wanted <= 0:
             return
-        seconds = min(wanted, self._terms.keep_at_most)
-        self._kept_until = time.monotonic() + seconds
+        now = time.monotonic()
+        seconds, answer = tenure.keep(self._terms, wanted, now)
+        self._kept_until = now + seconds
         self._changed.set()
-        most = "" if seconds == wanted else ", the most that its course allows at once"
-        self._relay.tell(f"This kernel keeps its GPU slice for {format_duration(seconds)}{most}.")
+        self._relay.tell(answer)
 
 
 def _on_our_clock(terms: Terms) -> Terms:
@@ -120,12 +165,16 @@ def _on_our_clock(terms: Terms) -> Terms:
     return replace(terms, ends_at=terms.ends_at - time.time() + time.monotonic())
 
 
+#: How a lease ended that somebody ended, in words for the person whose kernel had it.
+_TAKEN: Final = {
+    EndReason.REVOKED.value: "an administrator took its GPU slice back",
+    EndReason.RELEASED.value: "its GPU slice was given back from outside of the notebook",
+}
+
+
 def taken(reason: str | None, words: str = "") -> Step:
     """Return what is to be done when the pool has taken the slice; ``words`` say why, if anybody does."""
-    why = f" ({reason})" if reason else ""
-    ended = f"The kernel was ended: its GPU slice has gone back to the pool{why}."
-    return Step(Act.END, f"{ended} {words}".rstrip())
-
-
-#: How a lease ends with which step.
-REASONS: Final = {tenure.IDLE_ENDED: EndReason.IDLE, tenure.LEASE_ENDED: EndReason.TOO_LONG}
+    why = _TAKEN.get(reason or "")
+    if why is None:
+        why = f"its GPU slice has gone back to the pool{f' ({reason})' if reason else ''}"
+    return Step(Act.END, f"The kernel was ended: {why}. {words}".rstrip())

@@ -3,6 +3,9 @@
 A server that does much at once does not hold up its kernels' messages here,
 and no room holds up the server. A blocking ``KernelManager`` needs the thread,
 since its own loop stands still between its calls.
+
+Heartbeats have a thread of their own: a frontend that hears nothing for a
+second takes the kernel for dead, and to start one may take longer.
 """
 
 from __future__ import annotations
@@ -27,12 +30,17 @@ async def on_room_thread(work: Coroutine[Any, Any, T]) -> T:
 
 def room_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop of this process's rooms, which runs on a thread of its own."""
-    return _loop(os.getpid())
+    return _loop("rooms", os.getpid())
+
+
+def heartbeat_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of this process's heartbeats, on which nothing else is done."""
+    return _loop("heartbeats", os.getpid())
 
 
 @functools.cache
-def _loop(pid: int) -> asyncio.AbstractEventLoop:
+def _loop(name: str, pid: int) -> asyncio.AbstractEventLoop:
     """Start the thread at the first use in a process: a forked child does not inherit it."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name=f"gpu-pool-rooms-{pid}", daemon=True).start()
+    threading.Thread(target=loop.run_forever, name=f"gpu-pool-{name}-{pid}", daemon=True).start()
     return loop

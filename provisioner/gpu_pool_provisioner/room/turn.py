@@ -119,9 +119,9 @@ class Turn:
         """Return what the kernel's process does with its device, as the pool sees it."""
         return await self._claim.pool.activity(self._held)
 
-    async def park(self) -> None:
+    async def park(self) -> Lease:
         """Lend the slice to others, or leave the line for it. Raises ``NotAllowed`` where it holds state."""
-        await self._claim.pool.park(self._held)
+        return await self._claim.pool.park(self._held)
 
     async def resume(self) -> Lease:
         """Ask for the parked slice again; it may have to wait in line."""

@@ -1,12 +1,14 @@
 """A kernel's five sockets, seen from its frontends (front) and towards the real kernel (back).
 
 Messages are lists of frames and are not copied. Everything here belongs to one
-event loop, and is to be used on its thread alone.
+event loop, and is to be used on its thread alone. Only what arrives as a
+heartbeat is handled on another, see ``thread``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import os
 import sys
@@ -15,6 +17,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import zmq
+from traitlets.log import get_logger
+
+from gpu_pool_provisioner.room.thread import heartbeat_loop
 
 Frames = list[zmq.Frame] | list[bytes]
 Handler = Callable[[list[zmq.Frame]], None]
@@ -29,6 +34,8 @@ _MAX_SOCKETS: Final = 16_384
 _OUTPUT_QUEUE: Final = 10_000
 #: Milliseconds for which the last replies may still be sent after a socket has been closed.
 _LINGER_MS: Final = 1_000
+#: Seconds in which the thread of the heartbeats stops listening.
+_CLOSES_WITHIN: Final = 5.0
 
 #: Seconds without a message after which the system looks whether a connection is still there.
 _KEEPALIVE: Final = 300
@@ -58,14 +65,24 @@ _BACK: Final = {
 class Wire:
     """One socket: each whole message that arrives is passed to ``on_message``."""
 
-    def __init__(self, socket: zmq.Socket[bytes], on_message: Handler) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], on_message: Handler, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        """Listen on the running loop, or on another thread's."""
         self._socket = socket
-        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self._loop = loop or asyncio.get_running_loop()
         self._due = False
         #: May be replaced at any time.
         self.on_message = on_message
-        self._loop.add_reader(socket.fileno(), self._receive)
-        self._look_again()
+        if loop is None:
+            self._listen()
+        else:
+            loop.call_soon_threadsafe(self._listen)
+
+    def echo(self) -> None:
+        """Send back whatever arrives from now on: the answer to a heartbeat."""
+        self.on_message = self.send
 
     def send(self, frames: Frames) -> None:
         """Send a message. Never blocks: what cannot be queued for a frontend is dropped."""
@@ -77,10 +94,14 @@ class Wire:
         self._look_again()
 
     def close(self) -> None:
-        """Stop. May be repeated."""
-        if not self._socket.closed:
+        """Stop. May be repeated. A forked child does nothing: loop and socket are its parent's."""
+        if self._pid == os.getpid() and not self._socket.closed:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._socket.fileno(), self._receive)
+        self._look_again()
 
     def _receive(self) -> None:
         self._due = False
@@ -107,10 +128,44 @@ class Wire:
             self._loop.call_soon(self._receive)
 
 
-def bind_front(connection: Mapping[str, Any]) -> dict[str, Wire]:
-    """Listen on a kernel's own ports, and answer nothing yet.
+class HeartbeatWire(Wire):
+    """One socket of heartbeats, which goes on while the thread that made it is busy.
 
-    Raises ``zmq.ZMQError`` when one of them is taken.
+    ``on_message`` and :meth:`send` are called on the thread of the heartbeats.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], on_message: Handler) -> None:
+        super().__init__(socket, on_message, heartbeat_loop())
+
+    def close(self) -> None:
+        """Stop, and return when nothing listens any more, or after some seconds. May be repeated.
+
+        A forked child does nothing: it has no such thread, and would wait for ever.
+        """
+        if self._pid != os.getpid():
+            return
+        closed: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._loop.call_soon_threadsafe(self._close, closed)
+        try:
+            closed.result(_CLOSES_WITHIN)
+        except concurrent.futures.TimeoutError:
+            get_logger().warning(
+                "The thread of the kernels' heartbeats did not stop listening within %g seconds.",
+                _CLOSES_WITHIN,
+            )
+
+    def _close(self, closed: concurrent.futures.Future[None]) -> None:
+        try:
+            super().close()
+        finally:
+            closed.set_result(None)
+
+
+def bind_front(connection: Mapping[str, Any]) -> dict[str, Wire]:
+    """Listen on a kernel's own ports; answer heartbeats, and nothing else yet.
+
+    Until the caller's loop goes on, other messages wait in their sockets.
+    Raises ``zmq.ZMQError`` when one of the ports is taken.
     """
     sockets = {}
     try:
@@ -121,7 +176,9 @@ def bind_front(connection: Mapping[str, Any]) -> dict[str, Wire]:
         for socket in sockets.values():
             socket.close(linger=0)
         raise
-    return {channel: Wire(socket, ignore) for channel, socket in sockets.items()}
+    front = {channel: _kind(channel)(socket, ignore) for channel, socket in sockets.items()}
+    front["hb"].echo()
+    return front
 
 
 def connect_back(connection: Mapping[str, Any], handlers: Mapping[str, Handler]) -> dict[str, Wire]:
@@ -150,12 +207,14 @@ def connect_back(connection: Mapping[str, Any], handlers: Mapping[str, Handler])
         # Networks forget connections over which nothing comes for long.
         socket.tcp_keepalive, socket.tcp_keepalive_idle = 1, _KEEPALIVE
     # The last, so that it is closed after the socket that it watches.
+    # Named by itself: pyzmq names it after a number that the next socket may get before this name is free.
     sockets["connected"] = sockets["stdin"].get_monitor_socket(
-        int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+        int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL),
+        addr=f"inproc://connected-{identity.decode()}",
     )
     for channel in _BACK:
         sockets[channel].connect(_address(connection, channel))
-    return {channel: Wire(socket, handlers[channel]) for channel, socket in sockets.items()}
+    return {channel: _kind(channel)(socket, handlers[channel]) for channel, socket in sockets.items()}
 
 
 def is_refusal(event: list[zmq.Frame]) -> bool:
@@ -172,6 +231,10 @@ def close_all(wires: Wires) -> None:
     """Close every socket of one side."""
     for wire in wires.values():
         wire.close()
+
+
+def _kind(channel: str) -> Callable[[zmq.Socket[bytes], Handler], Wire]:
+    return HeartbeatWire if channel == "hb" else Wire
 
 
 def _front_socket(kind: int, connection: Mapping[str, Any]) -> zmq.Socket[bytes]:

@@ -24,12 +24,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
 from jupyter_client.launcher import launch_kernel
 from jupyter_core.paths import jupyter_path
 
 from gpu_pool_client import EndReason, Holder, KernelCommand, Lease, Process, parse_request
 from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
+from gpu_pool_client.processes import account_of
 from gpu_pool_provisioner.environment import kernel_command
 from gpu_pool_provisioner.pods import command_in_pod, folder_in_pod
 from gpu_pool_provisioner.pools import resolve_url, shared_pool
@@ -39,6 +39,7 @@ from gpu_pool_provisioner.room.inner import Inner
 from gpu_pool_provisioner.room.room import Room
 from gpu_pool_provisioner.room.running import Kernel, Launch
 from gpu_pool_provisioner.room.turn import Turn
+from gpu_pool_provisioner.room.wires import bind_front
 from gpu_pool_provisioner.sizing import Outfit, grant
 from gpu_pool_provisioner.slices import KernelSlice
 from gpu_pool_provisioner.wishes import Wishes, offer_wishes
@@ -103,14 +104,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def _serve(options: argparse.Namespace) -> int:
+    kernel = _kernel(options)
+    # First: frontends take a kernel whose heart does not beat for dead, and what follows may take seconds.
+    front = bind_front(kernel.connection())
     claim = KernelSlice(shared_pool(resolve_url("")).url, parse_request(options.slice))
     wishes = offer_wishes(options.f, asyncio.get_running_loop())
     wrapped = Wrapped(options.argv, options.f, claim, wishes)
     course = os.environ.get(COURSE_VARIABLE)
-    holder = Holder(psutil.Process().username(), course, _name(options), Process.current())
+    holder = Holder(account_of(os.getuid()), course, _name(options), Process.current())
     turn = Turn(claim, holder)
-    room = Room(_kernel(options), turn)
-    await room.open()
+    room = Room(kernel, turn)
+    await room.open(front)
     told = asyncio.Event()
     _take_signals(room, wrapped, told)
     await room.start(None, Launch(wrapped.here, wrapped.in_pod))

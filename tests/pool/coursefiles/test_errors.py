@@ -130,12 +130,20 @@ def test_one_error_is_told_with_its_line(line: str | bytes, field: str, message:
         ("title: A course\nslices: [Small]", 2, "slices no. 1: is 'Small'. Accepted: a group of fields"),
         (GOOD + "  - name: Large\n", 5, "slices no. 2: request is missing"),
         (GOOD + "    default: maybe\n", 5, "slices no. 1, default: 'maybe' is neither yes nor no"),
-        (GOOD + "  - name: Small\n    request: 3%\n", 2, "slices: the name 'Small' is there twice"),
-        (GOOD + "  - name: Same\n    request: 0.02\n", 2, "slices: the request '2%' is there twice"),
         (
-            GOOD + "    default: true\n  - name: Large\n    request: 3%\n    default: true\n",
-            2,
-            "slices: several are the default",
+            GOOD + "  - name: ' Small'\n    request: 3%\n",
+            5,
+            "slices no. 2, name: ' Small' is already the name of slices no. 1, on line 3. Give it another",
+        ),
+        (
+            GOOD + "  - name: Same\n    request: 0.02\n",
+            6,
+            "slices no. 2, request: '0.02' is already the request of slices no. 1, on line 4. Keep one.",
+        ),
+        (
+            GOOD + "    default: true\n  - name: Large\n    request: 3%\n    default: yes\n",
+            8,
+            "slices no. 2, default: slices no. 1 is already the default, on line 5. Keep one default: true.",
         ),
         ("- title", 1, "is a list. Accepted: a group of fields"),
         ("just words", 1, "is 'just words'. Accepted: a group of fields"),
@@ -155,6 +163,27 @@ def test_all_errors_are_told_at_once_by_line() -> None:
         "titel: A course\nslices: [{name: S, request: 2GB, x: y}]\nweight: a\nweight: b\nhours: never"
     )
     assert [each.line for each in found] == [1, 1, 2, 2, 3, 4, 5]
+
+
+def test_what_is_there_twice_is_told_each_time_and_beside_all_other_errors() -> None:
+    again = "  - name: Small\n    request: 2%\n"
+    broken = "  - name: Large\n    request: lots\n  - Odd\n"
+    found = problems(GOOD + again + broken + again + "wieght: 2\n")
+    assert [(each.line, each.field) for each in found] == [
+        (5, "slices no. 2, name"),
+        (6, "slices no. 2, request"),
+        (8, "slices no. 3, request"),
+        (9, "slices no. 4"),
+        (10, "slices no. 5, name"),
+        (11, "slices no. 5, request"),
+        (12, ""),
+    ]
+
+
+def test_several_slices_may_say_that_they_are_not_the_default() -> None:
+    more = "    default: no\n  - name: Large\n    request: 3%\n    default: false\n"
+    course = parse_course("cs101.yaml", (GOOD + more).encode())
+    assert course.default_slice.name == "Small"
 
 
 def test_what_follows_from_an_error_is_not_told_as_another() -> None:

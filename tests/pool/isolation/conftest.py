@@ -15,10 +15,8 @@ from support.guarded import Guarded, guarded
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mps_stub.Stub]:
     """Install the stand-ins for NVIDIA's tools; whatever still runs in the end is ended."""
-    installed = mps_stub.install(tmp_path / "bin", monkeypatch)
-    installed.hide_others(monkeypatch)
-    yield installed
-    installed.kill()
+    with mps_stub.installed(tmp_path / "bin", monkeypatch) as stub:
+        yield stub
 
 
 @pytest.fixture

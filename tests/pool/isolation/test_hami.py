@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from gpu_pool.isolation import TierFailed
 from gpu_pool.isolation.hami import HamiTier
 from gpu_pool_client import Strength
 from support.mps_stub import OTHER, V100, lease
+
+#: A user who holds nothing here, and has no name.
+THEIRS = 64_997
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what is another user's")
 
 
 @pytest.fixture
@@ -58,8 +63,97 @@ def test_a_library_that_is_not_there(tier: HamiTier, library: Path) -> None:
         tier.prepare(V100)
 
 
-def test_locks_that_cannot_be_kept(tier: HamiTier, tmp_path: Path) -> None:
-    (tmp_path / "vgpulock").write_text("somebody's file")
+def test_ones_own_file_in_the_place_of_the_locks(tier: HamiTier, tmp_path: Path) -> None:
+    locks = tmp_path / "vgpulock"
+    locks.write_text("ours")
+    with pytest.raises(TierFailed, match=rf"the folder {locks}, and a file of .* sudo rm {locks}"):
+        tier.prepare(V100)
+    assert locks.read_text() == "ours"
+
+
+def test_ones_own_link_may_lead_to_the_folder(tier: HamiTier, tmp_path: Path) -> None:
+    locks = tmp_path / "vgpulock"
+    locks.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(TierFailed, match="symbolic link to .*elsewhere, which does not exist, of "):
+        tier.prepare(V100)
+    (tmp_path / "elsewhere").mkdir()
+    tier.prepare(V100)
+    assert locks.is_symlink()
+
+
+def _make(path: Path, what: str) -> None:
+    """Put something of another user's where the folder belongs."""
+    if what == "folder":
+        path.mkdir(mode=0o700)
+        (path / "lock").touch()
+    elif what == "file":
+        path.write_text("theirs")
+    else:
+        path.symlink_to({"dangling": path.parent / "absent", "link": path.parent}[what])
+    os.chown(path, THEIRS, THEIRS, follow_symlinks=False)
+
+
+@only_root
+@pytest.mark.parametrize("what", ["folder", "file", "dangling", "link"])
+def test_nobody_keeps_root_from_it_by_being_first(
+    tier: HamiTier, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    locks = tmp_path / "vgpulock"
+    _make(locks, what)
+    tier.prepare(V100)
+    found = locks.lstat()
+    assert (stat.S_ISDIR(found.st_mode), found.st_uid, found.st_mode & 0o7777) == (True, 0, 0o1777)
+    aside = [path for path in tmp_path.iterdir() if path.name.startswith("vgpulock.")]
+    if what == "folder":
+        assert (aside, (locks / "lock").exists()) == ([], True), "what is in it is in use"
+    else:
+        assert [path.lstat().st_uid for path in aside] == [THEIRS], "nothing of theirs is lost"
+        assert f"of {THEIRS} was in the place of {locks}" in caplog.text
+
+
+@only_root
+@pytest.mark.parametrize("what", ["folder", "link", "nothing"])
+def test_what_its_owner_puts_there_meanwhile_stays_whose_it_was(
+    tier: HamiTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    locks, private, opened = tmp_path / "vgpulock", tmp_path / "private", os.open
+    _make(locks, "folder")
+    private.mkdir(mode=0o700)
+    number = private.stat().st_ino
+
+    def open_after_the_swap(path: str, flags: int, *rest: int, **more: int) -> int:
+        """Open, after the owner has come between the look at the folder and this."""
+        if path == locks and not (tmp_path / "aside").exists():
+            locks.rename(tmp_path / "aside")
+            if what == "folder":
+                private.rename(locks)
+            elif what == "link":
+                locks.symlink_to(private)
+        return opened(path, flags, *rest, **more)
+
+    monkeypatch.setattr("os.open", open_after_the_swap)
+    tier.prepare(V100)
+    kept = next(path for path in (locks, private) if path.exists() and path.stat().st_ino == number)
+    assert kept.stat().st_mode & 0o7777 == 0o700
+    assert (tmp_path / "aside").stat().st_uid == THEIRS
+
+
+@only_root
+@pytest.mark.parametrize("what", ["file", "dangling", "link"])
+def test_who_is_not_root_is_told_whose_it_is(
+    tier: HamiTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    _make(tmp_path / "vgpulock", what)
+    monkeypatch.setattr("os.geteuid", lambda: THEIRS + 1)
+    with pytest.raises(TierFailed, match=rf"and a (file|symbolic link.*) of {THEIRS} is in its place.*rm"):
+        tier.prepare(V100)
+
+
+def test_a_folder_that_cannot_be_written_to(
+    tier: HamiTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vgpulock").mkdir()
+    monkeypatch.setattr("os.access", lambda *_: False)  # nothing is closed to root
     with pytest.raises(TierFailed, match=r"needs .*vgpulock.*chmod 1777"):
         tier.prepare(V100)
 
@@ -92,7 +186,7 @@ def test_files_live_as_long_as_their_leases(tier: HamiTier, tmp_path: Path) -> N
     assert list((tmp_path / "hami").iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root serves other users")
+@only_root
 def test_the_folder_of_another_users_lease_is_theirs(tier: HamiTier, tmp_path: Path) -> None:
     tier.prepare(V100)
     tier.open(lease("a", user="nobody"))

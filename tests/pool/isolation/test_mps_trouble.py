@@ -112,6 +112,12 @@ def test_a_device_that_somebody_uses(tier: MpsTier, stub: Stub) -> None:
     assert stub.mode() == "Default"
 
 
+def test_a_process_whose_name_looks_like_more_of_them_is_one(tier: MpsTier, stub: Stub) -> None:
+    stub.cards(apps=["4711, py\rthon\x1b[2J\n1, init"])
+    with pytest.raises(TierFailed, match=r"process 4711 \(py\?thon\?\[2J\)\. End it first \(kill 4711\)"):
+        tier.prepare(V100)
+
+
 def test_a_device_that_is_prohibited(tier: MpsTier, stub: Stub) -> None:
     stub.cards(mode="Prohibited")
     with pytest.raises(TierFailed, match="Prohibited: nothing may use it.*-c DEFAULT"):

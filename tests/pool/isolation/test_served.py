@@ -13,13 +13,20 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import LeaseState, Pool, PoolUnreachable, Strength, connect, parse_request
+from support import mps_stub
 from support.mps_stub import V100, Stub
 from support.pools import ME, key, until
 
-# One at a time: a service refuses a machine on which somebody else's MPS runs.
 pytestmark = pytest.mark.long
 SCENARIO = f"driver 550.54.14\ngpu {V100.uuid} {V100.model}\nmemory 32768 274\nbus 1\n"
 SETTINGS = 'c.PoolSettings.tier = "mps"\nc.PoolSettings.runtime_dir = {!r}\n'
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    """Install the stand-ins alone: a service refuses a machine on which somebody else's MPS runs."""
+    with mps_stub.installed(tmp_path / "bin", monkeypatch, alone=True) as stub:
+        yield stub
 
 
 class Served:
@@ -55,7 +62,7 @@ class Served:
     async def pool(self) -> Pool:
         """Return the pool once it answers."""
         log = self.folder / "log"
-        await until(lambda: ": Serving " in log.read_text() or self.process.poll() is not None, within=60)
+        await until(lambda: ": Serving " in log.read_text() or self.process.poll() is not None, within=120)
         assert self.process.poll() is None, log.read_text()
         return connect(self.url)
 

@@ -72,7 +72,7 @@ async def test_a_kernel_that_is_started_while_all_is_listed_again_is_not_taken_f
     lease, listing = await held(pool), Listing(fake)
     fake.put("pods", foreign("server", "n2", gpu="GPU-n2-0"))
     fake.forget()
-    await asyncio.wait_for(listing.begun.wait(), 30)
+    await asyncio.wait_for(listing.begun.wait(), 120)
     await pool.launch(lease.id, command())
     listing.go_on.set()
     await until_free(pool, 980, 0)  # by then the list was taken over
@@ -89,7 +89,7 @@ async def test_what_was_deleted_before_all_is_listed_again_does_not_stay(
     stored = fake.put("pods", foreign("server", "n2", gpu="GPU-n2-0"))
     fake.remove("pods", "server")
     fake.forget()
-    await asyncio.wait_for(listing.begun.wait(), 30)
+    await asyncio.wait_for(listing.begun.wait(), 120)
     pool._view.pods.put(stored)
     await until_free(pool, 1000, 0)
     listing.go_on.set()
@@ -106,8 +106,8 @@ async def test_while_the_api_is_away_all_is_told_from_memory_and_launches_wait(
     launching = asyncio.create_task(pool.launch(second.id, command()))
     await pool.release(lease)
     await fake.start()
-    await asyncio.wait_for(launching, 30)
-    await until(lambda: fake.named("pods") == [f"gpu-pool-{second.id}-1", "jupyter-ada"], 30)
+    await asyncio.wait_for(launching, 120)
+    await until(lambda: fake.named("pods") == [f"gpu-pool-{second.id}-1", "jupyter-ada"], 120)
 
 
 async def test_a_kernel_that_is_ended_while_it_is_started_does_not_stay(
@@ -119,8 +119,8 @@ async def test_a_kernel_that_is_ended_while_it_is_started_does_not_stay(
     await asyncio.sleep(0)
     ending = asyncio.create_task(pool.end_pod(lease.id))
     await fake.start()
-    await asyncio.wait_for(asyncio.gather(launching, ending), 30)
-    await until(lambda: fake.named("pods") == ["jupyter-ada"], 30)
+    await asyncio.wait_for(asyncio.gather(launching, ending), 120)
+    await until(lambda: fake.named("pods") == ["jupyter-ada"], 120)
     assert fake.asked("POST", "pods") == 1
 
 

@@ -8,7 +8,9 @@ import pytest
 
 from gpu_pool.coursefiles import CourseFile, Courses, parse_course
 from gpu_pool.kubernetes.choosing import chosen_body, refuse_beside_server, refuse_other_nodes
-from gpu_pool.kubernetes.notebooks import Home, Notebook
+from gpu_pool.kubernetes.manifests import RunAs
+from gpu_pool.kubernetes.mounts import Home
+from gpu_pool.kubernetes.notebooks import Identity, Notebook
 from gpu_pool.kubernetes.settings import KubernetesSettings
 from gpu_pool.rules import Rules
 from gpu_pool_client import BadRequest, Device, NotAllowed, parse_request
@@ -54,6 +56,38 @@ def test_a_home_that_goes_with_the_pod_is_the_courses_to_say() -> None:
     for said in (None, course("{home: 10GiB}")):
         with pytest.raises(NotAllowed, match="no volume at /home/jovyan"):
             chosen_body(KubernetesSettings(), said, homeless)
+
+
+def test_a_home_that_cannot_be_mounted_in_the_same_way_is_refused_in_words() -> None:
+    unclear = replace(NOTEBOOK, home=None, home_problem="its volume is of the kind hostPath")
+    with pytest.raises(NotAllowed, match="cannot have your home .* its volume is of the kind hostPath."):
+        chosen_body(KubernetesSettings(), None, unclear)
+    assert chosen_body(KubernetesSettings(), course("{home: none}"), unclear).home is None
+
+
+@pytest.mark.parametrize(
+    ("identity", "expected"),
+    [
+        # What the server does not say, the administrator does; and its volume keeps its groups.
+        (Identity(), RunAs(1000, 100, None)),
+        (Identity(4711, 5000, 6000, (7,), "Strict"), RunAs(4711, 5000, 6000, (7,), "Strict")),
+        # A server that starts as root does so to change to somebody else; a kernel has nothing to change.
+        (Identity(0, 0, 100), RunAs(1000, 100, 100)),
+        (Identity(fs_group=0), RunAs(1000, 100, 0)),
+        (
+            Identity(1000, 100, 100, selinux_level="s0:c1", host_users=False),
+            RunAs(1000, 100, 100, selinux_level="s0:c1", host_users=False),
+        ),
+    ],
+)
+def test_a_kernel_is_whom_its_notebook_server_is_and_never_root(identity: Identity, expected: RunAs) -> None:
+    assert chosen_body(KubernetesSettings(), None, replace(NOTEBOOK, identity=identity)).run_as == expected
+
+
+def test_a_kernel_without_the_home_is_whom_the_administrator_says() -> None:
+    server = replace(NOTEBOOK, identity=Identity(4711, 5000, 6000, (7,), "Strict"))
+    body = chosen_body(KubernetesSettings(uid=1001, gid=101), course("{home: none}"), server)
+    assert body.run_as == RunAs(1001, 101, 101)
 
 
 @pytest.mark.parametrize(

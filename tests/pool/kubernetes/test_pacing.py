@@ -41,7 +41,7 @@ async def test_the_next_pod_is_created_when_one_has_its_gpu(
     fake.run(first)
     await until(lambda: len(pods(fake)) == AT_ONCE + 1)
     fake.remove("pods", second)
-    await asyncio.wait_for(asyncio.gather(*tasks), 30)
+    await asyncio.wait_for(asyncio.gather(*tasks), 120)
 
 
 async def test_a_pod_that_is_not_placed_keeps_the_others_back_for_a_while_only(
@@ -49,7 +49,7 @@ async def test_a_pod_that_is_not_placed_keeps_the_others_back_for_a_while_only(
 ) -> None:
     monkeypatch.setattr(pacing, "_AT_MOST", 0.2)
     _, tasks = await launching(pool, 2 * AT_ONCE + 1)
-    await asyncio.wait_for(asyncio.gather(*tasks), 30)
+    await asyncio.wait_for(asyncio.gather(*tasks), 120)
     assert len(pods(fake)) == 2 * AT_ONCE + 1
 
 
@@ -73,7 +73,7 @@ async def test_what_is_refused_keeps_nobody_back(pool: ClusterPool, fake: FakeKu
 
     fake.before_write = refuse
     _, tasks = await launching(pool, 2 * AT_ONCE)
-    answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+    answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 120)
     assert all("exceeded quota" in str(each) for each in answers)
 
 
@@ -86,7 +86,7 @@ async def test_where_it_does_not_matter_nobody_waits(
     async with cluster_pool(tmp_path / "ledger.db", config, HUB) as pool:
         leases = [await held(pool, "1") for _ in range(AT_ONCE + 2)]
         launches = (pool.launch(each.id, command()) for each in leases)
-        await asyncio.wait_for(asyncio.gather(*launches), 30)
+        await asyncio.wait_for(asyncio.gather(*launches), 120)
         assert len(pods(fake)) == AT_ONCE + 2
 
 

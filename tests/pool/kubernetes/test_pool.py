@@ -104,7 +104,10 @@ async def test_a_node_that_does_not_answer_for_a_moment_ends_nothing(
     fake.change("nodes", "n1", conditions=[{"type": "Ready", "status": "Unknown"}])
     await until_drained(pool, "n1", drained=True)
     pod = await pool.pod(lease)
-    assert (pod.phase, pod.words) == (PodPhase.RUNNING, "Its machine does not answer at the moment.")
+    assert pod.phase is PodPhase.RUNNING
+    assert pod.words == (
+        "Its machine does not answer at the moment. If that goes on, the kernel is given up."
+    )
     fake.change("nodes", "n1", conditions=[{"type": "Ready", "status": "True"}])
     await until_drained(pool, "n1", drained=False)
     assert (await pool.pod(lease)).words == ""
@@ -223,6 +226,42 @@ async def test_a_home_on_one_node_is_where_its_kernels_are(pool: ClusterPool, fa
     await until_free(pool, 1000, 1000, 400)
     with pytest.raises(NotAllowed, match="on n2, and that machine has no GPU for 2"):
         await held(pool, "2", user="bob")
+
+
+@pytest.mark.parametrize(
+    ("modes", "anywhere"),
+    [
+        (["ReadWriteMany"], True),
+        (["ReadWriteOnce", "ReadWriteMany"], True),
+        (["ReadOnlyMany"], True),
+        # Which of both it is bound as is not said.
+        (["ReadWriteOnce", "ReadOnlyMany"], False),
+        (["ReadWriteOnce"], False),
+    ],
+)
+async def test_a_home_is_where_its_claim_lets_it_be(
+    pool: ClusterPool, fake: FakeKubernetes, modes: list[str], anywhere: bool
+) -> None:
+    fake.put("persistentvolumeclaims", claim("bob", HUB) | {"spec": {"accessModes": modes}})
+    fake.put("nodes", hami("n2", gpus=0))
+    fake.put("pods", notebook("bob", HUB, node="n2"))
+    await until(lambda: pool._view.notebook("bob", ""))
+    if anywhere:
+        assert (await held(pool, user="bob")).slices[0].device.node == "n1"
+        return
+    with pytest.raises(NotAllowed, match="one machine at a time"):
+        await held(pool, user="bob")
+
+
+async def test_a_home_for_one_pod_is_refused_before_a_pod_would_wait_for_ever(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOncePod"))
+    fake.put("pods", notebook("bob", HUB, node="n1"))
+    await until(lambda: pool._view.notebook("bob", ""))
+    with pytest.raises(NotAllowed, match="by one pod at a time .ReadWriteOncePod."):
+        await held(pool, user="bob")
+    assert [each for each in fake.named("pods") if each.startswith("gpu-pool")] == []
 
 
 async def test_a_server_that_is_stopped_ends_its_kernels(pool: ClusterPool, fake: FakeKubernetes) -> None:

@@ -92,7 +92,7 @@ async def test_a_service_killed_between_a_pod_and_its_answer_makes_no_second_one
         launching = asyncio.create_task(pool.launch(lease.id, command()))
         await until(lambda: not before.is_alive())
         await service.start()
-        await asyncio.wait_for(launching, 60)
+        await asyncio.wait_for(launching, 120)
         fake.run(f"gpu-pool-{lease.id}-1")
         await running(pool, lease.id)
     assert fake.named("pods") == [f"gpu-pool-{lease.id}-1", f"jupyter-{ADMIN}"]
@@ -112,7 +112,7 @@ async def test_a_service_that_stops_lets_nobody_wait_and_leaves_kernels_alone(
         await service.end()
         assert f"gpu-pool-{lease.id}-1" in fake.named("pods")
         await service.start()
-        assert (await asyncio.wait_for(polling, 60)).version == seen
+        assert (await asyncio.wait_for(polling, 120)).version == seen
 
 
 async def test_a_pool_without_a_cluster_starts_no_kernels(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ async def test_a_wrong_setting_is_told_at_the_start(
     )
     service.configure(settings)
     process = service.launch()
-    await until(lambda: not process.is_alive(), 60)
+    await until(lambda: not process.is_alive(), 120)
     assert words in service.log
 
 
@@ -153,5 +153,5 @@ async def test_a_cluster_that_cannot_be_reached_is_told_at_the_start(
     )
     service.configure("")
     process = service.launch()
-    await until(lambda: not process.is_alive(), 60)
+    await until(lambda: not process.is_alive(), 120)
     assert "There is no cluster to serve" in service.log

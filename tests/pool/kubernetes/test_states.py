@@ -95,6 +95,29 @@ def test_a_kernel_that_ended_by_itself_keeps_its_lease(
     assert words in state.words
 
 
+TRACEBACK = """Traceback (most recent call last):
+  File "kernelapp.py", line 1, in <module>
+\x1b[31mModuleNotFoundError\x1b[0m: No module named 'ipykernel'
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("", "It ended with status 1."),
+        (TRACEBACK, "line 1, in <module> ModuleNotFoundError: No module named 'ipykernel'"),
+        # What was said last, and not what was said first.
+        ("a" * 150 + "\n" + "b" * 150 + "\n", "Its last words: " + "b" * 150),
+        ("c" * 900, "Its last words: " + "c" * 197 + "..."),
+    ],
+)
+def test_a_kernel_that_fails_leaves_its_last_words(log: str, words: str) -> None:
+    state, _ = read_pod(pod("Failed", **ended(1, "Error", log)), HERE)
+    assert state.words.endswith(words)
+    assert "\n" not in state.words
+
+
 DISRUPTED = [
     ("PreemptionByScheduler", "something more urgent"),
     ("DeletionByTaintManager", "did not answer any more, or was closed"),

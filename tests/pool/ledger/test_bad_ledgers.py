@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import multiprocessing
 import os
@@ -84,6 +85,40 @@ async def test_a_ledger_upgraded_while_it_is_in_use(tmp_path: Path) -> None:
             await pool.release(lease)
 
 
+async def test_a_ledger_that_was_lost_is_not_made_anew_in_silence(tmp_path: Path) -> None:
+    path = tmp_path / "a folder" / "ledger.db"
+    async with embedded(path) as pool:
+        await take(pool, "2%", "key")
+    path.unlink()
+    beside = sorted(each.name for each in path.parent.iterdir())
+    assert beside == ["ledger.db.lock", "ledger.db.owner"]
+    async with embedded(path) as pool:
+        with pytest.raises(LedgerUnusable, match=r"is missing, .*still there: ledger\.db\.lock, ") as caught:
+            await pool.status()
+    assert "would grant them to others too" in caught.value.message
+    assert not path.exists(), "nothing was made"
+    # What it says to do is enough to start anew.
+    command = caught.value.remedy.partition("start anew: ")[2]
+    await asyncio.to_thread(subprocess.run, ["sh", "-c", command], check=True)
+    assert list(path.parent.iterdir()) == []
+    async with embedded(path) as pool:
+        assert (await pool.status()).leases == ()
+
+
+def test_processes_that_make_a_ledger_at_once_do_not_refuse_each_other(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from gpu_pool.ledger.database import Database;"
+    code += "sys.stdin.read(); Database(Path(sys.argv[1])).close()"
+    command = [sys.executable, "-c", code, f"{tmp_path / 'ledger.db'}"]
+    pipe = subprocess.PIPE
+    many = [subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True) for _ in range(8)]
+    for each in many:
+        assert each.stdin is not None
+        each.stdin.close()
+        each.stdin = None  # for communicate, which would flush it
+    for each in many:
+        assert (each.communicate()[1], each.returncode) == ("", 0)
+
+
 async def test_a_ledger_removed_while_it_is_in_use_is_not_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     async with embedded(path) as pool:
@@ -156,7 +191,9 @@ def test_a_ledger_without_permission(mode: str) -> None:
         message = said.get()
         child.join()
         folder.chmod(0o700)
+    closed = folder if mode == "folder" else path
     assert "ledger.db, cannot be" in message
+    assert f"{closed} is closed to you (user {user})" in message
     assert "writable" in message or "GPU_POOL_URL" in message, message
 
 
@@ -229,7 +266,7 @@ def test_what_is_left_of_a_ledger_is_not_read_into_a_new_one(tmp_path: Path) -> 
     path.rename(tmp_path / "aside.db")
     assert "ledger.db-wal" in refusal(path)
     first.close()
-    for left in tmp_path.glob("ledger.db-*"):
+    for left in tmp_path.glob("ledger.db[-.]*"):
         left.unlink()
     again = Database(path)
     with again.snapshot():
@@ -247,12 +284,16 @@ def test_a_folder_in_which_others_write(tmp_path: Path, mode: int) -> None:
 
 
 def test_a_lock_file_that_leads_elsewhere(tmp_path: Path) -> None:
+    Database(tmp_path / "ledger.db").close()
+    (tmp_path / "ledger.db.lock").unlink()
     (tmp_path / "ledger.db.lock").symlink_to(tmp_path / "target")
     assert "cannot be used" in refusal(tmp_path / "ledger.db")
     assert not (tmp_path / "target").exists()
 
 
 def test_a_lock_of_another_kind(tmp_path: Path) -> None:
+    Database(tmp_path / "ledger.db").close()
+    (tmp_path / "ledger.db.lock").unlink()
     os.mkfifo(tmp_path / "ledger.db.lock", 0o600)
     assert "cannot be used" in refusal(tmp_path / "ledger.db")
 
@@ -260,7 +301,12 @@ def test_a_lock_of_another_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), "the disk is full. Free some space"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "your disk quota there is used up. Remove 20 MiB of"),
+        (OSError(errno.ENOSPC, "No space left on device"), "it is full. Free 20 MiB there (df -h), and try"),
+        (sqlite3.OperationalError("database or disk is full"), "it is full. Free 20 MiB there"),
+        (OSError(errno.EROFS, "Read-only file system"), "is read-only. Mount it writable, or choose another"),
+        (OSError(errno.EMFILE, "Too many open files"), "as many files open as it may"),
+        (OSError(errno.ENFILE, "Too many open files in system"), "the machine has as many files open"),
         (sqlite3.IntegrityError("UNIQUE constraint failed"), "This is a bug in jupyter-gpu-pool"),
         (sqlite3.DatabaseError("database disk image is malformed"), "together with those beside it"),
     ],

@@ -229,7 +229,7 @@ asyncio.run(main())
         other.stdin.flush()
         message = other.stdout.readline()
         # It exits although its worker thread still stands in the queue.
-        other.communicate(timeout=30)
+        other.communicate(timeout=120)
     assert f"has been locked for 0 seconds. Process {os.getpid()} has it" in message
 
 

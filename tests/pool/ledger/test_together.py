@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from gpu_pool.ledger.book import Book
 from gpu_pool.ledger.database import Database
-from gpu_pool.ledger.errors import LedgerUnusable
+from gpu_pool.ledger.errors import LedgerUnusable, NoSpace
 from gpu_pool.settings import PoolSettings
 from gpu_pool.worker import Worker
 from gpu_pool_client import EndReason, LeaseState, NeverFits, parse_request
@@ -38,7 +39,7 @@ class Desk:
 
     def drain_and_fail(self) -> None:
         with self.database.transaction():
-            self.database.run("set_drained", {"id": 1, "drained": 1})
+            self.database.run("set_drained", {"id": 1, "drained": 1, "now": 0.0})
             raise ZeroDivisionError
 
 
@@ -96,6 +97,20 @@ def test_a_transaction_that_sqlite_has_undone_is_told_to_all_that_follow(desks: 
     assert here.keys() == there.keys() == []
 
 
+def test_why_sqlite_has_undone_a_block_is_told_to_all_of_it(desks: tuple[Desk, Desk]) -> None:
+    here, there = desks
+    block = here.database.together()
+    block.__enter__()
+    here.book.request(SMALL, ME, "a")
+    with pytest.raises(NoSpace), here.database.transaction():
+        _undo(here)
+    with pytest.raises(NoSpace):
+        here.book.request(SMALL, ME, "b")
+    with pytest.raises(NoSpace):
+        block.__exit__(None, None, None)
+    assert here.keys() == there.keys() == []
+
+
 def test_a_block_that_is_closed_in_its_middle_is_kept(tmp_path: Path) -> None:
     here = Desk(tmp_path / "ledger.db")
     with here.database.together():
@@ -145,3 +160,9 @@ async def test_jobs_are_done_together_and_told_so_if_that_fails() -> None:
     assert [str(each) for each in outcomes] == ["no space"] * 3
     assert blocks == ["begun"]
     worker.stop()
+
+
+def _undo(desk: Desk) -> None:
+    """Do as SQLite does by itself where the disk is full."""
+    desk.database._connection.execute("ROLLBACK")
+    raise sqlite3.OperationalError("database or disk is full")

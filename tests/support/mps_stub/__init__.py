@@ -6,13 +6,17 @@ They are real programs on ``PATH`` and real processes: see the top of
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,20 +90,24 @@ class Stub:
         found = self.processes(kind)
         for each in found:
             each.send_signal(signal.SIGKILL)
-        psutil.wait_procs(found, 10)
+        # Not until somebody has reaped them, which may take init a second.
+        deadline = time.monotonic() + 60
+        while any(_words(each.pid) for each in found):
+            assert time.monotonic() < deadline, "the stand-ins do not die"
+            time.sleep(0.002)
 
     def hide_others(self, environ: pytest.MonkeyPatch) -> None:
         """Hide all other processes from whoever looks for MPS here, as a pid namespace would.
 
         Tests run side by side on one machine, and each finds MPS as it left it.
         """
-        everything = psutil.pids
+        everything = processes.pids
 
         def own() -> list[int]:
             mark = f"{self.folder}/".encode()
             return [pid for pid in everything() if mark in _words(pid)]
 
-        environ.setattr(processes.psutil, "pids", own)
+        environ.setattr(processes, "pids", own)
 
     def start_elsewhere(self, pipe: Path, **how: Any) -> None:
         """Start a daemon that is not the pool's."""
@@ -125,6 +133,21 @@ def install(folder: Path, environ: pytest.MonkeyPatch) -> Stub:
     (folder / "nvidia-smi.json").write_text(json.dumps(state))
     environ.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return Stub(folder)
+
+
+@contextmanager
+def installed(folder: Path, environ: pytest.MonkeyPatch, *, alone: bool = False) -> Iterator[Stub]:
+    """Install the stand-ins; whatever of them still runs in the end is ended.
+
+    Others of this machine are hidden from this process. With ``alone`` there are none: programs
+    that it starts would find them, however many processes run these tests.
+    """
+    with open(Path(tempfile.gettempdir(), f"gpu-pool-tests-mps-{os.getuid()}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        stub = install(folder, environ)
+        stub.hide_others(environ)
+        yield stub
+        stub.kill()
 
 
 def build_cuda(folder: Path) -> Path:

@@ -35,7 +35,7 @@ def run(folder: Path, scenario: str, code: str, **environ: str) -> bytes:
         env={**inherited, **stub, **environ},
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
     complaints = done.stderr.decode()
     assert not complaints, complaints

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
 import psutil
+
+from gpu_pool_client import procfs
 
 _MIB: Final = 1 << 20
 #: The part of the machine's memory that is used if the administrator names no other.
@@ -34,10 +37,10 @@ def available_mib(pids: Collection[int], cgroups: Path = Path("/sys/fs/cgroup"))
 def _groups(pid: int, cgroups: Path) -> Iterator[Path]:
     """Yield the cgroup of a process and those around it."""
     with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-        for line in lines:
-            if line.startswith("0::/") and ".." not in line:
-                group = cgroups / line.removeprefix("0::/")
+        for line in procfs.lines_of(Path(f"/proc/{pid}/cgroup").read_bytes()):
+            # Whoever may make groups names them.
+            if line.startswith(b"0::/") and b".." not in line:
+                group = cgroups / os.fsdecode(line.removeprefix(b"0::/"))
                 yield from (each for each in (group, *group.parents) if each.is_relative_to(cgroups))
 
 
@@ -45,7 +48,7 @@ def _left(group: Path) -> int:
     limit = (group / "memory.max").read_text().strip()
     if limit == "max":
         return int(psutil.virtual_memory().total)
-    fields = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+    fields = (line.split() for line in procfs.lines_of((group / "memory.stat").read_bytes()))
     # Files that were read lately are let go of when memory is needed.
-    cached = sum(int(value) for name, value in fields if name == "inactive_file")
+    cached = sum(int(value) for name, value in fields if name == b"inactive_file")
     return int(limit) - int((group / "memory.current").read_text()) + cached

@@ -73,7 +73,7 @@ def _answer(process: subprocess.Popen[bytes], limit: int) -> Answer:
             said, complaint = process.communicate(timeout=_GRACE)
         except subprocess.TimeoutExpired:  # not even SIGKILL ends it while the driver holds it
             return Answer(None, (), "the driver hangs")
-    lines = [line for line in map(_read, said.splitlines()) if line is not None]
+    lines = [line for line in map(_read, said.split(b"\n")) if line is not None]
     if process.returncode < 0:
         return Answer(None, lines, f"the driver did not answer in {limit} s, or who asked it was ended")
     errors = [str(line["error"]) for line in lines if "error" in line]

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import psutil
 from traitlets.log import get_logger
 
 from gpu_pool.isolation.checkpoint.host_memory import available_mib, budget_mib
@@ -21,6 +20,7 @@ from gpu_pool.isolation.checkpoint.program import NO_ROOM
 from gpu_pool.isolation.checkpoint.records import Claim, Record, Records
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, LeaseState, Process
+from gpu_pool_client.processes import owner_of
 
 #: The first driver that can do it to a PyTorch process, and has it in its library.
 _FIRST_DRIVER: Final = 570
@@ -197,16 +197,13 @@ def _own(pids: Collection[int]) -> tuple[Process, ...]:
     """Identify processes that this user may suspend."""
     if not pids:
         raise NotSuspended("None of its processes uses a GPU.")
-    found = [Process.of(pid) for pid in sorted(pids)]
-    processes = tuple(process for process in found if process is not None)
-    try:
-        foreign = {pid for pid in pids if os.geteuid() not in (0, psutil.Process(pid).uids().real)}
-    except psutil.NoSuchProcess:
-        foreign = set()
+    found = [(Process.of(pid), owner_of(pid)) for pid in sorted(pids)]
+    processes = tuple(process for process, owner in found if process is not None and owner is not None)
     if len(processes) < len(pids):
         raise NotSuspended("One of its processes has just ended.")
+    foreign = [process.pid for process, owner in found if process and os.geteuid() not in (0, owner)]
     if foreign:
-        raise NotSuspended(f"Process {min(foreign)} belongs to another user.")
+        raise NotSuspended(f"Process {foreign[0]} belongs to another user.")
     return processes
 
 

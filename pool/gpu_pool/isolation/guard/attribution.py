@@ -17,9 +17,9 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from gpu_pool.inventory.use import Use
-from gpu_pool.isolation.guard.processes import first_owner, lease_in_environment, line_of, own_namespace
+from gpu_pool.isolation.guard.processes import first_owner, lease_in_environment, own_namespace
 from gpu_pool_client import Lease, Process
-from gpu_pool_client.processes import owner_of
+from gpu_pool_client.processes import lineage, owner_of
 
 #: Looks after which it is asked again whether a pid still means the same process, at the earliest.
 _RECHECK: Final = 30
@@ -121,11 +121,11 @@ class Attributor:
         settled = before is not None and (before.lease in there.by_id or not (before.lease or changed))
         if before is not None and settled and self._look < before.recheck_at:
             return before
-        line = line_of(key[1])
-        process = next(line, None)
+        ancestors = lineage(key[1])
+        process = next(ancestors, None)
         if process is None:
             return None
-        lease = _lease_of(process, line, there)
+        lease = _lease_of(process, ancestors, there)
         if not lease and before is not None and before.process == process and before.lease in there.by_id:
             lease = before.lease  # those it descended from have ended
         # Spread over the looks, so that none is slow.

@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpu_pool.inventory.activity import family
 from gpu_pool_client import Process
-from gpu_pool_client.processes import owner_of
+from gpu_pool_client.processes import family, owner_of
 
 #: Seconds between asking processes to end and ending them.
 _TO_TIDY_UP: Final = 5.0
@@ -73,6 +72,8 @@ class Ending:
     #: The user's real user id, None for nobody's.
     owner: int | None
     processes: set[Process] = field(default_factory=set)
+    #: Seconds between asking and ending.
+    to_tidy_up: float = _TO_TIDY_UP
 
     def begin(self, processes: Iterable[Process]) -> None:
         """Ask these to end."""
@@ -84,7 +85,7 @@ class Ending:
         """End what is still there after a while, ``others`` included; return whether all have ended."""
         self.processes.update(others)
         self.processes = {process for process in self.processes if runs_as(process, self.owner)}
-        if now - self.began_at >= _TO_TIDY_UP:
+        if now - self.began_at >= self.to_tidy_up:
             for process in self.processes:
                 self._try(process, signal.SIGKILL)
         return not self.processes

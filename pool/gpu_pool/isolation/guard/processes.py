@@ -1,37 +1,22 @@
-"""What ``/proc`` says of a process: its parent, its owner, its program, the lease in its environment."""
+"""What ``/proc`` says of a process: its owner, its program, the lease in its environment."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from gpu_pool.inventory.activity import environment_of
-from gpu_pool_client import Process
-from gpu_pool_client.processes import boot_id, has_ended, owner_of
+from gpu_pool_client import Process, procfs
+from gpu_pool_client.processes import account_of, owner_of
 
 _MARK: Final = b"GPU_POOL_LEASE="
-#: A tree of processes deeper than this is a circle: a pid was used again while we looked.
-_DEEPEST: Final = 256
 
 
 def own_namespace() -> str:
     """Name the pid namespace of this process, without asking the system each time."""
     return Process.current().namespace
-
-
-def line_of(pid: int) -> Iterator[Process]:
-    """Yield a process and those it descends from, as far as they can be seen."""
-    for _ in range(_DEEPEST):
-        found = _look(pid)
-        if found is None:
-            return
-        process, pid = found
-        yield process
 
 
 def lease_in_environment(pid: int) -> str:
@@ -71,26 +56,8 @@ def program_of(pid: int) -> str:
 
 
 def describe(pid: int) -> tuple[str, str]:
-    """Return the user and the name of a process, as far as they can be seen."""
-    try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            return process.username(), process.name()
-    except psutil.Error:
+    """Return the user and the name of a process, as far as they can be seen; its name is a user's choice."""
+    owner, found = owner_of(pid), procfs.stat(pid)
+    if owner is None or found is None:
         return "?", "?"
-
-
-def _look(pid: int) -> tuple[Process, int] | None:
-    """Return a living process and its parent's pid: fields 22 and 4 of ``/proc/PID/stat`` (proc(5))."""
-    if pid <= 0:
-        return None
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
-    except OSError:
-        return None
-    # The command name, in parentheses, may itself hold spaces and parentheses.
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    if has_ended(fields):
-        return None
-    return Process(pid, int(fields[19]), boot_id(), own_namespace()), int(fields[1])
+    return account_of(owner), found.name

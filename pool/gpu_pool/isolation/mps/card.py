@@ -9,7 +9,7 @@ from gpu_pool.isolation.mps.control import PIPES
 from gpu_pool.isolation.mps.processes import TOOL, environment_of, is_believed, mps_processes, user_name_of
 from gpu_pool.isolation.mps.running import find, run
 from gpu_pool.isolation.tier import TierFailed
-from gpu_pool_client import Device
+from gpu_pool_client import Device, procfs
 
 EXCLUSIVE: Final = "Exclusive_Process"
 DEFAULT: Final = "Default"
@@ -40,11 +40,14 @@ def refuse_busy(device: Device, mode: str) -> None:
             f"The compute mode of GPU {device.index} is Prohibited: nothing may use it.",
             f"Allow it: sudo nvidia-smi -i {device.uuid} -c DEFAULT",
         )
-    for line in _query(device, "--query-compute-apps=pid,process_name").splitlines():
-        pid, _, name = line.partition(",")
+    # The first is enough, and what follows it need not be another: a name may have newlines in it.
+    first = _query(device, "--query-compute-apps=pid,process_name").partition("\n")[0]
+    if first:
+        pid, _, name = first.partition(",")
+        shown = procfs.printable(name.strip().encode())
         exclusive = f", and its compute mode, {EXCLUSIVE}, admits no other" if mode == EXCLUSIVE else ""
         raise TierFailed(
-            f"GPU {device.index} is used by process {pid.strip()} ({name.strip()}){exclusive}.",
+            f"GPU {device.index} is used by process {pid.strip()} ({shown}){exclusive}.",
             f"End it first (kill {pid.strip()}), so that all that use the GPU do so through MPS.",
         )
 

@@ -16,14 +16,16 @@ from typing import Final
 from gpu_pool.isolation.mps.processes import (
     TOOL,
     environment_of,
+    is_believed,
     is_daemon,
     is_server,
     kill,
     mps_processes,
-    user_of,
 )
 from gpu_pool.isolation.mps.running import find, inherited, run
 from gpu_pool.isolation.tier import TierFailed
+from gpu_pool_client import procfs
+from gpu_pool_client.processes import owner_of
 
 _PID_FILE: Final = "nvidia-cuda-mps-control.pid"
 PIPES: Final = "CUDA_MPS_PIPE_DIRECTORY"
@@ -102,8 +104,9 @@ class Control:
     def last_words(self) -> str:
         """Return the end of what the daemon and its server wrote down, for a message."""
         files = [self.log / name for name in ("control.log", "server.log")]
-        texts = [file.read_text(errors="replace") for file in files if file.exists()]
-        lines = [line for text in texts for line in text.splitlines()[-2:]]
+        contents = [file.read_bytes() for file in files if file.exists()]
+        last = (line for content in contents for line in procfs.lines_of(content)[-2:])
+        lines = [procfs.printable(line, most=300) for line in last]
         return f"It wrote: {' / '.join(lines)[-300:]}" if lines else ""
 
     def _processes(self) -> list[int]:
@@ -112,8 +115,9 @@ class Control:
 
     def _ours(self, pids: Iterable[int]) -> list[int]:
         mark = f"{PIPES}={self.pipe}"
-        # A server runs as the user of its clients; nobody else's is taken for our daemon.
-        mine = (pid for pid in pids if is_server(pid) or user_of(pid) == os.geteuid())
+        # A server runs as the user of its clients; nobody else's is taken for our daemon. It is the real
+        # user that counts: whoever starts a set-user-ID program names it, and writes its environment.
+        mine = (pid for pid in pids if owner_of(pid) == os.geteuid() or (is_server(pid) and is_believed(pid)))
         return [pid for pid in mine if mark in environment_of(pid)]
 
     def _make_folders(self) -> None:

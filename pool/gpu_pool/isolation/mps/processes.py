@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import pwd
 import signal
-from pathlib import Path
 from typing import Final
 
-import psutil
-
 from gpu_pool.isolation.tier import TierFailed
-from gpu_pool_client.processes import owner_of
+from gpu_pool_client.processes import account_of, owner_of
+from gpu_pool_client.procfs import pids
 
 TOOL: Final = "nvidia-cuda-mps-control"
 SERVER: Final = "nvidia-cuda-mps-server"
@@ -21,7 +18,7 @@ _DAEMON: Final = frozenset({"-d", "--daemon", "-f", "--foreground"})
 
 def mps_processes() -> list[int]:
     """Return the pids of all control daemons and servers that this process can see."""
-    return [pid for pid in psutil.pids() if is_daemon(pid) or is_server(pid)]
+    return [pid for pid in pids() if is_daemon(pid) or is_server(pid)]
 
 
 def is_daemon(pid: int) -> bool:
@@ -55,21 +52,10 @@ def environment_of(pid: int) -> list[str]:
     return _read(pid, "environ")
 
 
-def user_of(pid: int) -> int | None:
-    """Return the effective user of a process, None if it has ended."""
-    try:
-        return Path(f"/proc/{pid}").stat().st_uid
-    except OSError:
-        return None
-
-
 def user_name_of(pid: int) -> str:
     """Return the name of a process's user, for a message."""
-    uid = user_of(pid)
-    try:
-        return "another user" if uid is None else pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
+    uid = owner_of(pid)
+    return "another user" if uid is None else account_of(uid)
 
 
 def kill(pid: int) -> None:

@@ -88,7 +88,7 @@ class Daemon:
 
     def _names(self, *question: str) -> set[str]:
         """Return the first column of a list."""
-        return {line.partition(",")[0].strip() for line in self._ask(*question, _CSV).splitlines()}
+        return {line.partition(",")[0].strip() for line in self._ask(*question, _CSV).split("\n") if line}
 
     def _ask(self, *question: str) -> str:
         return self.control.ask("", *_VERSION, *question)

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Final
 
-import psutil
-
 from gpu_pool.isolation.mps.card import refuse_unsuitable
 from gpu_pool.isolation.mps.claim import Claim
 from gpu_pool.isolation.mps.control import PIPES, Control
@@ -26,6 +24,7 @@ from gpu_pool.isolation.namespaces.daemon import Daemon
 from gpu_pool.isolation.privileged import Privileged
 from gpu_pool.isolation.tier import Statement, Tier, TierFailed
 from gpu_pool_client import Device, Enforcement, Lease, Limit, Process, Strength
+from gpu_pool_client.processes import family
 
 #: The first driver branch with MPS version 3 and memory limits of control groups.
 _BRANCH: Final = 615
@@ -146,11 +145,10 @@ class CgroupTier(Tier):
 
     def attach(self, lease: Lease, process: Process) -> None:
         """Put a process and what it has started into the control group, where what it starts later is too."""
-        try:
-            children = psutil.Process(process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
+        if not process.is_alive():
             return
-        for pid in (process.pid, *(child.pid for child in children)):
+        # Its own first: what it starts from then on is in the group too.
+        for pid in sorted(family(process.pid), key=lambda pid: pid != process.pid):
             self._privileged.call("cgroup-join", lease.id, f"{pid}")
 
     def evict(self, lease: Lease, pids: Sequence[int]) -> None:

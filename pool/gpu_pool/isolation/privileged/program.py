@@ -133,9 +133,14 @@ def _group(system: System, lease: str) -> str:
 
 
 def _uids(pid: str) -> list[int]:
-    """Return the real, effective, saved and file system user of a process."""
-    status = Path("/proc", pid, "status").read_text()
-    return [int(word) for word in re.findall(r"^Uid:\s+(.*)$", status, re.MULTILINE)[0].split()]
+    """Return the real, effective, saved and file system user of a process.
+
+    Bytes, and no end of a line but b"\\n": the first line is the name that the process has given itself,
+    in which the kernel escapes newlines, and none of the other characters that end a line in Python.
+    """
+    lines = Path("/proc", pid, "status").read_bytes().split(b"\n")
+    (uids,) = (line for line in lines if line.startswith(b"Uid:\t"))
+    return [int(word) for word in uids.split()[1:]]
 
 
 def _smi(system: System, *arguments: str) -> str:

@@ -12,6 +12,7 @@ CREATE TABLE device (
     present         INTEGER NOT NULL CHECK (present IN (0, 1)),
     seen_from       TEXT NOT NULL,               -- pid namespace of the process that saw it last
     drained         INTEGER NOT NULL DEFAULT 0 CHECK (drained IN (0, 1)),
+    drained_at      REAL,                        -- since when, Unix seconds
     -- What those have of it who hold no lease, and whether something else than the pool has drained it.
     other_milli     INTEGER NOT NULL DEFAULT 0 CHECK (other_milli >= 0),
     other_memory_mib INTEGER NOT NULL DEFAULT 0 CHECK (other_memory_mib >= 0),
@@ -56,6 +57,7 @@ CREATE TABLE lease (
     deadline_reason TEXT,                        -- how the lease ends at the deadline
     notice          TEXT NOT NULL DEFAULT '',    -- what its user should read now
     ending          TEXT,                        -- why, if the pool is ending its processes
+    asked_back      TEXT,                        -- how its end is recorded, if its slices are asked back
     peak_mib        INTEGER,                     -- the most memory seen in use on one device
     mib_seconds     REAL,                        -- memory on devices, times the time it was known for
     memory_seconds  REAL,                        --   and that time; NULL where nothing is measured

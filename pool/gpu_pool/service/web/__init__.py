@@ -10,11 +10,13 @@
     course_view what a course offers, who holds what, and what its file says
     edit_view   what a checked course file comes to, and its history
     admin_view  everybody's leases, and the quotas
+    lease_view  what can be done about one lease, and what that does to its kernel
     site        what all pages ask
     screens     what all pages have in common, and the events that keep them live
     pages       the pages
     edit_page   the page on which a course file is edited
-    acts        what forms ask for
+    lease_page  the page of one lease, on which it is given back or revoked
+    acts        what other forms ask for
 
 The views are pure: values of the pool in, values for the templates out. What a
 viewer may not see does not reach them (``viewer``), so no template can show it.
@@ -27,14 +29,14 @@ from tornado.httputil import HTTPServerRequest
 from tornado.routing import PathMatches
 
 from gpu_pool.service.browsers import Page
-from gpu_pool.service.web.acts import Drain, GiveBack, Revoke
+from gpu_pool.service.web.acts import Drain
 from gpu_pool.service.web.edit_page import EditPage
+from gpu_pool.service.web.lease_page import GiveBack, LeasePage, Revoke
 from gpu_pool.service.web.pages import (
     AdminPage,
     CoursePage,
     CoursesPage,
     HistoryPage,
-    LeasePage,
     NothingPage,
     PoolPage,
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpu_pool.courses import Quota, Sharing
 from gpu_pool.service.web.words import count, gpus, memory
-from gpu_pool_client import PoolStatus
+from gpu_pool_client import Lease, PoolStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +22,47 @@ class QuotaRow:
 
 def quota_rows(sharing: Sharing, status: PoolStatus) -> tuple[QuotaRow, ...]:
     """Return every quota that limits anything, with what is held and waited for of it now."""
-    return tuple(_rows(sharing, _totals(status)))
+    return tuple(_rows(sharing, [*status.leases, *status.line]))
 
 
-def _rows(sharing: Sharing, totals: Mapping[str, tuple[int, int]]) -> Iterable[QuotaRow]:
-    yield from _row("each user, over all courses", sharing.per_user)
-    for name, course in sorted(sharing.courses.items()):
-        yield from _row(f"{name}, together", course.quota, totals.get(name, (0, 0)))
-        yield from _row(f"{name}, each user", course.per_user)
-    yield from _row("those without a course, together", sharing.default.quota, totals.get("", (0, 0)))
-    yield from _row("those without a course, each user", sharing.default.per_user)
+def _rows(sharing: Sharing, leases: Sequence[Lease]) -> Iterable[QuotaRow]:
+    yield from _of_each("each user, over all courses", sharing.per_user, leases)
+    courses = [*sorted(sharing.courses.items()), ("", sharing.default)]
+    for name, course in courses:
+        whose = name or "those without a course"
+        of_course = [lease for lease in leases if (lease.holder.course or "") == name]
+        yield from _together(f"{whose}, together", course.quota, of_course)
+        yield from _of_each(f"{whose}, each user", course.per_user, of_course)
     for group in sharing.groups:
-        yield from _row(f"group {group.name} ({count(len(group.users), 'user')})", group.quota)
+        of_group = [lease for lease in leases if lease.holder.user in group.users]
+        yield from _together(f"group {group.name} ({count(len(group.users), 'user')})", group.quota, of_group)
 
 
-def _row(whose: str, quota: Quota, total: tuple[int, int] | None = None) -> Iterable[QuotaRow]:
-    allowed = "; ".join(_allowed(quota))
-    if allowed:
-        now = "" if total is None else f"{count(total[0], 'slice')}, {gpus(total[1])}"
-        yield QuotaRow(whose, allowed, now)
+def _together(whose: str, quota: Quota, leases: Sequence[Lease]) -> Iterable[QuotaRow]:
+    if allowed := "; ".join(_allowed(quota)):
+        yield QuotaRow(whose, allowed, _amount(leases))
+
+
+def _of_each(whose: str, quota: Quota, leases: Sequence[Lease]) -> Iterable[QuotaRow]:
+    """Say of a quota of each user's who has most."""
+    if not (allowed := "; ".join(_allowed(quota))):
+        return
+    by_user: dict[str, list[Lease]] = {}
+    for lease in leases:
+        by_user.setdefault(lease.holder.user, []).append(lease)
+    most = max(by_user, key=lambda user: (_milli(by_user[user]), len(by_user[user])), default=None)
+    now = "nobody has any" if most is None else f"most: {most}, {_amount(by_user[most])}"
+    yield QuotaRow(whose, allowed, now)
+
+
+def _amount(leases: Sequence[Lease]) -> str:
+    """Say how much is held, with how many slices, those included that are waited for."""
+    mib = sum(part.memory_mib for lease in leases for part in lease.slices)
+    return f"{count(len(leases), 'slice')}, {gpus(_milli(leases))}, {memory(mib)}"
+
+
+def _milli(leases: Sequence[Lease]) -> int:
+    return sum(part.milli for lease in leases for part in lease.slices)
 
 
 def _allowed(quota: Quota) -> Iterable[str]:
@@ -54,13 +76,3 @@ def _allowed(quota: Quota) -> Iterable[str]:
         yield f"{quota.gpu_hours_per_week:g} GPU-hours a week"
     if quota.gpu_hours_per_term is not None:
         yield f"{quota.gpu_hours_per_term:g} GPU-hours a term"
-
-
-def _totals(status: PoolStatus) -> dict[str, tuple[int, int]]:
-    """Return slices held, parked and waited for, and thousandths held, by course."""
-    totals: dict[str, tuple[int, int]] = {}
-    for lease in (*status.leases, *status.line):
-        course = lease.holder.course or ""
-        slices, milli = totals.get(course, (0, 0))
-        totals[course] = slices + 1, milli + sum(part.milli for part in lease.slices)
-    return totals

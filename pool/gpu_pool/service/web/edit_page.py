@@ -10,6 +10,7 @@ from typing import Final
 from gpu_pool.coursefiles import BadCourseFile, Problem
 from gpu_pool.coursefiles.editing import RESERVED, difference
 from gpu_pool.coursefiles.reading import MOST_BYTES
+from gpu_pool.coursefiles.words import slice_notes
 from gpu_pool.service.audited import tell_refusal
 from gpu_pool.service.editing import MOST_STUDENTS, ChangedMeanwhile, Checked, Class, CourseDesk, FileNow
 from gpu_pool.service.web import edit_view
@@ -100,7 +101,9 @@ class EditPage(Screen):
         form.checked = await self.editor.check(self.caller, name, self._typed, students)
         form.problems = form.checked.problems
         if not form.problems:
-            form.said = "The file is good. It is not saved yet."
+            fault = any(note for each in form.checked.slices for note in slice_notes(each))
+            verdict = "has no error, but not every slice can be had" if fault else "is good"
+            form.said = f"The file {verdict}. It is not saved yet."
 
     def _refuse(self, error: GpuPoolError, form: _Form, now: FileNow, *, wants_save: bool) -> FileNow:
         """Say why nothing was done, beside what was typed; return the file as it is."""

@@ -16,15 +16,19 @@ from gpu_pool.service.web.past_view import PastRow
 from gpu_pool.service.web.screens import Live, Parts, Screen
 from gpu_pool.service.web.site import Scene
 from gpu_pool.service.web.viewer import as_seen_by, without_names
-from gpu_pool_client import GpuPoolError, LeaseGone, LeaseState, NotAllowed, Outlook, PoolStatus
+from gpu_pool_client import GpuPoolError, LeaseState, NotAllowed, Outlook, PoolStatus
 
 _DAY: Final = 86_400.0
 #: Seconds for which it is said beside one's leases that one was taken away.
 _LATELY: Final = 3_600.0
+_LIVES_ON: Final = "Its kernel lives on, and asks for a slice again at its next cell."
 #: What a form has done, by the word that its answer leads to.
 SAID: Final = {
     "given-back": "The slice was given back.",
+    "given-back-kept": f"The slice was given back. {_LIVES_ON}",
+    "asked-back": "The slice goes back as soon as its kernel is idle. The notebook says so.",
     "revoked": "The slice was revoked.",
+    "revoked-kept": f"The slice was revoked. {_LIVES_ON}",
     "drained": "The GPU is being drained: nothing more is granted on it.",
     "undrained": "The GPU is in use again.",
 }
@@ -117,19 +121,6 @@ class AdminPage(Live):
             "said": SAID.get(self.get_query_argument("said", ""), ""),
             "problems": course_view.problems_by_course(scene.courses),
         }
-
-
-class LeasePage(Screen):
-    """One lease, for the administrator who may revoke it."""
-
-    async def get(self, lease_id: str) -> None:
-        """Show it, and the form."""
-        self.require_admin()
-        scene = await self.dashboard.look()
-        rows = pool_view.lease_rows(scene.snapshot.status, scene.marks, lambda each: each.id == lease_id)
-        if not rows:
-            raise LeaseGone("There is no such lease any more.", "See the history for how it ended.")
-        self.show("lease.html", row=rows[0])
 
 
 class CoursesPage(Screen):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any, Final
 
 from gpu_pool.service.web.marks import Mark, course_label
@@ -21,7 +22,12 @@ Row = Mapping[str, Any]
 BUCKETS: Final = 48
 #: Rows of the table, the last to end first.
 MOST_ROWS: Final = 200
-_DAY: Final = 86_400.0
+_HOUR: Final = 3_600.0
+_DAY: Final = 24 * _HOUR
+#: Hours between two times below the plot, by the days that it shows.
+_TICK_HOURS: Final = {1: 6, 7: 24, 30: 120}
+#: Percent of the plot at its ends where no time but the last is written.
+_MARGIN: Final = 6.0
 #: How a lease ends that its own user ended.
 _OWN_DOING: Final = frozenset((EndReason.RELEASED, EndReason.WITHDRAWN, EndReason.PROCESS_GONE))
 #: The days that can be chosen.
@@ -41,10 +47,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A time below the plot, at so many percent."""
+    """A time below the plot, at so many percent; in UTC, until a script writes it by the reader's clock."""
 
     x: float
-    at: Moment
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,10 @@ class Plot:
 
     blocks: tuple[Block, ...]
     ticks: tuple[Tick, ...]
+    #: Hours from one tick to the next, and the Unix seconds at which the plot begins and ends.
+    tick_hours: int
+    began: int
+    ended: int
     #: What the plot's top means: ``2 GPUs``, ``50%``. The line in it is half of that.
     top: str
 
@@ -120,6 +130,9 @@ def plot(rows: Iterable[Row], marks: Mapping[str, Mark], days: int, now: float) 
     return Plot(
         blocks=tuple(_blocks(used, marks, top * seconds)),
         ticks=tuple(_ticks(days, now)),
+        tick_hours=_TICK_HOURS[days],
+        began=round(now - days * _DAY),
+        ended=round(now),
         top=gpus(top * WHOLE),
     )
 
@@ -156,8 +169,15 @@ def _blocks(used: Mapping[str, Sequence[float]], marks: Mapping[str, Mark], most
 
 
 def _ticks(days: int, now: float) -> Iterable[Tick]:
-    for part in range(4):
-        yield Tick(25.0 * part, moment(now - days * _DAY * (1 - part / 4)))
+    """Yield round times, but those too near to an end of the plot for what stands below it."""
+    step, began = _TICK_HOURS[days] * _HOUR, now - days * _DAY
+    at = (began // step + 1) * step
+    while at < now:
+        x = 100 * (at - began) / (now - began)
+        if _MARGIN <= x <= 100 - _MARGIN:
+            utc = datetime.fromtimestamp(at, timezone.utc)
+            yield Tick(round(x, 3), f"{utc:%H:%M}" if days == 1 else f"{utc.day} {utc:%b}")
+        at += step
 
 
 def _round_up(value: float) -> float:

@@ -8,7 +8,16 @@ from typing import Final
 
 from gpu_pool.service.web.marks import Mark, course_label
 from gpu_pool.service.web.viewer import Viewer
-from gpu_pool.service.web.words import Moment, count, memory, moment, size_words, state_words, where_words
+from gpu_pool.service.web.words import (
+    Moment,
+    count,
+    memory,
+    moment,
+    notice_words,
+    size_words,
+    state_words,
+    where_words,
+)
 from gpu_pool_client import (
     DeviceStatus,
     Lease,
@@ -54,6 +63,9 @@ class DeviceBar:
     is_simulated: bool
     is_drained: bool
     parts: tuple[Part, ...]
+    #: When an administrator drained it; None where it is not drained, or by something else.
+    drained_since: Moment | None
+    #: What nobody holds: free, unless it is drained.
     free_share: str
     free_memory: str
     #: ``of 31GiB``: everything there is.
@@ -79,8 +91,9 @@ def _bar(status: DeviceStatus, held: Mapping[str, Sequence[Slice]], marks: Mappi
         is_simulated=device.simulated,
         is_drained=status.drained,
         parts=tuple(_parts(status, held, marks)),
-        free_share=format_share(status.free_milli),
-        free_memory=memory(status.free_memory_mib),
+        drained_since=None if status.drained_at is None else moment(status.drained_at),
+        free_share=format_share(status.unheld_milli),
+        free_memory=memory(status.unheld_memory_mib),
         memory=memory(device.memory_mib),
     )
 
@@ -178,7 +191,7 @@ def _row(lease: Lease, marks: Mapping[str, Mark], outlook: Outlook | None) -> Le
         since=moment(lease.held_at if is_held and lease.held_at else lease.requested_at),
         ends=moment(lease.terms.ends_at) if lease.terms.ends_at else None,
         limits=lease.describe_limits() if is_held else "",
-        notice=lease.notice,
+        notice=notice_words(lease),
         outlook=" ".join(filter(None, (f"{outlook.expected}." if outlook.expected else "", outlook.why)))
         if outlook
         else "",

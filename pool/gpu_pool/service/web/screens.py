@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from tornado.gen import with_timeout
@@ -13,10 +13,11 @@ from tornado.iostream import StreamClosedError
 from tornado.util import TimeoutError as TookTooLong
 
 from gpu_pool.service.browsers import Page
+from gpu_pool.service.hub import HubUnreachable
 from gpu_pool.service.web.pool_view import news
 from gpu_pool.service.web.site import Dashboard, Scene
 from gpu_pool.service.web.viewer import Viewer
-from gpu_pool_client import NotAllowed
+from gpu_pool_client import GpuPoolError, NotAllowed
 from gpu_pool_client.remote.problems import Problem
 
 #: Nothing from elsewhere, no script and no style within a page, and no page within another.
@@ -24,10 +25,6 @@ _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-#: Seconds after which something is sent in any case: proxies end connections that are silent.
-_COMMENT_EVERY: Final = 15.0
-#: Seconds after which a stream ends. The browser asks again, and so proves again who it is.
-_LONGEST_STREAM: Final = 600.0
 #: Milliseconds after which a browser whose stream has ended asks again.
 _RETRY: Final = 2_000
 
@@ -104,10 +101,12 @@ class Live(Screen):
             self.show(self.template, parts=parts, live=True, **self.whole(scene, *where))
             return
         with self.dashboard.streaming(self.viewer.user):
-            self._stream = asyncio.ensure_future(self._send_all(scene, lambda now: self.parts(now, *where)))
+            parts = await self.parts(scene, *where)  # what may not be seen is told before the stream begins
+            self._stream = asyncio.ensure_future(self._send_all(scene, parts, where))
             try:
                 await self._stream
-            except (asyncio.CancelledError, StreamClosedError, TookTooLong):
+            except (asyncio.CancelledError, GpuPoolError, StreamClosedError, TookTooLong):
+                # The browser comes back, and is told why not where it may not.
                 self.request.connection.stream.close()  # type: ignore[union-attr]
 
     def ends(self) -> Mapping[str, str]:
@@ -123,25 +122,40 @@ class Live(Screen):
         if self._stream is not None:
             self._stream.cancel()
 
-    async def _send_all(self, scene: Scene, parts: Callable[[Scene], Awaitable[Parts]]) -> None:
+    async def _send_all(self, scene: Scene, sent: Parts, where: tuple[str, ...]) -> None:
         """Send what differs from what was sent before, now and after every change."""
         self.set_header("Content-Type", "text/event-stream; charset=utf-8")
         self.set_header("X-Accel-Buffering", "no")
-        ends_at = time.monotonic() + _LONGEST_STREAM
-        sent = await parts(scene)
+        limits, began = self.dashboard.limits, time.monotonic()
+        known_at = began
         await self._send(f"retry: {_RETRY}\n{_event(sent, '')}")
-        while time.monotonic() < ends_at and not self.dashboard.snapshots.is_stopped:
-            newer = await self.dashboard.snapshots.newer(scene.snapshot.number, _COMMENT_EVERY)
-            if newer is None:
-                await self._send(": nothing new\n\n")
-                continue
-            before, scene = scene, self.dashboard.scene(newer)
-            now = await parts(scene)
-            fresh = {name: text for name, text in now.items() if sent.get(name) != text}
-            said = news(before.snapshot.status, newer.status, self.viewer, self.ends())
-            if fresh or said:
-                await self._send(_event(fresh, said))
+        while time.monotonic() - began < limits.longest and not self.dashboard.snapshots.is_stopped:
+            patience = max(0.0, known_at + limits.comment_every - time.monotonic())
+            newer = await self.dashboard.snapshots.newer(scene.snapshot.number, patience)
+            if time.monotonic() - known_at >= limits.comment_every:
+                if not await self._is_still_known():
+                    return
+                known_at = time.monotonic()
+            # Without news of the pool, too: what the viewer may see, course files and groups say.
+            before, scene = scene, self.dashboard.scene(newer or scene.snapshot)
+            now = await self.parts(scene, *where)
+            gone = dict.fromkeys(sent.keys() - now.keys(), "")  # such as what instructors alone see
+            fresh = {name: text for name, text in now.items() if sent.get(name) != text} | gone
+            said = news(before.snapshot.status, scene.snapshot.status, self.viewer, self.ends())
+            await self._send(_event(fresh, said) if fresh or said else ": nothing new\n\n")
             sent = now
+
+    async def _is_still_known(self) -> bool:
+        """Whether the viewer is who they were: a login ends, and so does being an administrator."""
+        try:
+            caller = await self.known()
+        except HubUnreachable:
+            return True  # it is asked again soon
+        except GpuPoolError:
+            return False
+        is_same = (caller.user, caller.is_admin) == (self.caller.user, self.caller.is_admin)
+        self.caller = caller if is_same else self.caller
+        return is_same
 
     async def _send(self, text: str) -> None:
         self.write(text)

@@ -14,6 +14,7 @@ from gpu_pool.courses import Sharing
 from gpu_pool.service.changes import Changes
 from gpu_pool.service.editing import CourseDesk
 from gpu_pool.service.snapshots import Snapshot, Snapshots
+from gpu_pool.service.streams import Limits
 from gpu_pool.service.web.marks import Mark, marks
 from gpu_pool_client import OverQuota, Pool
 
@@ -41,9 +42,12 @@ class Dashboard:
         courses: Callable[[], Courses],
         sharing: Callable[[], Sharing],
         editor: CourseDesk | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
     ) -> None:
         self.snapshots = Snapshots(pool, changes, log)
         self.sharing = sharing
+        #: How long a live page goes on, and how often it is asked anew whose it is.
+        self.limits = limits
         #: None where there are no course files.
         self.editor = editor
         self._courses = courses

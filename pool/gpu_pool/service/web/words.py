@@ -10,7 +10,7 @@ from gpu_pool_client import WHOLE, EndReason, Lease, LeaseState, format_share
 #: Why a lease ended, to the person whose it was.
 _REASONS: Final = {
     EndReason.RELEASED: "given back",
-    EndReason.WITHDRAWN: "left the line",
+    EndReason.WITHDRAWN: "left the queue",
     EndReason.PROCESS_GONE: "its kernel or command ended",
     EndReason.NEVER_ATTACHED: "granted, and never used",
     EndReason.NOT_READY: "its kernel did not start",
@@ -55,8 +55,21 @@ def reason_words(reason: str) -> str:
 def state_words(lease: Lease) -> str:
     """Say where a lease is in its life."""
     if lease.state is LeaseState.WAITING:
-        return "next in line" if lease.place == 1 else f"number {lease.place} in line"
+        return "next in the queue" if lease.place == 1 else f"position {lease.place} in the queue"
     return "in the cluster's queue" if lease.is_queued else _STATES[lease.state]
+
+
+def notice_words(lease: Lease) -> str:
+    """Say what its user should know of a lease: who asks for its slices, or has taken them, or a warning."""
+    if lease.asked_back is None:
+        return lease.notice
+    by_admin = lease.asked_back is EndReason.REVOKED
+    words = f" \u201c{lease.notice}\u201d" if lease.notice else ""
+    if lease.state is LeaseState.HELD:
+        asks = ", as an administrator asks" if by_admin else ""
+        return f"Goes back as soon as the kernel is idle{asks}.{words}"
+    who = "An administrator took the slice back" if by_admin else "You gave the slice back"
+    return f"{who}; the kernel lives on and asks for it again at its next cell.{words}"
 
 
 def where_words(lease: Lease) -> str:

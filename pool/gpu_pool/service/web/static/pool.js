@@ -5,25 +5,48 @@
 
 const LONG = new Intl.DateTimeFormat([], { dateStyle: "medium", timeStyle: "short" });
 const TODAY = new Intl.DateTimeFormat([], { timeStyle: "short" });
-const SHORT = new Intl.DateTimeFormat([], { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
+const DAY = new Intl.DateTimeFormat([], { month: "short", day: "numeric" });
 
 function writeTimes(root) {
   for (const element of root.querySelectorAll("time[datetime]")) {
     const at = new Date(element.dateTime);
     const isToday = at.toDateString() === new Date().toDateString();
-    const form = "short" in element.dataset ? SHORT : isToday ? TODAY : LONG;
-    element.textContent = form.format(at);
+    element.textContent = (isToday ? TODAY : LONG).format(at);
   }
 }
 
-// -- Parts of the page: only what differs is touched, so that focus, what is typed and what is unfolded stay.
+// Below a plot: round times by the reader's own clock, in place of those in UTC.
+function writeTicks(group) {
+  const from = group.dataset.from * 1000, to = group.dataset.to * 1000, hours = Number(group.dataset.hours);
+  const last = group.querySelector(".last");
+  // At the ends, where a label would be cut or meet the last one, is none.
+  const margin = Math.max(6, 100 * 48 / group.ownerSVGElement.clientWidth);
+  for (const old of [...group.children]) if (old !== last) old.remove();
+  const at = new Date(from);
+  at.setHours(0, 0, 0, 0);
+  for (; at < to; at.setHours(at.getHours() + hours)) {
+    const x = 100 * (at - from) / (to - from);
+    if (x < margin || x > 100 - margin) continue;
+    const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+    line.setAttribute("class", "grid");
+    for (const [name, value] of Object.entries({ x1: `${x}%`, x2: `${x}%`, y1: 194, y2: 200 })) line.setAttribute(name, value);
+    const text = document.createElementNS("http://www.w3.org/2000/svg", "text");
+    text.setAttribute("x", `${x}%`);
+    text.setAttribute("y", 214);
+    text.textContent = (hours < 24 ? TODAY : DAY).format(at);
+    group.insertBefore(line, last);
+    group.insertBefore(text, last);
+  }
+}
+
+// -- Parts of the page: only what differs is touched, so that focus and what is typed stay.
 
 function sameKind(a, b) {
   return a.nodeType === b.nodeType && a.nodeName === b.nodeName && (a.id || "") === (b.id || "");
 }
 
 function copyAttributes(from, to) {
-  const kept = (name) => (name === "open" && to.nodeName === "DETAILS") || (name === "value" && to.nodeName === "INPUT");
+  const kept = (name) => name === "value" && to.nodeName === "INPUT";
   for (const { name, value } of from.attributes) {
     if (!kept(name) && to.getAttribute(name) !== value) to.setAttribute(name, value);
   }
@@ -137,5 +160,6 @@ function guardEditor(form) {
 }
 
 writeTimes(document);
+for (const group of document.querySelectorAll("g.ticks")) writeTicks(group);
 for (const form of document.querySelectorAll("form.editor")) guardEditor(form);
 if (document.body.dataset.live) follow(document.body.dataset.live);

@@ -1,0 +1,81 @@
+"""What people are called in the pool: each differently, and so that it can be shown anywhere. Pure.
+
+A JupyterHub, or the system, can have people whose names differ in what nobody sees: a space of no
+width, a mark that turns the writing round. Two of them must never be one, and a name must not change how
+the text around it is read. Whatever can be seen stays as it is, in any script: names that only look
+alike, or are the same by Unicode's normal forms, are different names here as they are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from typing import Final
+
+from gpu_pool_client import BadRequest
+
+#: Characters of the longest name.
+LONGEST: Final = 200
+#: What a part of a longer name is followed by, and a digest of all of it. It is no character's UTF-8.
+_SHORTENED: Final = "%FF"
+_DIGEST_BYTES: Final = 16
+#: What looks like the name of a character, and would be taken for one.
+_ESCAPE: Final = re.compile("%(?=[0-9A-Fa-f]{2})")
+#: Characters that Unicode calls printable, and that show nothing (Default_Ignorable_Code_Point, and blanks).
+_INVISIBLE: Final = frozenset(
+    map(
+        chr,
+        (
+            *(0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0),
+            *range(0x180B, 0x1810),
+            *range(0xFE00, 0xFE10),
+            *range(0xE0100, 0xE01F0),
+        ),
+    )
+)
+
+
+def name_of(text: str, apart_from: str = "") -> str:
+    """Return what somebody is called in the pool.
+
+    That is their own name, with ``%XX`` for each byte of the UTF-8 of what cannot be seen, and of
+    characters in ``apart_from``. Of two names that differ none becomes the other's; one that is too long
+    is shortened, and ends in a digest of all of it.
+    """
+    if text.isascii() and is_name(text) and not _ESCAPE.search(text) and not set(text) & set(apart_from):
+        return text
+    escaped = "".join(
+        _escaped(each) if not _is_seen(each) or each in apart_from else each
+        for each in _ESCAPE.sub("%25", text)
+    )
+    # A mark that is put onto the letter before it would be put onto what stands before the name.
+    if escaped and unicodedata.category(escaped[0]).startswith("M"):
+        escaped = _escaped(escaped[0]) + escaped[1:]
+    if len(escaped) <= LONGEST:
+        return escaped
+    digest = hashlib.blake2s(text.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
+    return f"{escaped[: LONGEST - len(_SHORTENED) - len(digest)]}{_SHORTENED}{digest}"
+
+
+def is_name(text: str) -> bool:
+    """Whether somebody may be called so in the pool: all of it can be seen, and it is not too long."""
+    return len(text) <= LONGEST and all(map(_is_seen, text))
+
+
+def checked_name(text: str) -> str:
+    """Return a name as it is. Raises ``BadRequest`` for one that nobody may be called in the pool."""
+    if is_name(text):
+        return text
+    raise BadRequest(
+        f"{text[:LONGEST]!a} is no name of a user.",
+        f"Accepted: at most {LONGEST} characters, all of which can be seen.",
+    )
+
+
+def _is_seen(character: str) -> bool:
+    return character.isprintable() and character not in _INVISIBLE
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode(errors="surrogatepass"))

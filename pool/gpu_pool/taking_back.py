@@ -1,0 +1,34 @@
+"""What becomes of a kernel when its slice is taken back. Pure."""
+
+from __future__ import annotations
+
+import enum
+
+from gpu_pool_client import Activity, Lease, LeaseState
+
+
+class Effect(enum.Enum):
+    """What taking a lease's slices back does to whatever uses them."""
+
+    LEAVES_QUEUE = "leaves-queue"
+    """It waits for its first slice: nothing runs, and its position is lost."""
+    KEEPS_KERNEL = "keeps-kernel"
+    """Its kernel has not used CUDA: it lives on, and its next cell waits for a slice again."""
+    ENDS_KERNEL = "ends-kernel"
+    """Its kernel is ended, and its variables are lost."""
+    FREES_SLICE = "frees-slice"
+    """A command or a shell has it, which no kernel manager looks after."""
+
+
+def effect_of(lease: Lease, activity: Activity, *, is_kernel: bool) -> Effect:
+    """Say what taking a living lease's slices back would do now.
+
+    ``is_kernel`` is whether a kernel manager looks after its process, which can hold back cells.
+    """
+    if not (is_kernel or lease.terms.in_pod):
+        return Effect.LEAVES_QUEUE if lease.state is LeaseState.WAITING else Effect.FREES_SLICE
+    if lease.state is LeaseState.WAITING and lease.process is None:
+        return Effect.LEAVES_QUEUE
+    # What is parked, or waits to come back, has no slice that could go without its kernel.
+    is_free_to_go = lease.state is LeaseState.HELD and activity.initialised is False
+    return Effect.KEEPS_KERNEL if is_free_to_go and not lease.terms.in_pod else Effect.ENDS_KERNEL

@@ -1,0 +1,216 @@
+"""Kernels in real containers on a real kubelet, of the image that the Containerfile makes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from support.classroom import Classroom, Managers, eventually
+from support.clusters import node
+from support.control_plane import Cluster
+from support.fixtures import classroom, manager
+from support.kernel_pods import notebook, volume
+from support.kubelet import RealCluster
+from support.node_agent import NodeAgent
+from support.room import Frontend, frontend
+from support.service import Nursery, Service, nursery, serving
+
+__all__ = ["classroom", "manager", "nursery"]
+
+#: As whom the service knows those who ask over its socket.
+USER = psutil.Process().username()
+#: Leaves a process without a parent, and says whether somebody waits for it once it has ended.
+ORPHAN = """
+import os, pathlib, subprocess, time
+made = subprocess.run(["sh", "-c", "sleep 0.1 & echo $!"], capture_output=True, text=True)
+while pathlib.Path("/proc", made.stdout.strip()).exists() and time.sleep(0.1) is None:
+    pass
+print(True)
+"""
+#: Seconds in which a pod is there, on two cores that have other things to do.
+LONG = 120
+
+
+@pytest.fixture
+def home(cluster: Cluster, namespace: str, tmp_path: Path) -> Path:
+    """Start the pod of a notebook server, and return its home."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    os.chown(folder, 1000, 100)
+    for each in (tmp_path, *tmp_path.parents):
+        if each.stat().st_mode & 0o001 == 0 and each.is_relative_to(tmp_path.parents[2]):
+            each.chmod(each.stat().st_mode | 0o011)
+    disk, claim = volume(f"claim-{USER}", namespace, "ReadWriteMany")
+    disk["spec"] |= {"hostPath": {"path": str(folder)}, "persistentVolumeReclaimPolicy": "Retain"}
+    # Here there is a controller that binds them.
+    del claim["metadata"]["annotations"]
+    cluster.apply(disk, claim, notebook(USER, namespace, image=cluster.image), namespace=namespace)
+    # From now on: kernels keep the strictest rules.
+    cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    return folder
+
+
+@pytest.fixture
+async def service(
+    cluster: Cluster,
+    namespace: str,
+    home: Path,
+    nursery: Nursery,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Service]:
+    """``gpu-pool serve`` for the cluster, beside it."""
+    async with serving(nursery, tmp_path / "service", of_cluster(cluster, namespace)) as service:
+        monkeypatch.setenv("GPU_POOL_URL", service.url)
+        yield service
+
+
+def of_cluster(cluster: Cluster, namespace: str, more: str = "") -> str:
+    """Return the settings of a service for the cluster."""
+    return f"""
+c.ServeApp.kubernetes = True
+c.KubernetesSettings.kubeconfig = {str(cluster.kubeconfig)!r}
+c.KubernetesSettings.namespace = {namespace!r}
+{more}"""
+
+
+def kernels(cluster: Cluster, namespace: str) -> list[Any]:
+    selector = "app.kubernetes.io/component=gpu-kernel"
+    found: list[Any] = cluster.get("pods", "-n", namespace, "-l", selector)["items"]
+    return found
+
+
+async def none_left(cluster: Cluster, namespace: str) -> None:
+    async def is_so() -> bool:
+        return not await asyncio.to_thread(kernels, cluster, namespace)
+
+    await eventually(is_so, within=LONG)
+
+
+async def said(page: Frontend, code: str) -> str:
+    """Return what a cell prints."""
+    return "".join((await page.run(code).done(within=LONG)).outputs)
+
+
+async def test_a_cell_runs_and_its_kernel_may_nothing_that_it_need_not(
+    classroom: Classroom, manager: Managers, service: Service, cluster: Cluster, namespace: str, home: Path
+) -> None:
+    km = manager(classroom.install("course"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        assert await said(page, "print(6 * 7)") == "42\n"
+        assert (
+            await said(page, "import os; print(os.getuid(), os.getgid(), os.getcwd())")
+            == "1000 100 /home/jovyan\n"
+        )
+        status = await said(page, "print(open('/proc/self/status').read())")
+        rights = dict(line.split(":\t") for line in status.splitlines() if ":\t" in line)
+        assert (rights["CapEff"], rights["CapBnd"]) == ("0" * 16, "0" * 16)
+        assert (rights["NoNewPrivs"], rights["Seccomp"]) == ("1", "2")
+        assert await said(page, "print(os.path.exists('/var/run/secrets/kubernetes.io'))") == "False\n"
+        await said(page, "open('mine.txt', 'w').write('kept')")
+        assert (home / "mine.txt").read_text() == "kept"
+        assert (home / "mine.txt").stat().st_mode & 0o777 == 0o644
+        # Its keys: where it may write them, and nobody else may read them.
+        file = "/run/gpu-pool/connection.json"
+        assert await said(page, f"print(oct(os.stat({file!r}).st_mode))") == "0o100600\n"
+        mounted = await said(page, "print(open('/proc/self/mounts').read())")
+        assert "tmpfs /run/gpu-pool tmpfs rw" in mounted
+        assert "tmpfs /run/gpu-pool-secret tmpfs ro" in mounted
+    await km.shutdown_kernel()
+    await none_left(cluster, namespace)
+
+
+async def test_signals_zombies_and_interrupts_are_as_outside_a_container(
+    classroom: Classroom, manager: Managers, service: Service, cluster: Cluster, namespace: str
+) -> None:
+    km = manager(classroom.install("course"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
+        await cell.shows("begun")
+        await km.interrupt_kernel()
+        assert "KeyboardInterrupt" in (await cell.done()).outputs[-1]
+        assert await said(page, "import os; print(os.getpid() != 1)") == "True\n"
+        # Orphans are taken over and waited for.
+        assert await said(page, ORPHAN) == "True\n"
+        # A signal without a handler ends it, as it does anywhere.
+        page.run("import signal; os.kill(os.getpid(), signal.SIGTERM)")
+
+        async def has_ended() -> bool:
+            return not await km.is_alive()
+
+        await eventually(has_ended, within=LONG)
+    await km.shutdown_kernel()
+    await none_left(cluster, namespace)
+
+
+async def test_a_kernel_that_cannot_start_says_why(
+    classroom: Classroom, manager: Managers, service: Service, cluster: Cluster, namespace: str
+) -> None:
+    name = classroom.install("course")
+    file = classroom.folder / "data" / "kernels" / name / "kernel.json"
+    spec = json.loads(file.read_text())
+    spec["argv"] = ["python3", "-m", "no_such_kernel", "-f", "{connection_file}"]
+    file.write_text(json.dumps(spec))
+    km = manager(name)
+    await km.start_kernel()
+    async with frontend(km) as page:
+        told = " ".join((await said(page, "1")).split())
+    assert "It ended with status 1. Its last words:" in told
+    assert "No module named no_such_kernel" in told
+
+
+async def test_a_lost_machine_is_told_and_given_up_and_what_comes_back_ends(
+    classroom: Classroom,
+    manager: Managers,
+    cluster: Cluster,
+    namespace: str,
+    home: Path,
+    nursery: Nursery,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = of_cluster(cluster, namespace, "c.KubernetesSettings.lost_after = 5\n")
+    async with serving(nursery, tmp_path / "service", settings) as service:
+        monkeypatch.setenv("GPU_POOL_URL", service.url)
+        km = manager(classroom.install("course"))
+        await km.start_kernel()
+        async with frontend(km) as page:
+            assert await said(page, "print(1)") == "1\n"
+            cell = page.run("import time; time.sleep(600)")
+            with another_node(cluster, tmp_path), node_silent(cluster):
+                await cell.shows("Its machine does not answer at the moment.")
+                told = " ".join("".join((await cell.done(within=LONG)).outputs).split())
+                assert "did not answer any more" in told
+        # The node ends what it was told to end meanwhile.
+        await none_left(cluster, namespace)
+
+
+@contextmanager
+def another_node(cluster: Cluster, folder: Path) -> Iterator[None]:
+    """Add a node that answers: where none does, Kubernetes takes itself for the one that is cut off."""
+    with NodeAgent(cluster.kubeconfig, folder / "nodes") as agent:
+        agent.add(node("cpu-1"))
+        yield
+
+
+@contextmanager
+def node_silent(cluster: Cluster) -> Iterator[None]:
+    """Keep the node from being heard of, as if its cable had been pulled; its containers go on."""
+    if not isinstance(cluster, RealCluster):
+        pytest.skip("this cluster's kubelet is not the test's own (KUBECONFIG)")
+    cluster.signal("kubelet", signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        cluster.signal("kubelet", signal.SIGCONT)

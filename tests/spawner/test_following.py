@@ -1,0 +1,66 @@
+"""A course that changes while its servers run: a real Hub, a real server, a real service."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from support.classroom import eventually
+from support.hub_with_proxy import REQUIRED, Hub, proxy_command
+from support.service import Nursery, nursery, serving
+
+__all__ = ["nursery"]
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+
+COURSE = "title: Introduction\nslices: [{name: Small, request: 2%}]\n"
+
+
+@pytest.fixture
+async def hub(nursery: Nursery, tmp_path: Path) -> AsyncIterator[Hub]:
+    """Run a Hub with one course, whose pool is a service that follows the same files."""
+    if proxy_command() is None:
+        words = "configurable-http-proxy or node is missing (npm install configurable-http-proxy)"
+        pytest.fail(words) if os.environ.get(REQUIRED) else pytest.skip(words)
+    courses = tmp_path / "hub/courses"
+    followed = f"c.PoolSettings.courses_dir = {str(courses)!r}\n"
+    async with serving(nursery, tmp_path / "pool", followed, "--mode=0666") as service:
+        hub = Hub(
+            tmp_path / "hub",
+            {},
+            {"intro": COURSE},
+            config=f"c.GPUPoolSpawnerMixin.pool_url = {service.url!r}\n",
+        )
+        await hub.start()
+        try:
+            yield hub
+        finally:
+            await hub.end()
+
+
+async def test_a_launcher_offers_what_the_course_offers_now(hub: Hub) -> None:
+    await hub.api("POST", "users/ada")
+    answer = await hub.api("POST", "users/ada/server", {"course": "intro"})
+    assert answer.code in (201, 202), answer.body
+    await eventually(lambda: hub.is_ready("ada"), within=120)
+
+    async def offered() -> set[str]:
+        specs = json.loads((await hub.api("GET", "/user/ada/api/kernelspecs")).body)["kernelspecs"]
+        return {name for name in specs if "-gpu-" in name}
+
+    assert await offered() == {"python3-gpu-2pct"}
+    (hub.courses / "intro.yaml").write_text(COURSE.replace("2%", "4%"))
+
+    async def has_changed() -> bool:
+        return await offered() == {"python3-gpu-4pct"}
+
+    await eventually(has_changed, within=60)
+    kernel = await hub.api("POST", "/user/ada/api/kernels", {"name": "python3-gpu-4pct"})
+    assert kernel.code == 201, kernel.body
+    refused = await hub.api("POST", "/user/ada/api/kernels", {"name": "python3-gpu-2pct"})
+    assert refused.code >= 400
+    await hub.api("DELETE", "users/ada/server")
