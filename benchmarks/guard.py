@@ -32,7 +32,7 @@ from gpu_pool_client.processes import pid_namespace
 devices, leases, looks = map(int, sys.argv[1:])
 use.FIRST_NAMESPACE = pid_namespace()  # it may be measured in a container
 scenario = Path(os.environ["NVML_STUB_SCENARIO"])
-path, settings = scenario.with_name("ledger.db"), PoolSettings(context_mib=0)
+path, settings = scenario.with_name("ledger.db"), PoolSettings(context_mib=1)
 
 def sleep_below(depth):
     # The last of a line of processes is the one on the device.

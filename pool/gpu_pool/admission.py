@@ -179,16 +179,17 @@ def _too_large_or_small(request: SliceRequest, devices: Sequence[Device], rules:
             f"is {format_share(device.milli)} of its GPU.",
             f"Ask for at most {format_share(device.milli)}.",
         )
-    if part.memory_mib >= rules.context_mib:
+    context = rules.context_on(device)
+    if part.memory_mib >= context:
         return NeverFits(
             f"You asked for {request.named}; {device.label} has {device.contexts} CUDA context slots, "
             f"and each kernel needs {part.contexts}.",
             "Ask the administrator.",
         )
-    least = -(-rules.context_mib * WHOLE // device.memory_mib)
+    least = -(-context * WHOLE // device.memory_mib)
     return NeverFits(
         f"{request.size} of {device.label} ({format_memory(device.memory_mib)}) is {part.memory_mib} MiB. "
-        f"CUDA itself takes about {rules.context_mib} MiB before the first tensor, so nothing would be left.",
+        f"CUDA itself takes about {context} MiB before the first tensor, so nothing would be left.",
         f"Ask for at least {format_share(least)} here.",
     )
 

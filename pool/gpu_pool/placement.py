@@ -63,7 +63,7 @@ def holds(part: Slice, rules: Rules) -> bool:
     """
     device = part.device
     return (
-        rules.context_mib <= part.memory_mib <= min(device.memory_mib, _most_memory(rules, device))
+        rules.context_on(device) <= part.memory_mib <= min(device.memory_mib, _most_memory(rules, device))
         and part.milli <= min(device.milli, rules.max_milli)
         and (device.contexts is None or part.contexts <= device.contexts)
     )

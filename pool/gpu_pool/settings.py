@@ -26,13 +26,11 @@ _NAME = "gpu_pool_config"
 class PoolSettings(Configurable):
     """Settings of a pool, under ``c.PoolSettings`` in ``gpu_pool_config.py``."""
 
-    # 350 MiB: a PyTorch process with lazy loading uses 250 to 430 MiB of device memory
-    # before its first tensor (pytorch#86509, #20532), and slices below about 350 MiB
-    # were found unusable (HAMi#1370).
     context_mib = Integer(
-        350,
+        0,
         min=0,
-        help="Memory in MiB that CUDA itself takes in a process. Smaller slices are refused.",
+        help="""Memory in MiB that CUDA itself takes in a process; smaller slices are refused. 0 for what
+        the size of the card tells: 518 on an H100, 350 where that is not known.""",
     ).tag(config=True)
     lease_contexts = Integer(
         2,

@@ -31,6 +31,7 @@ from gpu_pool_client.requests import (
 )
 from gpu_pool_client.terms import Activity, Terms, WhenIdle
 from gpu_pool_client.values import (
+    CONTEXT_MIB,
     SIMULATED,
     Device,
     DeviceStatus,
@@ -47,6 +48,7 @@ from gpu_pool_client.values import (
 
 __all__ = [
     "ACCEPTED",
+    "CONTEXT_MIB",
     "SIMULATED",
     "WHOLE",
     "Activity",

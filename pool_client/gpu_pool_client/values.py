@@ -13,6 +13,9 @@ from gpu_pool_client.terms import Terms
 
 #: Written beside every device, slice and figure that no hardware stands behind.
 SIMULATED: Final = "simulated"
+#: What CUDA takes in a process where the card is not known, in MiB: with PyTorch 250 to 430
+#: (pytorch#86509, #20532), and slices below about 350 were found unusable (HAMi#1370).
+CONTEXT_MIB: Final = 350
 
 
 class LeaseState(str, Enum):
@@ -113,6 +116,8 @@ class Device:
     #: uuids of the devices it has an NVLink to.
     nvlink: tuple[str, ...] = ()
     simulated: bool = False
+    #: Memory in MiB that CUDA itself takes in each process on it.
+    context_mib: int = CONTEXT_MIB
     #: Whether all slices that are held of it at once have one size, as a hard limit by
     #: classic MPS needs: its memory limit belongs to the device's daemon.
     one_size: bool = False

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import gpu_pool_kernels
-from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device
 from support.gpu import Room, memory_of, used_mib
 
@@ -44,8 +43,9 @@ def test_a_context_takes_no_more_than_the_smallest_slice_that_is_granted(room: R
     occupant.child.ask("import torch; torch.cuda.init(); torch.cuda.synchronize()")
     told = memory_of(device, occupant.child.pid)
     context = used_mib(device) - before if told is None else told
-    assert 0 < context <= PoolSettings().context_mib, (
-        f"a context takes {context} MiB here: c.PoolSettings.context_mib should be at least that"
+    # Within what the guard forgives, and not so much more that memory is left unused.
+    assert context - 64 <= device.context_mib <= context * 1.5, (
+        f"a context takes {context} MiB here, not {device.context_mib}: see gpu_pool/inventory/context.py"
     )
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_client.framework_caps import CONTEXT_MIB, installed_frameworks
-from support.gpu import Occupant, Room, until
+from gpu_pool.isolation.guard.judging import Patience
+from gpu_pool_client import Device
+from gpu_pool_client.framework_caps import installed_frameworks, usable_mib
+from support.gpu import Occupant, Room, memory_of, until
 
 pytestmark = pytest.mark.gpu
 
@@ -107,13 +109,31 @@ def test_the_caps_of_the_installed_pytorch_are_set_stated_and_understood(
 def test_the_version_of_pytorch_is_told_without_importing_it(torch: Mapping[str, Any], room: Room) -> None:
     occupant = room.take("2%")
     python = occupant.child.ask("import sys; answer = sys.executable")
-    assert installed_frameworks(python)["torch"] == torch["torch"]
+    # PyTorch's own word may have a local part, such as +cu130, that its package has not.
+    assert installed_frameworks(python)["torch"].partition("+")[0] == torch["torch"].partition("+")[0]
 
 
 def test_the_caps_leave_all_of_the_slice_but_the_context(room: Room, torch: Mapping[str, Any]) -> None:
     occupant = held_to_its_memory(room.take("10%"), torch)
-    usable = occupant.lease.memory_mib - CONTEXT_MIB
-    assert fill(occupant)["mib"] == pytest.approx(usable, rel=0.05)
+    assert fill(occupant)["mib"] == pytest.approx(usable_mib(occupant.lease.slices[0]), rel=0.05)
+
+
+def test_who_fills_a_slice_up_to_its_caps_and_computes_on_it_stays_within_it(
+    room: Room, torch: Mapping[str, Any], device: Device, seen: None
+) -> None:
+    occupant = held_to_its_memory(room.take("2%"), torch)
+    # Matrices and a convolution first: their libraries take memory that PyTorch's cap does not count.
+    occupant.child.ask(
+        "import torch\n"
+        "one = torch.randn(512, 512, device='cuda'); one = one @ one\n"
+        "image = torch.nn.functional.conv2d(torch.randn(8, 3, 64, 64, device='cuda'), "
+        "torch.randn(16, 3, 3, 3, device='cuda'))\n"
+        "torch.cuda.synchronize()"
+    )
+    assert fill(occupant)["error"] == "OutOfMemoryError"
+    used = memory_of(device, occupant.child.pid)
+    assert used is not None
+    assert Patience().allows(used, occupant.lease.memory_mib)
 
 
 def test_a_process_that_drops_its_variables_is_held_by_mps_all_the_same(tiered: Room) -> None:

@@ -18,7 +18,6 @@ from gpu_pool_client import (
     Limit,
     Slice,
     Strength,
-    framework_caps,
     parse_request,
 )
 from gpu_pool_client.framework_caps import (
@@ -26,14 +25,15 @@ from gpu_pool_client.framework_caps import (
     lease_caps,
     limit_words,
     slice_caps,
+    usable_mib,
     with_caps,
 )
 
 SMALL = Device("GPU-0", 0, "V100-16", 16384)
 LARGE = Device("GPU-1", 1, "V100-32", 32768)
-#: 2% of a GPU with 32 GiB, less the context: 355 of 32768 MiB.
+#: 2% of a GPU with 32 GiB, less the context and a quarter of the rest: 229 of 32768 MiB.
 SLICE = [Slice(LARGE, 20, 655)]
-FRACTION = "0.01083"
+FRACTION = "0.00698"
 TORCH = "PYTORCH_CUDA_ALLOC_CONF"
 #: Nothing of the tester's own environment.
 BARE = {"PATH": os.environ["PATH"], "PYTHONNOUSERSITE": "1"}
@@ -181,7 +181,7 @@ def test_jax_never_gets_both_fractions(name: str) -> None:
 def test_tensorflow_grows_and_cupy_counts_bytes() -> None:
     assert slice_caps({"tensorflow": "2.17.0", "cupy": "13.3.0"}, SLICE, {}) == {
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-        "CUPY_GPU_MEMORY_LIMIT": str(355 * 2**20),
+        "CUPY_GPU_MEMORY_LIMIT": str(229 * 2**20),
     }
 
 
@@ -191,8 +191,8 @@ def test_tensorflow_grows_and_cupy_counts_bytes() -> None:
         ({"torch": "1.8.0"}, {"GPU_POOL_TORCH_FRACTION": FRACTION}),
         ({"torch": "2.9.1+cu128"}, {"GPU_POOL_TORCH_FRACTION": FRACTION}),
         ({"torch": "2.10.0a0+git1"}, {"GPU_POOL_TORCH_FRACTION": FRACTION}),
-        ({"tensorflow": "2.4.0"}, {"GPU_POOL_TENSORFLOW_MIB": "355"}),
-        ({"tensorflow": "2.21.0.dev20260101"}, {"GPU_POOL_TENSORFLOW_MIB": "355"}),
+        ({"tensorflow": "2.4.0"}, {"GPU_POOL_TENSORFLOW_MIB": "229"}),
+        ({"tensorflow": "2.21.0.dev20260101"}, {"GPU_POOL_TENSORFLOW_MIB": "229"}),
         ({"torch": "1.7.1", "tensorflow": "2.3.0"}, {}),  # there is nothing to call
         ({"torch": "2.13.0+cpu"}, {}),
         ({"torch": "?", "tensorflow": "?", "jax": "0.10.2", "cupy": "13.3.0"}, {}),
@@ -224,9 +224,9 @@ def test_a_whole_device_and_an_empty_environment_get_no_caps() -> None:
 @pytest.mark.parametrize(
     ("memory", "fraction", "bytes_on_each"),
     [
-        ((3276, 6553), "0.18164", 2976),  # 2x20%: the context weighs most on the small device
-        ((4096, 4096), "0.11584", 3796),  # 2x4GiB: the same memory is the smallest share of the large one
-        ((16384, 16384), "0.49084", 16084),  # 2x16GiB: one device is whole, the other is not
+        ((3276, 6553), "0.16882", 2766),  # 2x20%: the context weighs most on the small device
+        ((4096, 4096), "0.10943", 3586),  # 2x4GiB: the same memory is the smallest share of the large one
+        ((16384, 16384), "0.48443", 15874),  # 2x16GiB: one device is whole, the other is not
     ],
 )
 def test_no_cap_exceeds_the_slice_on_any_of_unequal_devices(
@@ -242,8 +242,16 @@ def test_no_cap_exceeds_the_slice_on_any_of_unequal_devices(
 def test_fifty_caps_and_their_contexts_fit_the_device() -> None:
     found = slice_caps({"torch": "2.10.0"}, SLICE, {})[TORCH]
     usable = float(found.rpartition(":")[2]) * 32768
-    assert usable > 350
-    assert 50 * (usable + framework_caps.CONTEXT_MIB) <= 32768
+    assert 200 < usable <= usable_mib(SLICE[0])
+    assert 50 * (usable_mib(SLICE[0]) + SLICE[0].device.context_mib) <= 32768
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "usable"), [(81079, 81079 - 518 - 160), (1621, 943), (655, 103), (518, 20), (100, 20)]
+)
+def test_caps_leave_out_what_cuda_and_its_libraries_take(memory_mib: int, usable: int) -> None:
+    h100 = Device("GPU-1", 0, "NVIDIA H100 80GB HBM3", 81079, context_mib=518)
+    assert usable_mib(Slice(h100, 20, memory_mib)) == usable
 
 
 def test_the_words_name_what_is_limited() -> None:

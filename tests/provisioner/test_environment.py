@@ -60,7 +60,7 @@ def test_what_a_hook_limits_is_stated_for_kernels_that_load_it(python: str, tmp_
     )
     kernel = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     found = slice_environment(lease(), kernel, {})
-    assert found["GPU_POOL_TORCH_FRACTION"] == "0.01083"
+    assert found["GPU_POOL_TORCH_FRACTION"] == "0.00698"
     assert "cooperative (framework caps: torch only in the kernel itself)" in found["GPU_POOL_ENFORCED"]
     found = slice_environment(lease(), [python, "-m", "another_kernel"], {})
     assert "GPU_POOL_TORCH_FRACTION" not in found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gpu_pool_client import BadRequest, Enforcement, Limit, Strength, format_memory, format_share
+from gpu_pool_client import CONTEXT_MIB, BadRequest, Enforcement, Limit, Strength, format_memory, format_share
 
 #: A Kubernetes object as the API returns it in JSON.
 Manifest = Mapping[str, Any]
@@ -39,7 +39,7 @@ class Options:
     #: HAMi's choice among GPUs: ``binpack``, ``spread``, or None for the cluster's own.
     policy: str | None = None
     #: What CUDA takes in a process before the first tensor, in MiB; smaller slices are refused.
-    context_mib: int = 350
+    context_mib: int = CONTEXT_MIB
     #: How much larger than asked a slice of a fixed size may be, in thousandths: 1500 is half as much again.
     most_milli: int = 1500
 

@@ -16,9 +16,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import pynvml
 
+from gpu_pool.inventory.context import context_mib
 from gpu_pool.inventory.values import Inventory
 from gpu_pool.inventory.words import card_problem, library_problem, no_gpu_problem, no_instance_problem
-from gpu_pool_client import WHOLE, Device
+from gpu_pool_client import CONTEXT_MIB, WHOLE, Device
 
 _T = TypeVar("_T")
 
@@ -136,6 +137,7 @@ def _read_device(handle: Any, index: int, driver: str, numa_node: int | None, pa
         milli=min(WHOLE, int(computes[1]) * WHOLE // max(1, parts)) if computes else WHOLE,
         mig_profile=profile if mig else None,
         numa_node=numa_node,
+        context_mib=_context_mib(handle),
     )
 
 
@@ -152,6 +154,15 @@ def _memory_mib(handle: Any) -> int:
     if memory is None:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // _BYTES_PER_MIB
     return int(memory.total - memory.reserved) // _BYTES_PER_MIB
+
+
+def _context_mib(handle: Any) -> int:
+    """Return what a CUDA context takes; what is usual where the driver does not tell the card's size."""
+    cores = _ask(pynvml.nvmlDeviceGetNumGpuCores, handle)
+    capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    if cores is None or capability is None:
+        return CONTEXT_MIB
+    return context_mib(cores, tuple(capability))
 
 
 def _numa_node(handle: Any) -> int | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.inventory import TRY_SIMULATED, Inventory
+from gpu_pool_client import CONTEXT_MIB
 from support import nvml_stub
 
 V100 = "gpu GPU-{0} Tesla V100-SXM2-32GB\nmemory 32768 258\nbus {0}\n"
@@ -40,6 +41,21 @@ def test_a_gpu_is_found_with_the_memory_that_cuda_offers(nvml: Path) -> None:
     assert (device.contexts, device.mig_profile, device.simulated) == (None, None, False)
     assert found.source == "NVML, driver 550.54.14"
     assert found.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("cores", "context"),
+    [("16896 9 0", 519), ("5120 7 0", 328), ("6912 8 0", 431), ("16384 8 9", 505)],
+    ids=["H100", "V100", "A100", "RTX 4090"],
+)
+def test_the_size_of_the_card_tells_what_a_context_takes(nvml: Path, cores: str, context: int) -> None:
+    (device,) = discover(nvml, V100.format(1), f"cores {cores}\n").devices
+    assert device.context_mib == context
+
+
+def test_what_a_context_takes_is_assumed_where_the_driver_does_not_tell(nvml: Path) -> None:
+    (device,) = discover(nvml, V100.format(1), "cores 5120 7 0\nfail nvmlDeviceGetNumGpuCores 3\n").devices
+    assert device.context_mib == CONTEXT_MIB
 
 
 def test_simulated_devices_take_the_place_of_real_ones(nvml: Path) -> None:

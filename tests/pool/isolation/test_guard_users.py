@@ -63,7 +63,7 @@ async def test_a_process_of_another_user_is_a_stranger_and_outlives_what_it_desc
         assert there.look(10, times=3)["strangers"] == [anothers.pid]
         for _ in range(20):
             there.look(10)
-        assert kernel.poll() is not None
+        await until(lambda: kernel.poll() is not None)
         assert anothers.is_alive()
         os.kill(anothers.pid, signal.SIGKILL)
 

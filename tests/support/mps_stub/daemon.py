@@ -195,7 +195,7 @@ class Named:
 def shown(value):
     """Return a limit as it is shown: whole GiB as such."""
     mib = int(value[:-1])
-    return f"{mib // 1024}G" if mib % 1024 == 0 else value
+    return f"{mib // 1024}G" if mib >= 1024 else value
 
 
 def clients(server):

@@ -10,6 +10,7 @@
  *   busy 87                             percent of the time in which it computed
  *   heat 61                             degrees Celsius
  *   power 231500                        milliwatts
+ *   cores 5120 7 0                      CUDA cores, and compute capability 7.0
  *   bus 3b                              PCI bus (hexadecimal); domain and slot are 0
  *   nodes 2                             NUMA nodes beside it: a set of bits (hexadecimal)
  *   link 0 gpu 5e                       NVLink 0 is active and ends at that bus,
@@ -45,7 +46,7 @@ struct device {
     char uuid[96], name[96];
     unsigned long long memory, reserved; /* MiB; memory 0 is not told */
     unsigned long long used;
-    unsigned bus, knows_mig, mig;
+    unsigned bus, knows_mig, mig, cores, major, minor;
     unsigned slow, knows_busy, busy, knows_heat, heat, knows_power, power;
     unsigned long long nodes;
     struct { int active, kind; unsigned bus; } links[LINKS];
@@ -125,6 +126,7 @@ static void read_scenario(void) {
         else if (sscanf(line, "busy %u", &device->busy) == 1) device->knows_busy = 1;
         else if (sscanf(line, "heat %u", &device->heat) == 1) device->knows_heat = 1;
         else if (sscanf(line, "power %u", &device->power) == 1) device->knows_power = 1;
+        else if (sscanf(line, "cores %u %u %u", &device->cores, &device->major, &device->minor) == 3) continue;
         else if (sscanf(line, "bus %x", &device->bus) == 1) continue;
         else if (sscanf(line, "nodes %llx", &device->nodes) == 1) continue;
         else if (sscanf(line, "mig %u", &device->mig) == 1) device->knows_mig = 1;
@@ -229,6 +231,21 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, struct device **device) {
 int nvmlDeviceGetUUID(struct device *device, char *uuid, unsigned size) {
     QUERY(device);
     return copy(uuid, size, device->uuid);
+}
+
+int nvmlDeviceGetNumGpuCores(struct device *device, unsigned *cores) {
+    QUERY(device);
+    if (!device->cores) return NOT_SUPPORTED;
+    *cores = device->cores;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCudaComputeCapability(struct device *device, int *major, int *minor) {
+    QUERY(device);
+    if (!device->cores) return NOT_SUPPORTED;
+    *major = (int)device->major;
+    *minor = (int)device->minor;
+    return SUCCESS;
 }
 
 int nvmlDeviceGetName(struct device *device, char *name, unsigned size) {
