@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.isolation.mps import MpsTier, Outcome, attempt
+from gpu_pool.isolation.mps.probe import CONFUSING
 from gpu_pool.isolation.privileged import Privileged
 from gpu_pool.isolation.privileged.program import System
 from gpu_pool_client import Strength
@@ -109,8 +110,11 @@ def test_a_device_that_a_terminal_can_open_is_not_hard(tier: MpsTier, answering:
     assert strength(tier) is Strength.COOPERATIVE
 
 
-def test_a_limit_that_a_client_can_confuse_away_is_not_hard(tier: MpsTier, answering: Answer) -> None:
-    answering(CLOSED, CUDA_STUB_EVADED="1")
+@pytest.mark.parametrize("value", CONFUSING)
+def test_a_limit_that_a_client_can_confuse_away_is_not_hard(
+    tier: MpsTier, answering: Answer, value: str
+) -> None:
+    answering(CLOSED, CUDA_STUB_EVADED=value)
     assert tier.probe(V100) is Outcome.OPENED
     assert strength(tier) is Strength.COOPERATIVE
 

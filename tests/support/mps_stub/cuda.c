@@ -3,7 +3,9 @@
  * CUDA_STUB is what cuInit, cuCtxCreate and an allocation past the limit return,
  * three numbers: "0 46 2" is a device that is exclusive to another process. The
  * limit, in MiB, is the first one in CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, and is
- * lifted if CUDA_STUB_EVADED is set and that names a second device. */
+ * lifted where that has the value of CUDA_STUB_EVADED. Compared with driver
+ * 580.159.04 on an H100: 46 and 2 are what it answers, and a second device, or a
+ * value that cannot be read, lifts its limits. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +32,7 @@ int cuCtxCreate_v2(void **context, unsigned flags, int device) {
 int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) {
     const char *limit = getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
     *pointer = 1;
-    if (!limit || (getenv("CUDA_STUB_EVADED") && strchr(limit, ','))) return 0;
+    const char *evaded = getenv("CUDA_STUB_EVADED");
+    if (!limit || (evaded && !strcmp(limit, evaded))) return 0;
     return bytes >> 20 > strtoul(limit + 2, NULL, 10) ? codes[2] : 0;
 }

@@ -40,10 +40,11 @@ sys.exit({0: 11, 2: 10}.get(code, 20))
 """
 _REFUSED: Final = 10
 _OPENED: Final = 11
-#: The variable by which a process may lower its own memory limits, and a value that names a
-#: device which it does not see: with driver R615 such a client was free of all memory limits.
+#: The variable by which a process may lower its own memory limits, and values that confuse MPS: one
+#: names a device which the process does not see, one cannot be read. With drivers R615 (reported) and
+#: 580.159.04 (seen) such a client is free of all memory limits.
 MEMORY: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-CONFUSING: Final = "0=1024M,1=1M"
+CONFUSING: Final = ("0=1024M,1=1M", "none")
 #: Starting CUDA takes seconds where the driver has to be initialised first.
 _TIMEOUT: Final = 60.0
 
@@ -86,8 +87,11 @@ def attempt(uuid: str, uid: int, variables: Mapping[str, str] | None = None, mib
     return {_REFUSED: Outcome.REFUSED, _OPENED: Outcome.OPENED}.get(done.returncode, Outcome.UNKNOWN)
 
 
-def attempts(uuid: str, uid: int, confusing: Mapping[str, str], mib: int) -> Outcome:
-    """Try both ways to evade the pool: as a terminal, and as a client that confuses MPS to get ``mib``.
+def attempts(uuid: str, uid: int, client: Mapping[str, str], mib: int) -> Outcome:
+    """Try all ways to evade the pool: as a terminal, and as a client that confuses MPS to get ``mib``.
+
+    ``client`` are the variables that make a process a client of MPS. What the first try that is not
+    refused found is the answer.
 
     Where the pool runs as that user itself no try is needed: its user may tell
     its daemon anything.
@@ -95,7 +99,10 @@ def attempts(uuid: str, uid: int, confusing: Mapping[str, str], mib: int) -> Out
     if uid == os.geteuid():
         return Outcome.OPENED
     outcome = attempt(uuid, uid)
-    return attempt(uuid, uid, confusing, mib) if outcome is Outcome.REFUSED else outcome
+    for value in CONFUSING:
+        if outcome is Outcome.REFUSED:
+            outcome = attempt(uuid, uid, {**client, MEMORY: value}, mib)
+    return outcome
 
 
 def is_roots(lease: Lease) -> bool:

@@ -13,7 +13,7 @@ from gpu_pool.isolation.mps.card import refuse_unsuitable
 from gpu_pool.isolation.mps.control import PIPES, Control
 from gpu_pool.isolation.mps.desk import Desk
 from gpu_pool.isolation.mps.facts import Size, contexts, is_old, size_of
-from gpu_pool.isolation.mps.probe import CONFUSING, MEMORY, Outcome, attempts, is_roots
+from gpu_pool.isolation.mps.probe import MEMORY, Outcome, attempts, is_roots
 from gpu_pool.isolation.mps.processes import TOOL
 from gpu_pool.isolation.mps.running import find
 from gpu_pool.isolation.privileged import Privileged
@@ -177,7 +177,7 @@ class MpsTier(Tier):
         pipe = {PIPES: f"{desk.control.pipe}"}
         desk.limit(_TRIED)
         try:
-            outcome = attempts(device.uuid, self._uid, {**pipe, MEMORY: CONFUSING}, 2 * _TRIED.memory_mib)
+            outcome = attempts(device.uuid, self._uid, pipe, 2 * _TRIED.memory_mib)
         finally:
             desk.fit()
         self._hard -= {device.uuid}

@@ -19,7 +19,7 @@ from gpu_pool.isolation.mps.card import refuse_unsuitable
 from gpu_pool.isolation.mps.claim import Claim
 from gpu_pool.isolation.mps.control import PIPES, Control
 from gpu_pool.isolation.mps.facts import Size, contexts, size_of
-from gpu_pool.isolation.mps.probe import CONFUSING, MEMORY, Outcome, attempts, is_roots
+from gpu_pool.isolation.mps.probe import Outcome, attempts, is_roots
 from gpu_pool.isolation.namespaces.daemon import Daemon
 from gpu_pool.isolation.privileged import Privileged
 from gpu_pool.isolation.tier import Statement, Tier, TierFailed
@@ -200,8 +200,8 @@ class CgroupTier(Tier):
 
         Nothing is hard where the daemon runs as the user of its clients.
         """
-        confusing = {PIPES: f"{self._daemon.control.pipe / _server(device)}", MEMORY: CONFUSING}
-        outcome = attempts(device.uuid, self._uid, confusing, _TRIED_MIB)
+        client = {PIPES: f"{self._daemon.control.pipe / _server(device)}"}
+        outcome = attempts(device.uuid, self._uid, client, _TRIED_MIB)
         self._hard -= {device.uuid}
         if outcome is Outcome.REFUSED:
             self._hard.add(device.uuid)
