@@ -20,6 +20,7 @@ from support.dashboard import ADMIN, Site, courses_of, showing
 from support.hub import PREFIX
 from support.service import Nursery, serving
 from support.stand_in_hub import Outcome, behind_stand_in, read_answer
+from support.streams import closing
 
 #: What is put in place of each parameter, and behind each address.
 HOSTILE: Final = (
@@ -142,13 +143,12 @@ def request_of(method: str, path: str, headers: tuple[bytes, ...] = ()) -> bytes
 async def answer_of(port: int, request: bytes) -> Outcome | None:
     """Return what is answered; None for a connection that is ended without a word."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(request)
-        found = await asyncio.wait_for(reader.read(), 30)
-    except ConnectionResetError:
-        return None
-    finally:
-        writer.close()
+    async with closing(writer):
+        try:
+            writer.write(request)
+            found = await asyncio.wait_for(reader.read(), 30)
+        except ConnectionResetError:
+            return None
     return read_answer(found) if found else None
 
 

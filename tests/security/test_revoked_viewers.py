@@ -20,6 +20,7 @@ from gpu_pool_client.remote.exchange import Server
 from support.dashboard import PREFIX, Site, showing
 from support.service import Nursery
 from support.stand_in_hub import StandInHub, ask_from, behind_stand_in, standing_in
+from support.streams import closing
 
 COURSE = """
 title: Machine Learning
@@ -61,13 +62,11 @@ class Page:
 async def live(site: Site, path: str, token: str) -> AsyncIterator[Page]:
     port = int(site.url.split(":")[2].partition("/")[0])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {PREFIX}{path}?live=1 HTTP/1.0\r\nCookie: user={token}\r\n\r\n".encode())
-    try:
+    async with closing(writer):
+        writer.write(f"GET {PREFIX}{path}?live=1 HTTP/1.0\r\nCookie: user={token}\r\n\r\n".encode())
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
         assert b" 200 " in head, head
         yield Page(reader)
-    finally:
-        writer.close()
 
 
 @pytest.fixture

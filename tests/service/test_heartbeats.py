@@ -20,6 +20,7 @@ from gpu_pool_client.remote.client import RemotePool
 from support.hub import Hub, HubService, serving_hub
 from support.pools import ME, embedded, running, take
 from support.service import Nursery, asking
+from support.streams import closing
 
 LOG = logging.getLogger("test")
 
@@ -151,8 +152,10 @@ async def way_to(hub: Hub) -> tuple[asyncio.Server, int]:
             target.close()
 
     async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, away = await asyncio.open_connection("127.0.0.1", hub.port)
-        await asyncio.gather(copy(reader, away), copy(there, writer))
+        async with closing(writer):
+            there, away = await asyncio.open_connection("127.0.0.1", hub.port)
+            async with closing(away):
+                await asyncio.gather(copy(reader, away), copy(there, writer))
 
     between = await asyncio.start_server(lead, "127.0.0.1", 0)
     return between, between.sockets[0].getsockname()[1]

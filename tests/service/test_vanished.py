@@ -13,6 +13,7 @@ import pytest
 from gpu_pool_client import PoolUnreachable, connect
 from gpu_pool_client.remote import exchange
 from gpu_pool_client.remote.exchange import NotConnectedError, Server, ask
+from support.streams import closing
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
 
@@ -45,10 +46,10 @@ async def test_the_next_one_is_tried_and_may_take_as_long_as_it_needs(
     hole: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def late(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(1.0)  # longer than to connect may take
-        writer.write(ANSWER)
-        await writer.drain()
-        writer.close()
+        async with closing(writer):
+            await asyncio.sleep(1.0)  # longer than to connect may take
+            writer.write(ANSWER)
+            await writer.drain()
 
     server = await asyncio.start_server(late, "127.0.0.1", 0)
     moved = server.sockets[0].getsockname()

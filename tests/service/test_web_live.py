@@ -14,6 +14,7 @@ import pytest
 
 from gpu_pool.service.streams import Limits
 from support.dashboard import ADMIN, PREFIX, Site, courses_of, showing
+from support.streams import closing
 
 
 @dataclass
@@ -41,14 +42,12 @@ class Stream:
 async def stream(site: Site, path: str, user: str) -> AsyncIterator[Stream]:
     port = int(site.url.split(":")[2].partition("/")[0])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {PREFIX}{path}?live=1 HTTP/1.0\r\nCookie: user={user}\r\n\r\n".encode())
-    try:
+    async with closing(writer):
+        writer.write(f"GET {PREFIX}{path}?live=1 HTTP/1.0\r\nCookie: user={user}\r\n\r\n".encode())
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 120)
         assert b" 200 " in head, head
         assert b"text/event-stream" in head
         yield Stream(reader)
-    finally:
-        writer.close()
 
 
 @pytest.fixture

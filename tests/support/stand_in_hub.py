@@ -20,6 +20,7 @@ from tornado.web import Application, RequestHandler
 from support.hub import PREFIX, Hub, HubService, serving_hub
 from support.ports import free_ports
 from support.service import Nursery
+from support.streams import closing
 
 
 @dataclass
@@ -129,11 +130,9 @@ async def ask_from(
     headers = {"Host": "x", "Connection": "close", "Authorization": f"Bearer {token}"}
     headers |= {name.replace("_", "-"): value for name, value in more.items()}
     lines = [f"{method} {PREFIX}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-    try:
+    async with closing(writer):
         writer.write("\r\n".join([*lines, "", ""]).encode())
         return read_answer(await reader.read())
-    finally:
-        writer.close()
 
 
 def read_answer(answer: bytes) -> Outcome:
