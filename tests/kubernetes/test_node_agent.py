@@ -76,12 +76,11 @@ def test_a_container_finds_its_files_and_variables(nodes: Cluster, namespace: st
     told = pod(
         "told",
         ["sh", "-c"],
-        args=['cat /etc/told/key; echo " $NAME $(GREETING) $BIND"; exit 3'],
+        args=['cat /etc/told/key; echo " $NAME $(GREETING) $IP"; exit 3'],
         env=[
             {"name": "GREETING", "value": "hello"},
             {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            {"name": "BIND", "value": "http://0.0.0.0:80"},
         ],
         volumes=[{"name": "v", "secret": {"secretName": "s"}}],
         volumeMounts=[{"name": "v", "mountPath": "/etc/told"}],
@@ -91,7 +90,7 @@ def test_a_container_finds_its_files_and_variables(nodes: Cluster, namespace: st
     found = in_phase(nodes, namespace, "told", "Failed")
     assert found["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
     assert nodes.agent is not None
-    assert nodes.agent.log(namespace, "told") == f"hidden told hello http://{found['podIP']}:80\n"
+    assert nodes.agent.log(namespace, "told") == f"hidden told hello {found['podIP']}\n"
 
 
 def test_what_is_mounted_read_only_cannot_be_written_even_by_root(nodes: Cluster, namespace: str) -> None:

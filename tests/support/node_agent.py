@@ -35,8 +35,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
-import secrets
 import signal
 import sys
 from collections.abc import Coroutine, Mapping
@@ -49,9 +49,11 @@ from kubernetes_asyncio import config, watch
 from kubernetes_asyncio.client import ApiClient, Configuration, CoordinationV1Api, CoreV1Api
 from kubernetes_asyncio.client.exceptions import ApiException
 
+from support.containers import Image, Network
 from support.loops import LoopThread
-from support.pod_process import Manifest, Place, own_environment
-from support.pod_runner import PodRunner, Stop
+from support.pod_process import Place, own_environment
+from support.pod_runner import Ground, PodRunner, Stop
+from support.pod_volumes import Manifest
 
 T = TypeVar("T")
 
@@ -60,6 +62,8 @@ _LEASES = "kube-node-lease"
 _RENEW = 10.0
 #: What every node has besides its GPUs, unless it says otherwise.
 _CAPACITY = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "pods": "500"}
+#: As whom a container runs that does not say it, and its group: that of Jupyter's images.
+_USER = (1000, 100)
 _READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ready"}
 
 
@@ -76,14 +80,14 @@ class NodeAgent:
     ) -> None:
         """``environment`` is what all images bring along, beside the PATH of this process."""
         self.images: dict[str, str] = {}
-        self._kubeconfig, self._folder, self._hollow = kubeconfig, folder, hollow
+        self.hollow = hollow
+        self._kubeconfig, self._folder = kubeconfig, folder
+        self._ground: Ground | None = None
         self._environment = {**own_environment(), **(environment or {})}
         self._nodes: set[str] = set()
         self._runners: dict[str, PodRunner] = {}
         self._uids: dict[tuple[str, str], str] = {}
-        # Agents of tests that run at the same time must not share addresses.
-        self._network = f"127.{secrets.choice(range(16, 255))}"
-        self._numbers = iter(range(256 * secrets.choice(range(128)) + 1, 256 * 255))
+        self._numbers = itertools.count(2)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> NodeAgent:
@@ -124,6 +128,17 @@ class NodeAgent:
         """Return the folder that a PersistentVolumeClaim is here."""
         return self._folder / "claims" / namespace / name
 
+    @property
+    def outside(self) -> str:
+        """Where pods reach this machine."""
+        return self._stood_on().network.outside
+
+    def _stood_on(self) -> Ground:
+        """Return what pods stand on, which is made for the first one."""
+        if self._ground is None:
+            self._ground = Ground(Image(*_USER), Network(), self.images)
+        return self._ground
+
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run(work)
 
@@ -156,6 +171,9 @@ class NodeAgent:
         for name in self._nodes:
             await self._core.delete_node(name)
         await self._client.close()
+        if self._ground is not None:
+            self._ground.network.close()
+            self._ground.image.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -268,17 +286,14 @@ class NodeAgent:
 
     def _start(self, pod: Mapping[str, Any]) -> PodRunner:
         metadata = pod["metadata"]
-        number = next(self._numbers)
+        number, ground = next(self._numbers), None if self.hollow else self._stood_on()
         folder = self._folder / "pods" / metadata["uid"]
         folder.mkdir(parents=True)
-        place = Place(
-            f"{self._network}.{number // 256}.{number % 256}",
-            folder,
-            self._folder / "claims",
-            self._environment,
-        )
+        # Nobody talks to pods in which nothing runs.
+        address = ground.network.address(number) if ground else f"198.18.{number // 256 % 256}.{number % 256}"
+        place = Place(address, folder, self._folder / "claims", self._environment)
         self._uids[metadata["namespace"], metadata["name"]] = metadata["uid"]
-        return PodRunner(self._core, pod, place, self.images, hollow=self._hollow)
+        return PodRunner(self._core, pod, place, number, ground)
 
     def _forget(self, uid: str) -> None:
         """End a pod that is there no more."""

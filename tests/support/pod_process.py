@@ -1,37 +1,23 @@
-"""How a container of a pod becomes a local process: its files, its variables, its command. See node_agent."""
+"""How a container of a pod becomes a process: its variables, its command, its user and rights. See node_agent."""
 
 from __future__ import annotations
 
-import base64
 import os
 import re
-import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kubernetes_asyncio.client import CoreV1Api
-from kubernetes_asyncio.client.exceptions import ApiException
 
-Manifest = Mapping[str, Any]
-#: Kinds of volumes that a kubelet mounts read-only, whatever the mount says.
-_NEVER_WRITTEN = {"secret", "configMap", "projected", "downwardAPI"}
-_REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
+from support.containers import DEFAULT_CAPABILITIES, Container, Image, Mount
+from support.pod_volumes import KNOWN, Manifest, NotYet, Volumes, read_data
 
-
-class NotYet(Exception):
-    """What the pod names is not there yet; a kubelet tries again."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """What is run, with which variables, and in which folder."""
-
-    argv: list[str]
-    environment: dict[str, str]
-    folder: Path
+_REFERENCE = re.compile(r"\$\$|\$\(([^)]*)\)")
+_PROBES = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle")
+_OF_THIS_MACHINE = ("hostNetwork", "hostPID", "hostIPC")
 
 
 @dataclass(frozen=True)
@@ -46,155 +32,167 @@ class Place:
     image_environment: Mapping[str, str]
 
 
-async def command_of(core: CoreV1Api, pod: Manifest, container: Manifest, place: Place) -> Command:
-    """Return how to run a container. Raises NotYet, and ValueError for what is not known here."""
-    volumes = {each["name"]: await _volume(core, pod, each, place) for each in pod["spec"].get("volumes", ())}
-    values = dict(place.image_environment)
-    values |= {"HOSTNAME": pod["metadata"]["name"], "HOME": str(place.folder)}
-    given: dict[str, str] = {}
-    async for name, value in _variables(core, pod, container, place):
-        given[name] = values[name] = _expanded(value, values)
-    mounts = dict(_mounts(container, volumes, given))
-    local = _localiser(mounts, place.address)
-    values |= {name: local(value) for name, value in given.items()}
-    argv = [*container.get("command", ()), *container.get("args", ())]
-    if not argv:
-        raise ValueError("an image's own command is not known here: give command or args")
-    folder = Path(local(container["workingDir"])) if "workingDir" in container else place.folder
-    words = [local(_expanded(each, values)) for each in argv]
-    return Command(_locked(words, [mounts[path] for path in _read_only(container, pod)]), values, folder)
+def unknown_in(pod: Manifest) -> str:
+    """Return what a pod asks for and no node of the tests does, in words; nothing for other pods.
+
+    What is left out here by intent is in ``node_agent``.
+    """
+    spec, found = pod["spec"], []
+    for volume in spec.get("volumes", ()):
+        found += [f"a volume of the kind {kind}" for kind in volume.keys() - KNOWN - {"name"}]
+    found += [name for name in _OF_THIS_MACHINE if spec.get(name)]
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        found += [name for name in _PROBES if name in container]
+        found += ["a privileged container"] if _security(pod, container).get("privileged") else []
+        found += ["an init container that goes on"] if "restartPolicy" in container else []
+        found += [] if container.get("command") or container.get("args") else ["an image's own command"]
+        for each in container.get("env", ()):
+            found += ["resourceFieldRef"] if "resourceFieldRef" in each.get("valueFrom", {}) else []
+    return " and ".join(dict.fromkeys(found))
 
 
-def _read_only(container: Manifest, pod: Manifest) -> Iterator[str]:
-    """Yield where a container has what it cannot write, root or not."""
-    kept = {each["name"] for each in pod["spec"].get("volumes", ()) if each.keys() & _NEVER_WRITTEN}
-    for mount in container.get("volumeMounts", ()):
-        if mount.get("readOnly") or mount["name"] in kept:
-            yield mount["mountPath"].rstrip("/")
+async def container_of(
+    core: CoreV1Api, pod: Manifest, spec: Manifest, place: Place, image: Image, volumes: Volumes, last: Path
+) -> Container:
+    """Return how to run a container; ``last`` is the file of its last words. Raises NotYet."""
+    uid, gid = _user(pod, spec, image)
+    links = await _links(core, pod)
+    known = {**links, **await _variables(core, pod, spec, place, links)}
+    home = {"HOSTNAME": pod["metadata"]["name"], "HOME": image.home_of(uid)}
+    mounts = volumes.mounts(spec, lambda text: _expanded(text, known, must_know=True))
+    mounts.append(Mount(last, spec.get("terminationMessagePath", "/dev/termination-log")))
+    words = [_expanded(each, known) for each in (*spec.get("command", ()), *spec.get("args", ()))]
+    security = _security(pod, spec)
+    return Container(
+        words,
+        {**place.image_environment, **home, **known},
+        spec.get("workingDir", image.home),
+        uid,
+        gid,
+        _groups(pod, gid),
+        mounts,
+        _capabilities(security.get("capabilities", {})),
+        security.get("allowPrivilegeEscalation") is False,
+        bool(security.get("readOnlyRootFilesystem")),
+    )
 
 
-def _locked(argv: list[str], folders: list[Path]) -> list[str]:
-    """Return a command that runs where these folders are read-only, as mounts are; it stays one process."""
-    if not folders:
-        return argv
-    if os.geteuid() != 0:
-        for folder in folders:
-            for each in (folder, *folder.rglob("*")):
-                each.chmod(each.stat().st_mode & ~0o222)
-        return argv
-    paths = [shlex.quote(str(folder)) for folder in folders]
-    bound = " && ".join(f"mount --bind {path} {path} && mount -o remount,bind,ro {path}" for path in paths)
-    return ["unshare", "--mount", "sh", "-c", f'{bound} && exec "$@"', "locked", *argv]
+def _security(pod: Manifest, container: Manifest) -> dict[str, Any]:
+    return {**pod["spec"].get("securityContext", {}), **container.get("securityContext", {})}
 
 
-def _expanded(text: str, values: Mapping[str, str]) -> str:
-    """Replace ``$(NAME)`` as a kubelet does; a name that is not known stays."""
-    return _REFERENCE.sub(lambda found: values.get(found[1], found[0]), text)
+def _user(pod: Manifest, container: Manifest, image: Image) -> tuple[int, int]:
+    """Return as whom it runs. Raises NotYet where that is not allowed."""
+    security, metadata = _security(pod, container), pod["metadata"]
+    uid = security.get("runAsUser", image.uid)
+    if security.get("runAsNonRoot") and uid == 0:
+        why = "container's runAsUser breaks non-root policy"
+        if "runAsUser" not in security:
+            why = "container has runAsNonRoot and image will run as root"
+        about = f'"{metadata["name"]}_{metadata["namespace"]}({metadata["uid"]})"'
+        raise NotYet(f"{why} (pod: {about}, container: {container['name']})")
+    return uid, security.get("runAsGroup", image.group_of(uid))
 
 
-def _localiser(mounts: Mapping[str, Path], address: str) -> Callable[[str], str]:
-    """Return what rewrites a text to this machine's paths and to the pod's own address."""
-    paths = sorted(mounts, key=len, reverse=True)
-    known = "|".join([rf"(?<![\w./-]){re.escape(path)}" for path in paths] + [r"(?<![\w.-])0\.0\.0\.0"])
-    pattern = re.compile(rf"(?:{known})(?![\w.-])")
-
-    def local(text: str) -> str:
-        return pattern.sub(lambda found: str(mounts.get(found[0], address)), text)
-
-    return local
+def _groups(pod: Manifest, gid: int) -> list[int]:
+    of_pod = pod["spec"].get("securityContext", {})
+    found = [gid, *of_pod.get("supplementalGroups", ())]
+    return sorted({*found, *([of_pod["fsGroup"]] if "fsGroup" in of_pod else [])})
 
 
-def _mounts(
-    container: Manifest, volumes: Mapping[str, Path], values: Mapping[str, str]
-) -> Iterator[tuple[str, Path]]:
-    for mount in container.get("volumeMounts", ()):
-        part = mount.get("subPath") or _expanded(mount.get("subPathExpr", ""), values)
-        folder = volumes[mount["name"]] / part
-        if not folder.exists():
-            folder.mkdir(parents=True)
-        yield mount["mountPath"].rstrip("/"), folder
+def _capabilities(said: Manifest) -> frozenset[str]:
+    added, dropped = ({name.lower() for name in said.get(key, ())} for key in ("add", "drop"))
+    return frozenset((set() if "all" in dropped else DEFAULT_CAPABILITIES - dropped) | added)
 
 
-async def _volume(core: CoreV1Api, pod: Manifest, volume: Manifest, place: Place) -> Path:
-    namespace, folder = pod["metadata"]["namespace"], place.folder / "volumes" / volume["name"]
-    if "hostPath" in volume:
-        return Path(volume["hostPath"]["path"])
-    if "persistentVolumeClaim" in volume:
-        folder = place.claims / namespace / volume["persistentVolumeClaim"]["claimName"]
-    elif "secret" in volume:
-        found = await _data(core, "secret", namespace, volume["secret"]["secretName"], volume["secret"])
-        # What listens on all of a pod's addresses listens on its own here.
-        own = {key: text.replace(b'"0.0.0.0"', f'"{place.address}"'.encode()) for key, text in found.items()}
-        _write(folder, own, volume["secret"])
-    elif "configMap" in volume:
-        found = await _data(core, "config_map", namespace, volume["configMap"]["name"], volume["configMap"])
-        _write(folder, found, volume["configMap"])
-    elif "emptyDir" not in volume:
-        raise ValueError(f"volumes of this kind are not known here: {volume}")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def _expanded(text: str, values: Mapping[str, str], *, must_know: bool = False) -> str:
+    """Replace ``$(NAME)`` as a kubelet does; a name that is not known stays, or is an error."""
+
+    def replaced(found: re.Match[str]) -> str:
+        name = found[1]
+        if name is None:
+            return "$"
+        if must_know and name not in values:
+            raise NotYet(f'missing value for "{name}"')
+        return values.get(name, found[0])
+
+    return _REFERENCE.sub(replaced, text)
 
 
-def _write(folder: Path, data: Mapping[str, bytes], source: Manifest) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = {each["key"]: each["path"] for each in source.get("items", ())} or {key: key for key in data}
-    for key, path in paths.items():
-        file = folder / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch(mode=0o600)
-        file.write_bytes(data[key])
-        file.chmod(source.get("defaultMode", 0o644))
+async def _links(core: CoreV1Api, pod: Manifest) -> dict[str, str]:
+    """Return the variables by which a container finds the services of its namespace, and the API."""
+    of_all = await _services(core, "default")
+    found = {name: spec for name, spec in of_all.items() if name == "kubernetes"}
+    if pod["spec"].get("enableServiceLinks", True):
+        found |= await _services(core, pod["metadata"]["namespace"])
+    values: dict[str, str] = {}
+    for name, spec in found.items():
+        values |= _link(name.upper().replace("-", "_"), spec)
+    return values
 
 
-async def _data(core: CoreV1Api, kind: str, namespace: str, name: str, source: Manifest) -> dict[str, bytes]:
-    """Return the content of a Secret or ConfigMap."""
-    try:
-        found = await getattr(core, f"read_namespaced_{kind}")(name, namespace)
-    except ApiException as error:
-        if error.status != 404:
-            raise
-        if source.get("optional"):
-            return {}
-        raise NotYet(f"there is no {kind} {name}") from None
-    data = found.data or {}
-    if kind == "secret":
-        return {key: base64.b64decode(value) for key, value in data.items()}
-    return {key: value.encode() for key, value in data.items()}
+async def _services(core: CoreV1Api, namespace: str) -> dict[str, Any]:
+    listed = await core.list_namespaced_service(namespace)
+    items = {each.metadata.name: each.spec for each in listed.items}
+    return {name: spec for name, spec in items.items() if spec.cluster_ip not in (None, "", "None")}
 
 
-async def _variables(core: CoreV1Api, pod: Manifest, container: Manifest, place: Place) -> Any:
+def _link(prefix: str, spec: Any) -> dict[str, str]:
+    first, host = spec.ports[0], spec.cluster_ip
+    url = f"{first.protocol.lower()}://{host}:{first.port}"
+    values = {
+        f"{prefix}_SERVICE_HOST": host,
+        f"{prefix}_SERVICE_PORT": str(first.port),
+        f"{prefix}_PORT": url,
+    }
+    for port in spec.ports:
+        if port.name:
+            values[f"{prefix}_SERVICE_PORT_{port.name.upper().replace('-', '_')}"] = str(port.port)
+        protocol = port.protocol.lower()
+        start = f"{prefix}_PORT_{port.port}_{port.protocol.upper()}"
+        values |= {start: f"{protocol}://{host}:{port.port}", f"{start}_PROTO": protocol}
+        values |= {f"{start}_PORT": str(port.port), f"{start}_ADDR": host}
+    return values
+
+
+async def _variables(
+    core: CoreV1Api, pod: Manifest, container: Manifest, place: Place, links: Mapping[str, str]
+) -> dict[str, str]:
+    """Return a container's own variables, in which those before and the services' may be named."""
+    values: dict[str, str] = {}
     for each in container.get("envFrom", ()):
         kind, key = ("secret", "secretRef") if "secretRef" in each else ("config_map", "configMapRef")
-        found = await _data(core, kind, pod["metadata"]["namespace"], each[key]["name"], each[key])
-        for name, value in found.items():
-            yield each.get("prefix", "") + name, value.decode()
+        found = await read_data(core, kind, pod["metadata"]["namespace"], each[key]["name"], each[key])
+        values |= {each.get("prefix", "") + name: value.decode() for name, value in found.items()}
     for each in container.get("env", ()):
-        value = each.get("value", "")
         if "valueFrom" in each:
             value = await _value_from(core, pod, each["valueFrom"], place)
+        else:
+            value = _expanded(each.get("value", ""), {**links, **values})
         if value is not None:
-            yield each["name"], value
+            values[each["name"]] = value
+    return values
 
 
 async def _value_from(core: CoreV1Api, pod: Manifest, source: Manifest, place: Place) -> str | None:
     namespace = pod["metadata"]["namespace"]
     for kind, key in (("secret", "secretKeyRef"), ("config_map", "configMapKeyRef")):
         if key in source:
-            found = await _data(core, kind, namespace, source[key]["name"], source[key])
+            found = await read_data(core, kind, namespace, source[key]["name"], source[key])
             if source[key]["key"] in found:
                 return found[source[key]["key"]].decode()
             if source[key].get("optional"):
                 return None
-            raise NotYet(f"{source[key]['name']} has no {source[key]['key']}")
-    if "fieldRef" in source:
-        return _field(pod, source["fieldRef"]["fieldPath"], place)
-    raise ValueError(f"a variable from this is not known here: {source}")
+            about = "Secret" if kind == "secret" else "ConfigMap"
+            words = f"{source[key]['key']} in {about} {namespace}/{source[key]['name']}"
+            raise NotYet(f"couldn't find key {words}")
+    return _field(pod, source["fieldRef"]["fieldPath"], place)
 
 
 def _field(pod: Manifest, path: str, place: Place) -> str:
     if path in ("status.podIP", "status.podIPs"):
         return place.address
-    if path == "status.hostIP":
+    if path in ("status.hostIP", "status.hostIPs"):
         return "127.0.0.1"
     found = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path)
     if found:
@@ -207,5 +205,5 @@ def _field(pod: Manifest, path: str, place: Place) -> str:
 
 def own_environment() -> dict[str, str]:
     """Return the variables that any program needs here; what lies beside this Python is found first."""
-    found = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TMPDIR") if name in os.environ}
+    found = {name: os.environ[name] for name in ("LANG", "LC_ALL") if name in os.environ}
     return {**found, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"}

@@ -7,20 +7,23 @@ import contextlib
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 from kubernetes_asyncio.client import CoreV1Api
 from kubernetes_asyncio.client.exceptions import ApiException
 
-from support.pod_process import Manifest, NotYet, Place, command_of
+from support.containers import Image, Network, Running, Sandbox, start
+from support.pod_process import Place, container_of, unknown_in
+from support.pod_status import Record, conditions_of, event, now, phase_of
+from support.pod_volumes import Manifest, NotYet, Volumes
 
-#: Marks, in their environment, the processes of a pod: those too that left its process group.
-MARK = "GPU_POOL_TESTS_POD"
 #: Seconds until something that may have changed is looked at again.
 _AGAIN = 0.1
+#: Seconds until what has failed is tried again: ten and more with a kubelet.
+_BACK_OFF = 1.0
+_LATE = "Pod was active on the node longer than the specified deadline"
 
 
 @dataclass
@@ -36,21 +39,41 @@ class Stop:
     silent: bool = False
 
 
+@dataclass(frozen=True)
+class Ground:
+    """What all pods of a node agent stand on."""
+
+    image: Image
+    network: Network
+    #: What is the matter with an image, by its name.
+    images: Mapping[str, str]
+
+
+class _Ended(Exception):
+    """The pod is being ended: what waits still is not started any more."""
+
+
 class PodRunner:
-    """Runs one pod, and reports of it."""
+    """Runs one pod, and reports of it; without a ground it only reports."""
 
     def __init__(
-        self, core: CoreV1Api, pod: Manifest, place: Place, images: Mapping[str, str], *, hollow: bool = False
+        self, core: CoreV1Api, pod: Manifest, place: Place, number: int, ground: Ground | None
     ) -> None:
-        self._core, self._pod, self._place, self._images = core, pod, place, images
-        self._hollow, self._ran = hollow, False
-        self.node = str(pod["spec"]["nodeName"])
+        self._core, self._pod, self._place, self._number, self._ground = core, pod, place, number, ground
+        spec = pod["spec"]
+        self.node = str(spec["nodeName"])
+        begin = {
+            "waiting": {"reason": "PodInitializing" if spec.get("initContainers") else "ContainerCreating"}
+        }
+        self._inits = [Record({**each, "is_init": True}, begin) for each in spec.get("initContainers", ())]
+        self._containers = [Record(each, begin) for each in spec["containers"]]
         self._stop: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
-        self._stopping = False
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._sandbox: Sandbox | None = None
+        self._reporting = asyncio.Lock()
+        self._running: dict[str, Running] = {}
         self._killed_for: dict[str, str] = {}
-        self._states: dict[str, dict[str, Any]] = {}
-        self._started = _now()
+        self._volumes: Volumes | None = None
+        self._started, self._address = now(), ""
         self.task = asyncio.create_task(self._run())
 
     def stop(self, why: Stop) -> None:
@@ -60,18 +83,17 @@ class PodRunner:
 
     def kill(self, reason: str) -> None:
         """Kill its processes as the system does that has no memory left."""
-        for name, process in self._processes.items():
+        for name, running in self._running.items():
             self._killed_for[name] = reason
-            process.kill()
+            running.send(signal.SIGKILL)
 
     async def _run(self) -> None:
-        life = asyncio.create_task(self._idle() if self._hollow else self._live())
+        life = asyncio.create_task(self._live() if self._ground else self._idle())
         waits: set[asyncio.Future[Any]] = {life, self._stop}
         deadline = self._pod["spec"].get("activeDeadlineSeconds")
         await asyncio.wait(waits, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
         if life.done():
             life.result()
-            await self._report(self._end_phase())
         else:
             await self._cut_short(life)
         if self._stop.done() and self._stop.result().deleted:
@@ -80,32 +102,39 @@ class PodRunner:
     async def _cut_short(self, life: asyncio.Task[None]) -> None:
         if not self._stop.done():
             grace = self._pod["spec"].get("terminationGracePeriodSeconds", 30)
-            words = "Pod was active on the node longer than the specified deadline"
-            self.stop(Stop(grace, "DeadlineExceeded", words))
+            await self._event("DeadlineExceeded", _LATE)
+            self.stop(Stop(grace, "DeadlineExceeded", _LATE))
         why = self._stop.result()
+        if why.silent and self._ground:
+            self._ground.network.leave(self._number)
         await self._end(life, why.grace)
         if not why.deleted and not why.silent:
             await self._report("Failed", why.reason, why.message)
 
     async def _end(self, life: asyncio.Task[None], grace: float) -> None:
-        self._stopping = True
-        for process in self._processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM if grace else signal.SIGKILL)
-        if not self._processes:
-            life.cancel()
-        await asyncio.wait({life}, timeout=grace or None)
-        await self._sweep()
-        with contextlib.suppress(asyncio.CancelledError):
-            await life
+        for name, running in list(self._running.items()):
+            running.send(signal.SIGTERM)
+            await self._event("Killing", f"Stopping container {name}")
+        await asyncio.wait({life}, timeout=grace)
+        for running in self._running.values():
+            running.send(signal.SIGKILL)
+        await life
 
     async def _idle(self) -> None:
         """Run nothing, for a test of many pods."""
-        for container in self._pod["spec"]["containers"]:
-            state = {"running": {"startedAt": self._started}}
-            self._states[container["name"]] = _status(container, state, 0, ready=True)
-        await self._report("Running")
-        await asyncio.Event().wait()
+        for record in self._containers:
+            record.runs()
+        self._address = self._place.address
+        await self._report()
+        await asyncio.wait({self._stop})
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.wait({self._stop}, timeout=seconds)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._stop.done():
+            raise _Ended
 
     async def gone(self) -> None:
         """Report how it ended, and let it be deleted."""
@@ -114,121 +143,195 @@ class PodRunner:
         await self._write("delete_namespaced_pod", options)
 
     async def _live(self) -> None:
-        spec = self._pod["spec"]
-        await self._pull([*spec.get("initContainers", ()), *spec["containers"]])
-        for container in spec.get("initContainers", ()):
-            if await self._container(container):
-                return
-        await asyncio.gather(*(self._container(each) for each in spec["containers"]))
-        await self._sweep()
-
-    async def _sweep(self) -> None:
-        if self._ran:
-            await asyncio.to_thread(_kill_marked, self._pod["metadata"]["uid"])
-
-    async def _pull(self, containers: list[Manifest]) -> None:
-        for container in containers:
-            image = container["image"]
-            await self._event("Pulling", f'Pulling image "{image}"')
-            reason = ""
-            while (state := self._images.get(image, "there")) != "there":
-                if state == "missing" and reason != "ErrImagePull":
-                    reason = "ErrImagePull"
-                    words = f'Failed to pull image "{image}": not found'
-                    await self._event("Failed", words, "Warning")
-                    self._waits(container, reason, words)
-                    await self._report("Pending")
-                await asyncio.sleep(_AGAIN)
-            await self._event("Pulled", f'Successfully pulled image "{image}"')
-
-    async def _container(self, container: Manifest) -> int:
-        """Run it until it is not started again; return its last exit status."""
-        restarts = 0
-        while True:
-            status = await self._once(container, restarts)
-            again = {"Always": True, "OnFailure": status != 0}.get(self._pod["spec"]["restartPolicy"], False)
-            if self._stopping or not again:
-                return status
-            restarts += 1
-            await self._event("BackOff", "Back-off restarting failed container", "Warning")
-            await asyncio.sleep(1)
-
-    async def _once(self, container: Manifest, restarts: int) -> int:
-        name, started = container["name"], _now()
-        try:
-            process = await self._start(container)
-        except (OSError, ValueError) as error:
-            self._ended(container, 128, "StartError", started, restarts, str(error))
-            return 128
-        self._processes[name] = process
-        self._states[name] = _status(container, {"running": {"startedAt": started}}, restarts, ready=True)
-        await self._event("Started", f"Container started: {name}")
-        if all(each["name"] in self._states for each in self._pod["spec"]["containers"]):
-            await self._report("Running")
-        code = await process.wait()
-        del self._processes[name]
-        status = code if code >= 0 else 128 - code
-        reason = self._killed_for.pop(name, "Error" if status else "Completed")
-        kept = status != 0 and container.get("terminationMessagePolicy") == "FallbackToLogsOnError"
-        self._ended(container, status, reason, started, restarts, self._end_of_log() if kept else "")
-        return status
-
-    async def _start(self, container: Manifest) -> asyncio.subprocess.Process:
-        command = None
-        while command is None:
-            try:
-                command = await command_of(self._core, self._pod, container, self._place)
-            except (NotYet, aiohttp.ClientError) as error:  # noqa: PERF203 - so it waits
-                self._waits(container, "CreateContainerConfigError", str(error))
-                await asyncio.sleep(_AGAIN)
-        self._ran = True
-        with (self._place.folder / "log").open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                *command.argv,
-                cwd=command.folder,
-                env={**command.environment, MARK: self._pod["metadata"]["uid"]},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+        assert self._ground is not None
+        if unknown := unknown_in(self._pod):
+            words = (
+                f"The nodes of the tests have no {unknown}: a test of that needs a kubelet (tests/cluster)."
             )
+            await self._event("NotOnThisNode", words, "Warning")
+            await self._report("Failed", "NotOnThisNode", words)
+            return
+        try:
+            await self._report()
+            await self._mount()
+            await self._isolate(self._ground)
+            for record in self._inits:
+                if await self._container(record):
+                    await self._report()
+                    return
+            await asyncio.gather(*map(self._container, self._containers))
+            await self._report()
+        except _Ended:
+            pass
+        finally:
+            await self._sweep(self._ground)
 
-    def _end_of_log(self) -> str:
-        """Return as much of the log as a kubelet keeps."""
-        lines = (self._place.folder / "log").read_bytes().splitlines(keepends=True)[-80:]
-        return b"".join(lines)[-2048:].decode(errors="replace")
+    async def _mount(self) -> None:
+        assert self._ground is not None
+        uid, folder = self._pod["metadata"]["uid"], self._place.folder / "volumes"
+        memory = self._ground.image.folder / uid / "volumes"
+        self._volumes = Volumes(self._core, self._pod, folder, memory, self._place.claims)
+        told = ""
+        while True:
+            try:
+                return await self._volumes.make()
+            except NotYet as trouble:
+                words = str(trouble)
+            except aiohttp.ClientError:
+                words = told
+            if words != told:
+                for line in words.splitlines():
+                    await self._event("FailedMount", line, "Warning")
+            told = words
+            await self._pause(_AGAIN)
 
-    def _waits(self, container: Manifest, reason: str, message: str) -> None:
-        state = {"waiting": {"reason": reason, "message": message}}
-        self._states[container["name"]] = _status(container, state, 0)
+    async def _isolate(self, ground: Ground) -> None:
+        """Make what its containers share, and give it its address."""
+        spec, metadata = self._pod["spec"], self._pod["metadata"]
+        self._go_on()
+        self._sandbox = await Sandbox.made(
+            spec.get("hostname", metadata["name"])[:63],
+            ground.image.folder / metadata["uid"],
+            shares_processes=spec.get("shareProcessNamespace", False),
+        )
+        await asyncio.to_thread(ground.network.join, self._sandbox.pid, self._number)
+        self._address = self._place.address
 
-    def _ended(
-        self, container: Manifest, status: int, reason: str, started: str, restarts: int, message: str = ""
-    ) -> None:
-        end = {"exitCode": status, "reason": reason, "startedAt": started, "finishedAt": _now()}
-        state = {"terminated": {**end, "message": message}}
-        self._states[container["name"]] = _status(container, state, restarts)
+    async def _sweep(self, ground: Ground) -> None:
+        """End what is left of it."""
+        if self._sandbox is not None:
+            await asyncio.to_thread(ground.network.leave, self._number)
+            await self._sandbox.end()
+
+    async def _pull(self, record: Record) -> None:
+        assert self._ground is not None
+        image = record.container["image"]
+        policy = record.container.get("imagePullPolicy", "IfNotPresent")
+        state = self._ground.images.get(image, "there")
+        if state == "there" and policy != "Always":
+            await self._event("Pulled", f'Container image "{image}" already present on machine')
+            return
+        if policy == "Never":
+            words = f'Container image "{image}" is not present with pull policy of Never'
+            await self._refused(record, "ErrImageNeverPull", words)
+        else:
+            await self._event("Pulling", f'Pulling image "{image}"')
+        while (state := self._ground.images.get(image, "there")) != "there":
+            if state == "missing" and policy != "Never":
+                words = f'Failed to pull image "{image}": not found'
+                await self._event("Failed", words, "Warning")
+                await self._refused(record, "ErrImagePull", words)
+                await self._comes(image)
+                words = f'Back-off pulling image "{image}": ErrImagePull: {words}'
+                await self._event("BackOff", f'Back-off pulling image "{image}"')
+                await self._refused(record, "ImagePullBackOff", words)
+            await self._comes(image)
+        await self._event("Pulled", f'Successfully pulled image "{image}"')
+
+    async def _comes(self, image: str) -> None:
+        """Return once an image is there, or it is time to try again."""
+        assert self._ground is not None
+        for _ in range(round(_BACK_OFF / _AGAIN)):
+            if self._ground.images.get(image, "there") == "there":
+                return
+            await self._pause(_AGAIN)
+
+    async def _refused(self, record: Record, reason: str, words: str) -> None:
+        """Say that a container cannot be started, and go on trying."""
+        record.waits(reason, words)
+        await self._event("Failed", f"Error: {reason if 'Pull' in reason else words}", "Warning")
+        await self._report()
+
+    async def _container(self, record: Record) -> int:
+        """Run it until it is not started again; return its last exit status."""
+        name = record.container["name"]
+        await self._pull(record)
+        while True:
+            self._go_on()
+            status = await self._once(record)
+            again = {"Always": True, "OnFailure": status != 0}.get(self._pod["spec"]["restartPolicy"], False)
+            if self._stop.done() or not again or ("is_init" in record.container and not status):
+                return status
+            await self._report()
+            words = f"restarting failed container {name} in pod {self._pod['metadata']['name']}"
+            record.waits("CrashLoopBackOff", f"back-off 10s {words}")
+            await self._event("BackOff", f"Back-off {words}", "Warning")
+            await self._report()
+            await self._pause(_BACK_OFF)
+            record.restarts += 1
+
+    async def _once(self, record: Record) -> int:
+        name = record.container["name"]
+        words_file = self._place.folder / f"words-{name}-{record.restarts}"
+        words_file.touch()
+        words_file.chmod(0o666)
+        running = await self._start(record, words_file)
+        self._running[name] = running
+        if self._stop.done():
+            running.send(signal.SIGKILL)
+        await self._event("Created", f"Container created: {name}")
+        await self._event("Started", f"Container started: {name}")
+        record.runs()
+        await self._report()
+        code = await running.wait()
+        del self._running[name]
+        if why := running.start_error():
+            await self._event("Failed", f"Error: {why}", "Warning")
+            record.ended(128, "StartError", why)
+            return 128
+        reason = self._killed_for.pop(name, "Error" if code else "Completed")
+        record.ended(code, reason, self._last_words(record, words_file, code))
+        return code
+
+    async def _start(self, record: Record, words: Path) -> Running:
+        assert self._ground is not None and self._volumes is not None and self._sandbox is not None
+        image, told = self._ground.image, ""
+        layer = image.folder / self._pod["metadata"]["uid"] / f"{record.container['name']}-{record.restarts}"
+        while True:
+            try:
+                found = await container_of(
+                    self._core, self._pod, record.container, self._place, image, self._volumes, words
+                )
+                return await start(found, self._sandbox, image, layer, self._place.folder / "log")
+            except NotYet as trouble:
+                if str(trouble) != told:
+                    told = str(trouble)
+                    await self._refused(record, "CreateContainerConfigError", told)
+            except aiohttp.ClientError:
+                pass
+            await self._pause(_AGAIN)
+
+    def _last_words(self, record: Record, file: Path, code: int) -> str:
+        """Return what it said last: in its file, or else, if it has failed and wants so, in its log."""
+        said = file.read_bytes()[:4096]
+        if not said and code and record.container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+            log = (self._place.folder / "log").read_bytes().splitlines(keepends=True)
+            said = b"".join(log[-80:])[-2048:]
+        return said.decode(errors="replace")
 
     def _end_phase(self) -> str:
-        codes = [each["state"].get("terminated", {}).get("exitCode", 1) for each in self._states.values()]
-        return "Failed" if any(codes) else "Succeeded"
+        return "Failed" if any(each.code != 0 for each in self._containers) else "Succeeded"
 
-    async def _report(self, phase: str, reason: str = "", message: str = "") -> None:
-        ready = "True" if phase == "Running" else "False"
-        conditions = [{"type": kind, "status": ready} for kind in ("ContainersReady", "Ready")]
-        conditions.append({"type": "Initialized", "status": "True"})
-        names = {each["name"] for each in self._pod["spec"]["containers"]}
-        status = {
+    async def _report(self, phase: str = "", reason: str = "", message: str = "") -> None:
+        if self._stop.done() and not phase:
+            return  # how it ends is told once, when it has
+        async with self._reporting:  # what was seen later is told later
+            await self._write("patch_namespaced_pod_status", {"status": self._status(phase, reason, message)})
+
+    def _status(self, phase: str, reason: str, message: str) -> dict[str, Any]:
+        policy = self._pod["spec"]["restartPolicy"]
+        phase = phase or phase_of(self._inits, self._containers, policy)
+        addresses = {"podIP": self._address, "podIPs": [{"ip": self._address}]} if self._address else {}
+        return {
             "phase": phase,
             "hostIP": "127.0.0.1",
-            "podIP": self._place.address,
-            "podIPs": [{"ip": self._place.address}],
+            **addresses,
             "startTime": self._started,
-            "conditions": conditions,
-            "containerStatuses": [each for name, each in self._states.items() if name in names],
+            "conditions": conditions_of(self._inits, self._containers, phase),
+            "initContainerStatuses": [each.status() for each in self._inits],
+            "containerStatuses": [each.status() for each in self._containers],
             **({"reason": reason, "message": message} if reason else {}),
         }
-        await self._write("patch_namespaced_pod_status", {"status": status})
 
     async def _write(self, method: str, body: Manifest) -> None:
         metadata = self._pod["metadata"]
@@ -251,35 +354,6 @@ class PodRunner:
 
     async def _event(self, reason: str, message: str, kind: str = "Normal") -> None:
         metadata = self._pod["metadata"]
-        about = {"kind": "Pod", "apiVersion": "v1"}
-        about |= {key: metadata[key] for key in ("namespace", "name", "uid")}
-        event = {
-            "metadata": {"generateName": f"{metadata['name']}."},
-            "involvedObject": about,
-            "reason": reason,
-            "message": message,
-            "type": kind,
-            "source": {"component": "kubelet", "host": self.node},
-            "firstTimestamp": _now(),
-            "lastTimestamp": _now(),
-            "count": 1,
-        }
+        body = event(metadata, self.node, reason, message, kind)
         with contextlib.suppress(ApiException, aiohttp.ClientError):  # its namespace is being deleted
-            await self._core.create_namespaced_event(metadata["namespace"], event)
-
-
-def _status(container: Manifest, state: Manifest, restarts: int, *, ready: bool = False) -> dict[str, Any]:
-    found = {"name": container["name"], "image": container["image"], "imageID": container["image"]}
-    return {**found, "state": dict(state), "ready": ready, "started": ready, "restartCount": restarts}
-
-
-def _kill_marked(uid: str) -> None:
-    """Kill what is left of a pod's processes."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(MARK) == uid:
-                process.kill()
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+            await self._core.create_namespaced_event(metadata["namespace"], body)
