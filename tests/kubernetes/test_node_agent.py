@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +13,8 @@ import pytest
 
 from support.clusters import hami, plain
 from support.control_plane import Cluster
-from support.probes import WRITTEN, writing
+from support.probes import WRITTEN, differences, everything, writing
+from support.sides import PORT, RECORD, Side
 
 SLEEP = ["sleep", "600"]
 HELD = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "655", "nvidia.com/gpucores": "2"}
@@ -34,7 +37,9 @@ def pod(name: str, command: list[str], **spec: Any) -> dict[str, Any]:
     container["resources"] = {"limits": limits}
     metadata = {"name": name, **spec.pop("metadata", {})}
     toleration = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
-    spec = {"restartPolicy": "Never", "tolerations": toleration, **spec, "containers": [container]}
+    # Whatever is the first process of its container does not hear that it is to end.
+    defaults = {"restartPolicy": "Never", "tolerations": toleration, "terminationGracePeriodSeconds": 1}
+    spec = {**defaults, **spec, "containers": [container]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
@@ -91,6 +96,60 @@ def test_a_container_finds_its_files_and_variables(nodes: Cluster, namespace: st
     assert found["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
     assert nodes.agent is not None
     assert nodes.agent.log(namespace, "told") == f"hidden told hello {found['podIP']}\n"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("of-image", "ours", "first", "no-secret", "refused", "words"), id="some"),
+        pytest.param((), id="all", marks=pytest.mark.long),
+    ],
+)
+def test_pods_find_and_become_what_a_kubelet_was_seen_to_make_of_them(
+    nodes: Cluster, namespace: str, names: tuple[str, ...]
+) -> None:
+    assert nodes.agent is not None
+    side = Side.hollow(nodes, namespace, nodes.agent, f"compared-{namespace}")
+    probes = [each for each in everything(nodes.image) if not names or each.name in names]
+    side.begin(probes)
+    try:
+        found = side.follow(probes)
+    finally:
+        side.let_go()
+    seen = json.loads(RECORD.read_text())
+    assert [f"{name}{each}" for name in found for each in differences(seen[name], found[name])] == []
+
+
+def test_who_talks_to_a_pod_that_has_gone_hears_nothing(nodes: Cluster, namespace: str) -> None:
+    assert nodes.agent is not None
+    side = Side.hollow(nodes, namespace, nodes.agent, f"serving-{namespace}")
+    address = side.serve()
+    side.await_answer(address, "answered")
+    nodes.kubectl("delete", "pod", "-n", namespace, "serving", "--grace-period=1")
+    side.await_answer(address, "nothing")
+
+
+def test_who_talks_to_a_pod_of_a_lost_node_hears_nothing(nodes: Cluster, namespace: str) -> None:
+    assert nodes.agent is not None
+    lost = f"lost-{namespace}"
+    side = Side.hollow(nodes, namespace, nodes.agent, lost)
+    address = side.serve()
+    side.await_answer(address, "answered")
+    with socket.create_connection((address, PORT)) as talking:
+        nodes.agent.lose(lost)
+        talking.settimeout(1)
+        with pytest.raises(TimeoutError):
+            talking.recv(1)
+
+
+def test_what_no_node_here_has_is_refused_in_words(nodes: Cluster, namespace: str) -> None:
+    probe = {"exec": {"command": ["true"]}}
+    asking = pod("asking", ["true"], volumes=[{"name": "v", "downwardAPI": {}}])
+    asking["spec"]["containers"][0]["livenessProbe"] = probe
+    nodes.apply(asking, namespace=namespace)
+    found = in_phase(nodes, namespace, "asking", "Failed")
+    assert found["reason"] == "NotOnThisNode"
+    assert "no volume of the kind downwardAPI and livenessProbe" in found["message"]
 
 
 def test_what_is_mounted_read_only_cannot_be_written_even_by_root(nodes: Cluster, namespace: str) -> None:

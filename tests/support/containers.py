@@ -46,16 +46,15 @@ DEFAULT_CAPABILITIES = frozenset(
 _SANDBOX = """set -e
 mount -t tmpfs -o size=64m,mode=1777,nosuid,nodev,noexec shm "$2"
 echo "$1" > /proc/sys/kernel/hostname
-trap '' CHLD
 echo ready
-exec cat > /dev/null
+exec env --ignore-signal=CHLD cat > /dev/null
 """
 #: Runs its first argument as the first process of a process namespace, and ends as that does. In the
 #: foreground, for a shell lets what it starts in the background ignore interrupts.
-_FIRST = 'exec 3>&2 2> /dev/null; sh -c "$0" sh "$@" 2>&3 3>&-; exit $?'
+_FIRST = 'exec 3>&2 2> /dev/null; (exec sh -c "$0" sh "$@" 2>&3 3>&-); exit $?'
 #: Makes the file system of a container of what lies in ``$layer``.
 _FILES = """set -e
-readlink /proc/self/ns/mnt > "$layer/namespace"
+touch "$layer/begun"
 root=$layer/root
 mount -t overlay overlay -o "lowerdir=$image:/,upperdir=$layer/upper,workdir=$layer/work" "$root"
 for each in $bound; do mkdir -p "$root$each"; mount --rbind "$each" "$root$each"; done
@@ -68,7 +67,8 @@ for name in null zero full random urandom tty; do
 done
 ln -s /proc/self/fd "$root/dev/fd"; ln -s fd/0 "$root/dev/stdin"
 ln -s fd/1 "$root/dev/stdout"; ln -s fd/2 "$root/dev/stderr"
-mkdir "$root/dev/shm" "$root/dev/pts"
+mkdir "$root/dev/shm" "$root/dev/pts" "$root/dev/mqueue"
+mount -t mqueue -o nosuid,nodev,noexec mqueue "$root/dev/mqueue"
 mount --rbind "$shm" "$root/dev/shm"
 mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts "$root/dev/pts"
 ln -s pts/ptmx "$root/dev/ptmx"
@@ -81,9 +81,10 @@ mounted() {  # its source, its target, and ro or rw
 _RUN = """mkdir -p "$root$folder"
 if [ "$readonly" = yes ]; then mount -o remount,bind,ro "$root"; fi
 if ! chroot "$root" env "PATH=$path" sh -c 'cd "$2" && command -v -- "$1"' sh "$1" "$folder" > /dev/null; then
-    echo "exec: \\"$1\\": executable file not found in \\$PATH" > "$layer/start-error"
+    echo "$1" > "$layer/not-found"
     exit 128
 fi
+touch "$layer/started"
 """
 
 
@@ -263,9 +264,9 @@ class Sandbox:
             "unshare", *namespaces, "sh", "-c", _SANDBOX, "pause", name, shm,
             stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True,
         )  # fmt: skip
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
         if await process.stdout.readline() != b"ready\n":
-            raise OSError((await process.stderr.read()).decode())
+            raise OSError((await process.communicate())[1].decode())
         pid = await _child_of(process.pid) if shares_processes else process.pid
         return cls(process, pid, shm, shares_processes=shares_processes)
 
@@ -286,10 +287,12 @@ class Sandbox:
 class Running:
     """A container that was started, and what became of it."""
 
-    def __init__(self, process: Process, pid: int, layer: Path, *, shares_processes: bool) -> None:
+    def __init__(self, process: Process, pid: int, layer: Path, mounts: int | None) -> None:
         """See :func:`start`."""
         self._process, self._pid, self._layer = process, pid, layer
-        self._shares_processes = shares_processes
+        #: Its mount namespace, where that alone tells its processes from others. It is held: what it is
+        #: called would be another's next.
+        self._mounts = mounts
 
     def send(self, signum: int) -> None:
         """Send its first process a signal."""
@@ -300,18 +303,27 @@ class Running:
     async def wait(self) -> int:
         """Return its exit status, 128 and more for a signal; all its processes are gone then."""
         code = await self._process.wait()
-        file = self._layer / "namespace"
-        # Where it has processes of its own, they have ended with the first of them.
-        if self._shares_processes and file.exists():
-            for pid in _with("mnt", file.read_text().strip()):
+        if self._mounts is not None:
+            for pid in _with("mnt", f"mnt:[{os.fstat(self._mounts).st_ino}]"):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            os.close(self._mounts)
         return code if code >= 0 else 128 - code
+
+    async def has_begun(self) -> bool:
+        """Whether its own command has begun, once that is known."""
+        while self._process.returncode is None:
+            if (self._layer / "started").exists():
+                return True
+            await asyncio.sleep(0.005)
+        return (self._layer / "started").exists()
 
     def start_error(self) -> str:
         """Return why nothing was started, if so."""
-        file = self._layer / "start-error"
-        return file.read_text().strip() if file.exists() else ""
+        file = self._layer / "not-found"
+        if not file.exists():
+            return ""
+        return f'exec: "{file.read_text().strip()}": executable file not found in $PATH: unknown'
 
 
 async def start(container: Container, sandbox: Sandbox, image: Image, layer: Path, log: Path) -> Running:
@@ -329,7 +341,20 @@ async def start(container: Container, sandbox: Sandbox, image: Image, layer: Pat
             stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             cwd="/",
         )  # fmt: skip
-    return Running(process, await _child_of(process.pid), layer, shares_processes=sandbox.shares_processes)
+    pid = await _child_of(process.pid)
+    mounts = await _mounts_of(process, pid, layer) if sandbox.shares_processes else None
+    return Running(process, pid, layer, mounts)
+
+
+async def _mounts_of(process: Process, pid: int, layer: Path) -> int | None:
+    """Return the mount namespace of a container, opened; None where it is gone already."""
+    while process.returncode is None:
+        if (layer / "begun").exists():
+            with suppress(OSError):
+                return os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY)
+            return None
+        await asyncio.sleep(0.005)
+    return None
 
 
 def _script(container: Container, sandbox: Sandbox, image: Image, layer: Path) -> str:
@@ -364,15 +389,20 @@ def _privileges(container: Container) -> list[str]:
 
 async def _child_of(pid: int) -> int:
     """Return the process that a program has started to do its work; the program itself where it is gone."""
-    children = Path(f"/proc/{pid}/task/{pid}/children")
     with suppress(OSError):
-        while True:
-            if found := children.read_text().split():
+        while _state(pid) != "Z":
+            if found := _children(pid):
                 return int(found[0])
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return pid
             await asyncio.sleep(0.005)
     return pid
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _sharing(kind: str, pid: int) -> Iterator[int]:

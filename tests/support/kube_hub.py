@@ -45,7 +45,9 @@ class KubeHub(Hub):
         self.namespace = f"hub-{secrets.token_hex(4)}"
         self._cluster, self._namespaces = cluster, [self.namespace]
         cluster.kubectl("create", "namespace", self.namespace)
-        address = os.environ.get("GPU_POOL_TEST_HUB", "127.0.0.1")
+        address = os.environ.get("GPU_POOL_TEST_HUB") or (
+            cluster.agent.outside if cluster.agent else "127.0.0.1"
+        )
         filled = _CONFIG.format(hub=address, namespace=self.namespace, image=cluster.image)
         environment = {"KUBECONFIG": str(self._log_in(folder))}
         config = filled + config.replace("NAMESPACE", self.namespace)

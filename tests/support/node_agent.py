@@ -15,20 +15,28 @@ In a test, over a real API server and scheduler (the fixture ``cluster`` of
 tests of thousands. By itself: ``python -m support.node_agent KUBECONFIG FOLDER
 NODES.json [hollow]``.
 
-Each pod gets an address of its own, 127.x.y.z. A container is one process on
-this machine, with ``command`` and ``args`` (an image is a name and nothing
-more, so one of the two is needed), and not locked up: a ``mountPath`` is
-rewritten in arguments, variables and ``workingDir`` to the folder where the
-volume lies, and ``0.0.0.0`` to the pod's address; a path that is compiled into
-a program is not. Known are secret, configMap, emptyDir, hostPath and
-persistentVolumeClaim, init containers, restartPolicy, deadlines and grace.
-Secrets, ConfigMaps and mounts that are ``readOnly`` cannot be written, even by
-root. There are no probes, no limits, no logs by the API and no exec; nothing
-runs as another user, as the first process of its own, or in less than this
-machine's network. It was compared with a kubelet in these: see
-``tests/cluster``, which has one. Owners, lost
-nodes, quotas and namespaces are kube-controller-manager's, as anywhere.
-A test that needs none of this passes on a cluster with real kubelets.
+A pod has an address, a host name and, if it wants to, processes of its own; a
+container has mounts, a user, groups, capabilities and process numbers as it
+would have them, over this machine's file system (``support.containers``). All
+images are one: this machine's programs and this Python, and a user ``jovyan``,
+1000 of the group 100, with a home. Known are secret, configMap, emptyDir,
+hostPath and persistentVolumeClaim (a folder that everybody can write), init
+containers, restartPolicy, deadlines, grace, images that do not come and last
+words. What is not known is refused: such a pod fails with the reason
+``NotOnThisNode``.
+
+Left out without a word are limits of memory and CPU, seccomp, SELinux and user
+namespaces (``hostUsers``), logs by the API and exec; and it tries again after
+one second what a kubelet does after ten.
+
+Compared with kubelet 1.36.2 on containerd 1.6.20 and runc 1.1.5 in November
+2026, by the pods of ``support.probes``: ``tests/cluster/test_hollow_node.py``
+compares the two again. Owners, lost nodes, quotas and namespaces are
+kube-controller-manager's, as anywhere. A test that needs none of this passes on
+a cluster with real kubelets.
+
+It needs root, and what ``containers.missing`` names; without pods, or with
+``hollow=True``, it needs nothing.
 """
 
 from __future__ import annotations
@@ -119,10 +127,11 @@ class NodeAgent:
         """Kill a pod's processes, and give this reason in its status."""
         self._call(lambda: self._runner(namespace, name).kill(reason))
 
-    def log(self, namespace: str, name: str) -> str:
-        """Return what the newest pod of that name wrote."""
-        file = self._folder / "pods" / self._uids[namespace, name] / "log"
-        return file.read_text(errors="replace") if file.exists() else ""
+    def log(self, namespace: str, name: str, container: str = "") -> str:
+        """Return what the newest pod of that name wrote, or one of its containers since it began anew."""
+        folder = self._folder / "pods" / self._uids[namespace, name]
+        files = sorted(folder.glob(f"log-{container or '*'}-*"), key=lambda file: file.stat().st_mtime_ns)
+        return "".join(file.read_text(errors="replace") for file in (files[-1:] if container else files))
 
     def claims(self, namespace: str, name: str) -> Path:
         """Return the folder that a PersistentVolumeClaim is here."""

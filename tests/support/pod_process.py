@@ -1,4 +1,4 @@
-"""How a container of a pod becomes a process: its variables, its command, its user and rights. See node_agent."""
+"""How a container of a pod becomes a process: variables, command, user, rights. See node_agent."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def unknown_in(pod: Manifest) -> str:
     """
     spec, found = pod["spec"], []
     for volume in spec.get("volumes", ()):
-        found += [f"a volume of the kind {kind}" for kind in volume.keys() - KNOWN - {"name"}]
+        found += [f"volume of the kind {kind}" for kind in volume.keys() - KNOWN - {"name"}]
     found += [name for name in _OF_THIS_MACHINE if spec.get(name)]
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
         found += [name for name in _PROBES if name in container]
-        found += ["a privileged container"] if _security(pod, container).get("privileged") else []
-        found += ["an init container that goes on"] if "restartPolicy" in container else []
-        found += [] if container.get("command") or container.get("args") else ["an image's own command"]
+        found += ["privileged container"] if _security(pod, container).get("privileged") else []
+        found += ["init container that goes on"] if "restartPolicy" in container else []
+        found += [] if container.get("command") or container.get("args") else ["command of an image's own"]
         for each in container.get("env", ()):
             found += ["resourceFieldRef"] if "resourceFieldRef" in each.get("valueFrom", {}) else []
     return " and ".join(dict.fromkeys(found))
@@ -113,7 +113,7 @@ def _expanded(text: str, values: Mapping[str, str], *, must_know: bool = False) 
         if name is None:
             return "$"
         if must_know and name not in values:
-            raise NotYet(f'missing value for "{name}"')
+            raise NotYet(f"missing value for {name}")
         return values.get(name, found[0])
 
     return _REFERENCE.sub(replaced, text)

@@ -7,6 +7,7 @@ import contextlib
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ from support.pod_volumes import Manifest, NotYet, Volumes
 _AGAIN = 0.1
 #: Seconds until what has failed is tried again: ten and more with a kubelet.
 _BACK_OFF = 1.0
+#: What containerd and runc say before runc's reason.
+_NOT_STARTED = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
+    "runc create failed: unable to start container process:"
+)
 _LATE = "Pod was active on the node longer than the specified deadline"
 
 
@@ -108,6 +114,8 @@ class PodRunner:
         if why.silent and self._ground:
             self._ground.network.leave(self._number)
         await self._end(life, why.grace)
+        for record in self._containers:
+            record.never_ran()
         if not why.deleted and not why.silent:
             await self._report("Failed", why.reason, why.message)
 
@@ -213,6 +221,7 @@ class PodRunner:
             return
         if policy == "Never":
             words = f'Container image "{image}" is not present with pull policy of Never'
+            await self._event("ErrImageNeverPull", words, "Warning")
             await self._refused(record, "ErrImageNeverPull", words)
         else:
             await self._event("Pulling", f'Pulling image "{image}"')
@@ -253,9 +262,11 @@ class PodRunner:
             if self._stop.done() or not again or ("is_init" in record.container and not status):
                 return status
             await self._report()
-            words = f"restarting failed container {name} in pod {self._pod['metadata']['name']}"
-            record.waits("CrashLoopBackOff", f"back-off 10s {words}")
-            await self._event("BackOff", f"Back-off {words}", "Warning")
+            metadata = self._pod["metadata"]
+            about = f"{metadata['name']}_{metadata['namespace']}({metadata['uid']})"
+            record.waits("CrashLoopBackOff", f"back-off 10s restarting failed container={name} pod={about}")
+            words = f"Back-off restarting failed container {name} in pod {about}"
+            await self._event("BackOff", words, "Warning")
             await self._report()
             await self._pause(_BACK_OFF)
             record.restarts += 1
@@ -270,12 +281,13 @@ class PodRunner:
         if self._stop.done():
             running.send(signal.SIGKILL)
         await self._event("Created", f"Container created: {name}")
-        await self._event("Started", f"Container started: {name}")
         record.runs()
-        await self._report()
+        told = asyncio.create_task(self._began(name, running))
         code = await running.wait()
+        await told
         del self._running[name]
         if why := running.start_error():
+            why = f"{_NOT_STARTED} {why}"
             await self._event("Failed", f"Error: {why}", "Warning")
             record.ended(128, "StartError", why)
             return 128
@@ -283,8 +295,15 @@ class PodRunner:
         record.ended(code, reason, self._last_words(record, words_file, code))
         return code
 
+    async def _began(self, name: str, running: Running) -> None:
+        if await running.has_begun():
+            await self._event("Started", f"Container started: {name}")
+            await self._report()
+
     async def _start(self, record: Record, words: Path) -> Running:
-        assert self._ground is not None and self._volumes is not None and self._sandbox is not None
+        assert self._ground is not None
+        assert self._volumes is not None
+        assert self._sandbox is not None
         image, told = self._ground.image, ""
         layer = image.folder / self._pod["metadata"]["uid"] / f"{record.container['name']}-{record.restarts}"
         while True:
@@ -292,7 +311,7 @@ class PodRunner:
                 found = await container_of(
                     self._core, self._pod, record.container, self._place, image, self._volumes, words
                 )
-                return await start(found, self._sandbox, image, layer, self._place.folder / "log")
+                return await start(found, self._sandbox, image, layer, self._log(record))
             except NotYet as trouble:
                 if str(trouble) != told:
                     told = str(trouble)
@@ -301,11 +320,14 @@ class PodRunner:
                 pass
             await self._pause(_AGAIN)
 
+    def _log(self, record: Record) -> Path:
+        return self._place.folder / f"log-{record.container['name']}-{record.restarts}"
+
     def _last_words(self, record: Record, file: Path, code: int) -> str:
         """Return what it said last: in its file, or else, if it has failed and wants so, in its log."""
         said = file.read_bytes()[:4096]
         if not said and code and record.container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
-            log = (self._place.folder / "log").read_bytes().splitlines(keepends=True)
+            log = self._log(record).read_bytes().splitlines(keepends=True)
             said = b"".join(log[-80:])[-2048:]
         return said.decode(errors="replace")
 
@@ -329,7 +351,7 @@ class PodRunner:
             "startTime": self._started,
             "conditions": conditions_of(self._inits, self._containers, phase),
             "initContainerStatuses": [each.status() for each in self._inits],
-            "containerStatuses": [each.status() for each in self._containers],
+            "containerStatuses": sorted((each.status() for each in self._containers), key=itemgetter("name")),
             **({"reason": reason, "message": message} if reason else {}),
         }
 

@@ -40,6 +40,14 @@ class Record:
         found = {"exitCode": code, "reason": reason, "startedAt": started, "finishedAt": now()}
         self.state = {"terminated": {**found, **({"message": message} if message else {})}}
 
+    def never_ran(self) -> None:
+        """Its pod has ended before it was started."""
+        if "waiting" in self.state:
+            words = "The container could not be located when the pod was terminated"
+            self.state = {
+                "terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": words}
+            }
+
     @property
     def code(self) -> int | None:
         """The status with which it has ended, lastly; None if it never has."""
@@ -82,21 +90,25 @@ def conditions_of(inits: Sequence[Record], containers: Sequence[Record], phase: 
     """Return the conditions of a pod that a kubelet writes."""
     unready = [each.container["name"] for each in containers if "running" not in each.state]
     waiting = [each.container["name"] for each in inits if each.code != 0]
-    ready: dict[str, Any] = {"status": "True"}
-    if phase in ("Succeeded", "Failed"):
-        ready = {"status": "False", "reason": "PodCompleted" if phase == "Succeeded" else "PodFailed"}
-    elif unready:
-        words = f"containers with unready status: [{' '.join(unready)}]"
-        ready = {"status": "False", "reason": "ContainersNotReady", "message": words}
-    initialized: dict[str, Any] = {"status": "True"}
-    if waiting:
-        words = f"containers with incomplete status: [{' '.join(waiting)}]"
-        initialized = {"status": "False", "reason": "ContainersNotInitialized", "message": words}
+    ready = _condition("ContainersNotReady", "containers with unready status", unready)
+    initialized = _condition("ContainersNotInitialized", "containers with incomplete status", waiting)
+    if phase == "Succeeded":
+        ready = {"status": "False", "reason": "PodCompleted", "message": None}
+        initialized |= {"reason": "PodCompleted"}
+    elif phase == "Failed":
+        ready = {"status": "False", "reason": "PodFailed", "message": None}
     return [
         {"type": "Initialized", **initialized},
         {"type": "ContainersReady", **ready},
         {"type": "Ready", **ready},
     ]
+
+
+def _condition(reason: str, words: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return what a condition says: not so because of these containers, if there are any."""
+    if not names:
+        return {"status": "True", "reason": None, "message": None}
+    return {"status": "False", "reason": reason, "message": f"{words}: [{' '.join(names)}]"}
 
 
 def event(metadata: Manifest, node: str, reason: str, message: str, kind: str) -> dict[str, Any]:

@@ -67,15 +67,15 @@ class Volumes:
     async def _made(self, volume: Manifest) -> Path:
         name, namespace = volume["name"], self._pod["metadata"]["namespace"]
         if "hostPath" in volume:
-            path = Path(volume["hostPath"]["path"])
-            path.mkdir(parents=True, exist_ok=True)
-            return path
+            return _there(Path(volume["hostPath"]["path"]), 0o755)
         if "persistentVolumeClaim" in volume:
             path = self._claims / namespace / volume["persistentVolumeClaim"]["claimName"]
-            return path if path.exists() else _folder(path, 0o777)
+            return _there(path, 0o777)
         if "emptyDir" in volume:
-            within = self._memory if volume["emptyDir"].get("medium") == "Memory" else self._folder
-            path = _folder(within / name, 0o777)
+            in_memory = volume["emptyDir"].get("medium") == "Memory"
+            path = _folder(
+                (self._memory if in_memory else self._folder) / name, 0o1777 if in_memory else 0o777
+            )
         elif "secret" in volume:
             source, path = volume["secret"], self._memory / name
             found = await read_data(self._core, "secret", namespace, source["secretName"], source)
@@ -93,6 +93,10 @@ class Volumes:
 
 def _is_read_only_claim(volume: Manifest) -> bool:
     return bool(volume.get("persistentVolumeClaim", {}).get("readOnly"))
+
+
+def _there(path: Path, mode: int) -> Path:
+    return path if path.exists() else _folder(path, mode)
 
 
 def _folder(path: Path, mode: int) -> Path:
