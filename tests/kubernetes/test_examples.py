@@ -95,6 +95,21 @@ def test_the_namespace_is_set_in_one_place(tmp_path: Path) -> None:
     assert {each["namespace"] for each in subjects} == {"elsewhere"}
 
 
+def test_two_hubs_in_one_cluster_have_no_object_in_common(tmp_path: Path) -> None:
+    of_each = []
+    for name in ("physics", "history"):
+        found = rendered(copied(tmp_path / name, name))
+        of_each.append(
+            {(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in found}
+        )
+        bound = [each for each in found if each["kind"] == "ClusterRoleBinding"]
+        assert {each["roleRef"]["name"] for each in bound} == {
+            f"gpu-pool-{name}",
+            f"gpu-pool-hub-sight-{name}",
+        }
+    assert of_each[0].isdisjoint(of_each[1])
+
+
 def test_the_service_is_there_without_an_operator_for_prometheus() -> None:
     assert "ServiceMonitor" not in {each["kind"] for each in rendered(EXAMPLES)}
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,17 @@ from gpu_pool.kubernetes.pool import ClusterPool
 from gpu_pool_client import EndReason, Holder, LeaseGone, LeaseState, NotAllowed, PodPhase
 from support.clusters import hami
 from support.control_plane import Cluster
-from support.kernel_pods import cluster_pool, command, held, notebook, running, until_pod, volume
+from support.kernel_pods import (
+    cluster_pool,
+    command,
+    foreign,
+    held,
+    notebook,
+    running,
+    until_free,
+    until_pod,
+    volume,
+)
 from support.pools import take, until
 
 
@@ -286,6 +297,44 @@ async def test_a_home_that_no_kernel_can_have_is_refused_before_there_is_a_lease
         with pytest.raises(NotAllowed, match=words):
             await held(pool)
         assert kernels(card, namespace) == []
+
+
+async def test_two_hubs_share_the_gpus_of_a_cluster_and_nothing_else(
+    card: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    other = f"{namespace}-other"
+    card.kubectl("create", "namespace", other)
+    try:
+        async with AsyncExitStack() as stack:
+            pools = []
+            for each in (namespace, other):
+                server = notebook("ada", each)
+                card.apply(*volume("claim-ada", each, "ReadWriteMany"), server, namespace=each)
+                about = cluster_pool(tmp_path / f"{each}.db", card.kubeconfig, each, pool=each)
+                pools.append(await stack.enter_async_context(about))
+            one, two = pools
+            await until(lambda: all(each._view.notebook("ada", "") for each in pools))
+            lease = await held(one, "60%")
+            await one.launch(lease.id, command())
+            await running(one, lease.id)
+            (kernel,) = kernels(card, namespace)
+            # What HAMi's scheduler, which is not here, writes down.
+            given = foreign("", "", milli=600, gpu="GPU-hami-1-0")["metadata"]["annotations"]
+            card.kubectl(
+                "annotate", "pod", "-n", namespace, kernel["metadata"]["name"],
+                *(f"{key}={value}" for key, value in given.items()),
+            )  # fmt: skip
+            await until_free(two, 400)
+            waiting = await take(two, "60%", "waits", Holder("ada"))
+            assert (await two.lease(waiting)).place == 1
+            await one.release(lease.id)
+            lease = await two.wait(waiting, 120)
+            await two.launch(lease.id, command())
+            await running(two, lease.id)
+            await until(lambda: not kernels(card, namespace), 120)
+            assert len(kernels(card, other)) == 1
+    finally:
+        card.kubectl("delete", "namespace", other, "--wait=false")
 
 
 @pytest.mark.long

@@ -1,4 +1,10 @@
-"""Clusters as their API describes them, one for each way to share a GPU."""
+"""Clusters as their API describes them, one for each way to share a GPU.
+
+Compared with nodes of NVIDIA's device plugin 0.20 with GPU feature discovery (time-slicing), and with
+resource slices of NVIDIA's DRA driver that shares memory, both on Kubernetes 1.36.2 in November 2026
+with stand-ins for NVIDIA's libraries. Not compared: HAMi, KAI, Volcano, Koordinator, GKE, Aliyun,
+Bitfusion and the plugin's MPS and MIG, which are written after their sources and documents.
+"""
 
 from __future__ import annotations
 

@@ -30,13 +30,18 @@ def copied(folder: Path, namespace: str, *, monitoring: bool = False) -> Path:
     made = folder / "kubernetes"
     shutil.copytree(EXAMPLES, made)
     where = made / "namespace.yaml"
-    where.write_text(where.read_text().replace("namespace: jupyterhub", f"namespace: {namespace}"))
+    where.write_text(_of(namespace, where.read_text()))
     if monitoring:
         chosen = made / "kustomization.yaml"
         chosen.write_text(
             chosen.read_text().replace("components: []", "").replace("# components:", "components:")
         )
     return made
+
+
+def _of(namespace: str, text: str) -> str:
+    named = text.replace("namespace: jupyterhub", f"namespace: {namespace}")
+    return named.replace("suffix: -jupyterhub", f"suffix: -{namespace}")
 
 
 def rendered(folder: Path) -> list[dict[str, Any]]:

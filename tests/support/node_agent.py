@@ -302,7 +302,9 @@ class NodeAgent:
         address = ground.network.address(number) if ground else f"198.18.{number // 256 % 256}.{number % 256}"
         place = Place(address, folder, self._folder / "claims", self._environment)
         self._uids[metadata["namespace"], metadata["name"]] = metadata["uid"]
-        return PodRunner(self._core, pod, place, number, ground)
+        runner = PodRunner(self._core, pod, place, number, ground)
+        runner.task.add_done_callback(self._over)
+        return runner
 
     def _forget(self, uid: str) -> None:
         """End a pod that is there no more."""

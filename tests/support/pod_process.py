@@ -42,7 +42,7 @@ def unknown_in(pod: Manifest) -> str:
         found += [f"volume of the kind {kind}" for kind in volume.keys() - KNOWN - {"name"}]
     found += [name for name in _OF_THIS_MACHINE if spec.get(name)]
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
-        found += [name for name in _PROBES if name in container]
+        found += [name for name in _PROBES if container.get(name)]
         found += ["privileged container"] if _security(pod, container).get("privileged") else []
         found += ["init container that goes on"] if "restartPolicy" in container else []
         found += [] if container.get("command") or container.get("args") else ["command of an image's own"]

@@ -2,7 +2,7 @@
 
 It is the embedded pool of the test's classroom, with leases that are in pods.
 Nothing but the command, the connection and the pool's own variables reaches a
-pod, as in a cluster.
+pod, as in a cluster. Not compared with one: ``support.node_agent`` and ``tests/cluster`` have pods.
 """
 
 from __future__ import annotations

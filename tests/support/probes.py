@@ -157,7 +157,10 @@ _TERM = "import os, signal; os.kill(os.getpid(), signal.SIGTERM); print('still h
 _HELD = {"finalizers": ["example.org/nobody-lets-it-go"]}
 _KEPT = [{"name": "own", "emptyDir": {}}]
 #: Told in its last words, since a kubelet removes logs of containers that are started anew.
-_KEEP = "(ls /srv/own; cat /tmp/lost) 2> /dev/null > /dev/termination-log; echo x | tee /srv/own/kept > /tmp/lost; exit 3"
+_KEEP = (
+    "(ls /srv/own; cat /tmp/lost) 2> /dev/null > /dev/termination-log; "
+    "echo x | tee /srv/own/kept > /tmp/lost; exit 3"
+)
 
 
 def everything(image: str) -> Iterable[Probe]:

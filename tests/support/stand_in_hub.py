@@ -1,6 +1,9 @@
 """What answers in place of a JupyterHub, and keeps its answers back; and clients of a service at any address.
 
 A real Hub answers when it can. Here a test says when, so that it can tell who is asked about before whom.
+
+Not compared with a Hub: it answers what the test gives it. The tests of ``tests/service`` that are
+about identity (``test_hub_identity.py``, ``test_hubbed.py``) ask a real one.
 """
 
 from __future__ import annotations

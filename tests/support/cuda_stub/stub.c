@@ -1,5 +1,8 @@
 /* A stand-in for libcuda.so.1 and libnvidia-ml.so.1: one GPU whose processes can be checkpointed.
  *
+ * Not compared by a test with the driver: written after cuda.h. NVIDIA's own bindings run over it, and
+ * tests/gpu does the same on a real one.
+ *
  * The environment variable DRIVER_STUB names a folder in which it keeps what it knows:
  *
  *   PID        a process that uses CUDA: its state, and the MiB that it has allocated.

@@ -4,6 +4,9 @@
 CUDA_MPS_PIPE_DIRECTORY, which it serves on the Unix socket ``control`` and
 where it writes down its pid as the real one does; its servers are real processes.
 
+Compared with the daemon of driver 580.159.04 on an H100 in November 2026, in how it shows limits (down
+to whole GiB); not compared in the rest, which is written after NVIDIA's documents.
+
 The file ``scenario.json`` beside it is read again for every question:
 
     refuse     {question: words}    these questions fail with these words

@@ -3,6 +3,7 @@
 The state stands beside the program, in ``nvidia-smi.json``: by uuid, ``mode``,
 ``apps`` (lines of pid and name), ``fixed`` (the mode may not be changed) and
 ``limits`` (soft and hard MiB, by control group). Every call is noted there.
+Not compared with the program: written after its help and NVIDIA's documents.
 """
 
 # It starts often in the tests, and pathlib takes long to import:

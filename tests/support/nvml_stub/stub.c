@@ -1,5 +1,8 @@
 /* A stand-in for libnvidia-ml.so.1 that answers from a text file.
  *
+ * Not compared by a test with the library: written after nvml.h. The real nvidia-ml-py runs over it, and
+ * tests/gpu asks the real library what this one is asked.
+ *
  * The file is named by the environment variable NVML_STUB_SCENARIO. A line is a
  * word and its values; lines from `gpu` or `instance` on describe that device:
  *
