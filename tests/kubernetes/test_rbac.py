@@ -32,6 +32,7 @@ MAY = [
     ("create secrets", True),
     ("get persistentvolumeclaims", True),
     ("create resourceclaimtemplates.resource.k8s.io", True),
+    ("list events", True),
 ]
 MUST_NOT = [
     ("get secrets", True),
@@ -54,6 +55,8 @@ MUST_NOT = [
     ("delete persistentvolumeclaims", True),
     ("get configmaps", True),
     ("create services", True),
+    ("create events", True),
+    ("list events", False),
     ("create networkpolicies.networking.k8s.io", True),
     ("create pods", False),
     ("delete pods", False),

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
@@ -18,6 +19,7 @@ from gpu_pool.inventory import Inventory
 from gpu_pool.kubernetes import kueue
 from gpu_pool.kubernetes.api import Api, connect
 from gpu_pool.kubernetes.choosing import refuse_beside_server
+from gpu_pool.kubernetes.growth import Growth
 from gpu_pool.kubernetes.homes import Homes
 from gpu_pool.kubernetes.kernels import Kernels
 from gpu_pool.kubernetes.orders import Orders
@@ -29,7 +31,7 @@ from gpu_pool.kubernetes.view import View
 from gpu_pool.kubernetes.writing import Writer
 from gpu_pool.ledger.book import Book
 from gpu_pool.ledger.devices import Others
-from gpu_pool.ledger.leases import gone
+from gpu_pool.ledger.leases import gone, lease_number
 from gpu_pool.readings import Reading
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import (
@@ -43,6 +45,7 @@ from gpu_pool_client import (
     LeaseGone,
     LeaseState,
     NotAllowed,
+    Outlook,
     PodPhase,
     PoolStatus,
     Process,
@@ -80,7 +83,9 @@ class ClusterPool(EmbeddedPool):
         self._kubernetes, self._api, self._log = kubernetes, api, log
         self._courses = courses
         self._view = View(api, kubernetes, log)
-        self._kernels = Kernels(Writer(api, log), self._view, log, self._end_taken)
+        writer = Writer(api, log)
+        self._kernels = Kernels(writer, self._view, log, self._end_taken)
+        self._growth = Growth(api, writer, self._view, kubernetes, settings.rules, self._do, log)
         self._homes = Homes(api, kubernetes, courses, log)
         self._orders = Orders(kubernetes, self._view, self._homes)
         self._live: frozenset[str] = frozenset()
@@ -126,6 +131,8 @@ class ClusterPool(EmbeddedPool):
         if self._kubernetes.kueue:
             places = Places(self._api, self._kernels, self._log)
             self._following.append(asyncio.create_task(places.run()))
+        if self._view.groups:
+            self._following.append(asyncio.create_task(self._growth.run()))
 
     async def close(self) -> None:
         """Follow the cluster no more, and close the ledger. Kernels live on."""
@@ -225,6 +232,27 @@ class ClusterPool(EmbeddedPool):
         async with self._turns:
             return await super().request(request, holder, key, groups=groups, server=server)
 
+    # -- Groups of nodes that can grow ----------------------------------------
+
+    async def explain(self, lease_id: str) -> Outlook:
+        """See ``Pool.explain``. Says how a machine comes, where one is to be started."""
+        outlook = await super().explain(lease_id)
+        return _with_growth(outlook, self._growth.outlook(lease_number(lease_id)))
+
+    async def forecast(
+        self,
+        request: SliceRequest,
+        holder: Holder,
+        *,
+        groups: Collection[str] | None = None,
+        server: str | None = None,
+    ) -> Outlook | None:
+        """See ``Pool.forecast``, and :meth:`explain`."""
+        outlook = await super().forecast(request, holder, groups=groups, server=server)
+        return outlook and _with_growth(outlook, self._growth.prospect(request))
+
+    # -- Whose turn it is ------------------------------------------------------
+
     async def _devices_for(
         self, request: SliceRequest, holder: Holder, server: str | None
     ) -> Collection[str]:
@@ -318,6 +346,11 @@ class ClusterPool(EmbeddedPool):
         with suppress(LeaseGone):
             await self.revoke(lease_id, taken.words, taken.reason)
             self._log.info("Lease %s ended: %s", ascii(lease_id), taken.words)
+
+
+def _with_growth(outlook: Outlook, words: str) -> Outlook:
+    """Say of a wait that a machine ends it: what others have is not what it is for."""
+    return replace(outlook, why=words, wait=None) if words else outlook
 
 
 async def open_cluster(
