@@ -164,6 +164,8 @@ async def test_a_service_that_starts_anew_asks_for_no_second_node(
     async with pool_of(fake, tmp_path) as pool:
         await until_told(pool, waiting, "A machine is being started")
         assert placeholders(fake) == [made]
+        await pool._growth.look()
+        assert fake.asked("POST", "pods") == 1
 
 
 async def test_a_group_that_does_not_grow_is_told_to_the_student_and_the_administrator(
