@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.cli.cluster import checks_of
-from support.clusters import hami, listed, named, node, plain, resource_slice
+from support.clusters import gke, hami, listed, named, node, plain, resource_slice
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
 from support.terminal import Terminal
 
@@ -105,8 +105,8 @@ async def test_the_doctor_recommends_claims_where_gpus_can_be_shared_by_them(
 
 
 async def test_the_doctor_says_with_what_a_dialect_was_seen(terminal: Terminal, fake: FakeKubernetes) -> None:
-    fake.put("nodes", hami("n1"))
-    assert (await checked(terminal))["seen"][1].startswith("hami: not seen on a cluster")
+    fake.put("nodes", gke("time-sharing", 10))
+    assert (await checked(terminal))["seen"][1].startswith("gke: not seen on a cluster")
     fake.put("nodes", plain("n1"))
     assert (await checked(terminal))["seen"][1].startswith("device-plugin: without GPUs: time-slicing")
 
