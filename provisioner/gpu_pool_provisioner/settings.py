@@ -10,6 +10,7 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, CUnicode, List, Unicode, default
 
 from gpu_pool_client.traits import Seconds
+from gpu_pool_provisioner.patience import default_outage_timeout
 
 #: Names the slice of kernels whose kernelspec says nothing about one.
 DEFAULT_SLICE_VARIABLE: Final = "GPU_POOL_DEFAULT_SLICE"
@@ -59,6 +60,19 @@ class SliceSettings(LocalProvisioner):
         help="""Seconds to wait for a slice before a start fails, where there is no waiting room. At most 30:
 
         a start that waits can be neither seen nor cancelled in JupyterLab.
+        """,
+    )
+    outage_timeout = Seconds(
+        300.0,
+        min=0,
+        max=86_400,
+        config=True,
+        where=_WHERE,
+        help="""Seconds for which a kernel that starts, or restarts, waits for a pool that does not answer.
+
+        By default 300 behind a JupyterHub, as long as it takes to move the pool's
+        service to another machine, and else 10. At most 86400; with 0 the start
+        fails at once. The first cell shows that it waits, and for how long.
         """,
     )
     ready_timeout = Seconds(
@@ -123,6 +137,10 @@ class SliceSettings(LocalProvisioner):
         config=True,
         help="Who a student should ask when no slice is free, in words that end a sentence. May be empty.",
     )
+
+    @default("outage_timeout")
+    def _default_outage_timeout(self) -> float:
+        return default_outage_timeout()
 
     @default("slice")
     def _default_slice(self) -> str:
