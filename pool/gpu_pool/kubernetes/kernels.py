@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from typing import Any, Final
 
 from gpu_pool.dialects import Manifest
 from gpu_pool.dialects.cluster import listing, mapping
@@ -22,19 +22,24 @@ from gpu_pool.kubernetes.pacing import Pace, is_placed
 from gpu_pool.kubernetes.states import BY_SOMEBODY, ENDED, Surroundings, Taken, read_pod
 from gpu_pool.kubernetes.view import View
 from gpu_pool.kubernetes.writing import Writer, path_of
-from gpu_pool_client import GpuPoolError, KernelPod, PodPhase
+from gpu_pool_client import Failure, GpuPoolError, KernelPod, PodPhase
 
 #: Kernels that are being handed to the API server at the same time; the others wait for their turn here.
 _AT_ONCE: Final = 16
 #: Is told that the cluster took a lease's pod away.
 OnTaken = Callable[[str, Taken], Awaitable[None]]
+#: Is told how a lease's kernel has failed by itself.
+OnFailed = Callable[[str, Failure], Awaitable[None]]
 
 
 class Kernels:
     """The pods of one pool's kernels. Used in one event loop."""
 
-    def __init__(self, writer: Writer, view: View, log: logging.Logger, on_taken: OnTaken) -> None:
-        self._writer, self._view, self._log, self._on_taken = writer, view, log, on_taken
+    def __init__(
+        self, writer: Writer, view: View, log: logging.Logger, on_taken: OnTaken, on_failed: OnFailed
+    ) -> None:
+        self._writer, self._view, self._log = writer, view, log
+        self._on_taken, self._on_failed = on_taken, on_failed
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         #: Pods whose end the pool has asked for, or is asking for, by uid.
@@ -129,9 +134,7 @@ class Kernels:
         uid = pod["metadata"]["uid"]
         if uid not in self._ended:
             self._ended.add(uid)
-            task = asyncio.create_task(self._delete_until_done(pod))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._do(self._delete_until_done(pod))
 
     async def _delete_until_done(self, pod: Manifest) -> None:
         if not await self._writer.delete(pod):
@@ -207,6 +210,8 @@ class Kernels:
                 taken = self._read(pod)[1]
                 if taken is not None and taken.words == BY_SOMEBODY:
                     self._ended.add(pod["metadata"]["uid"])  # most likely by the service that was here before
+                else:
+                    self._note_failure(None, pod)  # it may have failed while no service was there
         self.look_at_all()
 
     def look_at_all(self) -> None:
@@ -257,10 +262,25 @@ class Kernels:
             return
         spec = mapping(now.get("spec"))
         image = next((str(each.get("image")) for each in listing(spec.get("containers"))), "")
-        told = (now["metadata"]["name"], spec.get("nodeName"), image, state.words)
+        node = str(spec.get("nodeName") or "")
+        failure = Failure(time.time(), state.words, now["metadata"]["name"], node, image)
+        told = (failure.pod, failure.node, failure.image, failure.words)
         self._log.warning(
             "The kernel of lease %s failed: pod %s on %s, image %s. %s", _lease_of(now), *map(ascii, told)
         )
+        self._do(self._keep_failure(_lease_of(now), failure))
+
+    async def _keep_failure(self, lease_id: str, failure: Failure) -> None:
+        try:
+            await self._on_failed(lease_id, failure)
+        except GpuPoolError as error:
+            self._log.error("How the kernel of lease %s failed is not kept: %s", ascii(lease_id), error)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something after what is being done. The loop itself holds tasks weakly."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _judge(self, pod: Manifest, *, is_gone: bool) -> None:
         """End the lease of a pod that was taken away, once."""
@@ -269,9 +289,7 @@ class Kernels:
             return
         self._taken.add(uid)
         self._ending[_lease_of(pod)] = taken
-        task = asyncio.create_task(self._end_lease(pod, taken))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._do(self._end_lease(pod, taken))
 
     async def _end_lease(self, pod: Manifest, taken: Taken) -> None:
         lease_id = _lease_of(pod)

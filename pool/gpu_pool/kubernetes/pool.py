@@ -38,6 +38,7 @@ from gpu_pool_client import (
     Activity,
     BadRequest,
     Device,
+    Failure,
     Holder,
     KernelCommand,
     KernelPod,
@@ -84,7 +85,7 @@ class ClusterPool(EmbeddedPool):
         self._courses = courses
         self._view = View(api, kubernetes, log)
         writer = Writer(api, log)
-        self._kernels = Kernels(writer, self._view, log, self._end_taken)
+        self._kernels = Kernels(writer, self._view, log, self._end_taken, self._keep_failure)
         self._growth = Growth(api, writer, self._view, kubernetes, settings.rules, self._do, log)
         self._homes = Homes(api, kubernetes, courses, log)
         self._orders = Orders(kubernetes, self._view, self._homes)
@@ -339,6 +340,9 @@ class ClusterPool(EmbeddedPool):
     async def look_at_devices(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:  # noqa: ARG002
         """Return nothing: the GPUs of other machines cannot be looked at from here."""
         return {}
+
+    async def _keep_failure(self, lease_id: str, failure: Failure) -> None:
+        await self._do(lambda book: book.accounts.fail(lease_id, failure))
 
     async def _end_taken(self, lease_id: str, taken: Taken) -> None:
         # What its machine can no longer give must not be granted to whoever waits.

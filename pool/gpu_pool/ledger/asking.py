@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from gpu_pool.coursefiles import Courses
 
 _KEY: Final = re.compile(r"[!-~]{1,128}")
-#: Characters kept of a user's, a course's or a kernel's name.
-_MOST_TEXT: Final = 200
 
 
 class Asking:
@@ -188,13 +186,14 @@ class Asking:
             "user": checked_name(holder.user),
             # A name that nobody has configured has no weight and no quota of its own.
             "course": self._sharing.course(holder.course).name,
-            "kernel": holder.kernel and plain(holder.kernel),
+            "kernel": holder.kernel and records.plain(holder.kernel),
             "requested_at": self._clock.wall(),
             "keeper": records.write_process(keeper),
             "pulse": self._db.pulses.own() if keeper == me else None,
             "process": None,
             "notice": "",
             "asked_back": None,
+            "failure": "",
             "held_before": 0.0,
         }
 
@@ -278,10 +277,3 @@ class Asking:
 
     def _next_turn(self) -> int:
         return int(self._db.one("last_turn")[0]) + 1
-
-
-def plain(text: str) -> str:
-    """Cut a text that came from outside, and leave out what a file or a terminal could choke on."""
-    if len(text) <= _MOST_TEXT and text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else "?" for each in text[:_MOST_TEXT])
