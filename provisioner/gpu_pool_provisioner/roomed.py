@@ -51,7 +51,7 @@ class RoomedProvisioner(LocalProvisioner):
         room, self._room = self._room, None
         if room is not None:
             await on_room_thread(room.close())
-        elif self._turn is not None:
+        if self._turn is not None:
             await on_room_thread(self._stop_asking(self._turn))
 
     @staticmethod

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -155,6 +156,30 @@ async def test_a_service_that_takes_questions_and_answers_none_hangs_no_start(
         os.kill(stopped.process.pid, signal.SIGCONT)
         assert (await cell.done()).outputs == ["well\n"]
     assert await served.only_lease()
+
+
+async def test_a_start_that_is_cancelled_meanwhile_leaves_nothing(
+    served: Classroom, stopped: Service, manager: Managers
+) -> None:
+    km = manager(served.install("half", "50%"))
+    start = asyncio.create_task(km.start_kernel())
+
+    async def is_asked_for() -> bool:
+        turn = getattr(km.provisioner, "_turn", None)
+        return turn is not None and turn._asking is not None
+
+    await eventually(is_asked_for)
+    start.cancel()
+    with suppress(asyncio.CancelledError):
+        await asyncio.wait_for(start, 60)
+    assert stopped.process is not None
+    os.kill(stopped.process.pid, signal.SIGCONT)
+
+    async def is_withdrawn() -> bool:
+        return [row["reason"] for row in await served.pool.history()] == ["withdrawn"]
+
+    await eventually(is_withdrawn)
+    assert await served.is_empty()
 
 
 async def test_nor_whoever_gives_a_slice_back(

@@ -74,10 +74,10 @@ def missing() -> str:
 class RealCluster(Cluster):
     """A cluster with one real node."""
 
-    def __init__(self, kubeconfig: Path, made: Machine, folder: Path) -> None:
+    def __init__(self, kubeconfig: Path, made: Machine, folder: Path, server: ApiServer) -> None:
         """Take what has been started."""
         super().__init__(kubeconfig)
-        self.machine, self.folder = made, folder
+        self.machine, self.folder, self.server = made, folder, server
 
     def ctr(self, *arguments: object) -> str:
         """Return what containerd answers."""
@@ -175,7 +175,7 @@ class _Programs:
             "--use-service-account-credentials=false", "--node-monitor-grace-period=20s",
             "--node-monitor-period=2s",
         )  # fmt: skip
-        return RealCluster(self._kubeconfig, self._machine, self._folder)
+        return RealCluster(self._kubeconfig, self._machine, self._folder, server)
 
     def _api_server(self) -> None:
         key, tokens = self._folder / "accounts.key", self._folder / "tokens.csv"

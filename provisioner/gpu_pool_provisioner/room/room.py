@@ -154,7 +154,6 @@ class Room:
         self._ended.set()
         if self._life is not None:
             self._life.cancel()
-        self._turn.stop()
         self._reception.drop()
         close_all(self._front)
         if self._run is not None:
