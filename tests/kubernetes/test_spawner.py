@@ -71,7 +71,7 @@ async def running(cluster: Cluster, folder: Path, config: str = "") -> AsyncIter
 
 
 async def logged_in(hub: KubeHub, name: str) -> Visitor:
-    visitor = Visitor(hub, name)
+    visitor = Visitor(hub.url, name)
     await visitor.log_in()
     return visitor
 

@@ -1,0 +1,145 @@
+"""JupyterHub and the pool installed as the administrator's page says, and a student who uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, expect
+
+from support import installation
+from support.browsers import chromium
+from support.classroom import eventually
+from support.control_plane import Cluster
+from support.installation import PASSWORD, Installation, installing
+from support.kubelet import RealCluster
+from support.looking import browser
+from support.notebook import NAMES, run_cell, start_notebook
+from support.student import LONG, Student
+
+__all__ = ["browser", "chromium"]
+
+# Images are built and everything is installed before the first of them.
+pytestmark = pytest.mark.timeout(1800)
+
+#: Python on 2%, as the launcher shows it.
+KERNEL = NAMES[0]
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """Install everything, by the words of the page."""
+    if why := installation.missing():
+        pytest.skip(why)
+    if not isinstance(cluster, RealCluster):
+        pytest.skip("this cluster is not the test's own (KUBECONFIG)")
+    folder = tmp_path_factory.mktemp("guide")
+    with installing(cluster, folder) as made:
+        yield made
+
+
+@pytest.fixture
+async def ada(installed: Installation) -> AsyncIterator[Student]:
+    """A student whose server runs."""
+    student = Student(installed.url, "ada", PASSWORD)
+    await student.log_in()
+    await student.start_server("intro-ml")
+    yield student
+    await student.stop_server()
+
+
+async def leases(installed: Installation) -> int:
+    """Return how many leases are held, as the administrator reads in the service's container."""
+    status = json.loads(await asyncio.to_thread(installed.pool, "status --json"))
+    return len(status["leases"])
+
+
+async def returned(installed: Installation) -> None:
+    """Wait until no kernel and no lease is left."""
+
+    async def is_so() -> bool:
+        return not await asyncio.to_thread(installed.kernels) and await leases(installed) == 0
+
+    await eventually(is_so, within=LONG)
+
+
+def test_what_the_page_lets_one_look_at(installed: Installation) -> None:
+    _, found, listed = installed.printed["What must be there"]
+    assert "hami" in found
+    assert "655 MiB" in found
+    assert "node-1" in listed
+    (fits,) = installed.printed["3. Courses"]
+    assert "intro-ml" in fits
+    pods, log, gpus = installed.printed["6. Look at it"]
+    assert {line.split()[2] for line in pods.splitlines()[1:]} == {"Running"}
+    assert "hami" in log
+    assert "V100" in gpus
+
+
+async def test_a_student_runs_a_cell_on_two_percent_and_everything_is_given_back(
+    installed: Installation,
+) -> None:
+    student = Student(installed.url, "ada", PASSWORD)
+    await student.log_in()
+    page = await student.spawn_page()
+    assert "Introduction to Machine Learning" in page
+    assert "Research" not in page
+    await student.start_server("intro-ml")
+    async with student.notebook(KERNEL) as notebook:
+        assert await notebook.prints("print(6 * 7)") == "42\n"
+        assert await notebook.prints("import os; print(os.environ['GPU_POOL_SLICE'])") == "2%\n"
+        (pod,) = await asyncio.to_thread(installed.kernels)
+        (container,) = pod["spec"]["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpumem"] == "655"
+        # The kernel is in a pod of its own, with the home of its server.
+        assert await notebook.prints("import socket; print(socket.gethostname())") != ""
+        assert await leases(installed) == 1
+    await returned(installed)
+    await student.stop_server()
+
+
+async def test_a_service_that_starts_anew_is_not_noticed_in_a_notebook(
+    installed: Installation, ada: Student
+) -> None:
+    async with ada.notebook(KERNEL) as notebook:
+        assert await notebook.prints("x = 41") == ""
+        cell = notebook.run("import time; print('begun', flush=True); time.sleep(20); print(x + 1)")
+        await cell.shows("begun")
+        words = "kubectl -n jupyterhub rollout restart deploy/gpu-pool"
+        await asyncio.to_thread(installed.guide.type, words, installed.folder)
+        words = "kubectl -n jupyterhub rollout status deploy/gpu-pool --timeout=300s"
+        await asyncio.to_thread(installed.guide.type, words, installed.folder)
+        assert "".join((await cell.done(within=LONG)).outputs) == "begun\n42\n"
+        assert await leases(installed) == 1
+    await returned(installed)
+
+
+def test_the_ledger_is_copied_as_the_page_says(installed: Installation) -> None:
+    installed.guide.follow("The ledger", installed.folder)
+    assert Path(installed.folder, "copy.db").read_bytes().startswith(b"SQLite format 3")
+
+
+async def test_a_student_in_a_browser(installed: Installation, browser: Browser) -> None:
+    expect.set_options(timeout=LONG * 1_000)
+    page = await browser.new_page()
+    page.set_default_timeout(LONG * 1_000)
+    await page.goto(f"{installed.url}/hub/spawn")
+    await page.locator("#username_input").fill("grace")
+    await page.locator("#password_input").fill(PASSWORD)
+    await page.locator("#login_submit").click()
+    await expect(page.get_by_text("Introduction to Machine Learning")).to_be_visible()
+    await page.get_by_role("button", name="Start").click()
+    await page.wait_for_url("**/lab**")
+    await start_notebook(page, KERNEL)
+    await run_cell(page, "print(6 * 7)")
+    await expect(page.locator(".jp-OutputArea-output").first).to_contain_text("42")
+    (pod,) = await asyncio.to_thread(installed.kernels)
+    assert pod["metadata"]["annotations"]["hub.jupyter.org/username"] == "grace"
+    # Who goes home and forgets the notebook: with the server, its kernel ends.
+    grace = Student(installed.url, "grace", PASSWORD)
+    await grace.log_in()
+    await grace.stop_server()
+    await returned(installed)
