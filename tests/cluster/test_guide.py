@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, expect
+from tornado.httpclient import AsyncHTTPClient
 
 from support import installation
 from support.browsers import chromium
 from support.classroom import eventually
 from support.control_plane import Cluster
-from support.installation import PASSWORD, Installation, installing
+from support.installation import NAMESPACE, PASSWORD, Installation, installing
 from support.kubelet import RealCluster
 from support.looking import browser
 from support.notebook import NAMES, run_cell, start_notebook
@@ -25,6 +26,7 @@ __all__ = ["browser", "chromium"]
 # Images are built and everything is installed before the first of them.
 pytestmark = pytest.mark.timeout(1800)
 
+Visit = Callable[[str], Awaitable[Student]]
 #: Python on 2%, as the launcher shows it.
 KERNEL = NAMES[0]
 
@@ -42,13 +44,18 @@ def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-async def ada(installed: Installation) -> AsyncIterator[Student]:
-    """A student whose server runs."""
-    student = Student(installed.url, "ada", PASSWORD)
-    await student.log_in()
-    await student.start_server("intro-ml")
-    yield student
-    await student.stop_server()
+async def visit(installed: Installation) -> AsyncIterator[Visit]:
+    """Log people in; their servers are stopped in the end."""
+    people = []
+
+    async def log_in(name: str) -> Student:
+        people.append(Student(installed.url, name, PASSWORD))
+        await people[-1].log_in()
+        return people[-1]
+
+    yield log_in
+    for each in people:
+        await each.stop_server()
 
 
 async def leases(installed: Installation) -> int:
@@ -69,7 +76,7 @@ async def returned(installed: Installation) -> None:
 def test_what_the_page_lets_one_look_at(installed: Installation) -> None:
     _, found, listed = installed.printed["What must be there"]
     assert "hami" in found
-    assert "655 MiB" in found
+    assert "655MiB" in found
     assert "node-1" in listed
     (fits,) = installed.printed["3. Courses"]
     assert "intro-ml" in fits
@@ -80,10 +87,9 @@ def test_what_the_page_lets_one_look_at(installed: Installation) -> None:
 
 
 async def test_a_student_runs_a_cell_on_two_percent_and_everything_is_given_back(
-    installed: Installation,
+    installed: Installation, visit: Visit
 ) -> None:
-    student = Student(installed.url, "ada", PASSWORD)
-    await student.log_in()
+    student = await visit("ada")
     page = await student.spawn_page()
     assert "Introduction to Machine Learning" in page
     assert "Research" not in page
@@ -94,17 +100,21 @@ async def test_a_student_runs_a_cell_on_two_percent_and_everything_is_given_back
         (pod,) = await asyncio.to_thread(installed.kernels)
         (container,) = pod["spec"]["containers"]
         assert container["resources"]["limits"]["nvidia.com/gpumem"] == "655"
-        # The kernel is in a pod of its own, with the home of its server.
-        assert await notebook.prints("import socket; print(socket.gethostname())") != ""
+        # It is in a pod of its own, with the home of its server.
+        assert pod["metadata"]["name"] in await notebook.prints("import socket; print(socket.gethostname())")
+        await notebook.prints("_ = open('mine.txt', 'w').write('kept')")
+        assert await student.files() == ["mine.txt"]
         assert await leases(installed) == 1
+        assert "2%" in (await student.open("/services/gpu-pool/")).body.decode()
     await returned(installed)
-    await student.stop_server()
 
 
 async def test_a_service_that_starts_anew_is_not_noticed_in_a_notebook(
-    installed: Installation, ada: Student
+    installed: Installation, visit: Visit
 ) -> None:
-    async with ada.notebook(KERNEL) as notebook:
+    student = await visit("grace")
+    await student.start_server("intro-ml")
+    async with student.notebook(KERNEL) as notebook:
         assert await notebook.prints("x = 41") == ""
         cell = notebook.run("import time; print('begun', flush=True); time.sleep(20); print(x + 1)")
         await cell.shows("begun")
@@ -117,12 +127,39 @@ async def test_a_service_that_starts_anew_is_not_noticed_in_a_notebook(
     await returned(installed)
 
 
+async def test_a_server_with_a_slice_has_it_for_all_its_notebooks(
+    installed: Installation, visit: Visit
+) -> None:
+    student = await visit("alan")
+    await student.start_server("vision/Lab place")
+    server = installed.cluster.get("pod", "-n", NAMESPACE, "jupyter-alan")
+    (container,) = server["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpumem"] == "655"
+    async with student.notebook("Python 3 (ipykernel)") as notebook:
+        assert "jupyter-alan" in await notebook.prints("import socket; print(socket.gethostname())")
+
+
+async def test_prometheus_reads_with_the_token_that_the_page_describes(
+    installed: Installation, visit: Visit
+) -> None:
+    admin = await visit("hopper")
+    await admin.get("/hub/token")
+    about = {"note": "Prometheus", "scopes": ["access:services!service=gpu-pool"]}
+    made = await admin.call("POST", "/hub/api/users/hopper/tokens", about)
+    assert made.code == 201, made.body.decode()
+    token = json.loads(made.body)["token"]
+    where = f"{installed.url}/services/gpu-pool/metrics"
+    headers = {"Authorization": f"Bearer {token}"}
+    answer = await AsyncHTTPClient().fetch(where, headers=headers, request_timeout=120)
+    assert "gpu_pool_" in answer.body.decode()
+
+
 def test_the_ledger_is_copied_as_the_page_says(installed: Installation) -> None:
     installed.guide.follow("The ledger", installed.folder)
     assert Path(installed.folder, "copy.db").read_bytes().startswith(b"SQLite format 3")
 
 
-async def test_a_student_in_a_browser(installed: Installation, browser: Browser) -> None:
+async def test_a_student_in_a_browser(installed: Installation, browser: Browser, visit: Visit) -> None:
     expect.set_options(timeout=LONG * 1_000)
     page = await browser.new_page()
     page.set_default_timeout(LONG * 1_000)
@@ -137,9 +174,7 @@ async def test_a_student_in_a_browser(installed: Installation, browser: Browser)
     await run_cell(page, "print(6 * 7)")
     await expect(page.locator(".jp-OutputArea-output").first).to_contain_text("42")
     (pod,) = await asyncio.to_thread(installed.kernels)
-    assert pod["metadata"]["annotations"]["hub.jupyter.org/username"] == "grace"
+    assert pod["metadata"]["labels"]["jupyter-gpu-pool/user"] == "grace"
     # Who goes home and forgets the notebook: with the server, its kernel ends.
-    grace = Student(installed.url, "grace", PASSWORD)
-    await grace.log_in()
-    await grace.stop_server()
+    await (await visit("grace")).stop_server()
     await returned(installed)

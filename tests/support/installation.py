@@ -80,14 +80,18 @@ def installing(cluster: RealCluster, folder: Path) -> Iterator[Installation]:
     """Follow the page from its beginning to the end of step 6."""
     guide = Guide("administrator/kubernetes.md", cluster.kubeconfig, _replaced(folder))
     made = Installation(cluster, guide, copied(folder, NAMESPACE), {})
-    cluster.apply(*_disks(folder))
+    disks = _disks(folder)
+    cluster.apply(*disks)
     # One machine here has the GPU, and everything else besides.
     cluster.kubectl("taint", "node", "--all", "nvidia.com/gpu-")
     try:
         _follow(made)
         yield made
     finally:
+        cluster.kubectl("delete", "-k", str(made.folder), "--ignore-not-found", "--timeout=120s")
         cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
+        names = [f"{each['kind']}/{each['metadata']['name']}" for each in disks]
+        cluster.kubectl("delete", *names, "--timeout=120s")
 
 
 def _follow(made: Installation) -> None:
@@ -97,6 +101,9 @@ def _follow(made: Installation) -> None:
     _write_names(made.folder)
     for heading in ("3. Courses", "4. The service"):
         made.printed[heading] = made.guide.follow(heading, made.folder)
+    # From now on: what the chart, the Hub and the service make keeps the strictest rules.
+    level = "pod-security.kubernetes.io/enforce=restricted"
+    made.cluster.kubectl("label", "namespace", NAMESPACE, level)
     (made.folder / "login.yaml").write_text(made.guide.file("5. JupyterHub", "login.yaml"))
     made.printed["5. JupyterHub"] = made.guide.follow("5. JupyterHub", made.folder)
     for name in _DEPLOYMENTS:
@@ -115,6 +122,7 @@ def _replaced(folder: Path) -> dict[str, str]:
         "NOTEBOOK_IMAGE=IMAGE:TAG": f"NOTEBOOK_IMAGE={build_base('notebook', folder)}",
         "jupyterhub/jupyterhub --version VERSION": os.environ[CHART],
         "password: …": f"password: {PASSWORD}",
+        "research: {users: [edsger]}": "research: {users: [edsger]}\n        vision: {users: [alan]}",
         "--values login.yaml": f"--values login.yaml --values {folder / 'here.yaml'}",
     }
 

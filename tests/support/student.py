@@ -34,13 +34,12 @@ class Student(Visitor):
         await eventually(is_there, within=LONG)
 
     async def stop_server(self) -> None:
-        """Stop it as the Hub's page does, and wait until it is gone."""
+        """Stop it, if there is one, as the Hub's page does, and wait until it is gone."""
         await self.get("/hub/home")
-        path = f"/hub/api/users/{self.name}/server"
-        assert (await self._call("DELETE", path)).code in (202, 204)
+        await self.call("DELETE", f"/hub/api/users/{self.name}/server")
 
         async def is_gone() -> bool:
-            return not json.loads((await self._call("GET", f"/hub/api/users/{self.name}")).body)["servers"]
+            return not json.loads((await self.call("GET", f"/hub/api/users/{self.name}")).body)["servers"]
 
         await eventually(is_gone, within=LONG)
 
@@ -58,6 +57,11 @@ class Student(Visitor):
         """Return the kernels that the launcher offers: names that are shown, and those that are asked for."""
         found = json.loads((await self._server("GET", "kernelspecs")).body)["kernelspecs"]
         return {spec["spec"]["display_name"]: name for name, spec in found.items()}
+
+    async def files(self) -> list[str]:
+        """Return the names of the files in their home."""
+        found = json.loads((await self._server("GET", "contents")).body)["content"]
+        return [each["name"] for each in found]
 
     @asynccontextmanager
     async def notebook(self, kernel: str) -> AsyncIterator[Notebook]:
@@ -81,11 +85,12 @@ class Student(Visitor):
             assert (await self._server("DELETE", f"sessions/{made['id']}")).code == 204
 
     async def _server(self, method: str, path: str, body: object = None) -> HTTPResponse:
-        return await self._call(method, f"/user/{self.name}/api/{path}", body)
+        return await self.call(method, f"/user/{self.name}/api/{path}", body)
 
-    async def _call(self, method: str, path: str, body: object = None) -> HTTPResponse:
+    async def call(self, method: str, path: str, body: object = None) -> HTTPResponse:
         """Ask as a page's script does."""
         headers = {"X-XSRFToken": self.cookies(path)["_xsrf"], "Sec-Fetch-Mode": "cors"}
+        headers["Content-Type"] = "application/json"
         return await self._ask(method, path, None if body is None else json.dumps(body), **headers)
 
 
