@@ -178,3 +178,29 @@ async def test_a_student_in_a_browser(installed: Installation, browser: Browser,
     # Who goes home and forgets the notebook: with the server, its kernel ends.
     await (await visit("grace")).stop_server()
     await returned(installed)
+
+
+@pytest.fixture
+def own_namespace(installed: Installation) -> Iterator[str]:
+    """Give courses namespaces, by the words of the page; this comes last, since it stays so."""
+    heading, name = "Where each course has a namespace", "course-intro-ml"
+    for file in ("values.yaml", "service/gpu_pool_config.py"):
+        installed.add(heading, file)
+    installed.follow(heading)
+    installed.cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    yield name
+    installed.cluster.kubectl("delete", "namespace", name, "--timeout=120s")
+
+
+async def test_a_course_in_a_namespace_of_its_own(
+    installed: Installation, own_namespace: str, visit: Visit
+) -> None:
+    student = await visit("ada")
+    await student.start_server("intro-ml")
+    async with student.notebook(KERNEL) as notebook:
+        assert await notebook.prints("print(6 * 7)") == "42\n"
+        (pod,) = await asyncio.to_thread(installed.kernels)
+        assert pod["metadata"]["namespace"] == own_namespace
+        (owner,) = pod["metadata"]["ownerReferences"]
+        assert owner["name"] == "jupyter-ada"
+    await returned(installed)

@@ -37,7 +37,7 @@ class Guide:
 
     def file(self, heading: str, name: str) -> str:
         """Return the file of this name that is shown below a heading."""
-        pattern = rf"^```yaml\n(# {re.escape(name)}\n.*?)^```"
+        pattern = rf"^```\w+\n(# {re.escape(name)}\n.*?)^```"
         found = re.search(pattern, self._section(heading), re.MULTILINE | re.DOTALL)
         assert found is not None, f"{heading}: there is no {name}"
         return self._here(found[1])

@@ -65,8 +65,25 @@ class Installation:
     def kernels(self) -> list[Any]:
         """Return the pods of kernels."""
         selector = "app.kubernetes.io/component=gpu-kernel"
-        found: list[Any] = self.cluster.get("pods", "-n", NAMESPACE, "-l", selector)["items"]
+        found: list[Any] = self.cluster.get("pods", "--all-namespaces", "-l", selector)["items"]
         return found
+
+    def follow(self, heading: str, where: Path | None = None) -> None:
+        """Type what stands below a heading, by default in the copy, and wait until all of it runs."""
+        self.printed[heading] = self.guide.follow(heading, where or self.folder)
+        if "helm upgrade" in " ".join(self.guide.commands(heading)):
+            for name in _DEPLOYMENTS:
+                words = ("rollout", "status", "-n", NAMESPACE, f"deployment/{name}", "--timeout=300s")
+                self.cluster.kubectl(*words)
+
+    def add(self, heading: str, name: str) -> None:
+        """Add to a file of the copy what is shown of it below a heading."""
+        path, more = self.folder / name, self.guide.file(heading, name)
+        text = path.read_text()
+        if path.suffix == ".yaml":
+            path.write_text(yaml.safe_dump(_merged(yaml.safe_load(text), yaml.safe_load(more))))
+        else:
+            path.write_text(text + more)
 
     def pool(self, words: str) -> str:
         """Return what ``gpu-pool`` prints in the service's container."""
@@ -95,20 +112,24 @@ def installing(cluster: RealCluster, folder: Path) -> Iterator[Installation]:
 
 
 def _follow(made: Installation) -> None:
-    for heading, where in (("What must be there", ROOT), ("1. Images", ROOT)):
-        made.printed[heading] = made.guide.follow(heading, where)
+    for heading in ("What must be there", "1. Images"):
+        made.follow(heading, ROOT)
     _hand_over_images(made)
     _write_names(made.folder)
     for heading in ("3. Courses", "4. The service"):
-        made.printed[heading] = made.guide.follow(heading, made.folder)
+        made.follow(heading)
     # From now on: what the chart, the Hub and the service make keeps the strictest rules.
     level = "pod-security.kubernetes.io/enforce=restricted"
     made.cluster.kubectl("label", "namespace", NAMESPACE, level)
     (made.folder / "login.yaml").write_text(made.guide.file("5. JupyterHub", "login.yaml"))
-    made.printed["5. JupyterHub"] = made.guide.follow("5. JupyterHub", made.folder)
-    for name in _DEPLOYMENTS:
-        made.cluster.kubectl("rollout", "status", "-n", NAMESPACE, f"deployment/{name}", "--timeout=300s")
-    made.printed["6. Look at it"] = made.guide.follow("6. Look at it", made.folder)
+    for heading in ("5. JupyterHub", "6. Look at it"):
+        made.follow(heading)
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
 
 
 def _replaced(folder: Path) -> dict[str, str]:
