@@ -118,10 +118,9 @@ async def test_a_service_that_starts_anew_is_not_noticed_in_a_notebook(
         assert await notebook.prints("x = 41") == ""
         cell = notebook.run("import time; print('begun', flush=True); time.sleep(20); print(x + 1)")
         await cell.shows("begun")
-        words = "kubectl -n jupyterhub rollout restart deploy/gpu-pool"
+        words = installed.guide.says("kubectl -n jupyterhub rollout restart deploy/gpu-pool")
         await asyncio.to_thread(installed.guide.type, words, installed.folder)
-        words = "kubectl -n jupyterhub rollout status deploy/gpu-pool --timeout=300s"
-        await asyncio.to_thread(installed.guide.type, words, installed.folder)
+        await asyncio.to_thread(installed.wait)
         assert "".join((await cell.done(within=LONG)).outputs) == "begun\n42\n"
         assert await leases(installed) == 1
     await returned(installed)

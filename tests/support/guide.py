@@ -42,6 +42,11 @@ class Guide:
         assert found is not None, f"{heading}: there is no {name}"
         return self._here(found[1])
 
+    def says(self, command: str) -> str:
+        """Return a command that stands in the page's text; fail if it does not."""
+        assert f"`{command}`" in self._text, f"the page does not say {command!r}"
+        return command
+
     def follow(self, heading: str, folder: Path) -> list[str]:
         """Type everything that stands below a heading, in a folder; return what each command printed."""
         typed = self.commands(heading)

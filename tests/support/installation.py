@@ -72,9 +72,13 @@ class Installation:
         """Type what stands below a heading, by default in the copy, and wait until all of it runs."""
         self.printed[heading] = self.guide.follow(heading, where or self.folder)
         if "helm upgrade" in " ".join(self.guide.commands(heading)):
-            for name in _DEPLOYMENTS:
-                words = ("rollout", "status", "-n", NAMESPACE, f"deployment/{name}", "--timeout=300s")
-                self.cluster.kubectl(*words)
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the Hub, its proxy and the service run as they were last told."""
+        for name in _DEPLOYMENTS:
+            words = ("rollout", "status", "-n", NAMESPACE, f"deployment/{name}", "--timeout=300s")
+            self.cluster.kubectl(*words)
 
     def add(self, heading: str, name: str) -> None:
         """Add to a file of the copy what is shown of it below a heading."""
@@ -141,6 +145,7 @@ def _replaced(folder: Path) -> dict[str, str]:
         "REGISTRY/": "localhost/",
         "HUB_IMAGE=IMAGE:TAG": f"HUB_IMAGE={build_base('hub', folder)}",
         "NOTEBOOK_IMAGE=IMAGE:TAG": f"NOTEBOOK_IMAGE={build_base('notebook', folder)}",
+        "helm repo add jupyterhub https://hub.jupyter.org/helm-chart/": "helm version",
         "jupyterhub/jupyterhub --version VERSION": os.environ[CHART],
         "password: …": f"password: {PASSWORD}",
         "research: {users: [edsger]}": "research: {users: [edsger]}\n        vision: {users: [alan]}",
