@@ -80,8 +80,8 @@ class Student(Visitor):
         try:
             yield page
         finally:
-            listening.cancel()
             page.close()
+            await listening
             assert (await self._server("DELETE", f"sessions/{made['id']}")).code == 204
 
     async def _server(self, method: str, path: str, body: object = None) -> HTTPResponse:
