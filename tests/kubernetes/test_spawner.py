@@ -114,6 +114,7 @@ async def test_a_student_gets_a_server_with_two_percent(cluster: Cluster, hub: K
     assert (limits["cpu"], limits["memory"]) == ("1", str(2**30))
     assert pod["spec"]["schedulerName"] == "hami-scheduler"
     assert pod["spec"]["activeDeadlineSeconds"] == 7200
+    assert pod["spec"]["enableServiceLinks"] is False
     assert pod["metadata"]["labels"]["jupyter-gpu-pool/course"] == "intro"
     assert variables(pod)["GPU_POOL_COURSE"] == "intro"
     assert (await hub.api("GET", "/user/ada/api/status")).code == 200
