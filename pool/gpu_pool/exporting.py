@@ -204,7 +204,7 @@ def pulled(courses: Mapping[str, CourseFile]) -> dict[str, Any]:
     if not images:
         raise BadRequest(
             "No course names an image.",
-            "Its kubernetes.image or kernel_image would be fetched; the chart's own singleuser.image is anyhow.",
+            "Its kubernetes.image or kernel_image would be fetched; singleuser.image is in any case.",
         )
     return {
         "prePuller": {

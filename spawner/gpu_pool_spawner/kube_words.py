@@ -94,7 +94,7 @@ def message_of(body: str | bytes | None) -> str:
 
 
 def of_violation(message: str, namespace: str) -> str:
-    """Say to an administrator what Pod Security has against servers, and what to set; empty if that is not it."""
+    """Say to an administrator what Pod Security has against servers; empty if it is something else."""
     found = violation(message)
     if found is None:
         return ""

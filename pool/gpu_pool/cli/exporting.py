@@ -27,7 +27,9 @@ _NAMESPACE: Final = "course-{course}"
 )
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--kubernetes", is_flag=True, help="Quotas and queues, as objects of Kubernetes, in YAML.")
-@click.option("--images", is_flag=True, help="The images of courses, as values of Zero to JupyterHub, in YAML.")
+@click.option(
+    "--images", is_flag=True, help="The images of courses, as values of Zero to JupyterHub, in YAML."
+)
 @click.option(
     "--dialect", default="auto", show_default=True, metavar="NAME", help="How the cluster shares its GPUs."
 )

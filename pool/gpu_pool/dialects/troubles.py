@@ -45,6 +45,7 @@ NOT_AS_DESCRIBED: Final = Trouble(
 )
 NO_FILES: Final = Trouble("Your home folder cannot be connected", _ADMINISTRATOR)
 NO_GPU: Final = Trouble("The machine cannot prepare the GPU", _ADMINISTRATOR)
+NO_ROOM: Final = Trouble("The machine has no room", _ADMINISTRATOR)
 NO_CONTAINER: Final = Trouble("The machine cannot prepare a container", _ADMINISTRATOR)
 
 #: By the reason of an event, or of a container that waits.
@@ -72,6 +73,8 @@ _BY_REASON: Final[Mapping[str, Trouble]] = {
 #: Reasons that a kubelet gives for this and that; of an image where they say so.
 _OF_ANYTHING: Final = ("Failed", "BackOff")
 _IMAGE: Final = re.compile(r"image|pull", re.IGNORECASE)
+#: A kubelet's reason for a pod that asks for more of something than it has: OutOfcpu, OutOfnvidia.com/gpu.
+_OUT_OF: Final = "OutOf"
 
 _VIOLATION: Final = re.compile(r'violates PodSecurity "(?P<level>[a-z]+):[^"]*": (?P<rules>.*)', re.DOTALL)
 #: What keeps a rule of Pod Security, by what it says of who does not.
@@ -100,9 +103,11 @@ class Violation:
 
 
 def trouble_of(reason: str, message: str) -> Trouble | None:
-    """Return the trouble that an event, or a container that waits, tells of; None if it is none, or unknown."""
+    """Return the trouble that an event, or a container that waits, tells of; None if none is known."""
     if reason in _OF_ANYTHING and _IMAGE.search(message):
         return NOT_FETCHED
+    if reason.startswith(_OUT_OF):
+        return NO_GPU if "/" in reason else NO_ROOM
     return _BY_REASON.get(reason)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
@@ -30,6 +31,7 @@ from gpu_pool.kubernetes.lean import is_ending, is_same, lean, lean_node, lean_p
 from gpu_pool.kubernetes.manifests import LEASE_LABEL, POOL_LABEL
 from gpu_pool.kubernetes.notebooks import Notebook, Notebooks, in_any
 from gpu_pool.kubernetes.own_pods import OwnPods
+from gpu_pool.kubernetes.remembering import Memory, away, completed, next_end, remembered
 from gpu_pool.kubernetes.settings import KubernetesSettings
 from gpu_pool.kubernetes.watching import Key, Watched
 from gpu_pool.ledger.devices import Others
@@ -80,6 +82,7 @@ class View:
         self.own = OwnPods()
         self._foreign: dict[Key, Pod] = {}
         self._choice: Choice | None = None
+        self._memory: Memory = {}
         self._nodes: dict[str, Node] = {}
         self._devices: tuple[Device, ...] | None = None
         self._translations: dict[tuple[SliceRequest, str], Translation] = {}
@@ -130,11 +133,33 @@ class View:
         """The dialect of the cluster as it is now, and why it is that one."""
         if self._choice is None:
             more: dict[str, Any] = {name: list(self._more[name]) for name in MORE}
-            cluster = Cluster.read(list(self.nodes), **more)
+            shown = Cluster.read(list(self.nodes), **more)
+            choice = self._choose(shown)
+            with_gpus = {gpu.node for gpu in _known_gpus(choice.dialect)}
+            patience = self._settings.gpus_away_for
+            self._memory = remembered(self._memory, shown, with_gpus, time.monotonic(), patience)
+            cluster = completed(shown, self._memory)
             self._nodes = {node.name: node for node in cluster.nodes}
             self._translations, self._counted, self._devices = {}, {}, None
-            self._choice = choose(cluster, self._options, self._settings.dialect)
+            self._choice = choice if cluster is shown else self._choose(cluster)
         return self._choice
+
+    def _choose(self, cluster: Cluster) -> Choice:
+        return choose(cluster, self._options, self._settings.dialect)
+
+    @property
+    def away(self) -> frozenset[str]:
+        """The nodes that showed GPUs lately and show none at the moment; those of them count as there."""
+        return away(self._memory)
+
+    def until_forgotten(self) -> float | None:
+        """Return in how many seconds such a node counts as one without GPUs; None where there is none."""
+        end = next_end(self._memory, self._settings.gpus_away_for)
+        return None if end is None else max(0.0, end - time.monotonic())
+
+    def look_again(self) -> None:
+        """Look at the nodes anew at the next occasion, though they have not changed."""
+        self._cluster_changed(None, None)
 
     def devices(self) -> tuple[Device, ...]:
         """Return all GPUs whose size is known, by node and number; where Kueue counts them, their kinds."""
@@ -210,12 +235,11 @@ class View:
         return None if found is None else "Ready" in Node.read(found).conditions
 
     def _gpus(self) -> Iterator[Gpu]:
-        dialect = self.choice.dialect
-        return iter(()) if dialect is None else (gpu for gpu in dialect.gpus() if gpu.device.memory_mib)
+        return _known_gpus(self.choice.dialect)
 
     def _takes_pods(self, name: str) -> bool:
         node = self._nodes.get(name)
-        if node is None or node.cordoned or "Ready" not in node.conditions:
+        if node is None or name in self.away or node.cordoned or "Ready" not in node.conditions:
             return False
         tolerated = _TOLERATED.union(self._settings.tolerations)
         return all(each.get("key") in tolerated for each in node.taints if each.get("effect") in _REPELLING)
@@ -291,6 +315,11 @@ class View:
             self._foreign[key] = found
         if known != self._foreign.get(key):
             self.changed.set()
+
+
+def _known_gpus(dialect: Dialect | None) -> Iterator[Gpu]:
+    """Yield the GPUs whose size is known."""
+    return iter(()) if dialect is None else (gpu for gpu in dialect.gpus() if gpu.device.memory_mib)
 
 
 def _on_node(dialect: Dialect, node: str) -> Dialect:

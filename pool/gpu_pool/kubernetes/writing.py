@@ -67,7 +67,9 @@ class Writer:
                 if (method, refused.reason) in (("POST", "AlreadyExists"), ("GET", "NotFound")):
                     return None
                 if refused.reason != "Conflict":  # as of a quota that another one wrote at the same time
-                    self._log.error("The cluster refused %s %s: %s", method, path, _for_administrator(refused))
+                    self._log.error(
+                        "The cluster refused %s %s: %s", method, path, _for_administrator(refused)
+                    )
                     raise _refusal(refused) from refused
                 why: Exception = refused
             except ApiAway as away:
