@@ -154,7 +154,7 @@ def _ours(pod: Manifest, user: str, course: str | None) -> dict[str, Any]:
     """Say whose it is, and leave out service links. What KubeSpawner or its configuration says stays."""
     metadata = pod.get("metadata", {})
     labels = {**identity_labels(user, course), **metadata.get("labels", {})}
-    # Of a Service "gpu-pool" Kubernetes would make variables that begin as ours do, such as GPU_POOL_PORT.
+    # Of a Service "gpu-pool" Kubernetes would make variables that begin as ours do.
     spec = {"enableServiceLinks": False, **pod.get("spec", {})}
     return {**pod, "metadata": {**metadata, "labels": labels}, "spec": spec}
 

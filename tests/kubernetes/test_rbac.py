@@ -30,6 +30,7 @@ MAY = [
     ("delete pods", True),
     ("get pods", True),
     ("create secrets", True),
+    ("list events", True),
     ("get persistentvolumeclaims", True),
     ("create resourceclaimtemplates.resource.k8s.io", True),
 ]
@@ -55,6 +56,7 @@ MUST_NOT = [
     ("get configmaps", True),
     ("create services", True),
     ("create networkpolicies.networking.k8s.io", True),
+    ("list events", False),
     ("create pods", False),
     ("delete pods", False),
     ("create secrets", False),

@@ -6,6 +6,8 @@
     api        the Kubernetes API in JSON, and its errors
     watching   one kind of object, kept up to date: one list, then a watch
     lean       objects reduced to what is asked of them
+    remembering
+               what nodes showed of their GPUs, and do not show at the moment
     view       what the cluster shows: its GPUs, what others have of them, and pods by lease
     notebooks  which pod is somebody's notebook server, which volume its home, and as whom it runs
     mounts     how a home is mounted, so that a kernel mounts it in the same way
@@ -19,10 +21,11 @@
     pacing     how many pods are placed on one node at a time
     writing    writes that are tried until there is an answer
     kernels    starting and ending pods
+    starting   what keeps pods from starting, and for how long that may be
     pool       the pool over all of it
     looking    one look at a cluster, for its administrator
 
-``lean``, ``notebooks``, ``mounts``, ``choosing``, ``manifests`` and ``states`` are pure: values in,
-values out.
+``lean``, ``notebooks``, ``mounts``, ``choosing``, ``manifests``, ``remembering`` and ``states`` are
+pure: values in, values out.
 Nothing but ``api`` knows the client library.
 """
