@@ -6,8 +6,6 @@
     api        the Kubernetes API in JSON, and its errors
     watching   one kind of object, kept up to date: one list, then a watch
     lean       objects reduced to what is asked of them
-    remembering
-               what nodes showed of their GPUs, and do not show at the moment
     view       what the cluster shows: its GPUs, what others have of them, and pods by lease
     notebooks  which pod is somebody's notebook server, which volume its home, and as whom it runs
     mounts     how a home is mounted, so that a kernel mounts it in the same way
@@ -25,7 +23,7 @@
     pool       the pool over all of it
     looking    one look at a cluster, for its administrator
 
-``lean``, ``notebooks``, ``mounts``, ``choosing``, ``manifests``, ``remembering`` and ``states`` are
-pure: values in, values out.
+``lean``, ``notebooks``, ``mounts``, ``choosing``, ``manifests`` and ``states`` are pure: values in,
+values out.
 Nothing but ``api`` knows the client library.
 """

@@ -19,19 +19,18 @@ from gpu_pool.dialects import (
     Manifest,
     Pod,
     Translation,
-    choose,
     counted_as,
     label_value,
     usage,
 )
 from gpu_pool.dialects.cluster import Node, mapping
+from gpu_pool.dialects.remembering import Memory, away, look, next_end
 from gpu_pool.kubernetes import kueue
 from gpu_pool.kubernetes.api import Api
 from gpu_pool.kubernetes.lean import is_ending, is_same, lean, lean_node, lean_pod
 from gpu_pool.kubernetes.manifests import LEASE_LABEL, POOL_LABEL
 from gpu_pool.kubernetes.notebooks import Notebook, Notebooks, in_any
 from gpu_pool.kubernetes.own_pods import OwnPods
-from gpu_pool.kubernetes.remembering import Memory, away, completed, next_end, remembered
 from gpu_pool.kubernetes.settings import KubernetesSettings
 from gpu_pool.kubernetes.watching import Key, Watched
 from gpu_pool.ledger.devices import Others
@@ -133,19 +132,19 @@ class View:
         """The dialect of the cluster as it is now, and why it is that one."""
         if self._choice is None:
             more: dict[str, Any] = {name: list(self._more[name]) for name in MORE}
-            shown = Cluster.read(list(self.nodes), **more)
-            choice = self._choose(shown)
-            with_gpus = {gpu.node for gpu in _known_gpus(choice.dialect)}
-            patience = self._settings.gpus_away_for
-            self._memory = remembered(self._memory, shown, with_gpus, time.monotonic(), patience)
-            cluster = completed(shown, self._memory)
+            shown, settings = Cluster.read(list(self.nodes), **more), self._settings
+            choice, cluster, self._memory = look(
+                self._memory,
+                shown,
+                self._options,
+                settings.dialect,
+                time.monotonic(),
+                settings.gpus_away_for,
+            )
             self._nodes = {node.name: node for node in cluster.nodes}
             self._translations, self._counted, self._devices = {}, {}, None
-            self._choice = choice if cluster is shown else self._choose(cluster)
+            self._choice = choice
         return self._choice
-
-    def _choose(self, cluster: Cluster) -> Choice:
-        return choose(cluster, self._options, self._settings.dialect)
 
     @property
     def away(self) -> frozenset[str]:
@@ -235,7 +234,8 @@ class View:
         return None if found is None else "Ready" in Node.read(found).conditions
 
     def _gpus(self) -> Iterator[Gpu]:
-        return _known_gpus(self.choice.dialect)
+        dialect = self.choice.dialect
+        return iter(()) if dialect is None else (gpu for gpu in dialect.gpus() if gpu.device.memory_mib)
 
     def _takes_pods(self, name: str) -> bool:
         node = self._nodes.get(name)
@@ -315,11 +315,6 @@ class View:
             self._foreign[key] = found
         if known != self._foreign.get(key):
             self.changed.set()
-
-
-def _known_gpus(dialect: Dialect | None) -> Iterator[Gpu]:
-    """Yield the GPUs whose size is known."""
-    return iter(()) if dialect is None else (gpu for gpu in dialect.gpus() if gpu.device.memory_mib)
 
 
 def _on_node(dialect: Dialect, node: str) -> Dialect:

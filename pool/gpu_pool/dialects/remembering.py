@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from gpu_pool.dialects import Cluster, Manifest, Node
-from gpu_pool.dialects.cluster import mapping
+from gpu_pool.dialects.choosing import Choice, choose
+from gpu_pool.dialects.cluster import Cluster, Node, mapping
+from gpu_pool.dialects.values import Manifest, Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,25 @@ class Shown:
 
 #: By the node's name.
 Memory: TypeAlias = Mapping[str, Shown]
+
+
+class Look(NamedTuple):
+    """A cluster with what was remembered of it."""
+
+    choice: Choice
+    cluster: Cluster
+    known: Memory
+
+
+def look(known: Memory, shown: Cluster, options: Options, dialect: str, now: float, patience: float) -> Look:
+    """Choose the dialect of a cluster as it is ``shown`` now, and as it counts by what is known of it."""
+    choice = choose(shown, options, dialect)
+    gpus = () if choice.dialect is None else choice.dialect.gpus()
+    # One whose size is not known is none to the pool.
+    with_gpus = {gpu.node for gpu in gpus if gpu.device.memory_mib}
+    known = remembered(known, shown, with_gpus, now, patience)
+    cluster = completed(shown, known)
+    return Look(choice if cluster is shown else choose(cluster, options, dialect), cluster, known)
 
 
 def remembered(
