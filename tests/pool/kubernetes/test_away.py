@@ -12,7 +12,7 @@ from gpu_pool_client import EndReason, Holder, Lease, LeaseState, NeverFits, par
 from support.clusters import plain
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import claim, cluster_pool, command, notebook, start
-from support.pools import eventually, key
+from support.pools import eventually, key, until
 
 HUB = "hub"
 
@@ -103,10 +103,10 @@ async def test_who_waits_for_what_another_node_has_is_not_refused(
         assert waiting.state is LeaseState.WAITING
         fake.put("nodes", silent())
 
-        async def is_forgotten() -> bool:
-            return [each.device.node for each in (await pool.status()).devices if not each.drained] == ["n2"]
-
-        await eventually(is_forgotten)
+        await until(lambda: pool._view.away == {"n1"})
+        await pool._refuse_the_hopeless()
+        assert pool._hopeless == {}
+        await until(lambda: not pool._view.away)
         on_n2 = next(each for each in leases if each.slices and each.slices[0].device.node == "n2")
         await pool.release(on_n2.id)
         assert (await pool.wait(waiting.id, 60)).state is LeaseState.HELD

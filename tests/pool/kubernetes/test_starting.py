@@ -68,17 +68,6 @@ async def test_what_events_say_is_told_to_the_student_in_words_and_to_the_log_as
     assert (await running(pool, lease)).words == ""
 
 
-async def test_what_happens_to_others_is_no_trouble_of_a_kernel(
-    pool: ClusterPool, fake: FakeKubernetes
-) -> None:
-    lease = await launched(pool)
-    creating(fake, f"gpu-pool-{lease}-1")
-    happen(fake, "jupyter-ada", "FailedMount", MOUNT)
-    asked = fake.asked("LIST", "events")
-    await until(lambda: fake.asked("LIST", "events") >= asked + 2)
-    assert "home folder" not in (await pool.pod(lease)).words
-
-
 async def test_while_nothing_starts_no_event_is_asked_for(pool: ClusterPool, fake: FakeKubernetes) -> None:
     lease = await launched(pool)
     fake.run(f"gpu-pool-{lease}-1")
@@ -175,14 +164,18 @@ async def test_what_its_machine_refuses_until_it_is_too_late_ends(
 _REFUSED = {"phase": "Failed", "reason": "OutOfnvidia.com/gpu", "message": "no room"}
 
 
-async def test_a_kernel_that_is_ended_meanwhile_is_not_made_again(
-    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+async def test_a_kernel_that_is_ended_while_its_pod_is_made_again_leaves_none(
+    pool: ClusterPool, fake: FakeKubernetes
 ) -> None:
-    monkeypatch.setattr(starting, "_EVERY", 600.0)
     lease = await launched(pool)
-    (start,) = pool._kernels.starts()
+
+    def ended_meanwhile(kind: str, made: dict[str, Any]) -> dict[str, Any]:
+        if kind == "pods":
+            pool._kernels.end(lease)
+        return made
+
+    fake.webhook = ended_meanwhile
     refuse(fake, f"gpu-pool-{lease}-1")
-    await until_pod(pool, lease, lambda pod: "cannot prepare the GPU" in pod.words)
-    await pool.end_pod(lease)
-    assert not await pool._kernels.make_again(start)
-    assert (await pool.pod(lease)).phase is PodPhase.ENDED
+    await until(lambda: fake.asked("POST", "pods") == 2)
+    await until(lambda: fake.named("pods") == ["jupyter-ada"])
+    assert (await pool.lease(lease)).state is LeaseState.HELD
