@@ -33,6 +33,7 @@ MAY = [
     ("list events", True),
     ("get persistentvolumeclaims", True),
     ("create resourceclaimtemplates.resource.k8s.io", True),
+    ("list events", True),
 ]
 MUST_NOT = [
     ("get secrets", True),
@@ -55,6 +56,8 @@ MUST_NOT = [
     ("delete persistentvolumeclaims", True),
     ("get configmaps", True),
     ("create services", True),
+    ("create events", True),
+    ("list events", False),
     ("create networkpolicies.networking.k8s.io", True),
     ("list events", False),
     ("create pods", False),

@@ -19,6 +19,7 @@ from gpu_pool.inventory import Inventory
 from gpu_pool.kubernetes import kueue
 from gpu_pool.kubernetes.api import Api, connect
 from gpu_pool.kubernetes.choosing import refuse_beside_server
+from gpu_pool.kubernetes.growth import Growth
 from gpu_pool.kubernetes.homes import Homes
 from gpu_pool.kubernetes.kernels import Kernels
 from gpu_pool.kubernetes.orders import Orders
@@ -31,7 +32,7 @@ from gpu_pool.kubernetes.view import View
 from gpu_pool.kubernetes.writing import Writer
 from gpu_pool.ledger.book import Book
 from gpu_pool.ledger.devices import Others
-from gpu_pool.ledger.leases import gone
+from gpu_pool.ledger.leases import gone, lease_number
 from gpu_pool.readings import Reading
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import (
@@ -90,7 +91,9 @@ class ClusterPool(EmbeddedPool):
         self._kubernetes, self._api, self._log = kubernetes, api, log
         self._courses = courses
         self._view = View(api, kubernetes, log)
-        self._kernels = Kernels(Writer(api, log), self._view, log, self._end_taken)
+        writer = Writer(api, log)
+        self._kernels = Kernels(writer, self._view, log, self._end_taken)
+        self._growth = Growth(api, writer, self._view, kubernetes, settings.rules, self._do, log)
         self._homes = Homes(api, kubernetes, courses, log)
         self._orders = Orders(kubernetes, self._view, self._homes)
         self._live: frozenset[str] = frozenset()
@@ -142,6 +145,8 @@ class ClusterPool(EmbeddedPool):
         if self._kubernetes.kueue:
             places = Places(self._api, self._kernels, self._log)
             self._following.append(asyncio.create_task(places.run()))
+        if self._view.groups:
+            self._following.append(asyncio.create_task(self._growth.run()))
 
     async def close(self) -> None:
         """Follow the cluster no more, and close the ledger. Kernels live on."""
@@ -205,7 +210,7 @@ class ClusterPool(EmbeddedPool):
         if not away and not self._hopeless and devices == self._checked:
             return  # whoever came meanwhile was checked when they asked
         self._checked = devices
-        there = [each for each in devices if each.node not in away]
+        there = self._view.lasting()
         found = await self._do(lambda book: book.hopeless(there))
         now, patience = time.monotonic(), self._kubernetes.gpus_away_for
         self._hopeless = {lease_id: self._hopeless.get(lease_id, now) for lease_id in found}
@@ -215,11 +220,6 @@ class ClusterPool(EmbeddedPool):
                 with suppress(LeaseGone):
                     await self.revoke(lease_id, words, EndReason.DEVICE_LOST)
                     self._log.warning("Lease %s waits no more. %s", ascii(lease_id), words)
-
-    async def explain(self, lease_id: str) -> Outlook:
-        """See ``Pool.explain``; says so where GPUs are waited for that their machines do not show."""
-        outlook = await super().explain(lease_id)
-        return replace(outlook, why=f"{_AWAY} {outlook.why}") if self._view.away else outlook
 
     async def status(self) -> PoolStatus:
         """See ``Pool.status``. Ends the kernels of leases that have ended."""
@@ -265,6 +265,32 @@ class ClusterPool(EmbeddedPool):
         """See ``EmbeddedPool.request``."""
         async with self._turns:
             return await super().request(request, holder, key, groups=groups, server=server)
+
+    # -- Groups of nodes that can grow ----------------------------------------
+
+    async def explain(self, lease_id: str) -> Outlook:
+        """See ``Pool.explain``.
+
+        Says how a machine comes, where one is to be started, and so where GPUs are waited for
+        that their machines do not show.
+        """
+        outlook = await super().explain(lease_id)
+        outlook = _with_growth(outlook, self._growth.outlook(lease_number(lease_id)))
+        return replace(outlook, why=f"{_AWAY} {outlook.why}") if self._view.away else outlook
+
+    async def forecast(
+        self,
+        request: SliceRequest,
+        holder: Holder,
+        *,
+        groups: Collection[str] | None = None,
+        server: str | None = None,
+    ) -> Outlook | None:
+        """See ``Pool.forecast``, and :meth:`explain`."""
+        outlook = await super().forecast(request, holder, groups=groups, server=server)
+        return outlook and _with_growth(outlook, self._growth.prospect(request))
+
+    # -- Whose turn it is ------------------------------------------------------
 
     async def _devices_for(
         self, request: SliceRequest, holder: Holder, server: str | None
@@ -359,6 +385,11 @@ class ClusterPool(EmbeddedPool):
         with suppress(LeaseGone):
             await self.revoke(lease_id, taken.words, taken.reason)
             self._log.info("Lease %s ended: %s", ascii(lease_id), taken.words)
+
+
+def _with_growth(outlook: Outlook, words: str) -> Outlook:
+    """Say of a wait that a machine ends it: what others have is not what it is for."""
+    return replace(outlook, why=words, wait=None) if words else outlook
 
 
 async def open_cluster(

@@ -25,6 +25,7 @@ from gpu_pool.ledger.foremost import wished_devices
 from gpu_pool.ledger.leases import LeaseTable
 from gpu_pool.ledger.line import Forecast, Line
 from gpu_pool.ledger.resizing import Resizing
+from gpu_pool.ledger.starts import StartTable
 from gpu_pool.ledger.use import UseTable
 from gpu_pool.ledger.versions import VersionTable
 from gpu_pool.names import checked_name
@@ -79,6 +80,8 @@ class Asking:
         #: What is measured of the leases.
         self.accounts = AccountTable(database, self._leases, self._devices)
         self.versions = VersionTable(database)
+        #: How long nodes took to start, where the pool is a cluster.
+        self.starts = StartTable(database, self._clock)
         self.give_up_at: float | None = None
 
     def follow(self, courses: Courses, *, asked: bool = False) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from gpu_pool import admission
 from gpu_pool.ledger import reclaim, records
 from gpu_pool.ledger.asking import Asking, plain
+from gpu_pool.queueing import Waiter
 from gpu_pool_client import (
     BadRequest,
     DeviceStatus,
@@ -51,6 +52,11 @@ class Book(Asking):
             return PoolStatus(
                 url, tuple(self._devices.statuses()), self._leases.not_waiting(), self._leases.in_line()
             )
+
+    def foremost(self, most: int) -> list[Waiter]:
+        """Return the first who wait, in the order of their turns."""
+        with self._db.snapshot():
+            return self._line.foremost(most)
 
     def history(self, since: float, user: str | None = None) -> list[Mapping[str, Any]]:
         """Return the leases, or those of a user, that have ended since then; see ``Pool.history``."""

@@ -70,6 +70,11 @@ FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 SELECT id, number, turn, reserved, request, home, within, user, course, waiting_since
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
+-- name: foremost_waiters
+-- The first of them.
+SELECT number, turn, reserved, request, home, within, user, course, waiting_since
+FROM lease WHERE turn IS NOT NULL ORDER BY turn LIMIT :most;
+
 -- name: is_longer_than
 -- Whether more than so many wait, without counting them all.
 SELECT 1 FROM lease WHERE turn IS NOT NULL LIMIT 1 OFFSET :most;
@@ -333,3 +338,14 @@ UPDATE pool SET sorted_until = :until;
 -- name: set_tried_at
 -- Something has to differ, or nothing would be written.
 UPDATE pool SET tried_at = max(:now, tried_at + 0.001);
+
+-- name: node_starts
+SELECT seconds FROM node_start WHERE node_group = :node_group ORDER BY number DESC;
+
+-- name: add_node_start
+INSERT INTO node_start (node_group, seconds, come_at) VALUES (:node_group, :seconds, :now);
+
+-- name: forget_node_starts
+DELETE FROM node_start WHERE node_group = :node_group AND number <= (
+    SELECT number FROM node_start WHERE node_group = :node_group ORDER BY number DESC LIMIT 1 OFFSET :most
+);
