@@ -89,14 +89,15 @@ class SliceSettings(LocalProvisioner):
         """,
     )
     start_timeout = Seconds(
-        600.0,
+        86_400.0,
         min=1,
         max=86_400,
         config=True,
         where=_WHERE,
         help="""Seconds in which a kernel's pod must run, where the pool runs kernels in pods. At most 86400.
 
-        Nodes may have to be started, and large images fetched. ready_timeout
+        For who wants to wait less than the pool lets them: its administrator
+        sets c.KubernetesSettings.start_within, 600 by default. ready_timeout
         counts from then on. What is going on is shown in the first cell.
         """,
     )

@@ -22,6 +22,7 @@
     growth     asking for them
     writing    writes that are tried until there is an answer
     kernels    starting and ending pods
+    starting   what keeps pods from starting, and for how long that may be
     pool       the pool over all of it
     looking    one look at a cluster, for its administrator
 

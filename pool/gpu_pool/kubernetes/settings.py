@@ -53,6 +53,21 @@ class KubernetesSettings(Configurable):
         help="""Seconds for which the machine of a kernel may be known not to answer until the kernel is given
         up, and its lease ends. Kubernetes itself waits five minutes.""",
     ).tag(config=True)
+    gpus_away_for = Integer(
+        180,
+        min=0,
+        help="""Seconds for which the GPUs of a node count as there though the node does not show them, as
+        while its device plugin or DRA driver is replaced. Nothing is granted on them meanwhile, and whoever
+        asks for them waits; after that they are refused.""",
+    ).tag(config=True)
+    start_within = Integer(
+        600,
+        min=1,
+        max=86_400,
+        help="""Seconds within which a kernel's pod must run: its node, its volumes, its GPU and its image
+        included, time in Kueue's queue left out. What does not start is tried again until then, and told
+        what for; after that it is ended, its lease with it.""",
+    ).tag(config=True)
     kueue = Bool(
         False,
         help="""Whether kernels wait in Kueue's queues, one for each course as gpu-pool courses export writes

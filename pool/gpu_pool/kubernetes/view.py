@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from gpu_pool.dialects import (
     usage,
 )
 from gpu_pool.dialects.cluster import Node, mapping
+from gpu_pool.dialects.remembering import Memory, away, completed, look, next_end
 from gpu_pool.dialects.sizing import HOSTNAME
 from gpu_pool.kubernetes import kueue
 from gpu_pool.kubernetes.api import Api
@@ -87,6 +89,7 @@ class View:
         #: The pods for which an autoscaler is to start nodes.
         self.placeholders: dict[Key, Manifest] = {}
         self._choice: Choice | None = None
+        self._memory: Memory = {}
         self._nodes: dict[str, Node] = {}
         #: The nodes that could be started, of groups without one.
         self._stand_ins: frozenset[str] = frozenset()
@@ -138,20 +141,44 @@ class View:
     def choice(self) -> Choice:
         """The dialect of the cluster as it is now, and why it is that one."""
         if self._choice is None:
-            choice = self._chosen(())
+            shown, settings = self._read(()), self._settings
+            choice, cluster, self._memory = look(
+                self._memory,
+                shown,
+                self._options,
+                settings.dialect,
+                time.monotonic(),
+                settings.gpus_away_for,
+            )
             absent = [group for group in self.groups if not _shows(choice, group)]
-            self._choice = self._chosen(absent) if absent else choice
+            if absent:
+                cluster = completed(self._read(absent), self._memory)
+                choice = choose(cluster, self._options, settings.dialect)
+            self._nodes = {node.name: node for node in cluster.nodes}
+            self._stand_ins = frozenset(group.stand_in_name for group in absent)
             self._translations, self._counted, self._devices = {}, {}, None
+            self._choice = choice
         return self._choice
 
-    def _chosen(self, absent: Sequence[NodeGroup]) -> Choice:
-        """Choose as if each of these groups had one node."""
+    def _read(self, absent: Sequence[NodeGroup]) -> Cluster:
+        """Return the cluster as it is shown, and as if each of these groups had one node."""
         more: dict[str, Any] = {name: list(self._more[name]) for name in MORE}
         more["resource_slices"] += [each for group in absent for each in group.slices]
-        cluster = Cluster.read([*self.nodes, *(group.stand_in for group in absent)], **more)
-        self._nodes = {node.name: node for node in cluster.nodes}
-        self._stand_ins = frozenset(group.stand_in_name for group in absent)
-        return choose(cluster, self._options, self._settings.dialect)
+        return Cluster.read([*self.nodes, *(group.stand_in for group in absent)], **more)
+
+    @property
+    def away(self) -> frozenset[str]:
+        """The nodes that showed GPUs lately and show none at the moment; those of them count as there."""
+        return away(self._memory)
+
+    def until_forgotten(self) -> float | None:
+        """Return in how many seconds such a node counts as one without GPUs; None where there is none."""
+        end = next_end(self._memory, self._settings.gpus_away_for)
+        return None if end is None else max(0.0, end - time.monotonic())
+
+    def look_again(self) -> None:
+        """Look at the nodes anew at the next occasion, though they have not changed."""
+        self._cluster_changed(None, None)
 
     def devices(self) -> tuple[Device, ...]:
         """Return all GPUs whose size is known, by node and number; where Kueue counts them, their kinds."""
@@ -236,6 +263,11 @@ class View:
 
     # -- Groups of nodes -----------------------------------------------------
 
+    def lasting(self) -> list[Device]:
+        """Return the devices of nodes that show them, and of those that could be started anew."""
+        gone = {name for name in self.away if not any(self._is_of(group, name) for group in self.groups)}
+        return [each for each in self.devices() if each.node not in gone]
+
     def shape(self, group: NodeGroup) -> tuple[Device, ...]:
         """Return the devices of one node of a group, as those are that there are or could be."""
         like = self.node_like(group)
@@ -263,7 +295,9 @@ class View:
 
     def _takes_pods(self, name: str) -> bool:
         node = self._nodes.get(name)
-        if name in self._stand_ins or node is None or node.cordoned or "Ready" not in node.conditions:
+        if name in self._stand_ins or name in self.away or node is None:
+            return False
+        if node.cordoned or "Ready" not in node.conditions:
             return False
         tolerated = _TOLERATED.union(self._settings.tolerations)
         return all(each.get("key") in tolerated for each in node.taints if each.get("effect") in _REPELLING)

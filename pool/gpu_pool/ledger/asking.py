@@ -35,6 +35,8 @@ from gpu_pool_client import (
     Device,
     Holder,
     Lease,
+    NeverFits,
+    NotAllowed,
     Outlook,
     Process,
     Slice,
@@ -236,6 +238,31 @@ class Asking:
         usable = [status for status in statuses if not status.drained]
         message, remedy, largest = admission.shortage(request, usable, ahead, self._rules, drained)
         return TimedOut(message, remedy, largest_now=largest)
+
+    def hopeless(self, devices: Sequence[Device]) -> dict[str, NeverFits]:
+        """Return the leases in line that these devices could never be granted to, by id, each with why."""
+        with self._db.snapshot():
+            rows = self._db.run("waiters").fetchall()
+        found: dict[str, NeverFits] = {}
+        known: dict[tuple[str, frozenset[str]], NeverFits | None] = {}
+        for row in rows:
+            wish = row["request"], frozenset(wished_devices(row))
+            if wish not in known:
+                usable = [each for each in devices if not wish[1] or each.uuid in wish[1]]
+                known[wish] = self._why_never(records.read_request(row["request"]), usable)
+            error = known[wish]
+            if error is not None:
+                found[row["id"]] = error
+        return found
+
+    def _why_never(self, request: SliceRequest, devices: Sequence[Device]) -> NeverFits | None:
+        try:
+            admission.check(request, devices, self._rules)
+        except NeverFits as error:
+            return error
+        except NotAllowed:
+            return None
+        return None
 
     def explain(self, lease_id: str) -> Outlook:
         """Say why this lease waits."""

@@ -67,7 +67,7 @@ SELECT id, key, request, user, course, kernel, state, slices, requested_at, held
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters
-SELECT number, turn, reserved, request, home, within, user, course, waiting_since
+SELECT id, number, turn, reserved, request, home, within, user, course, waiting_since
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: foremost_waiters
