@@ -88,7 +88,7 @@ soak: $(VENV)/.ready-test ## hold every pool to its model for STEPS steps; SEED 
 chaos: SEED := $(SEED)
 chaos: $(VENV)/.ready-test ## break servers, kernels, service and disk for MINUTES; SEED repeats the blows
 	@echo "To repeat this run: make chaos MINUTES=$(MINUTES) SEED=$(SEED)"
-	@CHAOS_MINUTES=$(MINUTES) CHAOS_SEED=$(SEED) $(BIN)/pytest tests/chaos -s $(TEST_ARGS)
+	@CHAOS_MINUTES=$(MINUTES) CHAOS_SEED=$(SEED) $(BIN)/pytest tests/chaos tests/kubernetes/test_struck.py -s $(TEST_ARGS)
 
 mutation: $(VENV)/.ready-mutation ## change the pure modules in small ways and see which changes no test notices (an hour)
 	@rm -rf build/mutation && mkdir -p build/mutation

@@ -29,6 +29,7 @@ NAMES = (
     "queues",
     "room",
     "pods",
+    "journeys",
     "cluster",
     "guard",
     "service",
@@ -40,7 +41,7 @@ NAMES = (
     "load",
 )
 #: Each takes as long as all others together: measured only where it is named.
-ALONE = ("cluster", "load")
+ALONE = ("cluster", "journeys", "load")
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:

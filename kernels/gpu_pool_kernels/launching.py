@@ -21,6 +21,9 @@ _PYTHON: Final = re.compile(r"python[0-9.]*t?(\.exe)?|pypy[0-9.]*(\.exe)?")
 _MODULES: Final = ("ipykernel_launcher", "ipykernel")
 #: Options of the interpreter whose value is the next word.
 _WITH_VALUE: Final = ("-W", "-X", "--check-hash-based-pycs")
+#: As "python -m ipykernel install" writes it into kernelspecs. Without it the debugger, which every
+#: kernel loads when it is asked what it can do, warns of breakpoints that it cannot set.
+_DEBUGGABLE: Final = "-Xfrozen_modules=off"
 
 
 def wrap_argv(argv: list[str], *, installed: bool = False) -> list[str]:
@@ -32,13 +35,18 @@ def wrap_argv(argv: list[str], *, installed: bool = False) -> list[str]:
 
     With ``installed`` the kernel runs elsewhere, where it may find our
     extension by its name: ``… -m ipykernel_launcher --ext NAME -f FILE``. If it
-    does not, IPython says so in its log and goes on.
+    does not, IPython says so in its log and goes on. It is started as an
+    installation of ipykernel there would start it, unless the command says
+    otherwise.
     """
     position = _module_option(argv)
     if position is None or not LAUNCHER.is_file():
         return argv
     if installed:
-        return [*argv[: position + 2], "--ext", EXTENSION, *argv[position + 2 :]]
+        options = argv[1:position]
+        if not any("frozen_modules" in word for word in options):
+            options.insert(0, _DEBUGGABLE)
+        return [argv[0], *options, *argv[position : position + 2], "--ext", EXTENSION, *argv[position + 2 :]]
     return [*argv[:position], str(LAUNCHER), *argv[position:]]
 
 

@@ -6,10 +6,15 @@ over time (GPU hours) and what holds per user, no ResourceQuota can say: the
 pool keeps it. Kueue's objects are those of ``kueue.x-k8s.io/v1beta2``: one
 ClusterQueue for all, one LocalQueue for each course with its weight, ordered by
 what each course has used (``AdmissionFairSharing``).
+
+The images that courses name are written as values of Zero to JupyterHub, whose
+chart fetches images onto nodes beforehand (``prePuller``).
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -32,6 +37,10 @@ _COUNTED_CLAIMS: Final = ".deviceclass.resource.k8s.io/devices"
 #: The beginning of keys that a GPU system counts itself; Kubernetes counts those with requests.
 _VENDORS: Final = "limits."
 _BITFUSION: Final = "bitfusion.io/gpu"
+#: The taint of GPU nodes that kernels in pods tolerate in any case.
+_GPU_TAINT: Final = "nvidia.com/gpu"
+#: Characters of an image's name in the name of the container that fetches it; they all have 63 at most.
+_MOST_OF_NAME: Final = 40
 
 
 def has_kueue(dialect: Dialect) -> bool:
@@ -184,3 +193,45 @@ def _total(resource: str, dialect: Dialect) -> int:
 def _local_queue(name: str, course: CourseFile, namespace: str) -> Manifest:
     spec = {"clusterQueue": NAME, "fairSharing": {"weight": f"{course.weight:g}"}}
     return {"apiVersion": _KUEUE, "kind": "LocalQueue", "metadata": _metadata(name, namespace), "spec": spec}
+
+
+def pulled(courses: Mapping[str, CourseFile]) -> dict[str, Any]:
+    """Return values by which Zero to JupyterHub fetches the images of courses, onto nodes with GPUs too.
+
+    Raises ``BadRequest`` where no course names one.
+    """
+    images = sorted({image for course in courses.values() for image in _images(course)})
+    if not images:
+        raise BadRequest(
+            "No course names an image.",
+            "Its kubernetes.image or kernel_image would be fetched; singleuser.image is in any case.",
+        )
+    return {
+        "prePuller": {
+            "extraTolerations": [{"key": _GPU_TAINT, "operator": "Exists"}],
+            "extraImages": {_image_name(image): _image(image) for image in images},
+        }
+    }
+
+
+def _images(course: CourseFile) -> Iterator[str]:
+    said = course.kubernetes
+    if said.image:
+        yield said.image
+    if said.kernel_image and said.kernels == "pods":
+        yield said.kernel_image
+
+
+def _image_name(image: str) -> str:
+    """Return a name that says which image it is, and that no other has."""
+    words = re.split("[@:]", image.rpartition("/")[2])[0]
+    plain = re.sub("[^a-z0-9]+", "-", words)[:_MOST_OF_NAME].strip("-")
+    return f"{plain}-{hashlib.sha256(image.encode()).hexdigest()[:8]}"
+
+
+def _image(image: str) -> dict[str, str]:
+    """Return an image as the chart puts it together: the name, a colon, the tag or the digest's number."""
+    name, colon, tag = image.rpartition(":")
+    if not colon or "/" in tag:  # then it is a registry's port
+        return {"name": image, "tag": "latest"}
+    return {"name": name, "tag": tag}

@@ -87,10 +87,18 @@ class TimedOut(GpuPoolError):
 
 
 class PoolUnreachable(GpuPoolError):
-    """The pool did not answer: not running, not readable, or not to be trusted."""
+    """The pool did not answer: not running, not readable, or not to be trusted.
+
+    ``may_pass`` is whether the same call can succeed a moment later without anybody
+    changing a setting: a service that is being restarted, or that moves to another machine.
+    """
 
     code = "pool-unreachable"
     exit_code = 7
+
+    def __init__(self, message: str, remedy: str = "", *, may_pass: bool = False) -> None:
+        super().__init__(message, remedy)
+        self.may_pass = may_pass
 
 
 class LeaseGone(GpuPoolError):

@@ -206,7 +206,8 @@ class Pool(abc.ABC):
         Each has: id, request, milli, user, course, kernel, requested_at, held_at (the first
         grant; None if it never was), ended_at, held_seconds (parked time left out), gpu_seconds
         (what was used, in whole GPUs times seconds, whatever sizes it had), reason, note (what
-        its user was told, such as an administrator's words); and, None where nothing was
+        its user was told, such as an administrator's words), failure (the fields of a ``Failure``: how its
+        kernel failed the last time that one did; None if none did); and, None where nothing was
         measured, peak_mib and mean_mib (memory in use on one device), device_seconds (time with
         a process on a device), touched (whether there ever was one).
         """

@@ -168,6 +168,19 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """How a kernel in a pod has ended by itself, with another status than 0."""
+
+    #: Unix seconds.
+    at: float
+    #: What its user reads: its status, and the last that it said.
+    words: str
+    pod: str
+    node: str
+    image: str
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """A request and its fate, as it was when the pool answered."""
 
@@ -197,6 +210,8 @@ class Lease:
     #: By whom its slices are asked back: RELEASED by its user, REVOKED by an administrator. They go as soon
     #: as its kernel is idle; those of a parked lease have gone. None unless somebody did.
     asked_back: EndReason | None = None
+    #: How its kernel has failed, the last time that one did.
+    failure: Failure | None = None
 
     @property
     def simulated(self) -> bool:

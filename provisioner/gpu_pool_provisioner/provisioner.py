@@ -46,6 +46,7 @@ from gpu_pool_provisioner.reserving import ReservingProvisioner
 from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.inner import Inner
 from gpu_pool_provisioner.room.running import Kernel, Launch
+from gpu_pool_provisioner.room.thread import on_room_thread
 from gpu_pool_provisioner.room.turn import Turn
 from gpu_pool_provisioner.roomed import RoomedProvisioner
 from gpu_pool_provisioner.settings import SliceSettings
@@ -60,6 +61,9 @@ _BRIEF_GRACE: Final = 1.5
 _MARGIN: Final = 5.0
 #: Seconds that a kernel in a pod has to end by itself: its end is heard of through the cluster.
 _POD_ENDS_WITHIN: Final = 10.0
+#: Seconds for which a start waits for the pool's answer: it can be neither seen nor cancelled in
+#: JupyterLab. From then on a room waits.
+_ANSWERS_WITHIN: Final = 5.0
 #: Seconds in which a killed process is gone, unless the system holds it.
 _KILLED_WITHIN: Final = 5.0
 
@@ -87,7 +91,7 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner, ReservingProvisioner)
         if not self.slice:
             return await super().pre_launch(**kwargs)
         async with self._undone_on_failure():
-            _, self._lease = await self._take_slice()
+            self._lease = await self._take_slice()
             self._reserve_ports()
             return await super().pre_launch(**kwargs)
 
@@ -96,10 +100,10 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner, ReservingProvisioner)
 
         Called after ``pre_launch``.
         """
-        if self._slice is None or self._lease is None:
+        if self._slice is None:
             return await super().launch_kernel(cmd, **kwargs)
         async with self._undone_on_failure():
-            if self._room is not None or self._needs_room(self._lease):
+            if self._room is not None or self._lease is None or self._needs_room(self._lease):
                 await self._wait_in_room(self._slice, self._lease, cmd, kwargs)
             else:
                 await self._launch_on(self._lease, cmd, kwargs)
@@ -121,18 +125,29 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner, ReservingProvisioner)
         """Give slice and ports back, or keep them for a restart. Called when the process has ended."""
         await self._stop_watch()
         if self._slice is not None and restart:
-            await self._slice.fulfil()  # before something that lives stands in for what used the devices
-            await self._slice.stand_in(self.restart_grace + _MARGIN)
+            await self._keep_slice(self._slice)
         elif self._slice is not None:
+            in_pod = self._in_pod
+            await self._leave_room()  # first: nobody would give back what is still being asked for
             # A process that the system does not let die still has its slice, until the pool sees it gone.
-            if self._in_pod or await self.poll() is not None:
+            if in_pod or await self.poll() is not None:
                 await self._slice.give_back()
             self._slice.forget()
             self._started = False
-            await self._leave_room()
             self._close_wishes()
             self._close_ports()
         await super().cleanup(restart=restart)
+
+    async def _keep_slice(self, claim: KernelSlice) -> None:
+        """Keep the slice over a restart; the pool may take its time."""
+        if self._room is not None:
+            await on_room_thread(self._room.being_restarted())
+        try:
+            await claim.fulfil()  # before something that lives stands in for what used the devices
+            await claim.stand_in(self.restart_grace + _MARGIN)
+        finally:
+            if self._room is not None:
+                await on_room_thread(self._room.being_restarted(within=_ANSWERS_WITHIN))
 
     async def get_provisioner_info(self) -> dict[str, Any]:
         """Return what another process needs to manage this kernel: jupyter_client's way to persist it."""
@@ -153,24 +168,30 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner, ReservingProvisioner)
 
     @property
     def _in_pod(self) -> bool:
-        return self._lease is not None and self._lease.terms.in_pod
+        return self._room is not None and self._room.in_pod
 
     def _new_slice(self) -> KernelSlice:
         return KernelSlice(
             resolve_url(self.pool_url or self.variable(URL_VARIABLE)), parse_request(self.slice)
         )
 
-    async def _take_slice(self) -> tuple[KernelSlice, Lease]:
+    async def _take_slice(self) -> Lease | None:
+        """Return the slice's lease; None where the pool has yet to answer, and a room is to wait for that."""
         try:
             wanted = self._slice = self._slice or self._new_slice()
-            patience = None if self.waiting_room else self.wait_timeout
-            return wanted, await wanted.take(self._holder(), patience)
+            if not self.waiting_room:
+                return await wanted.take(self._holder(), self.wait_timeout)
+            return await on_room_thread(self._turn_for(wanted).begin(_ANSWERS_WITHIN))
         except TimedOut as error:
             fitting = await self._kernels_that_fit(error, wanted)
             advised = advice.with_advice(error, fitting, self.contact)
             raise advice.for_dialog(advised) from error
         except GpuPoolError as error:
             raise advice.for_dialog(error) from error
+
+    def _turn_for(self, claim: KernelSlice) -> Turn:
+        self._turn = self._turn or Turn(claim, self._holder(), self.outage_timeout)
+        return self._turn
 
     def _holder(self) -> Holder:
         name = f"{advice.kernel_name(self.kernel_spec.display_name, 180)} [{str(self.kernel_id)[:8]}]"
@@ -213,7 +234,7 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner, ReservingProvisioner)
         return lease.state is LeaseState.WAITING or lease.terms.has_limits or lease.terms.in_pod
 
     async def _wait_in_room(
-        self, claim: KernelSlice, lease: Lease, cmd: list[str], kwargs: dict[str, Any]
+        self, claim: KernelSlice, lease: Lease | None, cmd: list[str], kwargs: dict[str, Any]
     ) -> None:
         async def here(lease: Lease, inner: Inner) -> int:
             return await self._launch_on(lease, inner.command(cmd), kwargs)
@@ -232,7 +253,7 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner, ReservingProvisioner)
             ending=lambda: self._manager.shutting_down,
             start_timeout=self.start_timeout,
         )
-        await self._enter_room(kernel, Turn(claim, self._holder()), lease, Launch(here, in_pod))
+        await self._enter_room(kernel, self._turn_for(claim), lease, Launch(here, in_pod))
 
     def _for_pod(
         self, cmd: list[str], kwargs: dict[str, Any], connection: Mapping[str, Any]

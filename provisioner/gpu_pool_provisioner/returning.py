@@ -11,6 +11,8 @@ from gpu_pool_client import EndReason, GpuPoolError, Pool
 from gpu_pool_provisioner.patience import NOT_NOW
 from gpu_pool_provisioner.room.thread import room_loop
 
+#: Seconds for which whoever gives back waits until it is done.
+_WAITS: Final = 5.0
 #: Seconds to leave a pool alone that was just away, and one that has been away for long.
 _SOON: Final = 2.0
 _SELDOM: Final = 30.0
@@ -22,13 +24,19 @@ async def give_back(pool: Pool, lease_id: str, reason: EndReason = EndReason.REL
     """Release a lease; where its pool cannot hear of it now, as soon as it can. May be repeated.
 
     A lease that stands on the process of a server, as one in line does, would
-    otherwise stay there for as long as the server runs.
+    otherwise stay there for as long as the server runs. Whoever shuts a kernel
+    down waits for the pool for a moment only.
     """
+    telling = asyncio.run_coroutine_threadsafe(_tell(pool, lease_id, reason), room_loop())
+    await asyncio.wait({asyncio.wrap_future(telling)}, timeout=_WAITS)
+
+
+async def _tell(pool: Pool, lease_id: str, reason: EndReason) -> None:
     try:
         await pool.release(lease_id, reason)
     except NOT_NOW as error:
         get_logger().warning("GPU lease %s is given back once its pool answers: %s", lease_id, error)
-        asyncio.run_coroutine_threadsafe(_keep_trying(pool, lease_id, reason), room_loop())
+        await _keep_trying(pool, lease_id, reason)
     except GpuPoolError as error:
         get_logger().warning("GPU lease %s ends when its process is seen gone: %s", lease_id, error)
 

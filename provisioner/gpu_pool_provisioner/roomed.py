@@ -26,13 +26,18 @@ class RoomedProvisioner(LocalProvisioner):
     """The stock provisioner, with a room before the process and in front of it."""
 
     _room: Room | None = None
+    #: Asks for the slice, from the first start on.
+    _turn: Turn | None = None
     #: The ports and keys on which the room listens.
     _room_connection: KernelConnectionInfo | None = None
     #: Where the running kernel asks for another size of its slice.
     _wishes: Wishes | None = None
 
-    async def _enter_room(self, kernel: Kernel, turn: Turn, lease: Lease, launch: Launch) -> None:
-        """Let a room speak for the kernel: a new one, or after a restart the same one."""
+    async def _enter_room(self, kernel: Kernel, turn: Turn, lease: Lease | None, launch: Launch) -> None:
+        """Let a room speak for the kernel: a new one, or after a restart the same one.
+
+        Without a lease the turn still asks for it.
+        """
         if self._room is not None and (self._room.closed or self._room_connection != self.connection_info):
             await self._leave_room()
         if self._room is None:
@@ -42,10 +47,16 @@ class RoomedProvisioner(LocalProvisioner):
         await on_room_thread(self._room.start(lease, launch))
 
     async def _leave_room(self) -> None:
-        """Close the room's ports. May be repeated."""
+        """Close the room's ports, and ask for nothing more. May be repeated."""
         room, self._room = self._room, None
         if room is not None:
             await on_room_thread(room.close())
+        if self._turn is not None:
+            await on_room_thread(self._stop_asking(self._turn))
+
+    @staticmethod
+    async def _stop_asking(turn: Turn) -> None:
+        turn.stop()
 
     def _hear_wishes(self, connection_file: str, grant: Grant) -> Mapping[str, str]:
         """Let the kernel that is about to be launched wish for things; return the variables it needs."""

@@ -10,6 +10,7 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, CUnicode, List, Unicode, default
 
 from gpu_pool_client.traits import Seconds
+from gpu_pool_provisioner.patience import default_outage_timeout
 
 #: Names the slice of kernels whose kernelspec says nothing about one.
 DEFAULT_SLICE_VARIABLE: Final = "GPU_POOL_DEFAULT_SLICE"
@@ -61,6 +62,19 @@ class SliceSettings(LocalProvisioner):
         a start that waits can be neither seen nor cancelled in JupyterLab.
         """,
     )
+    outage_timeout = Seconds(
+        300.0,
+        min=0,
+        max=86_400,
+        config=True,
+        where=_WHERE,
+        help="""Seconds for which a kernel that starts, or restarts, waits for a pool that does not answer.
+
+        By default 300 behind a JupyterHub, as long as it takes to move the pool's
+        service to another machine, and else 10. At most 86400; with 0 the start
+        fails at once. The first cell shows that it waits, and for how long.
+        """,
+    )
     ready_timeout = Seconds(
         120.0,
         min=1,
@@ -75,14 +89,15 @@ class SliceSettings(LocalProvisioner):
         """,
     )
     start_timeout = Seconds(
-        600.0,
+        86_400.0,
         min=1,
         max=86_400,
         config=True,
         where=_WHERE,
         help="""Seconds in which a kernel's pod must run, where the pool runs kernels in pods. At most 86400.
 
-        Nodes may have to be started, and large images fetched. ready_timeout
+        For who wants to wait less than the pool lets them: its administrator
+        sets c.KubernetesSettings.start_within, 600 by default. ready_timeout
         counts from then on. What is going on is shown in the first cell.
         """,
     )
@@ -123,6 +138,10 @@ class SliceSettings(LocalProvisioner):
         config=True,
         help="Who a student should ask when no slice is free, in words that end a sentence. May be empty.",
     )
+
+    @default("outage_timeout")
+    def _default_outage_timeout(self) -> float:
+        return default_outage_timeout()
 
     @default("slice")
     def _default_slice(self) -> str:

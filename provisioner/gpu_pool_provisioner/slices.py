@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import Final
 
@@ -24,6 +25,8 @@ from gpu_pool_provisioner.returning import give_back
 
 #: What a kernel is to show its user below the first cell; see gpu_pool_kernels.inkernel.extension.
 NEWS: Final = "GPU_POOL_NEWS"
+#: Seconds in which a pool hears of a restart. One that is slower may still keep the slice.
+_STANDS_IN_WITHIN: Final = 15.0
 _OTHER_SIZE: Final = (
     "You asked for {}. This cluster has no slice of exactly that size: you have {}, and that counts."
 )
@@ -41,6 +44,8 @@ class KernelSlice:
         self.url = url
         self.request = request
         self.lease_id: str | None = None
+        #: Names the request to the pool, so that one whose answer was lost is not made twice.
+        self._key = uuid.uuid4().hex
         #: The size to change to once the kernel's process, which has used its devices, has ended.
         self.wish: SliceRequest | None = None
         #: Why the last wish came to nothing, for whoever uses the kernel that is launched next.
@@ -61,15 +66,18 @@ class KernelSlice:
 
         With a ``timeout``, one that is held within so many seconds. Raises
         ``LeaseGone`` when the lease of before has ended, and what
-        ``Pool.request`` or ``Pool.acquire`` raises.
+        ``Pool.request`` or ``Pool.acquire`` raises. To be called again where
+        the pool did not answer.
         """
         if self.lease_id is not None:
             return await self._kept(self.lease_id)
-        key = uuid.uuid4().hex
         if timeout is None:
-            lease = await self.pool.request(self.request, holder, key)
+            lease = await self.pool.request(self.request, holder, self._key)
         else:
-            lease = await self.pool.acquire(self.request, holder, key, timeout)
+            lease = await self.pool.acquire(self.request, holder, self._key, timeout)
+        if lease.state is LeaseState.ENDED:  # an earlier call was heard, and nobody came for what it got
+            self.ask_anew()
+            return await self.take(holder, timeout)
         self.lease_id = lease.id
         if lease.request.size != self.request.size:
             self.notice = _OTHER_SIZE.format(self.request.of_gpus, lease.request.size)
@@ -110,10 +118,11 @@ class KernelSlice:
         if lease_id is None:
             return
         try:
-            await self.pool.attach(lease_id, Process.current(), ready_within=seconds)
-        except (LeaseGone, *NOT_NOW) as error:
+            attach = self.pool.attach(lease_id, Process.current(), ready_within=seconds)
+            await asyncio.wait_for(attach, _STANDS_IN_WITHIN)
+        except (LeaseGone, *NOT_NOW, asyncio.TimeoutError) as error:
             # The relaunch that follows looks at the lease, and refuses in words.
-            get_logger().warning("Keeping the kernel's GPU slice over its restart failed: %s", error)
+            get_logger().warning("Keeping the kernel's GPU slice over its restart failed: %r", error)
         if self.lease_id != lease_id:
             # The kernel was shut down during its restart; this process must not keep its slice alive.
             await give_back(self.pool, lease_id)
@@ -125,4 +134,15 @@ class KernelSlice:
 
     def forget(self) -> None:
         """Let the next :meth:`take` acquire a new slice."""
-        self.lease_id = self.wish = None
+        self.let_go()
+        self.wish = None
+
+    def let_go(self) -> str | None:
+        """Return the lease that there is, which is the caller's from now on, and have none."""
+        lease_id, self.lease_id = self.lease_id, None
+        self.ask_anew()
+        return lease_id
+
+    def ask_anew(self) -> None:
+        """Let the next request be another one than the last."""
+        self._key = uuid.uuid4().hex

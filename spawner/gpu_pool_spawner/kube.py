@@ -225,8 +225,13 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
                     raise refusal(NotAllowed(words, "Nothing was started. Try again later."))
             return starting.result()
         except ApiException as error:
-            self.log.error("The cluster refused %s's server: %s", self.user.name, error.body)  # noqa: TRY400 - as above
-            raise refusal(NotAllowed(*kube_words.of_refusal(error.status or 0, str(error.body)))) from error
+            said = kube_words.message_of(error.body)
+            self.log.error(  # noqa: TRY400 - as above
+                "The cluster refused %s's server: %s",
+                self.user.name,
+                kube_words.of_violation(said, self.namespace) or error.body,
+            )
+            raise refusal(NotAllowed(*kube_words.of_refusal(error.status or 0, said))) from error
         finally:
             if not starting.done():
                 starting.cancel()

@@ -72,7 +72,7 @@ def _say_room(
     try:
         profile = profile_of(name, course, offer.request, supply.dialect)
     except GpuPoolError as error:
-        return f"which this cluster cannot give: {error}", False
+        return f"not to be had on this cluster. Who asks for it is told: {error}", False
     number = room(profile, supply)
     if number >= UNBOUNDED:
         return "of which the cluster does not show how many are free", True

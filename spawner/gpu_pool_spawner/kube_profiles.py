@@ -135,7 +135,7 @@ def pod_of(
     Raises ``NotAllowed`` where something that an administrator configured would
     lift the slice's limit.
     """
-    made = _labelled(pod, user, profile.name if profile else None)
+    made = _ours(pod, user, profile.name if profile else None)
     if profile is not None and profile.course.kubernetes.home == 0:
         made = _without_home(made)
     if kueue and profile is not None:
@@ -150,11 +150,13 @@ def pod_of(
     return made
 
 
-def _labelled(pod: Manifest, user: str, course: str | None) -> dict[str, Any]:
-    """Say whose it is. What KubeSpawner says of itself, and finds its pods by, stays."""
+def _ours(pod: Manifest, user: str, course: str | None) -> dict[str, Any]:
+    """Say whose it is, and leave out service links. What KubeSpawner or its configuration says stays."""
     metadata = pod.get("metadata", {})
     labels = {**identity_labels(user, course), **metadata.get("labels", {})}
-    return {**pod, "metadata": {**metadata, "labels": labels}}
+    # Of a Service "gpu-pool" Kubernetes would make variables that begin as ours do.
+    spec = {"enableServiceLinks": False, **pod.get("spec", {})}
+    return {**pod, "metadata": {**metadata, "labels": labels}, "spec": spec}
 
 
 def _without_home(pod: dict[str, Any]) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from kubernetes_asyncio.client import ApiClient
 from kubernetes_asyncio.client.exceptions import ApiException
 from traitlets.log import get_logger
 
-from gpu_pool.dialects import AUTO, Cluster, Options, Pod, choose
+from gpu_pool.dialects import AUTO, Cluster, Options, Pod
 from gpu_pool.dialects.cluster import mapping
+from gpu_pool.dialects.remembering import Memory, away, look
 from gpu_pool_spawner.kube_room import Held, Supply
 
 #: Seconds for which nodes and pods, and for which definitions and classes, are believed.
@@ -31,6 +32,9 @@ _FRESH_CLASSES: Final = 300.0
 #: Seconds within which the API server answers.
 _WITHIN: Final = 10.0
 _MOST_TOLD: Final = 200
+#: Seconds for which a node that shows no GPUs any more has them and gives none out: a server with a slice
+#: is told that there is no room now, and not that there never is.
+_AWAY_FOR: Final = 180.0
 #: Of definitions the names are enough: the whole of them is megabytes.
 _NAMES_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _CLASSES: Final = {
@@ -54,6 +58,7 @@ class ClusterSight:
         self._classes: dict[str, list[dict[str, Any]]] = {}
         self._classes_at = -_FRESH_CLASSES
         self._told: set[str] = set()
+        self._known: Memory = {}
 
     async def look(self, *, fresh: bool = False) -> Supply | None:
         """Return what the cluster has; None if that cannot be seen. ``fresh``: not what was seen before."""
@@ -81,14 +86,14 @@ class ClusterSight:
         claims: dict[str, list[dict[str, Any]]] = {}
         if self._classes["device_classes"]:
             claims = {key: await self._allowed(path) for key, path in _CLAIMS.items()}
-        cluster = Cluster.read(nodes, **self._classes, **claims)
-        choice = choose(cluster, self._options, self._dialect)
+        shown, now = Cluster.read(nodes, **self._classes, **claims), time.monotonic()
+        choice, cluster, self._known = look(self._known, shown, self._options, self._dialect, now, _AWAY_FOR)
         self.tell(str(choice))
         if choice.dialect is None:
             return None
         held = tuple(filter(None, map(_held, await self._allowed("/api/v1/pods"))))
-        away = frozenset(node.name for node in cluster.nodes if "Ready" not in node.conditions)
-        return Supply(choice.dialect, held, away)
+        unready = {node.name for node in cluster.nodes if "Ready" not in node.conditions}
+        return Supply(choice.dialect, held, away(self._known) | unready)
 
     async def _allowed(self, path: str, accept: str = "application/json") -> list[dict[str, Any]]:
         """Return a list, an empty one where it may not be read or there is no such kind."""

@@ -6,9 +6,12 @@ administrators; none of that text reaches a student.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
+
+from gpu_pool.dialects.troubles import trouble_of, violation
 
 NO_SLICE: Final = "No GPU slice is free at the moment; the cluster is looking for one."
 NO_MACHINE: Final = "No machine has enough CPU or memory free at the moment; the cluster is looking for one."
@@ -17,7 +20,6 @@ NO_PLACE: Final = (
 )
 NOT_READY: Final = "No machine that your course may use is ready at the moment."
 FETCHING: Final = "The course's software is being fetched. The first time this takes some minutes."
-NOT_FETCHED: Final = "The course's software cannot be fetched. Tell the course's instructor."
 NOT_YET: Final = "It is not the turn of your course at the moment."
 HOME: Final = "Your home folder is being prepared."
 NO_HOME: Final = "This course has no home folder: your work is lost when the server ends."
@@ -34,15 +36,12 @@ _BY_REASON: Final[Mapping[str, str]] = {
     "Started": STARTING,
     "BackOff": "Your server could not start; it is tried again.",
     "Failed": "Your server could not start; it is tried again.",
-    "FailedMount": "Your home folder is not there yet; it is tried again.",
-    "FailedAttachVolume": "Your home folder is not there yet; it is tried again.",
     "SuccessfulAttachVolume": "Your home folder is there.",
     "TriggeredScaleUp": "The cluster adds a machine for your server. This takes some minutes.",
     "Killing": "A server of yours is being ended.",
     "Evicted": "The machine has become short of something; your server was ended.",
     "Preempted": "Your server has to make room for something more urgent.",
 }
-_IMAGE: Final = re.compile(r"image|pull", re.IGNORECASE)
 _QUOTA: Final = re.compile(r"exceed\w* .{0,40}quota|quota .{0,40}exceed", re.IGNORECASE)
 
 
@@ -50,9 +49,8 @@ def of_event(reason: str, message: str) -> str | None:
     """Say what an event means for whoever waits; None if it means nothing to them."""
     if reason in ("FailedScheduling", "FilteringFailed"):
         return of_unschedulable(message)
-    if reason in ("Failed", "BackOff", "ErrImagePull", "ImagePullBackOff") and _IMAGE.search(message):
-        return NOT_FETCHED
-    return _BY_REASON.get(reason)
+    trouble = trouble_of(reason, message)
+    return _BY_REASON.get(reason) if trouble is None else trouble.waiting
 
 
 def of_unschedulable(message: str) -> str:
@@ -72,22 +70,49 @@ def of_unschedulable(message: str) -> str:
 
 
 def of_pod(pod: Mapping[str, Any] | None) -> str:
-    """Say what a pod waits for, by its status; empty if nothing says."""
+    """Say what a pod has waited for in vain, by its status; empty if nothing says."""
     status = (pod or {}).get("status") or {}
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return of_unschedulable(str(condition.get("message", "")))
     for container in status.get("containerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName"):
-            return NOT_FETCHED
+        trouble = trouble_of(str(waiting.get("reason")), str(waiting.get("message", "")))
+        if trouble is not None:
+            return trouble.final
         if waiting.get("reason") == "CrashLoopBackOff":
             return "Your server ends as soon as it has started."
     return ""
 
 
+def message_of(body: str | bytes | None) -> str:
+    """Return the API server's own words from what it answered."""
+    try:
+        return str(json.loads(body or "")["message"])
+    except (TypeError, ValueError, KeyError):
+        return str(body)
+
+
+def of_violation(message: str, namespace: str) -> str:
+    """Say to an administrator what Pod Security has against servers; empty if it is something else."""
+    found = violation(message)
+    if found is None:
+        return ""
+    settings = [f"{where}_security_context: {text}" for where, text in found.settings().items()]
+    advice = f" Under KubeSpawner set {', '.join(settings)}" if settings else " Change what KubeSpawner adds"
+    return (
+        f"Pod Security of the namespace {namespace} ({found.level}) refuses servers: {found.rules}."
+        f"{advice}, as in examples/kubernetes/values.yaml; containers that you add yourself need the same."
+    )
+
+
 def of_refusal(status: int, message: str) -> tuple[str, str]:
     """Say why the cluster took no pod, and what to do."""
+    if violation(message):
+        return (
+            "The security rules of the cluster do not allow servers as this JupyterHub makes them.",
+            "Tell its administrator: the log of JupyterHub has what to set.",
+        )
     if _QUOTA.search(message):
         return (
             "The quota that the cluster sets for your course is used up.",

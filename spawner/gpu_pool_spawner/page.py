@@ -141,6 +141,9 @@ def _slice(course: str, offer: Offer, page: Page) -> str:
 
 def _free(course: str, request: SliceRequest, granted: SliceRequest, supply: Supply) -> str:
     """Say how many are free, or what one meets who asks."""
+    if refusal := supply.refusals.get((course, request)):
+        # It speaks to somebody who has asked.
+        return f"not to be had now. Who asks for it is told: {refusal}"
     number, wait = free_now(granted, supply.devices), supply.waits.get((course, request), "")
     if number and not wait:
         return f"{number} free now"

@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from traitlets.log import get_logger
 
@@ -42,8 +42,11 @@ class Supply:
     """What a pool said of itself."""
 
     devices: tuple[DeviceStatus, ...] = ()
-    #: What somebody would meet who asked for it now, in words; of what they would have at once: nothing.
+    #: What somebody would meet who asked for it now, in words that go on after a comma; of what they
+    #: would have at once: nothing.
     waits: Mapping[Offered, str] = field(default_factory=dict)
+    #: With what somebody would be refused who asked for it now, in sentences.
+    refusals: Mapping[Offered, str] = field(default_factory=dict)
 
     @property
     def simulated(self) -> bool:
@@ -75,10 +78,15 @@ class PoolView:
         pool = self._pool
         status: PoolStatus = await self._recent("status", pool.status)
         # Of what is free, too: it may be kept for those in line, whom not everybody sees.
-        words = await asyncio.gather(
-            *(self._recent(each, functools.partial(_wait, pool, *each)) for each in offered)
+        met = await asyncio.gather(
+            *(self._recent(each, functools.partial(_met, pool, *each)) for each in offered)
         )
-        return Supply(status.devices, {each: said for each, said in zip(offered, words, strict=True) if said})
+        found = dict(zip(offered, met, strict=True))
+        return Supply(
+            status.devices,
+            {each: words.wait for each, words in found.items() if words.wait},
+            {each: words.refusal for each, words in found.items() if words.refusal},
+        )
 
     async def _recent(self, question: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
         """Return the answer to a question that was asked lately, by whomever, or ask it."""
@@ -94,17 +102,24 @@ class PoolView:
         return await asyncio.shield(answer)
 
 
-async def _wait(pool: Pool, course: str, request: SliceRequest) -> str:
-    """Return what somebody would meet who is in the course and has used nothing, in words."""
+class _Met(NamedTuple):
+    """What somebody meets who asks, in words, see :class:`Supply`."""
+
+    wait: str = ""
+    refusal: str = ""
+
+
+async def _met(pool: Pool, course: str, request: SliceRequest) -> _Met:
+    """Return what somebody would meet who is in the course and has used nothing."""
     try:
         outlook = await pool.forecast(request, Holder("", course))
     except OverQuota as error:  # what is allowed, and when, is in its remedy
-        return str(error)
+        return _Met(refusal=str(error))
     except NeverFits as error:
-        return error.message
+        return _Met(refusal=error.message)
     except (NotAllowed, BadRequest):  # this Hub may not ask for others, or the pool is an older one
-        return ""
-    return "" if outlook is None else _say(outlook)
+        return _Met()
+    return _Met() if outlook is None else _Met(_say(outlook))
 
 
 def _say(outlook: Outlook) -> str:

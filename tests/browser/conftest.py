@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from playwright.async_api import Page, async_playwright, expect
 
+from support.browsers import chromium
 from support.lab import Lab, environment, running_lab
 
-#: If set, a browser that is missing is a failure and not a reason to skip.
-REQUIRED = "GPU_POOL_REQUIRE_BROWSER"
+__all__ = ["chromium"]
+
 #: If set, the folder that pictures for the documentation are written to.
 SCREENSHOTS = "GPU_POOL_SCREENSHOTS"
 OPTIONS = [
@@ -29,16 +29,6 @@ OPTIONS = [
 PATIENCE = 120_000
 
 Snap = Callable[[str], Awaitable[None]]
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None and os.environ.get(REQUIRED):
-        pytest.fail(f"There is no chromium on the PATH, and {REQUIRED} is set.")
-    if found is None:
-        pytest.skip("there is no chromium on the PATH (on Debian: apt install chromium)")
-    return found
 
 
 @pytest.fixture

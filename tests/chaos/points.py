@@ -65,8 +65,31 @@ SERVER: Final = (
     "gpu_pool_client.remote.client:RemotePool.request:after",
     "gpu_pool_client.remote.client:RemotePool.release:before",
 )
-#: What can happen there: the process is killed, its client's connection is closed, or it stands still.
-KILL, CUT, STALL = "kill", "cut", "stall"
+#: In the service of a cluster: from the request for a slice to the end of its kernel's pod.
+CLUSTER: Final = (
+    "gpu_pool.service.answering:Handler.prepare:before",
+    "gpu_pool.ledger.book:Book._insert_held:before",
+    "gpu_pool.ledger.book:Book.request:after",
+    "gpu_pool.ledger.book:Book.attach:after",
+    "gpu_pool.kubernetes.pool:ClusterPool.launch:before",
+    "gpu_pool.kubernetes.orders:Orders.of:after",
+    "gpu_pool.kubernetes.kernels:Kernels._create:before",
+    "gpu_pool.kubernetes.kernels:Kernels._create:after",
+    "gpu_pool.kubernetes.kernels:Kernels.launch:after",
+    "gpu_pool.kubernetes.pool:ClusterPool.launch:after",
+    "gpu_pool.kubernetes.pool:ClusterPool.pod:before",
+    "gpu_pool.kubernetes.pool:ClusterPool.pod:after",
+)
+#: The same at a restart of the kernel, and at its end.
+CLUSTER_ENDS: Final = (
+    "gpu_pool.kubernetes.kernels:Kernels._delete_until_done:before",
+    "gpu_pool.kubernetes.kernels:Kernels._delete_until_done:after",
+    "gpu_pool.ledger.book:Book._end:before",
+    "gpu_pool.ledger.book:Book._end:after",
+)
+#: What can happen there: the process is killed, its client's connection is closed, it stands still, or it
+#: does so until the file of the point's name with ``.go`` is there.
+KILL, CUT, STALL, HOLD = "kill", "cut", "stall", "hold"
 #: The point at which a connection can be closed.
 CUTTABLE: Final = "gpu_pool.service.answering:Handler.prepare:after"
 _STALL_SECONDS: Final = 2.0
@@ -155,6 +178,9 @@ def _come_by(path: str, args: tuple[Any, ...]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == CUT:
         args[0].request.connection.stream.close()
+    elif how == HOLD:
+        while not os.path.exists(f"{path}.go"):  # noqa: PTH110
+            time.sleep(0.05)
     else:
         time.sleep(_STALL_SECONDS)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
+from gpu_pool.embedded import EmbeddedPool
+from gpu_pool_client import Failure, connect
 from support.terminal import Terminal
 
 
@@ -50,3 +53,30 @@ def test_the_history_is_a_table_or_one_object_a_line(terminal: Terminal) -> None
     assert (row["request"], row["milli"], row["course"], row["reason"]) == ("2%", 20, "ml101", "released")
     assert terminal.run("history", "--since", "0").stdout == "No lease has ended in this time.\n"
     assert "is not a duration" in terminal.run("history", "--since", "once").stderr
+
+
+def test_how_a_kernel_failed_in_its_pod_is_told_by_why_and_history(terminal: Terminal) -> None:
+    async def fail() -> None:
+        async with connect(terminal.environment["GPU_POOL_URL"]) as pool:
+            assert isinstance(pool, EmbeddedPool)
+            failure = Failure(1.0, "It ended with status 1. Its last words: no torch", "pod-1", "n1", "lab:1")
+            await pool._do(lambda book: book.accounts.fail(lease_id, failure))
+
+    lease_id = terminal.hold("2%")
+    asyncio.run(fail())
+    expected = "It ended with status 1. Its last words: no torch (pod pod-1 on n1, image lab:1)\n"
+    assert terminal.run("why", lease_id).stdout.endswith(expected)
+    told = json.loads(terminal.run("why", lease_id, "--json").stdout)
+    assert (told["line"], told["failure"]["pod"]) == ([], "pod-1")
+    (lease,) = json.loads(terminal.run("status", "--json").stdout)["leases"]
+    assert lease["failure"] == told["failure"]
+    terminal.free(lease_id)
+    assert terminal.run("why", lease_id).stdout.startswith(f"{lease_id}: its kernel failed at ")
+    assert terminal.run("history").stdout.endswith(expected)
+    (row,) = map(json.loads, terminal.run("history", "--json").stdout.splitlines())
+    assert row["failure"] == told["failure"]
+
+
+def test_of_what_neither_waits_nor_failed_there_is_nothing_to_say(terminal: Terminal) -> None:
+    done = terminal.run("why", terminal.hold("2%"))
+    assert (done.returncode, done.stdout) == (2, "")

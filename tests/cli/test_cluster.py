@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from support.clusters import hami, node, plain
+from gpu_pool.cli.cluster import checks_of
+from support.clusters import gke, hami, listed, named, node, plain, resource_slice
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
 from support.terminal import Terminal
 
@@ -71,6 +72,43 @@ async def test_the_doctor_says_how_gpus_are_shared_and_what_two_percent_are(
     done = await run(terminal, "doctor", "--kubernetes")
     assert "note   dialect: hami: " in done.stdout
     assert "c.KubernetesSettings.dialect = 'hami'" in done.stdout
+
+
+async def checked(terminal: Terminal) -> dict[str, tuple[str, str]]:
+    """Look at the cluster in this process, and return how each thing is, and in which words."""
+    from gpu_pool.kubernetes.looking import look_at
+
+    sight = await look_at(terminal.environment["KUBECONFIG"])
+    return {each.name: (each.state, each.text) for each in checks_of(sight)}
+
+
+async def test_the_doctor_recommends_claims_where_gpus_can_be_shared_by_them(
+    terminal: Terminal, fake: FakeKubernetes
+) -> None:
+    async def says() -> str:
+        return ": ".join((await checked(terminal)).get("claims", ()))
+
+    resource = "/apis/resource.k8s.io/v1"
+    fake.put("nodes", plain("n1", replicas=50))
+    fake.pages["/version"] = {"major": "1", "minor": "35"}
+    assert await says() == ""
+    fake.pages["/version"] = {"major": "1", "minor": "36+"}
+    assert (await says()).startswith("note: Kubernetes 1.36 can share GPUs by claims of any size")
+    fake.absent.clear()
+    fake.put_of(resource, "deviceclasses", *named("gpu.nvidia.com"))
+    fake.put_of(resource, "resourceslices", resource_slice(listed("gpu-0")))
+    assert (await says()).endswith("lets no GPU be shared by claims")
+    fake.put_of(resource, "resourceslices", resource_slice(listed("gpu-0", default="0")))
+    assert (await says()).startswith("ok: the scheduler can share GPUs by claims of any size")
+    fake.put("nodes", hami("h"))
+    assert (await says()).startswith("note: the scheduler can share GPUs by claims of any size")
+
+
+async def test_the_doctor_says_with_what_a_dialect_was_seen(terminal: Terminal, fake: FakeKubernetes) -> None:
+    fake.put("nodes", gke("time-sharing", 10))
+    assert (await checked(terminal))["seen"][1].startswith("gke: not seen on a cluster")
+    fake.put("nodes", plain("n1"))
+    assert (await checked(terminal))["seen"][1].startswith("device-plugin: without GPUs: time-slicing")
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gpu_pool.cli import main
 from gpu_pool.coursefiles import json_schema
@@ -172,3 +173,29 @@ def test_what_it_refuses(run, words, said):
     done = run(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+def test_the_images_of_courses_are_printed_for_the_chart_that_fetches_them(run, folder):
+    (folder / "ml.yaml").write_text(
+        "title: ML\nwho: {users: [ada]}\nslices: [{name: Small, request: 2%}]\n"
+        "kubernetes: {image: 'registry:5000/ml:1'}\n"
+    )
+    done = run("export", "--images", str(folder))
+    assert (done.returncode, done.stderr) == (0, "")
+    (image,) = yaml.safe_load(done.stdout)["prePuller"]["extraImages"].values()
+    assert image == {"name": "registry:5000/ml", "tag": "1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "It was not said what to export. Accepted: --kubernetes, or --images."),
+        (("--images", "--kubernetes"), "Both were asked for. Accepted: --kubernetes, or --images."),
+        (("--images",), "No course names an image."),
+    ],
+)
+def test_what_cannot_be_exported_is_told(run, folder, words, told):
+    (folder / "ml.yaml").write_text("title: ML\nslices: [{name: Small, request: 2%}]\n")
+    done = run("export", *words, str(folder))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in " ".join(done.stderr.split())

@@ -44,11 +44,7 @@ LONG = 120
 def home(cluster: Cluster, namespace: str, tmp_path: Path) -> Path:
     """Start the pod of a notebook server, and return its home."""
     folder = tmp_path / "home"
-    folder.mkdir()
-    os.chown(folder, 1000, 100)
-    for each in (tmp_path, *tmp_path.parents):
-        if each.stat().st_mode & 0o001 == 0 and each.is_relative_to(tmp_path.parents[2]):
-            each.chmod(each.stat().st_mode | 0o011)
+    make_home(folder, tmp_path)
     disk, claim = volume(f"claim-{USER}", namespace, "ReadWriteMany")
     disk["spec"] |= {"hostPath": {"path": str(folder)}, "persistentVolumeReclaimPolicy": "Retain"}
     # Here there is a controller that binds them.
@@ -57,6 +53,15 @@ def home(cluster: Cluster, namespace: str, tmp_path: Path) -> Path:
     # From now on: kernels keep the strictest rules.
     cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     return folder
+
+
+def make_home(folder: Path, below: Path) -> None:
+    """Make the folder of a home that the user of a container reaches."""
+    folder.mkdir()
+    os.chown(folder, 1000, 100)
+    for each in (below, *below.parents):
+        if each.stat().st_mode & 0o001 == 0 and each.is_relative_to(below.parents[2]):
+            each.chmod(each.stat().st_mode | 0o011)
 
 
 @pytest.fixture
@@ -168,6 +173,42 @@ async def test_a_kernel_that_cannot_start_says_why(
         told = " ".join((await said(page, "1")).split())
     assert "It ended with status 1. Its last words:" in told
     assert "No module named no_such_kernel" in told
+
+
+async def test_what_is_not_there_yet_is_waited_for_and_told(
+    classroom: Classroom,
+    manager: Managers,
+    cluster: Cluster,
+    namespace: str,
+    nursery: Nursery,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not isinstance(cluster, RealCluster):
+        pytest.skip("this cluster's images are not the test's own (KUBECONFIG)")
+    # Neither the home nor the image is there.
+    folder = tmp_path / "later"
+    disk, claim = volume(f"claim-{USER}", namespace, "ReadWriteMany")
+    disk["spec"]["hostPath"] = {"path": str(folder), "type": "Directory"}
+    disk["spec"]["persistentVolumeReclaimPolicy"] = "Retain"
+    del claim["metadata"]["annotations"]
+    cluster.apply(disk, claim, notebook(USER, namespace, image=cluster.image), namespace=namespace)
+    settings = of_cluster(cluster, namespace, 'c.KubernetesSettings.image = "localhost/later:1"\n')
+    async with serving(nursery, tmp_path / "service", settings) as service:
+        monkeypatch.setenv("GPU_POOL_URL", service.url)
+        km = manager(classroom.install("course"))
+        await km.start_kernel()
+        async with frontend(km) as page:
+            cell = page.run("print(6 * 7)")
+            await cell.shows("Your home folder cannot be connected at the moment")
+            make_home(folder, tmp_path)
+            await cell.shows("software cannot be fetched at the moment")
+            await asyncio.to_thread(cluster.ctr, "images", "tag", cluster.image, "localhost/later:1")
+            assert (await cell.done(within=3 * LONG)).outputs[-1] == "42\n"
+        await km.shutdown_kernel()
+    told = service.log
+    assert "FailedMount: MountVolume.SetUp failed" in told
+    assert "ErrImagePull: " in told
 
 
 async def test_a_lost_machine_is_told_and_given_up_and_what_comes_back_ends(

@@ -192,6 +192,15 @@ def test_every_image_to_begin_with_has_a_name_as_buildkit_wants_it() -> None:
     )
 
 
+def test_every_command_about_the_release_names_its_namespace() -> None:
+    page = (ROOT / "docs" / "administrator" / "kubernetes.md").read_text()
+    typed = re.findall(r"kubectl [a-z-][^`\n]*", page)
+    elsewhere = ("kubectl apply -k", "kubectl create namespace")
+    there = [each for each in typed if not each.startswith(elsewhere)]
+    assert len(there) > 5
+    assert [each for each in there if not each.startswith("kubectl -n jupyterhub ")] == []
+
+
 def test_the_images_get_all_of_the_package() -> None:
     folders = re.findall(r'^    "(\w+)/gpu_pool\w*",$', PROJECT, re.MULTILINE)
     copied_in = re.findall(r"^COPY (\w+) \1$", (EXAMPLES / "Containerfile").read_text(), re.MULTILINE)

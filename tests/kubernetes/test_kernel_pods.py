@@ -337,6 +337,32 @@ async def test_two_hubs_share_the_gpus_of_a_cluster_and_nothing_else(
         card.kubectl("delete", "namespace", other, "--wait=false")
 
 
+async def test_a_node_is_emptied_by_the_command_that_the_page_names(
+    card: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    server = notebook("ada", namespace, node="cpu-1")
+    card.apply(*volume("claim-ada", namespace, "ReadWriteMany"), server, namespace=namespace)
+    drain = ["drain", "hami-1", "--ignore-daemonsets"]
+    async with cluster_pool(tmp_path / "ledger.db", card.kubeconfig, namespace) as pool:
+        await until(lambda: pool._view.notebook("ada", ""))
+        lease = await held(pool)
+        await pool.launch(lease.id, command())
+        await running(pool, lease.id)
+        try:
+            with pytest.raises(AssertionError, match="Pods with local storage .use --delete-emptydir-data"):
+                await asyncio.to_thread(card.kubectl, *drain)
+            drain.append("--delete-emptydir-data")
+            with pytest.raises(AssertionError, match="Pods that declare no controller .use --force"):
+                await asyncio.to_thread(card.kubectl, *drain)
+            await asyncio.to_thread(card.kubectl, *drain, "--force")
+            with pytest.raises(LeaseGone, match="being emptied for maintenance"):
+                await until_pod(pool, lease.id, lambda _: False)
+        finally:
+            card.kubectl("uncordon", "hami-1")
+        # Its GPUs are back.
+        await held(pool)
+
+
 @pytest.mark.long
 async def test_what_the_service_left_is_put_right_when_it_comes_back(
     card: Cluster, namespace: str, tmp_path: Path

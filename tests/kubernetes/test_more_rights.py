@@ -69,8 +69,11 @@ def test_of_kueue_it_may_read_what_is_said_and_decide_nothing(cluster: Cluster, 
 
 def test_a_courses_namespace_has_the_same_rules_as_the_hubs() -> None:
     whole, course = rendered(EXAMPLES), rendered(EXAMPLES / "course-namespace")
-    assert one(course, "Role", "gpu-pool")["rules"] == one(whole, "Role", "gpu-pool")["rules"]
+    for name in ("gpu-pool", "gpu-pool-hub"):
+        assert one(course, "Role", name)["rules"] == one(whole, "Role", name)["rules"]
+        bound = one(course, "RoleBinding", name), one(whole, "RoleBinding", name)
+        assert [each["subjects"] for each in bound] == [bound[1]["subjects"]] * 2
+        assert [each["roleRef"] for each in bound] == [bound[1]["roleRef"]] * 2
+        assert bound[0]["metadata"]["namespace"] == "course-intro-ml"
     rule = "NetworkPolicy", "gpu-pool-kernels"
     assert one(course, *rule)["spec"] == one(whole, *rule)["spec"]
-    (subject,) = one(course, "RoleBinding", "gpu-pool")["subjects"]
-    assert subject["namespace"] == "jupyterhub"

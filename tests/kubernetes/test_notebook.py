@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from support.classroom import IPYKERNEL, Classroom, Managers, eventually
 from support.clusters import hami
 from support.control_plane import Cluster
 from support.fixtures import classroom, manager
 from support.hub import Hub, hub, serving_hub
-from support.kernel_pods import notebook, volume
-from support.room import Frontend, frontend, listening
-from support.server import Server
+from support.pod_pages import add_server, jupyter, kernels, nothing_runs, of_cluster, opened
+from support.room import frontend
 from support.service import Nursery, Service, nursery, serving
 
 __all__ = ["classroom", "hub", "manager", "nursery"]
@@ -52,65 +48,6 @@ async def service(
     async with serving(nursery, tmp_path / "service", of_cluster(card, namespace)) as service:
         monkeypatch.setenv("GPU_POOL_URL", service.url)
         yield service
-
-
-def of_cluster(card: Cluster, namespace: str) -> str:
-    """Return the settings of a service for the cluster."""
-    return f"""
-c.ServeApp.kubernetes = True
-c.KubernetesSettings.kubeconfig = {str(card.kubeconfig)!r}
-c.KubernetesSettings.namespace = {namespace!r}
-"""
-
-
-def add_server(card: Cluster, namespace: str, user: str) -> None:
-    """Add the pod and the home of a notebook server, as a Hub does; the server itself is not in it here."""
-    home = volume(f"claim-{user}", namespace, "ReadWriteMany")
-    card.apply(*home, notebook(user, namespace), namespace=namespace)
-
-
-@asynccontextmanager
-async def jupyter(classroom: Classroom) -> AsyncIterator[Server]:
-    server = Server(classroom)
-    try:
-        await eventually(server.started, within=120)
-        yield server
-    finally:
-        server.process.send_signal(signal.SIGKILL)
-        await server.ended()
-
-
-@asynccontextmanager
-async def opened(server: Server, classroom: Classroom, name: str, kernel: str) -> AsyncIterator[Page]:
-    """Open a notebook, and a page that shows it."""
-    answer = await server.open_notebook(name, kernel)
-    found = json.loads(answer.body)["kernel"]["id"]
-    client = AsyncKernelClient()
-    client.load_connection_file(str(classroom.folder / "runtime" / f"kernel-{found}.json"))
-    async with listening(client) as page:
-        yield Page(server, found, page)
-
-
-class Page:
-    """A notebook in a browser."""
-
-    def __init__(self, server: Server, kernel: str, frontend: Frontend) -> None:
-        self._server, self._kernel = server, kernel
-        self.run = frontend.run
-
-    async def do(self, what: str) -> None:
-        """Interrupt or restart."""
-        await self._server.ask("POST", f"api/kernels/{self._kernel}/{what}", {})
-
-    async def shut_down(self) -> None:
-        await self._server.ask("DELETE", f"api/kernels/{self._kernel}")
-
-
-def kernels(card: Cluster, namespace: str) -> list[Any]:
-    found: list[Any] = card.get("pods", "-n", namespace, "-l", "app.kubernetes.io/component=gpu-kernel")[
-        "items"
-    ]
-    return found
 
 
 @pytest.mark.parametrize(
@@ -158,7 +95,7 @@ async def test_interrupt_restart_input_and_shutdown(
             names = {each["metadata"]["name"] for each in kernels(card, namespace)}
             assert names - {before["metadata"]["name"]}
             await page.shut_down()
-        await eventually(lambda: _none(card, namespace), within=120)
+        await eventually(lambda: nothing_runs(card, namespace), within=120)
 
 
 @pytest.mark.long
@@ -201,7 +138,7 @@ async def test_a_killed_server_leaves_no_pod(
     async with jupyter(classroom) as server, opened(server, classroom, "a.ipynb", kernel) as page:
         await page.run("1").done(within=120)
         os.kill(server.process.pid, signal.SIGKILL)
-        await eventually(lambda: _none(card, namespace), within=120)
+        await eventually(lambda: nothing_runs(card, namespace), within=120)
 
 
 @pytest.mark.long
@@ -226,7 +163,7 @@ async def test_behind_a_hub_a_pod_gets_no_token_and_ends_when_its_server_is_not_
             assert "GPU_POOL_SLICE" in cell.outputs[0]
             assert token not in cell.outputs[0]
             os.kill(server.process.pid, signal.SIGKILL)
-            await eventually(lambda: _none(card, namespace), within=120)
+            await eventually(lambda: nothing_runs(card, namespace), within=120)
 
 
 @pytest.mark.long
@@ -256,8 +193,4 @@ async def test_a_wrapped_kernel_runs_in_a_pod(
         assert "KeyboardInterrupt" in (await cell.done()).outputs[-1]
         assert len(kernels(card, namespace)) == 1
     await km.shutdown_kernel()
-    await eventually(lambda: _none(card, namespace), within=120)
-
-
-async def _none(card: Cluster, namespace: str) -> bool:
-    return not await asyncio.to_thread(kernels, card, namespace)
+    await eventually(lambda: nothing_runs(card, namespace), within=120)

@@ -30,8 +30,10 @@ MAY = [
     ("delete pods", True),
     ("get pods", True),
     ("create secrets", True),
+    ("list events", True),
     ("get persistentvolumeclaims", True),
     ("create resourceclaimtemplates.resource.k8s.io", True),
+    ("list events", True),
 ]
 MUST_NOT = [
     ("get secrets", True),
@@ -54,7 +56,10 @@ MUST_NOT = [
     ("delete persistentvolumeclaims", True),
     ("get configmaps", True),
     ("create services", True),
+    ("create events", True),
+    ("list events", False),
     ("create networkpolicies.networking.k8s.io", True),
+    ("list events", False),
     ("create pods", False),
     ("delete pods", False),
     ("create secrets", False),

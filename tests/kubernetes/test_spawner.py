@@ -71,7 +71,7 @@ async def running(cluster: Cluster, folder: Path, config: str = "") -> AsyncIter
 
 
 async def logged_in(hub: KubeHub, name: str) -> Visitor:
-    visitor = Visitor(hub, name)
+    visitor = Visitor(hub.url, name)
     await visitor.log_in()
     return visitor
 
@@ -114,10 +114,28 @@ async def test_a_student_gets_a_server_with_two_percent(cluster: Cluster, hub: K
     assert (limits["cpu"], limits["memory"]) == ("1", str(2**30))
     assert pod["spec"]["schedulerName"] == "hami-scheduler"
     assert pod["spec"]["activeDeadlineSeconds"] == 7200
+    assert pod["spec"]["enableServiceLinks"] is False
     assert pod["metadata"]["labels"]["jupyter-gpu-pool/course"] == "intro"
     assert variables(pod)["GPU_POOL_COURSE"] == "intro"
     assert (await hub.api("GET", "/user/ada/api/status")).code == 200
     await end(hub, "ada")
+
+
+async def test_a_server_that_pod_security_refuses_says_so_and_the_log_what_to_set(
+    cluster: Cluster, hub: KubeHub
+) -> None:
+    label = "pod-security.kubernetes.io/enforce"
+    await asyncio.to_thread(cluster.kubectl, "label", "namespace", hub.namespace, f"{label}=restricted")
+    try:
+        ada = await logged_in(hub, "ada")
+        answer = await ada.choose(course="intro/Small")
+    finally:
+        await asyncio.to_thread(cluster.kubectl, "label", "namespace", hub.namespace, f"{label}-")
+    assert error_on(answer).startswith("The security rules of the cluster do not allow servers as this")
+    log = (hub.folder / "log").read_text()
+    assert f"Pod Security of the namespace {hub.namespace} (restricted) refuses servers" in log
+    for advice in ("capabilities: {drop: [ALL]}", "seccompProfile: {type: RuntimeDefault}"):
+        assert advice in log
 
 
 async def test_a_researcher_takes_two_whole_gpus(cluster: Cluster, research_hub: KubeHub) -> None:

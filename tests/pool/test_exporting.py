@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import yaml
 
 from gpu_pool.coursefiles import CourseFile, parse_course
 from gpu_pool.dialects import Cluster, Dialect, choose
-from gpu_pool.exporting import documents, has_kueue
+from gpu_pool.exporting import documents, has_kueue, pulled
 from gpu_pool_client import BadRequest
 from support.clusters import everything, hami, kai, named, plain
 
@@ -118,3 +119,51 @@ def test_kueue_gets_one_queue_for_each_course_where_it_can_count() -> None:
         documents(
             {"a": course("{share: 1}")}, choose(*everything()["kai"]).dialect or without, "ns", kueue=True
         )
+
+
+DIGEST = "a" * 64
+
+
+def with_images(**said: str) -> CourseFile:
+    kubernetes = ", ".join(f"{key}: {value!r}" for key, value in said.items())
+    text = f"title: A\nslices: [{{name: Small, request: 2%}}]\nkubernetes: {{{kubernetes}}}\n"
+    return parse_course("a.yaml", text.encode())
+
+
+@pytest.mark.parametrize(
+    ("image", "name", "tag"),
+    [
+        ("quay.io/cs/ml:2026-09-01", "quay.io/cs/ml", "2026-09-01"),
+        ("registry:5000/cs/ml:1", "registry:5000/cs/ml", "1"),
+        ("registry:5000/cs/ml", "registry:5000/cs/ml", "latest"),
+        (f"quay.io/cs/ml@sha256:{DIGEST}", "quay.io/cs/ml@sha256", DIGEST),
+        ("a/" + "long-_." * 20 + "x:1", "a/" + "long-_." * 20 + "x", "1"),
+    ],
+)
+def test_an_image_is_written_as_the_chart_puts_it_together(image: str, name: str, tag: str) -> None:
+    ((key, written),) = pulled({"a": with_images(image=image)})["prePuller"]["extraImages"].items()
+    assert written == {"name": name, "tag": tag}
+    # So the chart calls the container that fetches it.
+    assert re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", f"image-pull-{key}")
+    assert len(f"image-pull-{key}") <= 63
+
+
+def test_each_image_of_the_courses_is_fetched_once_and_onto_gpu_nodes_too() -> None:
+    courses = {
+        "a": with_images(image="x/same:1", kernel_image="x/kernel:1"),
+        "b": with_images(image="x/same:1"),
+        "c": with_images(image="y/same:1"),
+        # Its servers have the slice: there is no kernel in a pod.
+        "d": with_images(kernels="server", kernel_image="x/unused:1"),
+        "e": COURSES["free"],
+    }
+    made = pulled(courses)["prePuller"]
+    images = sorted(f"{each['name']}:{each['tag']}" for each in made["extraImages"].values())
+    assert images == ["x/kernel:1", "x/same:1", "y/same:1"]
+    assert {key.rpartition("-")[0] for key in made["extraImages"]} == {"kernel", "same"}
+    assert made["extraTolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+
+
+def test_where_no_course_names_an_image_that_is_told() -> None:
+    with pytest.raises(BadRequest, match="No course names an image"):
+        pulled(COURSES)

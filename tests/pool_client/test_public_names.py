@@ -14,6 +14,7 @@ PUBLIC = [
     "DeviceStatus",
     "EndReason",
     "Enforcement",
+    "Failure",
     "Filters",
     "GpuPoolError",
     "Holder",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from gpu_pool_provisioner.pods import command_in_pod, folder_in_pod, variables_i
 
 FILE = "/home/ada/.local/share/jupyter/runtime/kernel-1.json"
 OURS = ("--ext", "gpu_pool_kernels.inkernel")
+QUIET = "-Xfrozen_modules=off"
 
 
 @pytest.mark.parametrize(
@@ -17,12 +20,13 @@ OURS = ("--ext", "gpu_pool_kernels.inkernel")
     [
         (
             ["/opt/conda/bin/python3.11", "-m", "ipykernel_launcher", "-f", FILE],
-            ("python3", "-m", "ipykernel_launcher", *OURS, "-f", "{connection_file}"),
+            ("python3", QUIET, "-m", "ipykernel_launcher", *OURS, "-f", "{connection_file}"),
         ),
         (
             ["python", "-X", "dev", "-m", "ipykernel", f"--f={FILE}", "--matplotlib=inline"],
             (
                 "python3",
+                QUIET,
                 "-X",
                 "dev",
                 "-m",
@@ -32,12 +36,31 @@ OURS = ("--ext", "gpu_pool_kernels.inkernel")
                 "--matplotlib=inline",
             ),
         ),
+        (
+            ["python", "-X", "frozen_modules=on", "-m", "ipykernel_launcher", "-f", FILE],
+            (
+                "python3",
+                "-X",
+                "frozen_modules=on",
+                "-m",
+                "ipykernel_launcher",
+                *OURS,
+                "-f",
+                "{connection_file}",
+            ),
+        ),
         (["/usr/bin/R", "--args", FILE], ("R", "--args", "{connection_file}")),
         (["pythonista", FILE], ("pythonista", "{connection_file}")),
     ],
 )
 def test_a_program_is_found_by_its_name(command: list[str], expected: tuple[str, ...]) -> None:
     assert command_in_pod(command, FILE) == expected
+
+
+def test_the_debugger_has_nothing_to_warn_of() -> None:
+    command = [sys.executable, *command_in_pod(["python3", "-m", "ipykernel_launcher"], FILE)[1:-4]]
+    done = subprocess.run([*command, "-c", "import ipykernel.debugger"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_pod_has_the_kernelspecs_variables_and_those_that_are_named() -> None:

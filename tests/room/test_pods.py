@@ -66,7 +66,14 @@ async def test_nothing_of_the_server_reaches_a_pod_but_what_is_named(
     secrets = ["secret-of-the-server", km.session.key.decode(), pod.command.connection["curve_secretkey"]]
     assert not [secret for secret in secrets if secret in printed]
     assert pod.command.argv == (
-        *("python3", "-m", "ipykernel_launcher", "--ext", "gpu_pool_kernels.inkernel"),
+        *(
+            "python3",
+            "-Xfrozen_modules=off",
+            "-m",
+            "ipykernel_launcher",
+            "--ext",
+            "gpu_pool_kernels.inkernel",
+        ),
         *("-f", "{connection_file}"),
     )
 

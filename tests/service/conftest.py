@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Pool, connect
+from support.classroom import Classroom
+from support.fixtures import classroom, manager
 from support.hub import Hub, HubService, hub, serving_hub
 from support.service import Nursery, Service, nursery, serving
 from support.users import Users
 
-__all__ = ["hub", "nursery"]
+__all__ = ["classroom", "hub", "manager", "nursery"]
 
 
 @pytest.fixture
@@ -36,6 +38,15 @@ async def service(nursery: Nursery, folder: Path) -> AsyncIterator[Service]:
 async def pool(service: Service) -> AsyncIterator[Pool]:
     async with connect(service.url) as pool:
         yield pool
+
+
+@pytest.fixture
+def served(service: Service, classroom: Classroom, monkeypatch: pytest.MonkeyPatch) -> Classroom:
+    """A classroom whose kernels ask the service."""
+    monkeypatch.setenv("GPU_POOL_URL", service.url)
+    monkeypatch.delenv("GPU_POOL_DEVICES")
+    classroom.url = service.url
+    return classroom
 
 
 @pytest.fixture

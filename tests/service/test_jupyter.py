@@ -8,23 +8,9 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
 from gpu_pool_client import LeaseState, Process
 from support.classroom import Classroom, Managers, answer, eventually
-from support.fixtures import classroom, manager
 from support.service import Service
-
-__all__ = ["classroom", "manager"]
-
-
-@pytest.fixture
-def served(service: Service, classroom: Classroom, monkeypatch: pytest.MonkeyPatch) -> Classroom:
-    """A classroom whose kernels ask the service."""
-    monkeypatch.setenv("GPU_POOL_URL", service.url)
-    monkeypatch.delenv("GPU_POOL_DEVICES")
-    classroom.url = service.url
-    return classroom
 
 
 async def test_a_kernel_has_its_slice_over_a_restart_until_it_is_shut_down(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from gpu_pool_client import PoolUnreachable, connect
 from gpu_pool_client.remote import exchange
 from gpu_pool_client.remote.exchange import NotConnectedError, Server, ask
+from support.namespaces import machine, may_make_machines
 from support.streams import closing
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
@@ -72,7 +74,8 @@ async def test_behind_a_hub_a_student_is_not_told_of_variables_and_commands(
         with pytest.raises(PoolUnreachable) as caught:
             await asyncio.wait_for(pool.status(), 60)
     said = str(caught.value)
-    assert said.startswith("The pool of GPUs does not answer at the moment; its service (http://")
+    assert said.startswith("The GPU pool does not answer at the moment. Try again in a minute.")
+    assert caught.value.may_pass
     assert said.endswith("If that does not help, tell whoever looks after this JupyterHub.")
     assert "GPU_POOL" not in said
     assert "gpu-pool serve" not in said
@@ -81,12 +84,51 @@ async def test_behind_a_hub_a_student_is_not_told_of_variables_and_commands(
 async def test_nor_where_its_host_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "token")
     async with connect("http://no-such-host.invalid/services/gpu-pool") as pool:
-        with pytest.raises(PoolUnreachable, match=r"cannot be found\. Try again in a minute\.") as caught:
+        with pytest.raises(PoolUnreachable, match=r"cannot be found at the moment\. Try again") as caught:
             await pool.status()
     assert "GPU_POOL" not in str(caught.value)
+    assert caught.value.may_pass
+
+
+async def test_a_host_that_is_written_wrongly_is_not_waited_for() -> None:
+    async with connect("http://no-such-host.invalid/services/gpu-pool") as pool:
+        with pytest.raises(PoolUnreachable, match="Check its name") as caught:
+            await pool.status()
+    assert not caught.value.may_pass
 
 
 async def test_whoever_has_chosen_the_pool_is_told_how_to_choose(tmp_path: Path) -> None:
     async with connect(f"unix:{tmp_path}/nothing.sock") as pool:
         with pytest.raises(PoolUnreachable, match="Start .gpu-pool serve., .*or unset GPU_POOL_URL"):
             await pool.status()
+
+
+#: Takes connections at its address and answers nothing.
+_SILENT = """
+import socket, time
+server = socket.create_server(("0.0.0.0", 8000))
+print("listens", flush=True)
+kept = [server.accept()]
+print("accepted", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.long
+async def test_a_machine_that_goes_in_the_middle_of_an_answer_is_noticed(tmp_path: Path) -> None:
+    if not may_make_machines():
+        pytest.skip("making a machine takes root")
+    with machine([]) as made:
+        command = made.inside(sys.executable, "-c", _SILENT)
+        server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        try:
+            assert server.stdout is not None
+            assert await server.stdout.readline() == b"listens\n"
+            asking = asyncio.create_task(ask(Server(made.address, 8000), "GET", "/", None, within=600.0))
+            assert await server.stdout.readline() == b"accepted\n"
+            made.run("sh", "-c", "ip link set $(ip -o link | grep -o 'gpm-[0-9a-f]*') down")
+            with pytest.raises(ConnectionResetError, match="nobody is at the other end"):
+                await asyncio.wait_for(asking, 120)
+        finally:
+            server.kill()
+            await server.wait()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool import embedded
-from gpu_pool_client import Activity, EndReason, LeaseState, Process
+from gpu_pool_client import Activity, EndReason, Failure, LeaseState, Process
 from support.dashboard import ADMIN, PREFIX, Site, courses_of, showing
 from support.pages import Document
 
@@ -125,6 +125,19 @@ async def test_the_page_of_one_lease_is_whole(site: Site) -> None:
     assert page.problems == []
     assert "ada reads it" in page.text
     assert (await site.get("leases/1-absent", ADMIN)).code == 404
+
+
+async def test_the_page_of_a_lease_says_how_its_kernel_failed(site: Site) -> None:
+    lease = await site.take("20%", "ada", "ml")
+    failure = Failure(1.0, "It ended with <b>status 1</b>.", "pod-1", "node-7", "lab:1")
+    await site.pool._do(lambda book: book.accounts.fail(lease, failure))
+    own, admins = [Document(await site.page(f"leases/{lease}", user)).text for user in ("ada", ADMIN)]
+    assert "Its kernel failed: It ended with <b>status 1</b>." in own
+    assert "node-7" not in own
+    assert "(pod pod-1 on node-7, image lab:1)" in admins
+    await site.pool.release(lease)
+    assert "Its kernel failed: It ended with" in Document(await site.page("history", "ada")).text
+    assert "Its kernel failed" not in await site.page("history", "grace")
 
 
 async def test_what_is_not_there_is_a_page_too(site: Site) -> None:

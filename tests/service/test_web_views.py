@@ -18,6 +18,7 @@ from gpu_pool_client import (
     Device,
     DeviceStatus,
     EndReason,
+    Failure,
     Holder,
     Lease,
     LeaseState,
@@ -86,6 +87,20 @@ class TestViewer:
         assert seen(ADA) == ["ada", "", ""]
         assert seen(Viewer("turing"), "ml") == ["ada", "", "grace"]
         assert seen(ADMIN) == ["ada", "grace", "grace"]
+
+    def test_how_a_kernel_failed_is_its_users_its_instructors_and_the_administrators_to_know(self) -> None:
+        status = pool(lease(1, "grace", "ml", failure=Failure(1.0, "It ended.", "pod", "node", "image")))
+
+        def told(viewer: Viewer, *teaches: str) -> bool:
+            (row,) = pool_view.lease_rows(as_seen_by(status, viewer, teaches), MARKS, lambda _: True)
+            return row.failure is not None
+
+        assert [told(ADA), told(Viewer("grace")), told(Viewer("turing"), "ml"), told(ADMIN)] == [
+            False,
+            True,
+            True,
+            True,
+        ]
 
 
 class TestMarks:
@@ -229,6 +244,11 @@ class TestHistory:
             None,
         )
         assert (first.waited, first.held, first.gpu_hours) == ("1h", "1h", "0.50")
+
+    def test_how_its_kernel_failed_is_a_part_of_why_it_ended(self) -> None:
+        failure = {"at": 1.0, "words": "It ended with status 1.", "pod": "p", "node": "n", "image": "i"}
+        (row,) = past_view.past_rows([past(reason="not-ready", failure=failure)])
+        assert row.why.endswith(". Its kernel failed: It ended with status 1.")
 
     def test_what_was_taken_away_is_not_what_one_ended_oneself(self) -> None:
         rows = [past(), past(reason="idle", id="2-b"), past(reason="revoked", user="grace")]

@@ -78,6 +78,6 @@ async def alan(hub: Hub) -> Visitor:
 
 
 async def _visitor(hub: Hub, name: str) -> Visitor:
-    visitor = Visitor(hub, name)
+    visitor = Visitor(hub.url, name)
     await visitor.log_in()
     return visitor

@@ -103,7 +103,7 @@ async def test_the_address_of_a_refused_form_can_be_opened_again(ada: Visitor) -
 
 
 async def test_an_administrator_starts_servers_by_the_rules_of_their_users(hub: Hub) -> None:
-    admin = Visitor(hub, "admin")
+    admin = Visitor(hub.url, "admin")
     await admin.log_in()
     await hub.api("POST", "users/edsger")
     await admin.get("/hub/spawn/edsger")

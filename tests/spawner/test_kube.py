@@ -103,6 +103,14 @@ def test_every_dialect_puts_a_slice_or_a_gpu_into_a_server(name: str) -> None:
     assert granted
 
 
+def test_a_server_has_no_variables_that_the_cluster_makes_of_services_unless_that_is_configured() -> None:
+    for made in (None, profile("2%"), Profile("ml", PODS)):
+        assert pod_of(base(), made, "ada", HAMI)["spec"]["enableServiceLinks"] is False
+    configured = base()
+    configured["spec"]["enableServiceLinks"] = True
+    assert pod_of(configured, None, "ada", HAMI)["spec"]["enableServiceLinks"] is True
+
+
 def test_a_server_is_in_the_queue_of_its_course_where_kueue_runs() -> None:
     label = "kueue.x-k8s.io/queue-name"
     for made in (profile("2%"), Profile("ml", PODS)):

@@ -107,6 +107,17 @@ def test_where_none_is_free_the_wait_is_told(status: DeviceStatus, wait: str, wo
     assert words in page(status, waits=waits)
 
 
+@pytest.mark.parametrize("status", [EMPTY, FULL, replace(EMPTY, drained=True, drained_at=0.0)])
+def test_what_would_be_refused_is_told_in_sentences_of_their_own(status: DeviceStatus) -> None:
+    refusals = {("ml", parse_request("2%")): "You asked for 2%; the most here is 1%. Ask for less."}
+    html = page(status, refusals=refusals)
+    assert (
+        '2% of a GPU<span class="text-body-secondary">, not to be had now. Who asks for it is told: '
+        "You asked for 2%; the most here is 1%. Ask for less.</span>" in html
+    )
+    assert "free" not in html
+
+
 def test_an_offer_that_is_called_by_its_size_is_told_once() -> None:
     text = "title: X\nslices: [{name: A whole GPU, request: 1}, {name: Small, request: 2%}]"
     course = parse_course("ml.yaml", text.encode())

@@ -54,7 +54,7 @@ async def test_where_none_is_free_the_wait_is_that_of_somebody_new(url: str) -> 
         behind = await PoolView(url).look(OFFERED)
     assert alone is not None
     assert behind is not None
-    assert alone.waits.keys() == {("ml", MOST), ("art", HALF)}
+    assert (alone.waits.keys(), alone.refusals.keys()) == ({("ml", MOST)}, {("art", HALF)})
     assert alone.waits["ml", MOST].startswith("a wait of perhaps about")
     assert behind.waits["ml", MOST].startswith("a wait of perhaps about")
     assert ("ml", SMALL) not in behind.waits  # there is room for it beside those who wait
@@ -79,9 +79,18 @@ async def test_what_a_quota_forbids_is_told(url: str) -> None:
         await take(pool, MOST, "held")
         supply = await PoolView(url).look(OFFERED)
     assert supply is not None
-    assert supply.waits["art", HALF] == (
+    assert ("art", HALF) not in supply.waits
+    assert supply.refusals["art", HALF] == (
         "Together, art may hold 10% of a GPU at most; you asked for 50% of a GPU. Ask for at most 10%."
     )
+
+
+async def test_what_no_gpu_of_the_pool_could_ever_hold_is_told(url: str) -> None:
+    large = parse_request("64GiB")
+    supply = await PoolView(url).look([("ml", large)])
+    assert supply is not None
+    assert supply.waits == {}
+    assert supply.refusals["ml", large].startswith("You asked for 64GiB; the largest GPU here")
 
 
 async def test_everybody_gets_one_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

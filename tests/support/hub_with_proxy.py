@@ -174,20 +174,21 @@ class Hub:
 class Visitor:
     """Somebody with a browser that knows cookies and forms."""
 
-    def __init__(self, hub: Hub, name: str) -> None:
-        self._hub = hub
+    def __init__(self, url: str, name: str, password: str = "any") -> None:
+        self._url, self._password = url, password
         self.name = name
-        self._cookies: dict[str, str] = {}
+        #: By the path that they are for, and their name.
+        self._cookies: dict[tuple[str, str], str] = {}
 
     async def log_in(self) -> None:
         await self.get("/hub/login")
-        await self.post("/hub/login", {"username": self.name, "password": "any"})
+        await self.post("/hub/login", {"username": self.name, "password": self._password})
 
     async def get(self, path: str) -> HTTPResponse:
         return await self._ask("GET", path)
 
     async def post(self, path: str, form: Mapping[str, str]) -> HTTPResponse:
-        xsrf = urlencode({"_xsrf": self._cookies["_xsrf"]})
+        xsrf = urlencode({"_xsrf": self.cookies(path)["_xsrf"]})
         return await self._ask("POST", f"{path}?{xsrf}", urlencode(form))
 
     async def spawn_page(self) -> str:
@@ -199,20 +200,27 @@ class Visitor:
         await self.spawn_page()
         return await self.post(f"/hub/spawn/{self.name}", form)
 
-    async def _ask(self, method: str, path: str, body: str | None = None) -> HTTPResponse:
+    def cookies(self, path: str) -> dict[str, str]:
+        """Return the cookies that a browser sends there: of two with one name, that for the longer path."""
+        known = sorted(self._cookies.items(), key=lambda each: len(each[0][0]))
+        return {name: value for (where, name), value in known if path.startswith(where)}
+
+    async def _ask(self, method: str, path: str, body: str | None = None, **headers: str) -> HTTPResponse:
         """Ask once, and keep the cookies: where it leads is for the test to see."""
-        cookies = "; ".join(f"{name}={value}" for name, value in self._cookies.items())
+        cookies = "; ".join(f"{name}={value}" for name, value in self.cookies(path).items())
         answer = await AsyncHTTPClient().fetch(
-            self._hub.url + path,
+            self._url + path,
             method=method,
-            headers={"Cookie": cookies, "Sec-Fetch-Mode": "navigate"},
+            headers={"Cookie": cookies, "Sec-Fetch-Mode": "navigate", **headers},
             body=body,
+            connect_timeout=120,
+            request_timeout=120,
             follow_redirects=False,
             raise_error=False,
         )
         for line in answer.headers.get_list("Set-Cookie"):
             for name, morsel in SimpleCookie(line).items():
-                self._cookies[name] = morsel.value
+                self._cookies[morsel["path"] or "/", name] = morsel.value
         return answer
 
 

@@ -2,7 +2,9 @@
 
 etcd, kube-apiserver, kube-scheduler, kube-controller-manager, kube-proxy and a
 kubelet of ``KUBEBUILDER_ASSETS``, over the system's containerd, runc and CNI
-plugins, all within namespaces of their own (``support.namespaces``)::
+plugins, all within namespaces of their own (``support.namespaces``), so that
+several can run at once. If there is a ``coredns`` beside them, pods find services
+by their names, and nothing outside the cluster::
 
     with real_cluster(folder, [image_archive]) as cluster:   # as root; a minute
         cluster.kubectl("get", "nodes")
@@ -58,6 +60,11 @@ _PAUSE = "localhost/pause:1"
 _SOCKET = "/run/containerd/containerd.sock"
 
 
+def has_names() -> bool:
+    """Whether pods of such a cluster find services by their names."""
+    return os.access(ASSETS / "coredns", os.X_OK)
+
+
 def missing() -> str:
     """Return why there can be no such cluster here, in words; nothing if there can."""
     ours = [name for name in _OURS if not os.access(ASSETS / name, os.X_OK)]
@@ -74,10 +81,10 @@ def missing() -> str:
 class RealCluster(Cluster):
     """A cluster with one real node."""
 
-    def __init__(self, kubeconfig: Path, made: Machine, folder: Path) -> None:
+    def __init__(self, kubeconfig: Path, made: Machine, folder: Path, server: ApiServer) -> None:
         """Take what has been started."""
         super().__init__(kubeconfig)
-        self.machine, self.folder = made, folder
+        self.machine, self.folder, self.server = made, folder, server
 
     def ctr(self, *arguments: object) -> str:
         """Return what containerd answers."""
@@ -122,9 +129,10 @@ def real_cluster(folder: Path, images: Sequence[Path] = ()) -> Iterator[RealClus
         (folder / "netns", "/run/netns"),
     ]
     with ExitStack() as after, machine(mounts) as made:
-        after.callback(_remove_cgroups)
+        after.callback(_remove_cgroups, folder / "run")
         programs = _Programs(after, made, folder)
         cluster = programs.control_plane()
+        programs.names()
         programs.containerd()
         for archive in (_pause_image(folder), *images):
             cluster.ctr("images", "import", archive)
@@ -175,7 +183,7 @@ class _Programs:
             "--use-service-account-credentials=false", "--node-monitor-grace-period=20s",
             "--node-monitor-period=2s",
         )  # fmt: skip
-        return RealCluster(self._kubeconfig, self._machine, self._folder)
+        return RealCluster(self._kubeconfig, self._machine, self._folder, server)
 
     def _api_server(self) -> None:
         key, tokens = self._folder / "accounts.key", self._folder / "tokens.csv"
@@ -220,11 +228,20 @@ class _Programs:
         socket = self._folder / "run" / Path(_SOCKET).name
         _await(socket.exists, 60, lambda: (self._folder / "containerd.log").read_text()[-3_000:])
 
+    def names(self) -> None:
+        """Start what answers for the names of services, where there is such a program."""
+        if has_names():
+            settings = self._folder / "Corefile"
+            settings.write_text(_COREDNS.format(address=self._machine.address, kubeconfig=self._kubeconfig))
+            self._start(ASSETS / "coredns", "-conf", settings)
+
     def node(self) -> None:
         """Start what makes a node of this machine."""
         resolver = self._folder / "resolv.conf"
         resolver.write_text(f"nameserver {self._machine.outside}\n")
         settings = _kubelet(self._machine, resolver)
+        if has_names():
+            settings |= {"clusterDNS": [self._machine.address], "clusterDomain": "cluster.local"}
         self._start(
             ASSETS / "kubelet",
             f"--config={self._write('kubelet.json', settings)}", f"--kubeconfig={self._kubeconfig}",
@@ -299,6 +316,16 @@ disabled_plugins = [
 """
 
 
+_COREDNS = """.:53 {{
+    bind {address}
+    errors
+    kubernetes cluster.local {{
+        kubeconfig {kubeconfig}
+    }}
+}}
+"""
+
+
 def _pause_image(folder: Path) -> Path:
     """Return an archive of the image that pods stand on, made of a program of this system."""
     container = _out("buildah", "from", "scratch")
@@ -306,13 +333,6 @@ def _pause_image(folder: Path) -> Path:
     _out("buildah", "config", "--entrypoint", '["/catatonit", "-P"]', container)
     archive = folder / "pause.tar"
     _out("buildah", "commit", "--rm", container, f"docker-archive:{archive}:{_PAUSE}")
-    return archive
-
-
-def image_archive(name: str, folder: Path) -> Path:
-    """Return an archive of an image that buildah has."""
-    archive = folder / f"{name.rpartition('/')[2].replace(':', '-')}.tar"
-    _out("buildah", "push", "--quiet", name, f"docker-archive:{archive}:{name}")
     return archive
 
 
@@ -352,12 +372,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _remove_cgroups() -> None:
-    """Remove the control groups that containers have left, as soon as their processes are gone."""
-    folders = [each for each in Path("/sys/fs/cgroup").glob("**/k8s.io/**/") if each.is_dir()]
-    for folder in sorted(folders, reverse=True):
-        with suppress(AssertionError):
-            _await(partial(_is_removed, folder), 10, lambda folder=folder: f"{folder} is in use")
+def _remove_cgroups(run: Path) -> None:
+    """Remove the control groups that its containers have left, as soon as their processes are gone."""
+    ours = {each.name for each in run.glob("io.containerd.runtime.v2.task/k8s.io/*")}
+    for folder in Path("/sys/fs/cgroup").glob("**/k8s.io/*/"):
+        if folder.name in ours:
+            with suppress(AssertionError):
+                _await(partial(_is_removed, folder), 10, lambda folder=folder: f"{folder} is in use")
 
 
 def _is_removed(folder: Path) -> bool:

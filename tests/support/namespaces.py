@@ -67,7 +67,7 @@ def machine(mounts: Sequence[tuple[Path, str]]) -> Iterator[Machine]:
     process = subprocess.Popen(["unshare", *flags, sys.executable, "-c", _INIT], start_new_session=True)
     name = secrets.token_hex(3)
     try:
-        made = Machine(_child_of(process.pid), f"10.{secrets.choice(range(64, 128))}")
+        made = Machine(_child_of(process.pid), _free_network())
         _mount(made, mounts)
         _connect(made, name)
         yield made
@@ -75,6 +75,12 @@ def machine(mounts: Sequence[tuple[Path, str]]) -> Iterator[Machine]:
         process.kill()
         process.wait()
         subprocess.run(["ip", "link", "delete", f"gp-{name}"], capture_output=True)
+
+
+def _free_network() -> str:
+    """Return one that no other machine beside this one has."""
+    routes = subprocess.run(["ip", "-4", "route"], check=True, capture_output=True, text=True).stdout
+    return secrets.choice([name for number in range(64, 128) if f"{(name := f'10.{number}')}." not in routes])
 
 
 def _child_of(pid: int) -> int:

@@ -16,3 +16,12 @@ c.KubernetesSettings.uid = 1000
 c.KubernetesSettings.gid = 100
 # For kernels whose course says nothing of it.
 c.KubernetesSettings.memory_mib = 4096
+
+# Nodes that an autoscaler starts: see docs/kubernetes/kernel-pods.md, "Where an autoscaler starts nodes".
+# c.KubernetesSettings.node_groups = {
+#     "v100": {
+#         "example": "/etc/gpu-pool/settings/v100.json",
+#         "select": {"cloud.google.com/gke-nodepool": "v100"},
+#         "most": 4,
+#     },
+# }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,25 +12,32 @@ import click
 
 from gpu_pool.cli import completing, screen, words
 from gpu_pool.cli.mine import naming_leases
+from gpu_pool.cli.plain import plain_failure
 from gpu_pool.cli.session import Session, complete, json_option, verb
-from gpu_pool_client import BadRequest, DeviceStatus, LeaseGone, Outlook, parse_duration
+from gpu_pool_client import BadRequest, DeviceStatus, Failure, LeaseGone, Outlook, Pool, parse_duration
 
 
 @verb("why", "gpu-pool why 12-0123abcd", "gpu-pool why")
 @click.argument("lease_id", metavar="[LEASE]", required=False, shell_complete=completing.waiting_leases)
 @json_option
 def why(session: Session, lease_id: str | None) -> int:
-    """Say why a lease waits, and for how long it may: the one named, or all that wait."""
-    found = complete(_why(session, lease_id))
+    """Say why a lease waits, and for how long it may: the one named, or all that wait.
+
+    Of one that does not wait, and whose kernel has failed in its pod, it says how.
+    """
+    found, failure = complete(_why(session, lease_id))
     if session.as_json:
         screen.show_json(
             {
                 "line": [
                     {"lease": name, "place": each.place, "why": each.why, "wait_seconds": each.wait}
                     for name, each in found.items()
-                ]
+                ],
+                "failure": plain_failure(failure),
             }
         )
+    elif failure is not None:
+        click.echo(_failed(str(lease_id), dataclasses.asdict(failure)))
     elif found:
         for name, outlook in found.items():
             click.echo(f"{name}: {words.safe(str(outlook), 1_000)}")
@@ -74,6 +82,9 @@ def history(session: Session, since: str) -> int:
             screen.show_json(dict(row), indent=None)
     elif ended:
         screen.show(screen.table(_HISTORY_COLUMNS, [_history_row(row) for row in ended]))
+        for row in ended:
+            if row.get("failure"):
+                click.echo(_failed(row["id"], row["failure"]))
     else:
         click.echo("No lease has ended in this time.")
     return 0
@@ -95,6 +106,16 @@ def _history_row(row: Mapping[str, Any]) -> list[str]:
         row["reason"],
         row["id"],
     ]
+
+
+def _failed(lease_id: str, failure: Mapping[str, Any]) -> str:
+    """Say how a lease's kernel failed, and where."""
+    when = time.strftime("%m-%d %H:%M:%S", time.localtime(failure["at"]))
+    where = (
+        f"pod {failure['pod']} on {failure['node'] or 'no machine'}, image {failure['image'] or 'unknown'}"
+    )
+    said = words.safe(failure["words"], 500)
+    return f"{lease_id}: its kernel failed at {when}. {said} ({words.safe(where, 1_000)})"
 
 
 def _drain(session: Session, device: str, *, drained: bool) -> int:
@@ -123,13 +144,23 @@ async def _history(session: Session, since: float) -> list[Mapping[str, Any]]:
         return await pool.history(since)
 
 
-async def _why(session: Session, lease_id: str | None) -> dict[str, Outlook]:
+async def _why(session: Session, lease_id: str | None) -> tuple[dict[str, Outlook], Failure | None]:
     async with session.connect() as pool:
         if lease_id is not None:
             with naming_leases():
-                return {lease_id: await pool.explain(lease_id)}
+                return await _why_one(pool, lease_id)
         found: dict[str, Outlook] = {}
         for lease in (await pool.status()).line:
             with contextlib.suppress(BadRequest, LeaseGone):  # it may not wait any more
                 found[lease.id] = await pool.explain(lease.id)
-        return found
+        return found, None
+
+
+async def _why_one(pool: Pool, lease_id: str) -> tuple[dict[str, Outlook], Failure | None]:
+    try:
+        return {lease_id: await pool.explain(lease_id)}, None
+    except (BadRequest, LeaseGone):
+        failure = (await pool.lease(lease_id)).failure
+        if failure is None:
+            raise
+        return {}, failure

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from gpu_pool.cli.checks import Check
 from gpu_pool.cli.session import complete
 from gpu_pool.cli.words import safe
-from gpu_pool.dialects import Cluster, NodeUse, choose, usage
+from gpu_pool.dialects import Choice, Cluster, NodeUse, choose, usage
+from gpu_pool.dialects.device_plugin import DevicePlugin
+from gpu_pool.dialects.dra import Dra
 from gpu_pool.extras import needs_extra
 from gpu_pool_client import (
     DeviceStatus,
@@ -27,6 +29,8 @@ GPU_COLUMNS: Final = ("Node", "GPU", "Model", "Share", "Memory", "Pods")
 POD_COLUMNS: Final = ("Node", "Pod", "GPUs", "Share", "Memory")
 #: What the doctor asks for, to say what would become of it.
 _EXAMPLE: Final = parse_request("2%")
+#: From which Kubernetes on consumable capacity (KEP-5075) is on by default.
+_CONSUMABLE: Final = 1, 36
 
 
 def look(kubeconfig: str = "") -> Sight:
@@ -136,7 +140,12 @@ def check_cluster() -> Iterator[Check]:
         sight = look()
     except GpuPoolError as error:
         yield Check("cluster", "broken", error.message, error.remedy)
-        return
+    else:
+        yield from checks_of(sight)
+
+
+def checks_of(sight: Sight) -> Iterator[Check]:
+    """Say the same of a cluster that was looked at."""
     yield Check("cluster", "ok", f"{sight.url} answers: {len(sight.cluster.nodes)} nodes")
     for problem in sight.problems:
         yield Check(
@@ -148,6 +157,9 @@ def check_cluster() -> Iterator[Check]:
         return
     mend = f"c.KubernetesSettings.dialect = {choice.seen[0]!r}" if choice.ambiguous else ""
     yield Check("dialect", "note" if choice.ambiguous else "ok", " ".join(choice.reasons), mend)
+    table = choice.dialect.table
+    yield Check("seen", "note", f"{table.name}: {table.seen}; see docs/kubernetes")
+    yield from _check_claims(sight, choice)
     yield from _check_gpus(nodes_in_use(sight))
     try:
         words = str(choice.dialect.translate(_EXAMPLE).statement)
@@ -155,6 +167,33 @@ def check_cluster() -> Iterator[Check]:
         yield Check(f"a slice of {_EXAMPLE}", "note", str(error))
     else:
         yield Check(f"a slice of {_EXAMPLE}", "ok", words.replace("\n", "; "))
+
+
+def _check_claims(sight: Sight, choice: Choice) -> Iterator[Check]:
+    """Say whether slices can be claims of parts of GPUs, which is what this project recommends."""
+    claims, chosen = Dra(sight.cluster), choice.dialect
+    if claims.shares:
+        words = "the scheduler can share GPUs by claims of any size (consumable capacity)"
+        if isinstance(chosen, Dra):
+            yield Check("claims", "ok", f"{words}: recommended, and used")
+            return
+        mend = f"c.KubernetesSettings.dialect = {Dra.table.name!r}, if memory need not be limited"
+        yield Check("claims", "note", words, mend)
+    elif claims.sighted():
+        yield Check(
+            "claims",
+            "note",
+            "NVIDIA's DRA driver is there, and lets no GPU be shared by claims",
+            "its chart has consumableShares and featureGates.ConsumableShares: see docs/kubernetes/dra",
+        )
+    elif sight.version >= _CONSUMABLE and isinstance(chosen, DevicePlugin):
+        yield Check(
+            "claims",
+            "note",
+            f"Kubernetes {'.'.join(map(str, sight.version))} can share GPUs by claims of any size "
+            "(consumable capacity), with nothing to configure beforehand",
+            "NVIDIA's DRA driver does that in place of the device plugin: see docs/kubernetes/dra",
+        )
 
 
 def _check_gpus(nodes: Sequence[NodeUse]) -> Iterator[Check]:

@@ -1,9 +1,10 @@
-"""``courses export``: courses as objects that a cluster itself understands."""
+"""``courses export``: courses as what a cluster itself understands."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -12,6 +13,9 @@ from gpu_pool.cli.coursefiles import usable_courses
 from gpu_pool.cli.session import Session, verb
 from gpu_pool_client import BadRequest
 
+if TYPE_CHECKING:
+    from gpu_pool.coursefiles import CourseFile
+
 _NAMESPACE: Final = "course-{course}"
 
 
@@ -19,9 +23,13 @@ _NAMESPACE: Final = "course-{course}"
     "export",
     "gpu-pool courses export --kubernetes | kubectl apply -f -",
     "gpu-pool courses export --kubernetes --dialect hami --kueue /etc/gpu-pool/courses",
+    "gpu-pool courses export --images courses/ > images.yaml",
 )
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--kubernetes", is_flag=True, help="As objects of Kubernetes, in YAML.")
+@click.option("--kubernetes", is_flag=True, help="Quotas and queues, as objects of Kubernetes, in YAML.")
+@click.option(
+    "--images", is_flag=True, help="The images of courses, as values of Zero to JupyterHub, in YAML."
+)
 @click.option(
     "--dialect", default="auto", show_default=True, metavar="NAME", help="How the cluster shares its GPUs."
 )
@@ -38,26 +46,42 @@ def export(
     _session: Session,
     paths: tuple[Path, ...],
     kubernetes: bool,
+    images: bool,
     dialect: str,
     namespace: str,
     kueue: bool | None,
     kubeconfig: str,
 ) -> int:
-    """Print quotas and queues of courses for a cluster to keep.
+    """Print quotas and queues of courses for a cluster to keep, or their images for it to fetch.
 
-    PATHS are as for check. The cluster is looked at, and nothing of it is
-    changed. What cannot be said in its objects is named on standard error.
+    PATHS are as for check. For quotas and queues the cluster is looked at, and nothing of it is
+    changed; what cannot be said in its objects is named on standard error. Images are fetched
+    beforehand by Zero to JupyterHub: give its chart what is printed, as one more --values.
     """
+    import yaml
+
+    from gpu_pool.exporting import pulled
+    from gpu_pool.settings import load_settings
+
+    if kubernetes == images:
+        what = "Both were asked for" if images else "It was not said what to export"
+        raise BadRequest(f"{what}.", "Accepted: --kubernetes, or --images.")
+    courses = usable_courses(paths, load_settings())
+    if images:
+        click.echo(yaml.safe_dump(pulled(courses), sort_keys=False), nl=False)
+        return 0
+    return _export_objects(courses, dialect, namespace, kubeconfig, kueue=kueue)
+
+
+def _export_objects(
+    courses: Mapping[str, CourseFile], dialect: str, namespace: str, kubeconfig: str, *, kueue: bool | None
+) -> int:
     import yaml
 
     from gpu_pool.cli.cluster import read_cluster
     from gpu_pool.dialects import DEFAULTS, choose
     from gpu_pool.exporting import documents, has_kueue
-    from gpu_pool.settings import load_settings
 
-    if not kubernetes:
-        raise BadRequest("It was not said what to export to.", "Accepted: --kubernetes.")
-    courses = usable_courses(paths, load_settings())
     choice = choose(read_cluster(kubeconfig), DEFAULTS, dialect)
     if choice.dialect is None:
         raise BadRequest(str(choice), "Name the dialect: --dialect hami, say.")

@@ -12,6 +12,7 @@ from typing import Any
 from gpu_pool_client import (
     Device,
     DeviceStatus,
+    Failure,
     GpuPoolError,
     Lease,
     Limit,
@@ -72,7 +73,13 @@ def plain_lease(lease: Lease) -> Plain:
         },
         "ends_at": lease.terms.ends_at,
         "simulated": lease.simulated,
+        "failure": plain_failure(lease.failure),
     }
+
+
+def plain_failure(failure: Failure | None) -> Plain | None:
+    """Return how a lease's kernel has failed, if one did."""
+    return dataclasses.asdict(failure) if failure else None
 
 
 def plain_devices(status: PoolStatus) -> Plain:

@@ -1,9 +1,10 @@
 """Which dialect a cluster speaks: read from its nodes, resource definitions and classes, with the reason.
 
-Several can be there at once. Those that limit memory come first, then those
-that own the scheduler or the node pool, then claims, then plain resources;
-the order is that of :data:`DIALECTS`, so the same cluster always gives the
-same answer.
+Several can be there at once. Those that limit memory come first, then claims
+if GPUs can be shared by them, since the scheduler itself allocates those and nobody
+has to choose sizes beforehand; then those that own the scheduler or the node pool, then
+other claims, then plain resources. Else the order is that of :data:`DIALECTS`, so the same
+cluster always gives the same answer.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def choose(cluster: Cluster, options: Options = DEFAULTS, name: str = AUTO) -> C
     if name != AUTO:
         return _named(cluster, options, name)
     seen = [(each, words) for kind in DIALECTS if (words := (each := kind(cluster, options)).sighted())]
+    seen.sort(key=lambda pair: _place(pair[0]))
     seen = [pair for pair in seen if not seen or pair[0].table.name not in seen[0][0].builds_on]
     if not seen:
         nodes = len(cluster.nodes)
@@ -81,6 +83,13 @@ def choose(cluster: Cluster, options: Options = DEFAULTS, name: str = AUTO) -> C
         names = " or ".join(each.table.name for each, _ in seen)
         reasons.append(f"Set the dialect to {names} to decide it yourself.")
     return Choice(chosen, tuple(each.table.name for each, _ in seen), tuple(reasons))
+
+
+def _place(dialect: Dialect) -> float:
+    """Return where a dialect comes in the order of preference."""
+    if isinstance(dialect, Dra) and dialect.shares:
+        return DIALECTS.index(Kai) - 0.5
+    return DIALECTS.index(type(dialect))
 
 
 def _named(cluster: Cluster, options: Options, name: str) -> Choice:

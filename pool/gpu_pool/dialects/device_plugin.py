@@ -64,6 +64,7 @@ class DevicePlugin(Dialect):
         quota=("requests.nvidia.com/gpu",),
         bans=Bans(environment=MPS_VARIABLES),
         source="k8s-device-plugin 0.20",
+        seen="without GPUs: time-slicing by plugin 0.20 and its feature discovery, on Kubernetes 1.36.2",
     )
 
     def sighted(self) -> str:

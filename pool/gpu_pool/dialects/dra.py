@@ -63,6 +63,7 @@ class Dra(Dialect):
         quota=(f"{GPU_CLASS}.deviceclass.resource.k8s.io/devices",),
         bans=Bans(environment=frozenset({"NVIDIA_VISIBLE_DEVICES"})),
         source="dra-driver-nvidia-gpu, 2026-08",
+        seen="without GPUs: the driver of 2026-08, sharing by memory, on Kubernetes 1.36.2",
     )
 
     def sighted(self) -> str:
@@ -73,6 +74,11 @@ class Dra(Dialect):
             if found
             else ""
         )
+
+    @property
+    def shares(self) -> bool:
+        """Whether claims can have parts of a GPU (consumable capacity, KEP-5075)."""
+        return any(each.shared for each in self._listed if not each.profile)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return the listed GPUs and MIG instances."""

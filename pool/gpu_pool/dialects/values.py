@@ -14,7 +14,7 @@ Manifest = Mapping[str, Any]
 #: What holds one who has a whole GPU.
 WHOLE_GPU: Final = Enforcement(Limit(Strength.HARD, "a whole GPU"), Limit(Strength.HARD, "a whole GPU"))
 
-#: No dialect was seen on a cluster with GPUs yet: said wherever its promises are.
+#: What is said, wherever its promises are, of a dialect that was read of and not used.
 NOT_SEEN: Final = "not seen on a cluster"
 
 
@@ -204,5 +204,5 @@ class Table:
     source: str
     #: How many pods it can place on one node at a time without stumbling; 0 where that does not matter.
     at_once: int = 0
-    #: Whether it was used on a cluster with GPUs; until then its page says :data:`NOT_SEEN`.
-    seen: bool = False
+    #: With what it was used on a cluster, and whether with GPUs; its page begins with it.
+    seen: str = NOT_SEEN

@@ -17,12 +17,16 @@
     tier       what is enforced: what the cluster's dialect says
     homes      where somebody's home, and so their kernels, can be
     pacing     how many pods are placed on one node at a time
+    node_groups  groups of nodes that an autoscaler makes grow
+    growing    which nodes those who wait need, the pod that asks for one, what is said of it
+    growth     asking for them
     writing    writes that are tried until there is an answer
     kernels    starting and ending pods
+    starting   what keeps pods from starting, and for how long that may be
     pool       the pool over all of it
     looking    one look at a cluster, for its administrator
 
-``lean``, ``notebooks``, ``mounts``, ``choosing``, ``manifests`` and ``states`` are pure: values in,
-values out.
+``lean``, ``notebooks``, ``mounts``, ``choosing``, ``manifests``, ``growing`` and ``states`` are pure:
+values in, values out.
 Nothing but ``api`` knows the client library.
 """

@@ -11,30 +11,55 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Set
+from typing import Any, Final, NamedTuple
 
 from gpu_pool.dialects import Manifest
 from gpu_pool.dialects.cluster import listing, mapping
+from gpu_pool.dialects.troubles import trouble_of
 from gpu_pool.kubernetes import kueue, manifests
 from gpu_pool.kubernetes.manifests import LAUNCH, LEASE_LABEL, Order
 from gpu_pool.kubernetes.pacing import Pace, is_placed
-from gpu_pool.kubernetes.states import BY_SOMEBODY, ENDED, Surroundings, Taken, read_pod
+from gpu_pool.kubernetes.states import (
+    BY_SOMEBODY,
+    ENDED,
+    Cause,
+    Surroundings,
+    Taken,
+    cause_of,
+    is_refused,
+    is_starting,
+    read_pod,
+)
 from gpu_pool.kubernetes.view import View
 from gpu_pool.kubernetes.writing import Writer, path_of
-from gpu_pool_client import GpuPoolError, KernelPod, PodPhase
+from gpu_pool_client import Failure, GpuPoolError, KernelPod, PodPhase
 
 #: Kernels that are being handed to the API server at the same time; the others wait for their turn here.
 _AT_ONCE: Final = 16
 #: Is told that the cluster took a lease's pod away.
 OnTaken = Callable[[str, Taken], Awaitable[None]]
+#: Is told how a lease's kernel has failed by itself.
+OnFailed = Callable[[str, Failure], Awaitable[None]]
+
+
+class Start(NamedTuple):
+    """One start of a kernel, which may take several pods."""
+
+    namespace: str
+    lease_id: str
+    #: What its order is known by.
+    launch: str
 
 
 class Kernels:
     """The pods of one pool's kernels. Used in one event loop."""
 
-    def __init__(self, writer: Writer, view: View, log: logging.Logger, on_taken: OnTaken) -> None:
-        self._writer, self._view, self._log, self._on_taken = writer, view, log, on_taken
+    def __init__(
+        self, writer: Writer, view: View, log: logging.Logger, on_taken: OnTaken, on_failed: OnFailed
+    ) -> None:
+        self._writer, self._view, self._log = writer, view, log
+        self._on_taken, self._on_failed = on_taken, on_failed
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         #: Pods whose end the pool has asked for, or is asking for, by uid.
@@ -49,6 +74,14 @@ class Kernels:
         #: Where those are that wait in the cluster's queue, by uid, as far as that is known.
         self.places: Mapping[str, int] = {}
         self._pace = Pace()
+        #: The last order of each lease, so that its pod can be made again.
+        self._orders: dict[str, Order] = {}
+        #: What troubles starting pods, and which of them take too long, by uid; and how long that is.
+        self._events: Mapping[str, Cause] = {}
+        self._late: Set[str] = frozenset()
+        self._late_after = ""
+        #: Reasons that were written down of each pod that does not start, by uid.
+        self._noted: dict[str, set[str]] = {}
         self._started = False
         self.stopped = False
         view.on_kernel, view.on_notebook_gone = self._changed, self._notebook_gone
@@ -64,6 +97,13 @@ class Kernels:
         for pod in pods:
             if pod is not made:
                 self._delete(pod)
+        self._orders[lease_id] = order  # first: its machine may refuse the pod before its answer is here
+        made = await self._make(order, made)
+        self._ended_leases.discard(lease_id)
+        return self._read(made)[0]
+
+    async def _make(self, order: Order, made: Manifest | None = None) -> Manifest:
+        """Create the pod of an order, unless it was ``made`` before, and its Secret; return the pod."""
         at_once = order.at_once if made is None else 0
         # One after the other, so that none of them has a pod, and waits long for its Secret.
         async with self._pace.turn(order.node, at_once) as placing, self._turns:
@@ -74,8 +114,26 @@ class Kernels:
             await self._writer.create(
                 path_of(order.notebook.namespace, "secrets"), manifests.secret(made, order.command)
             )
-        self._ended_leases.discard(lease_id)
-        return self._read(made)[0]
+        return made
+
+    async def make_again(self, start: Start) -> bool:
+        """Make the pod of a start again if its machine has refused it; return whether it has."""
+        order = self._orders.get(start.lease_id)
+        refused = [pod for pod in self._living(start.lease_id) if is_refused(pod)]
+        if order is None or order.launch != start.launch or not refused:
+            return False
+        try:
+            await self._make(order)
+        except GpuPoolError as error:
+            self._log.warning(
+                "The pod of lease %s cannot be made again yet: %s", ascii(start.lease_id), error
+            )
+            return True
+        for pod in refused:  # not before, or there would be none for a moment, as if the kernel had ended
+            self._delete(pod)
+        if self._orders.get(start.lease_id) is not order:
+            self.end(start.lease_id)  # it was ended, or started anew, meanwhile
+        return True
 
     def _is_of(self, order: Order, pod: Manifest) -> bool:
         """Whether a pod is that of this very order, and has not ended."""
@@ -111,6 +169,7 @@ class Kernels:
     def end(self, lease_id: str) -> None:
         """End all pods of a lease; it is tried until it is done."""
         self._ended_leases.add(lease_id)
+        self._orders.pop(lease_id, None)
         for pod in self._view.own.of(lease_id):
             self._delete(pod)
         self._wake(lease_id)
@@ -122,6 +181,7 @@ class Kernels:
                 self._log.info("Ending the kernel of lease %s, which has ended", ascii(lease_id))
             self.end(lease_id)
         self._ended_leases &= set(live)
+        self._orders = {lease_id: order for lease_id, order in self._orders.items() if lease_id in live}
         for lease_id in self._waiters.keys() - set(live):
             self._wake(lease_id)
 
@@ -129,9 +189,7 @@ class Kernels:
         uid = pod["metadata"]["uid"]
         if uid not in self._ended:
             self._ended.add(uid)
-            task = asyncio.create_task(self._delete_until_done(pod))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._do(self._delete_until_done(pod))
 
     async def _delete_until_done(self, pod: Manifest) -> None:
         if not await self._writer.delete(pod):
@@ -159,6 +217,31 @@ class Kernels:
         for uid in before.keys() | places.keys():
             if before.get(uid) != places.get(uid):
                 self._workload_changed(uid)
+
+    def starts(self) -> dict[Start, str]:
+        """Return the starts that are under way, each with the uid of its newest pod."""
+        found: dict[Start, str] = {}
+        for lease_id in self._view.own.leases():
+            pods = self._living(lease_id)
+            newest = _newest(pods) if pods else None
+            if newest is not None and is_starting(newest, self._around(newest)):
+                metadata = newest["metadata"]
+                launch = str(mapping(metadata.get("annotations")).get(LAUNCH, ""))
+                found[Start(str(metadata["namespace"]), lease_id, launch)] = str(metadata["uid"])
+        return found
+
+    def tell_starts(self, events: Mapping[str, Cause], late: Set[str], late_after: str) -> None:
+        """Take note of what troubles starting pods, and which of them take too long, by uid."""
+        before, was_late = self._events, self._late
+        self._events, self._late, self._late_after = events, late, late_after
+        for uid in (before.keys() | events.keys()) | late:
+            lease_id = self._view.own.lease_of(uid)
+            if lease_id is None or (before.get(uid) == events.get(uid) and uid not in late - was_late):
+                continue
+            for pod in self._view.own.of(lease_id):
+                self._note_cause(pod)
+                self._judge(pod, is_gone=False)
+            self._wake(lease_id)
 
     def state(self, lease_id: str) -> KernelPod | None:
         """Return how the newest pod of a lease is; None where there is none, and none was ended."""
@@ -207,6 +290,8 @@ class Kernels:
                 taken = self._read(pod)[1]
                 if taken is not None and taken.words == BY_SOMEBODY:
                     self._ended.add(pod["metadata"]["uid"])  # most likely by the service that was here before
+                else:
+                    self._note_failure(None, pod)  # it may have failed while no service was there
         self.look_at_all()
 
     def look_at_all(self) -> None:
@@ -219,16 +304,22 @@ class Kernels:
         return [p for p in self._view.own.of(lease_id) if p["metadata"]["uid"] not in self._ended]
 
     def _read(self, pod: Manifest, *, is_gone: bool = False) -> tuple[KernelPod, Taken | None]:
+        return read_pod(pod, self._around(pod, is_gone=is_gone))
+
+    def _around(self, pod: Manifest, *, is_gone: bool = False) -> Surroundings:
         node = str(mapping(pod.get("spec")).get("nodeName") or "")
         owner = next((str(each.get("uid")) for each in listing(pod["metadata"].get("ownerReferences"))), "")
-        around = Surroundings(
+        uid = pod["metadata"]["uid"]
+        return Surroundings(
             node_ready=self._view.is_ready(node) if node else True,
             notebook_there=self._view.has_notebook(owner),
-            ended_by_us=pod["metadata"]["uid"] in self._ended,
+            ended_by_us=uid in self._ended,
             is_gone=is_gone,
             queue=self._queue_words(pod),
+            event=self._events.get(uid),
+            is_made_again=_lease_of(pod) in self._orders,
+            waited=self._late_after if uid in self._late else "",
         )
-        return read_pod(pod, around)
 
     def _queue_words(self, pod: Manifest) -> str:
         if not kueue.is_queued(pod):
@@ -243,7 +334,10 @@ class Kernels:
         if now is None or is_placed(now):
             self._pace.release(pod["metadata"]["uid"])
         self._note_failure(before, now)
+        if now is not None:
+            self._note_cause(now)
         if now is None:
+            self._noted.pop(pod["metadata"]["uid"], None)
             self._ended.discard(pod["metadata"]["uid"])
             self._taken.discard(pod["metadata"]["uid"])
         self._wake(_lease_of(pod))
@@ -257,10 +351,40 @@ class Kernels:
             return
         spec = mapping(now.get("spec"))
         image = next((str(each.get("image")) for each in listing(spec.get("containers"))), "")
-        told = (now["metadata"]["name"], spec.get("nodeName"), image, state.words)
+        node = str(spec.get("nodeName") or "")
+        failure = Failure(time.time(), state.words, now["metadata"]["name"], node, image)
+        told = (failure.pod, failure.node, failure.image, failure.words)
         self._log.warning(
             "The kernel of lease %s failed: pod %s on %s, image %s. %s", _lease_of(now), *map(ascii, told)
         )
+        self._do(self._keep_failure(_lease_of(now), failure))
+
+    async def _keep_failure(self, lease_id: str, failure: Failure) -> None:
+        try:
+            await self._on_failed(lease_id, failure)
+        except GpuPoolError as error:
+            self._log.error("How the kernel of lease %s failed is not kept: %s", ascii(lease_id), error)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something after what is being done. The loop itself holds tasks weakly."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _note_cause(self, pod: Manifest) -> None:
+        """Write down, once for each reason, why a kernel's pod does not start: for administrators."""
+        cause = cause_of(pod, self._around(pod))
+        if cause is None or not trouble_of(cause.reason, cause.message):
+            return
+        noted = self._noted.setdefault(pod["metadata"]["uid"], set())
+        if cause.reason not in noted:
+            noted.add(cause.reason)
+            told = pod["metadata"]["name"], mapping(pod.get("spec")).get("nodeName"), str(cause)
+            self._log.warning(
+                "The kernel of lease %s does not start yet: pod %s on %s. %s",
+                _lease_of(pod),
+                *map(ascii, told),
+            )
 
     def _judge(self, pod: Manifest, *, is_gone: bool) -> None:
         """End the lease of a pod that was taken away, once."""
@@ -269,9 +393,7 @@ class Kernels:
             return
         self._taken.add(uid)
         self._ending[_lease_of(pod)] = taken
-        task = asyncio.create_task(self._end_lease(pod, taken))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._do(self._end_lease(pod, taken))
 
     async def _end_lease(self, pod: Manifest, taken: Taken) -> None:
         lease_id = _lease_of(pod)

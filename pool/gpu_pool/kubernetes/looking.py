@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +26,8 @@ class Sight:
     pods: tuple[Pod, ...]
     #: What may not be read, each in a sentence.
     problems: tuple[str, ...]
+    #: Kubernetes' own, such as (1, 36); (0, 0) where it is not told.
+    version: tuple[int, int] = (0, 0)
 
 
 async def look_at(kubeconfig: str = "") -> Sight:
@@ -63,8 +66,17 @@ async def _seen(api: Api, problems: list[str]) -> Sight:
         name: await _if_allowed(api, path, problems, names_only=names_only)
         for name, (path, names_only) in MORE.items()
     }
-    read = (Pod.read(each) for each in pods)
-    return Sight(api.url, Cluster.read(nodes, **more), tuple(filter(None, read)), tuple(problems))
+    read = tuple(filter(None, (Pod.read(each) for each in pods)))
+    return Sight(api.url, Cluster.read(nodes, **more), read, tuple(problems), await _version(api))
+
+
+async def _version(api: Api) -> tuple[int, int]:
+    try:
+        told = await api.ask("GET", "/version")
+    except ApiRefused:
+        return 0, 0
+    major, minor = (re.match(r"[0-9]{1,4}", str(told.get(key))) for key in ("major", "minor"))
+    return (int(major[0]), int(minor[0])) if major and minor else (0, 0)
 
 
 async def _if_allowed(

@@ -55,6 +55,11 @@ _OURS: Final = re.compile(
 _NEVER: Final = frozenset({"NVIDIA_VISIBLE_DEVICES"})
 #: What Kubernetes taints a node with that does not answer. Pods bear with it for five minutes by default.
 _LOST: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+#: What tells autoscalers that a kernel cannot be moved elsewhere: its node stays for as long as it runs.
+_STAYS: Final = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
 _MOST_WORDS, _MOST_TEXT, _MOST_VARIABLES = 200, 16_384, 500
 #: Seconds between the end of the longest lease and that of its pod, whose end the pool itself comes before.
 _DEADLINE_MARGIN: Final = 60
@@ -190,7 +195,7 @@ def pod(order: Order, name: str, now: float) -> dict[str, Any]:
         "name": name,
         "namespace": notebook.namespace,
         "labels": labels,
-        "annotations": {LAUNCH: order.launch},
+        "annotations": {LAUNCH: order.launch, **_STAYS},
         "ownerReferences": [owner],
     }
     base = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _spec(order, name, now)}

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
@@ -18,24 +19,28 @@ from gpu_pool.inventory import Inventory
 from gpu_pool.kubernetes import kueue
 from gpu_pool.kubernetes.api import Api, connect
 from gpu_pool.kubernetes.choosing import refuse_beside_server
+from gpu_pool.kubernetes.growth import Growth
 from gpu_pool.kubernetes.homes import Homes
 from gpu_pool.kubernetes.kernels import Kernels
 from gpu_pool.kubernetes.orders import Orders
 from gpu_pool.kubernetes.places import Places
 from gpu_pool.kubernetes.settings import KubernetesSettings
+from gpu_pool.kubernetes.starting import Starts
 from gpu_pool.kubernetes.states import NODE_GONE, VANISHED, Taken
 from gpu_pool.kubernetes.tier import ClusterIsolation
 from gpu_pool.kubernetes.view import View
 from gpu_pool.kubernetes.writing import Writer
 from gpu_pool.ledger.book import Book
 from gpu_pool.ledger.devices import Others
-from gpu_pool.ledger.leases import gone
+from gpu_pool.ledger.leases import gone, lease_number
 from gpu_pool.readings import Reading
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import (
     Activity,
     BadRequest,
     Device,
+    EndReason,
+    Failure,
     Holder,
     KernelCommand,
     KernelPod,
@@ -43,11 +48,13 @@ from gpu_pool_client import (
     LeaseGone,
     LeaseState,
     NotAllowed,
+    Outlook,
     PodPhase,
     PoolStatus,
     Process,
     SliceRequest,
 )
+from gpu_pool_client.durations import format_duration
 from gpu_pool_client.remote import wire
 
 #: What devices are seen from, in the ledger: whichever pod the service runs in, it is the same cluster.
@@ -57,6 +64,11 @@ _REST: Final = 0.5
 #: Requests that are being decided at the same time; the others wait for their turn here. In the
 #: ledger they would be refused after some time, and what others ask of it would wait for them all.
 _AT_ONCE: Final = 32
+#: What is told to whoever waits while nodes do not show the GPUs that they have.
+_AWAY: Final = (
+    "A machine with GPUs cannot give any out at the moment, as while their driver is being replaced. "
+    "Usually that takes less than a minute, and it is waited for."
+)
 #: Seconds after which it is looked whether anything was missed.
 _LOOK_EVERY: Final = 30.0
 
@@ -80,13 +92,19 @@ class ClusterPool(EmbeddedPool):
         self._kubernetes, self._api, self._log = kubernetes, api, log
         self._courses = courses
         self._view = View(api, kubernetes, log)
-        self._kernels = Kernels(Writer(api, log), self._view, log, self._end_taken)
+        writer = Writer(api, log)
+        self._kernels = Kernels(writer, self._view, log, self._end_taken, self._keep_failure)
+        self._growth = Growth(api, writer, self._view, kubernetes, settings.rules, self._do, log)
         self._homes = Homes(api, kubernetes, courses, log)
         self._orders = Orders(kubernetes, self._view, self._homes)
         self._live: frozenset[str] = frozenset()
         #: What is written down of the cluster, with which leases lived then.
         self._seen: tuple[tuple[Device, ...], Mapping[str, Others]] | None = None
         self._seen_with: frozenset[str] | None = None
+        #: Since when leases wait for what nothing could give, by id.
+        self._hopeless: dict[str, float] = {}
+        #: The devices of which that was looked at.
+        self._checked: tuple[Device, ...] | None = None
         self._looking = asyncio.Lock()
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._launching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -123,9 +141,13 @@ class ClusterPool(EmbeddedPool):
         await self.status()
         self._kernels.start()
         self._following.append(asyncio.create_task(self._follow()))
+        starts = Starts(self._api, self._kernels, self._log, self._kubernetes.start_within)
+        self._following.append(asyncio.create_task(starts.run()))
         if self._kubernetes.kueue:
             places = Places(self._api, self._kernels, self._log)
             self._following.append(asyncio.create_task(places.run()))
+        if self._view.groups:
+            self._following.append(asyncio.create_task(self._growth.run()))
 
     async def close(self) -> None:
         """Follow the cluster no more, and close the ledger. Kernels live on."""
@@ -144,13 +166,16 @@ class ClusterPool(EmbeddedPool):
 
     async def _follow(self) -> None:
         while True:
+            forgets_in = self._view.until_forgotten()
             try:
-                await asyncio.wait_for(self._view.changed.wait(), _LOOK_EVERY)
+                within = _LOOK_EVERY if forgets_in is None else min(forgets_in, _LOOK_EVERY)
+                await asyncio.wait_for(self._view.changed.wait(), within)
             except asyncio.TimeoutError:
                 self._kernels.look_at_all()
-                self._view.changed.set()
+                self._view.look_again()
             try:
                 await self._follow_once()
+                await self._refuse_the_hopeless()
             except Exception:  # noqa: BLE001 - one odd node must not keep the pool from following the others
                 self._log.exception("What the cluster has could not be written down")
             await asyncio.sleep(_REST)
@@ -179,6 +204,23 @@ class ClusterPool(EmbeddedPool):
 
         await self._do(take_over)
         self._seen = devices, others
+
+    async def _refuse_the_hopeless(self) -> None:
+        """End the waits for what no node could give any more, once that has been so for long enough."""
+        devices, away = self._view.devices(), self._view.away
+        if not away and not self._hopeless and devices == self._checked:
+            return  # whoever came meanwhile was checked when they asked
+        self._checked = devices
+        there = self._view.lasting()
+        found = await self._do(lambda book: book.hopeless(there))
+        now, patience = time.monotonic(), self._kubernetes.gpus_away_for
+        self._hopeless = {lease_id: self._hopeless.get(lease_id, now) for lease_id in found}
+        for lease_id, error in found.items():
+            if now >= self._hopeless[lease_id] + patience:
+                words = f"{error.message} That has not changed for {format_duration(patience)}."
+                with suppress(LeaseGone):
+                    await self.revoke(lease_id, words, EndReason.DEVICE_LOST)
+                    self._log.warning("Lease %s waits no more. %s", ascii(lease_id), words)
 
     async def status(self) -> PoolStatus:
         """See ``Pool.status``. Ends the kernels of leases that have ended."""
@@ -224,6 +266,32 @@ class ClusterPool(EmbeddedPool):
         """See ``EmbeddedPool.request``."""
         async with self._turns:
             return await super().request(request, holder, key, groups=groups, server=server)
+
+    # -- Groups of nodes that can grow ----------------------------------------
+
+    async def explain(self, lease_id: str) -> Outlook:
+        """See ``Pool.explain``.
+
+        Says how a machine comes, where one is to be started, and so where GPUs are waited for
+        that their machines do not show.
+        """
+        outlook = await super().explain(lease_id)
+        outlook = _with_growth(outlook, self._growth.outlook(lease_number(lease_id)))
+        return replace(outlook, why=f"{_AWAY} {outlook.why}") if self._view.away else outlook
+
+    async def forecast(
+        self,
+        request: SliceRequest,
+        holder: Holder,
+        *,
+        groups: Collection[str] | None = None,
+        server: str | None = None,
+    ) -> Outlook | None:
+        """See ``Pool.forecast``, and :meth:`explain`."""
+        outlook = await super().forecast(request, holder, groups=groups, server=server)
+        return outlook and _with_growth(outlook, self._growth.prospect(request))
+
+    # -- Whose turn it is ------------------------------------------------------
 
     async def _devices_for(
         self, request: SliceRequest, holder: Holder, server: str | None
@@ -312,12 +380,20 @@ class ClusterPool(EmbeddedPool):
         """Return nothing: the GPUs of other machines cannot be looked at from here."""
         return {}
 
+    async def _keep_failure(self, lease_id: str, failure: Failure) -> None:
+        await self._do(lambda book: book.accounts.fail(lease_id, failure))
+
     async def _end_taken(self, lease_id: str, taken: Taken) -> None:
         # What its machine can no longer give must not be granted to whoever waits.
         await self._follow_once()
         with suppress(LeaseGone):
             await self.revoke(lease_id, taken.words, taken.reason)
             self._log.info("Lease %s ended: %s", ascii(lease_id), taken.words)
+
+
+def _with_growth(outlook: Outlook, words: str) -> Outlook:
+    """Say of a wait that a machine ends it: what others have is not what it is for."""
+    return replace(outlook, why=words, wait=None) if words else outlook
 
 
 async def open_cluster(

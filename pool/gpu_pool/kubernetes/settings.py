@@ -10,6 +10,7 @@ from traitlets import Bool, Dict, Float, Integer, List, TraitError, Unicode, val
 from traitlets.config import Configurable
 
 from gpu_pool.dialects import AUTO, Options
+from gpu_pool.kubernetes.node_groups import NodeGroup, read_groups
 from gpu_pool_client import BadRequest
 
 
@@ -52,10 +53,34 @@ class KubernetesSettings(Configurable):
         help="""Seconds for which the machine of a kernel may be known not to answer until the kernel is given
         up, and its lease ends. Kubernetes itself waits five minutes.""",
     ).tag(config=True)
+    gpus_away_for = Integer(
+        180,
+        min=0,
+        help="""Seconds for which the GPUs of a node count as there though the node does not show them, as
+        while its device plugin or DRA driver is replaced. Nothing is granted on them meanwhile, and whoever
+        asks for them waits; after that they are refused.""",
+    ).tag(config=True)
+    start_within = Integer(
+        600,
+        min=1,
+        max=86_400,
+        help="""Seconds within which a kernel's pod must run: its node, its volumes, its GPU and its image
+        included, time in Kueue's queue left out. What does not start is tried again until then, and told
+        what for; after that it is ended, its lease with it.""",
+    ).tag(config=True)
     kueue = Bool(
         False,
         help="""Whether kernels wait in Kueue's queues, one for each course as gpu-pool courses export writes
         them, and not in the pool's own line.""",
+    ).tag(config=True)
+    node_groups = Dict(
+        help="""Groups of nodes that an autoscaler makes grow, by names of your choice, each with example (a
+        file with one of its nodes, from kubectl get node NAME -o json), select (the labels of its nodes) and
+        most (how many nodes it has at most). For usual_minutes and late_minutes, see the guide."""
+    ).tag(config=True)
+    placeholder_image = Unicode(
+        "registry.k8s.io/pause:3.10",
+        help="The image of the pods that ask for nodes: any that ends when it is told to, such as pause.",
     ).tag(config=True)
     image = Unicode(
         help="The image of kernels whose course names none. By default that of the notebook server."
@@ -95,6 +120,16 @@ class KubernetesSettings(Configurable):
                     "{course} or {user} may stand for a part, such as course-{course}."
                 )
         return list(proposal.value)
+
+    @property
+    def groups(self) -> tuple[NodeGroup, ...]:
+        """The groups of nodes that can grow. Raises ``BadRequest`` where they are not described."""
+        if self.kueue and self.node_groups:
+            raise BadRequest(
+                "c.KubernetesSettings has kueue and node_groups.",
+                "Leave node_groups out: where Kueue has the queue, its pods make the cluster grow.",
+            )
+        return read_groups(self.node_groups)
 
     @property
     def dialect_options(self) -> Options:

@@ -14,6 +14,7 @@ from typing import Final
 
 from gpu_pool.dialects import Manifest
 from gpu_pool.dialects.cluster import listing, mapping
+from gpu_pool.dialects.troubles import trouble_of
 from gpu_pool.kubernetes.kueue import is_queued
 from gpu_pool_client import EndReason, KernelPod, PodPhase
 
@@ -30,13 +31,6 @@ _EVICTED_BY_KUEUE: Final = "TerminationTarget"
 _WAITING: Final[Mapping[str, str]] = {
     "ContainerCreating": "Its software is being fetched and its files are being connected.",
     "PodInitializing": "It is being prepared.",
-    "ErrImagePull": "Its software cannot be fetched; it is tried again. Tell your instructor: {message}",
-    "ImagePullBackOff": "Its software cannot be fetched; it is tried again. Tell your instructor: {message}",
-    "InvalidImageName": "Its software has a name that is none. Tell your instructor: {message}",
-    "ErrImageNeverPull": "Its software is not on that machine. Tell your instructor: {message}",
-    "CreateContainerConfigError": "It cannot be started as it is described. Tell your instructor: {message}",
-    "CreateContainerError": "It cannot be started as it is described. Tell your instructor: {message}",
-    "RunContainerError": "It cannot be started: {message}",
 }
 #: How a pod is taken from the cluster, by the reason of its condition DisruptionTarget.
 _TAKEN: Final[Mapping[str, str]] = {
@@ -78,6 +72,17 @@ NODE_GONE: Final = Taken(EndReason.DEVICE_LOST, "Its machine is gone.")
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """What keeps a pod from starting, in Kubernetes' words: for administrators."""
+
+    reason: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}".rstrip(": ")
+
+
+@dataclass(frozen=True, slots=True)
 class Surroundings:
     """What is known of a pod besides what it shows itself."""
 
@@ -91,6 +96,12 @@ class Surroundings:
     is_gone: bool = False
     #: What is known of its wait in the cluster's own queue.
     queue: str = ""
+    #: The last event that tells of trouble with its start; None if none has lately.
+    event: Cause | None = None
+    #: Whether another one is made in its place if its machine refuses it for the moment.
+    is_made_again: bool = False
+    #: For how long it has been waited for, in words, once that is too long.
+    waited: str = ""
 
 
 def read_pod(pod: Manifest, around: Surroundings) -> tuple[KernelPod, Taken | None]:
@@ -109,16 +120,65 @@ def _taken(pod: Manifest, around: Surroundings) -> Taken | None:
     if reason == "DeadlineExceeded":
         return Taken(EndReason.TOO_LONG, "It ran for as long as its course allows.")
     ended = _terminated(pod)
+    if around.waited and is_starting(pod, around):
+        return Taken(EndReason.NOT_READY, _why_too_late(pod, around))
     if _is_ending(pod) or around.is_gone:
         if ended is not None and status.get("phase") in ("Succeeded", "Failed") and not reason:
             return None  # it had ended by itself before
         if around.notebook_there and around.node_ready is None:
             return NODE_GONE
         return Taken(EndReason.TAKEN, _why_deleted(pod, around))
+    if is_refused(pod) and around.is_made_again:
+        return None
     if status.get("phase") == "Failed" and (ended is None or reason):
         words = _FAILED.get(reason, f"Its machine refused it ({reason or 'no reason given'}): {{message}}")
         return Taken(EndReason.TAKEN, _filled(words, message))
     return None
+
+
+def is_refused(pod: Manifest) -> bool:
+    """Whether its machine refused it, which it may do no more a moment later.
+
+    So it is while a device plugin is being replaced: the scheduler has heard of it later than the kubelet.
+    """
+    status = mapping(pod.get("status"))
+    reason = str(status.get("reason") or "")
+    is_momentary = reason == "UnexpectedAdmissionError" or reason.startswith("OutOf")
+    return status.get("phase") == "Failed" and is_momentary and _terminated(pod) is None
+
+
+def is_starting(pod: Manifest, around: Surroundings) -> bool:
+    """Whether a pod is on its way to run, and not in the cluster's own queue."""
+    if _is_ending(pod) or around.is_gone or around.ended_by_us:
+        return False
+    pending = mapping(pod.get("status")).get("phase") in (None, "", "Pending") and not is_queued(pod)
+    return pending or (is_refused(pod) and around.is_made_again)
+
+
+def cause_of(pod: Manifest, around: Surroundings) -> Cause | None:
+    """Return what keeps a pod from starting, for administrators; None where nothing is known to."""
+    if not is_starting(pod, around):
+        return None
+    status = mapping(pod.get("status"))
+    if is_refused(pod):
+        return Cause(str(status.get("reason")), _one_line(status.get("message")))
+    waiting = _waiting(pod)
+    said = Cause(str(waiting.get("reason") or ""), _one_line(waiting.get("message")))
+    if trouble_of(said.reason, said.message):
+        return said
+    if around.event is not None:
+        return around.event
+    scheduled = _condition(pod, _SCHEDULED)
+    if scheduled is not None and scheduled.get("status") == "False":
+        return Cause(str(scheduled.get("reason") or ""), _one_line(scheduled.get("message")))
+    return None
+
+
+def _why_too_late(pod: Manifest, around: Surroundings) -> str:
+    cause = cause_of(pod, around)
+    trouble = trouble_of(cause.reason, cause.message) if cause else None
+    last = trouble.final if trouble else _why_not_yet(pod, around)
+    return f"It did not start within {around.waited}. {last}"
 
 
 def _why_deleted(pod: Manifest, around: Surroundings) -> str:
@@ -150,7 +210,7 @@ def _living(pod: Manifest, around: Surroundings) -> KernelPod:
     if is_queued(pod):
         words = _filled("It waits in the cluster's own queue. {message}", _cut(around.queue))
         return _value(pod, PodPhase.QUEUED, words=words)
-    return _value(pod, PodPhase.STARTING, words=_why_not_yet(pod, mapping(container.get("waiting"))))
+    return _value(pod, PodPhase.STARTING, words=_why_not_yet(pod, around))
 
 
 def _ended(pod: Manifest, terminated: Manifest) -> KernelPod:
@@ -167,10 +227,14 @@ def _ended(pod: Manifest, terminated: Manifest) -> KernelPod:
     return _value(pod, PodPhase.ENDED, words=words, exit_code=code)
 
 
-def _why_not_yet(pod: Manifest, waiting: Manifest) -> str:
-    reason = str(waiting.get("reason") or "")
+def _why_not_yet(pod: Manifest, around: Surroundings) -> str:
+    cause = cause_of(pod, around)
+    trouble = trouble_of(cause.reason, cause.message) if cause else None
+    if trouble is not None:
+        return trouble.waiting
+    reason = str(_waiting(pod).get("reason") or "")
     if reason in _WAITING:
-        return _filled(_WAITING[reason], _cut(waiting.get("message")))
+        return _WAITING[reason]
     scheduled = _condition(pod, _SCHEDULED)
     if mapping(pod.get("spec")).get("schedulingGates"):
         return "Something in the cluster holds it back before a machine is chosen."
@@ -181,6 +245,10 @@ def _why_not_yet(pod: Manifest, waiting: Manifest) -> str:
     if scheduled.get("status") != "True":
         return _filled("Its machine has no room for it yet: {message}", _cut(scheduled.get("message")))
     return _WAITING["ContainerCreating"]
+
+
+def _waiting(pod: Manifest) -> Manifest:
+    return mapping(mapping(_container_status(pod).get("state")).get("waiting"))
 
 
 def _terminated(pod: Manifest) -> Manifest | None:
@@ -209,9 +277,13 @@ def _memory(pod: Manifest) -> str:
 
 def _cut(text: object) -> str:
     """Return the cluster's words as they can be shown: one line, no more than is read."""
-    plain = _COLOURS.sub("", str(text or ""))
-    line = " ".join("".join(each if each.isprintable() else " " for each in plain).split())
+    line = _one_line(text)
     return line if len(line) <= _MOST_WORDS else line[: _MOST_WORDS - 3] + "..."
+
+
+def _one_line(text: object) -> str:
+    plain = _COLOURS.sub("", str(text or ""))
+    return " ".join("".join(each if each.isprintable() else " " for each in plain).split())
 
 
 def _last_words(text: object) -> str:

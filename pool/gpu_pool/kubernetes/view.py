@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -24,10 +25,14 @@ from gpu_pool.dialects import (
     usage,
 )
 from gpu_pool.dialects.cluster import Node, mapping
+from gpu_pool.dialects.remembering import Memory, away, completed, look, next_end
+from gpu_pool.dialects.sizing import HOSTNAME
 from gpu_pool.kubernetes import kueue
 from gpu_pool.kubernetes.api import Api
+from gpu_pool.kubernetes.growing import PLACEHOLDER_LABEL
 from gpu_pool.kubernetes.lean import is_ending, is_same, lean, lean_node, lean_pod
 from gpu_pool.kubernetes.manifests import LEASE_LABEL, POOL_LABEL
+from gpu_pool.kubernetes.node_groups import NodeGroup
 from gpu_pool.kubernetes.notebooks import Notebook, Notebooks, in_any
 from gpu_pool.kubernetes.own_pods import OwnPods
 from gpu_pool.kubernetes.settings import KubernetesSettings
@@ -60,6 +65,8 @@ class View:
     def __init__(self, api: Api, settings: KubernetesSettings, log: logging.Logger) -> None:
         self._settings, self._log = settings, log
         self._options = settings.dialect_options
+        #: The groups of nodes that can grow.
+        self.groups = settings.groups
         self.namespace = settings.namespace or api.namespace
         self._is_ours = in_any((self.namespace, *settings.more_namespaces))
         self._label = label_value(settings.pool)
@@ -79,8 +86,13 @@ class View:
         #: The pods of leases.
         self.own = OwnPods()
         self._foreign: dict[Key, Pod] = {}
+        #: The pods for which an autoscaler is to start nodes.
+        self.placeholders: dict[Key, Manifest] = {}
         self._choice: Choice | None = None
+        self._memory: Memory = {}
         self._nodes: dict[str, Node] = {}
+        #: The nodes that could be started, of groups without one.
+        self._stand_ins: frozenset[str] = frozenset()
         self._devices: tuple[Device, ...] | None = None
         self._translations: dict[tuple[SliceRequest, str], Translation] = {}
         self._counted: dict[SliceRequest, SliceRequest] = {}
@@ -129,12 +141,44 @@ class View:
     def choice(self) -> Choice:
         """The dialect of the cluster as it is now, and why it is that one."""
         if self._choice is None:
-            more: dict[str, Any] = {name: list(self._more[name]) for name in MORE}
-            cluster = Cluster.read(list(self.nodes), **more)
+            shown, settings = self._read(()), self._settings
+            choice, cluster, self._memory = look(
+                self._memory,
+                shown,
+                self._options,
+                settings.dialect,
+                time.monotonic(),
+                settings.gpus_away_for,
+            )
+            absent = [group for group in self.groups if not _shows(choice, group)]
+            if absent:
+                cluster = completed(self._read(absent), self._memory)
+                choice = choose(cluster, self._options, settings.dialect)
             self._nodes = {node.name: node for node in cluster.nodes}
+            self._stand_ins = frozenset(group.stand_in_name for group in absent)
             self._translations, self._counted, self._devices = {}, {}, None
-            self._choice = choose(cluster, self._options, self._settings.dialect)
+            self._choice = choice
         return self._choice
+
+    def _read(self, absent: Sequence[NodeGroup]) -> Cluster:
+        """Return the cluster as it is shown, and as if each of these groups had one node."""
+        more: dict[str, Any] = {name: list(self._more[name]) for name in MORE}
+        more["resource_slices"] += [each for group in absent for each in group.slices]
+        return Cluster.read([*self.nodes, *(group.stand_in for group in absent)], **more)
+
+    @property
+    def away(self) -> frozenset[str]:
+        """The nodes that showed GPUs lately and show none at the moment; those of them count as there."""
+        return away(self._memory)
+
+    def until_forgotten(self) -> float | None:
+        """Return in how many seconds such a node counts as one without GPUs; None where there is none."""
+        end = next_end(self._memory, self._settings.gpus_away_for)
+        return None if end is None else max(0.0, end - time.monotonic())
+
+    def look_again(self) -> None:
+        """Look at the nodes anew at the next occasion, though they have not changed."""
+        self._cluster_changed(None, None)
 
     def devices(self) -> tuple[Device, ...]:
         """Return all GPUs whose size is known, by node and number; where Kueue counts them, their kinds."""
@@ -157,7 +201,7 @@ class View:
         """Return what those have of each GPU, by uuid, who hold none of the ``live`` leases."""
         if self._settings.kueue:
             return {}
-        gpus = list(self._gpus())
+        gpus = self._gpus()
         closed = {gpu.device.uuid: gpu.drained or not self._takes_pods(gpu.node) for gpu in gpus}
         dialect = self.choice.dialect
         used = {} if dialect is None else self._used(dialect, live)
@@ -209,13 +253,51 @@ class View:
         found = self.nodes.get("", node)
         return None if found is None else "Ready" in Node.read(found).conditions
 
-    def _gpus(self) -> Iterator[Gpu]:
+    def _gpus(self) -> tuple[Gpu, ...]:
+        """Return all GPUs whose size is known, as the cluster is now."""
         dialect = self.choice.dialect
-        return iter(()) if dialect is None else (gpu for gpu in dialect.gpus() if gpu.device.memory_mib)
+        found = () if dialect is None else dialect.gpus()
+        return tuple(
+            _renamed(gpu) if gpu.node in self._stand_ins else gpu for gpu in found if gpu.device.memory_mib
+        )
+
+    # -- Groups of nodes -----------------------------------------------------
+
+    def lasting(self) -> list[Device]:
+        """Return the devices of nodes that show them, and of those that could be started anew."""
+        gone = {name for name in self.away if not any(self._is_of(group, name) for group in self.groups)}
+        return [each for each in self.devices() if each.node not in gone]
+
+    def shape(self, group: NodeGroup) -> tuple[Device, ...]:
+        """Return the devices of one node of a group, as those are that there are or could be."""
+        like = self.node_like(group)
+        return tuple(replace(gpu.device, node=gpu.node) for gpu in self._gpus() if gpu.node == like)
+
+    def node_like(self, group: NodeGroup) -> str:
+        """Return the name of the node with most GPUs that a group has or could have; empty for none."""
+        counts = Counter(gpu.node for gpu in self._gpus() if self._is_of(group, gpu.node))
+        return min(counts, key=lambda name: (-counts[name], name), default="")
+
+    def working(self, group: NodeGroup) -> frozenset[str]:
+        """Return the names of the nodes of a group that show GPUs."""
+        nodes = {gpu.node for gpu in self._gpus()} - self._stand_ins
+        return frozenset(node for node in nodes if self._is_of(group, node))
+
+    def hostnames(self, group: NodeGroup) -> set[str]:
+        """Return by which host names the scheduler knows the nodes that a group has."""
+        return {Node.read(each).label(HOSTNAME) for each in self.nodes if group.has(Node.read(each))} - {""}
+
+    def _is_of(self, group: NodeGroup, name: str) -> bool:
+        node = self._nodes.get(name)
+        return name == group.stand_in_name or (
+            node is not None and name not in self._stand_ins and group.has(node)
+        )
 
     def _takes_pods(self, name: str) -> bool:
         node = self._nodes.get(name)
-        if node is None or node.cordoned or "Ready" not in node.conditions:
+        if name in self._stand_ins or name in self.away or node is None:
+            return False
+        if node.cordoned or "Ready" not in node.conditions:
             return False
         tolerated = _TOLERATED.union(self._settings.tolerations)
         return all(each.get("key") in tolerated for each in node.taints if each.get("effect") in _REPELLING)
@@ -274,6 +356,11 @@ class View:
         pod = now or before or {}
         key = str(pod["metadata"].get("namespace")), str(pod["metadata"].get("name"))
         labels = mapping(pod["metadata"].get("labels"))
+        if labels.get(PLACEHOLDER_LABEL) == self._label:
+            self.placeholders.pop(key, None)
+            if now is not None and not is_ending(now):
+                self.placeholders[key] = now
+            return
         if labels.get(POOL_LABEL) == self._label and self._is_ours(key[0]):
             self.own.change(str(labels.get(LEASE_LABEL, "")), key, now)
             if now is None or is_ending(now):
@@ -291,6 +378,17 @@ class View:
             self._foreign[key] = found
         if known != self._foreign.get(key):
             self.changed.set()
+
+
+def _renamed(gpu: Gpu) -> Gpu:
+    """Return a GPU that could be started: it is not the one that the example was written down of."""
+    return replace(gpu, device=replace(gpu.device, uuid=f"{gpu.node}/{gpu.device.uuid}"))
+
+
+def _shows(choice: Choice, group: NodeGroup) -> bool:
+    """Whether a node of the group shows a GPU already."""
+    dialect = choice.dialect
+    return dialect is not None and any(group.has(dialect.cluster.node(gpu.node)) for gpu in dialect.gpus())
 
 
 def _on_node(dialect: Dialect, node: str) -> Dialect:

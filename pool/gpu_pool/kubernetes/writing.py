@@ -8,6 +8,7 @@ import time
 from typing import Any, Final
 
 from gpu_pool.dialects import Manifest
+from gpu_pool.dialects.troubles import violation
 from gpu_pool.kubernetes.api import Api, ApiAway, ApiRefused
 from gpu_pool_client import NotAllowed, PoolUnreachable
 
@@ -66,6 +67,9 @@ class Writer:
                 if (method, refused.reason) in (("POST", "AlreadyExists"), ("GET", "NotFound")):
                     return None
                 if refused.reason != "Conflict":  # as of a quota that another one wrote at the same time
+                    self._log.error(
+                        "The cluster refused %s %s: %s", method, path, _for_administrator(refused)
+                    )
                     raise _refusal(refused) from refused
                 why: Exception = refused
             except ApiAway as away:
@@ -86,7 +90,25 @@ def path_of(namespace: str, kind: str) -> str:
 
 def _refusal(refused: ApiRefused) -> NotAllowed:
     """Say in words what the cluster refused: a quota, a policy, or a right that the service lacks."""
+    if violation(refused.message):
+        return NotAllowed(
+            "The security rules of the cluster do not allow this kernel.",
+            "Tell the administrator: the log of the pool's service has what to set.",
+        )
     return NotAllowed(
         f"The cluster refused to start the kernel: {' '.join(refused.message.split())[:400]}",
-        "Tell the administrator; your slice is kept until you end the kernel.",
+        "Tell the administrator: the log of the pool's service has the same.",
+    )
+
+
+def _for_administrator(refused: ApiRefused) -> str:
+    """Return the cluster's own words, with what to do about them where that is known."""
+    found = violation(refused.message)
+    if found is None:
+        return str(refused)
+    return (
+        f"Pod Security ({found.level}) has this against the kernel's pod: {found.rules}. As it is made here, "
+        "the pod keeps all of its rules; something in the cluster has changed it, such as the webhook of a "
+        "system that shares GPUs. Let that leave out what is named, or label the namespace "
+        "pod-security.kubernetes.io/enforce with a level that allows it."
     )

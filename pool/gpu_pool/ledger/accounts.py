@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
+from gpu_pool.ledger import records
 from gpu_pool.ledger.database import Database
 from gpu_pool.ledger.devices import DeviceTable
 from gpu_pool.ledger.leases import LeaseTable
-from gpu_pool_client import Device, EndReason, Lease, LeaseState
+from gpu_pool_client import Device, EndReason, Failure, Lease, LeaseState
+
+#: Characters that are kept of each text about a failure: more than the cluster's words that are read.
+_MOST_OF_FAILURE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +83,20 @@ class AccountTable:
             if notice and row is not None:
                 why = {"words": notice, "reason": ending.value if ending else None}
                 self._db.trail.decided("ending" if ending else "warned", row, (), why, asked=False)
+
+    def fail(self, lease_id: str, failure: Failure) -> None:
+        """Take note of how the lease's kernel has failed, also where the lease has ended with it."""
+        texts = failure.words, failure.pod, failure.node, failure.image
+        told = Failure(failure.at, *(records.plain(each, _MOST_OF_FAILURE) for each in texts))
+        values = {
+            "number": int(lease_id.partition("-")[0]),
+            "id": lease_id,
+            "failure": records.write_failure(told),
+        }
+        with self._db.transaction():
+            row = self._leases.live(lease_id)
+            known = row and records.read_failure(row["failure"])
+            if known and known.pod == told.pod:
+                return
+            if not self._db.run("fail_lease", values).rowcount:
+                self._db.run("fail_history", values)

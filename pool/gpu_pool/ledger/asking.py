@@ -25,6 +25,7 @@ from gpu_pool.ledger.foremost import wished_devices
 from gpu_pool.ledger.leases import LeaseTable
 from gpu_pool.ledger.line import Forecast, Line
 from gpu_pool.ledger.resizing import Resizing
+from gpu_pool.ledger.starts import StartTable
 from gpu_pool.ledger.use import UseTable
 from gpu_pool.ledger.versions import VersionTable
 from gpu_pool.names import checked_name
@@ -34,6 +35,8 @@ from gpu_pool_client import (
     Device,
     Holder,
     Lease,
+    NeverFits,
+    NotAllowed,
     Outlook,
     Process,
     Slice,
@@ -46,8 +49,6 @@ if TYPE_CHECKING:
     from gpu_pool.coursefiles import Courses
 
 _KEY: Final = re.compile(r"[!-~]{1,128}")
-#: Characters kept of a user's, a course's or a kernel's name.
-_MOST_TEXT: Final = 200
 
 
 class Asking:
@@ -77,6 +78,8 @@ class Asking:
         #: What is measured of the leases.
         self.accounts = AccountTable(database, self._leases, self._devices)
         self.versions = VersionTable(database)
+        #: How long nodes took to start, where the pool is a cluster.
+        self.starts = StartTable(database, self._clock)
         self.give_up_at: float | None = None
 
     def follow(self, courses: Courses, *, asked: bool = False) -> None:
@@ -185,13 +188,14 @@ class Asking:
             "user": checked_name(holder.user),
             # A name that nobody has configured has no weight and no quota of its own.
             "course": self._sharing.course(holder.course).name,
-            "kernel": holder.kernel and plain(holder.kernel),
+            "kernel": holder.kernel and records.plain(holder.kernel),
             "requested_at": self._clock.wall(),
             "keeper": records.write_process(keeper),
             "pulse": self._db.pulses.own() if keeper == me else None,
             "process": None,
             "notice": "",
             "asked_back": None,
+            "failure": "",
             "held_before": 0.0,
         }
 
@@ -235,6 +239,31 @@ class Asking:
         message, remedy, largest = admission.shortage(request, usable, ahead, self._rules, drained)
         return TimedOut(message, remedy, largest_now=largest)
 
+    def hopeless(self, devices: Sequence[Device]) -> dict[str, NeverFits]:
+        """Return the leases in line that these devices could never be granted to, by id, each with why."""
+        with self._db.snapshot():
+            rows = self._db.run("waiters").fetchall()
+        found: dict[str, NeverFits] = {}
+        known: dict[tuple[str, frozenset[str]], NeverFits | None] = {}
+        for row in rows:
+            wish = row["request"], frozenset(wished_devices(row))
+            if wish not in known:
+                usable = [each for each in devices if not wish[1] or each.uuid in wish[1]]
+                known[wish] = self._why_never(records.read_request(row["request"]), usable)
+            error = known[wish]
+            if error is not None:
+                found[row["id"]] = error
+        return found
+
+    def _why_never(self, request: SliceRequest, devices: Sequence[Device]) -> NeverFits | None:
+        try:
+            admission.check(request, devices, self._rules)
+        except NeverFits as error:
+            return error
+        except NotAllowed:
+            return None
+        return None
+
     def explain(self, lease_id: str) -> Outlook:
         """Say why this lease waits."""
         with self._db.snapshot():
@@ -275,10 +304,3 @@ class Asking:
 
     def _next_turn(self) -> int:
         return int(self._db.one("last_turn")[0]) + 1
-
-
-def plain(text: str) -> str:
-    """Cut a text that came from outside, and leave out what a file or a terminal could choke on."""
-    if len(text) <= _MOST_TEXT and text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else "?" for each in text[:_MOST_TEXT])

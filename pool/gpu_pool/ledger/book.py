@@ -5,6 +5,7 @@ Those about who gets a slice are in ``asking``, and in ``line`` for those who wa
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections.abc import Mapping
@@ -12,7 +13,9 @@ from typing import Any, Final
 
 from gpu_pool import admission
 from gpu_pool.ledger import reclaim, records
-from gpu_pool.ledger.asking import Asking, plain
+from gpu_pool.ledger.asking import Asking
+from gpu_pool.ledger.records import plain
+from gpu_pool.queueing import Waiter
 from gpu_pool_client import (
     BadRequest,
     DeviceStatus,
@@ -52,12 +55,17 @@ class Book(Asking):
                 url, tuple(self._devices.statuses()), self._leases.not_waiting(), self._leases.in_line()
             )
 
+    def foremost(self, most: int) -> list[Waiter]:
+        """Return the first who wait, in the order of their turns."""
+        with self._db.snapshot():
+            return self._line.foremost(most)
+
     def history(self, since: float, user: str | None = None) -> list[Mapping[str, Any]]:
         """Return the leases, or those of a user, that have ended since then; see ``Pool.history``."""
         name, most = ("history", _MOST_ROWS) if user is None else ("history_of_user", _MOST_OF_USER)
         with self._db.snapshot():
             rows = self._db.run(name, {"since": since, "user": user, "most": most}).fetchall()
-        return [dict(row) for row in reversed(rows)]
+        return [{**row, "failure": json.loads(row["failure"] or "null")} for row in reversed(rows)]
 
     # -- Changing ----------------------------------------------------------
 

@@ -159,6 +159,10 @@ class Line:
             return None
         return Prospects(self._situation(self._line()), stays)
 
+    def foremost(self, most: int) -> list[Waiter]:
+        """Return the first who wait, in the order of their turns."""
+        return [self._waiter(row) for row in self._db.run("foremost_waiters", {"most": most}).fetchall()]
+
     def forecast(self, row: records.Row) -> Forecast | None:
         """Say what a lease would meet in line that is not there; None if it would be granted at once."""
         line = self._line()

@@ -58,17 +58,22 @@ SELECT * FROM history WHERE key = :key;
 
 -- name: leases
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, held_at, ends_by, keeper, process, notice,
-       asked_back
+       asked_back, failure
 FROM lease WHERE turn IS NULL ORDER BY number;
 
 -- name: line
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, held_at, ends_by, keeper, process, notice,
-       asked_back
+       asked_back, failure
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters
-SELECT number, turn, reserved, request, home, within, user, course, waiting_since
+SELECT id, number, turn, reserved, request, home, within, user, course, waiting_since
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
+
+-- name: foremost_waiters
+-- The first of them.
+SELECT number, turn, reserved, request, home, within, user, course, waiting_since
+FROM lease WHERE turn IS NOT NULL ORDER BY turn LIMIT :most;
 
 -- name: is_longer_than
 -- Whether more than so many wait, without counting them all.
@@ -193,7 +198,7 @@ SELECT course, milli, held_seconds FROM history WHERE held_at IS NOT NULL ORDER 
 -- name: history
 -- The last that ended, the latest first.
 SELECT id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
-       used / 1000.0 AS gpu_seconds, reason, note,
+       used / 1000.0 AS gpu_seconds, reason, note, failure,
        peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
        device_seconds > 0 AS touched
 FROM history WHERE ended_at >= :since ORDER BY ended_at DESC, number DESC
@@ -201,7 +206,7 @@ LIMIT :most;
 
 -- name: history_of_user
 SELECT id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
-       used / 1000.0 AS gpu_seconds, reason, note,
+       used / 1000.0 AS gpu_seconds, reason, note, failure,
        peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
        device_seconds > 0 AS touched
 FROM history WHERE user = :user AND ended_at >= :since ORDER BY ended_at DESC, number DESC
@@ -246,11 +251,12 @@ UPDATE lease SET state = 'waiting', turn = :turn, waiting_since = :now WHERE num
 
 -- name: remember
 INSERT INTO history (number, id, key, request, milli, user, course, kernel, requested_at, held_at, ended_at,
-                     held_seconds, used, reason, note, slices, peak_mib, mib_seconds, memory_seconds, device_seconds)
+                     held_seconds, used, reason, note, slices, peak_mib, mib_seconds, memory_seconds, device_seconds,
+                     failure)
 SELECT number, id, key, request, milli, user, course, kernel, requested_at, first_held_at, :now,
        held_before + coalesce(max(0, :now - held_at), 0),
        used_before + milli * coalesce(max(0, :now - held_at), 0), coalesce(ending, :reason), notice, slices,
-       peak_mib, mib_seconds, memory_seconds, device_seconds
+       peak_mib, mib_seconds, memory_seconds, device_seconds, failure
 FROM lease WHERE number = :number;
 
 -- name: delete_lease
@@ -333,3 +339,20 @@ UPDATE pool SET sorted_until = :until;
 -- name: set_tried_at
 -- Something has to differ, or nothing would be written.
 UPDATE pool SET tried_at = max(:now, tried_at + 0.001);
+
+-- name: node_starts
+SELECT seconds FROM node_start WHERE node_group = :node_group ORDER BY number DESC;
+
+-- name: add_node_start
+INSERT INTO node_start (node_group, seconds, come_at) VALUES (:node_group, :seconds, :now);
+
+-- name: forget_node_starts
+DELETE FROM node_start WHERE node_group = :node_group AND number <= (
+    SELECT number FROM node_start WHERE node_group = :node_group ORDER BY number DESC LIMIT 1 OFFSET :most
+);
+
+-- name: fail_lease
+UPDATE lease SET failure = :failure WHERE number = :number AND id = :id;
+
+-- name: fail_history
+UPDATE history SET failure = :failure WHERE number = :number AND id = :id;

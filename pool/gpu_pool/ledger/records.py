@@ -6,11 +6,12 @@ import dataclasses
 import functools
 import json
 import sqlite3
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from gpu_pool_client import (
     Device,
     EndReason,
+    Failure,
     Holder,
     Lease,
     LeaseState,
@@ -26,6 +27,8 @@ Row: TypeAlias = sqlite3.Row | dict[str, Any]
 #: What a row says, to compare it by.
 Values: TypeAlias = tuple[object, ...]
 
+#: Characters that are kept of a text that came from outside.
+MOST_TEXT: Final = 200
 #: The same few requests are read over and over.
 read_request = functools.lru_cache(maxsize=1024)(parse_request)
 
@@ -54,6 +57,16 @@ def read_process(text: str) -> Process:
     return Process(int(pid), int(start), boot, namespace)
 
 
+def write_failure(failure: Failure) -> str:
+    """Write a failure as JSON."""
+    return json.dumps(dataclasses.asdict(failure), sort_keys=True)
+
+
+def read_failure(text: str) -> Failure | None:
+    """Read what :func:`write_failure` wrote; None for an empty text."""
+    return Failure(**json.loads(text)) if text else None
+
+
 def live_lease(row: Row, parts: tuple[Slice, ...], place: int | None, terms: Terms) -> Lease:
     """Return the lease of a row of ``lease``."""
     return Lease(
@@ -70,6 +83,7 @@ def live_lease(row: Row, parts: tuple[Slice, ...], place: int | None, terms: Ter
         place=place,
         terms=terms,
         asked_back=EndReason(row["asked_back"]) if row["asked_back"] else None,
+        failure=read_failure(row["failure"]),
     )
 
 
@@ -86,6 +100,7 @@ def ended_lease(row: sqlite3.Row) -> Lease:
         ended_at=row["ended_at"],
         end_reason=EndReason(row["reason"]),
         notice=row["note"],
+        failure=read_failure(row["failure"]),
     )
 
 
@@ -95,3 +110,10 @@ def _request(row: Row) -> SliceRequest:
 
 def _holder(row: Row, process: Process | None) -> Holder:
     return Holder(row["user"], row["course"] or None, row["kernel"], process)
+
+
+def plain(text: str, most: int = MOST_TEXT) -> str:
+    """Cut a text that came from outside, and leave out what a file or a terminal could choke on."""
+    if len(text) <= most and text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else "?" for each in text[:most])

@@ -22,7 +22,7 @@ from gpu_pool_client.remote.beating import heart
 from gpu_pool_client.remote.endpoints import Endpoint
 from gpu_pool_client.remote.exchange import Answer
 from gpu_pool_client.remote.problems import error_of
-from gpu_pool_client.remote.unreachable import explain, may_pass
+from gpu_pool_client.remote.unreachable import explain, is_soon_over
 from gpu_pool_client.requests import SliceRequest, parse_request
 from gpu_pool_client.terms import Activity
 from gpu_pool_client.values import DeviceStatus, EndReason, Holder, Lease, LeaseState, PoolStatus
@@ -235,7 +235,7 @@ class RemotePool(Pool):
                     return self._accept(answer)
             except OSError as failure:
                 tried = time.monotonic() - began
-                if tried > (patience or self._patience) or not may_pass(failure):
+                if tried > (patience or self._patience) or not is_soon_over(failure):
                     raise explain(failure, self._endpoint) from failure
             await asyncio.sleep(pause)
 

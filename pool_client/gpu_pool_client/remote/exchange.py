@@ -23,6 +23,9 @@ from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 #: Seconds in which a connection over a network is made. To an address whose pod has gone nothing is
 #: refused: it vanishes, until whoever asks connects anew.
 _CONNECT_WITHIN: Final = 3.0
+#: After so many seconds without a word on a network's connection it is looked, so often and so many
+#: times, whether the other end is still there: the machine of a service may go in the middle of an answer.
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
 #: Bytes of the largest answer that is read: a history of years.
 _MOST_ANSWER: Final = 256 * 2**20
 
@@ -114,6 +117,8 @@ async def ask(
 
 def _cause(closed: StreamClosedError) -> OSError:
     cause = closed.real_error
+    if isinstance(cause, TimeoutError) and cause.errno is not None:  # the system's: the other end has gone
+        return ConnectionResetError("nobody is at the other end any more")
     return cause if isinstance(cause, OSError) else ConnectionResetError("closed without an answer")
 
 
@@ -126,6 +131,11 @@ async def _addresses(where: Where) -> list[tuple[socket.AddressFamily, Any]]:
 
 def _stream(where: Where, family: socket.AddressFamily) -> IOStream:
     made = socket.socket(family)
+    if isinstance(where, Server):
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):  # other systems name them otherwise
+                made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     if isinstance(where, Server) and where.tls is not None:
         return SSLIOStream(made, ssl_options=where.tls, max_buffer_size=_MOST_ANSWER)
     return IOStream(made, max_buffer_size=_MOST_ANSWER)

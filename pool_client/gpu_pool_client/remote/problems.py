@@ -79,4 +79,6 @@ def error_of(body: bytes | bytearray) -> GpuPoolError:
         return TimedOut(problem.message, problem.remedy, largest_now=problem.largest_now)
     if kind is LeaseGone:
         return LeaseGone(problem.message, problem.remedy, reason=problem.reason)
+    if kind is PoolUnreachable:  # the service answers, so it is there: what it lacks may come back
+        return PoolUnreachable(problem.message, problem.remedy, may_pass=True)
     return kind(problem.message, problem.remedy)

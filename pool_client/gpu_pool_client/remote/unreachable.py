@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from pathlib import Path
+from typing import Final
 
 from gpu_pool_client.errors import PoolUnreachable
 from gpu_pool_client.remote.endpoints import Endpoint
@@ -22,24 +23,34 @@ _ADDRESS = (
 )
 
 
-def may_pass(error: OSError) -> bool:
+#: What neither a restart of the service nor patience puts an end to.
+_LASTING: Final = (PermissionError, NotADirectoryError, ssl.SSLError)
+
+
+def is_soon_over(error: OSError) -> bool:
     """Whether a restart of the service, or a moment's patience, would put an end to this."""
-    lasting = (PermissionError, NotADirectoryError, TimeoutError, socket.gaierror, ssl.SSLError)
-    return not isinstance(error, lasting)
+    return not isinstance(error, (*_LASTING, TimeoutError, socket.gaierror))
 
 
 def explain(error: OSError, endpoint: Endpoint) -> PoolUnreachable:
-    """Say why nobody answers there, and what to do about it."""
+    """Say why nobody answers there, what to do about it, and whether it may pass within minutes."""
+    found = _in_words(error, endpoint)
+    # A cluster's names are away for a moment when its name server is. On a machine of one's own, a
+    # name that is not known was written wrongly.
+    unknown = isinstance(error, socket.gaierror) and endpoint.token is None
+    found.may_pass = not isinstance(error, _LASTING) and not unknown
+    return found
+
+
+def _in_words(error: OSError, endpoint: Endpoint) -> PoolUnreachable:
     place = endpoint.where if isinstance(endpoint.where, Path) else endpoint.url
     has_hub = endpoint.token is not None
     if isinstance(error, socket.gaierror):
-        hint = _HUB if has_hub else f"Check its name, {_OWN}"
-        return PoolUnreachable(f"The host of {place} cannot be found.", hint)
+        if not has_hub:
+            return PoolUnreachable(f"The host of {place} cannot be found.", f"Check its name, {_OWN}")
+        return PoolUnreachable("The host of the GPU pool cannot be found at the moment.", _HUB)
     if has_hub and not isinstance(error, ssl.SSLError):
-        return PoolUnreachable(
-            f"The pool of GPUs does not answer at the moment; its service ({place}) may be just starting.",
-            _HUB,
-        )
+        return PoolUnreachable("The GPU pool does not answer at the moment.", _HUB)
     if isinstance(error, ssl.SSLError):
         return PoolUnreachable(f"What answers at {place} cannot prove who it is: {error.reason}.", _ADDRESS)
     if isinstance(error, PermissionError):

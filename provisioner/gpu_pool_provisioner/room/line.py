@@ -98,7 +98,7 @@ class Line:
         if self._delegate is None:
             first = min(self._standings, key=lambda lease_id: self._standings[lease_id].place or 0)
             self._delegate = asyncio.create_task(pool.wait(first))
-            self._delegate.add_done_callback(_noticed)
+            self._delegate.add_done_callback(noticed)
         await asyncio.wait({self._delegate}, timeout=_LOOK_EVERY)
         if self._delegate.done():
             delegate, self._delegate = self._delegate, None
@@ -106,8 +106,8 @@ class Line:
                 delegate.result()
 
 
-def _noticed(task: asyncio.Task[Lease]) -> None:
-    """Take note of a delegate's error, also where nobody watches any more."""
+def noticed(task: asyncio.Task[Lease]) -> None:
+    """Take note of a task's error, also where nobody waits for it any more."""
     if not task.cancelled():
         task.exception()
 

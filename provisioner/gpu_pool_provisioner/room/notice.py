@@ -13,6 +13,8 @@ from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState
 #: What a cell's error is called when it did not run for want of a slice.
 NOT_GRANTED: Final = "GpuSliceNotGranted"
 
+#: What is said while a pool has not answered and nobody knows why.
+NO_ANSWER: Final = "The GPU pool does not answer at the moment."
 _GAVE_BACK: Final = "You gave this kernel's GPU slice back on the pool's page"
 #: Characters in a line of a cell's output that fit into a small window.
 _COLUMNS: Final = 76
@@ -81,6 +83,11 @@ def starting(size: str, words: str = "") -> str:
 def unreachable(size: str, error: GpuPoolError) -> str:
     """Say that nobody knows how long it takes."""
     return waiting(size, f"{error} Still trying.")
+
+
+def away(size: str, why: str, waited: str) -> str:
+    """Say that the pool does not answer, how long that is borne, and the way out."""
+    return waiting(size, f"{why} Your kernel starts once the pool answers (waiting {waited}).")
 
 
 def gave_up(size: str) -> str:

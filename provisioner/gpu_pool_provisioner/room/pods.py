@@ -31,7 +31,7 @@ from gpu_pool_provisioner.patience import patiently
 from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.endings import before
 from gpu_pool_provisioner.room.relay import Relay, UnencryptedError
-from gpu_pool_provisioner.room.running import MARGIN, Kernel, Launch, NotReadyError, Run
+from gpu_pool_provisioner.room.running import MARGIN, START_TIMEOUT, Kernel, Launch, NotReadyError, Run
 from gpu_pool_provisioner.room.steward import taken
 from gpu_pool_provisioner.room.tenure import Act, Step
 from gpu_pool_provisioner.room.turn import Turn
@@ -120,7 +120,7 @@ class PodRun(Run):
     async def _ready(self, kernel: Kernel) -> Mapping[str, Any]:
         # No process here is the kernel. What ends with this one is the holder.
         holder = Process.current()
-        within = kernel.start_timeout + kernel.ready_timeout + MARGIN
+        within = min(kernel.start_timeout + kernel.ready_timeout + MARGIN, START_TIMEOUT)
         await self._turn.attach(holder, ready_within=within, grace=0.0)
         self._following = asyncio.create_task(self._follow())
         address = await self._started(kernel.start_timeout)

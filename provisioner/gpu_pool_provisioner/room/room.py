@@ -14,7 +14,7 @@ from typing import Any
 from jupyter_client.session import Session
 from traitlets.log import get_logger
 
-from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState
+from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, PoolUnreachable
 from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.inner import Inner
 from gpu_pool_provisioner.room.phase import Phase
@@ -46,6 +46,8 @@ class Room:
         self._inner: Inner | None = None
         self._phase = Phase.DOWN
         self._standing_in = False
+        #: Whether the kernel runs in a pod, as far as its lease is known.
+        self.in_pod = False
         self._stay: Stay | None = None
         #: Why a cell did not run since the kernel was ended, until somebody has read it.
         self._obituary = ""
@@ -92,6 +94,7 @@ class Room:
             ended=lambda: self._soon(self.stop()),
         )
         self._reception = Reception(self._session, self._front, calls, self._kernel.introduction)
+        self._turn.tell = self._reception.show
 
     async def start(self, lease: Lease | None, launch: Launch) -> None:
         """Begin to speak for the kernel, or go on after a restart.
@@ -104,8 +107,7 @@ class Room:
             await asyncio.wait([self._life])  # which is about to see that the process before has ended
         if self._life is not None:
             lease = None  # whoever read it may have done so before that life, in its last moment, parked it
-        if self._closing is not None:
-            self._closing.cancel()
+        self._close_in(None)
         self._standing_in, self._obituary = True, ""  # who restarts it knows that it has ended
         self._ended.clear()
         self._receive(Phase.WAITING)
@@ -163,6 +165,7 @@ class Room:
         """Get the slice, launch the kernel, relay to it until it ends."""
         try:
             lease = lease or await self._turn.ask()
+            self.in_pod = lease.terms.in_pod
             if lease.state is LeaseState.WAITING:
                 lease = await self._turn.granted(lease.id, self._reception.show, self._somebody_looks)
         except GpuPoolError as error:
@@ -173,7 +176,7 @@ class Room:
         try:
             if await self._launched(lease):
                 return
-        except NotStartedError as error:
+        except (NotStartedError, PoolUnreachable) as error:
             get_logger().error("No kernel has come of the GPU lease %s: %s", lease.id, error)
             await self._start_over(notice.not_run(str(error)), EndReason.NOT_READY)
             return
@@ -262,8 +265,21 @@ class Room:
             self._run.close()
             self._run = None
         self._reception.hold_all(answering=False)
-        later = self._kernel.grace + MARGIN
-        self._closing = asyncio.get_running_loop().call_later(later, lambda: self._soon(self._abandon()))
+        self._close_in(self._kernel.grace + MARGIN)
+
+    async def being_restarted(self, *, within: float | None = None) -> None:
+        """Stay open while the kernel is restarted, until :meth:`start` or for so many seconds more."""
+        if self._phase is Phase.DOWN:
+            self._close_in(None if within is None else within + self._kernel.grace + MARGIN)
+
+    def _close_in(self, seconds: float | None) -> None:
+        """Close, so many seconds from now, what nobody launches again; with None, not yet."""
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._closing = loop.call_later(seconds, lambda: self._soon(self._abandon()))
 
     async def _abandon(self) -> None:
         """Nobody launches the kernel again."""

@@ -27,8 +27,8 @@ from gpu_pool_provisioner.room.wires import Wires
 #: Seconds by which the pool's deadline is later than ours, which ends the kernel before its lease;
 #: also what a relaunch may take.
 MARGIN: Final = 5.0
-#: Seconds in which a pod must run: images are large, and nodes may have to be started.
-START_TIMEOUT: Final = 600.0
+#: Seconds in which a pod must run, if its pool lets it take that long; and the most that a pool takes.
+START_TIMEOUT: Final = 86_400.0
 
 _ENDED_EARLY: Final = "The kernel ended before it was ready."
 _UNENCRYPTED: Final = "The kernel does not encrypt its connection, as it was told to."

@@ -20,13 +20,14 @@ from gpu_pool_client import (
     KernelPod,
     Lease,
     LeaseGone,
+    PoolUnreachable,
     Process,
 )
-from gpu_pool_provisioner.patience import NOT_NOW, patiently
+from gpu_pool_provisioner.patience import NOT_NOW, RETRY_EVERY, Outage, patiently
 from gpu_pool_provisioner.returning import give_back
 from gpu_pool_provisioner.room import notice
 from gpu_pool_provisioner.room.endings import first_of
-from gpu_pool_provisioner.room.line import Standing, line_of
+from gpu_pool_provisioner.room.line import Standing, line_of, noticed
 from gpu_pool_provisioner.sizing import wish
 from gpu_pool_provisioner.slices import KernelSlice
 
@@ -40,18 +41,85 @@ _FEW: Final = 3
 class Turn:
     """Asks for a kernel's slice and waits for it. To be used on one event loop."""
 
-    def __init__(self, claim: KernelSlice, holder: Holder) -> None:
+    def __init__(self, claim: KernelSlice, holder: Holder, outage_timeout: float) -> None:
+        """``outage_timeout`` is for how many seconds a kernel that starts waits for a pool that is away."""
         self._claim = claim
         self._holder = holder
+        self._outage_timeout = outage_timeout
+        #: Shows in the waiting cell how things stand. There is none until somebody sets this.
+        self.tell: Callable[[str], None] = _tell_nobody
+        #: The request that is under way, and since when the pool has not answered.
+        self._asking: asyncio.Task[Lease] | None = None
+        self._outage: Outage | None = None
 
     @property
     def size(self) -> str:
         """The slice that is waited for: ``2%``."""
         return self._claim.request.size
 
+    async def begin(self, within: float) -> Lease | None:
+        """Ask for the slice; return None where the pool is away, or has not answered within so many seconds.
+
+        Then :meth:`ask` goes on. Raises what ``Pool.request`` raises.
+        """
+        self._outage = Outage(self._outage_timeout)
+        try:
+            return await self._answer(within)
+        except PoolUnreachable as error:
+            if not error.may_pass or not self._outage_timeout:
+                raise
+            self._log(error)
+            return None
+
     async def ask(self) -> Lease:
-        """Get in line, at its end. Raises what ``Pool.request`` raises."""
-        return await self._claim.take(self._holder)
+        """Get in line, at its end; where the pool is away, tell so and wait for it.
+
+        Raises what ``Pool.request`` raises, and ``PoolUnreachable`` after the outage's timeout.
+        """
+        outage, self._outage = self._outage or Outage(self._outage_timeout), None
+        why = notice.NO_ANSWER
+        try:
+            while True:
+                try:
+                    lease = await self._answer(_SOON)
+                except PoolUnreachable as error:
+                    why, lease = self._borne(error, outage), None
+                    await asyncio.sleep(RETRY_EVERY)
+                if lease is not None:
+                    return lease
+                self.tell(notice.away(self.size, why, outage.words))
+        except asyncio.CancelledError:
+            self.stop()
+            raise
+
+    def _borne(self, error: PoolUnreachable, outage: Outage) -> str:
+        """Tell why the pool does not answer, and return it; raise it if that is not to be waited for."""
+        if not error.may_pass:
+            raise error
+        if outage.left <= 0:
+            raise outage.too_long(error) from error
+        self._log(error)
+        self.tell(notice.away(self.size, error.message, outage.words))
+        return error.message
+
+    async def _answer(self, seconds: float) -> Lease | None:
+        """Return the answer to the one request, which may be under way; None if there is none in time."""
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._claim.take(self._holder))
+            self._asking.add_done_callback(noticed)
+        asking = self._asking
+        await asyncio.wait({asking}, timeout=seconds)
+        if not asking.done():
+            return None
+        if self._asking is asking:
+            self._asking = None
+        return None if asking.cancelled() else asking.result()
+
+    def stop(self) -> None:
+        """Ask no more, withdraw what is under way, and ask anew the next time. May be repeated."""
+        asking, self._asking = self._asking, None
+        if asking is not None and asking.cancel():
+            self._claim.ask_anew()
 
     async def granted(
         self, lease_id: str, tell: Callable[[str], None], somebody_looks: asyncio.Event
@@ -102,14 +170,24 @@ class Turn:
     async def attach(self, process: Process, *, ready_within: float, grace: float) -> None:
         """Tie the lease to the kernel's process, which has yet to work. Raises ``LeaseGone``.
 
-        Tries again while the pool cannot answer.
+        Tries again while the pool cannot answer; raises ``PoolUnreachable`` after the outage's timeout.
         """
         attach = partial(self._claim.pool.attach, self._held, process)
-        await patiently(partial(attach, ready_within=ready_within, grace=grace), _log)
+        attach = partial(attach, ready_within=ready_within, grace=grace)
+        await patiently(attach, self._note_fault, self._outage_timeout)
 
     async def confirm(self, process: Process, grace: float) -> None:
-        """Say that the kernel works. Raises ``LeaseGone``; tries again while the pool cannot answer."""
-        await patiently(partial(self._claim.pool.attach, self._held, process, grace=grace), _log)
+        """Say that the kernel works. Raises and waits as :meth:`attach` does."""
+        attach = partial(self._claim.pool.attach, self._held, process, grace=grace)
+        await patiently(attach, self._note_fault, self._outage_timeout)
+
+    def _note_fault(self, error: GpuPoolError) -> None:
+        """Tell whoever waits for the kernel to start why that takes long."""
+        self._log(error)
+        self.tell(notice.starting(self.size, f"{error} Still trying."))
+
+    def _log(self, error: GpuPoolError) -> None:
+        get_logger().warning("The GPU pool at %s does not answer a kernel: %s", self._claim.url, error)
 
     async def lease(self) -> Lease:
         """Return the lease as it is now. Raises ``LeaseGone``, and what is ``NOT_NOW``."""
@@ -156,8 +234,7 @@ class Turn:
 
     async def give_up(self, reason: EndReason) -> None:
         """Leave the line, or give the slice back. The next :meth:`ask` begins anew."""
-        lease_id, self._claim.lease_id = self._claim.lease_id, None
-        await self._release(lease_id, reason)
+        await self._release(self._claim.let_go(), reason)
 
     async def lose(self, reason: EndReason) -> None:
         """Give the slice back for good: a restart that nobody asked for must not get another."""
@@ -168,8 +245,8 @@ class Turn:
             await give_back(self._claim.pool, lease_id, reason)
 
 
-def _log(error: GpuPoolError) -> None:
-    get_logger().warning("A kernel has been launched, and its GPU pool does not hear of it: %s", error)
+def _tell_nobody(_: str) -> None:
+    """Show nothing: there is no cell yet."""
 
 
 def _pace(place: int | None) -> float:

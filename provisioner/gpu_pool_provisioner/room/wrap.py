@@ -31,6 +31,7 @@ from gpu_pool_client import EndReason, Holder, KernelCommand, Lease, Process, pa
 from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_client.processes import account_of
 from gpu_pool_provisioner.environment import kernel_command
+from gpu_pool_provisioner.patience import default_outage_timeout
 from gpu_pool_provisioner.pods import command_in_pod, folder_in_pod
 from gpu_pool_provisioner.pools import resolve_url, shared_pool
 from gpu_pool_provisioner.room import notice
@@ -112,7 +113,7 @@ async def _serve(options: argparse.Namespace) -> int:
     wrapped = Wrapped(options.argv, options.f, claim, wishes)
     course = os.environ.get(COURSE_VARIABLE)
     holder = Holder(account_of(os.getuid()), course, _name(options), Process.current())
-    turn = Turn(claim, holder)
+    turn = Turn(claim, holder, default_outage_timeout())
     room = Room(kernel, turn)
     await room.open(front)
     told = asyncio.Event()

@@ -50,6 +50,16 @@ def test_claims_beside_plain_resources_are_ambiguous() -> None:
     assert choose(cluster).seen == ("dra", "device-plugin")
 
 
+def test_claims_that_share_gpus_come_right_after_what_limits_memory() -> None:
+    classes = named("gpu.nvidia.com")
+    shared, alone = (resource_slice(listed("gpu-0", **more)) for more in ({"default": "0"}, {}))
+    others = [gke("time-sharing", 10), hami("h"), plain("p")]
+    sharing = Cluster.read(others, device_classes=classes, resource_slices=[shared])
+    assert choose(sharing).seen == ("hami", "dra", "gke", "device-plugin")
+    whole = Cluster.read(others, device_classes=classes, resource_slices=[alone])
+    assert choose(whole).seen == ("hami", "gke", "dra", "device-plugin")
+
+
 def test_what_kai_works_over_is_not_ambiguous() -> None:
     assert choose(kai()).seen == ("kai",)
 

@@ -170,7 +170,7 @@ async def test_a_pod_of_the_same_name_that_nobody_has_seen_yet_is_found(
 
 
 async def test_a_refusal_of_the_cluster_is_told_and_the_slice_is_kept(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: ClusterPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = 'pods "x" is forbidden: exceeded quota: students'
     fake.before_write = lambda method, kind: trouble(403, "Forbidden", words) if method == "POST" else None
@@ -178,3 +178,4 @@ async def test_a_refusal_of_the_cluster_is_told_and_the_slice_is_kept(
     with pytest.raises(NotAllowed, match="exceeded quota: students"):
         await pool.launch(lease.id, command())
     assert (await pool.lease(lease.id)).state is LeaseState.HELD
+    assert f"The cluster refused POST /api/v1/namespaces/hub/pods: 403 Forbidden: {words}" in caplog.text

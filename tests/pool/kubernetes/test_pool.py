@@ -243,8 +243,8 @@ async def test_a_home_is_where_its_claim_lets_it_be(
     pool: ClusterPool, fake: FakeKubernetes, modes: list[str], anywhere: bool
 ) -> None:
     fake.put("persistentvolumeclaims", claim("bob", HUB) | {"spec": {"accessModes": modes}})
-    fake.put("nodes", hami("n2", gpus=0))
-    fake.put("pods", notebook("bob", HUB, node="n2"))
+    fake.put("nodes", hami("n3", gpus=0))
+    fake.put("pods", notebook("bob", HUB, node="n3"))
     await until(lambda: pool._view.notebook("bob", ""))
     if anywhere:
         assert (await held(pool, user="bob")).slices[0].device.node == "n1"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.kubernetes.states import Surroundings, read_pod
+from gpu_pool.kubernetes.states import Cause, Surroundings, cause_of, is_refused, read_pod
 from gpu_pool_client import EndReason, PodPhase
 
 HERE = Surroundings()
@@ -47,11 +47,15 @@ NO_ROOM = "0/9 nodes are available: 1 Insufficient nvidia.com/gpumem."
         (pod(**condition("PodScheduled", "True", "")), "Its software is being fetched"),
         (pod(**waiting("ContainerCreating")), "Its software is being fetched"),
         (
-            pod(**waiting("ErrImagePull", "not\nfound")),
-            "cannot be fetched; it is tried again. Tell your instructor: not found",
+            pod(**waiting("ErrImagePull", "not found")),
+            "The course's software cannot be fetched at the moment; it is tried again. "
+            "If this goes on, tell the course's instructor.",
         ),
-        (pod(**waiting("ImagePullBackOff", "Back-off")), "Tell your instructor: Back-off"),
-        (pod(**waiting("CreateContainerConfigError", 'secret "x" not found')), "as it is described"),
+        (pod(**waiting("ImagePullBackOff", "Back-off")), "cannot be fetched at the moment"),
+        (
+            pod(**waiting("CreateContainerConfigError", 'secret "x" not found')),
+            "as it is described. Tell the",
+        ),
         (pod(**waiting("SomethingNew")), "A machine is being chosen for it."),
     ],
 )
@@ -59,6 +63,76 @@ def test_what_a_kernel_waits_for_is_told(found: dict[str, Any], words: str) -> N
     state, taken = read_pod(found, HERE)
     assert (state.phase, state.address, taken) == (PodPhase.STARTING, None, None)
     assert words in state.words
+
+
+CREATING = pod(**condition("PodScheduled", "True", ""), **waiting("ContainerCreating"))
+TROUBLES = [
+    ("FailedPrepareDynamicResources", "The machine cannot prepare the GPU at the moment; it is tried again."),
+    ("FailedMount", "Your home folder cannot be connected at the moment; it is tried again."),
+    ("FailedCreatePodSandBox", "The machine cannot prepare a container at the moment; it is tried again."),
+]
+
+
+@pytest.mark.parametrize(("reason", "words"), TROUBLES)
+def test_what_an_event_says_is_told_to_students_in_words_and_kept_for_administrators(
+    reason: str, words: str
+) -> None:
+    around = Surroundings(event=Cause(reason, "rpc error: code = 5"))
+    state, taken = read_pod(CREATING, around)
+    assert (state.phase, taken) == (PodPhase.STARTING, None)
+    assert state.words.startswith(words)
+    assert "rpc" not in state.words
+    assert str(cause_of(CREATING, around)) == f"{reason}: rpc error: code = 5"
+    # What the pod says itself is newer.
+    pulling = pod(**waiting("ErrImagePull", "not found"))
+    assert "cannot be fetched" in read_pod(pulling, around)[0].words
+    assert str(cause_of(pulling, around)) == "ErrImagePull: not found"
+    # What has started had trouble, and has it no more.
+    assert read_pod(pod("Running", **RUNNING), around)[0].words == ""
+    assert cause_of(pod("Running", **RUNNING), around) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "event", "words"),
+    [
+        (
+            CREATING,
+            Cause("FailedMount", "x"),
+            "Your home folder cannot be connected. Tell the administrator.",
+        ),
+        (CREATING, None, "Its software is being fetched and its files are being connected."),
+        (
+            pod(**waiting("ImagePullBackOff", "x")),
+            None,
+            "software cannot be fetched. Tell the course's instr",
+        ),
+        (pod(**condition("PodScheduled", "False", "Unschedulable", NO_ROOM)), None, NO_ROOM),
+    ],
+)
+def test_what_takes_too_long_ends_with_what_it_waited_for(
+    found: dict[str, Any], event: Cause | None, words: str
+) -> None:
+    state, taken = read_pod(found, Surroundings(event=event, waited="10min"))
+    assert taken is not None
+    assert (state.phase, taken.reason) == (PodPhase.ENDED, EndReason.NOT_READY)
+    assert taken.words.startswith("It did not start within 10min. ")
+    assert words in taken.words
+    for late in (pod("Running", **RUNNING), pod("Failed", **ended(1))):
+        assert read_pod(late, Surroundings(waited="10min"))[1] is None
+
+
+@pytest.mark.parametrize("reason", ["UnexpectedAdmissionError", "OutOfnvidia.com/gpu"])
+def test_a_machine_that_refuses_a_pod_for_the_moment_ends_nothing_where_it_is_made_again(reason: str) -> None:
+    refused = pod("Failed", reason=reason, message="requested number of devices unavailable")
+    again = Surroundings(is_made_again=True)
+    state, taken = read_pod(refused, again)
+    assert (state.phase, taken, is_refused(refused)) == (PodPhase.STARTING, None, True)
+    assert state.words.startswith("The machine cannot prepare the GPU at the moment")
+    assert str(cause_of(refused, again)) == f"{reason}: requested number of devices unavailable"
+    assert read_pod(refused, HERE)[1] is not None
+    assert read_pod(refused, Surroundings(is_made_again=True, waited="10min"))[1] is not None
+    assert not is_refused(pod("Failed", reason="Evicted"))
+    assert not is_refused(pod("Failed", **ended(1)))
 
 
 def test_a_kernel_that_runs_has_an_address() -> None:
@@ -191,5 +265,5 @@ def test_the_version_differs_with_everything_that_is_told_and_with_nothing_else(
 
 
 def test_the_clusters_words_are_cut() -> None:
-    state, _ = read_pod(pod(**waiting("ErrImagePull", "x" * 5_000)), HERE)
-    assert len(state.words) < 400
+    found = pod(**condition("PodScheduled", "False", "Unschedulable", "x" * 5_000))
+    assert len(read_pod(found, HERE)[0].words) < 400

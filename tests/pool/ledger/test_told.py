@@ -15,7 +15,7 @@ from gpu_pool.ledger import reclaim
 from gpu_pool.ledger.book import Book
 from gpu_pool.ledger.database import Database
 from gpu_pool.settings import PoolSettings
-from gpu_pool_client import EndReason, GpuPoolError, Holder, Lease, Process, parse_request
+from gpu_pool_client import EndReason, Failure, GpuPoolError, Holder, Lease, Process, parse_request
 from support.pools import device
 
 ME = Process.current()
@@ -72,6 +72,7 @@ def test_whatever_happens_each_lease_is_told_of_as_by_itself(seed: int, office: 
         lambda: office.book.renew(one(), 60.0),
         lambda: office.book.resize(one(), parse_request("20%")),
         lambda: office.book.accounts.tell(one(), f"words {dice.random()}"),
+        lambda: office.book.accounts.fail(one(), Failure(1.0, "words", f"pod-{dice.random()}", "n1", "i")),
     ]
     for _ in range(120):
         try:

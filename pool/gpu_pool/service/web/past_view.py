@@ -95,11 +95,14 @@ class PastRow:
     reason: str
     #: The administrator's words, where one ended it.
     note: str
+    #: How its kernel failed, the last time that one did.
+    failure: str
 
     @property
     def why(self) -> str:
-        """Why it ended, with the administrator's words."""
-        return f"{self.reason}: “{self.note}”" if self.note else self.reason
+        """Why it ended, with the administrator's words and the kernel's own last ones."""
+        why = f"{self.reason}: “{self.note}”" if self.note else self.reason
+        return f"{why}. Its kernel failed: {self.failure}" if self.failure else why
 
 
 def visible(rows: Iterable[Row], viewer: Viewer) -> list[Row]:
@@ -229,6 +232,7 @@ def _row(row: Row) -> PastRow:
         peak="" if row["peak_mib"] is None else memory(row["peak_mib"]),
         reason=reason_words(row["reason"]),
         note=row.get("note") or "",
+        failure=(row.get("failure") or {}).get("words", ""),
     )
 
 

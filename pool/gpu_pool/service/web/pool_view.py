@@ -20,6 +20,7 @@ from gpu_pool.service.web.words import (
 )
 from gpu_pool_client import (
     DeviceStatus,
+    Failure,
     Lease,
     LeaseState,
     Outlook,
@@ -159,6 +160,8 @@ class LeaseRow:
     ends: Moment | None
     limits: str
     notice: str
+    #: How its kernel has failed, in its pod, the last time that one did.
+    failure: Failure | None
     #: How long it may wait still, and why; empty unless it waits and that was asked.
     outlook: str
 
@@ -192,6 +195,7 @@ def _row(lease: Lease, marks: Mapping[str, Mark], outlook: Outlook | None) -> Le
         ends=moment(lease.terms.ends_at) if lease.terms.ends_at else None,
         limits=lease.describe_limits() if is_held else "",
         notice=notice_words(lease),
+        failure=lease.failure,
         outlook=" ".join(filter(None, (f"{outlook.expected}." if outlook.expected else "", outlook.why)))
         if outlook
         else "",

@@ -49,4 +49,4 @@ def _shown(status: PoolStatus, is_open: Callable[[Lease], bool]) -> PoolStatus:
 def _anonymous(lease: Lease) -> Lease:
     """Return what may be known of anybody's lease: its course, its size, and where it is."""
     holder = Holder(NOBODY, lease.holder.course)
-    return replace(lease, id="", key="", holder=holder, process=None, variables={}, notice="")
+    return replace(lease, id="", key="", holder=holder, process=None, variables={}, notice="", failure=None)

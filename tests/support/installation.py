@@ -1,0 +1,206 @@
+"""JupyterHub and the pool in a cluster of containers, installed as docs/administrator/kubernetes.md says.
+
+Its commands are typed as they stand there. In the place of a registry, images are handed to the node;
+in that of the chart's own images, which no index of packages has, stand those of ``support.images``; the
+chart's pre-puller, whose images are missing too, is left out. Homes and the ledger are on disks of this
+machine. The bridge between pods enforces no NetworkPolicy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from support.control_plane import ASSETS
+from support.guide import Guide
+from support.images import ROOT, archive_of, build_base, building, name_of
+from support.kube_examples import copied
+from support.kubelet import RealCluster, has_names
+
+#: The folder of the chart of Zero to JupyterHub.
+CHART = "GPU_POOL_TEST_CHART"
+NAMESPACE = "jupyterhub"
+PASSWORD = "a password for this test"
+_TARGETS = ("service", "hub", "notebook")
+_DEPLOYMENTS = ("hub", "proxy", "gpu-pool")
+
+
+def missing() -> str:
+    """Return why nothing can be installed here, in words; nothing if it can."""
+    if not has_names():
+        return f"no coredns in {ASSETS}: pods would not find services"
+    if shutil.which("helm", path=os.pathsep.join([str(ASSETS), os.environ["PATH"]])) is None:
+        return f"no helm in {ASSETS} or on the PATH"
+    if not (Path(os.environ.get(CHART, "")) / "Chart.yaml").is_file():
+        return f"no chart of Zero to JupyterHub: {CHART} names its folder"
+    if not (ROOT / "node_modules/configurable-http-proxy").is_dir():
+        return "no node_modules/configurable-http-proxy (npm install configurable-http-proxy)"
+    return ""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What has been installed, and by whom."""
+
+    cluster: RealCluster
+    guide: Guide
+    #: The administrator's copy of ``examples/kubernetes``.
+    folder: Path
+    #: What the commands below each heading printed.
+    printed: dict[str, list[str]]
+
+    @property
+    def url(self) -> str:
+        """Where browsers come."""
+        service = self.cluster.get("service", "-n", NAMESPACE, "proxy-public")
+        return f"http://{service['spec']['clusterIP']}"
+
+    def kernels(self) -> list[Any]:
+        """Return the pods of kernels."""
+        selector = "app.kubernetes.io/component=gpu-kernel"
+        found: list[Any] = self.cluster.get("pods", "--all-namespaces", "-l", selector)["items"]
+        return found
+
+    def follow(self, heading: str, where: Path | None = None) -> None:
+        """Type what stands below a heading, by default in the copy, and wait until all of it runs."""
+        self.printed[heading] = self.guide.follow(heading, where or self.folder)
+        if "helm upgrade" in " ".join(self.guide.commands(heading)):
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the Hub, its proxy and the service run as they were last told."""
+        for name in _DEPLOYMENTS:
+            words = ("rollout", "status", "-n", NAMESPACE, f"deployment/{name}", "--timeout=300s")
+            self.cluster.kubectl(*words)
+
+    def add(self, heading: str, name: str) -> None:
+        """Add to a file of the copy what is shown of it below a heading."""
+        path, more = self.folder / name, self.guide.file(heading, name)
+        text = path.read_text()
+        if path.suffix == ".yaml":
+            path.write_text(yaml.safe_dump(_merged(yaml.safe_load(text), yaml.safe_load(more))))
+        else:
+            path.write_text(text + more)
+
+    def pool(self, words: str) -> str:
+        """Return what ``gpu-pool`` prints in the service's container."""
+        return self.guide.type(
+            f"kubectl -n {NAMESPACE} exec deploy/gpu-pool -- gpu-pool {words}", self.folder
+        )
+
+
+@contextmanager
+def installing(cluster: RealCluster, folder: Path) -> Iterator[Installation]:
+    """Follow the page from its beginning to the end of step 6."""
+    guide = Guide("administrator/kubernetes.md", cluster.kubeconfig, _replaced(folder))
+    made = Installation(cluster, guide, copied(folder, NAMESPACE), {})
+    disks = _disks(folder)
+    cluster.apply(*disks)
+    # One machine here has the GPU, and everything else besides.
+    cluster.kubectl("taint", "node", "--all", "nvidia.com/gpu-")
+    try:
+        _follow(made)
+        yield made
+    finally:
+        cluster.kubectl("delete", "-k", str(made.folder), "--ignore-not-found", "--timeout=120s")
+        cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
+        names = [f"{each['kind']}/{each['metadata']['name']}" for each in disks]
+        cluster.kubectl("delete", *names, "--timeout=120s")
+
+
+def _follow(made: Installation) -> None:
+    for heading in ("What must be there", "1. Images"):
+        made.follow(heading, ROOT)
+    _hand_over_images(made)
+    _write_names(made.folder)
+    for heading in ("3. Courses", "4. The service"):
+        made.follow(heading)
+    # From now on: what the chart, the Hub and the service make keeps the strictest rules.
+    level = "pod-security.kubernetes.io/enforce=restricted"
+    made.cluster.kubectl("label", "namespace", NAMESPACE, level)
+    (made.folder / "login.yaml").write_text(made.guide.file("5. JupyterHub", "login.yaml"))
+    for heading in ("5. JupyterHub", "6. Look at it"):
+        made.follow(heading)
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+
+
+def _replaced(folder: Path) -> dict[str, str]:
+    (folder / "here.yaml").write_text(yaml.safe_dump(_VALUES))
+    return {
+        # It is in this environment.
+        'pip install "jupyter-gpu-pool[kubernetes]"': "gpu-pool --version",
+        "docker build": " ".join(building()),
+        "REGISTRY/": "localhost/",
+        "HUB_IMAGE=IMAGE:TAG": f"HUB_IMAGE={build_base('hub', folder)}",
+        "NOTEBOOK_IMAGE=IMAGE:TAG": f"NOTEBOOK_IMAGE={build_base('notebook', folder)}",
+        "helm repo add jupyterhub https://hub.jupyter.org/helm-chart/": "helm version",
+        "jupyterhub/jupyterhub --version VERSION": os.environ[CHART],
+        "password: …": f"password: {PASSWORD}",
+        "research: {users: [edsger]}": "research: {users: [edsger]}\n        vision: {users: [alan]}",
+        "--values login.yaml": f"--values login.yaml --values {folder / 'here.yaml'}",
+    }
+
+
+#: What is not as in a cluster with a registry.
+_VALUES = {
+    "proxy": {"chp": {"image": {"name": "localhost/gpu-pool-test-proxy", "tag": "1"}}},
+    "prePuller": {"hook": {"enabled": False}, "continuous": {"enabled": False}},
+}
+
+
+def _hand_over_images(made: Installation) -> None:
+    """Give the node what a registry would have."""
+    for name in (*map(name_of, _TARGETS), build_base("proxy", made.folder.parent)):
+        archive = archive_of(name, made.folder.parent)
+        made.cluster.ctr("images", "import", archive)
+        archive.unlink()
+
+
+def _write_names(folder: Path) -> None:
+    """Change what step 2 says."""
+    for file, key, target in (
+        ("kustomization.yaml", "newName", "service"),
+        ("values.yaml", "name", "hub"),
+        ("values.yaml", "name", "notebook"),
+    ):
+        path, image = folder / file, f"gpu-pool-{target}\n"
+        text = path.read_text()
+        assert text.count(f" {key}: {image}") == 1, f"{file}: where is {image}?"
+        path.write_text(text.replace(f" {key}: {image}", f" {key}: localhost/{image}"))
+
+
+def _disks(folder: Path) -> list[Any]:
+    """Return a default storage class, and disks of it."""
+    meta = {"name": "disks", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
+    kind = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": meta}
+    return [
+        {**kind, "provisioner": "kubernetes.io/no-provisioner"},
+        *(_disk(folder / f"disk-{number}") for number in range(8)),
+    ]
+
+
+def _disk(folder: Path) -> dict[str, Any]:
+    folder.mkdir()
+    here = {"matchExpressions": [{"key": "kubernetes.io/os", "operator": "Exists"}]}
+    spec = {
+        "capacity": {"storage": "10Gi"},
+        "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
+        "storageClassName": "disks",
+        "persistentVolumeReclaimPolicy": "Retain",
+        "local": {"path": str(folder)},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [here]}},
+    }
+    about = {"name": folder.name}
+    return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": about, "spec": spec}
