@@ -31,7 +31,6 @@ from gpu_pool_client.requests import (
 )
 from gpu_pool_client.terms import Activity, Terms, WhenIdle
 from gpu_pool_client.values import (
-    CONTEXT_MIB,
     SIMULATED,
     Device,
     DeviceStatus,
@@ -49,7 +48,6 @@ from gpu_pool_client.values import (
 
 __all__ = [
     "ACCEPTED",
-    "CONTEXT_MIB",
     "SIMULATED",
     "WHOLE",
     "Activity",

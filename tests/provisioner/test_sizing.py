@@ -123,7 +123,7 @@ async def test_limits_that_are_set_at_import_follow_until_the_gpu_is_used(
             "This kernel now has 50% of a GPU: 16GiB on V100-SXM2-32GB (simulated).\n"
         )
         used = "torch.cuda.init(); print(torch.cuda.fractions[0])"
-        assert await printed(page, used) == "0.49084\n"
+        assert await printed(page, used) == "0.48443\n"
         told = await printed(page, "%gpu use 10%")
         assert "torch has begun to use the GPU and keeps its old memory limit" in told
         assert "tensorflow" not in told
@@ -142,7 +142,7 @@ async def test_a_kernel_that_shrinks_from_a_whole_gpu_is_limited_from_then_on(
         assert await printed(page, "import torch") == ""
         await page.run("%gpu use 50%").done()
         used = "torch.cuda.init(); print(torch.cuda.fractions[0])"
-        assert await printed(page, used) == "0.49084\n"
+        assert await printed(page, used) == "0.48443\n"
 
 
 async def test_limits_of_frameworks_follow_but_for_those_that_the_user_has_changed(
@@ -161,7 +161,7 @@ async def test_limits_of_frameworks_follow_but_for_those_that_the_user_has_chang
         told = await printed(page, "%gpu use 50%")
         assert "jax was imported before the change" in told
         assert "cupy" not in told
-        assert await printed(page, limits) == "1 0.49084\n"
+        assert await printed(page, limits) == "1 0.48443\n"
         await page.run("%gpu use 1").done()
         assert await printed(page, limits) == "1 None\n"
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gpu_pool_client import CONTEXT_MIB, BadRequest, Enforcement, Limit, Strength, format_memory, format_share
+from gpu_pool_client import BadRequest, Enforcement, Limit, Strength, format_memory, format_share
+from gpu_pool_client.values import CONTEXT_MIB
 
 #: A Kubernetes object as the API returns it in JSON.
 Manifest = Mapping[str, Any]

@@ -19,7 +19,8 @@ import pynvml
 from gpu_pool.inventory.context import context_mib
 from gpu_pool.inventory.values import Inventory
 from gpu_pool.inventory.words import card_problem, library_problem, no_gpu_problem, no_instance_problem
-from gpu_pool_client import CONTEXT_MIB, WHOLE, Device
+from gpu_pool_client import WHOLE, Device
+from gpu_pool_client.values import CONTEXT_MIB
 
 _T = TypeVar("_T")
 
