@@ -128,7 +128,7 @@ async def test_limits_that_are_set_at_import_follow_until_the_gpu_is_used(
         assert "torch has begun to use the GPU and keeps its old memory limit" in told
         assert "tensorflow" not in told
         used = "tensorflow.constant(1); print(tensorflow.context.initialised_with['GPU:0'])"
-        assert await printed(page, used) == "[2976]\n"
+        assert await printed(page, used) == "[2766]\n"
 
 
 async def test_a_kernel_that_shrinks_from_a_whole_gpu_is_limited_from_then_on(
