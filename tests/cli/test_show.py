@@ -8,11 +8,11 @@ import signal
 DEVICE = {
     "uuid", "index", "model", "memory_mib", "contexts", "driver", "mig_profile", "numa_node", "nvlink",
     "one_size", "simulated", "drained", "drained_at", "milli", "held_milli", "free_milli", "held_memory_mib",
-    "free_memory_mib", "held_contexts", "free_contexts", "held_by", "node", "unbounded",
+    "free_memory_mib", "held_contexts", "free_contexts", "held_by", "node", "unbounded", "context_mib",
 }  # fmt: skip
 LEASE = {
     "id", "request", "state", "place", "user", "course", "kernel", "requested_at", "held_at", "ended_at",
-    "end_reason", "pid", "slices", "enforcement", "ends_at", "simulated",
+    "end_reason", "pid", "slices", "enforcement", "ends_at", "simulated", "failure",
 }  # fmt: skip
 
 

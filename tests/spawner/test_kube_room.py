@@ -88,7 +88,7 @@ def test_the_page_offers_what_can_be_started_and_says_why_not() -> None:
     supply = Supply(WHOLE, (holding("a", 1, hours=1.51),))
     small, two = server_choices({"ml": SERVER, "pods": PODS}, supply, NOW, may_wait=False)["ml"]
     assert (small.value, small.usable) == ("ml/Small", False)
-    assert "this cluster cannot give" in small.about
+    assert "not to be had on this cluster" in small.about
     assert (two.value, two.usable) == ("ml/Two", False)
     assert two.about == "2 whole GPUs, none free now; there is room again in at most 1h31min"
     (_, freed) = server_choices({"ml": SERVER}, Supply(WHOLE), NOW, may_wait=False)["ml"]
