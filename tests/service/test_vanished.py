@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 from gpu_pool_client import PoolUnreachable, connect
 from gpu_pool_client.remote import exchange
 from gpu_pool_client.remote.exchange import NotConnectedError, Server, ask
-from support.namespaces import machine, may_make_machines
 from support.streams import closing
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
@@ -101,34 +99,3 @@ async def test_whoever_has_chosen_the_pool_is_told_how_to_choose(tmp_path: Path)
     async with connect(f"unix:{tmp_path}/nothing.sock") as pool:
         with pytest.raises(PoolUnreachable, match="Start .gpu-pool serve., .*or unset GPU_POOL_URL"):
             await pool.status()
-
-
-#: Takes connections at its address and answers nothing.
-_SILENT = """
-import socket, time
-server = socket.create_server(("0.0.0.0", 8000))
-print("listens", flush=True)
-kept = [server.accept()]
-print("accepted", flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.long
-async def test_a_machine_that_goes_in_the_middle_of_an_answer_is_noticed(tmp_path: Path) -> None:
-    if not may_make_machines():
-        pytest.skip("making a machine takes root")
-    with machine([]) as made:
-        command = made.inside(sys.executable, "-c", _SILENT)
-        server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        try:
-            assert server.stdout is not None
-            assert await server.stdout.readline() == b"listens\n"
-            asking = asyncio.create_task(ask(Server(made.address, 8000), "GET", "/", None, within=600.0))
-            assert await server.stdout.readline() == b"accepted\n"
-            made.run("sh", "-c", "ip link set $(ip -o link | grep -o 'gpm-[0-9a-f]*') down")
-            with pytest.raises(ConnectionResetError, match="nobody is at the other end"):
-                await asyncio.wait_for(asking, 120)
-        finally:
-            server.kill()
-            await server.wait()
