@@ -109,8 +109,12 @@ async def test_the_kernel_dies_with_its_wrapper(
     await eventually(is_gone)
 
 
-async def test_the_wrapper_dies_with_its_kernel(classroom: Classroom, manager: Managers) -> None:
+async def test_the_wrapper_dies_with_its_kernel(
+    classroom: Classroom, manager: Managers, tmp_path: Path
+) -> None:
     km = manager(install(classroom))
+    # In a folder of its own, where no other test's kernels come and go.
+    km.connection_file = f"{tmp_path / 'kernel.json'}"
     await km.start_kernel()
     folder = Path(km.connection_file).parent
     async with frontend(km) as page:
