@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-HAS_GPU := 'from gpu_pool.inventory import discover; raise SystemExit(not discover().devices)'
+HAS_GPU := 'from gpu_pool.devices import discover; raise SystemExit(not discover().devices)'
 
 # Sizes of the GPU kernels that `make lab` and `make demo` install into .venv.
 KERNELS := 2% 10% 50% 1
@@ -26,7 +26,7 @@ STEPS ?= 100000
 SEED ?= $(shell date +%s)
 # Options for nox: make matrix MATRIX_ARGS="-s oldest"
 MATRIX_ARGS ?=
-# Options for mutmut: make mutation MUTATION_ARGS="gpu_pool.placement*"
+# Options for mutmut: make mutation MUTATION_ARGS="gpu_pool.policy.placement*"
 MUTATION_ARGS ?=
 ROOMS := kernels/gpu_pool_kernels pool/gpu_pool pool_client/gpu_pool_client provisioner/gpu_pool_provisioner spawner/gpu_pool_spawner
 # The Python for make test-gpu. Nothing is installed into it.
@@ -66,7 +66,7 @@ test-all: $(VENV)/.ready-test proxy-if-npm ## run the rest: the long tests and t
 	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "(long or browser) and not gpu and not cluster" $(TEST_ARGS)
 
 test-hub: .venv-hub/.ready proxy-if-npm ## run the tests of the Hub's parts against the oldest JupyterHub that is supported
-	@.venv-hub/bin/pytest tests/service tests/spawner -m "not browser and not gpu" $(TEST_ARGS)
+	@.venv-hub/bin/pytest tests/pool/service tests/spawner -m "not browser and not gpu" $(TEST_ARGS)
 
 test-gpu: ## run the tests that need an NVIDIA GPU, by the Python that has PyTorch
 	@$(GPU_PYTHON) -c 'import jupyter_core, psutil, pynvml, pytest, traitlets' || { \
@@ -75,7 +75,7 @@ test-gpu: ## run the tests that need an NVIDIA GPU, by the Python that has PyTor
 	@PYTHONPATH="$(SOURCES)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m pytest tests/gpu -m gpu $(TEST_ARGS)
 
 test-cluster: $(VENV)/.ready-test ## run the tests in real containers on a real kubelet (as root, see docs/developer/cluster.md)
-	@$(BIN)/pytest -m cluster tests/cluster $(TEST_ARGS)
+	@$(BIN)/pytest -m cluster tests/cluster/kubelet $(TEST_ARGS)
 
 matrix: $(VENV)/.ready-matrix ## run tests with the oldest and the newest Python, Jupyter and JupyterHub (an hour)
 	@$(BIN)/nox $(MATRIX_ARGS)
@@ -88,7 +88,7 @@ soak: $(VENV)/.ready-test ## hold every pool to its model for STEPS steps; SEED 
 chaos: SEED := $(SEED)
 chaos: $(VENV)/.ready-test ## break servers, kernels, service and disk for MINUTES; SEED repeats the blows
 	@echo "To repeat this run: make chaos MINUTES=$(MINUTES) SEED=$(SEED)"
-	@CHAOS_MINUTES=$(MINUTES) CHAOS_SEED=$(SEED) $(BIN)/pytest tests/chaos tests/kubernetes/test_struck.py -s $(TEST_ARGS)
+	@CHAOS_MINUTES=$(MINUTES) CHAOS_SEED=$(SEED) $(BIN)/pytest tests/chaos tests/cluster/api_server/test_struck.py -s $(TEST_ARGS)
 
 mutation: $(VENV)/.ready-mutation ## change the pure modules in small ways and see which changes no test notices (an hour)
 	@rm -rf build/mutation && mkdir -p build/mutation

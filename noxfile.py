@@ -21,8 +21,8 @@ PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
 KERNEL_PYTHONS = ["3.6", "3.7", "3.8", "3.9", *PYTHONS]
 #: The tests that other people's versions matter to.
 TESTS = [
-    *("tests/contract", "tests/kernels", "tests/provisioner", "tests/room", "tests/spawner"),
-    *("tests/pool/ledger", "tests/service/test_client.py", "tests/service/test_hubbed.py"),
+    *("tests/contract", "tests/kernels", "tests/provisioner", "tests/spawner"),
+    *("tests/pool/store", "tests/pool/service/test_client.py", "tests/pool/service/test_hubbed.py"),
 ]
 
 
@@ -45,7 +45,7 @@ def newest(session: nox.Session) -> None:
 def old_hub(session: nox.Session) -> None:
     """Run the Hub's parts with the oldest JupyterHub and KubeSpawner, and the newest of the rest."""
     session.install("--editable", ".[test]", "jupyterhub==5.4.*", "jupyterhub-kubespawner==7.0.*")
-    _test(session, "tests/spawner", "tests/service")
+    _test(session, "tests/spawner", "tests/pool/service")
 
 
 @nox.session(python=PYTHONS[-2])

@@ -19,7 +19,7 @@ NAMES = (
     "kernels",
     "opening",
     "reclaim",
-    "ledger",
+    "store",
     "stores",
     "peers",
     "growth",

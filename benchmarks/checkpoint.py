@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.report import Line
-from gpu_pool.inventory import discover
-from gpu_pool.isolation.checkpoint import Checkpoint
+from gpu_pool.devices import discover
+from gpu_pool.enforcement.checkpoint import Checkpoint
 from gpu_pool.settings import PoolSettings
 
 #: MiB on the device beside the CUDA context.

@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from benchmarks.report import Line, Skipped, percentile
 from benchmarks.sizes import sized
-from gpu_pool.kubernetes.pool import ClusterPool
+from gpu_pool.cluster.pool import ClusterPool
 from support import api_server, control_plane
 from support.school import School, burst, end_all, kernel, pool_of, school
 
@@ -105,7 +105,7 @@ async def measure() -> list[Burst]:
     if missing := [*api_server.missing_programs(), *control_plane.missing_programs()]:
         raise Skipped(f"no {' and no '.join(missing)} in {control_plane.ASSETS}")
     with tempfile.TemporaryDirectory() as name, school(Path(name), NODES, USERS) as known:
-        async with pool_of(known, Path(name) / "ledger.db") as pool:
+        async with pool_of(known, Path(name) / "store.db") as pool:
             # Whether a home can be used everywhere is asked once for each, and known from then on.
             await end_all(pool, await burst(pool, known, USERS, "warm"))
             return [await measure_burst(pool, known, count) for count in (FEW, MANY)]

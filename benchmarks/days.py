@@ -21,9 +21,9 @@ import psutil
 from benchmarks.report import Line, percentile
 from benchmarks.sizes import sized
 from gpu_pool.clock import Clock
-from gpu_pool.ledger.book import Book
-from gpu_pool.ledger.database import Database
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store.database import Database
+from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import Device, EndReason, Holder, Process, parse_request
 
 DEVICES = [Device(f"SIM-{n}", n, "V100-SXM2-32GB", 32768, simulated=True) for n in range(4)]
@@ -44,7 +44,7 @@ class Day:
     waited: int
     memory_mib: float
     files: int
-    ledger_kib: float
+    store_kib: float
 
 
 class School:
@@ -54,12 +54,12 @@ class School:
         self._now, self._days = 1e9, 0
         self._path, self._database = path, Database(path)
         clock = Clock(lambda: self._now, lambda: self._now)
-        self._book = Book(self._database, PoolSettings(attach_within=DAY), clock)
+        self._book = LeaseStore(self._database, PoolSettings(attach_within=DAY), clock)
         self._book.register(DEVICES)
         self._chance = random.Random(0)
 
     def close(self) -> None:
-        """Close the ledger."""
+        """Close the store."""
         self._database.close()
 
     def day(self) -> Day:
@@ -80,8 +80,8 @@ class School:
                 heappush(moments, (self._now + stays, number, lease_id))
             took.append(time.thread_time() - before)
         self._now, self._days = began + DAY, self._days + 1
-        with contextlib.closing(sqlite3.connect(self._path)) as ledger:
-            ledger.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        with contextlib.closing(sqlite3.connect(self._path)) as store:
+            store.execute("PRAGMA wal_checkpoint(PASSIVE)")
         me, size = psutil.Process(), self._path.stat().st_size
         work = {percent: percentile(took, percent / 100) * 1e3 for percent in (50, 99)}
         return Day(work, waited, me.memory_info().rss / 2**20, me.num_fds(), size / 1024)
@@ -97,7 +97,7 @@ def days(minutes: float) -> list[Day]:
     """Simulate days for so long, three at least: in the first, everything is met for the first time."""
     end = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory() as folder:
-        school, found = School(Path(folder) / "ledger.db"), list[Day]()
+        school, found = School(Path(folder) / "store.db"), list[Day]()
         while len(found) < 3 or time.monotonic() < end:
             found.append(school.day())
         school.close()
@@ -123,9 +123,9 @@ def run(minutes: float = MINUTES) -> Iterator[Line]:
         yield Line(
             f"{what} then, to the second day", now / then, made_of, 1.1, ours=now, yardstick=then, unit=unit
         )
-    each = (last.ledger_kib - second.ledger_kib) / (A_DAY * (len(found) - 2))
-    made_of = f"{last.ledger_kib / 1024:.1f} MiB in all; what has ended is kept"
-    yield Line("the ledger's file, for each lease that has ended", each, made_of, ours=each, unit="KiB")
+    each = (last.store_kib - second.store_kib) / (A_DAY * (len(found) - 2))
+    made_of = f"{last.store_kib / 1024:.1f} MiB in all; what has ended is kept"
+    yield Line("the store's file, for each lease that has ended", each, made_of, ours=each, unit="KiB")
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ from itertools import count
 
 from benchmarks.report import Line
 from benchmarks.sizes import sized
-from gpu_pool.inventory import discover
-from gpu_pool.queueing import decide
+from gpu_pool.devices import discover
+from gpu_pool.policy.queue import decide
 from gpu_pool.simulation import WORKLOADS, Workload, arrivals, figures, simulate
 from gpu_pool_client import WHOLE, Device, Holder, LeaseState, Process, connect, parse_request
 
@@ -29,7 +29,7 @@ STEP = 5
 async def granted(size: str) -> int:
     """Ask for slices until one waits; return how many there were."""
     with tempfile.TemporaryDirectory() as folder:
-        async with connect(f"embedded:{folder}/ledger.db") as pool:
+        async with connect(f"embedded:{folder}/store.db") as pool:
             holder = Holder("bench", process=Process.current())
             for number in count():
                 lease = await pool.request(parse_request(size), holder, f"key-{number}")

@@ -26,8 +26,8 @@ from tests.support.gpu import may_change_settings, opened, torch_facts, why_not
 from benchmarks import gpu_density, gpu_report, gpu_training
 from benchmarks.gpu_plan import MPS, TIER_OF, TURNS, Plan
 from benchmarks.report import Line
-from gpu_pool.inventory import discover
-from gpu_pool.isolation import TierFailed
+from gpu_pool.devices import discover
+from gpu_pool.enforcement import TierFailed
 from gpu_pool_client import Device
 
 #: Of the time, what training may use; the rest is for many processes at once.

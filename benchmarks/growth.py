@@ -16,10 +16,10 @@ from pathlib import Path
 from benchmarks.report import Line
 from benchmarks.service import running
 from benchmarks.sizes import sized
-from gpu_pool.inventory import discover
-from gpu_pool.ledger.book import Book
-from gpu_pool.ledger.database import Database
+from gpu_pool.devices import discover
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store.database import Database
+from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import EndReason, Holder, Process, connect, parse_request
 
 #: Room for 12,800 slices.
@@ -33,10 +33,10 @@ SIZE = parse_request("1%")
 Points = tuple[tuple[float, float], ...]
 
 
-def prepare(path: Path, held: int, remembered: int = 0) -> tuple[Database, Book]:
-    """Make a ledger with that many held leases and ended ones."""
+def prepare(path: Path, held: int, remembered: int = 0) -> tuple[Database, LeaseStore]:
+    """Make a store with that many held leases and ended ones."""
     database = Database(path)
-    book = Book(database, PoolSettings())
+    book = LeaseStore(database, PoolSettings())
     book.register(discover(SIMULATED).devices)
     with sqlite3.connect(path) as filling:
         filling.executemany(
@@ -57,7 +57,7 @@ def prepare(path: Path, held: int, remembered: int = 0) -> tuple[Database, Book]
     return database, book
 
 
-def acquire(book: Book, key: str) -> float:
+def acquire(book: LeaseStore, key: str) -> float:
     """Return the processor's seconds that one acquire takes; its release is not counted."""
     began = time.process_time()
     lease = book.request(SIZE, Holder("ada", process=Process.current()), key)
@@ -66,14 +66,14 @@ def acquire(book: Book, key: str) -> float:
     return seconds
 
 
-def look(book: Book, _: str) -> float:
+def look(book: LeaseStore, _: str) -> float:
     """Return the processor's seconds that it takes to see everything that is held, by whom."""
     began = time.process_time()
     book.status("")
     return time.process_time() - began
 
 
-def in_turn(books: list[Book], act: Callable[[Book, str], float], rounds: int) -> list[float]:
+def in_turn(books: list[LeaseStore], act: Callable[[LeaseStore, str], float], rounds: int) -> list[float]:
     """Do it with each book in turn; return the median milliseconds of each."""
     taken: list[list[float]] = [[] for _ in books]
     for number in range(rounds):
@@ -89,12 +89,12 @@ async def see_all(url: str) -> int:
         return len((await pool.status()).leases)
 
 
-def memory(ledger: Path, held: int) -> float:
-    """Return the MiB of a service that has told somebody of all leases of a ledger."""
-    (ledger.parent / "gpu_pool_config.py").write_text("c.ServeApp.log_level = 'WARN'")
-    where = ledger.with_suffix(".sock")
-    command = [sys.executable, "-m", "gpu_pool.cli", "serve", f"--socket={where}", f"--ledger={ledger}"]
-    environment = {**SIMULATED, "JUPYTER_CONFIG_DIR": os.fspath(ledger.parent)}
+def memory(store: Path, held: int) -> float:
+    """Return the MiB of a service that has told somebody of all leases of a store."""
+    (store.parent / "gpu_pool_config.py").write_text("c.ServeApp.log_level = 'WARN'")
+    where = store.with_suffix(".sock")
+    command = [sys.executable, "-m", "gpu_pool.cli", "serve", f"--socket={where}", f"--store={store}"]
+    environment = {**SIMULATED, "JUPYTER_CONFIG_DIR": os.fspath(store.parent)}
     with running(command, where, environment) as service:
         assert asyncio.run(see_all(f"unix:{where}")) == held
         return float(service.memory_info().rss) / 2**20
@@ -104,12 +104,12 @@ def run() -> Iterator[Line]:
     """Measure all sizes in turn and yield the report's lines."""
     with tempfile.TemporaryDirectory() as name:
         paths = [Path(name) / f"{held}.db" for held in HELD]
-        ledgers = [prepare(path, held) for path, held in zip(paths, HELD, strict=True)]
+        stores = [prepare(path, held) for path, held in zip(paths, HELD, strict=True)]
         old = prepare(Path(name) / "old.db", HELD[-1], REMEMBERED)
-        books = [book for _, book in ledgers]
+        books = [book for _, book in stores]
         *grants, remembering = in_turn([*books, old[1]], acquire, ROUNDS)
         looks = in_turn(books, look, LOOKS)
-        for database, _ in (*ledgers, old):
+        for database, _ in (*stores, old):
             database.close()
         files = [path.stat().st_size / 1024 for path in paths]
         mib = [memory(path, held) for path, held in zip(paths, HELD, strict=True)]
@@ -126,9 +126,9 @@ def run() -> Iterator[Line]:
         unit="ms",
     )
     yield _curve(f"one look at all of {many:,} leases, to {few}", "ms", looks, f"the same, median of {LOOKS}")
-    yield _curve(f"a ledger of {many:,} leases, to {few}", "KiB", files, "the file, closed")
+    yield _curve(f"a store of {many:,} leases, to {few}", "KiB", files, "the file, closed")
     yield _curve(f"a service of {many:,} leases, to {few}", "MiB", mib, "resident, once it has told of all")
-    for what, sizes in (("ledger", files), ("service's memory", [1024 * each for each in mib])):
+    for what, sizes in (("store", files), ("service's memory", [1024 * each for each in mib])):
         each = (sizes[-1] - sizes[0]) / (many - few)
         yield Line(f"a lease in the {what}", each, f"from {few} to {many:,} held", ours=each, unit="KiB")
 

@@ -20,19 +20,19 @@ DEVICES, LEASES, LOOKS = sized((8, 400, 60), (2, 20, 3))
 MEASURE = """
 import json, os, signal, sys, time
 from pathlib import Path
-from gpu_pool.inventory import use
-from gpu_pool.inventory.nvml import find_devices
-from gpu_pool.isolation.guard import Guard, GuardRules, OwnLedger
-from gpu_pool.ledger.book import Book
-from gpu_pool.ledger.database import Database
+from gpu_pool.devices import process_use
+from gpu_pool.devices.nvml import find_devices
+from gpu_pool.enforcement.watchdog import OwnStore, WatchdogRules, WatchdogThread
+from gpu_pool.store.leases import LeaseStore
+from gpu_pool.store.database import Database
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Holder, Process, parse_request
 from gpu_pool_client.processes import pid_namespace
 
 devices, leases, looks = map(int, sys.argv[1:])
-use.FIRST_NAMESPACE = pid_namespace()  # it may be measured in a container
+process_use.FIRST_NAMESPACE = pid_namespace()  # it may be measured in a container
 scenario = Path(os.environ["NVML_STUB_SCENARIO"])
-path, settings = scenario.with_name("ledger.db"), PoolSettings(context_mib=1)
+path, settings = scenario.with_name("store.db"), PoolSettings(context_mib=1)
 
 def sleep_below(depth):
     # The last of a line of processes is the one on the device.
@@ -52,7 +52,7 @@ def last_of(pid):
 
 os.setpgrp()
 database = Database(path)
-book = Book(database, settings)
+book = LeaseStore(database, settings)
 book.register(find_devices().devices)
 there, tell = os.pipe()
 roots = [sleep_below(2) for _ in range(leases)]
@@ -72,7 +72,7 @@ draft = scenario.with_name("draft")
 draft.write_text("\\n".join(text))
 draft.replace(scenario)
 clock = [0.0]
-guard = Guard(OwnLedger(path, settings), GuardRules.of(settings, "end"), clock=lambda: clock[0])
+guard = WatchdogThread(OwnStore(path, settings), WatchdogRules.of(settings, "end"), clock=lambda: clock[0])
 times = []
 for _ in range(looks + 1):
     clock[0] += 1

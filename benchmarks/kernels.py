@@ -44,7 +44,7 @@ def prepare(folder: Path) -> dict[str, str]:
     return {
         "JUPYTER_PATH": str(folder),
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
-        "GPU_POOL_URL": f"embedded:{folder}/ledger.db",
+        "GPU_POOL_URL": f"embedded:{folder}/store.db",
         "GPU_POOL_DEVICES": "A100-SXM4-80GB:1",
     }
 
@@ -121,7 +121,7 @@ def memory_mib(pid: int) -> float:
 
 
 def child(*arguments: str) -> object:
-    """Run a part of this module in a process of its own, with kernelspecs and a ledger of its own."""
+    """Run a part of this module in a process of its own, with kernelspecs and a store of its own."""
     with tempfile.TemporaryDirectory() as name:
         # Managers write connection files into the folder they run in.
         environ = {**os.environ, **prepare(Path(name)), "PYTHONPATH": str(Path(__file__).parents[1])}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from benchmarks.report import Line
 from benchmarks.sizes import sized
-from gpu_pool.ledger.book import Book
-from gpu_pool.ledger.database import Database
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store.database import Database
+from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import Device, EndReason, Holder, Process, parse_request
 
 #: The GPU that is waited for, and others.
@@ -22,36 +22,36 @@ WAITERS = sized(10_000, 300)
 ROUNDS = sized(400, 20)
 
 
-def prepare(path: Path, waiters: int) -> tuple[Database, Book]:
-    """Make a ledger where one lease holds the wanted GPU, and so many users wait for it."""
+def prepare(path: Path, waiters: int) -> tuple[Database, LeaseStore]:
+    """Make a store where one lease holds the wanted GPU, and so many users wait for it."""
     database = Database(path)
-    book = Book(database, PoolSettings())
+    book = LeaseStore(database, PoolSettings())
     book.register([WANTED, *OTHERS])
     for number in range(waiters + 1):
         ask(book, "1 model=A100", f"user-{number}", f"line-{number}")
     return database, book
 
 
-def ask(book: Book, text: str, user: str, key: str) -> str:
+def ask(book: LeaseStore, text: str, user: str, key: str) -> str:
     """Ask for a slice and return the lease's id."""
     return book.request(parse_request(text), Holder(user, process=Process.current()), key).id
 
 
-def pair(book: Book, key: str) -> float:
+def pair(book: LeaseStore, key: str) -> float:
     """Return the seconds that it takes to get a slice that nobody waits for, and to give it back."""
     began = time.perf_counter()
     book.release(ask(book, "2%", "ada", key), EndReason.RELEASED)
     return time.perf_counter() - began
 
 
-def turnover(book: Book, number: int) -> float:
+def turnover(book: LeaseStore, number: int) -> float:
     """Return the seconds that it takes to end the lease that is waited for, and to grant it to the next."""
     began = time.perf_counter()
     book.release_key(f"line-{number}", EndReason.RELEASED)
     return time.perf_counter() - began
 
 
-def explain(book: Book, lease_id: str) -> float:
+def explain(book: LeaseStore, lease_id: str) -> float:
     """Return the seconds that it takes to say why a lease waits."""
     began = time.perf_counter()
     book.explain(lease_id)
@@ -59,7 +59,7 @@ def explain(book: Book, lease_id: str) -> float:
 
 
 def run() -> Iterator[Line]:
-    """Measure the two ledgers alternately and yield the report's lines."""
+    """Measure the two stores alternately and yield the report's lines."""
     with tempfile.TemporaryDirectory() as name:
         empty = prepare(Path(name) / "empty.db", 0)
         long = prepare(Path(name) / "long.db", WAITERS)

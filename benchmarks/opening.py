@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.report import Line
 from benchmarks.sizes import sized
-from gpu_pool.isolation.hami import HamiTier
+from gpu_pool.enforcement.hami_core import HamiTier
 from gpu_pool_client import Device, Holder, Lease, LeaseState, Slice, framework_caps, parse_request
 from gpu_pool_provisioner.environment import slice_environment
 

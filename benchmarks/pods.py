@@ -31,7 +31,7 @@ def measure() -> dict[str, dict[str, list[float]]]:
 
 
 def child() -> Any:
-    """Run this module in a process of its own, with kernelspecs and a ledger of its own."""
+    """Run this module in a process of its own, with kernelspecs and a store of its own."""
     with tempfile.TemporaryDirectory() as name:
         path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(

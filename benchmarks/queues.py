@@ -14,11 +14,11 @@ from functools import partial
 
 from benchmarks.report import Line
 from benchmarks.sizes import sized
-from gpu_pool import placement
-from gpu_pool.inventory import discover
-from gpu_pool.queueing import Decision, Policy, Situation, Waiter, decide
-from gpu_pool.simulation import ORDERS, WORKLOADS, Arrival, Figures, Workload, arrivals, figures, simulate
-from gpu_pool.simulation.orders import Order
+from gpu_pool.devices import discover
+from gpu_pool.policy import placement
+from gpu_pool.policy.queue import Decision, Policy, Situation, Waiter, decide
+from gpu_pool.simulation import ORDERS, WORKLOADS, Arrival, RunFigures, Workload, arrivals, figures, simulate
+from gpu_pool.simulation.queue_orders import Order
 from gpu_pool_client import WHOLE, DeviceStatus
 
 HOUR = 3600.0
@@ -90,7 +90,7 @@ def observed(order: Order, seen: list[float]) -> Order:
 
 def result(workload: Workload, order_for: Callable[[Sequence[Arrival]], Order]) -> Result:
     """Run a workload with each seed."""
-    found: list[tuple[Figures, float]] = []
+    found: list[tuple[RunFigures, float]] = []
     devices = discover({"GPU_POOL_DEVICES": workload.devices}).devices
     for seed in SEEDS:
         coming = arrivals(replace(workload, lasts=LASTS), seed=seed)

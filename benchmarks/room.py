@@ -124,7 +124,7 @@ def seconds(client: BlockingKernelClient, code: str) -> float:
 
 
 def child(part: str) -> Any:
-    """Run a part of this module in a process of its own, with kernelspecs and a ledger of its own."""
+    """Run a part of this module in a process of its own, with kernelspecs and a store of its own."""
     with tempfile.TemporaryDirectory() as name:
         path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
         (Path(name) / "gpu_pool_config.py").write_text(f"c.PoolSettings.max_waiting = {WAITERS}")

@@ -32,7 +32,7 @@ SETTINGS = (
     "c.ServeApp.max_connections = c.ServeApp.max_waits = c.PoolSettings.max_waiting = 5000\n"
     "c.ServeApp.log_level = 'WARN'\n"
 )
-#: A handler that commits one row, with the ledger's durability, and answers.
+#: A handler that commits one row, with the store's durability, and answers.
 BARE = """
 import asyncio, sqlite3, sys
 from tornado.httpserver import HTTPServer
@@ -65,7 +65,7 @@ def ours(folder: Path) -> Iterator[tuple[Path, psutil.Process]]:
     """Run the service; yield its socket and its process."""
     (folder / "gpu_pool_config.py").write_text(SETTINGS)
     where = folder / "pool.sock"
-    command = ["-m", "gpu_pool.cli", "serve", f"--socket={where}", f"--ledger={folder / 'ledger.db'}"]
+    command = ["-m", "gpu_pool.cli", "serve", f"--socket={where}", f"--store={folder / 'store.db'}"]
     environment = {"JUPYTER_CONFIG_DIR": str(folder), "GPU_POOL_DEVICES": "A100-SXM4-80GB:1"}
     with running([sys.executable, *command], where, environment) as process:
         yield where, process

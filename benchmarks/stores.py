@@ -13,11 +13,11 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from benchmarks.ledger import PROCESSES, Result, measure
 from benchmarks.report import Line
 from benchmarks.sizes import sized
-from gpu_pool.embedded import EmbeddedPool
-from gpu_pool.inventory import Inventory
+from benchmarks.store import PROCESSES, Result, measure
+from gpu_pool.devices import Inventory
+from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool_client import Device, Holder, LeaseState, Process, parse_request
 
 #: Eight GPUs have room for four hundred slices; fifty are left for the processes that are measured.
@@ -29,7 +29,7 @@ SIZE = parse_request("2%")
 
 def ours(folder: Path, worker: int, held: int) -> Iterator[None]:
     """Acquire and release through the contract, with that many leases held by others."""
-    pool = EmbeddedPool(folder / "ledger.db", find_devices=lambda: Inventory(DEVICES, "benchmark"))
+    pool = EmbeddedPool(folder / "store.db", find_devices=lambda: Inventory(DEVICES, "benchmark"))
     holder = Holder("bench", process=Process.current())
     loop, count = asyncio.new_event_loop(), 0
 

@@ -1,6 +1,6 @@
 """The whole story in a terminal: a notebook on 2% of a GPU, then fifty kernels on one.
 
-Run it with ``make demo``. It uses a simulated V100, and a ledger, kernelspecs
+Run it with ``make demo``. It uses a simulated V100, and a store, kernelspecs
 and settings of its own in a temporary folder, also on a machine with GPUs: so
 it can fill the pool without being in anybody's way, and leaves nothing behind.
 """
@@ -42,7 +42,7 @@ class DemoFailed(Exception):
 
 def main() -> int:
     """Run the demo and return its exit status: 0 if all was as it should be."""
-    say("This demo uses one simulated V100 and a ledger of its own, even where there are GPUs.")
+    say("This demo uses one simulated V100 and a store of its own, even where there are GPUs.")
     try:
         with tempfile.TemporaryDirectory(prefix="gpu-pool-demo-") as folder:
             use_only(Path(folder))
@@ -65,7 +65,7 @@ def use_only(folder: Path) -> None:
     """Let this process and the kernels it starts read and write nothing but ``folder``."""
     os.environ |= {
         "GPU_POOL_DEVICES": DEVICE,
-        "GPU_POOL_URL": f"embedded:{folder}/ledger.db",
+        "GPU_POOL_URL": f"embedded:{folder}/store.db",
         "JUPYTER_PATH": f"{folder}/share/jupyter",
         "JUPYTER_DATA_DIR": f"{folder}/data",
         "JUPYTER_CONFIG_DIR": f"{folder}/config",

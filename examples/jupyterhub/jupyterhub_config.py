@@ -62,7 +62,7 @@ c.JupyterHub.services = [
         "url": f"http://127.0.0.1:{SERVICE_PORT}",
         "command": [
             *(sys.executable, "-m", "gpu_pool.cli", "serve"),
-            *(f"--socket={STATE}/pool.sock", f"--ledger={STATE}/ledger.db"),
+            *(f"--socket={STATE}/pool.sock", f"--store={STATE}/store.db"),
         ],
         "environment": {
             "JUPYTER_CONFIG_DIR": str(STATE),

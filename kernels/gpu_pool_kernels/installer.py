@@ -285,11 +285,11 @@ def kernel_json(spec: _KernelJSON, base: str, size: SliceRequest, *, wrap: bool 
 
 
 def _wrapped(content: _KernelJSON, size: SliceRequest) -> list[str]:
-    """Return the command of the waiting room in front of a kernel; see ``gpu_pool_provisioner.room.wrap``."""
+    """Return the command of the proxy in front of a kernel; see ``gpu_pool_provisioner.proxy.wrap``."""
     first, *others = content["argv"]
     debugger = ["--debugger"] if content["metadata"].get("debugger") else []
     return [
-        *(sys.executable, "-m", "gpu_pool_provisioner.room.wrap"),
+        *(sys.executable, "-m", "gpu_pool_provisioner.proxy.wrap"),
         *("--slice", str(size), "--name", content["display_name"]),
         *("--language", content.get("language") or "python", *debugger, "-f", "{connection_file}", "--"),
         # As jupyter_client does, which here sees only the first word of the whole.

@@ -15,8 +15,8 @@ from traitlets import Bool, CUnicode, Dict, Enum, Float, Integer, TraitError, Un
 from traitlets.config import Config, Configurable, ConfigurableError
 from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, PyFileConfigLoader
 
-from gpu_pool.courses import Sharing, read_course, read_group, read_quota
-from gpu_pool.rules import Rules
+from gpu_pool.policy.queue_state import Rules
+from gpu_pool.policy.sharing import Sharing, read_course, read_group, read_quota
 from gpu_pool_client import WHOLE, BadRequest, parse_duration
 from gpu_pool_client.traits import Seconds
 

@@ -255,7 +255,7 @@ def _no_pods(*_: object) -> NotAllowed:
 def connect(url: str | None = None) -> Pool:
     """Return the pool at ``url``, by default the one in ``$GPU_POOL_URL`` or ``embedded:``.
 
-    ``embedded:[path]`` is a pool within the calling process, its ledger at
+    ``embedded:[path]`` is a pool within the calling process, its store at
     ``path``. Other schemes are found through the entry points of the group
     ``gpu_pool.backends``: a callable that takes the URL and returns a pool.
 

@@ -49,7 +49,7 @@ class Stat(NamedTuple):
         return self.state == b"X" or (self.state == b"Z" and self.threads <= 1)
 
 
-class Mount(NamedTuple):
+class MountedFileSystem(NamedTuple):
     """One line of ``/proc/PID/mounts``."""
 
     point: bytes
@@ -101,13 +101,13 @@ def words_of(content: bytes, field: bytes) -> list[bytes]:
     return next((line.split()[1:] for line in lines_of(content) if line.startswith(name)), [])
 
 
-def mounts(content: bytes) -> Iterator[Mount]:
+def mounts(content: bytes) -> Iterator[MountedFileSystem]:
     """Yield the mounts of a ``/proc/PID/mounts``; lines that make no sense are passed over."""
     for line in lines_of(content):
         fields = line.split(b" ")
         if len(fields) >= 4:
             options = dict(option.partition(b"=")[::2] for option in fields[3].split(b","))
-            yield Mount(_plain(fields[1]), _plain(fields[2]), options)
+            yield MountedFileSystem(_plain(fields[1]), _plain(fields[2]), options)
 
 
 def printable(name: bytes, most: int = _MOST_NAME) -> str:

@@ -1,15 +1,4 @@
-"""Ports that nobody else is given while a kernel starts, runs and restarts.
-
-The stock provisioner picks a port by binding to port 0, closes the socket and
-hopes that the port is still free when the kernel binds it; among fifty kernels
-started at once, about one loses that race and never answers.
-
-Here the socket stays open, bound and never listening. On Linux a second socket
-may bind the same port when both have ``SO_REUSEADDR`` and none of them listens
-(socket(7)). Every kernel's sockets have it: libzmq, and the TCP servers of
-Go, Java and Rust, set it on Unix. Meanwhile the system gives the port neither
-to a bind to port 0 nor to an outgoing connection.
-"""
+"""A local provisioner that reserves its kernel's ports, see :mod:`gpu_pool_provisioner.ports`."""
 
 from __future__ import annotations
 
@@ -17,8 +6,42 @@ import socket
 import sys
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
-from jupyter_client.connect import LocalPortCache
+from jupyter_client.connect import LocalPortCache, port_names
+from jupyter_client.localinterfaces import is_local_ip
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+
+
+class ReservingProvisioner(LocalProvisioner):
+    """The stock provisioner, with ports that nobody else is given meanwhile."""
+
+    _ports: PortReservation | None = None
+
+    @property
+    def _manager(self) -> Any:
+        """The kernel manager. jupyter_client gives every provisioner one."""
+        return self.parent
+
+    def _reserve_ports(self) -> None:
+        """Choose the kernel's ports where the stock provisioner would, and keep them reserved."""
+        manager = self._manager
+        theirs = manager.transport != "tcp" or not manager.cache_ports or not is_local_ip(manager.ip)
+        if theirs or not SUPPORTED or (self._ports and 0 not in manager.ports):
+            return
+        self._close_ports()
+        manager.cleanup_connection_file()  # of a start that failed, with other ports in it
+        self._ports = PortReservation(manager.ip, len(port_names))
+        for name, port in zip(port_names, self._ports.ports, strict=True):
+            setattr(manager, name, port)
+        self.ports_cached = True
+
+    def _close_ports(self) -> None:
+        if self._ports is not None:
+            self._ports.close()
+            self._ports = None
+            self.ports_cached = False
+
 
 #: Whether a bound socket keeps its port for the kernel on this system.
 SUPPORTED = sys.platform == "linux"

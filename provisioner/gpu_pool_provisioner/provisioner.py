@@ -40,18 +40,18 @@ from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_client.processes import account_of
 from gpu_pool_provisioner import advice, pods
 from gpu_pool_provisioner.environment import kernel_command
+from gpu_pool_provisioner.kernel_slice import KernelSlice
 from gpu_pool_provisioner.pools import resolve_url
+from gpu_pool_provisioner.ports import ReservingProvisioner
+from gpu_pool_provisioner.proxied import ProxiedProvisioner
+from gpu_pool_provisioner.proxy import messages
+from gpu_pool_provisioner.proxy.backend import BackendConnection
+from gpu_pool_provisioner.proxy.lease_client import LeaseClient
+from gpu_pool_provisioner.proxy.runs import Launch, ProxiedKernel
+from gpu_pool_provisioner.proxy.thread import on_proxy_thread
 from gpu_pool_provisioner.readiness import ReadinessWatch
-from gpu_pool_provisioner.reserving import ReservingProvisioner
-from gpu_pool_provisioner.room import notice
-from gpu_pool_provisioner.room.inner import Inner
-from gpu_pool_provisioner.room.running import Kernel, Launch
-from gpu_pool_provisioner.room.thread import on_room_thread
-from gpu_pool_provisioner.room.turn import Turn
-from gpu_pool_provisioner.roomed import RoomedProvisioner
+from gpu_pool_provisioner.resizing import SliceEnvironment, grant
 from gpu_pool_provisioner.settings import SliceSettings
-from gpu_pool_provisioner.sizing import Outfit, grant
-from gpu_pool_provisioner.slices import KernelSlice
 
 #: Seconds for which the death of a kernel that nobody restarts by itself is forgiven:
 #: enough for its manager, which looks ten times a second, to see it and restart it on request.
@@ -68,7 +68,7 @@ _ANSWERS_WITHIN: Final = 5.0
 _KILLED_WITHIN: Final = 5.0
 
 
-class GPUPoolProvisioner(SliceSettings, RoomedProvisioner, ReservingProvisioner):
+class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner):
     """Launches a kernel on a slice of a GPU, and gives the slice back when the kernel ends.
 
     Without a ``slice`` it is exactly the stock provisioner. Errors of the pool
@@ -141,13 +141,13 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner, ReservingProvisioner)
     async def _keep_slice(self, claim: KernelSlice) -> None:
         """Keep the slice over a restart; the pool may take its time."""
         if self._room is not None:
-            await on_room_thread(self._room.being_restarted())
+            await on_proxy_thread(self._room.being_restarted())
         try:
             await claim.fulfil()  # before something that lives stands in for what used the devices
             await claim.stand_in(self.restart_grace + _MARGIN)
         finally:
             if self._room is not None:
-                await on_room_thread(self._room.being_restarted(within=_ANSWERS_WITHIN))
+                await on_proxy_thread(self._room.being_restarted(within=_ANSWERS_WITHIN))
 
     async def get_provisioner_info(self) -> dict[str, Any]:
         """Return what another process needs to manage this kernel: jupyter_client's way to persist it."""
@@ -181,7 +181,7 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner, ReservingProvisioner)
             wanted = self._slice = self._slice or self._new_slice()
             if not self.waiting_room:
                 return await wanted.take(self._holder(), self.wait_timeout)
-            return await on_room_thread(self._turn_for(wanted).begin(_ANSWERS_WITHIN))
+            return await on_proxy_thread(self._turn_for(wanted).begin(_ANSWERS_WITHIN))
         except TimedOut as error:
             fitting = await self._kernels_that_fit(error, wanted)
             advised = advice.with_advice(error, fitting, self.contact)
@@ -189,8 +189,8 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner, ReservingProvisioner)
         except GpuPoolError as error:
             raise advice.for_dialog(error) from error
 
-    def _turn_for(self, claim: KernelSlice) -> Turn:
-        self._turn = self._turn or Turn(claim, self._holder(), self.outage_timeout)
+    def _turn_for(self, claim: KernelSlice) -> LeaseClient:
+        self._turn = self._turn or LeaseClient(claim, self._holder(), self.outage_timeout)
         return self._turn
 
     def _holder(self) -> Holder:
@@ -216,7 +216,7 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner, ReservingProvisioner)
         """Launch the kernel's process with its slice's environment; return its pid."""
         assert self._slice is not None
         environment = kwargs["env"]
-        outfit = Outfit(cmd, environment, lease)
+        outfit = SliceEnvironment(cmd, environment, lease)
         wishing = self._hear_wishes(self._manager.connection_file, partial(grant, self._slice, outfit))
         # Last, so that nothing in the kernelspec's own environment overrides it.
         ours = {
@@ -236,16 +236,16 @@ class GPUPoolProvisioner(SliceSettings, RoomedProvisioner, ReservingProvisioner)
     async def _wait_in_room(
         self, claim: KernelSlice, lease: Lease | None, cmd: list[str], kwargs: dict[str, Any]
     ) -> None:
-        async def here(lease: Lease, inner: Inner) -> int:
+        async def here(lease: Lease, inner: BackendConnection) -> int:
             return await self._launch_on(lease, inner.command(cmd), kwargs)
 
         def in_pod(connection: Mapping[str, Any]) -> KernelCommand:
             return self._for_pod(cmd, kwargs, connection)
 
         spec = self.kernel_spec
-        kernel = Kernel(
+        kernel = ProxiedKernel(
             connection_file=self._manager.connection_file,
-            introduction=notice.introduction(
+            introduction=messages.introduction(
                 spec.language, cmd, debugger=bool(spec.metadata.get("debugger"))
             ),
             ready_timeout=self.ready_timeout,

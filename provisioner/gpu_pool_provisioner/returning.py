@@ -8,8 +8,8 @@ from typing import Final
 from traitlets.log import get_logger
 
 from gpu_pool_client import EndReason, GpuPoolError, Pool
-from gpu_pool_provisioner.patience import NOT_NOW
-from gpu_pool_provisioner.room.thread import room_loop
+from gpu_pool_provisioner.outages import NOT_NOW
+from gpu_pool_provisioner.proxy.thread import proxy_loop
 
 #: Seconds for which whoever gives back waits until it is done.
 _WAITS: Final = 5.0
@@ -27,7 +27,7 @@ async def give_back(pool: Pool, lease_id: str, reason: EndReason = EndReason.REL
     otherwise stay there for as long as the server runs. Whoever shuts a kernel
     down waits for the pool for a moment only.
     """
-    telling = asyncio.run_coroutine_threadsafe(_tell(pool, lease_id, reason), room_loop())
+    telling = asyncio.run_coroutine_threadsafe(_tell(pool, lease_id, reason), proxy_loop())
     await asyncio.wait({asyncio.wrap_future(telling)}, timeout=_WAITS)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from traitlets.log import get_logger
 
-from gpu_pool.coursefiles import CourseFolder, Courses
+from gpu_pool.courses import CourseFolder, Courses
 
 
 class Catalogue:

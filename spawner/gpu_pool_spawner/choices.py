@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from gpu_pool.coursefiles import CourseFile, Courses, is_member, may_use
+from gpu_pool.courses import CourseFile, Courses, is_member, may_use
 from gpu_pool_client import BadRequest, NotAllowed
 
 #: The one thing that may be chosen: the field of the form, and of ``user_options``.
@@ -21,7 +21,7 @@ _HUBS_OWN: Final = frozenset(("_xsrf",))
 
 
 @dataclass(frozen=True, slots=True)
-class Mine:
+class OwnCourses:
     """The courses that somebody is in, by name."""
 
     #: Those that may be used now.
@@ -30,11 +30,11 @@ class Mine:
     closed: Mapping[str, CourseFile] = field(default_factory=dict)
 
 
-def courses_of(user: str, groups: Collection[str], courses: Courses, at: datetime) -> Mine:
+def courses_of(user: str, groups: Collection[str], courses: Courses, at: datetime) -> OwnCourses:
     """Return the courses that this user, who is in these groups, is in. ``at`` is an aware time."""
     found = {name: each for name, each in courses.usable.items() if is_member(each, user, groups)}
     usable = {name for name, each in found.items() if _may_use(each, user, groups, at)}
-    return Mine(
+    return OwnCourses(
         {name: each for name, each in found.items() if name in usable},
         {name: each for name, each in found.items() if name not in usable},
     )
@@ -87,7 +87,7 @@ def check(
     return course
 
 
-def _which(mine: Mine) -> str:
+def _which(mine: OwnCourses) -> str:
     if mine.open:
         return f"Choose one of yours: {', '.join(mine.open)}."
     return "You are in no course that is open now."

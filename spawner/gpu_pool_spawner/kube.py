@@ -22,19 +22,19 @@ from kubespawner import KubeSpawner
 from kubespawner.clients import shared_client
 from traitlets import Bool, Dict, TraitError, Unicode, validate
 
-from gpu_pool.coursefiles import CourseFile
-from gpu_pool.dialects import AUTO, NAMES, Options
+from gpu_pool.cluster.dialects import AUTO, NAMES, DialectOptions
+from gpu_pool.courses import CourseFile
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, SliceRequest
 from gpu_pool_client.durations import format_duration
 from gpu_pool_client.traits import Seconds
-from gpu_pool_spawner import choices, kube_choices, kube_words
-from gpu_pool_spawner.handover import with_course
+from gpu_pool_spawner import choices, kube_choices, kube_messages
+from gpu_pool_spawner.kube_capacity import ClusterSupply, capacity
+from gpu_pool_spawner.kube_cluster import cluster_reader_of
 from gpu_pool_spawner.kube_offers import granted_instead, say_next, server_choices
 from gpu_pool_spawner.kube_profiles import Profile, configured_pod, faults, pod_of, profile_of, settings_of
-from gpu_pool_spawner.kube_room import Supply, room
-from gpu_pool_spawner.kube_sight import sight_of
 from gpu_pool_spawner.mixin import GPUPoolSpawnerMixin, refusal
-from gpu_pool_spawner.page import Choice, say_size
+from gpu_pool_spawner.page import ServerChoice, say_size
+from gpu_pool_spawner.server_arguments import with_course
 
 #: Seconds between two looks at a pod that is starting.
 _LOOK: Final = 0.5
@@ -79,7 +79,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
 
     _slice: str | None = None
     _profile: Profile | None = None
-    _supply: Supply | None = None
+    _supply: ClusterSupply | None = None
     #: KubeSpawner's: whether the home's claim is there, so that none is made.
     _pvc_exists: bool
     #: What was configured of the settings that a course has set.
@@ -100,7 +100,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
     @validate("dialect_options")
     def _check_options(self, proposal: Any) -> dict[str, Any]:
         try:
-            Options(**proposal.value)
+            DialectOptions(**proposal.value)
         except (TypeError, BadRequest) as error:
             raise TraitError(f"dialect_options: {error}") from None
         return dict(proposal.value)
@@ -188,13 +188,15 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         async for each in super().progress():
             event = each.get("raw_event")
             words = (
-                each["message"] if event is None else kube_words.of_event(event["reason"], event["message"])
+                each["message"]
+                if event is None
+                else kube_messages.of_event(event["reason"], event["message"])
             )
             if words and words != last:
                 last = words
                 yield {key: value for key, value in each.items() if key != "raw_event"} | {"message": words}
 
-    async def server_choices(self, courses: Mapping[str, CourseFile]) -> dict[str, list[Choice]]:
+    async def server_choices(self, courses: Mapping[str, CourseFile]) -> dict[str, list[ServerChoice]]:
         """Return, for each course whose servers have the slice, what can be chosen. Called by the form."""
         if all(each.kubernetes.kernels == "pods" for each in courses.values()):
             return {}
@@ -207,7 +209,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
 
     def server_notes(self, courses: Mapping[str, CourseFile]) -> dict[str, str]:
         """Return, for each course without homes, that nothing is kept. Called by the form."""
-        return {name: kube_words.NO_HOME for name, each in courses.items() if each.kubernetes.home == 0}
+        return {name: kube_messages.NO_HOME for name, each in courses.items() if each.kubernetes.home == 0}
 
     async def _watched_start(self) -> Any:
         """Start, and give up in words before the Hub does without."""
@@ -225,13 +227,13 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
                     raise refusal(NotAllowed(words, "Nothing was started. Try again later."))
             return starting.result()
         except ApiException as error:
-            said = kube_words.message_of(error.body)
+            said = kube_messages.message_of(error.body)
             self.log.error(  # noqa: TRY400 - as above
                 "The cluster refused %s's server: %s",
                 self.user.name,
-                kube_words.of_violation(said, self.namespace) or error.body,
+                kube_messages.of_violation(said, self.namespace) or error.body,
             )
-            raise refusal(NotAllowed(*kube_words.of_refusal(error.status or 0, said))) from error
+            raise refusal(NotAllowed(*kube_messages.of_refusal(error.status or 0, said))) from error
         finally:
             if not starting.done():
                 starting.cancel()
@@ -243,10 +245,10 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         """Say why this start will not end well; empty while it may."""
         reflector = self.pod_reflector
         pod = reflector.pods.get(f"{self.namespace}/{self.pod_name}") if reflector else None
-        words = kube_words.of_pod(pod)
+        words = kube_messages.of_pod(pod)
         placed = bool(pod and pod["spec"].get("nodeName"))
         if self.place_within and elapsed > self.place_within and pod and not placed:
-            return words or kube_words.NOT_READY
+            return words or kube_messages.NOT_READY
         if elapsed > self.start_timeout - _BEFORE_TIMEOUT:
             within = format_duration(self.start_timeout)
             return words or f"The server was not ready within {within}. Its software may be large."
@@ -266,21 +268,21 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
                 "Try again; if that does not help, ask the administrator.",
             )
         profile = profile_of(name, course, request, self._supply.dialect)
-        if self.refuse_when_full and not room(profile, self._supply):
+        if self.refuse_when_full and not capacity(profile, self._supply):
             # Nobody is refused for what ended a moment ago.
             self._supply = await self._look(fresh=True) or self._supply
-        if self.refuse_when_full and not room(profile, self._supply):
+        if self.refuse_when_full and not capacity(profile, self._supply):
             raise NotAllowed(
                 f"No GPU has room for {say_size(request)} now{say_next(profile, self._supply, _now())}.",
                 "Nothing was started: try again later, or choose a smaller slice.",
             )
         return profile
 
-    async def _look(self, *, fresh: bool = False) -> Supply | None:
+    async def _look(self, *, fresh: bool = False) -> ClusterSupply | None:
         """Return what the cluster has, and log what it cannot give of what servers are offered."""
         api = shared_client("CoreV1Api").api_client
-        options = Options(**self.dialect_options)
-        sight = sight_of(api, self.dialect, options)
+        options = DialectOptions(**self.dialect_options)
+        sight = cluster_reader_of(api, self.dialect, options)
         supply = await sight.look(fresh=fresh)
         if supply is not None:
             for words in faults(self._courses(), configured_pod(self), supply.dialect):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gpu_pool.coursefiles import CourseFile, check_offered
+from gpu_pool.courses import CourseFile, check_offered
 from gpu_pool_client import BadRequest, SliceRequest, parse_request
 from gpu_pool_spawner import choices
 

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 
-from gpu_pool.coursefiles import CourseFile
-from gpu_pool.coursefiles.model import Offer
-from gpu_pool.dialects import counted_as
+from gpu_pool.cluster.dialects import counted_as
+from gpu_pool.courses import CourseFile
+from gpu_pool.courses.model import SliceOffer
 from gpu_pool_client import GpuPoolError, SliceRequest
 from gpu_pool_client.durations import format_duration
+from gpu_pool_spawner.kube_capacity import UNBOUNDED, ClusterSupply, capacity, next_capacity
 from gpu_pool_spawner.kube_profiles import Profile, profile_of
-from gpu_pool_spawner.kube_room import UNBOUNDED, Supply, next_room, room
-from gpu_pool_spawner.page import Choice, say_granted
+from gpu_pool_spawner.page import ServerChoice, say_granted
 
 
 def server_choices(
-    courses: Mapping[str, CourseFile], supply: Supply | None, now: datetime, *, may_wait: bool
-) -> dict[str, list[Choice]]:
+    courses: Mapping[str, CourseFile], supply: ClusterSupply | None, now: datetime, *, may_wait: bool
+) -> dict[str, list[ServerChoice]]:
     """Return what can be chosen of each of these courses.
 
     ``may_wait`` is whether a server is started where there is no room, too.
@@ -31,7 +31,7 @@ def server_choices(
 
 
 def granted_instead(
-    courses: Mapping[str, CourseFile], supply: Supply | None
+    courses: Mapping[str, CourseFile], supply: ClusterSupply | None
 ) -> dict[SliceRequest, SliceRequest]:
     """Return what is granted instead, of those slices that the cluster rounds up."""
     found: dict[SliceRequest, SliceRequest] = {}
@@ -45,9 +45,9 @@ def granted_instead(
     return found
 
 
-def say_next(profile: Profile, supply: Supply, now: datetime) -> str:
+def say_next(profile: Profile, supply: ClusterSupply, now: datetime) -> str:
     """Say when there will be room, if that is known."""
-    at = next_room(profile, supply)
+    at = next_capacity(profile, supply)
     if at is None:
         return ""
     seconds = max(60.0, (at - now).total_seconds())
@@ -55,25 +55,30 @@ def say_next(profile: Profile, supply: Supply, now: datetime) -> str:
 
 
 def _choice(
-    name: str, course: CourseFile, offer: Offer, supply: Supply | None, now: datetime, may_wait: bool
-) -> Choice:
+    name: str,
+    course: CourseFile,
+    offer: SliceOffer,
+    supply: ClusterSupply | None,
+    now: datetime,
+    may_wait: bool,
+) -> ServerChoice:
     words, usable = "the GPUs cannot be seen at the moment", False
     if supply is not None:
         words, usable = _say_room(name, course, offer, supply, now, may_wait)
     granted = granted_instead({name: course}, supply).get(offer.request, offer.request)
     value, title = f"{name}/{offer.name}", f"{course.title}: {offer.name}"
-    return Choice(value, title, f"{say_granted(offer.request, granted)}, {words}", usable)
+    return ServerChoice(value, title, f"{say_granted(offer.request, granted)}, {words}", usable)
 
 
 def _say_room(
-    name: str, course: CourseFile, offer: Offer, supply: Supply, now: datetime, may_wait: bool
+    name: str, course: CourseFile, offer: SliceOffer, supply: ClusterSupply, now: datetime, may_wait: bool
 ) -> tuple[str, bool]:
     """Say how many there is room for, and whether one may be chosen."""
     try:
         profile = profile_of(name, course, offer.request, supply.dialect)
     except GpuPoolError as error:
         return f"not to be had on this cluster. Who asks for it is told: {error}", False
-    number = room(profile, supply)
+    number = capacity(profile, supply)
     if number >= UNBOUNDED:
         return "of which the cluster does not show how many are free", True
     if number:

@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpu_pool.coursefiles import CourseFile, Courses
-from gpu_pool.dialects import (
-    Bans,
+from gpu_pool.cluster.dialects import (
     Dialect,
     Manifest,
+    PodBans,
     Translation,
     check,
     counted_as,
     identity_labels,
     merged,
 )
+from gpu_pool.courses import CourseFile, Courses
 from gpu_pool_client import GpuPoolError, SliceRequest
 
 #: The container that KubeSpawner makes.
@@ -141,7 +141,7 @@ def pod_of(
     if kueue and profile is not None:
         made["metadata"]["labels"][_QUEUE] = QUEUES.format(course=profile.name)
     if profile is None or profile.translation is None or dialect is None:
-        check(made, dialect.table.bans if dialect else Bans())
+        check(made, dialect.table.bans if dialect else PodBans())
         return _without_gpu(made)
     made = merged(made, CONTAINER, profile.translation.pod, dialect.table.bans)
     _prefer(made["spec"], profile.course.kubernetes.prefer, dialect)

@@ -23,13 +23,13 @@ from tornado.web import HTTPError
 from traitlets import Bool, Unicode, default
 from traitlets.config import LoggingConfigurable
 
-from gpu_pool.coursefiles import CourseFile, Courses
+from gpu_pool.courses import CourseFile, Courses
 from gpu_pool_client import BadRequest, GpuPoolError, SliceRequest
 from gpu_pool_spawner import choices
 from gpu_pool_spawner.catalogue import catalogue_of
-from gpu_pool_spawner.handover import arguments, with_course
-from gpu_pool_spawner.page import Choice, Page, spawn_page
-from gpu_pool_spawner.supply import view_of
+from gpu_pool_spawner.page import ServerChoice, SpawnPage, spawn_page
+from gpu_pool_spawner.pool_view import view_of
+from gpu_pool_spawner.server_arguments import arguments, with_course
 
 #: What JupyterHub gives a server's token if nobody says otherwise.
 _SERVERS_SCOPES: Final = ("users:activity!user", "access:servers!server")
@@ -129,7 +129,7 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
         servers = await self.server_choices(mine.open)
         granted, notes = await self.granted_instead(mine.open), self.server_notes(mine.open)
         without = not self.course_required
-        return spawn_page(Page(mine, supply, now, without, last, self.contact, servers, granted, notes))
+        return spawn_page(SpawnPage(mine, supply, now, without, last, self.contact, servers, granted, notes))
 
     def chosen_course(self) -> str | None:
         """Return the name of the course in ``user_options``; None for none. Raises ``BadRequest``."""
@@ -139,7 +139,7 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
         """Return what the form's field had the last time, in whatever form it was."""
         return self.user_options.get(choices.COURSE)
 
-    async def server_choices(self, courses: Mapping[str, CourseFile]) -> Mapping[str, Sequence[Choice]]:
+    async def server_choices(self, courses: Mapping[str, CourseFile]) -> Mapping[str, Sequence[ServerChoice]]:
         """Return what is chosen of a server besides its course, by course: nothing, with most spawners."""
         del courses
         return {}

@@ -13,14 +13,14 @@ from html import escape
 from typing import Final
 from urllib.parse import quote
 
-from gpu_pool.coursefiles import CourseFile
-from gpu_pool.coursefiles.model import Offer
-from gpu_pool.coursefiles.words import open_now
+from gpu_pool.courses import CourseFile
+from gpu_pool.courses.descriptions import open_now
+from gpu_pool.courses.model import SliceOffer
 from gpu_pool_client import SliceRequest, format_memory
 from gpu_pool_client.drained import say_drained
-from gpu_pool_spawner.choices import COURSE, Mine
-from gpu_pool_spawner.free import accepts, free_now
-from gpu_pool_spawner.supply import Supply
+from gpu_pool_spawner.choices import COURSE, OwnCourses
+from gpu_pool_spawner.free_slices import accepts, free_now
+from gpu_pool_spawner.pool_view import PoolSupply
 
 _FIELDSET: Final = """\
 <fieldset class="mb-3" id="gpu-pool-courses">
@@ -49,7 +49,7 @@ _WITHOUT: Final = "A server without a GPU."
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ServerChoice:
     """A server that may be chosen of a course whose servers are not all alike."""
 
     value: str
@@ -60,12 +60,12 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class SpawnPage:
     """What the spawn page shows."""
 
-    mine: Mine
+    mine: OwnCourses
     #: What the pool has; None if it did not answer.
-    supply: Supply | None
+    supply: PoolSupply | None
     #: Aware.
     now: datetime
     #: Whether a server may be started without a course.
@@ -75,14 +75,14 @@ class Page:
     #: Whom to ask, in words that end a sentence.
     contact: str = ""
     #: By course: what is chosen besides, where its servers are not all alike.
-    servers: Mapping[str, Sequence[Choice]] = field(default_factory=dict)
+    servers: Mapping[str, Sequence[ServerChoice]] = field(default_factory=dict)
     #: What is granted instead, of slices that the cluster rounds up.
     granted: Mapping[SliceRequest, SliceRequest] = field(default_factory=dict)
     #: By course: what to know of its servers before one is chosen.
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
-def spawn_page(page: Page) -> str:
+def spawn_page(page: SpawnPage) -> str:
     """Return the form."""
     if not page.mine.open and not page.without:
         return _NOTE.format(kind="info", text=_none_open(page)) + _NO_BUTTON
@@ -96,7 +96,7 @@ def spawn_page(page: Page) -> str:
     return _FIELDSET.format(legend=legend, inner="".join([*notes, *choices])) + _simulated(page)
 
 
-def _course(name: str, course: CourseFile, page: Page) -> str:
+def _course(name: str, course: CourseFile, page: SpawnPage) -> str:
     if name in page.servers:
         return "".join(_server(name, each, page) for each in page.servers[name])
     is_only = len(page.mine.open) == 1 and not page.without
@@ -107,12 +107,12 @@ def _course(name: str, course: CourseFile, page: Page) -> str:
     return _choice(name, course.title, about, checked=is_only or name == page.last)
 
 
-def _server(name: str, each: Choice, page: Page) -> str:
+def _server(name: str, each: ServerChoice, page: SpawnPage) -> str:
     about = f'<p class="mb-0">{escape(each.about)}</p>{_note(name, page)}'
     return _choice(each.value, each.title, about, checked=each.value == page.last, usable=each.usable)
 
 
-def _note(name: str, page: Page) -> str:
+def _note(name: str, page: SpawnPage) -> str:
     return f'\n<p class="mb-0">{escape(page.notes[name])}</p>' if name in page.notes else ""
 
 
@@ -128,7 +128,7 @@ def _choice(value: str, title: str, about: str, *, checked: bool, usable: bool =
     )
 
 
-def _slice(course: str, offer: Offer, page: Page) -> str:
+def _slice(course: str, offer: SliceOffer, page: SpawnPage) -> str:
     """Return a slice of a course with what is free of it."""
     request, supply = offer.request, page.supply
     granted = page.granted.get(request, request)
@@ -139,7 +139,7 @@ def _slice(course: str, offer: Offer, page: Page) -> str:
     return _SLICE.format(what=escape(what), free=free)
 
 
-def _free(course: str, request: SliceRequest, granted: SliceRequest, supply: Supply) -> str:
+def _free(course: str, request: SliceRequest, granted: SliceRequest, supply: PoolSupply) -> str:
     """Say how many are free, or what one meets who asks."""
     if refusal := supply.refusals.get((course, request)):
         # It speaks to somebody who has asked.
@@ -153,7 +153,7 @@ def _free(course: str, request: SliceRequest, granted: SliceRequest, supply: Sup
     return f"{words}. {say_drained(drained)}" if drained else words
 
 
-def _none_open(page: Page) -> str:
+def _none_open(page: SpawnPage) -> str:
     """Say why there is no course to choose, and when there is."""
     closed = page.mine.closed
     if not closed:
@@ -174,7 +174,7 @@ def _ask(contact: str) -> str:
     return f"Ask {escape(contact)}." if contact else ""
 
 
-def _simulated(page: Page) -> str:
+def _simulated(page: SpawnPage) -> str:
     if page.supply is None or not page.supply.simulated:
         return ""
     return '<p class="form-text">These GPUs are simulated: nothing can be computed on them.</p>\n'

@@ -71,7 +71,7 @@ def test_whatever_passes_with_the_stock_provisioner_passes_with_ours(
         JUPYTER_DEFAULT_PROVISIONER_NAME="gpu-pool",
         GPU_POOL_DEFAULT_SLICE=size,
         GPU_POOL_DEVICES="A100-SXM4-80GB:1",
-        GPU_POOL_URL=f"embedded:{tmp_path}/pool/ledger.db",
+        GPU_POOL_URL=f"embedded:{tmp_path}/pool/store.db",
     )
     assert ours == stock
-    assert (tmp_path / "pool" / "ledger.db").exists() == bool(size)
+    assert (tmp_path / "pool" / "store.db").exists() == bool(size)

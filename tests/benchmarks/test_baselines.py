@@ -6,8 +6,8 @@ import random
 import sys
 from pathlib import Path
 
-from gpu_pool import placement
-from gpu_pool.rules import Rules
+from gpu_pool.policy import placement
+from gpu_pool.policy.queue_state import Rules
 from gpu_pool.simulation import Arrival, simulate
 from gpu_pool_client import DeviceStatus, parse_request
 from support.pools import device

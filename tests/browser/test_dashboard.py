@@ -159,7 +159,7 @@ async def test_below_the_history_are_round_times_of_the_reader_s_clock(site: Sit
 
 
 def have_had_a_week(site: Site) -> None:
-    """Write a week of lessons and of nights of training into the ledger's history."""
+    """Write a week of lessons and of nights of training into the store's history."""
     now, number = time.time(), 0
     rows = []
     for day in range(7):
@@ -184,8 +184,8 @@ def have_had_a_week(site: Site) -> None:
             rows.append(
                 (-number, f"past-{number}", f"past-{number}", f"{milli / 10:g}%", milli, user, course, *of)
             )
-    with contextlib.closing(sqlite3.connect(site.ledger)) as ledger, ledger:
-        ledger.executemany(
+    with contextlib.closing(sqlite3.connect(site.store)) as store, store:
+        store.executemany(
             "INSERT INTO history (number, id, key, request, milli, user, course, kernel, requested_at,"
             f" held_at, ended_at, held_seconds, used, reason, note, slices) VALUES ({'?, ' * 15}'[]')",
             [row for row in rows if row[10] < now],

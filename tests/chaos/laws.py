@@ -39,7 +39,7 @@ class Laws:
             *(f"{each} has ended and lives" for each in ended.keys() & live.keys()),
             *(f"{each} is forgotten" for each in self.seen - ended.keys() - live.keys()),
             *self._order(status),
-            *_file(self.world.ledger, self.world.releases),
+            *_file(self.world.store, self.world.releases),
         ]
         return not self.problems
 
@@ -93,13 +93,13 @@ def _processes(kernels: dict[int, str], live: dict[str, Lease]) -> list[str]:
     return problems
 
 
-def _file(ledger: Path, releases: int) -> list[str]:
-    """Look whether the ledger's file is whole, and was brought to each release's schema once."""
-    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
+def _file(store: Path, releases: int) -> list[str]:
+    """Look whether the store's file is whole, and was brought to each release's schema once."""
+    with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
         (found,) = connection.execute("PRAGMA integrity_check").fetchone()
         tables = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name LIKE 'later%'"
         (upgrades,) = connection.execute(tables).fetchone()
-    problems = [] if found == "ok" else [f"the ledger: {found}"]
+    problems = [] if found == "ok" else [f"the store: {found}"]
     if upgrades != releases:
-        problems.append(f"the ledger has seen {upgrades} of {releases} releases")
+        problems.append(f"the store has seen {upgrades} of {releases} releases")
     return problems

@@ -20,31 +20,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-#: In the service as it comes up in a later release: before the ledger is changed, within, and after.
+#: In the service as it comes up in a later release: before the store is changed, within, and after.
 UPGRADE: Final = (
-    "gpu_pool.ledger.upgrading:upgrade:before",
-    "gpu_pool.ledger.upgrading:_bring_up:after",
-    "gpu_pool.ledger.upgrading:upgrade:after",
+    "gpu_pool.store.schema:upgrade:before",
+    "gpu_pool.store.schema:_bring_up:after",
+    "gpu_pool.store.schema:upgrade:after",
 )
-#: In the service: the ledger within a transaction and after it, the tier, the question and its answer.
+#: In the service: the store within a transaction and after it, the tier, the question and its answer.
 SERVICE: Final = (
     *UPGRADE,
-    "gpu_pool.ledger.book:Book._insert_held:before",
-    "gpu_pool.ledger.book:Book._insert_held:after",
-    "gpu_pool.ledger.book:Book._insert_waiting:after",
-    "gpu_pool.ledger.book:Book.request:after",
-    "gpu_pool.ledger.book:Book._end:before",
-    "gpu_pool.ledger.book:Book._end:after",
-    "gpu_pool.ledger.book:Book.attach:after",
-    "gpu_pool.ledger.book:Book.park:after",
-    "gpu_pool.ledger.book:Book.resume:after",
-    "gpu_pool.ledger.book:Book.look:before",
-    "gpu_pool.ledger.book:Book.look:after",
-    "gpu_pool.enforcing:Enforcer.hand_out:before",
-    "gpu_pool.enforcing:Enforcer.hand_out:after",
-    "gpu_pool.service.answering:Handler.prepare:before",
-    "gpu_pool.service.answering:Handler.prepare:after",
-    "gpu_pool.service.answering:Handler.on_finish:before",
+    "gpu_pool.store.leases:Book._insert_held:before",
+    "gpu_pool.store.leases:Book._insert_held:after",
+    "gpu_pool.store.leases:Book._insert_waiting:after",
+    "gpu_pool.store.leases:Book.request:after",
+    "gpu_pool.store.leases:Book._end:before",
+    "gpu_pool.store.leases:Book._end:after",
+    "gpu_pool.store.leases:Book.attach:after",
+    "gpu_pool.store.leases:Book.park:after",
+    "gpu_pool.store.leases:Book.resume:after",
+    "gpu_pool.store.leases:Book.look:before",
+    "gpu_pool.store.leases:Book.look:after",
+    "gpu_pool.enforcement.enforcer:Enforcer.hand_out:before",
+    "gpu_pool.enforcement.enforcer:Enforcer.hand_out:after",
+    "gpu_pool.service.handler:Handler.prepare:before",
+    "gpu_pool.service.handler:Handler.prepare:after",
+    "gpu_pool.service.handler:Handler.on_finish:before",
 )
 #: In Jupyter's server: from the request for a slice to the end of its kernel.
 SERVER: Final = (
@@ -55,43 +55,43 @@ SERVER: Final = (
     "gpu_pool_provisioner.provisioner:GPUPoolProvisioner.post_launch:before",
     "gpu_pool_provisioner.provisioner:GPUPoolProvisioner.cleanup:before",
     "gpu_pool_provisioner.provisioner:GPUPoolProvisioner.cleanup:after",
-    "gpu_pool_provisioner.room.turn:Turn.granted:after",
-    "gpu_pool_provisioner.room.turn:Turn.attach:before",
-    "gpu_pool_provisioner.room.turn:Turn.attach:after",
-    "gpu_pool_provisioner.room.turn:Turn.confirm:before",
-    "gpu_pool_provisioner.room.turn:Turn.confirm:after",
-    "gpu_pool_provisioner.room.relay:Relay.begin:after",
-    "gpu_pool_provisioner.room.parking:Parking.begin:before",
+    "gpu_pool_provisioner.proxy.lease_client:Turn.granted:after",
+    "gpu_pool_provisioner.proxy.lease_client:Turn.attach:before",
+    "gpu_pool_provisioner.proxy.lease_client:Turn.attach:after",
+    "gpu_pool_provisioner.proxy.lease_client:Turn.confirm:before",
+    "gpu_pool_provisioner.proxy.lease_client:Turn.confirm:after",
+    "gpu_pool_provisioner.proxy.relay:Relay.begin:after",
+    "gpu_pool_provisioner.proxy.parking:Parking.begin:before",
     "gpu_pool_client.remote.client:RemotePool.request:after",
     "gpu_pool_client.remote.client:RemotePool.release:before",
 )
 #: In the service of a cluster: from the request for a slice to the end of its kernel's pod.
 CLUSTER: Final = (
-    "gpu_pool.service.answering:Handler.prepare:before",
-    "gpu_pool.ledger.book:Book._insert_held:before",
-    "gpu_pool.ledger.book:Book.request:after",
-    "gpu_pool.ledger.book:Book.attach:after",
-    "gpu_pool.kubernetes.pool:ClusterPool.launch:before",
-    "gpu_pool.kubernetes.orders:Orders.of:after",
-    "gpu_pool.kubernetes.kernels:Kernels._create:before",
-    "gpu_pool.kubernetes.kernels:Kernels._create:after",
-    "gpu_pool.kubernetes.kernels:Kernels.launch:after",
-    "gpu_pool.kubernetes.pool:ClusterPool.launch:after",
-    "gpu_pool.kubernetes.pool:ClusterPool.pod:before",
-    "gpu_pool.kubernetes.pool:ClusterPool.pod:after",
+    "gpu_pool.service.handler:Handler.prepare:before",
+    "gpu_pool.store.leases:Book._insert_held:before",
+    "gpu_pool.store.leases:Book.request:after",
+    "gpu_pool.store.leases:Book.attach:after",
+    "gpu_pool.cluster.pool:ClusterPool.launch:before",
+    "gpu_pool.cluster.pod_builder:Orders.of:after",
+    "gpu_pool.cluster.kernel_pods:Kernels._create:before",
+    "gpu_pool.cluster.kernel_pods:Kernels._create:after",
+    "gpu_pool.cluster.kernel_pods:Kernels.launch:after",
+    "gpu_pool.cluster.pool:ClusterPool.launch:after",
+    "gpu_pool.cluster.pool:ClusterPool.pod:before",
+    "gpu_pool.cluster.pool:ClusterPool.pod:after",
 )
 #: The same at a restart of the kernel, and at its end.
 CLUSTER_ENDS: Final = (
-    "gpu_pool.kubernetes.kernels:Kernels._delete_until_done:before",
-    "gpu_pool.kubernetes.kernels:Kernels._delete_until_done:after",
-    "gpu_pool.ledger.book:Book._end:before",
-    "gpu_pool.ledger.book:Book._end:after",
+    "gpu_pool.cluster.kernel_pods:Kernels._delete_until_done:before",
+    "gpu_pool.cluster.kernel_pods:Kernels._delete_until_done:after",
+    "gpu_pool.store.leases:Book._end:before",
+    "gpu_pool.store.leases:Book._end:after",
 )
 #: What can happen there: the process is killed, its client's connection is closed, it stands still, or it
 #: does so until the file of the point's name with ``.go`` is there.
 KILL, CUT, STALL, HOLD = "kill", "cut", "stall", "hold"
 #: The point at which a connection can be closed.
-CUTTABLE: Final = "gpu_pool.service.answering:Handler.prepare:after"
+CUTTABLE: Final = "gpu_pool.service.handler:Handler.prepare:after"
 _STALL_SECONDS: Final = 2.0
 #: What a release to come might change: in what is held, and in all that ever was.
 _LATER: Final = """
@@ -122,11 +122,11 @@ def arm(points: tuple[str, ...], folder: Path) -> None:
 
 def be_of_release(folder: Path) -> None:
     """Let this process be of a later release: with as many migrations more as the file ``release`` says."""
-    from gpu_pool.ledger import upgrading
+    from gpu_pool.store import schema
 
-    file, real = folder / "release", upgrading.migrations()
+    file, real = folder / "release", schema.migrations()
     later = int(file.read_text()) if file.exists() else 0
-    upgrading.migrations = lambda: (*real, *map(_LATER.format, range(later)))
+    schema.migrations = lambda: (*real, *map(_LATER.format, range(later)))
 
 
 def strike(folder: Path, point: str, how: str) -> None:

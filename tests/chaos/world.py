@@ -144,8 +144,8 @@ class World:
             self.schools.append(School(place, self.environment, self.strikes))
 
     @property
-    def ledger(self) -> Path:
-        return self.disk / "ledger.db"
+    def store(self) -> Path:
+        return self.disk / "store.db"
 
     @property
     def url(self) -> str:
@@ -209,7 +209,7 @@ class World:
         return False
 
     def start_service(self) -> None:
-        arguments = ["serve", f"--socket={self.folder / 'pool.sock'}", f"--ledger={self.ledger}"]
+        arguments = ["serve", f"--socket={self.folder / 'pool.sock'}", f"--store={self.store}"]
         code = _START.format(
             points="SERVICE",
             strikes=str(self.strikes),
@@ -223,7 +223,7 @@ class World:
     # -- Breaking ----------------------------------------------------------
 
     def fill_disk(self, *, full: bool) -> None:
-        """Leave no byte free on the ledger's disk, or give them back."""
+        """Leave no byte free on the store's disk, or give them back."""
         if not self.mounted:
             return
         filler = self.disk / "filler"
@@ -233,7 +233,7 @@ class World:
                 file.write(bytes(4096))
 
     def lock_disk(self, *, read_only: bool) -> None:
-        """Make the ledger's disk read-only, if nothing is open for writing, or writable."""
+        """Make the store's disk read-only, if nothing is open for writing, or writable."""
         if self.mounted:
             how = "remount,ro" if read_only else "remount,rw"
             subprocess.run(["mount", "-o", how, str(self.disk)], capture_output=True, check=False)

@@ -1,60 +1,36 @@
-"""A cluster with a real kubelet, and the images of our own Containerfile in it."""
+"""A cluster with one node of HAMi's and the notebook server of ada, over the fake of the API."""
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from gpu_pool.cluster.pool import ClusterPool
 from support.clusters import hami
-from support.control_plane import Cluster
-from support.images import build_notebook, name_of
-from support.kubelet import missing, real_cluster
+from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
+from support.kernel_pods import claim, cluster_pool, notebook
 
-_HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a kubelet: ``make test-cluster`` runs it."""
-    for item in items:
-        if _HERE in item.path.parents:
-            item.add_marker(pytest.mark.cluster)
-
-
-@pytest.fixture(scope="session")
-def notebook_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an archive of the image of notebooks and kernels."""
-    if why := missing():
-        pytest.skip(why)
-    return build_notebook(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="session")
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Return a cluster whose one node shows a GPU of 32 GiB that HAMi shares.
-
-    It is that of ``KUBECONFIG``, where there is one: a node of this machine, so that homes are folders
-    here, with the images that ``GPU_POOL_TEST_IMAGE`` names.
-    """
-    if os.environ.get("KUBECONFIG"):
-        yield Cluster(Path(os.environ["KUBECONFIG"]))
-        return
-    image: Path = request.getfixturevalue("notebook_image")
-    with real_cluster(tmp_path_factory.mktemp("cluster"), [image]) as cluster:
-        cluster.image = name_of("notebook")
-        node = hami("node-1", count=50)
-        node["status"]["allocatable"] |= {"nvidia.com/gpumem": "32768", "nvidia.com/gpucores": "100"}
-        cluster.show(node)
-        yield cluster
+HUB = "hub"
 
 
 @pytest.fixture
-def namespace(cluster: Cluster) -> Iterator[str]:
-    """Return the name of a fresh namespace, which goes with the test."""
-    name = f"test-{secrets.token_hex(4)}"
-    cluster.kubectl("create", "namespace", name)
-    yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+async def fake() -> AsyncIterator[FakeKubernetes]:
+    async with fake_kubernetes() as fake:
+        fake.put("nodes", hami("n1"))
+        fake.put("pods", notebook("ada", HUB, node="n1"))
+        fake.put("persistentvolumeclaims", claim("ada", HUB))
+        yield fake
+
+
+@pytest.fixture
+def second_node(fake: FakeKubernetes) -> None:
+    fake.put("nodes", hami("n2"))
+
+
+@pytest.fixture
+async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[ClusterPool]:
+    config = fake.kubeconfig(tmp_path / "kubeconfig")
+    async with cluster_pool(tmp_path / "store.db", config, HUB) as pool:
+        yield pool

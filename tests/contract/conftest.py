@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.inventory.simulated import parse_devices
+from gpu_pool.devices.simulated import parse_devices
 from gpu_pool_client import Device, Pool, connect
 from support.clusters import hami
 from support.fake_kubernetes import fake_kubernetes
@@ -20,7 +20,7 @@ from support.service import DEVICES, Nursery, nursery, serving
 __all__ = ["cluster_nursery", "hub", "nursery"]
 
 _SETTINGS = 'c.PoolSettings.courses = {"cs101": {}}'
-#: What a pool promises of processes that it sees: over TCP none (tests/service/test_heartbeats.py).
+#: What a pool promises of processes that it sees: over TCP none (tests/pool/service/test_heartbeats.py).
 _OF_PROCESSES_SEEN = {
     "test_the_attached_process_keeps_the_lease",
     "test_a_killed_but_unreaped_process_counts_as_gone",
@@ -59,7 +59,7 @@ async def pool(
         pytest.skip("over TCP a process is only claimed, and its lease lives by heartbeats")
     async with AsyncExitStack() as stack:
         if backend == "embedded":
-            opened: Pool = embedded(tmp_path / "ledger.db", device, courses={"cs101": {}})
+            opened: Pool = embedded(tmp_path / "store.db", device, courses={"cs101": {}})
         elif backend == "kubernetes":
             opened = connect(await _cluster(request, stack, tmp_path))
         elif backend == "http":

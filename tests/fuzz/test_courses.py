@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from fuzz.bounds import within
 from fuzz.corpus import contents, kept
-from gpu_pool.coursefiles import BadCourseFile, parse_course
-from gpu_pool.coursefiles.figures import slice_figures
-from gpu_pool.coursefiles.model import CourseFile
-from gpu_pool.coursefiles.reading import MOST_BYTES
-from gpu_pool.coursefiles.words import open_now, when_open
-from gpu_pool.rules import Rules
+from gpu_pool.courses import BadCourseFile, parse_course
+from gpu_pool.courses.arithmetic import slice_figures
+from gpu_pool.courses.descriptions import open_now, when_open
+from gpu_pool.courses.model import CourseFile
+from gpu_pool.courses.reading import MOST_BYTES
+from gpu_pool.policy.queue_state import Rules
 from support.pools import V100
 
 _KEYS = st.sampled_from(

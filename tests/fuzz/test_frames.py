@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from jupyter_client.session import DELIM, Session
 
 from fuzz.corpus import kept
-from gpu_pool_provisioner.room import notice
-from gpu_pool_provisioner.room.reception import Calls, Reception
-from gpu_pool_provisioner.room.relay import Relay
-from gpu_pool_provisioner.room.wires import connect_back
+from gpu_pool_provisioner.proxy import messages
+from gpu_pool_provisioner.proxy.channels import connect_back
+from gpu_pool_provisioner.proxy.pending import PendingKernel, PendingKernelCalls
+from gpu_pool_provisioner.proxy.relay import Relay
 from support.ports import free_ports
 
 _KEY = b"0123456789abcdef"
@@ -164,8 +164,10 @@ def test_the_relay_outlives_what_is_said_on_both_sides(
 @given(CONVERSATIONS)
 def test_the_reception_outlives_what_pages_say(conversation: list[tuple[str, str, list[bytes]]]) -> None:
     front = _recorders()
-    calls = Calls(lambda: None, lambda: None, lambda: None)
-    reception = Reception(Session(key=_KEY), front, calls, notice.introduction("python", [], debugger=True))
+    calls = PendingKernelCalls(lambda: None, lambda: None, lambda: None)
+    reception = PendingKernel(
+        Session(key=_KEY), front, calls, messages.introduction("python", [], debugger=True)
+    )
     for _, channel, parts in conversation:
         reception.receive("control" if channel == "control" else "shell", _frames(parts))
         reception.hold("shell", _frames(parts))

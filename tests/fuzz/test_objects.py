@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz.corpus import kept
-from gpu_pool.dialects import DIALECTS, Cluster, Dialect, Options, Pod, choose, usage
+from gpu_pool.cluster.dialects import DIALECTS, Cluster, Dialect, DialectOptions, Pod, choose, usage
 from gpu_pool_client import GpuPoolError, SliceRequest, parse_request
 from support.clusters import everything
 
@@ -119,7 +119,7 @@ def _translate(dialect: Dialect, request: SliceRequest) -> GpuPoolError | None:
 def test_no_cluster_makes_a_dialect_stumble(cluster: tuple[str, dict[str, Any]]) -> None:
     name, objects = cluster
     found = Cluster.read(**objects)
-    options = CLUSTERS[name][1] if name in CLUSTERS else Options()
+    options = CLUSTERS[name][1] if name in CLUSTERS else DialectOptions()
     chosen = choose(found, options)
     assert str(chosen)
     for kind in DIALECTS:

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fuzz.corpus import kept
-from gpu_pool.isolation.privileged import program
-from gpu_pool.isolation.privileged.program import System
+from gpu_pool.enforcement.privileged import program
+from gpu_pool.enforcement.privileged.program import System
 
 _UUID, _LEASE = "GPU-01234567-89ab-cdef-0123-456789abcdef", "12-0123abcd"
 _WORDS = st.one_of(

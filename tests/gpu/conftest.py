@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.inventory import discover
-from gpu_pool.isolation import Tier
+from gpu_pool.devices import discover
+from gpu_pool.enforcement import Tier
 from gpu_pool_client import Device
 from support.gpu import TIERS, Room, hidden_processes, opened, torch_facts, why_not
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpu_pool.isolation.checkpoint import Broken, Checkpoint, NotSuspended
+from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotSuspended
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, LeaseState
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpu_pool.inventory import Inventory, discover
+from gpu_pool.devices import Inventory, discover
 
 pytestmark = pytest.mark.gpu
 

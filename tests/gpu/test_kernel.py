@@ -41,7 +41,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    monkeypatch.setenv("GPU_POOL_URL", f"embedded:{tmp_path}/ledger.db")
+    monkeypatch.setenv("GPU_POOL_URL", f"embedded:{tmp_path}/store.db")
 
 
 async def run_cells(*cells: str) -> list[tuple[dict[str, Any], str]]:

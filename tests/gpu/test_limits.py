@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.isolation.guard.judging import Patience
+from gpu_pool.enforcement.watchdog.escalation import Tolerance
 from gpu_pool_client import Device
 from gpu_pool_client.framework_caps import installed_frameworks, usable_mib
 from support.gpu import Occupant, Room, memory_of, until
@@ -133,7 +133,7 @@ def test_who_fills_a_slice_up_to_its_caps_and_computes_on_it_stays_within_it(
     assert fill(occupant)["error"] == "OutOfMemoryError"
     used = memory_of(device, occupant.child.pid)
     assert used is not None
-    assert Patience().allows(used, occupant.lease.memory_mib)
+    assert Tolerance().allows(used, occupant.lease.memory_mib)
 
 
 def test_a_process_that_drops_its_variables_is_held_by_mps_all_the_same(tiered: Room) -> None:

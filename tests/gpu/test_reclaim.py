@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu_pool.isolation.guard import find_strangers
+from gpu_pool.enforcement.watchdog import find_unmanaged
 from gpu_pool_client import Device, EndReason, Process
 from support.gpu import Occupant, Room, memory_of, run, until, used_mib
 
@@ -62,7 +62,7 @@ def test_what_a_kernel_leaves_on_the_gpu_is_named_and_the_slice_is_back(
         until(ended(room, occupant))
         assert run(room.pool.lease(occupant.lease.id)).end_reason is EndReason.PROCESS_GONE
         until(lambda: (memory_of(device, left.pid) or 0) >= 512)
-        assert left in [each.process for each in find_strangers([device], run(room.pool.status()).leases)]
+        assert left in [each.process for each in find_unmanaged([device], run(room.pool.status()).leases)]
     finally:
         os.kill(left.pid, signal.SIGKILL)
     until(lambda: memory_of(device, left.pid) is None)

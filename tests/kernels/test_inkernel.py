@@ -17,7 +17,7 @@ import pytest
 
 from gpu_pool_client import parse_request
 from gpu_pool_kernels import installer
-from gpu_pool_kernels.inkernel import facts, keeping, memory
+from gpu_pool_kernels.inkernel import keep_alive, memory, slice_info
 from gpu_pool_kernels.launching import LAUNCHER
 
 from .conftest import IPYKERNEL, SLICE, Start
@@ -225,7 +225,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
-    monkeypatch.setattr(facts, "FIRST_NAMESPACE", os.readlink("/proc/self/ns/pid"))
+    monkeypatch.setattr(slice_info, "FIRST_NAMESPACE", os.readlink("/proc/self/ns/pid"))
     return listing
 
 
@@ -234,28 +234,28 @@ def test_memory_used_is_the_sum_over_the_process_and_its_descendants(nvidia_smi:
         nvidia_smi.write_text(
             f"GPU-a, {os.getpid()}, 400\nGPU-b, {child.pid}, 30\nGPU-c, {os.getpid()}, 7000\nGPU-a, 1, 9000\n"
         )
-        assert facts.memory_used() == (430, "430 MiB")
+        assert slice_info.memory_used() == (430, "430 MiB")
 
 
 @pytest.mark.parametrize("answer", ["[N/A]", "[Insufficient Permissions]"])
 def test_memory_that_the_driver_does_not_tell_is_not_guessed(nvidia_smi: Path, answer: str) -> None:
     nvidia_smi.write_text(f"GPU-a, {os.getpid()}, {answer}")
-    assert facts.memory_used() == (None, "use not measured: the driver does not tell")
+    assert slice_info.memory_used() == (None, "use not measured: the driver does not tell")
 
 
 def test_in_a_container_memory_is_not_measured(nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi.write_text(f"GPU-a, {os.getpid()}, 400")
-    monkeypatch.setattr(facts, "FIRST_NAMESPACE", "another")
-    used, words = facts.memory_used()
+    monkeypatch.setattr(slice_info, "FIRST_NAMESPACE", "another")
+    used, words = slice_info.memory_used()
     assert used is None
     assert "container" in words
 
 
 def test_without_nvidia_smi_memory_is_not_measured(nvidia_smi: Path) -> None:
     (nvidia_smi.parent / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-    assert facts.memory_used() == (None, "use not measured: nvidia-smi does not answer")
+    assert slice_info.memory_used() == (None, "use not measured: nvidia-smi does not answer")
     (nvidia_smi.parent / "nvidia-smi").unlink()
-    assert facts.memory_used() == (None, "use not measured: nvidia-smi does not answer")
+    assert slice_info.memory_used() == (None, "use not measured: nvidia-smi does not answer")
 
 
 @pytest.mark.parametrize(("device", "used"), [("GPU-a", 0), ("MIG-a", 400)])
@@ -264,7 +264,7 @@ def test_a_mig_instance_is_counted_under_its_gpu(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", device)
     nvidia_smi.write_text(f"GPU-whole, {os.getpid()}, 400")
-    assert facts.memory_used() == (used, f"{used} MiB")
+    assert slice_info.memory_used() == (used, f"{used} MiB")
 
 
 @pytest.mark.usefixtures("on_a_slice")
@@ -274,7 +274,7 @@ def test_measured_memory_is_shown_of_what_is_granted(
     monkeypatch.delenv("GPU_POOL_SIMULATED")
     monkeypatch.setenv("GPU_POOL_DEVICE_NAMES", "A<b>,B")
     nvidia_smi.write_text(f"GPU-a, {os.getpid()}, 400\n")
-    shown = facts.Slice()
+    shown = slice_info.SliceInfo()
     assert "400 MiB of 2 x 655 MiB granted" in repr(shown)
     assert "A&lt;b&gt;" in shown._repr_html_()
 
@@ -283,7 +283,7 @@ def test_measured_memory_is_shown_of_what_is_granted(
     ("seconds", "words"), [(0, "0 s"), (59, "59 s"), (60, "1 min"), (3599, "59 min"), (7500, "2 h 05 min")]
 )
 def test_durations_are_written_for_people(seconds: int, words: str) -> None:
-    assert facts.duration(seconds) == words
+    assert slice_info.duration(seconds) == words
 
 
 @pytest.mark.parametrize("path", sorted(LAUNCHER.parent.glob("*.py")), ids=lambda path: path.name)
@@ -312,5 +312,5 @@ def test_keeping_a_slice_that_nobody_takes_names_the_end_of_its_lease(
     monkeypatch.delenv("GPU_POOL_ENDS_AT", raising=False)
     if left is not None:
         monkeypatch.setenv("GPU_POOL_ENDS_AT", f"{time.time() + left:.0f}")
-    keeping.keep("2h")
+    keep_alive.keep("2h")
     assert said in capsys.readouterr().out

@@ -123,7 +123,7 @@ def test_a_wrapped_kernel_needs_no_provisioner(prefix: Path) -> None:
     spec = json.loads((kernel.path / "kernel.json").read_text())
     assert "kernel_provisioner" not in spec["metadata"]
     room, real = spec["argv"][: spec["argv"].index("--")], spec["argv"][spec["argv"].index("--") + 1 :]
-    assert room[1:3] == ["-m", "gpu_pool_provisioner.room.wrap"]
+    assert room[1:3] == ["-m", "gpu_pool_provisioner.proxy.wrap"]
     assert room[room.index("--slice") + 1] == "2%"
     assert room[-2:] == ["-f", "{connection_file}"]
     assert real == R["argv"]

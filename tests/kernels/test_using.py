@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_kernels.inkernel import extension, using
+from gpu_pool_kernels.inkernel import extension, resize
 
 from .conftest import SLICE
 
@@ -20,15 +20,15 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        os.mkfifo(folder / using.PIPE)
-        self._pipe = os.open(folder / using.PIPE, os.O_RDWR | os.O_NONBLOCK)
+        os.mkfifo(folder / resize.PIPE)
+        self._pipe = os.open(folder / resize.PIPE, os.O_RDWR | os.O_NONBLOCK)
 
     def wish(self) -> dict[str, str]:
         return dict(json.loads(os.read(self._pipe, 4096)))
 
     def answer(self, wish: str, words: str, **variables: Any) -> None:
         content = {"wish": wish, "granted": True, "words": words, "variables": variables}
-        (self.folder / using.ANSWER).write_text(json.dumps(content))
+        (self.folder / resize.ANSWER).write_text(json.dumps(content))
 
     def close(self) -> None:
         os.close(self._pipe)
@@ -38,9 +38,9 @@ class Place:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     for name, value in SLICE.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv(using.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(using, "PATIENCE", 0.1)
-    monkeypatch.setattr(using, "pending", "")
+    monkeypatch.setenv(resize.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(resize, "PATIENCE", 0.1)
+    monkeypatch.setattr(resize, "pending", "")
     made = Place(tmp_path)
     yield made
     made.close()
@@ -67,9 +67,9 @@ def test_an_answer_that_comes_late_is_taken_by_the_next_look(
 def test_where_nobody_is_to_be_asked_that_is_said(
     place: Place, where: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv(using.VARIABLE)
+    monkeypatch.delenv(resize.VARIABLE)
     if where:
-        monkeypatch.setenv(using.VARIABLE, str(place.folder / where))
+        monkeypatch.setenv(resize.VARIABLE, str(place.folder / where))
     extension.gpu("use 10%")
     assert "not there to be asked" in capsys.readouterr().err
 
@@ -77,8 +77,8 @@ def test_where_nobody_is_to_be_asked_that_is_said(
 def test_a_launcher_that_has_gone_is_not_waited_for(
     place: Place, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / using.PIPE).rename(tmp_path / "of-the-living")
-    os.mkfifo(tmp_path / using.PIPE)
+    (tmp_path / resize.PIPE).rename(tmp_path / "of-the-living")
+    os.mkfifo(tmp_path / resize.PIPE)
     extension.gpu("use 10%")
     assert "not there to be asked" in capsys.readouterr().err
 

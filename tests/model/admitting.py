@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 
-from gpu_pool import admission, placement, quotas
-from gpu_pool.coursefiles import Courses
-from gpu_pool.courses import Sharing
-from gpu_pool.rules import Rules
+from gpu_pool.courses import Courses
+from gpu_pool.policy import admission, placement, quotas
+from gpu_pool.policy.queue_state import Rules
+from gpu_pool.policy.sharing import Sharing
 from gpu_pool_client import Device, DeviceStatus, GpuPoolError, LeaseState, SliceRequest
 from model.known import Known
 

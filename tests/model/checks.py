@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis.stateful import invariant
 
-from gpu_pool import placement
+from gpu_pool.policy import placement
 from gpu_pool_client import EndReason, Lease, LeaseState
 from model.driving import Driving
 from model.known import Known

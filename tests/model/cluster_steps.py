@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from gpu_pool.coursefiles import Courses
+from gpu_pool.courses import Courses
 from gpu_pool_client import EndReason, GpuPoolError, LeaseGone, LeaseState, NotAllowed, PodPhase
 from model.clusters import ClusterGround, ClusterReference
 from model.driving import indexes, which

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from gpu_pool.dialects import AUTO, Cluster, Options, choose, counted_as
-from gpu_pool.kubernetes.pool import ClusterPool
+from gpu_pool.cluster.dialects import AUTO, Cluster, DialectOptions, choose, counted_as
+from gpu_pool.cluster.pool import ClusterPool
 from gpu_pool_client import Device, NeverFits, SliceRequest
 from model.grounds import ME, Socket, serving_still
 from model.reference import Reference
@@ -34,14 +34,16 @@ class ClusterReference(Reference):
     def counted_as(self, request: SliceRequest) -> SliceRequest:
         """Return what the cluster's dialect grants for it. What it cannot say is refused first of all."""
         there = {device.node for device in self._devices()}
-        dialect = choose(Cluster.read([NODES[name] for name in sorted(there)]), Options(), AUTO).dialect
+        dialect = choose(
+            Cluster.read([NODES[name] for name in sorted(there)]), DialectOptions(), AUTO
+        ).dialect
         if dialect is None:
             raise NeverFits("")
         return counted_as(request, dialect)
 
 
 class StillCluster(Still, ClusterPool):
-    """A pool over a cluster, with the clocks that the folder of its ledger names."""
+    """A pool over a cluster, with the clocks that the folder of its store names."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -64,7 +66,7 @@ class ClusterGround(Socket):
         self.fake = FakeKubernetes()
         self.run(self.fake.start())
         self.service.prelude = serving_still(
-            "gpu_pool.kubernetes.pool", "ClusterPool", "model.clusters", "StillCluster"
+            "gpu_pool.cluster.pool", "ClusterPool", "model.clusters", "StillCluster"
         )
         self.service.arguments = ("--kubernetes",)
         self.service.environment = {"KUBECONFIG": str(self.fake.kubeconfig(self.folder / "kubeconfig"))}

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
-from gpu_pool.coursefiles import BadCourseFile, CourseFile, Courses, parse_course
+from gpu_pool.courses import BadCourseFile, CourseFile, Courses, parse_course
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import EndReason, GpuPoolError, LeaseState, Pool, PoolStatus, Process
 from model.grounds import Ground
@@ -176,7 +176,7 @@ class Driving(RuleBasedStateMachine):
             self.serve()
 
     def kept(self) -> list[tuple[Any, ...]]:
-        """Return the line as the ledger has it: ids, and the devices that are kept free for each."""
+        """Return the line as the store has it: ids, and the devices that are kept free for each."""
         return self.ground.rows("SELECT id, reserved FROM lease WHERE turn IS NOT NULL ORDER BY turn")
 
     def line(self) -> list[tuple[str, str]]:

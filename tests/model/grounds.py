@@ -24,9 +24,9 @@ from unittest.mock import patch
 
 import psutil
 
-from gpu_pool.ledger import records
-from gpu_pool.queueing import Policy, Usage
+from gpu_pool.policy.queue import Policy, Usage
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import records
 from gpu_pool_client import Device, Pool, Process, connect
 from model.scenery import DEVICES
 from model.still import Clocks, StillPool
@@ -63,7 +63,7 @@ class Ground(ABC):
     def __init__(self, nursery: Nursery) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gpu-pool-model-"))
         (self.folder / "courses").mkdir()
-        self.ledger = self.folder / "ledger.db"
+        self.store = self.folder / "store.db"
         self.clocks = Clocks(self.folder / "clocks")
         self.nursery = nursery
         self._parties: list[Process] = []
@@ -121,7 +121,7 @@ class Ground(ABC):
         return {}
 
     def usage(self) -> Usage:
-        """Return what the ledger has of everybody's use, as of now."""
+        """Return what the store has of everybody's use, as of now."""
         wall, policy = self.clocks.read()[0], Policy()
 
         def faded(used: float, as_of: float, half_life: float) -> float:
@@ -138,9 +138,9 @@ class Ground(ABC):
         return Usage(courses, users)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """Read the ledger past the pool."""
+        """Read the store past the pool."""
         if self._reader is None:
-            self._reader = sqlite3.connect(f"file:{self.ledger}?mode=ro", uri=True)
+            self._reader = sqlite3.connect(f"file:{self.store}?mode=ro", uri=True)
         return self._reader.execute(query).fetchall()
 
     async def close(self) -> None:
@@ -192,7 +192,7 @@ class Embedded(Ground):
         self._pool: Pool | None = None
 
     async def open(self) -> Pool:
-        self._pool = StillPool(self.ledger, PoolSettings(**self.settings()))
+        self._pool = StillPool(self.store, PoolSettings(**self.settings()))
         return self._pool
 
     async def crash(self) -> None:
@@ -201,7 +201,7 @@ class Embedded(Ground):
         await self._pool.close()
 
     def asking(self) -> str:
-        opened = f"StillPool(Path({str(self.ledger)!r}), PoolSettings(**{self.settings()!r}))"
+        opened = f"StillPool(Path({str(self.store)!r}), PoolSettings(**{self.settings()!r}))"
         return f"from model.still import Path, PoolSettings, StillPool; pool = {opened}"
 
     async def close(self) -> None:

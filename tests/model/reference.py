@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_pool import placement
-from gpu_pool.queueing import Holding, Situation, Usage, Waiter, decide, order
+from gpu_pool.policy import placement
+from gpu_pool.policy.queue import Holding, Situation, Usage, Waiter, decide, order
 from gpu_pool_client import EndReason, LeaseState, Slice, SliceRequest
 from model.known import Known, Life
 from model.resizing import Resizing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from gpu_pool import admission, placement, quotas
+from gpu_pool.policy import admission, placement, quotas
 from gpu_pool_client import Device, DeviceStatus, GpuPoolError, LeaseState, Slice, SliceRequest, TimedOut
 from model.admitting import Admitting
 from model.known import Known

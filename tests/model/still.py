@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from gpu_pool.clock import Clock
-from gpu_pool.embedded import EmbeddedPool
-from gpu_pool.inventory import Inventory
-from gpu_pool.ledger import records
+from gpu_pool.devices import Inventory
+from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import records
 from gpu_pool_client import Device
 
 #: Where the clocks stand at first: the wall clock in 2030, so that no file of now seems new.
@@ -44,7 +44,7 @@ class Clocks:
 
 
 class Still(EmbeddedPool):
-    """A pool with the clocks that the folder of its ledger names."""
+    """A pool with the clocks that the folder of its store names."""
 
     _clock: Clock
 
@@ -55,7 +55,7 @@ class Still(EmbeddedPool):
 
 
 class StillPool(Still):
-    """An embedded pool that also has the devices that the folder of its ledger names."""
+    """An embedded pool that also has the devices that the folder of its store names."""
 
     def __init__(self, path: Path, settings: PoolSettings, *, owner: bool = False) -> None:
         named = path.with_name("devices.json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpu_pool.isolation.guard import OwnLedger
+from gpu_pool.enforcement.watchdog import OwnStore
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import EndReason, Holder, LeaseState
 from support.pools import device, embedded, take
@@ -15,7 +15,7 @@ _LAB = "title: Lab\npriority: 2\nslices: [{name: Whole, request: 1}]\n"
 async def test_a_device_that_appears_serves_the_line_by_the_course_files_too(tmp_path: Path) -> None:
     (tmp_path / "courses").mkdir()
     (tmp_path / "courses" / "lab.yaml").write_text(_LAB)
-    path, settings = tmp_path / "ledger.db", {"courses_dir": str(tmp_path / "courses")}
+    path, settings = tmp_path / "store.db", {"courses_dir": str(tmp_path / "courses")}
     async with embedded(path, device(0), **settings) as pool:
         await take(pool, "1", "first", Holder("ada", "lab"))
         second = await take(pool, "1", "second", Holder("carl"))
@@ -29,12 +29,12 @@ async def test_a_device_that_appears_serves_the_line_by_the_course_files_too(tmp
 async def test_a_lease_that_the_guard_ends_makes_room_by_the_course_files_too(tmp_path: Path) -> None:
     (tmp_path / "courses").mkdir()
     (tmp_path / "courses" / "lab.yaml").write_text(_LAB)
-    path, settings = tmp_path / "ledger.db", {"courses_dir": str(tmp_path / "courses")}
+    path, settings = tmp_path / "store.db", {"courses_dir": str(tmp_path / "courses")}
     async with embedded(path, device(0), **settings) as pool:
         first = await take(pool, "1", "first", Holder("ada", "lab"))
         await take(pool, "1", "second", Holder("carl"))
         preferred = await take(pool, "1", "third", Holder("bob", "lab"))
-        ledger = OwnLedger(path, PoolSettings(**settings))
-        ledger.end(first, EndReason.OVER_MEMORY)
-        ledger.close()
+        store = OwnStore(path, PoolSettings(**settings))
+        store.end(first, EndReason.OVER_MEMORY)
+        store.close()
         assert (await pool.lease(preferred)).state is LeaseState.HELD

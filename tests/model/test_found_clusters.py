@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("kubernetes_asyncio", reason="the extra [kubernetes] is not installed")
 
-from gpu_pool.kubernetes.pool import ClusterPool
+from gpu_pool.cluster.pool import ClusterPool
 from gpu_pool_client import EndReason, LeaseState
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
@@ -31,7 +31,7 @@ async def fake() -> AsyncIterator[FakeKubernetes]:
 
 @pytest.fixture
 async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[ClusterPool]:
-    async with cluster_pool(tmp_path / "ledger.db", fake.kubeconfig(tmp_path / "kubeconfig"), HUB) as pool:
+    async with cluster_pool(tmp_path / "store.db", fake.kubeconfig(tmp_path / "kubeconfig"), HUB) as pool:
         yield pool
 
 

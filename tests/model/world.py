@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from gpu_pool.coursefiles import Courses
+from gpu_pool.courses import Courses
 from gpu_pool_client import BadRequest
 from model.driving import Driving, indexes, which
 from model.grounds import end

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.isolation.checkpoint import suspension
+from gpu_pool.enforcement.checkpoint import suspension
 from support import cuda_stub
 from support.cuda_stub import Driver
 

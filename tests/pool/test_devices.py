@@ -1,4 +1,4 @@
-"""Which devices a pool has, when the processes that open its ledger do not see the same."""
+"""Which devices a pool has, when the processes that open its store do not see the same."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.embedded import EmbeddedPool
-from gpu_pool.inventory import Inventory
-from gpu_pool.ledger import asking
-from gpu_pool.ledger.database import Database
-from gpu_pool.ledger.errors import LedgerUnusable, OtherDevices
+from gpu_pool.devices import Inventory
+from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.store import requests
+from gpu_pool.store.database import Database
+from gpu_pool.store.errors import OtherDevices, StoreUnusable
 from gpu_pool_client import Device, LeaseState, parse_request
 from support.pools import ME, device, embedded, identity, running, take
 
@@ -27,7 +27,7 @@ async def devices(path: Path, *seen: Device) -> list[Device]:
 
 
 async def test_a_process_that_sees_no_device_takes_none_away(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
+    path = tmp_path / "store.db"
     async with embedded(path) as first, EmbeddedPool(path, find_devices=lambda: Inventory((), "")) as second:
         await first.status()
         assert len((await second.status()).devices) == 1
@@ -35,7 +35,7 @@ async def test_a_process_that_sees_no_device_takes_none_away(tmp_path: Path) -> 
 
 
 async def test_a_device_that_is_gone_is_granted_no_more_and_its_leases_live_on(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
+    path = tmp_path / "store.db"
     old, new = real(0), real(1)
     async with embedded(path, old) as pool:
         lease = await take(pool, "50%", "old")
@@ -49,7 +49,7 @@ async def test_a_device_that_is_gone_is_granted_no_more_and_its_leases_live_on(t
 
 
 async def test_a_device_whose_facts_change_is_known_anew(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
+    path = tmp_path / "store.db"
     async with embedded(path, device(0, driver="550")) as pool:
         await pool.status()
         async with embedded(path, device(0, driver="565")) as later:
@@ -58,7 +58,7 @@ async def test_a_device_whose_facts_change_is_known_anew(tmp_path: Path) -> None
 
 
 async def test_a_new_device_serves_the_line(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
+    path = tmp_path / "store.db"
     async with embedded(path, device(0)) as pool:
         await take(pool, "1", "first")
         second = await take(pool, "1", "second")
@@ -69,24 +69,24 @@ async def test_a_new_device_serves_the_line(tmp_path: Path) -> None:
 async def test_a_process_that_sees_other_devices_takes_none_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "ledger.db"
+    path = tmp_path / "store.db"
     assert await devices(path, real(0)) == [real(0)]
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(asking, "pid_namespace", lambda: "pid:[of another container]")
+        elsewhere.setattr(requests, "pid_namespace", lambda: "pid:[of another container]")
         assert set(await devices(path, real(1))) == {real(0), real(1)}
     assert await devices(path, real(0)) == [real(0), real(1)], "nor the one here what that one saw"
 
 
 async def test_simulated_devices_never_replace_real_ones(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
+    path = tmp_path / "store.db"
     await devices(path, real(0))
-    with pytest.raises(LedgerUnusable, match="in use for V100-SXM2-32GB; .* GPU_POOL_URL"):
+    with pytest.raises(StoreUnusable, match="in use for V100-SXM2-32GB; .* GPU_POOL_URL"):
         await devices(path, device(1))
     assert await devices(path, real(0)) == [real(0)]
 
 
 async def test_simulated_devices_are_replaced_only_when_nobody_uses_them(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
+    path = tmp_path / "store.db"
     async with embedded(path, device(0)) as pool:
         lease = await take(pool, "2%", "key")
         with pytest.raises(OtherDevices, match=r"in use for V100-SXM2-32GB \(simulated\) \(1 lease\)"):
@@ -97,7 +97,7 @@ async def test_simulated_devices_are_replaced_only_when_nobody_uses_them(tmp_pat
 
 
 async def test_a_real_device_waits_for_the_end_of_what_holds_simulated_ones(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
+    path = tmp_path / "store.db"
     async with embedded(path, real(2)) as later:
         async with embedded(path, device(0)) as pool:
             lease = await take(pool, "2%", "key")
@@ -119,7 +119,7 @@ async def test_a_real_device_waits_for_the_end_of_what_holds_simulated_ones(tmp_
 
 
 async def test_a_service_does_not_start_on_what_others_hold_of_simulated_devices(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
+    path = tmp_path / "store.db"
     async with embedded(path, device(0)) as pool:
         await take(pool, "2%", "key")
     service = EmbeddedPool(path, find_devices=lambda: Inventory((real(2),), ""), owner=True)
@@ -132,7 +132,7 @@ async def test_a_service_does_not_start_on_what_others_hold_of_simulated_devices
 async def test_leases_of_processes_that_are_gone_keep_no_simulated_device(
     tmp_path: Path, seen: tuple[Device, ...]
 ) -> None:
-    path = tmp_path / "ledger.db"
+    path = tmp_path / "store.db"
     with running() as process:
         async with embedded(path, device(0)) as pool:
             await pool.attach(await take(pool, "2%", "key"), identity(process))
@@ -143,7 +143,7 @@ async def test_leases_of_processes_that_are_gone_keep_no_simulated_device(
 
 
 async def test_simulated_devices_are_forgotten_when_nobody_uses_them_any_more(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
+    path = tmp_path / "store.db"
     async with embedded(path, device(0)) as pool:
         lease = await take(pool, "2%", "key")
         await pool.drain("0")
@@ -164,7 +164,7 @@ async def devices_without_gpu(path: Path) -> list[Device]:
 
 
 async def test_looking_does_not_wait_for_those_who_write(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
+    path = tmp_path / "store.db"
     await devices(path, device(0))
     database = Database(path)
     with database.transaction():

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from traitlets.config import Config
 
-from gpu_pool.courses import Quota
-from gpu_pool.rules import Rules
+from gpu_pool.policy.queue_state import Rules
+from gpu_pool.policy.sharing import Quota
 from gpu_pool.service.settings import ServeSettings
 from gpu_pool.settings import load_settings
 from gpu_pool_client import BadRequest, WhenIdle

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_pool_client import Holder, OverQuota, connect, parse_request
 from gpu_pool_provisioner import returning
-from gpu_pool_provisioner.slices import KernelSlice
+from gpu_pool_provisioner.kernel_slice import KernelSlice
 from support.classroom import Classroom, Managers, answer, eventually, kill
 from support.pools import until
 from support.service import Nursery, nursery, serving

@@ -184,12 +184,12 @@ async def test_a_kernel_that_never_answers_is_ended_and_gives_its_slice_back(
 async def test_the_first_reply_lifts_the_deadline(classroom: Classroom, manager: Managers) -> None:
     km = manager(classroom.install("two"))
     await km.start_kernel()
-    with sqlite3.connect(classroom.folder / "pool" / "ledger.db") as ledger:
-        (deadline,) = ledger.execute("SELECT deadline FROM lease").fetchone()
+    with sqlite3.connect(classroom.folder / "pool" / "store.db") as store:
+        (deadline,) = store.execute("SELECT deadline FROM lease").fetchone()
         assert deadline is not None
         await asyncio.to_thread(km.provisioner._watch.join, 120)
-        assert ledger.execute("SELECT deadline FROM lease").fetchone() == (None,)
-    ledger.close()
+        assert store.execute("SELECT deadline FROM lease").fetchone() == (None,)
+    store.close()
 
 
 async def test_what_the_kernel_is_told_about_its_slice(classroom: Classroom, manager: Managers) -> None:

@@ -72,7 +72,7 @@ async def test_what_a_kernelspec_says_in_its_environment_counts_before_the_serve
     courses(classroom, "physics-autumn", "the-servers")
     monkeypatch.setenv(COURSE_VARIABLE, "the-servers")
     monkeypatch.setenv(DEFAULT_SLICE_VARIABLE, "10%")
-    monkeypatch.setenv(URL_VARIABLE, f"embedded:{classroom.folder}/nobodys/ledger.db")
+    monkeypatch.setenv(URL_VARIABLE, f"embedded:{classroom.folder}/nobodys/store.db")
     monkeypatch.setenv("TERM_NAME", "autumn")
     stated = {
         COURSE_VARIABLE: "physics-${TERM_NAME}",

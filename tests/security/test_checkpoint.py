@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.isolation.checkpoint import Checkpoint, NotSuspended
+from gpu_pool.enforcement.checkpoint import Checkpoint, NotSuspended
 from gpu_pool.settings import PoolSettings
 from support.disguises import OTHER, STUDENT, disguised, needs_root
 

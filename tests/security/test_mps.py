@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.isolation.mps import MpsTier
-from gpu_pool.isolation.mps.control import PIPES, Control
-from gpu_pool.isolation.mps.processes import SERVER, TOOL, is_believed, is_daemon, is_server
+from gpu_pool.enforcement.mps import MpsTier
+from gpu_pool.enforcement.mps.daemon import PIPES, MpsDaemon
+from gpu_pool.enforcement.mps.processes import SERVER, TOOL, is_believed, is_daemon, is_server
 from support import mps_stub
 from support.disguises import STUDENT, disguised, needs_root, set_user_id_shell
 
@@ -46,8 +46,8 @@ def test_a_students_daemon_keeps_nobody_off_a_gpu(stub: mps_stub.Stub, folder: P
         assert fake.is_alive()
 
 
-def control(folder: Path) -> Control:
-    return Control(folder, options=(), visible="", public=False, timeout=10.0)
+def control(folder: Path) -> MpsDaemon:
+    return MpsDaemon(folder, options=(), visible="", public=False, timeout=10.0)
 
 
 def test_a_set_user_id_program_that_a_student_starts_is_not_our_daemon(

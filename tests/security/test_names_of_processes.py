@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gpu_pool.isolation.guard.processes import describe
+from gpu_pool.enforcement.watchdog.processes import describe
 from gpu_pool.service.callers import is_contained
 from gpu_pool_client.processes import family, lineage, owner_of
 from support.disguises import ENDS_OF_LINES, OTHER, STUDENT, disguised, needs_root

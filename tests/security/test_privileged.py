@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.isolation.privileged.program import Refused, System, perform
+from gpu_pool.enforcement.privileged.program import PrivilegedRefused, System, perform
 from support.disguises import ENDS_OF_LINES, OTHER, STUDENT, disguised, needs_root
 
 pytestmark = needs_root
@@ -26,7 +26,7 @@ def system(tmp_path: Path) -> System:
 def test_a_process_that_calls_itself_the_callers_is_not_moved(system: System, end: bytes) -> None:
     # The caller is OTHER, and the process is the student's.
     with disguised(b"a" + end + b"Uid:\t%d" % OTHER, STUDENT) as process:
-        with pytest.raises(Refused, match=f"not one of user {OTHER}'s"):
+        with pytest.raises(PrivilegedRefused, match=f"not one of user {OTHER}'s"):
             perform(["cgroup-join", LEASE, f"{process.pid}"], system, OTHER)
         assert (system.folder / LEASE / "cgroup.procs").read_text() == ""
         perform(["cgroup-join", LEASE, f"{process.pid}"], system, STUDENT)

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.service.hub import Hub, HubIdentity
-from gpu_pool.service.streams import Limits
+from gpu_pool.service.event_streams import StreamLimits
+from gpu_pool.service.hub import HubApi, HubIdentity
 from gpu_pool_client.processes import boot_id
-from gpu_pool_client.remote.exchange import Server
+from gpu_pool_client.remote.exchange import ServerAddress
 from support.dashboard import PREFIX, Site, showing
 from support.service import Nursery
 from support.stand_in_hub import StandInHub, ask_from, behind_stand_in, standing_in
@@ -91,10 +91,10 @@ def course(tmp_path: Path) -> Path:
 async def site(hub: tuple[StandInHub, int], course: Path, tmp_path: Path) -> AsyncIterator[Site]:
     # No answer of the Hub holds for any time here.
     hours = itertools.count(0, 10)
-    place = Hub(Server("127.0.0.1", hub[1]), "/hub/api", "gpu-pool")
+    place = HubApi(ServerAddress("127.0.0.1", hub[1]), "/hub/api", "gpu-pool")
     identity = HubIdentity(place, [], boot_id(), clock=lambda: float(next(hours)))
     async with showing(tmp_path, 1, identity=identity, courses_dir=str(course.parent)) as site:
-        site.dashboard.limits = Limits(comment_every=0.05)
+        site.dashboard.limits = StreamLimits(comment_every=0.05)
         yield site
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from gpu_pool.service.addresses import client_address, counted_by, read_networks
 from gpu_pool.service.callers import Caller
-from gpu_pool.service.hub import Hub as PlaceOfHub
+from gpu_pool.service.hub import HubApi as PlaceOfHub
 from gpu_pool.service.hub import HubIdentity
 from gpu_pool.service.tokens import (
     Client,
@@ -28,7 +28,7 @@ from gpu_pool.service.tokens import (
 )
 from gpu_pool_client import PoolUnreachable, connect
 from gpu_pool_client.remote import client
-from gpu_pool_client.remote.exchange import Answer, Server
+from gpu_pool_client.remote.exchange import ServerAddress, ServiceAnswer
 from support.hub import HubService
 from support.pools import until
 from support.service import Nursery
@@ -168,7 +168,9 @@ async def test_one_address_may_have_so_many_requests_with_one_unknown_token_wait
 async def test_a_request_goes_on_where_the_client_that_asked_first_with_its_token_has_gone() -> None:
     async with standing_in() as (hub, port):
         hub.users, hub.is_kept = {ADA: "ada"}, is_made_up
-        identity = HubIdentity(PlaceOfHub(Server("127.0.0.1", port), "/hub/api", "gpu-pool"), [], "boot")
+        identity = HubIdentity(
+            PlaceOfHub(ServerAddress("127.0.0.1", port), "/hub/api", "gpu-pool"), [], "boot"
+        )
 
         def asking(token: str, origin: Client) -> asyncio.Task[Caller]:
             return asyncio.create_task(identity.caller(token, "", fresh=False, origin=origin))
@@ -220,10 +222,10 @@ async def test_our_client_tries_again(
         # From where the client asks, too.
         attack = [asyncio.create_task(ask_from(service, "127.0.0.1", token)) for token in made_up(8)]
         await until(lambda: sum(each.done() for each in attack) == 3)
-        answers: list[Answer] = []
+        answers: list[ServiceAnswer] = []
         asked_to_wait = client._asked_to_wait
 
-        def heard(answer: Answer) -> float:
+        def heard(answer: ServiceAnswer) -> float:
             answers.append(answer)
             return asked_to_wait(answer)
 

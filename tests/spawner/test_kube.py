@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from traitlets import TraitError
 
-from gpu_pool.coursefiles import CourseFile, Courses
-from gpu_pool.dialects import choose
-from gpu_pool.exporting import documents
+from gpu_pool.cluster.dialects import choose
+from gpu_pool.cluster.export import documents
+from gpu_pool.courses import CourseFile, Courses
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, parse_request
-from gpu_pool_spawner.choices import Mine
+from gpu_pool_spawner.choices import OwnCourses
 from gpu_pool_spawner.kube import GPUPoolKubeSpawner
+from gpu_pool_spawner.kube_capacity import ClusterSupply, capacity
 from gpu_pool_spawner.kube_choices import chosen, options_of_form, options_of_link, request_of
 from gpu_pool_spawner.kube_offers import server_choices
 from gpu_pool_spawner.kube_profiles import Profile, configured_pod, faults, pod_of, profile_of, settings_of
-from gpu_pool_spawner.kube_room import Supply, room
-from gpu_pool_spawner.page import Page, spawn_page
+from gpu_pool_spawner.page import SpawnPage, spawn_page
 from support.clusters import everything, hami
 from support.kube_profiles import HAMI, NOW, PODS, SERVER, TEXT, course, dialect, profile
 
@@ -99,7 +99,7 @@ def test_every_dialect_puts_a_slice_or_a_gpu_into_a_server(name: str) -> None:
         assert after["spec"]["activeDeadlineSeconds"] == 7200
         assert before == base(command=["jupyterhub-singleuser"])
         many = name.startswith("kai") and text != "1"  # KAI shares a GPU among any number of pods
-        assert room(made, Supply(speaks)) >= (14 if many else 1)
+        assert capacity(made, ClusterSupply(speaks)) >= (14 if many else 1)
     assert granted
 
 
@@ -208,9 +208,9 @@ def test_the_page_says_beforehand_that_work_is_lost(kernels: str) -> None:
 
     def shown(open_: CourseFile) -> str:
         courses = {"ml": open_}
-        choices = server_choices(courses, Supply(HAMI), NOW, may_wait=False)
+        choices = server_choices(courses, ClusterSupply(HAMI), NOW, may_wait=False)
         notes = spawner.server_notes(courses)
-        return spawn_page(Page(Mine(courses), None, NOW, servers=choices, notes=notes))
+        return spawn_page(SpawnPage(OwnCourses(courses), None, NOW, servers=choices, notes=notes))
 
     words = "This course has no home folder: your work is lost when the server ends."
     assert words in shown(brief)

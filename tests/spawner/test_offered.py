@@ -14,7 +14,7 @@ import pytest
 from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
 from gpu_pool_client import SliceRequest, parse_request
-from gpu_pool_kernels import following, installer
+from gpu_pool_kernels import installer, offered
 from gpu_pool_kernels.offered import KERNELS_VARIABLE, OfferedKernels
 from support.terminal import eventually
 
@@ -132,14 +132,14 @@ def file(put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "config/gpu_pool_config.py").write_text(f"c.PoolSettings.courses_dir = {str(tmp_path)!r}")
     variables = {
         "JUPYTER_CONFIG_DIR": f"{tmp_path}/config",
-        "GPU_POOL_URL": f"embedded:{tmp_path}/pool/ledger.db",
+        "GPU_POOL_URL": f"embedded:{tmp_path}/pool/store.db",
         "GPU_POOL_DEVICES": "V100-SXM2-32GB:1",
         "GPU_POOL_COURSE": "cs101",
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(following, "_EVERY", 0.0)
-    monkeypatch.setattr(following, "_PATIENCE", 60.0)
+    monkeypatch.setattr(offered, "_EVERY", 0.0)
+    monkeypatch.setattr(offered, "_PATIENCE", 60.0)
     file = tmp_path / "cs101.yaml"
     file.write_text(COURSE)
     return file
@@ -193,14 +193,14 @@ def test_a_pool_that_is_away_hides_no_kernel_and_is_left_alone(
 def test_an_answer_that_takes_long_serves_whoever_asks_next(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "_PATIENCE", 0.0)
+    monkeypatch.setattr(offered, "_PATIENCE", 0.0)
     may_answer = threading.Event()
 
-    async def slowly(course: following.CourseOffers) -> tuple[SliceRequest, ...]:
+    async def slowly(course: offered.CourseOffers) -> tuple[SliceRequest, ...]:
         await asyncio.to_thread(may_answer.wait, 60)
         return (parse_request("5%"),)
 
-    monkeypatch.setattr(following.CourseOffers, "_offers", slowly)
+    monkeypatch.setattr(offered.CourseOffers, "_offers", slowly)
     manager = OfferedKernels()
     assert on_slices(manager) == ["course-gpu-2pct", "course-gpu-10pct"]
     asked = threading.active_count()
@@ -213,12 +213,12 @@ def test_an_answer_that_takes_long_serves_whoever_asks_next(
 def test_a_pool_that_is_slow_is_waited_for_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, may_answer = threading.Semaphore(0), threading.Semaphore(1)
 
-    async def slowly(course: following.CourseOffers) -> tuple[SliceRequest, ...]:
+    async def slowly(course: offered.CourseOffers) -> tuple[SliceRequest, ...]:
         asked.release()
         assert await asyncio.to_thread(may_answer.acquire, timeout=60)
         return (parse_request("5%"),)
 
-    monkeypatch.setattr(following.CourseOffers, "_offers", slowly)
+    monkeypatch.setattr(offered.CourseOffers, "_offers", slowly)
     manager = OfferedKernels()
     assert on_slices(manager) == ["course-gpu-5pct"], "the first answer is waited for"
     assert asked.acquire(timeout=60)

@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from gpu_pool.coursefiles import parse_course
+from gpu_pool.courses import parse_course
 from gpu_pool_client import DeviceStatus, parse_request
-from gpu_pool_spawner.choices import Mine
-from gpu_pool_spawner.free import free_now
-from gpu_pool_spawner.page import Choice, Page, say_size, spawn_page
-from gpu_pool_spawner.supply import Supply
+from gpu_pool_spawner.choices import OwnCourses
+from gpu_pool_spawner.free_slices import free_now
+from gpu_pool_spawner.page import ServerChoice, SpawnPage, say_size, spawn_page
+from gpu_pool_spawner.pool_view import PoolSupply
 from support.pools import V100, device
 
 NOW = datetime(2026, 10, 12, 10, tzinfo=timezone.utc)
@@ -35,41 +35,45 @@ class Tags(HTMLParser):
 
 
 def page(*statuses: DeviceStatus, **facts: object) -> str:
-    supply = Supply(statuses, **facts)  # type: ignore[arg-type]
-    return spawn_page(Page(Mine({"ml": ML}), supply, NOW))
+    supply = PoolSupply(statuses, **facts)  # type: ignore[arg-type]
+    return spawn_page(SpawnPage(OwnCourses({"ml": ML}), supply, NOW))
 
 
 def test_the_only_course_is_chosen_already() -> None:
     assert " checked" in page(EMPTY)
-    assert " checked" not in spawn_page(Page(Mine({"ml": ML, "art": ART}), Supply(), NOW))
+    assert " checked" not in spawn_page(SpawnPage(OwnCourses({"ml": ML, "art": ART}), PoolSupply(), NOW))
 
 
 def test_the_course_of_the_last_time_is_chosen_already() -> None:
-    both = spawn_page(Page(Mine({"ml": ML, "art": ART}), Supply(), NOW, last="art"))
+    both = spawn_page(SpawnPage(OwnCourses({"ml": ML, "art": ART}), PoolSupply(), NOW, last="art"))
     assert 'value="art" required checked' in both
     assert both.count("checked") == 1
 
 
 @pytest.mark.parametrize("last", [["art"], {"a": 1}, None, "gone"])
 def test_what_was_chosen_long_ago_may_be_anything(last: object) -> None:
-    assert "checked" not in spawn_page(Page(Mine({"ml": ML, "art": ART}), Supply(), NOW, last=last))
+    assert "checked" not in spawn_page(
+        SpawnPage(OwnCourses({"ml": ML, "art": ART}), PoolSupply(), NOW, last=last)
+    )
 
 
 def test_a_course_says_until_when_it_is_open() -> None:
     lab = parse_course(
         "lab.yaml", b"title: Lab\nslices: [{name: S, request: 2%}]\nhours: Mon 10:00-12:00\ntime_zone: UTC"
     )
-    assert "open until Mon 2026-10-12 at 12:00 (UTC)" in spawn_page(Page(Mine({"lab": lab}), None, NOW))
+    assert "open until Mon 2026-10-12 at 12:00 (UTC)" in spawn_page(
+        SpawnPage(OwnCourses({"lab": lab}), None, NOW)
+    )
     assert "open" not in page(EMPTY)
 
 
 def test_what_describes_a_choice_is_found_whatever_its_name_is() -> None:
     """Screen readers look for it: ``aria-describedby`` is a list of ids with spaces between."""
     names = ["Lab place", "Lab", "place", "<b>", 'a "b"', "Übung\t1"]
-    choices = [Choice(f"ml/{name}", name, f"about {number}") for number, name in enumerate(names)]
+    choices = [ServerChoice(f"ml/{name}", name, f"about {number}") for number, name in enumerate(names)]
     # The second course is named as what describes the first could be.
     courses = {"ml": ML, "art": ART, "art-about": ART}
-    html = spawn_page(Page(Mine(courses), None, NOW, without=True, servers={"ml": choices}))
+    html = spawn_page(SpawnPage(OwnCourses(courses), None, NOW, without=True, servers={"ml": choices}))
     read = Tags()
     read.feed(html)
     ids = [each["id"] or "" for _, each in read.found if "id" in each]
@@ -82,11 +86,11 @@ def test_what_describes_a_choice_is_found_whatever_its_name_is() -> None:
 
 
 def test_the_name_of_a_slice_is_no_html() -> None:
-    assert "&lt;b&gt;: 50% of a GPU" in spawn_page(Page(Mine({"art": ART}), Supply(), NOW))
+    assert "&lt;b&gt;: 50% of a GPU" in spawn_page(SpawnPage(OwnCourses({"art": ART}), PoolSupply(), NOW))
 
 
 def test_a_pool_that_does_not_answer_is_told_and_stops_nobody() -> None:
-    silent = spawn_page(Page(Mine({"ml": ML}), None, NOW))
+    silent = spawn_page(SpawnPage(OwnCourses({"ml": ML}), None, NOW))
     assert "The GPUs cannot be asked at the moment" in silent
     assert 'type="radio"' in silent
     assert "free now" not in silent
@@ -121,7 +125,7 @@ def test_what_would_be_refused_is_told_in_sentences_of_their_own(status: DeviceS
 def test_an_offer_that_is_called_by_its_size_is_told_once() -> None:
     text = "title: X\nslices: [{name: A whole GPU, request: 1}, {name: Small, request: 2%}]"
     course = parse_course("ml.yaml", text.encode())
-    shown = spawn_page(Page(Mine({"ml": course}), Supply((EMPTY,)), NOW))
+    shown = spawn_page(SpawnPage(OwnCourses({"ml": course}), PoolSupply((EMPTY,)), NOW))
     assert "<li>A whole GPU<span" in shown
     assert "<li>Small: 2% of a GPU<span" in shown
 
@@ -132,16 +136,16 @@ def test_what_an_administrator_has_drained_is_told() -> None:
 
 
 def test_who_is_in_no_course_is_told_whom_to_ask() -> None:
-    nobody = spawn_page(Page(Mine(), None, NOW, contact="<ada>"))
+    nobody = spawn_page(SpawnPage(OwnCourses(), None, NOW, contact="<ada>"))
     assert "You are in no course. Ask &lt;ada&gt;." in nobody
     assert "radio" not in nobody
 
 
 def test_without_a_course_where_that_is_allowed() -> None:
-    only = spawn_page(Page(Mine(), None, NOW, without=True))
+    only = spawn_page(SpawnPage(OwnCourses(), None, NOW, without=True))
     assert 'value="" required checked' in only
     assert "display: none" not in only
-    assert spawn_page(Page(Mine({"ml": ML}), Supply(), NOW, without=True)).count("radio") == 2
+    assert spawn_page(SpawnPage(OwnCourses({"ml": ML}), PoolSupply(), NOW, without=True)).count("radio") == 2
 
 
 @pytest.mark.parametrize(

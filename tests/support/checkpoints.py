@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpu_pool.isolation.checkpoint import Checkpoint
+from gpu_pool.enforcement.checkpoint import Checkpoint
 from gpu_pool.settings import PoolSettings
 from support.cuda_stub import Driver
 

@@ -25,7 +25,7 @@ IPYKERNEL = (sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file
 #: A kernel of another language.
 TINY = (sys.executable, tiny_kernel, "{connection_file}")
 #: What stands in front of a kernel that needs no provisioner of ours, up to its options.
-WRAP = (sys.executable, "-m", "gpu_pool_provisioner.room.wrap", "-f", "{connection_file}")
+WRAP = (sys.executable, "-m", "gpu_pool_provisioner.proxy.wrap", "-f", "{connection_file}")
 #: A kernel that never answers.
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
 

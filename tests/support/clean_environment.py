@@ -34,7 +34,7 @@ OF_THE_TESTS: Final = (
 )
 #: Names the folder of the environment to the processes that run in it.
 MARK: Final = "FOLDER_OF_THE_TESTS_ENVIRONMENT"
-#: A cluster that the tester wants the tests in tests/kubernetes to use; nobody else sees it.
+#: A cluster that the tester wants the tests in tests/cluster/api_server to use; nobody else sees it.
 GIVEN_KUBECONFIG: Final = "GPU_POOL_TEST_KUBECONFIG"
 
 _HOOK: Final = """\

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpu_pool.dialects import Cluster, Options, Pod
+from gpu_pool.cluster.dialects import Cluster, DialectOptions, Pod
 
 V100 = "Tesla-V100-SXM2-32GB"
 A100 = "NVIDIA-A100-SXM4-40GB"
@@ -178,21 +178,24 @@ def pod(name: str = "p", on: str = "n1", *, limits: Mapping[str, Any] | None = N
     return found
 
 
-def everything() -> dict[str, tuple[Cluster, Options]]:
+def everything() -> dict[str, tuple[Cluster, DialectOptions]]:
     """Return a cluster for each way to share a GPU that is known, with what its administrator says."""
     read = Cluster.read
     mig_labels = {
         f"nvidia.com/mig-1g.5gb.{key}": value for key, value in (("memory", "4864"), ("replicas", "1"))
     }
-    queue = Options(queue="students")
+    queue = DialectOptions(queue="students")
     ready = plain(gpus=2)
     ready["status"]["conditions"].append({"type": "gpu-sharing.nvidia.com/Ready", "status": "True"})
     return {
-        "hami": (read([hami(gpus=2)], runtime_classes=named("nvidia")), Options(policy="binpack")),
-        "hami-mixed": (read([hami("a", memory=16384, model="T4"), hami("b")]), Options()),
-        "whole": (read([plain(gpus=4)]), Options()),
-        "time-slicing": (read([plain(replicas=50, strategy="time-slicing")]), Options()),
-        "mps": (read([plain(replicas=48, strategy="mps", compute_major="8", compute_minor="0")]), Options()),
+        "hami": (read([hami(gpus=2)], runtime_classes=named("nvidia")), DialectOptions(policy="binpack")),
+        "hami-mixed": (read([hami("a", memory=16384, model="T4"), hami("b")]), DialectOptions()),
+        "whole": (read([plain(gpus=4)]), DialectOptions()),
+        "time-slicing": (read([plain(replicas=50, strategy="time-slicing")]), DialectOptions()),
+        "mps": (
+            read([plain(replicas=48, strategy="mps", compute_major="8", compute_minor="0")]),
+            DialectOptions(),
+        ),
         "mig-mixed": (
             read(
                 [
@@ -202,7 +205,7 @@ def everything() -> dict[str, tuple[Cluster, Options]]:
                     )
                 ]
             ),
-            Options(),
+            DialectOptions(),
         ),
         "mig-single": (
             read(
@@ -216,28 +219,31 @@ def everything() -> dict[str, tuple[Cluster, Options]]:
                     )
                 ]
             ),
-            Options(),
+            DialectOptions(),
         ),
         "kai": (kai(), queue),
-        "kai-hami-core": (kai(), Options(queue="students", memory_limiter=True)),
+        "kai-hami-core": (kai(), DialectOptions(queue="students", memory_limiter=True)),
         "kai-nvfractions": (kai(ready), queue),
-        "dra": (dra(listed("gpu-0"), listed("gpu-1")), Options()),
+        "dra": (dra(listed("gpu-0"), listed("gpu-1")), DialectOptions()),
         "dra-memory": (
             dra(listed("gpu-0", default="32768Mi"), listed("gpu-1", default="32768Mi")),
-            Options(),
+            DialectOptions(),
         ),
-        "dra-shares": (dra(listed("gpu-0", default="0", shares=50)), Options()),
-        "dra-unlimited": (dra(listed("gpu-0", default="0")), Options()),
-        "dra-mig": (dra(listed("gpu-0-mig-0", 4864, kind="mig", profile="1g.5gb", model="A100")), Options()),
+        "dra-shares": (dra(listed("gpu-0", default="0", shares=50)), DialectOptions()),
+        "dra-unlimited": (dra(listed("gpu-0", default="0")), DialectOptions()),
+        "dra-mig": (
+            dra(listed("gpu-0-mig-0", 4864, kind="mig", profile="1g.5gb", model="A100")),
+            DialectOptions(),
+        ),
         "volcano": (read([volcano()]), queue),
-        "koordinator": (read([koordinator()]), Options(memory_limiter=True)),
-        "gke": (read([gke("time-sharing", 48, memory=32768)]), Options()),
-        "gke-mps": (read([gke("mps", 7)]), Options()),
+        "koordinator": (read([koordinator()]), DialectOptions(memory_limiter=True)),
+        "gke": (read([gke("time-sharing", 48, memory=32768)]), DialectOptions()),
+        "gke-mps": (read([gke("mps", 7)]), DialectOptions()),
         "aliyun": (
             read(
                 [node(labels=discovered(), allocatable={"aliyun.com/gpu-mem": 64, "aliyun.com/gpu-count": 2})]
             ),
-            Options(memory_limiter=True),
+            DialectOptions(memory_limiter=True),
         ),
-        "bitfusion": (read([node(allocatable={"bitfusion.io/gpu": 1000})]), Options()),
+        "bitfusion": (read([node(allocatable={"bitfusion.io/gpu": 1000})]), DialectOptions()),
     }

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from gpu_pool.clock import Clock
-from gpu_pool.coursefiles import CourseFolder, Courses
+from gpu_pool.courses import CourseFolder, Courses
 
 
 class Desk:

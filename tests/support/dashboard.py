@@ -19,26 +19,26 @@ from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 from tornado.netutil import bind_sockets
 from tornado.web import Application
 
-import gpu_pool.service.web
-from gpu_pool.coursefiles import CourseFolder, Courses, parse_course
-from gpu_pool.embedded import EmbeddedPool
-from gpu_pool.service.answering import UnderWay
+import gpu_pool.service.dashboard
+from gpu_pool.courses import CourseFolder, Courses, parse_course
+from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.browsers import Shared
 from gpu_pool.service.callers import Caller
-from gpu_pool.service.changes import Changes
 from gpu_pool.service.connections import ConnectionLimits
-from gpu_pool.service.desk import Desk
-from gpu_pool.service.editing import CourseDesk
+from gpu_pool.service.course_editor import CourseEditor
+from gpu_pool.service.dashboard import ROUTES, Address
+from gpu_pool.service.dashboard.dashboard import Dashboard
+from gpu_pool.service.handler import InFlightRequests
 from gpu_pool.service.heartbeats import Heartbeats
+from gpu_pool.service.http_server import LimitedServer
 from gpu_pool.service.hub import HubIdentity
-from gpu_pool.service.server import LimitedServer
-from gpu_pool.service.web import ROUTES, Address
-from gpu_pool.service.web.site import Dashboard
+from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Holder, Process, parse_request
 from support.pools import device, embedded
 
-WEB = Path(gpu_pool.service.web.__file__).parent
+WEB = Path(gpu_pool.service.dashboard.__file__).parent
 PREFIX: Final = "/services/gpu-pool/"
 ADMIN: Final = "root"
 _LOG: Final = logging.getLogger("dashboard-test")
@@ -74,7 +74,7 @@ class Site:
     pool: EmbeddedPool
     url: str
     dashboard: Dashboard
-    ledger: Path
+    store: Path
     _count: int = 0
 
     async def take(self, size: str, user: str, course: str | None = None, kernel: str | None = None) -> str:
@@ -132,12 +132,12 @@ async def showing(
     rules = PoolSettings(**settings)
     courses = CourseFolder(Path(rules.courses_dir)) if rules.courses_dir else None
     look = courses.look if courses else lambda: known
-    async with embedded(folder / "ledger.db", *map(device, range(devices)), **settings) as pool:
+    async with embedded(folder / "store.db", *map(device, range(devices)), **settings) as pool:
         heartbeats = Heartbeats(60.0, _LOG)
-        changes = Changes(pool, _LOG, heartbeats)
-        desk = Desk(pool, changes, heartbeats, _LOG, 100)
+        changes = LeaseChanges(pool, _LOG, heartbeats)
+        desk = AuthorizedPool(pool, changes, heartbeats, _LOG, 100)
         looking = asyncio.create_task(changes.run())
-        editor = CourseDesk(pool, courses, rules.rules, desk) if courses else None
+        editor = CourseEditor(pool, courses, rules.rules, desk) if courses else None
         dashboard = Dashboard(pool, changes, _LOG, look, lambda: look().sharing(rules.sharing), editor)
         server = LimitedServer(_application(desk, changes, dashboard, identity), _LOG, ConnectionLimits(1000))
         (socket,) = bind_sockets(0, "127.0.0.1")
@@ -147,7 +147,7 @@ async def showing(
                 pool,
                 f"http://127.0.0.1:{socket.getsockname()[1]}{PREFIX}",
                 dashboard,
-                folder / "ledger.db",
+                folder / "store.db",
             )
         finally:
             dashboard.stop()
@@ -158,7 +158,7 @@ async def showing(
 
 
 def _application(
-    desk: Desk, changes: Changes, dashboard: Dashboard, identity: HubIdentity | None
+    desk: AuthorizedPool, changes: LeaseChanges, dashboard: Dashboard, identity: HubIdentity | None
 ) -> Application:
     hub = HubOAuth(
         base_url=PREFIX,
@@ -167,7 +167,7 @@ def _application(
         oauth_client_id="service-gpu-pool",
     )
     asked: Any = identity
-    shared = Shared(desk, changes, asked, UnderWay(), _LOG, hub, PREFIX)
+    shared = Shared(desk, changes, asked, InFlightRequests(), _LOG, hub, PREFIX)
     pages = [
         (Address(PREFIX, path, page), type(page.__name__, (CallerOfCookie, page), {}), {"shared": shared})
         for path, page in ROUTES

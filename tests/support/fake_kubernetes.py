@@ -2,7 +2,7 @@
 
 For what a test must see that a real one shows seldom: a watch that is cut, a
 version that is forgotten (410), no answer. What it accepts proves nothing
-about pods; ``tests/kubernetes`` has the real one for that, with which this
+about pods; ``tests/cluster/api_server`` has the real one for that, with which this
 one was not compared.
 """
 

@@ -17,7 +17,7 @@ from support.classroom import Classroom, Managers
 
 @pytest.fixture
 async def classroom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Classroom]:
-    url = f"embedded:{tmp_path}/pool/ledger.db"
+    url = f"embedded:{tmp_path}/pool/store.db"
     variables = {
         "GPU_POOL_DEVICES": "V100-SXM2-32GB:1",
         "GPU_POOL_URL": url,

@@ -25,16 +25,16 @@ from typing import Any, Final, TypeVar
 
 import pynvml
 
-from gpu_pool.embedded import EmbeddedPool
-from gpu_pool.inventory import Inventory
-from gpu_pool.inventory.use import FIRST_NAMESPACE, Sample, Sampler, Use
-from gpu_pool.isolation import Isolation, Tier, TierFailed
-from gpu_pool.isolation.hami import HamiTier
-from gpu_pool.isolation.mps import MpsTier
-from gpu_pool.isolation.mps.control import TOOL, mps_processes
-from gpu_pool.isolation.namespaces import CgroupTier
-from gpu_pool.isolation.plain import Accounting
-from gpu_pool.isolation.privileged import Privileged
+from gpu_pool.devices import Inventory
+from gpu_pool.devices.process_use import FIRST_NAMESPACE, ProcessSample, ProcessSampler, ProcessUse
+from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.enforcement import Isolation, Tier, TierFailed
+from gpu_pool.enforcement.hami_core import HamiTier
+from gpu_pool.enforcement.mps import MpsTier
+from gpu_pool.enforcement.mps.daemon import TOOL, mps_processes
+from gpu_pool.enforcement.mps_namespaces import CgroupTier
+from gpu_pool.enforcement.privileged import Privileged
+from gpu_pool.enforcement.tiers import Accounting
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, GpuPoolError, Holder, Lease, LeaseState, Process, parse_request
 from gpu_pool_client.processes import pid_namespace
@@ -89,17 +89,17 @@ class Occupant:
 
 
 class Room:
-    """One device, divided by a pool with a ledger of its own in ``folder``; ``settings`` are the pool's."""
+    """One device, divided by a pool with a store of its own in ``folder``; ``settings`` are the pool's."""
 
     def __init__(self, folder: Path, device: Device, tier: Tier | None = None, **settings: Any) -> None:
         self.device = device
         self.tier = tier or Accounting()
         self.settings = PoolSettings(**settings)
-        self.ledger = folder / "ledger.db"
+        self.store = folder / "store.db"
         self._is_open = False
         isolation = Isolation(lambda _: (self.tier,))
         found = Inventory((device,), "for tests")
-        self.pool = EmbeddedPool(self.ledger, self.settings, lambda: found, isolation)
+        self.pool = EmbeddedPool(self.store, self.settings, lambda: found, isolation)
         self._occupants: list[Occupant] = []
 
     def take(self, size: str, *, caps: bool = True) -> Occupant:
@@ -229,7 +229,7 @@ def may_change_settings() -> bool:
     return os.environ.get(SETTINGS_VARIABLE) == "1"
 
 
-def _others(device: Device, within: float = 10.0) -> Sequence[Use]:
+def _others(device: Device, within: float = 10.0) -> Sequence[ProcessUse]:
     """Return who uses the device, once those had time to go who have just ended."""
     end = time.monotonic() + within
     while (found := _sample(device).uses.get(device.uuid, ())) and time.monotonic() < end:
@@ -242,8 +242,8 @@ def _branch(device: Device) -> int:
     return int(number) if number.isdigit() else 0
 
 
-def _sample(device: Device) -> Sample:
-    sampler = Sampler()
+def _sample(device: Device) -> ProcessSample:
+    sampler = ProcessSampler()
     try:
         return sampler.sample([device])
     finally:

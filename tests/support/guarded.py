@@ -12,28 +12,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_pool.embedded import EmbeddedPool
+from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool_client import Device, Holder, Lease, Process, parse_request
 from support.pools import embedded
 
 _GUARD = """
 import json, logging, sys
 from pathlib import Path
-from gpu_pool.inventory import use
-from gpu_pool.isolation.guard import Guard, GuardRules, OwnLedger
+from gpu_pool.devices import process_use
+from gpu_pool.enforcement.watchdog import OwnStore, WatchdogRules, WatchdogThread
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client.processes import pid_namespace
 
 logged, evicted, now = [], [], [0.0]
 handler = logging.Handler()
 handler.emit = lambda record: logged.append(record.getMessage())
-logging.getLogger("gpu_pool.guard").addHandler(handler)
-logging.getLogger("gpu_pool.guard").setLevel("INFO")
-use.FIRST_NAMESPACE = pid_namespace()  # the tests may run in a container
+logging.getLogger("gpu_pool.watchdog").addHandler(handler)
+logging.getLogger("gpu_pool.watchdog").setLevel("INFO")
+process_use.FIRST_NAMESPACE = pid_namespace()  # the tests may run in a container
 settings = PoolSettings(**json.loads(sys.argv[2]))
-ledger = OwnLedger(Path(sys.argv[1]), settings)
-rules = GuardRules.of(settings, auto="end")
-guard = Guard(ledger, rules, evict=lambda lease, pids: evicted.extend(pids), clock=lambda: now[0])
+store = OwnStore(Path(sys.argv[1]), settings)
+rules = WatchdogRules.of(settings, auto="end")
+guard = WatchdogThread(store, rules, evict=lambda lease, pids: evicted.extend(pids), clock=lambda: now[0])
 for line in sys.stdin:
     now[0] += float(line)
     guard.look()
@@ -87,7 +87,7 @@ async def guarded(folder: Path, library: Path, *devices: Device, **settings: Any
 
     When the guard has ended it must have complained about nothing.
     """
-    pool = embedded(folder / "ledger.db", *devices)
+    pool = embedded(folder / "store.db", *devices)
     guard = _start(folder, library, settings)
     try:
         yield Guarded(pool, folder, guard)
@@ -104,7 +104,7 @@ def _start(folder: Path, library: Path, settings: dict[str, Any]) -> subprocess.
     scenario.write_text("driver 550.54.14\n")
     stub = {"LD_LIBRARY_PATH": str(library), "NVML_STUB_SCENARIO": str(scenario)}
     return subprocess.Popen(
-        [sys.executable, "-c", _GUARD, str(folder / "ledger.db"), json.dumps(settings)],
+        [sys.executable, "-c", _GUARD, str(folder / "store.db"), json.dumps(settings)],
         env={**os.environ, **stub},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gpu_pool_client.remote.exchange import Server, ask
+from gpu_pool_client.remote.exchange import ServerAddress, ask
 from support.pools import until
 from support.ports import free_port
 from support.service import Nursery, Service, serving
@@ -152,7 +152,7 @@ class Hub:
         """Ask the Hub, as one who may make users, servers and tokens."""
         content = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"token {TESTER}"}
-        where = Server("127.0.0.1", self.port)
+        where = ServerAddress("127.0.0.1", self.port)
         answer = await ask(where, method, f"/hub/api/{path}", content, 60, headers)
         assert answer.status < 400 or answer.status == 409, answer.body
         return json.loads(answer.body or b"null")
@@ -167,7 +167,7 @@ class Hub:
 
     async def status_of(self, token: str) -> int:
         """Return what the Hub answers to a token."""
-        where, headers = Server("127.0.0.1", self.port), {"Authorization": f"token {token}"}
+        where, headers = ServerAddress("127.0.0.1", self.port), {"Authorization": f"token {token}"}
         return (await ask(where, "GET", "/hub/api/user", None, 60, headers)).status
 
     async def revoke(self, token: str) -> None:
@@ -223,8 +223,8 @@ class HubService:
     service: Service
 
     @property
-    def where(self) -> Server:
-        return Server("127.0.0.1", self.hub.service_port)
+    def where(self) -> ServerAddress:
+        return ServerAddress("127.0.0.1", self.hub.service_port)
 
     @property
     def url(self) -> str:

@@ -97,7 +97,7 @@ class Hub:
         (folder / "jupyterhub_config.py").write_text(_CONFIG + config)
         known = {name: {"longest_lease": "4h"} for name in courses}
         (folder / "gpu_pool_config.py").write_text(f"c.PoolSettings.courses = {known}\n")
-        self.pool = f"embedded:{folder}/ledger.db"
+        self.pool = f"embedded:{folder}/store.db"
         self.token = secrets.token_hex(16)
         port, hub_port, proxy_port = free_ports(3)
         self.url = f"http://127.0.0.1:{port}"

@@ -2,7 +2,7 @@
 
 Its commands are typed as they stand there. In the place of a registry, images are handed to the node;
 in that of the chart's own images, which no index of packages has, stand those of ``support.images``; the
-chart's pre-puller, whose images are missing too, is left out. Homes and the ledger are on disks of this
+chart's pre-puller, whose images are missing too, is left out. Homes and the store are on disks of this
 machine. The bridge between pods enforces no NetworkPolicy.
 """
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import zmq
 
-from gpu_pool.coursefiles import Courses
-from gpu_pool.kubernetes.pool import ClusterPool, open_cluster
-from gpu_pool.kubernetes.settings import KubernetesSettings
+from gpu_pool.cluster.pool import ClusterPool, open_cluster
+from gpu_pool.cluster.settings import KubernetesSettings
+from gpu_pool.courses import Courses
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import (
     Device,
@@ -107,7 +107,7 @@ def volume(name: str, namespace: str, *modes: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def cluster_nursery() -> Iterator[Nursery]:
     """Where services of clusters come from: what they import takes a second and more."""
-    nursery = Nursery("import gpu_pool.kubernetes.pool")
+    nursery = Nursery("import gpu_pool.cluster.pool")
     yield nursery
     nursery.close()
 

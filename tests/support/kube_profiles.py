@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any
 
-from gpu_pool.coursefiles import CourseFile, parse_course
-from gpu_pool.dialects import Cluster, Dialect, Options, choose
+from gpu_pool.cluster.dialects import Cluster, Dialect, DialectOptions, choose
+from gpu_pool.courses import CourseFile, parse_course
 from gpu_pool_client import parse_request
 from gpu_pool_spawner.kube_profiles import Profile, profile_of
 from support.clusters import hami, plain
@@ -34,7 +34,7 @@ PODS = course()
 
 
 def dialect(*nodes: Any, name: str = "auto") -> Dialect:
-    found = choose(Cluster.read(nodes), Options(), name).dialect
+    found = choose(Cluster.read(nodes), DialectOptions(), name).dialect
     assert found is not None
     return found
 

@@ -44,7 +44,7 @@ def environment(folder: Path) -> Mapping[str, str]:
     """Return the variables by which Jupyter and the pool use nothing but ``folder``."""
     return {
         "GPU_POOL_DEVICES": "V100-SXM2-32GB:1",
-        "GPU_POOL_URL": f"embedded:{folder}/ledger.db",
+        "GPU_POOL_URL": f"embedded:{folder}/store.db",
         "JUPYTER_PATH": f"{folder}/share/jupyter",
         "JUPYTER_CONFIG_DIR": f"{folder}/config",
         "JUPYTER_DATA_DIR": f"{folder}/data",

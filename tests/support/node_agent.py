@@ -1,7 +1,7 @@
 """Nodes for tests: what a kubelet does for a pod, done with processes of this machine.
 
 In a test, over a real API server and scheduler (the fixture ``cluster`` of
-``tests/kubernetes`` starts all of it, see its ``conftest``)::
+``tests/cluster/api_server`` starts all of it, see its ``conftest``)::
 
     with NodeAgent(kubeconfig, folder) as agent:      # a thread; every method may be called from anywhere
         agent.add(clusters.hami("n1"), clusters.plain("n2", gpus=8))
@@ -30,7 +30,7 @@ namespaces (``hostUsers``), logs by the API and exec; and it tries again after
 one second what a kubelet does after ten.
 
 Compared with kubelet 1.36.2 on containerd 1.6.20 and runc 1.1.5 in November
-2026, by the pods of ``support.probes``: ``tests/cluster/test_hollow_node.py``
+2026, by the pods of ``support.probes``: ``tests/cluster/kubelet/test_hollow_node.py``
 compares the two again. Owners, lost nodes, quotas and namespaces are
 kube-controller-manager's, as anywhere. A test that needs none of this passes on
 a cluster with real kubelets.
@@ -267,7 +267,7 @@ class NodeAgent:
         return str(found["metadata"]["resourceVersion"])
 
     async def _follow(self, version: str) -> str:
-        changes = watch.Watch(return_type="object").stream(
+        changes = watch.WatchHandler(return_type="object").stream(
             self._core.list_pod_for_all_namespaces,
             field_selector="spec.nodeName!=",
             resource_version=version,

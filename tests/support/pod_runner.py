@@ -153,9 +153,7 @@ class PodRunner:
     async def _live(self) -> None:
         assert self._ground is not None
         if unknown := unknown_in(self._pod):
-            words = (
-                f"The nodes of the tests have no {unknown}: a test of that needs a kubelet (tests/cluster)."
-            )
+            words = f"The nodes of the tests have no {unknown}: that needs a kubelet (tests/cluster/kubelet)."
             await self._event("NotOnThisNode", words, "Warning")
             await self._report("Failed", "NotOnThisNode", words)
             return

@@ -2,7 +2,7 @@
 
 It is the embedded pool of the test's classroom, with leases that are in pods.
 Nothing but the command, the connection and the pool's own variables reaches a
-pod, as in a cluster. Not compared with one: ``support.node_agent`` and ``tests/cluster`` have pods.
+pod, as in a cluster. Not compared with one: ``support.node_agent`` and ``tests/cluster/kubelet`` have pods.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.embedded import EmbeddedPool, open_embedded
+from gpu_pool.embedded.pool import EmbeddedPool, open_embedded
 from gpu_pool_client import (
     Activity,
     BadRequest,

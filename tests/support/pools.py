@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpu_pool.embedded import EmbeddedPool
-from gpu_pool.inventory import Inventory
+from gpu_pool.devices import Inventory
+from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, Holder, Pool, Process, parse_request
 

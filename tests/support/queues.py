@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_pool import placement
-from gpu_pool.queueing import Decision, Holding, Policy, Situation, Usage, Waiter, decide, order
-from gpu_pool.rules import Rules
+from gpu_pool.policy import placement
+from gpu_pool.policy.queue import Decision, Holding, Policy, Situation, Usage, Waiter, decide, order
+from gpu_pool.policy.queue_state import Rules
 from gpu_pool_client import DeviceStatus, Slice, parse_request
 from support.pools import device
 

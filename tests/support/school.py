@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_pool.coursefiles import Courses
-from gpu_pool.kubernetes.pool import ClusterPool, open_cluster
-from gpu_pool.kubernetes.settings import KubernetesSettings
-from gpu_pool.service.changes import Changes
+from gpu_pool.cluster.pool import ClusterPool, open_cluster
+from gpu_pool.cluster.settings import KubernetesSettings
+from gpu_pool.courses import Courses
 from gpu_pool.service.heartbeats import Heartbeats
+from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Holder, PodPhase, parse_request
 from support.api_server import Account, api_serving
@@ -120,14 +120,14 @@ def _fill(cluster: Cluster, users: int) -> None:
 
 
 @asynccontextmanager
-async def pool_of(school: School, ledger: Path) -> AsyncIterator[ClusterPool]:
+async def pool_of(school: School, store: Path) -> AsyncIterator[ClusterPool]:
     """Serve the school's cluster within this process, with the service's own loop over its leases."""
     settings = PoolSettings(max_waiting=100_000)
     # A node has as much memory as four hundred such kernels need.
     kubernetes = KubernetesSettings(kubeconfig=str(school.kubeconfig), namespace=NAMESPACE, memory_mib=512)
     courses = Courses()
-    async with await open_cluster(ledger, settings, kubernetes, lambda: courses, _LOG) as pool:
-        looking = asyncio.create_task(Changes(pool, _LOG, Heartbeats(60.0, _LOG)).run())
+    async with await open_cluster(store, settings, kubernetes, lambda: courses, _LOG) as pool:
+        looking = asyncio.create_task(LeaseChanges(pool, _LOG, Heartbeats(60.0, _LOG)).run())
         try:
             yield pool
         finally:

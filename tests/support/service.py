@@ -31,7 +31,7 @@ import gpu_pool_client.remote.client
 from gpu_pool.cli import main
 from gpu_pool_client import *
 from gpu_pool_client.remote.exchange import ask
-from gpu_pool.ledger.queries import migrations, queries
+from gpu_pool.store.schema import migrations, queries
 with contextlib.suppress(ImportError):  # without the extra [hub]
     import gpu_pool.service.site
 # Another user may be unable to read what is imported later.
@@ -123,7 +123,7 @@ class Service:
 
     def launch(self) -> Process:
         """Start it, and do not wait until it listens."""
-        arguments = ["serve", f"--socket={self.socket}", f"--ledger={self.folder / 'ledger.db'}"]
+        arguments = ["serve", f"--socket={self.socket}", f"--store={self.folder / 'store.db'}"]
         environment = {
             "JUPYTER_CONFIG_DIR": str(self.folder),
             "GPU_POOL_DEVICES": DEVICES,

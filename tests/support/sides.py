@@ -18,7 +18,7 @@ from support.probes import NO_IMAGE, OBJECTS, Probe, container, observed, runs
 _LONG = 400
 #: Where :meth:`Side.serve` serves.
 PORT = 8000
-#: What a kubelet made of every probe; written by ``tests/cluster/test_hollow_node.py`` where it is told to.
+#: What a kubelet made of every probe; ``tests/cluster/kubelet/test_hollow_node.py`` writes it where told to.
 RECORD = Path(__file__).with_name("kubelet_seen.json")
 
 

@@ -2,7 +2,7 @@
 
 A real Hub answers when it can. Here a test says when, so that it can tell who is asked about before whom.
 
-Not compared with a Hub: it answers what the test gives it. The tests of ``tests/service`` that are
+Not compared with a Hub: it answers what the test gives it. The tests of ``tests/pool/service`` that are
 about identity (``test_hub_identity.py``, ``test_hubbed.py``) ask a real one.
 """
 

@@ -56,18 +56,18 @@ def gpu(line: str) -> object:
     """
     words = line.split()
     if not words:
-        from . import facts, using
+        from . import resize, slice_info
 
-        using.catch_up()
-        return facts.current()
+        resize.catch_up()
+        return slice_info.current()
     if words[0] == "keep" and len(words) == 2:
-        from . import keeping
+        from . import keep_alive
 
-        keeping.keep(words[1])
+        keep_alive.keep(words[1])
     elif words[0] == "use" and len(words) > 1:
-        from . import using
+        from . import resize
 
-        using.use(" ".join(words[1:]))
+        resize.use(" ".join(words[1:]))
     else:
         print(USAGE, file=sys.stderr)
     return None

@@ -8,7 +8,7 @@ import json
 import os
 from pathlib import Path
 
-from . import facts
+from . import slice_info
 
 #: Names of errors, the packages they come from, and a word their text must hold.
 ERRORS = {
@@ -28,8 +28,8 @@ def explanation(error: BaseException) -> "str | None":
     size = os.environ.get("GPU_POOL_SLICE")
     if not size or not any(is_exhausted(link) for link in chain(error)):
         return None
-    granted = facts.number("GPU_POOL_MEMORY_MIB")
-    amount = "" if granted is None else f", with {facts.in_words(granted)} of memory"
+    granted = slice_info.number("GPU_POOL_MEMORY_MIB")
+    amount = "" if granted is None else f", with {slice_info.in_words(granted)} of memory"
     larger = next_larger(granted)
     advice = f'The next larger kernel is "{larger}".' if larger else "Ask for a larger slice."
     return f"GPU memory ran out: this kernel's slice is {size}{amount}. {advice}"
@@ -56,7 +56,7 @@ def chain(error: BaseException) -> "list[BaseException]":
 
 def next_larger(granted: "int | None") -> "str | None":
     """Return the display name of the installed kernel with the next larger slice, over the same base."""
-    total = facts.number("GPU_POOL_DEVICE_MEMORY_MIB")
+    total = slice_info.number("GPU_POOL_DEVICE_MEMORY_MIB")
     base = os.environ.get("GPU_POOL_KERNEL_BASE")
     if granted is None or total is None or not base:
         return None

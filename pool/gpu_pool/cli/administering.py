@@ -10,17 +10,17 @@ from typing import Any
 
 import click
 
-from gpu_pool.cli import completing, screen, words
-from gpu_pool.cli.mine import naming_leases
-from gpu_pool.cli.plain import plain_failure
-from gpu_pool.cli.session import Session, complete, json_option, verb
+from gpu_pool.cli import completing, formatting, screen
+from gpu_pool.cli.json_output import plain_failure
+from gpu_pool.cli.own_leases import naming_leases
+from gpu_pool.cli.session import CommandSession, complete, json_option, verb
 from gpu_pool_client import BadRequest, DeviceStatus, Failure, LeaseGone, Outlook, Pool, parse_duration
 
 
 @verb("why", "gpu-pool why 12-0123abcd", "gpu-pool why")
 @click.argument("lease_id", metavar="[LEASE]", required=False, shell_complete=completing.waiting_leases)
 @json_option
-def why(session: Session, lease_id: str | None) -> int:
+def why(session: CommandSession, lease_id: str | None) -> int:
     """Say why a lease waits, and for how long it may: the one named, or all that wait.
 
     Of one that does not wait, and whose kernel has failed in its pod, it says how.
@@ -40,7 +40,7 @@ def why(session: Session, lease_id: str | None) -> int:
         click.echo(_failed(str(lease_id), dataclasses.asdict(failure)))
     elif found:
         for name, outlook in found.items():
-            click.echo(f"{name}: {words.safe(str(outlook), 1_000)}")
+            click.echo(f"{name}: {formatting.safe(str(outlook), 1_000)}")
     else:
         click.echo("Nobody waits.")
     return 0
@@ -49,7 +49,7 @@ def why(session: Session, lease_id: str | None) -> int:
 @verb("drain", "gpu-pool drain 0", "gpu-pool drain GPU-8f2a6c11")
 @click.argument("device", shell_complete=completing.devices)
 @json_option
-def drain(session: Session, device: str) -> int:
+def drain(session: CommandSession, device: str) -> int:
     """Let a GPU's leases end and grant nothing more on it.
 
     DEVICE is an index or a uuid, as "gpu-pool list" shows them. Waiters get
@@ -61,7 +61,7 @@ def drain(session: Session, device: str) -> int:
 @verb("undrain", "gpu-pool undrain 0")
 @click.argument("device", shell_complete=completing.devices)
 @json_option
-def undrain(session: Session, device: str) -> int:
+def undrain(session: CommandSession, device: str) -> int:
     """Grant slices of a drained GPU again."""
     return _drain(session, device, drained=False)
 
@@ -71,7 +71,7 @@ def undrain(session: Session, device: str) -> int:
     "--since", default="1d", metavar="DURATION", help="How far back: 90min, 12h, 7d. By default 1d."
 )
 @json_option
-def history(session: Session, since: str) -> int:
+def history(session: CommandSession, since: str) -> int:
     """List the leases that have ended, and why.
 
     With --json one object a line, which "gpu-pool simulate" reads.
@@ -97,12 +97,12 @@ def _history_row(row: Mapping[str, Any]) -> list[str]:
     granted = row["held_at"] or row["ended_at"]
     return [
         time.strftime("%m-%d %H:%M:%S", time.localtime(row["ended_at"])),
-        words.safe(row["request"]),
-        words.safe(row["user"]),
-        words.safe(row["course"] or "-"),
-        words.safe(row["kernel"] or "-"),
-        words.duration(granted - row["requested_at"]),
-        words.duration(row["held_seconds"]),
+        formatting.safe(row["request"]),
+        formatting.safe(row["user"]),
+        formatting.safe(row["course"] or "-"),
+        formatting.safe(row["kernel"] or "-"),
+        formatting.duration(granted - row["requested_at"]),
+        formatting.duration(row["held_seconds"]),
         row["reason"],
         row["id"],
     ]
@@ -114,16 +114,16 @@ def _failed(lease_id: str, failure: Mapping[str, Any]) -> str:
     where = (
         f"pod {failure['pod']} on {failure['node'] or 'no machine'}, image {failure['image'] or 'unknown'}"
     )
-    said = words.safe(failure["words"], 500)
-    return f"{lease_id}: its kernel failed at {when}. {said} ({words.safe(where, 1_000)})"
+    said = formatting.safe(failure["words"], 500)
+    return f"{lease_id}: its kernel failed at {when}. {said} ({formatting.safe(where, 1_000)})"
 
 
-def _drain(session: Session, device: str, *, drained: bool) -> int:
+def _drain(session: CommandSession, device: str, *, drained: bool) -> int:
     status = complete(_set_drained(session, device, drained))
     if session.as_json:
         screen.show_json({"device": status.device.uuid, "drained": drained, "leases": status.leases})
         return 0
-    name = f"GPU {status.device.index}, {words.safe(status.device.label)},"
+    name = f"GPU {status.device.index}, {formatting.safe(status.device.label)},"
     if not drained:
         click.echo(f"{name} is granted from again.")
     elif status.leases:
@@ -134,17 +134,17 @@ def _drain(session: Session, device: str, *, drained: bool) -> int:
     return 0
 
 
-async def _set_drained(session: Session, device: str, drained: bool) -> DeviceStatus:
+async def _set_drained(session: CommandSession, device: str, drained: bool) -> DeviceStatus:
     async with session.connect() as pool:
         return await pool.drain(device, drained=drained)
 
 
-async def _history(session: Session, since: float) -> list[Mapping[str, Any]]:
+async def _history(session: CommandSession, since: float) -> list[Mapping[str, Any]]:
     async with session.connect() as pool:
         return await pool.history(since)
 
 
-async def _why(session: Session, lease_id: str | None) -> tuple[dict[str, Outlook], Failure | None]:
+async def _why(session: CommandSession, lease_id: str | None) -> tuple[dict[str, Outlook], Failure | None]:
     async with session.connect() as pool:
         if lease_id is not None:
             with naming_leases():

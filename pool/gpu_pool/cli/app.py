@@ -12,17 +12,16 @@ from typing import Any
 import click
 
 from gpu_pool.cli.administering import drain, history, undrain, why
-from gpu_pool.cli.checking import doctor, health
-from gpu_pool.cli.courses import courses
-from gpu_pool.cli.exporting import export
+from gpu_pool.cli.courses import courses, export
+from gpu_pool.cli.doctor import doctor, health
+from gpu_pool.cli.json_output import plain_error
 from gpu_pool.cli.kernels import kernels
-from gpu_pool.cli.plain import plain_error
 from gpu_pool.cli.report import report
 from gpu_pool.cli.requesting import release, request
 from gpu_pool.cli.running import exec_, run, shell
 from gpu_pool.cli.screen import note
 from gpu_pool.cli.serving import serve
-from gpu_pool.cli.session import Interrupted, Session, pool_options
+from gpu_pool.cli.session import CommandSession, Interrupted, pool_options
 from gpu_pool.cli.showing import list_, smi, status
 from gpu_pool.cli.simulate import simulate
 from gpu_pool_client import BadRequest, GpuPoolError
@@ -91,7 +90,7 @@ courses.add_command(export)
 
 def execute(argv: list[str] | None) -> int:
     """Run one command; return its exit status. Nothing is raised."""
-    session = Session()
+    session = CommandSession()
     arguments = sys.argv[1:] if argv is None else argv
     try:
         result: Any = cli.main(
@@ -115,7 +114,7 @@ def _reader_gone() -> int:
     return 128 + signal.SIGPIPE
 
 
-def _explain(error: Exception, session: Session) -> int:
+def _explain(error: Exception, session: CommandSession) -> int:
     if session.debug:
         traceback.print_exception(error)
     if isinstance(error, (click.Abort, Interrupted)):

@@ -17,15 +17,15 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from gpu_pool.cli.mine import shows_all
-from gpu_pool.cli.refusals import refusals
-from gpu_pool.cli.session import Session, complete
-from gpu_pool.cli.words import safe
-from gpu_pool.embedded import ledger_path
-from gpu_pool.inventory import Inventory, discover
-from gpu_pool.inventory.simulated import VARIABLE
-from gpu_pool.ledger import files
-from gpu_pool.ledger.database import Database
+from gpu_pool.cli.formatting import safe
+from gpu_pool.cli.own_leases import shows_all
+from gpu_pool.cli.session import CommandSession, complete
+from gpu_pool.cli.size_refusals import refusals
+from gpu_pool.devices import Inventory, discover
+from gpu_pool.devices.simulated import VARIABLE
+from gpu_pool.embedded.pool import store_path
+from gpu_pool.store import files
+from gpu_pool.store.database import Database
 from gpu_pool_client import SIMULATED, BadRequest, GpuPoolError, Pool, PoolStatus, SliceRequest, parse_request
 from gpu_pool_client.pool import DEFAULT_URL, URL_VARIABLE
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 State = Literal["ok", "note", "broken"]
 
-#: Free space on the ledger's disk below which a note is made. A ledger takes some MiB.
+#: Free space on the store's disk below which a note is made. A store takes some MiB.
 _LITTLE_SPACE: Final = 64 * 1024 * 1024
 
 
@@ -51,8 +51,8 @@ class Check:
     mend: str = ""
 
 
-def check_pool(session: Session) -> Iterator[Check]:
-    """Ask the pool for its status, which on a ledger is also a write."""
+def check_pool(session: CommandSession) -> Iterator[Check]:
+    """Ask the pool for its status, which on a store is also a write."""
     try:
         found, is_all = complete(_look(session))
     except GpuPoolError as error:
@@ -117,28 +117,28 @@ def _hidden(inventory: Inventory) -> Iterator[Check]:
             yield Check("gpus", "note", text, f"To use real ones, unset {VARIABLE}.")
 
 
-def check_ledger(session: Session) -> Iterator[Check]:
+def check_store(session: CommandSession) -> Iterator[Check]:
     """Look at the file of an embedded pool: where it is, who can read it, what version it is."""
     if is_served(session):
         return
     try:
-        path = ledger_path(_url(session))
+        path = store_path(_url(session))
         database = Database(path)
     except GpuPoolError as error:
-        yield Check("ledger", "broken", error.message, error.remedy)
+        yield Check("store", "broken", error.message, error.remedy)
         return
     schema = database.version
     database.close()
     mounts = ((part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True))
     kind = files.file_system(path.parent.resolve(), mounts) or "unknown file system"
-    yield Check("ledger", "ok", f"{path} ({kind}, schema {schema})")
+    yield Check("store", "ok", f"{path} ({kind}, schema {schema})")
     yield from _permissions(path)
     free = shutil.disk_usage(path.parent).free
     if free < _LITTLE_SPACE:
-        yield Check("ledger", "note", f"only {free // 2**20} MiB are free on its disk", "Free some space.")
+        yield Check("store", "note", f"only {free // 2**20} MiB are free on its disk", "Free some space.")
 
 
-def check_jupyter(session: Session) -> Iterator[Check]:
+def check_jupyter(session: CommandSession) -> Iterator[Check]:
     """Look at Python, Jupyter, the provisioner's entry point and the kernelspecs."""
     yield Check("python", "ok", f"{sys.version.split()[0]}, {sys.executable}")
     yield Check("jupyter_client", "ok", version("jupyter_client"))
@@ -155,16 +155,16 @@ def check_jupyter(session: Session) -> Iterator[Check]:
     yield from _kernels(session)
 
 
-def is_served(session: Session) -> bool:
+def is_served(session: CommandSession) -> bool:
     """Whether the pool is a service's, whose GPUs need not be this machine's."""
     return urlsplit(_url(session)).scheme != "embedded"
 
 
-def _url(session: Session) -> str:
+def _url(session: CommandSession) -> str:
     return session.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
 
 
-async def _look(session: Session) -> tuple[PoolStatus, bool]:
+async def _look(session: CommandSession) -> tuple[PoolStatus, bool]:
     """Return the pool's status, and whether it is known to tell of everybody's leases."""
     async with session.connect() as pool:
         found = await pool.status()
@@ -232,9 +232,9 @@ def _strangers(status: PoolStatus) -> Iterator[Check]:
     if not devices:
         return
     # Imported here because it costs some 40 ms, which simulated devices need not pay.
-    from gpu_pool.isolation.guard import find_strangers
+    from gpu_pool.enforcement.watchdog import find_unmanaged
 
-    for stranger in find_strangers(devices, status.leases):
+    for stranger in find_unmanaged(devices, status.leases):
         mend = "Ask for a slice for it, such as: gpu-pool run 10% -- COMMAND; or end it."
         yield Check("strangers", "note", safe(str(stranger), 300), mend)
 
@@ -245,7 +245,7 @@ def _permissions(path: Path) -> Iterator[Check]:
         allowed = 0o755 if each.is_dir() else 0o600
         if mode & ~allowed:
             yield Check(
-                "ledger", "note", f"others have access to {each} ({mode:04o})", f"chmod {allowed:o} {each}"
+                "store", "note", f"others have access to {each} ({mode:04o})", f"chmod {allowed:o} {each}"
             )
 
 
@@ -260,7 +260,7 @@ def _ipykernel() -> Iterator[Check]:
         yield Check("ipykernel", "ok", "there, its version unknown")
 
 
-def _kernels(session: Session) -> Iterator[Check]:
+def _kernels(session: CommandSession) -> Iterator[Check]:
     # Imported here because health, which is asked often, does not need it.
     from gpu_pool_kernels.installer import installed
 
@@ -272,7 +272,7 @@ def _kernels(session: Session) -> Iterator[Check]:
     yield from _refused(session, kernels)
 
 
-def _refused(session: Session, kernels: Sequence[InstalledKernel]) -> Iterator[Check]:
+def _refused(session: CommandSession, kernels: Sequence[InstalledKernel]) -> Iterator[Check]:
     """Name the kernels that could never start, since the pool would refuse their slice."""
     asked = {each.name: _request(each.slice) for each in kernels}
     refused = refusals(session, {request for request in asked.values() if request is not None})

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gpu_pool.cli.checks import Check
+from gpu_pool.cli.formatting import safe
 from gpu_pool.cli.session import complete
-from gpu_pool.cli.words import safe
-from gpu_pool.dialects import Choice, Cluster, NodeUse, choose, usage
-from gpu_pool.dialects.device_plugin import DevicePlugin
-from gpu_pool.dialects.dra import Dra
+from gpu_pool.cluster.dialects import Cluster, DialectChoice, NodeUse, choose, usage
+from gpu_pool.cluster.dialects.device_plugin import DevicePlugin
+from gpu_pool.cluster.dialects.dra import Dra
 from gpu_pool.extras import needs_extra
 from gpu_pool_client import (
     DeviceStatus,
@@ -22,7 +22,7 @@ from gpu_pool_client import (
 )
 
 if TYPE_CHECKING:
-    from gpu_pool.kubernetes.looking import Sight
+    from gpu_pool.cluster.snapshot import ClusterSnapshot
 
 NODE_COLUMNS: Final = ("Node", "GPUs", "Share", "Memory", "Pods")
 GPU_COLUMNS: Final = ("Node", "GPU", "Model", "Share", "Memory", "Pods")
@@ -33,14 +33,14 @@ _EXAMPLE: Final = parse_request("2%")
 _CONSUMABLE: Final = 1, 36
 
 
-def look(kubeconfig: str = "") -> Sight:
+def look(kubeconfig: str = "") -> ClusterSnapshot:
     """Look at the cluster of a kubeconfig; without one of $KUBECONFIG, or of this pod.
 
     Raises the pool's errors.
     """
     with needs_extra("kubernetes", "What a cluster needs"):
-        from gpu_pool.kubernetes.looking import look_at
-    return complete(look_at(kubeconfig))
+        from gpu_pool.cluster.snapshot import take_snapshot
+    return complete(take_snapshot(kubeconfig))
 
 
 def read_cluster(kubeconfig: str = "") -> Cluster:
@@ -48,7 +48,7 @@ def read_cluster(kubeconfig: str = "") -> Cluster:
     return look(kubeconfig).cluster
 
 
-def nodes_in_use(sight: Sight) -> tuple[NodeUse, ...]:
+def nodes_in_use(sight: ClusterSnapshot) -> tuple[NodeUse, ...]:
     """Return what is held on each node with GPUs. Raises ``NotAllowed`` where the cluster shows none."""
     dialect = choose(sight.cluster).dialect
     if dialect is None:
@@ -144,7 +144,7 @@ def check_cluster() -> Iterator[Check]:
         yield from checks_of(sight)
 
 
-def checks_of(sight: Sight) -> Iterator[Check]:
+def checks_of(sight: ClusterSnapshot) -> Iterator[Check]:
     """Say the same of a cluster that was looked at."""
     yield Check("cluster", "ok", f"{sight.url} answers: {len(sight.cluster.nodes)} nodes")
     for problem in sight.problems:
@@ -169,7 +169,7 @@ def checks_of(sight: Sight) -> Iterator[Check]:
         yield Check(f"a slice of {_EXAMPLE}", "ok", words.replace("\n", "; "))
 
 
-def _check_claims(sight: Sight, choice: Choice) -> Iterator[Check]:
+def _check_claims(sight: ClusterSnapshot, choice: DialectChoice) -> Iterator[Check]:
     """Say whether slices can be claims of parts of GPUs, which is what this project recommends."""
     claims, chosen = Dra(sight.cluster), choice.dialect
     if claims.shares:

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import click
 from click.shell_completion import CompletionItem
 
-from gpu_pool.cli.session import Session
-from gpu_pool.cli.words import granted, safe
+from gpu_pool.cli.formatting import granted, safe
+from gpu_pool.cli.session import CommandSession
 from gpu_pool_client import Lease, LeaseState, PoolStatus
 from gpu_pool_client.pool import DEFAULT_URL, URL_VARIABLE
 
@@ -29,7 +29,7 @@ _Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 _Offers = Iterable[tuple[str, str]]
 
 
-def _offering(find: Callable[[Session], _Offers]) -> _Complete:
+def _offering(find: Callable[[CommandSession], _Offers]) -> _Complete:
     """Make what finds all that there is complete a word for Click."""
 
     def complete(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -37,7 +37,7 @@ def _offering(find: Callable[[Session], _Offers]) -> _Complete:
         with contextlib.suppress(Exception):
             given = context.params.get(parameter.name or "")
             named = given if isinstance(given, tuple) else ()
-            found = dict(find(context.ensure_object(Session)))
+            found = dict(find(context.ensure_object(CommandSession)))
             return [
                 CompletionItem(word, help=said)
                 for word, said in found.items()
@@ -48,17 +48,17 @@ def _offering(find: Callable[[Session], _Offers]) -> _Complete:
     return complete
 
 
-def _status(session: Session) -> PoolStatus:
-    """Return the pool's status. Raises whatever is wrong, also that a ledger would have to be made."""
+def _status(session: CommandSession) -> PoolStatus:
+    """Return the pool's status. Raises whatever is wrong, also that a store would have to be made."""
     url = session.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
     if urlsplit(url).scheme == "embedded":
-        from gpu_pool.embedded import ledger_path
+        from gpu_pool.embedded.pool import store_path
 
-        ledger_path(url).stat()
+        store_path(url).stat()
     return asyncio.run(asyncio.wait_for(_ask(session), _WITHIN))
 
 
-async def _ask(session: Session) -> PoolStatus:
+async def _ask(session: CommandSession) -> PoolStatus:
     async with session.connect() as pool:
         return await pool.status()
 
@@ -69,39 +69,39 @@ def _told(leases: Iterable[Lease]) -> Iterator[tuple[str, str]]:
         yield lease.id, f"{what}, {safe(lease.holder.user)}"
 
 
-def _leases(session: Session) -> _Offers:
+def _leases(session: CommandSession) -> _Offers:
     status = _status(session)
     return _told((*status.leases, *status.line))
 
 
-def _held_leases(session: Session) -> _Offers:
+def _held_leases(session: CommandSession) -> _Offers:
     return _told(lease for lease in _status(session).leases if lease.state is LeaseState.HELD)
 
 
-def _waiting_leases(session: Session) -> _Offers:
+def _waiting_leases(session: CommandSession) -> _Offers:
     return _told(_status(session).line)
 
 
-def _devices(session: Session) -> _Offers:
+def _devices(session: CommandSession) -> _Offers:
     for each in _status(session).devices:
         label = safe(each.device.label) + (", drained" if each.drained else "")
         yield str(each.device.index), label
         yield each.device.uuid, label
 
 
-def _kernels(_session: Session) -> _Offers:
+def _kernels(_session: CommandSession) -> _Offers:
     from gpu_pool_kernels.installer import installed
 
     return ((each.name, safe(each.display_name)) for each in installed())
 
 
-def _base_kernels(_session: Session) -> _Offers:
+def _base_kernels(_session: CommandSession) -> _Offers:
     from jupyter_client.kernelspec import KernelSpecManager
 
     return ((name, "") for name in KernelSpecManager().find_kernel_specs())
 
 
-def _workloads(_session: Session) -> _Offers:
+def _workloads(_session: CommandSession) -> _Offers:
     from gpu_pool.simulation import WORKLOADS
 
     return ((name, each.about) for name, each in WORKLOADS.items())

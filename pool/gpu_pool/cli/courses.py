@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING
 import click
 
 from gpu_pool.cli import screen
-from gpu_pool.cli.coursefiles import read_files
-from gpu_pool.cli.coursereports import COURSE_COLUMNS, CourseReport, course_row, plain_course
-from gpu_pool.cli.durations import Duration
-from gpu_pool.cli.session import Session, json_option, pool_options, verb
+from gpu_pool.cli.course_reports import COURSE_COLUMNS, CourseReport, course_row, plain_course, read_files
+from gpu_pool.cli.session import CommandSession, Duration, json_option, pool_options, verb
 
 if TYPE_CHECKING:
     from gpu_pool_client import Device
+
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from gpu_pool.cli.course_reports import usable_courses
+from gpu_pool_client import BadRequest
+
+if TYPE_CHECKING:
+    from gpu_pool.courses import CourseFile
 
 
 @click.group("courses", no_args_is_help=False)
@@ -48,7 +56,7 @@ def courses() -> None:
 )
 @json_option
 def check(
-    session: Session, paths: tuple[Path, ...], device: str | None, students: int | None, stay: float
+    session: CommandSession, paths: tuple[Path, ...], device: str | None, students: int | None, stay: float
 ) -> int:
     """Check course files, and do their arithmetic.
 
@@ -79,7 +87,7 @@ def check(
 @verb("list", "gpu-pool courses list", "gpu-pool courses list examples/courses --json")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @json_option
-def list_(session: Session, paths: tuple[Path, ...]) -> int:
+def list_(session: CommandSession, paths: tuple[Path, ...]) -> int:
     """List courses: their title, when they are open, and what they offer.
 
     PATHS are as for check. Exit status 1 if a file has an error.
@@ -99,19 +107,19 @@ def list_(session: Session, paths: tuple[Path, ...]) -> int:
 
 @verb("new", "gpu-pool courses new cs101 | tee cs101.yaml")
 @click.argument("name")
-def new(_session: Session, name: str) -> int:
+def new(_session: CommandSession, name: str) -> int:
     """Print a commented course file to begin with."""
-    from gpu_pool.coursefiles.reading import SUFFIX, course_name
-    from gpu_pool.coursefiles.template import template
+    from gpu_pool.courses.reading import SUFFIX, course_name
+    from gpu_pool.courses.template import template
 
     click.echo(template(course_name(name.removesuffix(SUFFIX) + SUFFIX)), nl=False)
     return 0
 
 
 @verb("schema", "gpu-pool courses schema | tee course.schema.json")
-def schema(_session: Session) -> int:
+def schema(_session: CommandSession) -> int:
     """Print the JSON Schema by which editors check and complete course files."""
-    from gpu_pool.coursefiles import json_schema
+    from gpu_pool.courses import json_schema
 
     screen.show_json(json_schema())
     return 0
@@ -122,7 +130,84 @@ for _command in (check, list_, new, schema):
 
 
 def _devices(text: str | None) -> tuple[Device, ...]:
-    from gpu_pool.inventory import discover
-    from gpu_pool.inventory.simulated import parse_devices
+    from gpu_pool.devices import discover
+    from gpu_pool.devices.simulated import parse_devices
 
     return discover().devices if text is None else parse_devices(text, "--device")
+
+
+_NAMESPACE: Final = "course-{course}"
+
+
+@verb(
+    "export",
+    "gpu-pool courses export --kubernetes | kubectl apply -f -",
+    "gpu-pool courses export --kubernetes --dialect hami --kueue /etc/gpu-pool/courses",
+    "gpu-pool courses export --images courses/ > images.yaml",
+)
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--kubernetes", is_flag=True, help="Quotas and queues, as objects of Kubernetes, in YAML.")
+@click.option(
+    "--images", is_flag=True, help="The images of courses, as values of Zero to JupyterHub, in YAML."
+)
+@click.option(
+    "--dialect", default="auto", show_default=True, metavar="NAME", help="How the cluster shares its GPUs."
+)
+@click.option(
+    "--namespace",
+    default=_NAMESPACE,
+    show_default=True,
+    metavar="NAME",
+    help="Where a course's servers and kernels are; {course} is its name.",
+)
+@click.option("--kueue/--no-kueue", default=None, help="Queues of Kueue; by default if the cluster has it.")
+@click.option("--kubeconfig", default="", metavar="FILE", help="By default $KUBECONFIG, or the pod's own.")
+def export(
+    _session: CommandSession,
+    paths: tuple[Path, ...],
+    kubernetes: bool,
+    images: bool,
+    dialect: str,
+    namespace: str,
+    kueue: bool | None,
+    kubeconfig: str,
+) -> int:
+    """Print quotas and queues of courses for a cluster to keep, or their images for it to fetch.
+
+    PATHS are as for check. For quotas and queues the cluster is looked at, and nothing of it is
+    changed; what cannot be said in its objects is named on standard error. Images are fetched
+    beforehand by Zero to JupyterHub: give its chart what is printed, as one more --values.
+    """
+    import yaml
+
+    from gpu_pool.cluster.export import pulled
+    from gpu_pool.settings import load_settings
+
+    if kubernetes == images:
+        what = "Both were asked for" if images else "It was not said what to export"
+        raise BadRequest(f"{what}.", "Accepted: --kubernetes, or --images.")
+    courses = usable_courses(paths, load_settings())
+    if images:
+        click.echo(yaml.safe_dump(pulled(courses), sort_keys=False), nl=False)
+        return 0
+    return _export_objects(courses, dialect, namespace, kubeconfig, kueue=kueue)
+
+
+def _export_objects(
+    courses: Mapping[str, CourseFile], dialect: str, namespace: str, kubeconfig: str, *, kueue: bool | None
+) -> int:
+    import yaml
+
+    from gpu_pool.cli.cluster import read_cluster
+    from gpu_pool.cluster.dialects import DEFAULTS, choose
+    from gpu_pool.cluster.export import documents, has_kueue
+
+    choice = choose(read_cluster(kubeconfig), DEFAULTS, dialect)
+    if choice.dialect is None:
+        raise BadRequest(str(choice), "Name the dialect: --dialect hami, say.")
+    wanted = has_kueue(choice.dialect) if kueue is None else kueue
+    made, notes = documents(courses, choice.dialect, namespace, kueue=wanted)
+    click.echo(yaml.safe_dump_all(made, sort_keys=False, explicit_start=True), nl=False)
+    for note in (*choice.reasons, *notes):
+        screen.note(note)
+    return 0

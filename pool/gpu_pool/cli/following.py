@@ -11,9 +11,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from gpu_pool.cli import words
+from gpu_pool.cli import formatting
 from gpu_pool.cli.screen import note
-from gpu_pool.cli.session import Session
+from gpu_pool.cli.session import CommandSession
 from gpu_pool_client import (
     EndReason,
     GpuPoolError,
@@ -49,7 +49,7 @@ class LeaseFollower:
 
     def __init__(
         self,
-        session: Session,
+        session: CommandSession,
         lease: Lease,
         end: Callable[[], Awaitable[object]],
         beside: Callable[[Pool], Awaitable[object]] | None = None,
@@ -105,7 +105,7 @@ class LeaseFollower:
             if reason is None or self._has_ended:
                 return
             self.over = reason
-        _say(words.lease_over(reason, self._lease.notice, GRACE))
+        _say(formatting.lease_over(reason, self._lease.notice, GRACE))
         await self._end_command()
 
     async def _end_command(self) -> None:
@@ -172,14 +172,14 @@ class LeaseFollower:
         if left <= 0:
             return EndReason.TOO_LONG.value
         if left <= self._warn_before:
-            _say(words.lease_ends(left))
+            _say(formatting.lease_ends(left))
             self._warn_before = 0.0
         return None
 
     def _pass_on(self, notice: str) -> None:
         """Tell what the pool has to say, such as that too much memory is used, once."""
         if notice and notice != self._notice:
-            _say(words.safe(notice, 1_000))
+            _say(formatting.safe(notice, 1_000))
         self._notice = notice
 
     def _tell_away(self, error: Exception) -> None:
@@ -223,10 +223,10 @@ async def end_processes(command: Process, lease_id: str) -> None:
     has this program in it, and whatever else stands in the same line of a shell.
     """
     # Imported here because it costs some 40 ms, which most commands never need.
-    from gpu_pool.isolation.guard.ending import Ending, send
+    from gpu_pool.enforcement.watchdog.signals import ProcessEnding, send
 
     owner = os.getuid()
-    ending = Ending(time.monotonic(), owner, to_tidy_up=GRACE)
+    ending = ProcessEnding(time.monotonic(), owner, to_tidy_up=GRACE)
     ending.begin(_processes(command, lease_id, owner))
     for process in ending.processes:  # one that is stopped gets its SIGTERM when it goes on
         with contextlib.suppress(PermissionError):
@@ -240,8 +240,8 @@ async def end_processes(command: Process, lease_id: str) -> None:
 
 def _processes(command: Process, lease_id: str, owner: int) -> Iterable[Process]:
     """Return the processes that descend from the command, and those that are marked with its lease."""
-    from gpu_pool.inventory.activity import marked
-    from gpu_pool.isolation.guard.ending import descendants
+    from gpu_pool.devices.activity import marked
+    from gpu_pool.enforcement.watchdog.signals import descendants
 
     found = {each for pid in marked(lease_id, owner) if (each := Process.of(pid)) is not None}
     return found.union(descendants(command)) - {Process.current()}

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from gpu_pool.cli import completing, screen
-from gpu_pool.cli.refusals import refusals
-from gpu_pool.cli.session import Session, json_option, pool_options, verb
-from gpu_pool.cli.words import safe
+from gpu_pool.cli.formatting import safe
+from gpu_pool.cli.session import CommandSession, json_option, pool_options, verb
+from gpu_pool.cli.size_refusals import refusals
 from gpu_pool_client import BadRequest, parse_request
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def kernels() -> None:
 @click.option("--wrap", is_flag=True, help="For frontends that ignore kernel provisioners, such as VS Code.")
 @json_option
 def install(
-    session: Session,
+    session: CommandSession,
     sizes: tuple[str, ...],
     base: str,
     user: bool,
@@ -88,7 +88,7 @@ def install(
 
 @verb("list", "gpu-pool kernels list", "gpu-pool kernels list --json | jq -r '.kernels[].name'")
 @json_option
-def list_(session: Session) -> int:
+def list_(session: CommandSession) -> int:
     """List the kernels on slices that Jupyter finds."""
     from gpu_pool_kernels.installer import installed
 
@@ -106,7 +106,7 @@ def list_(session: Session) -> int:
 @click.argument("names", nargs=-1, shell_complete=completing.kernels)
 @click.option("--all", "everything", is_flag=True, help="Remove all kernels on slices.")
 @json_option
-def remove(session: Session, names: tuple[str, ...], everything: bool) -> int:
+def remove(session: CommandSession, names: tuple[str, ...], everything: bool) -> int:
     """Remove kernels on slices from all folders in which Jupyter looks.
 
     These are your own, this environment's and the system's, and those of

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import click
 
-from gpu_pool import reporting
-from gpu_pool.cli import screen, words
-from gpu_pool.cli.session import Session, complete, json_option, verb
-from gpu_pool.reporting import Line, Row
+from gpu_pool.cli import formatting, screen
+from gpu_pool.cli.session import CommandSession, complete, json_option, verb
+from gpu_pool.policy import usage_report
+from gpu_pool.policy.usage_report import Row, UsageRow
 from gpu_pool_client import BadRequest, LeaseState, parse_duration
 from gpu_pool_client.requests import format_memory
 
@@ -44,7 +44,7 @@ _ACCEPTED: Final = "Accepted: a time ago (12h, 7d), a day (2026-09-01) or a mome
 @click.option("--until", metavar="WHEN", help="Up to then; up to now, with what is held now, by default.")
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table")
 @json_option
-def report(session: Session, by: str, since: str, until: str | None, form: str) -> int:
+def report(session: CommandSession, by: str, since: str, until: str | None, form: str) -> int:
     """Add up what was used: GPU-hours (share times time), memory, waits.
 
     A lease counts where it ended. Memory is what was measured, on one GPU;
@@ -54,10 +54,10 @@ def report(session: Session, by: str, since: str, until: str | None, form: str) 
     first, last = _moment(since, now), now if until is None else _moment(until, now)
     if last < first:
         raise BadRequest(
-            f"--until {words.safe(str(until))} is before --since {words.safe(since)}.", _ACCEPTED
+            f"--until {formatting.safe(str(until))} is before --since {formatting.safe(since)}.", _ACCEPTED
         )
     rows, held = complete(_rows(session, first, last, now if until is None else None))
-    lines, total = reporting.report(rows, _KEYS[by]), reporting.line("total", rows)
+    lines, total = usage_report.report(rows, _KEYS[by]), usage_report.line("total", rows)
     if session.as_json or form == "json":
         plain = [{by: each.key, **_figures(each)} for each in lines]
         period = {"by": by, "since": first, "until": last, "living": held}
@@ -71,14 +71,16 @@ def report(session: Session, by: str, since: str, until: str | None, form: str) 
     return 0
 
 
-async def _rows(session: Session, since: float, until: float, now: float | None) -> tuple[list[Row], int]:
+async def _rows(
+    session: CommandSession, since: float, until: float, now: float | None
+) -> tuple[list[Row], int]:
     """Return the leases that ended then, with those held ``now`` if it is given, and how many these are."""
     async with session.connect() as pool:
         rows: list[Row] = [row for row in await pool.history(since) if row["ended_at"] <= until]
         if now is None:
             return rows, 0
         held = [lease for lease in (await pool.status()).leases if lease.state is LeaseState.HELD]
-        return [*rows, *(reporting.living(lease, now) for lease in held)], len(held)
+        return [*rows, *(usage_report.living(lease, now) for lease in held)], len(held)
 
 
 def _moment(text: str, now: float) -> float:
@@ -93,13 +95,13 @@ def _moment(text: str, now: float) -> float:
         raise BadRequest(f"{text[:40]!a} is no time.", _ACCEPTED) from None
 
 
-def _figures(line: Line) -> dict[str, Any]:
+def _figures(line: UsageRow) -> dict[str, Any]:
     figures = asdict(line)
     del figures["key"]
     return figures
 
 
-def _csv(by: str, lines: list[Line]) -> str:
+def _csv(by: str, lines: list[UsageRow]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([by, *_figures(lines[-1])])
@@ -115,8 +117,8 @@ def _harmless(cell: object) -> object:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
-def _show(by: str, lines: list[Line], total: Line, held: int) -> None:
-    rows = [[words.safe(each.key) or "-", *_cells(each)] for each in lines]
+def _show(by: str, lines: list[UsageRow], total: UsageRow, held: int) -> None:
+    rows = [[formatting.safe(each.key) or "-", *_cells(each)] for each in lines]
     screen.show(screen.table((by.capitalize(), *_COLUMNS), [*rows, ["total", *_cells(total)]]))
     if held:
         are = (
@@ -127,7 +129,7 @@ def _show(by: str, lines: list[Line], total: Line, held: int) -> None:
         screen.show("", f"{are} up to now, without memory and wait.")
 
 
-def _cells(line: Line) -> list[str]:
+def _cells(line: UsageRow) -> list[str]:
     return [
         f"{line.gpu_hours:.2f}",
         str(line.leases),
@@ -135,6 +137,6 @@ def _cells(line: Line) -> list[str]:
         "-" if line.peak_mib is None else format_memory(line.peak_mib),
         "-" if line.mean_mib is None else format_memory(round(line.mean_mib)),
         f"{line.untouched / line.measured:.0%} of {line.measured}" if line.measured else "-",
-        "-" if line.median_wait is None else words.duration(line.median_wait),
+        "-" if line.median_wait is None else formatting.duration(line.median_wait),
         ", ".join(f"{reason} {count}" for reason, count in line.reasons.items()),
     ]

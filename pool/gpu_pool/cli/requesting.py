@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 import click
 
 from gpu_pool.cli import completing
-from gpu_pool.cli.line import new_key, take
-from gpu_pool.cli.mine import TAKE_ONE, ancestors, held_by, naming_leases, shows_all
-from gpu_pool.cli.plain import plain_lease
+from gpu_pool.cli.acquiring import acquire, new_key
+from gpu_pool.cli.formatting import at_most, granted, safe
+from gpu_pool.cli.json_output import plain_lease
+from gpu_pool.cli.own_leases import TAKE_ONE, ancestors, held_by, naming_leases, shows_all
 from gpu_pool.cli.running import waiting_options
 from gpu_pool.cli.screen import show_json
-from gpu_pool.cli.session import Session, complete, json_option, verb
-from gpu_pool.cli.words import at_most, granted, safe
+from gpu_pool.cli.session import CommandSession, complete, json_option, verb
 from gpu_pool_client import (
     BadRequest,
     EndReason,
@@ -49,7 +49,7 @@ _VERB = "request"
     help="The process whose end gives the slice back, by default the one that calls this command.",
 )
 @json_option
-def request(session: Session, size: str, wait: bool, timeout: float | None, pid: int | None) -> int:
+def request(session: CommandSession, size: str, wait: bool, timeout: float | None, pid: int | None) -> int:
     """Take a slice for this shell, for "exec" and "shell" to use.
 
     It is back when this shell ends, or with "gpu-pool release". In a pipe or
@@ -69,7 +69,7 @@ def request(session: Session, size: str, wait: bool, timeout: float | None, pid:
 @click.argument("lease_ids", metavar="[LEASE]...", nargs=-1, shell_complete=completing.leases)
 @click.option("--all-mine", is_flag=True, help="All your leases: those of kernels, and waiting ones, too.")
 @json_option
-def release(session: Session, lease_ids: tuple[str, ...], all_mine: bool) -> int:
+def release(session: CommandSession, lease_ids: tuple[str, ...], all_mine: bool) -> int:
     """Give slices back: this shell's, or those that are named.
 
     A command under "gpu-pool run", or a kernel behind "gpu-pool serve", is
@@ -100,12 +100,14 @@ def _keeper(pid: int | None) -> Process:
     return keeper
 
 
-async def _request(session: Session, wanted: SliceRequest, keeper: Process, timeout: float | None) -> Lease:
+async def _request(
+    session: CommandSession, wanted: SliceRequest, keeper: Process, timeout: float | None
+) -> Lease:
     async with session.connect() as pool:
-        return await take(pool, wanted, new_key(_VERB), "interactive work", keeper, timeout)
+        return await acquire(pool, wanted, new_key(_VERB), "interactive work", keeper, timeout)
 
 
-async def _release(session: Session, lease_ids: tuple[str, ...], all_mine: bool) -> list[Lease]:
+async def _release(session: CommandSession, lease_ids: tuple[str, ...], all_mine: bool) -> list[Lease]:
     async with session.connect() as pool:
         if lease_ids:
             with naming_leases():

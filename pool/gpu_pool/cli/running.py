@@ -13,17 +13,16 @@ from typing import Any, TypeVar
 import click
 
 from gpu_pool.cli import completing
+from gpu_pool.cli.acquiring import acquire, new_key
 from gpu_pool.cli.child import GatedCommand, become, check_command
 from gpu_pool.cli.containers import DOCKER, Container
-from gpu_pool.cli.durations import Duration
+from gpu_pool.cli.environment import environment_for
 from gpu_pool.cli.following import GRACE, LEASE_ENDED, LeaseFollower, end_processes
-from gpu_pool.cli.line import new_key, take
-from gpu_pool.cli.mine import ancestors, choose, held_by
-from gpu_pool.cli.plain import plain_lease
+from gpu_pool.cli.formatting import at_most, granted
+from gpu_pool.cli.json_output import plain_lease
+from gpu_pool.cli.own_leases import ancestors, choose, held_by
 from gpu_pool.cli.screen import note
-from gpu_pool.cli.session import Session, complete, remember, verb
-from gpu_pool.cli.surroundings import environment_for
-from gpu_pool.cli.words import at_most, granted
+from gpu_pool.cli.session import CommandSession, Duration, complete, remember, verb
 from gpu_pool_client import (
     EndReason,
     GpuPoolError,
@@ -86,7 +85,7 @@ def named_lease(function: F) -> F:
     help="Say how it ended in JSON, in the last line on standard error.",
 )
 def run(
-    session: Session,
+    session: CommandSession,
     size: str,
     command: tuple[str, ...],
     wait: bool,
@@ -126,7 +125,7 @@ def run(
 
 
 def _run_command(
-    session: Session, lease: Lease, child: GatedCommand, command: tuple[str, ...]
+    session: CommandSession, lease: Lease, child: GatedCommand, command: tuple[str, ...]
 ) -> tuple[int, str | None]:
     follower = LeaseFollower(session, lease, lambda: end_processes(child.process, lease.id))
     with _following(session, lease, follower):
@@ -135,7 +134,7 @@ def _run_command(
 
 
 def _run_container(
-    session: Session, lease: Lease, child: GatedCommand, arguments: tuple[str, ...]
+    session: CommandSession, lease: Lease, child: GatedCommand, arguments: tuple[str, ...]
 ) -> tuple[int, str | None]:
     box = Container(lease)
     follower = LeaseFollower(session, lease, lambda: box.stop(GRACE), box.attach)
@@ -149,7 +148,7 @@ def _run_container(
 
 
 @contextlib.contextmanager
-def _following(session: Session, lease: Lease, follower: LeaseFollower) -> Iterator[None]:
+def _following(session: CommandSession, lease: Lease, follower: LeaseFollower) -> Iterator[None]:
     """Give the lease back at the end of a command, once all that is to end with it has."""
     try:
         yield
@@ -173,7 +172,7 @@ def _told(status: int, follower: LeaseFollower) -> tuple[int, str | None]:
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @named_lease
-def exec_(session: Session, command: tuple[str, ...], lease_id: str | None) -> int:
+def exec_(session: CommandSession, command: tuple[str, ...], lease_id: str | None) -> int:
     """Run a command on the slice that this shell holds.
 
     The slice is the one taken with "gpu-pool request"; it stays with the shell
@@ -186,7 +185,7 @@ def exec_(session: Session, command: tuple[str, ...], lease_id: str | None) -> i
 
 @verb("shell", "gpu-pool shell")
 @named_lease
-def shell(session: Session, lease_id: str | None) -> int:
+def shell(session: CommandSession, lease_id: str | None) -> int:
     """Open a shell on the slice that this shell holds.
 
     The shell is $SHELL; leave it with exit.
@@ -198,22 +197,22 @@ def shell(session: Session, lease_id: str | None) -> int:
 
 
 async def _take(
-    session: Session, request: SliceRequest, program: str, keeper: Process, timeout: float | None
+    session: CommandSession, request: SliceRequest, program: str, keeper: Process, timeout: float | None
 ) -> Lease:
     # The program's name alone: arguments may hold secrets, and others read the list.
     purpose = f"run {Path(program).name}"
     async with session.connect() as pool:
-        return await take(pool, request, new_key("run"), purpose, keeper, timeout)
+        return await acquire(pool, request, new_key("run"), purpose, keeper, timeout)
 
 
-async def _held(session: Session, lease_id: str | None) -> Lease:
+async def _held(session: CommandSession, lease_id: str | None) -> Lease:
     async with session.connect() as pool:
         status = await pool.status()
     held = [lease for lease in status.leases if lease.state is LeaseState.HELD]
     return choose(held_by(held, ancestors(), os.environ), lease_id)
 
 
-async def _as_it_ended(session: Session, lease: Lease) -> Lease:
+async def _as_it_ended(session: CommandSession, lease: Lease) -> Lease:
     """Return the lease as it is now, or as it was where the pool does not tell."""
     try:
         async with session.connect() as pool:
@@ -222,7 +221,7 @@ async def _as_it_ended(session: Session, lease: Lease) -> Lease:
         return lease
 
 
-def _give_back(session: Session, lease: Lease, reason: EndReason) -> None:
+def _give_back(session: CommandSession, lease: Lease, reason: EndReason) -> None:
     async def release() -> None:
         async with session.connect() as pool:
             await pool.release(lease.id, reason)

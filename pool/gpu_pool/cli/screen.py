@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     #: What can be printed.
     Shown = Table | str
 
+
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+
 #: Columns of output that no terminal cuts: programs and files get whole lines.
 _WIDE = 1_000
 #: Columns from which on tables are shown whole.
@@ -71,3 +79,43 @@ def show_json(value: Any, *, indent: int | None = 2) -> None:
 def note(text: str) -> None:
     """Tell the person something on standard error, where it is in no program's way."""
     click.echo(f"gpu-pool: {text}", err=True)
+
+
+#: Seconds in which most commands are done, and nothing is said.
+_SILENT: Final = 2.0
+#: Seconds between two words in a terminal, where one line changes, and elsewhere, where each is a line.
+_LIVE_EVERY: Final = 0.2
+_PLAIN_EVERY: Final = 10.0
+
+
+class Progress:
+    """Says how far it has come once it takes long: in a terminal in one line, else in a line now and then."""
+
+    def __init__(self) -> None:
+        self._is_live = sys.stderr.isatty()
+        self._due = time.monotonic() + _SILENT
+        self._status: Status | None = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def tell(self, what: str, part: float) -> None:
+        """Say what is done now, and which part of it (0 to 1) has been done."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        text = f"{what}: {part:.0%}"
+        if not self._is_live:
+            self._due = now + _PLAIN_EVERY
+            note(text)
+            return
+        self._due = now + _LIVE_EVERY
+        if self._status is None:
+            self._status = console(stderr=True).status(text)
+            self._status.start()
+        else:
+            self._status.update(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpu_pool.cli.session import Session, verb
+from gpu_pool.cli.session import CommandSession, verb
 
 
 @verb(
@@ -20,12 +20,16 @@ from gpu_pool.cli.session import Session, verb
     "$XDG_RUNTIME_DIR/gpu-pool/gpu-pool.sock for others.",
 )
 @click.option("--mode", metavar="MODE", help="The socket's mode, 0600 by default; 0666 lets every user in.")
-@click.option("--ledger", metavar="PATH", help="The ledger, by default that of an embedded pool.")
+@click.option("--store", metavar="PATH", help="The store, by default that of an embedded pool.")
 @click.option(
     "--kubernetes", is_flag=True, default=None, help="Serve a cluster's GPUs: kernels run there, in pods."
 )
 def serve(
-    _session: Session, socket: str | None, mode: str | None, ledger: str | None, kubernetes: bool | None
+    _session: CommandSession,
+    socket: str | None,
+    mode: str | None,
+    store: str | None,
+    kubernetes: bool | None,
 ) -> int:
     """Serve this machine's pool on a Unix socket, to its users and to containers.
 
@@ -38,7 +42,7 @@ def serve(
 
     from gpu_pool.service.app import ServeApp
 
-    given = {"socket": socket, "mode": mode, "ledger": ledger, "kubernetes": kubernetes}
+    given = {"socket": socket, "mode": mode, "store": store, "kubernetes": kubernetes}
     app = ServeApp()
     app.configure(Config({"ServeApp": {name: value for name, value in given.items() if value is not None}}))
     app.start()

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from gpu_pool_client import BadRequest, Pool, connect
+from gpu_pool_client import BadRequest, Pool, connect, parse_duration
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -20,7 +20,7 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
-class Session:
+class CommandSession:
     """The common options, as given before or after the verb."""
 
     #: The pool's URL; None for ``$GPU_POOL_URL`` or ``embedded:``.
@@ -73,7 +73,7 @@ def verb(name: str, *examples: str) -> Callable[[Callable[..., int]], Verb]:
 
     def decorate(function: Callable[..., int]) -> Verb:
         command = click.command(name, cls=Verb, examples=examples)
-        return command(pool_options(click.make_pass_decorator(Session)(function)))
+        return command(pool_options(click.make_pass_decorator(CommandSession)(function)))
 
     return decorate
 
@@ -115,7 +115,7 @@ def remember(field: str) -> Callable[[click.Context, click.Parameter, Any], None
     def callback(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None:
         # An option that is not given after the verb leaves what was given before it.
         if value:
-            setattr(ctx.ensure_object(Session), field, value)
+            setattr(ctx.ensure_object(CommandSession), field, value)
 
     return callback
 
@@ -147,3 +147,34 @@ async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
     finally:
         for signum in signals:
             loop.remove_signal_handler(signum)
+
+
+#: The longest that may be given: a year, which is longer than any machine is up.
+_LONGEST = 365 * 86_400
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # older versions of Click take none
+    """A duration, which the command gets in seconds. What is no time at all is refused in words.
+
+    ``unit`` is what a plain number counts, in seconds.
+    """
+
+    name = "duration"
+
+    def __init__(self, unit: float = 1.0) -> None:
+        self._unit = unit
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds that ``value`` means. Called by Click."""
+        if not isinstance(value, str):  # a default, in seconds
+            return float(value)
+        try:
+            seconds = parse_duration(value)
+        except BadRequest as error:
+            remedy = error.remedy if self._unit == 1 else error.remedy.replace("seconds", "minutes")
+            self.fail(f"{error.message} {remedy}", param, ctx)
+        if value.strip()[-1:].isdigit():
+            seconds *= self._unit
+        if seconds > _LONGEST:
+            self.fail(f"{value[:40]!a} is more than a year. Accepted: up to 365d.", param, ctx)
+        return seconds

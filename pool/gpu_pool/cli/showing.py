@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpu_pool.cli import screen, words
-from gpu_pool.cli.mine import TAKE_ONE, ancestors, held_by
-from gpu_pool.cli.plain import plain_devices, plain_lease, plain_status
-from gpu_pool.cli.session import Interrupted, Session, complete, json_option, verb
-from gpu_pool.cli.usage import memory_used
+from gpu_pool.cli import formatting, screen
+from gpu_pool.cli.json_output import plain_devices, plain_lease, plain_status
+from gpu_pool.cli.own_leases import TAKE_ONE, ancestors, held_by
+from gpu_pool.cli.session import CommandSession, Interrupted, complete, json_option, verb
 from gpu_pool_client import Lease, LeaseGone, LeaseState, PoolStatus
 
 if TYPE_CHECKING:
     from gpu_pool.cli.screen import Shown
+
+
+import contextlib
+
+from gpu_pool_client.processes import family
 
 #: Seconds between two looks of ``status --watch``.
 _EVERY = 1.0
@@ -36,7 +40,7 @@ _NO_DEVICES = "No GPU is in this pool. Find out why with: gpu-pool doctor"
 @click.option("-d", "--details", is_flag=True, help="Also show who holds what.")
 @click.option("--nodes", is_flag=True, help="List the nodes of a Kubernetes cluster: held of total.")
 @json_option
-def list_(session: Session, details: bool, nodes: bool) -> int:
+def list_(session: CommandSession, details: bool, nodes: bool) -> int:
     """List the GPUs: how much of each is free.
 
     With --nodes, those of the cluster that KUBECONFIG names, whoever holds
@@ -50,15 +54,15 @@ def list_(session: Session, details: bool, nodes: bool) -> int:
         return 0
     _show_devices(status)
     if details:
-        rows = words.holding_rows(status, time.time())
-        screen.show("", screen.table(words.HOLDING_COLUMNS, rows) if rows else "Nothing is held.")
+        rows = formatting.holding_rows(status, time.time())
+        screen.show("", screen.table(formatting.HOLDING_COLUMNS, rows) if rows else "Nothing is held.")
     return 0
 
 
 @verb("status", "gpu-pool status", "gpu-pool status --watch", "gpu-pool status --json | jq '.line | length'")
 @click.option("-w", "--watch", is_flag=True, help="Keep showing it until Ctrl-C.")
 @json_option
-def status(session: Session, watch: bool) -> int:
+def status(session: CommandSession, watch: bool) -> int:
     """Show the leases, and who waits in line for one."""
     if not watch:
         found = complete(_status(session))
@@ -77,7 +81,7 @@ def status(session: Session, watch: bool) -> int:
 
 @verb("smi", "gpu-pool smi", "gpu-pool smi --json | jq '.leases[0].slices[0].memory_used_mib'")
 @json_option
-def smi(session: Session) -> int:
+def smi(session: CommandSession) -> int:
     """Show my slice, and the memory used of it.
 
     Also what is enforced, and how long it has been held. "My" slices are
@@ -94,12 +98,12 @@ def smi(session: Session) -> int:
         screen.show_json({"url": status.url, "leases": leases})
         return 0
     for number, (lease, memory) in enumerate(zip(mine, used, strict=True)):
-        lines = words.slice_lines(lease, memory, time.time())
+        lines = formatting.slice_lines(lease, memory, time.time())
         screen.show(*([""] if number else []), *(f"{label + ':':<15}{text}" for label, text in lines))
     return 0
 
 
-def _list_nodes(session: Session, details: bool) -> int:
+def _list_nodes(session: CommandSession, details: bool) -> int:
     from gpu_pool.cli import cluster
 
     found = cluster.nodes_in_use(cluster.look())
@@ -121,7 +125,7 @@ def _plain_with_use(lease: Lease, used: dict[str, int]) -> dict[str, object]:
     return plain
 
 
-async def _status(session: Session) -> PoolStatus:
+async def _status(session: CommandSession) -> PoolStatus:
     async with session.connect() as pool:
         found = await pool.status()
     if found.note:
@@ -131,21 +135,23 @@ async def _status(session: Session) -> PoolStatus:
 
 def _show_devices(status: PoolStatus) -> None:
     if status.devices:
-        screen.show(screen.table(words.DEVICE_COLUMNS, words.device_rows(status)))
+        screen.show(screen.table(formatting.DEVICE_COLUMNS, formatting.device_rows(status)))
     else:
         screen.show(_NO_DEVICES)
 
 
 def _status_table(status: PoolStatus) -> Shown:
-    rows = words.lease_rows(status, time.time())
+    rows = formatting.lease_rows(status, time.time())
     if not rows:
         return "Nothing is held, and nobody waits."
-    shown = [column for column in words.LEASE_COLUMNS if column != words.LIMITS or not screen.is_narrow()]
-    places = [words.LEASE_COLUMNS.index(column) for column in shown]
+    shown = [
+        column for column in formatting.LEASE_COLUMNS if column != formatting.LIMITS or not screen.is_narrow()
+    ]
+    places = [formatting.LEASE_COLUMNS.index(column) for column in shown]
     return screen.table(shown, ([row[place] for place in places] for row in rows))
 
 
-async def _watch(session: Session) -> None:
+async def _watch(session: CommandSession) -> None:
     if session.as_json:
         async for status in _changes(session):
             screen.show_json(plain_status(status), indent=None)
@@ -164,7 +170,7 @@ async def _watch(session: Session) -> None:
                 await asyncio.sleep(_EVERY)
 
 
-async def _changes(session: Session) -> AsyncIterator[PoolStatus]:
+async def _changes(session: CommandSession) -> AsyncIterator[PoolStatus]:
     """Yield the status now and whenever it has changed."""
     last: PoolStatus | None = None
     async with session.connect() as pool:
@@ -174,3 +180,36 @@ async def _changes(session: Session) -> AsyncIterator[PoolStatus]:
                 yield status
             last = status
             await asyncio.sleep(_EVERY)
+
+
+_BYTES_PER_MIB = 1024 * 1024
+
+
+def memory_used(lease: Lease) -> dict[str, int]:
+    """Return MiB in use by the lease's process and its descendants, by device uuid.
+
+    A device is left out where this is not known: a simulated one, one whose
+    driver does not say, or processes that cannot be seen from here.
+    """
+    real = [part.device.uuid for part in lease.slices if not part.device.simulated]
+    if not real or lease.process is None or not lease.process.is_alive():
+        return {}
+    # Imported here because it costs some 40 ms, which simulated devices need not pay.
+    import pynvml
+
+    failures = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
+    pids = family(lease.process.pid)
+    used: dict[str, int] = {}
+    try:
+        pynvml.nvmlInit()
+    except failures:
+        return {}
+    try:
+        for uuid in real:
+            with contextlib.suppress(*failures, TypeError):  # TypeError: an amount is not known
+                handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+                running = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+                used[uuid] = sum(each.usedGpuMemory for each in running if each.pid in pids) // _BYTES_PER_MIB
+    finally:
+        pynvml.nvmlShutdown()
+    return used

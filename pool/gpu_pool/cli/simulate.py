@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 import click
 
 from gpu_pool.cli import completing, screen
-from gpu_pool.cli.durations import Duration
-from gpu_pool.cli.progress import Progress
-from gpu_pool.cli.session import Session, complete, json_option, verb
-from gpu_pool.cli.words import duration, safe
+from gpu_pool.cli.formatting import duration, safe
+from gpu_pool.cli.screen import Progress
+from gpu_pool.cli.session import CommandSession, Duration, complete, json_option, verb
 from gpu_pool_client import BadRequest, GpuPoolError
 
 if TYPE_CHECKING:
     from gpu_pool.cli.screen import Shown
-    from gpu_pool.queueing import Policy
-    from gpu_pool.simulation import Arrival, Figures
-    from gpu_pool.simulation.report import Waits
+    from gpu_pool.policy.queue import Policy
+    from gpu_pool.simulation import Arrival, RunFigures
+    from gpu_pool.simulation.report import WaitFigures
     from gpu_pool_client import Device
 
 #: Files of history longer than this are refused, in bytes.
@@ -56,7 +55,7 @@ _DEVICES = "--devices"
 )
 @json_option
 def simulate(
-    session: Session,
+    session: CommandSession,
     workload: str,
     devices: str | None,
     weight: tuple[str, ...],
@@ -87,10 +86,10 @@ def simulate(
 
 
 def _arrivals(
-    session: Session, workload: str, devices: str | None, seed: int | None
+    session: CommandSession, workload: str, devices: str | None, seed: int | None
 ) -> tuple[str, list[Arrival], tuple[Device, ...], dict[str, float]]:
     """Return (title, arrivals, devices, weights) of a made-up workload or of a file."""
-    from gpu_pool.inventory.simulated import parse_devices
+    from gpu_pool.devices.simulated import parse_devices
     from gpu_pool.simulation import WORKLOADS, arrivals, read_history
 
     known = WORKLOADS.get(workload)
@@ -117,7 +116,7 @@ def _arrivals(
     return path.name, found, parse_devices(devices, _DEVICES) if devices else complete(_of_pool(session)), {}
 
 
-async def _of_pool(session: Session) -> tuple[Device, ...]:
+async def _of_pool(session: CommandSession) -> tuple[Device, ...]:
     """Return the pool's own devices. Raises ``BadRequest`` where there are none to simulate with."""
     try:
         async with session.connect() as pool:
@@ -134,9 +133,9 @@ async def _of_pool(session: Session) -> tuple[Device, ...]:
     )
 
 
-def _run(found: list[Arrival], devices: tuple[Device, ...], policy: Policy) -> dict[str, Figures]:
-    from gpu_pool import admission
-    from gpu_pool.rules import Rules
+def _run(found: list[Arrival], devices: tuple[Device, ...], policy: Policy) -> dict[str, RunFigures]:
+    from gpu_pool.policy import admission
+    from gpu_pool.policy.queue_state import Rules
     from gpu_pool.simulation import ORDERS, figures
     from gpu_pool.simulation import simulate as run
 
@@ -152,7 +151,7 @@ def _run(found: list[Arrival], devices: tuple[Device, ...], policy: Policy) -> d
 
 
 def _policy(weights: Mapping[str, float], drain_after: float | None) -> Policy:
-    from gpu_pool.queueing import Policy
+    from gpu_pool.policy.queue import Policy
 
     policy = Policy(weights=weights)
     return policy if drain_after is None else dataclasses.replace(policy, drain_after=drain_after)
@@ -169,7 +168,7 @@ def _weight(text: str) -> tuple[str, float]:
     return course, weight
 
 
-def _write_plot(path: Path, title: str, by_order: Mapping[str, Figures]) -> None:
+def _write_plot(path: Path, title: str, by_order: Mapping[str, RunFigures]) -> None:
     from gpu_pool.simulation.plot import waits_plot
 
     try:
@@ -180,7 +179,7 @@ def _write_plot(path: Path, title: str, by_order: Mapping[str, Figures]) -> None
         raise BadRequest(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def _table(by_order: Mapping[str, Figures]) -> Shown:
+def _table(by_order: Mapping[str, RunFigures]) -> Shown:
     columns = ("Order", "In use", "Mean wait", "Median", "95th perc.", "Worst", "Whole GPU 95th", "Jain")
     rows = [
         [
@@ -196,20 +195,20 @@ def _table(by_order: Mapping[str, Figures]) -> Shown:
     return screen.table(columns, rows)
 
 
-def _size_table(by_order: Mapping[str, Figures]) -> Shown:
+def _size_table(by_order: Mapping[str, RunFigures]) -> Shown:
     sizes = list(next(iter(by_order.values())).by_size)
     shown = sizes if len(sizes) <= 12 else [*sizes[:6], *sizes[-6:]]
     rows = [[size, *(" / ".join(_three(each.by_size[size])) for each in by_order.values())] for size in shown]
     return screen.table(("Size", *by_order), rows)
 
 
-def _user_table(by_order: Mapping[str, Figures]) -> Shown:
-    def spread(each: Figures) -> str:
+def _user_table(by_order: Mapping[str, RunFigures]) -> Shown:
+    def spread(each: RunFigures) -> str:
         means = sorted(waits.mean for waits in each.by_user.values())
         return " / ".join(duration(mean) for mean in (means[0], means[len(means) // 2], means[-1]))
 
     return screen.table(tuple(by_order), [[spread(each) for each in by_order.values()]])
 
 
-def _three(waits: Waits) -> list[str]:
+def _three(waits: WaitFigures) -> list[str]:
     return [duration(waits.median), duration(waits.p95), duration(waits.worst)]

@@ -1,4 +1,4 @@
-"""The pool as a service: one process owns the ledger and the devices, for everybody on the machine.
+"""The pool as a service: one process owns the store and the devices, for everybody on the machine.
 
 ::
 

@@ -22,32 +22,32 @@ from traitlets.config import Application as Program
 from traitlets.config import Config
 
 from gpu_pool.audit import AuditLog
-from gpu_pool.coursefiles import CourseFolder, Courses
-from gpu_pool.embedded import EmbeddedPool, ledger_path
+from gpu_pool.courses import CourseFolder, Courses
+from gpu_pool.embedded.pool import EmbeddedPool, store_path
 from gpu_pool.extras import needs_extra
 from gpu_pool.service.addresses import read_networks
-from gpu_pool.service.answering import UnderWay
+from gpu_pool.service.api import ApiOptions, api
+from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.callers import PeerIdentity
-from gpu_pool.service.changes import Changes
 from gpu_pool.service.connections import ConnectionLimits
-from gpu_pool.service.desk import Desk
+from gpu_pool.service.event_streams import EventStreams, StreamLimits
+from gpu_pool.service.handler import InFlightRequests
+from gpu_pool.service.health import check_processes_are_seen
 from gpu_pool.service.heartbeats import Heartbeats
-from gpu_pool.service.hidepid import check_processes_are_seen
-from gpu_pool.service.hubbed import HubPlace, hub_place, named_by
+from gpu_pool.service.http_server import LimitedServer, PeerServer
+from gpu_pool.service.hub_service import HubPlace, hub_place, named_by
+from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.listening import BACKLOG, ServiceSocket
 from gpu_pool.service.metrics import Metrics
-from gpu_pool.service.pace import Pace
-from gpu_pool.service.rooms import Rooms, api
-from gpu_pool.service.server import LimitedServer, PeerServer
+from gpu_pool.service.rate_limits import DecisionRate
 from gpu_pool.service.settings import ServeSettings
-from gpu_pool.service.streams import Limits, Streams
 from gpu_pool.settings import PoolSettings, load_settings
 from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
 from gpu_pool_client.remote.addresses import own_socket
 
 #: Seconds in which the answers under way have been given once the service is to stop.
 _STOP_WITHIN: Final = 10.0
-#: Files that the service needs itself, apart from connections: the ledger, the log, questions to the Hub.
+#: Files that the service needs itself, apart from connections: the store, the log, questions to the Hub.
 _OWN_FILES: Final = 512
 #: Seconds for which one thread may keep the interpreter while another wants it. Python's own 5 ms are
 #: several times what a decision takes, and requests and decisions, each in a thread, alternate.
@@ -118,19 +118,19 @@ class ServeApp(ServeSettings, Program):
             await self._answer(pool, listening, stop)
 
     async def _open_pool(self) -> EmbeddedPool:
-        ledger = ledger_path(f"embedded:{self.ledger}")
-        self._is_new = not ledger.exists()
+        store = store_path(f"embedded:{self.store}")
+        self._is_new = not store.exists()
         if not self.kubernetes:
-            return EmbeddedPool(ledger, self._pool_settings, owner=True)
+            return EmbeddedPool(store, self._pool_settings, owner=True)
         with needs_extra("kubernetes", "What a cluster needs"):
-            from gpu_pool.kubernetes.pool import open_cluster
-            from gpu_pool.kubernetes.settings import KubernetesSettings
+            from gpu_pool.cluster.pool import open_cluster
+            from gpu_pool.cluster.settings import KubernetesSettings
         try:
             kubernetes = KubernetesSettings(config=self.config)
         except TraitError as error:
             raise BadRequest(f"A setting of the cluster is wrong: {error}") from error
         courses = _courses(self._pool_settings)[1]
-        return await open_cluster(ledger, self._pool_settings, kubernetes, courses, self.log)
+        return await open_cluster(store, self._pool_settings, kubernetes, courses, self.log)
 
     def _reopen(self, audit: AuditLog) -> None:
         try:
@@ -140,11 +140,11 @@ class ServeApp(ServeSettings, Program):
 
     async def _answer(self, pool: EmbeddedPool, listening: ServiceSocket, stop: asyncio.Event) -> None:
         heartbeats = Heartbeats(self.ttl, self.log)
-        status = await pool.status()  # a ledger that cannot be opened is told now
+        status = await pool.status()  # a store that cannot be opened is told now
         if self._is_new:  # said aloud: where the whole folder of another is lost, nothing else tells of it
-            self.log.info("There was no ledger: a new one was made, which knows of no leases")
+            self.log.info("There was no store: a new one was made, which knows of no leases")
         await heartbeats.look(pool, (*status.leases, *status.line), time.monotonic())
-        changes = Changes(pool, self.log, heartbeats)
+        changes = LeaseChanges(pool, self.log, heartbeats)
         rooms = self._rooms(pool, changes, heartbeats)
         servers = [self._open_socket(rooms, listening)]
         if self._place is not None:
@@ -164,22 +164,22 @@ class ServeApp(ServeSettings, Program):
             await server.close_all_connections()
         looking.cancel()
 
-    async def _give_last_answers(self, rooms: Rooms) -> None:
+    async def _give_last_answers(self, rooms: ApiOptions) -> None:
         """Let nobody wait for news any more, and finish what is being answered."""
         for stop in (rooms.changes.stop, *rooms.stops):
             stop()
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(rooms.under_way.none(), _STOP_WITHIN)
 
-    def _rooms(self, pool: EmbeddedPool, changes: Changes, heartbeats: Heartbeats) -> Rooms:
+    def _rooms(self, pool: EmbeddedPool, changes: LeaseChanges, heartbeats: Heartbeats) -> ApiOptions:
         folder, courses = _courses(self._pool_settings)
-        streams = Streams(pool, changes, self.log, self._limits())
-        return Rooms(
+        streams = EventStreams(pool, changes, self.log, self._limits())
+        return ApiOptions(
             pool=pool,
             desk=self._desk(pool, changes, heartbeats),
             changes=changes,
             streams=streams,
-            under_way=UnderWay(),
+            under_way=InFlightRequests(),
             log=self.log,
             settings=self._pool_settings,
             admins=frozenset(self.admins),
@@ -191,8 +191,8 @@ class ServeApp(ServeSettings, Program):
             stops=[pool.stop_waiting, streams.stop],
         )
 
-    def _limits(self) -> Limits:
-        return Limits(self.max_streams, self.comment_every, self.longest_stream)
+    def _limits(self) -> StreamLimits:
+        return StreamLimits(self.max_streams, self.comment_every, self.longest_stream)
 
     def _connection_limits(self, most: int) -> ConnectionLimits:
         return ConnectionLimits(
@@ -223,11 +223,11 @@ class ServeApp(ServeSettings, Program):
             self.max_clients if self._place is not None else 0,
         )
 
-    def _desk(self, pool: EmbeddedPool, changes: Changes, heartbeats: Heartbeats) -> Desk:
-        pace, others = Pace(self.max_decisions), self.other_courses
-        return Desk(pool, changes, heartbeats, self.log, self.max_waits, pace, other_courses=others)
+    def _desk(self, pool: EmbeddedPool, changes: LeaseChanges, heartbeats: Heartbeats) -> AuthorizedPool:
+        pace, others = DecisionRate(self.max_decisions), self.other_courses
+        return AuthorizedPool(pool, changes, heartbeats, self.log, self.max_waits, pace, other_courses=others)
 
-    def _open_socket(self, rooms: Rooms, listening: ServiceSocket) -> LimitedServer:
+    def _open_socket(self, rooms: ApiOptions, listening: ServiceSocket) -> LimitedServer:
         named = named_by(self.system_users) if self._place is not None else None
         identify = PeerIdentity(os.geteuid(), self.admins, *([named] if named else []))
         limits = self._connection_limits(self.max_socket_clients)
@@ -235,7 +235,7 @@ class ServeApp(ServeSettings, Program):
         server.add_socket(listening.listener)
         return server
 
-    def _open_hub(self, rooms: Rooms, place: HubPlace) -> LimitedServer:
+    def _open_hub(self, rooms: ApiOptions, place: HubPlace) -> LimitedServer:
         with needs_extra("hub", "What a JupyterHub needs"):
             from gpu_pool.service.site import site
         limits = self._connection_limits(self.max_clients)

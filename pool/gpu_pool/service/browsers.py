@@ -10,26 +10,25 @@ from typing import Any, ClassVar
 from jupyterhub.services.auth import HubOAuth, HubOAuthCallbackHandler, HubOAuthenticated
 from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
-from gpu_pool.service.answering import UnderWay, part_with_unknown
-from gpu_pool.service.audited import act_for, say_id, tell_refusal
+from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.callers import Caller
-from gpu_pool.service.changes import Changes
 from gpu_pool.service.connections import admit, client_of
-from gpu_pool.service.desk import Desk
+from gpu_pool.service.handler import InFlightRequests, act_for, part_with_unknown, say_id, tell_refusal
 from gpu_pool.service.hub import HubIdentity, UnknownToken
-from gpu_pool.service.hubbed import HubPlace
+from gpu_pool.service.hub_service import HubPlace
+from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool_client import GpuPoolError
-from gpu_pool_client.remote.problems import Problem, problem_of
+from gpu_pool_client.remote.problems import ProblemDocument, problem_of
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
     """What all pages are given."""
 
-    desk: Desk
-    changes: Changes
+    desk: AuthorizedPool
+    changes: LeaseChanges
     identity: HubIdentity
-    under_way: UnderWay
+    under_way: InFlightRequests
     log: logging.Logger
     hub_auth: HubOAuth
     prefix: str
@@ -103,7 +102,7 @@ class Callback(_Quiet, HubOAuthCallbackHandler):  # type: ignore[misc] # as abov
         """Return nobody: who has a login already is found out by the page. Called by tornado."""
 
 
-class Page(_Quiet):
+class BrowserPage(_Quiet):
     """A page for somebody who is known: :attr:`caller`.
 
     Forms need the token that ``xsrf_form_html`` puts into them. Errors of the
@@ -159,11 +158,13 @@ class Page(_Quiet):
             status_code = problem.status
         else:
             phrase = HTTPStatus(status_code).phrase
-            problem = Problem(title=phrase, status=status_code, detail=phrase, code="error", message=phrase)
+            problem = ProblemDocument(
+                title=phrase, status=status_code, detail=phrase, code="error", message=phrase
+            )
         self.set_status(status_code)
         self.show_error(problem)
 
-    def show_error(self, problem: Problem) -> None:
+    def show_error(self, problem: ProblemDocument) -> None:
         """Write the page of an error."""
         self.set_header("Content-Type", "text/plain; charset=utf-8")
         self.finish(problem.detail)

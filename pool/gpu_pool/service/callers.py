@@ -15,8 +15,8 @@ from typing import Final, Protocol
 
 from tornado.httputil import HTTPServerRequest
 
-from gpu_pool.names import name_of
 from gpu_pool.service.subordinate import subordinate_owner
+from gpu_pool.user_names import name_of
 from gpu_pool_client import Lease, NotAllowed, Process, procfs
 from gpu_pool_client.processes import owner_of
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpu_pool.service.callers import Caller
-from gpu_pool.service.changes import Changes
-from gpu_pool.service.pace import Pace
+from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool.service.rate_limits import DecisionRate
 
 
-class Decisions:
+class DecisionLog:
     """Goes with everything that changes the pool. Administrators may decide as often as they like."""
 
-    def __init__(self, changes: Changes, log: logging.Logger, pace: Pace | None) -> None:
+    def __init__(self, changes: LeaseChanges, log: logging.Logger, pace: DecisionRate | None) -> None:
         self._changes = changes
         self._log = log
         self._pace = pace

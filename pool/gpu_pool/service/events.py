@@ -14,11 +14,11 @@ from tornado.gen import with_timeout
 from tornado.iostream import StreamClosedError
 from tornado.util import TimeoutError as TookTooLong
 
-from gpu_pool.service.answering import Handler
+from gpu_pool.service.event_streams import EventStreams
+from gpu_pool.service.handler import Handler
 from gpu_pool.service.heartbeats import without_keepers
-from gpu_pool.service.streams import Streams
 from gpu_pool_client import GpuPoolError, Lease, LeaseState
-from gpu_pool_client.remote import wire
+from gpu_pool_client.remote import bodies
 
 #: Name, id and data of each event; None where there is nothing new.
 Events: TypeAlias = AsyncGenerator[tuple[str, str, bytes] | None, None]
@@ -41,15 +41,15 @@ class Event(BaseModel):
     data: str
 
 
-class Stream(Handler):
+class EventStream(Handler):
     """Handlers whose answer goes on. One event of each is in memory at most: the next is the latest then."""
 
     _sending: asyncio.Task[None] | None = None
 
     @property
-    def streams(self) -> Streams:
+    def streams(self) -> EventStreams:
         """What all streams share."""
-        found: Streams = self.settings["streams"]
+        found: EventStreams = self.settings["streams"]
         return found
 
     @property
@@ -109,14 +109,14 @@ class Stream(Handler):
         return min(self.streams.limits.comment_every, self.streams.limits.longest)
 
 
-class LeaseEvents(Stream):
+class LeaseEvents(EventStream):
     """What becomes of one lease."""
 
     async def get(self, lease_id: str) -> None:
         """Send the lease, and why it waits, whenever that changes; 204 if its end was seen."""
         with self.streams.opened(self.caller.user):
             lease = await self.desk.lease(self.caller, lease_id)
-            if lease.state is LeaseState.ENDED and wire.version(lease) == self.seen:
+            if lease.state is LeaseState.ENDED and bodies.version(lease) == self.seen:
                 self.set_status(HTTPStatus.NO_CONTENT)
                 self.finish()
                 return
@@ -132,7 +132,7 @@ class LeaseEvents(Stream):
             before, lease = told, newer or lease
             told = await self._outlook(lease)
             if newer is not None:
-                seen = wire.version(newer)
+                seen = bodies.version(newer)
             if lease is not None and (newer is not None or told not in (before, b"null")):
                 yield "lease", seen, b'{"lease":%b,"outlook":%b}' % (_written_lease(lease), told)
             else:
@@ -143,10 +143,10 @@ class LeaseEvents(Stream):
         if lease is None or lease.state is not LeaseState.WAITING:
             return b"null"
         found = await self.streams.outlook(lambda: self.desk.explain(self.caller, lease.id))
-        return b"null" if found is None else wire.OUTLOOK.dump_json(found)
+        return b"null" if found is None else bodies.OUTLOOK.dump_json(found)
 
 
-class PoolEvents(Stream):
+class PoolEvents(EventStream):
     """What becomes of the pool."""
 
     async def get(self) -> None:
@@ -171,7 +171,7 @@ class PoolEvents(Stream):
 
 
 def _written_lease(lease: Lease) -> bytes:
-    return wire.LEASE.dump_json(without_keepers(lease))
+    return bodies.LEASE.dump_json(without_keepers(lease))
 
 
 def _written(name: str, tag: str, data: bytes) -> bytes:

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 from tornado.web import Finish, HTTPError
 
-from gpu_pool.service.answering import Handler
 from gpu_pool.service.connections import admit
+from gpu_pool.service.handler import Handler
 from gpu_pool.service.heartbeats import without_keepers
 from gpu_pool.service.hub import HubUnreachable
-from gpu_pool.service.pace import spread
+from gpu_pool.service.rate_limits import spread
 from gpu_pool_client import BadRequest, EndReason, NotAllowed, PoolUnreachable
-from gpu_pool_client.remote import wire
+from gpu_pool_client.remote import bodies
 
 T = TypeVar("T")
 
@@ -54,10 +54,10 @@ class Polling(Handler):
     @property
     def seconds(self) -> float:
         """For how long to wait at most."""
-        return min(max(self.number("seconds"), 0.0), wire.LONGEST_POLL)
+        return min(max(self.number("seconds"), 0.0), bodies.LONGEST_POLL)
 
 
-class Health(Handler):
+class HealthHandler(Handler):
     """Whether the pool works. Asked by anybody; what is wrong is told to those who are known."""
 
     _is_known = False
@@ -69,14 +69,14 @@ class Health(Handler):
             self._is_known = True
 
     async def get(self) -> None:
-        """Say whether the pool works: its ledger can be read and written."""
+        """Say whether the pool works: its store can be read and written."""
         problem = await self.desk.health.problem()
         if problem is not None:
             raise problem if self._is_known else PoolUnreachable("The pool does not work.")
         await self.answer(b'{"status":"ok"}')
 
 
-class Description(Handler):
+class DescriptionHandler(Handler):
     """The description of all addresses. Asked by anybody."""
 
     async def prepare(self) -> None:
@@ -87,7 +87,7 @@ class Description(Handler):
         await self.answer(self.application.settings["description"])
 
 
-class Heartbeat(Handler):
+class HeartbeatHandler(Handler):
     """The sign of life of a process whose leases end without it."""
 
     async def prepare(self) -> None:
@@ -101,19 +101,19 @@ class Heartbeat(Handler):
 
     async def post(self) -> None:
         """Renew leases, and say which need no renewing."""
-        unknown = self.desk.heartbeats.beat(self.caller.user, self.read(wire.Beat).leases)
-        await self.answer(wire.Beaten(unknown=unknown).model_dump_json().encode())
+        unknown = self.desk.heartbeats.beat(self.caller.user, self.read(bodies.HeartbeatBody).leases)
+        await self.answer(bodies.HeartbeatAnswer(unknown=unknown).model_dump_json().encode())
 
 
-class Leases(Handler):
+class LeasesHandler(Handler):
     """The requests for slices."""
 
     async def post(self) -> None:
         """Ask for a slice: it is granted at once, or put in line."""
-        await self.answer_lease(await self.desk.request(self.caller, self.read(wire.Wanted)))
+        await self.answer_lease(await self.desk.request(self.caller, self.read(bodies.RequestBody)))
 
 
-class OneLease(Handler):
+class LeaseHandler(Handler):
     """One lease."""
 
     async def get(self, lease_id: str) -> None:
@@ -132,33 +132,33 @@ class OneLease(Handler):
         await self.answer(b"{}")
 
 
-class Attach(Handler):
+class AttachHandler(Handler):
     """Which process keeps a lease alive."""
 
     async def post(self, lease_id: str) -> None:
         """Tie the lease to a process."""
-        await self.answer_lease(await self.desk.attach(self.caller, lease_id, self.read(wire.Attachment)))
+        await self.answer_lease(await self.desk.attach(self.caller, lease_id, self.read(bodies.AttachBody)))
 
 
-class Renew(Handler):
+class RenewHandler(Handler):
     """A lease's deadline."""
 
     async def post(self, lease_id: str) -> None:
         """Lift the deadline, or set it."""
-        await self.answer_lease(await self.desk.renew(self.caller, lease_id, self.read(wire.Renewal).ttl))
+        await self.answer_lease(await self.desk.renew(self.caller, lease_id, self.read(bodies.RenewBody).ttl))
 
 
-class Resize(Handler):
+class ResizeHandler(Handler):
     """A lease's size."""
 
     async def post(self, lease_id: str) -> None:
         """Change what the lease asks for."""
         await self.answer_lease(
-            await self.desk.resize(self.caller, lease_id, self.read(wire.NewSize).request)
+            await self.desk.resize(self.caller, lease_id, self.read(bodies.ResizeBody).request)
         )
 
 
-class Park(Handler):
+class ParkHandler(Handler):
     """Lending a lease's slices."""
 
     async def post(self, lease_id: str) -> None:
@@ -166,7 +166,7 @@ class Park(Handler):
         await self.answer_lease(await self.desk.park(self.caller, lease_id))
 
 
-class Resume(Handler):
+class ResumeHandler(Handler):
     """Taking a lease's slices again."""
 
     async def post(self, lease_id: str) -> None:
@@ -174,7 +174,7 @@ class Resume(Handler):
         await self.answer_lease(await self.desk.resume(self.caller, lease_id))
 
 
-class Wait(Polling):
+class WaitHandler(Polling):
     """A lease once it is held.
 
     204 while it is not: ask again. With ``last`` a shortage is told instead.
@@ -191,7 +191,7 @@ class Wait(Polling):
             await self.answer_lease(lease)
 
 
-class Watch(Polling):
+class WatchHandler(Polling):
     """A lease once its version is not the one seen.
 
     The version is its ``ETag``. 304 while it is the one seen: ask again.
@@ -204,19 +204,19 @@ class Watch(Polling):
         if lease is None:
             self.nothing_new(HTTPStatus.NOT_MODIFIED)
         else:
-            self.set_header("ETag", f'"{wire.version(lease)}"')
+            self.set_header("ETag", f'"{bodies.version(lease)}"')
             await self.answer_lease(lease)
 
 
-class Explanation(Handler):
+class ExplanationHandler(Handler):
     """Why a lease waits."""
 
     async def get(self, lease_id: str) -> None:
         """Say why the lease waits, and for how long it may."""
-        await self.answer(wire.OUTLOOK.dump_json(await self.desk.explain(self.caller, lease_id)))
+        await self.answer(bodies.OUTLOOK.dump_json(await self.desk.explain(self.caller, lease_id)))
 
 
-class Forecast(Handler):
+class ForecastHandler(Handler):
     """What a request would meet; null for a slice at once. With ``anybody``: of somebody new."""
 
     is_for_services = True
@@ -227,40 +227,40 @@ class Forecast(Handler):
             self.get_query_argument(name, "") for name in ("request", "course", "anybody")
         )
         found = await self.desk.forecast(self.caller, request, course or None, anybody=anybody == "1")
-        await self.answer(wire.FORECAST.dump_json(found))
+        await self.answer(bodies.FORECAST.dump_json(found))
 
 
-class Offers(Handler):
+class OffersHandler(Handler):
     """What a course offers."""
 
     async def get(self) -> None:
         """Return the slices that the caller's course offers now; null where no course file says."""
         course = self.get_query_argument("course", "")
         found = await self.desk.offers(self.caller, course or None)
-        await self.answer(wire.OFFERS.dump_json(None if found is None else [str(each) for each in found]))
+        await self.answer(bodies.OFFERS.dump_json(None if found is None else [str(each) for each in found]))
 
 
-class Doings(Handler):
+class ActivityHandler(Handler):
     """What a lease's process does with its devices."""
 
     async def get(self, lease_id: str) -> None:
         """Say what the lease's process does with its devices."""
-        await self.answer(wire.ACTIVITY.dump_json(await self.desk.activity(self.caller, lease_id)))
+        await self.answer(bodies.ACTIVITY.dump_json(await self.desk.activity(self.caller, lease_id)))
 
 
-class Pod(Polling):
+class PodHandler(Polling):
     """The pod in which the pool runs a lease's kernel."""
 
     async def post(self, lease_id: str) -> None:
         """Start the kernel, in place of the one before."""
-        pod = await self.desk.launch(self.caller, lease_id, self.read(wire.Launch))
-        await self.answer(wire.POD.dump_json(pod))
+        pod = await self.desk.launch(self.caller, lease_id, self.read(bodies.LaunchBody))
+        await self.answer(bodies.POD.dump_json(pod))
 
     async def get(self, lease_id: str) -> None:
         """Return how the pod is, once its version is not the one seen or the time is up."""
         seen = self.get_query_argument("seen", "")
         pod = await self.poll(self.desk.pod(self.caller, lease_id, self.seconds, seen))
-        await self.answer(wire.POD.dump_json(pod))
+        await self.answer(bodies.POD.dump_json(pod))
 
     async def delete(self, lease_id: str) -> None:
         """End the pod, and keep the lease."""
@@ -268,7 +268,7 @@ class Pod(Polling):
         await self.answer(b"{}")
 
 
-class Status(Handler):
+class StatusHandler(Handler):
     """Devices, leases and line."""
 
     is_for_services = True
@@ -277,37 +277,39 @@ class Status(Handler):
         """Return the devices, and the leases and the line that the caller may see."""
         found = await self.desk.status(self.caller)
         leases, line = (tuple(map(without_keepers, each)) for each in (found.leases, found.line))
-        status = wire.Status.model_construct(devices=found.devices, leases=leases, line=line, note=found.note)
-        await self.answer(wire.STATUS.dump_json(status))
+        status = bodies.StatusBody.model_construct(
+            devices=found.devices, leases=leases, line=line, note=found.note
+        )
+        await self.answer(bodies.STATUS.dump_json(status))
 
 
-class Places(Handler):
+class PositionsHandler(Handler):
     """Where the caller's leases are in line."""
 
     async def get(self) -> None:
         """Return the places in line of the caller's own leases, which may lag by a moment."""
-        await self.answer(wire.PLACES.dump_json(dict(await self.desk.places(self.caller))))
+        await self.answer(bodies.PLACES.dump_json(dict(await self.desk.places(self.caller))))
 
 
-class History(Handler):
+class HistoryHandler(Handler):
     """What has ended."""
 
     async def get(self) -> None:
         """Return the leases that have ended since then."""
         rows = await self.desk.history(self.caller, self.number("since"))
-        await self.answer(wire.HISTORY.dump_json([dict(row) for row in rows]))
+        await self.answer(bodies.HISTORY.dump_json([dict(row) for row in rows]))
 
 
-class Drain(Handler):
+class DrainHandler(Handler):
     """A device's willingness."""
 
     async def post(self, device: str) -> None:
         """Grant nothing more on the device, or grant again."""
-        wanted = self.read(wire.Draining)
-        await self.answer(wire.DEVICE.dump_json(await self.desk.drain(self.caller, device, wanted.drained)))
+        wanted = self.read(bodies.DrainBody)
+        await self.answer(bodies.DEVICE.dump_json(await self.desk.drain(self.caller, device, wanted.drained)))
 
 
-class Nothing(Handler):
+class NothingHandler(Handler):
     """Any other address."""
 
     async def prepare(self) -> None:

@@ -1,16 +1,18 @@
-"""Whether the pool works: its ledger can be read, and written."""
+"""Whether the pool works: its store can be read, and written."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Final
 
-from gpu_pool.embedded import EmbeddedPool
-from gpu_pool.service.changes import Changes
-from gpu_pool_client import PoolUnreachable
+from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool_client import NotAllowed, PoolUnreachable, procfs
 
 #: Seconds between two tries, however many ask, and those that one may take.
 _TRY_EVERY, _WITHIN = 3.0, 2.0
@@ -23,7 +25,7 @@ class Health:
     def __init__(
         self,
         pool: EmbeddedPool,
-        changes: Changes,
+        changes: LeaseChanges,
         log: logging.Logger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,3 +64,29 @@ class Health:
         elif self._complaint and not complaint:
             self._log.info("The pool can be written again")
         self._complaint = complaint
+
+
+#: Values of hidepid that hide nothing from anybody (proc(5)).
+_HIDES_NOTHING: Final = (b"0", b"off")
+
+
+def check_processes_are_seen() -> None:
+    """Refuse to serve where others' processes are hidden: their leases would seem to be of the dead."""
+    mounts = Path("/proc/self/mounts").read_bytes()
+    if hides_processes(mounts, os.geteuid(), {os.getegid(), *os.getgroups()}):
+        raise NotAllowed(
+            "/proc is mounted with hidepid here, so this service would not see the processes of other users, "
+            "and would take their leases for those of processes that have ended.",
+            "Run it as root, or as a member of the group that /proc is mounted with (gid=).",
+        )
+
+
+def hides_processes(mounts: bytes, uid: int, groups: Collection[int]) -> bool:
+    """Whether ``/proc``, by the text of ``/proc/mounts``, hides processes from a user of these groups."""
+    hidden = False
+    seeing = {b"%d" % group for group in groups}
+    for mount in procfs.mounts(mounts):
+        if (mount.point, mount.kind) == (b"/proc", b"proc"):  # the last one hides those before
+            hides = mount.options.get(b"hidepid", b"0") not in _HIDES_NOTHING
+            hidden = hides and mount.options.get(b"gid") not in seeing
+    return hidden and uid != 0

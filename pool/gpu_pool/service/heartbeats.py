@@ -23,7 +23,7 @@ _STALLED: Final = 5.0
 
 
 def keeper(user: str, server: str, client: str, boot: str) -> Process:
-    """Return what stands in the ledger for a process that is known by what it says only.
+    """Return what stands in the store for a process that is known by what it says only.
 
     It is of no pid namespace that there is, so that nobody judges it, and after
     the end of this ``boot`` it is gone like every process; after none where that is

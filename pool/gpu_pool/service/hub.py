@@ -20,13 +20,13 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 from tornado.httputil import HTTPServerRequest
 
-from gpu_pool.names import name_of
 from gpu_pool.service.callers import Caller
 from gpu_pool.service.connections import client_of
 from gpu_pool.service.heartbeats import keeper
 from gpu_pool.service.tokens import Client, FairSemaphore, KnownTokens, WaitingClients, digest_of
+from gpu_pool.user_names import name_of
 from gpu_pool_client import NotAllowed, PoolUnreachable
-from gpu_pool_client.remote import wire
+from gpu_pool_client.remote import bodies
 from gpu_pool_client.remote.exchange import Where, ask
 
 #: Seconds for which an answer of the Hub holds for those who only read.
@@ -86,7 +86,7 @@ class HubUser(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Hub:
+class HubApi:
     """Where the Hub's API is, and what it calls this service."""
 
     api: Where
@@ -116,7 +116,7 @@ class HubIdentity:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: HubApi,
         admins: Collection[str],
         boot: str,
         clock: Callable[[], float] = time.monotonic,
@@ -140,7 +140,7 @@ class HubIdentity:
         given = _TOKEN.fullmatch(request.headers.get("Authorization", "").strip())
         if given is None:
             raise UnknownToken("The pool does not know who asks: the request has no token.", _REMEDY)
-        client = request.headers.get(wire.CLIENT_HEADER, "")
+        client = request.headers.get(bodies.CLIENT_HEADER, "")
         known = client if _CLIENT.fullmatch(client) else ""
         return await self.caller(
             given[1], known, fresh=fresh, is_for_services=is_for_services, origin=client_of(request)

@@ -11,11 +11,11 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
 from gpu_pool.service.routes import Operation, Route
-from gpu_pool_client.remote import wire
-from gpu_pool_client.remote.problems import PROBLEM_TYPE, Problem
+from gpu_pool_client.remote import bodies
+from gpu_pool_client.remote.problems import PROBLEM_TYPE, ProblemDocument
 
 _TEXT: Final = {"type": "string"}
-_PROBLEM: Final = TypeAdapter(Problem)
+_PROBLEM: Final = TypeAdapter(ProblemDocument)
 
 
 def describe(routes: Iterable[Route], root: str) -> bytes:
@@ -24,7 +24,7 @@ def describe(routes: Iterable[Route], root: str) -> bytes:
     schemas, definitions = _schemas(routes)
     document = {
         "openapi": "3.1.0",
-        "info": {"title": "GPU pool", "version": wire.API.rpartition("/")[2]},
+        "info": {"title": "GPU pool", "version": bodies.API.rpartition("/")[2]},
         "servers": [{"url": root}],
         "security": [{"token": []}],
         "paths": {route.path: _path(route, schemas) for route in routes},

@@ -13,9 +13,9 @@ from typing import Any, Final, Literal
 from pydantic import TypeAdapter
 
 from gpu_pool.service import events, handlers
-from gpu_pool.service.answering import Handler
+from gpu_pool.service.handler import Handler
 from gpu_pool_client import EndReason
-from gpu_pool_client.remote import wire
+from gpu_pool_client.remote import bodies
 
 Method = Literal["get", "post", "delete"]
 
@@ -25,7 +25,7 @@ class Operation:
     """What one method of an address takes and answers."""
 
     answer: TypeAdapter[Any]
-    body: type[wire.Body] | None = None
+    body: type[bodies.Body] | None = None
     #: The parameters of the query, each with its JSON Schema. None of them is required.
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: The parameters in headers, likewise.
@@ -53,39 +53,39 @@ class Route:
 
 
 _LEASE: Final = "/leases/{lease}"
-_SECONDS: Final = {"type": "number", "minimum": 0, "maximum": wire.LONGEST_POLL, "default": 0}
+_SECONDS: Final = {"type": "number", "minimum": 0, "maximum": bodies.LONGEST_POLL, "default": 0}
 _NOTHING: Final = TypeAdapter(dict[str, str])
 _EVENTS: Final = Operation(
     TypeAdapter(events.Event), headers={"Last-Event-ID": {"type": "string"}}, media_type=events.MEDIA_TYPE
 )
 
 
-def _change(what: str, handler: type[Handler], body: type[wire.Body] | None = None) -> Route:
-    return Route(f"{_LEASE}/{what}", handler, {"post": Operation(wire.LEASE, body)})
+def _change(what: str, handler: type[Handler], body: type[bodies.Body] | None = None) -> Route:
+    return Route(f"{_LEASE}/{what}", handler, {"post": Operation(bodies.LEASE, body)})
 
 
 ROUTES: Final = (
-    Route("/health", handlers.Health, {"get": Operation(_NOTHING)}, is_public=True),
+    Route("/health", handlers.HealthHandler, {"get": Operation(_NOTHING)}, is_public=True),
     Route(
         "/openapi.json",
-        handlers.Description,
+        handlers.DescriptionHandler,
         {"get": Operation(TypeAdapter(dict[str, Any]))},
         is_public=True,
     ),
     Route("/events", events.PoolEvents, {"get": _EVENTS}),
-    Route("/status", handlers.Status, {"get": Operation(wire.STATUS)}),
-    Route("/places", handlers.Places, {"get": Operation(wire.PLACES)}),
+    Route("/status", handlers.StatusHandler, {"get": Operation(bodies.STATUS)}),
+    Route("/places", handlers.PositionsHandler, {"get": Operation(bodies.PLACES)}),
     Route(
         "/history",
-        handlers.History,
-        {"get": Operation(wire.HISTORY, query={"since": {"type": "number", "default": 0}})},
+        handlers.HistoryHandler,
+        {"get": Operation(bodies.HISTORY, query={"since": {"type": "number", "default": 0}})},
     ),
     Route(
         "/forecast",
-        handlers.Forecast,
+        handlers.ForecastHandler,
         {
             "get": Operation(
-                wire.FORECAST,
+                bodies.FORECAST,
                 query={
                     "request": {"type": "string"},
                     "course": {"type": "string"},
@@ -96,16 +96,20 @@ ROUTES: Final = (
     ),
     Route(
         "/offers",
-        handlers.Offers,
-        {"get": Operation(wire.OFFERS, query={"course": {"type": "string"}})},
+        handlers.OffersHandler,
+        {"get": Operation(bodies.OFFERS, query={"course": {"type": "string"}})},
     ),
-    Route("/leases", handlers.Leases, {"post": Operation(wire.LEASE, wire.Wanted)}),
-    Route("/heartbeat", handlers.Heartbeat, {"post": Operation(TypeAdapter(wire.Beaten), wire.Beat)}),
+    Route("/leases", handlers.LeasesHandler, {"post": Operation(bodies.LEASE, bodies.RequestBody)}),
+    Route(
+        "/heartbeat",
+        handlers.HeartbeatHandler,
+        {"post": Operation(TypeAdapter(bodies.HeartbeatAnswer), bodies.HeartbeatBody)},
+    ),
     Route(
         _LEASE,
-        handlers.OneLease,
+        handlers.LeaseHandler,
         {
-            "get": Operation(wire.LEASE),
+            "get": Operation(bodies.LEASE),
             "delete": Operation(
                 _NOTHING,
                 query={"reason": {"enum": [each.value for each in EndReason], "default": "released"}},
@@ -114,10 +118,10 @@ ROUTES: Final = (
     ),
     Route(
         f"{_LEASE}/wait",
-        handlers.Wait,
+        handlers.WaitHandler,
         {
             "get": Operation(
-                wire.LEASE,
+                bodies.LEASE,
                 query={"seconds": _SECONDS, "last": {"enum": ["0", "1"], "default": "0"}},
                 empty={204: "It waits still."},
             )
@@ -125,10 +129,10 @@ ROUTES: Final = (
     ),
     Route(
         f"{_LEASE}/watch",
-        handlers.Watch,
+        handlers.WatchHandler,
         {
             "get": Operation(
-                wire.LEASE,
+                bodies.LEASE,
                 query={"seconds": _SECONDS, "seen": {"type": "string"}},
                 empty={304: "It is as it was seen."},
             )
@@ -139,21 +143,23 @@ ROUTES: Final = (
         events.LeaseEvents,
         {"get": replace(_EVENTS, empty={204: "It has ended, as the client knows: it need not come back."})},
     ),
-    Route(f"{_LEASE}/outlook", handlers.Explanation, {"get": Operation(wire.OUTLOOK)}),
-    Route(f"{_LEASE}/activity", handlers.Doings, {"get": Operation(wire.ACTIVITY)}),
+    Route(f"{_LEASE}/outlook", handlers.ExplanationHandler, {"get": Operation(bodies.OUTLOOK)}),
+    Route(f"{_LEASE}/activity", handlers.ActivityHandler, {"get": Operation(bodies.ACTIVITY)}),
     Route(
         f"{_LEASE}/pod",
-        handlers.Pod,
+        handlers.PodHandler,
         {
-            "post": Operation(wire.POD, wire.Launch),
-            "get": Operation(wire.POD, query={"seconds": _SECONDS, "seen": {"type": "string"}}),
+            "post": Operation(bodies.POD, bodies.LaunchBody),
+            "get": Operation(bodies.POD, query={"seconds": _SECONDS, "seen": {"type": "string"}}),
             "delete": Operation(_NOTHING),
         },
     ),
-    _change("attach", handlers.Attach, wire.Attachment),
-    _change("renew", handlers.Renew, wire.Renewal),
-    _change("resize", handlers.Resize, wire.NewSize),
-    _change("park", handlers.Park),
-    _change("resume", handlers.Resume),
-    Route("/devices/{device}/drain", handlers.Drain, {"post": Operation(wire.DEVICE, wire.Draining)}),
+    _change("attach", handlers.AttachHandler, bodies.AttachBody),
+    _change("renew", handlers.RenewHandler, bodies.RenewBody),
+    _change("resize", handlers.ResizeHandler, bodies.ResizeBody),
+    _change("park", handlers.ParkHandler),
+    _change("resume", handlers.ResumeHandler),
+    Route(
+        "/devices/{device}/drain", handlers.DrainHandler, {"post": Operation(bodies.DEVICE, bodies.DrainBody)}
+    ),
 )

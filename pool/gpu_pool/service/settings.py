@@ -16,7 +16,7 @@ class ServeSettings(Configurable):
         $XDG_RUNTIME_DIR/gpu-pool/gpu-pool.sock for others."""
     ).tag(config=True)
     mode = Unicode("0600", help="The socket's mode: 0666 lets every user of the machine in.").tag(config=True)
-    ledger = Unicode(help="The ledger's file. By default the one of an embedded pool.").tag(config=True)
+    store = Unicode(help="The store's file. By default the one of an embedded pool.").tag(config=True)
     admins = List(
         Unicode(), help="Users who see all leases, may end them and drain GPUs; root may, too."
     ).tag(config=True)

@@ -9,19 +9,19 @@ from typing import Final
 
 from tornado.web import Application
 
-from gpu_pool.courses import Sharing
+from gpu_pool.policy.sharing import Sharing
+from gpu_pool.service.api import ApiOptions, api
 from gpu_pool.service.browsers import Callback, Files, Shared, hub_login
-from gpu_pool.service.editing import CourseDesk
+from gpu_pool.service.course_editor import CourseEditor
+from gpu_pool.service.dashboard import ROUTES, Address
+from gpu_pool.service.dashboard.dashboard import Dashboard
 from gpu_pool.service.hub import MOST_WAITING, HubIdentity
-from gpu_pool.service.hubbed import HubPlace
-from gpu_pool.service.rooms import Rooms, api
-from gpu_pool.service.web import ROUTES, Address
-from gpu_pool.service.web.site import Dashboard
+from gpu_pool.service.hub_service import HubPlace
 
 _WEB: Final = Path(__file__).with_name("web")
 
 
-def site(rooms: Rooms, place: HubPlace, most_waiting: int = MOST_WAITING) -> Application:
+def site(rooms: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING) -> Application:
     """Return the application for the Hub's users, all of it below the prefix of the place.
 
     Of one address at most ``most_waiting`` requests wait for the Hub to say whose their tokens are.
@@ -49,12 +49,12 @@ def site(rooms: Rooms, place: HubPlace, most_waiting: int = MOST_WAITING) -> App
     )
 
 
-def _dashboard(rooms: Rooms) -> Dashboard:
+def _dashboard(rooms: ApiOptions) -> Dashboard:
     def sharing() -> Sharing:
         return rooms.courses().sharing(rooms.settings.sharing)
 
     editor = None
     if rooms.folder is not None:
-        editor = CourseDesk(rooms.pool, rooms.folder, rooms.settings.rules, rooms.desk)
+        editor = CourseEditor(rooms.pool, rooms.folder, rooms.settings.rules, rooms.desk)
     limits = rooms.streams.limits
     return Dashboard(rooms.pool, rooms.changes, rooms.log, rooms.courses, sharing, editor, limits)

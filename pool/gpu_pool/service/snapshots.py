@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 
-from gpu_pool.service.changes import Changes
+from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool_client import GpuPoolError, Lease, Pool, PoolStatus, Terms
 
 #: Seconds for which nothing may have been found changed, and the least between two looks.
@@ -24,7 +24,7 @@ class Snapshot:
 class Snapshots:
     """The last look, and those who wait for one that differs. Used in one event loop."""
 
-    def __init__(self, pool: Pool, changes: Changes, log: logging.Logger) -> None:
+    def __init__(self, pool: Pool, changes: LeaseChanges, log: logging.Logger) -> None:
         self._pool = pool
         self._changes = changes
         self._log = log

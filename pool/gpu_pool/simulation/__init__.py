@@ -4,20 +4,19 @@ Here alone is randomness, always from a given seed: the same workload and seed
 give the same figures on every machine.
 """
 
-from gpu_pool.simulation.engine import Arrival, Outcome, Run, simulate
-from gpu_pool.simulation.generator import arrivals
+from gpu_pool.simulation.engine import Arrival, ArrivalOutcome, SimulatedRun, simulate
 from gpu_pool.simulation.history import read_history
-from gpu_pool.simulation.orders import ORDERS
-from gpu_pool.simulation.report import Figures, figures
-from gpu_pool.simulation.workloads import WORKLOADS, Workload
+from gpu_pool.simulation.queue_orders import ORDERS
+from gpu_pool.simulation.report import RunFigures, figures
+from gpu_pool.simulation.workloads import WORKLOADS, Workload, arrivals
 
 __all__ = [
     "ORDERS",
     "WORKLOADS",
     "Arrival",
-    "Figures",
-    "Outcome",
-    "Run",
+    "ArrivalOutcome",
+    "RunFigures",
+    "SimulatedRun",
     "Workload",
     "arrivals",
     "figures",

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_pool.outlook import Stay, expected_waits
-from gpu_pool.queueing import Policy, decide
-from gpu_pool.rules import Rules
-from gpu_pool.simulation.engine import Arrival, Moment, Outcome, Simulation
+from gpu_pool.policy.forecast import HoldingTime, expected_waits
+from gpu_pool.policy.queue import Policy, decide
+from gpu_pool.policy.queue_state import Rules
+from gpu_pool.simulation.engine import Arrival, ArrivalOutcome, SimulatedMoment, Simulation
 from gpu_pool_client import Device
 
-#: Ended leases from which a wait is learnt, as many as the ledger reads.
+#: Ended leases from which a wait is learnt, as many as the store reads.
 _STAYS: Final = 200
 
 
@@ -50,7 +50,7 @@ def backtest(
 
 
 def _told(
-    moment: Moment, outcomes: Sequence[Outcome]
+    moment: SimulatedMoment, outcomes: Sequence[ArrivalOutcome]
 ) -> Iterable[tuple[int, float, tuple[float, float] | None]]:
     now = moment.situation.now
     granted = {waiter.number for waiter, _ in moment.decision.grants}
@@ -58,11 +58,11 @@ def _told(
     return [(w.number, now, waits.get(w.number)) for w in moment.situation.line if w.number not in granted]
 
 
-def _stays(outcomes: Sequence[Outcome], now: float) -> list[Stay]:
+def _stays(outcomes: Sequence[ArrivalOutcome], now: float) -> list[HoldingTime]:
     """Return the stays of those who have left, the last to leave first."""
     ended = [each for each in outcomes if each.held_at + each.arrival.stay <= now]
     ended.sort(key=lambda each: -(each.held_at + each.arrival.stay))
-    return [Stay(each.arrival.course, each.milli, each.arrival.stay) for each in ended[:_STAYS]]
+    return [HoldingTime(each.arrival.course, each.milli, each.arrival.stay) for each in ended[:_STAYS]]
 
 
 def _compare(found: Sequence[tuple[tuple[float, float] | None, float]]) -> Backtest:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from gpu_pool import placement
-from gpu_pool.queueing import Decision, Holding, Policy, Situation, Waiter
-from gpu_pool.queueing.releasing import give_back
-from gpu_pool.rules import Rules
-from gpu_pool.simulation.orders import Order
-from gpu_pool.simulation.usage import RunningUsage
+from gpu_pool.policy import placement
+from gpu_pool.policy.placement import give_back
+from gpu_pool.policy.queue import Decision, Holding, Policy, Situation, Usage, Waiter, faded_use
+from gpu_pool.policy.queue_state import Rules
+from gpu_pool.simulation.queue_orders import Order
 from gpu_pool_client import Device, DeviceStatus, SliceRequest
 
 #: Decisions between two words of how far it has come.
@@ -35,7 +34,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ArrivalOutcome:
     """What became of one arrival."""
 
     arrival: Arrival
@@ -52,7 +51,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class SimulatedMoment:
     """The pool between two events, as the queue is told of it, and what it then decides."""
 
     situation: Situation
@@ -60,12 +59,12 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulatedRun:
     """One simulated run."""
 
     devices: tuple[Device, ...]
     #: In the order of their grants.
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ArrivalOutcome, ...]
 
 
 def simulate(
@@ -75,7 +74,7 @@ def simulate(
     policy: Policy | None = None,
     rules: Rules | None = None,
     tell: Callable[[float], None] | None = None,
-) -> Run:
+) -> SimulatedRun:
     """Let everybody arrive, wait, hold and leave, in simulated time, until all have left.
 
     ``tell`` is called now and then with the part, 0 to 1, of them that has been served.
@@ -84,7 +83,7 @@ def simulate(
     for number, _ in enumerate(simulation.moments()):
         if tell is not None and number % _TELL_EVERY == 0:
             tell(simulation.served)
-    return Run(tuple(devices), tuple(simulation.outcomes))
+    return SimulatedRun(tuple(devices), tuple(simulation.outcomes))
 
 
 class Simulation:
@@ -108,14 +107,14 @@ class Simulation:
         self._usage = RunningUsage(policy)
         #: Times at which a lease ends (with its number), or devices may have to be emptied (with none).
         self._events: list[tuple[float, int]] = []
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[ArrivalOutcome] = []
 
     @property
     def served(self) -> float:
         """The part of all who come that has been granted what they asked for."""
         return len(self.outcomes) / max(1, self._all)
 
-    def moments(self) -> Iterator[Moment]:
+    def moments(self) -> Iterator[SimulatedMoment]:
         """Go from event to event; yield what was decided at each before it takes effect."""
         while self._coming or self._events:
             now = self._next_event()
@@ -145,7 +144,7 @@ class Simulation:
         self._usage.add(holding, now)
         self._statuses = give_back(self._statuses, holding.parts)
 
-    def _decide(self, now: float) -> Moment:
+    def _decide(self, now: float) -> SimulatedMoment:
         situation = Situation(
             tuple(self._line.values()),
             tuple(self._held.values()),
@@ -157,7 +156,7 @@ class Simulation:
         )
         decision = self._order(situation)
         self._apply(decision, now)
-        return Moment(situation, decision)
+        return SimulatedMoment(situation, decision)
 
     def _apply(self, decision: Decision, now: float) -> None:
         for waiter, parts in decision.grants:
@@ -168,8 +167,70 @@ class Simulation:
             self._held[waiter.number] = holding
             del self._line[waiter.number]
             heappush(self._events, (now + arrival.stay, waiter.number))
-            self.outcomes.append(Outcome(arrival, now, holding.milli, waiter.number))
+            self.outcomes.append(ArrivalOutcome(arrival, now, holding.milli, waiter.number))
         for number, waiter in self._line.items():
             reserved = decision.reservations.get(number, ())
             if waiter.reserved != reserved:
                 self._line[number] = replace(waiter, reserved=reserved)
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+class _Totals(Generic[K]):
+    """Sums that all halve once per half-life."""
+
+    def __init__(self, half_life: float) -> None:
+        self._half_life = half_life
+        #: (total, when it was that), by key.
+        self._totals: dict[K, tuple[float, float]] = {}
+
+    def add(self, key: K, milli: int, began: float, now: float) -> None:
+        """Add what was held from ``began`` until now."""
+        self._totals[key] = self.of(key, now) + faded_use(milli, began, now, now, self._half_life), now
+
+    def of(self, key: K, now: float) -> float:
+        """Return what the total has faded to."""
+        total, at = self._totals.get(key, (0.0, now))
+        return _fade(total, at, self._half_life, now)
+
+    def at(self, now: float) -> _Faded[K]:
+        """Return all totals as they are now, whatever is added later."""
+        return _Faded(self._totals, self._half_life, now)
+
+
+class _Faded(Mapping[K, float]):
+    """Totals at one time. Each is worked out when it is asked for: most decisions ask for a few."""
+
+    def __init__(self, totals: Mapping[K, tuple[float, float]], half_life: float, now: float) -> None:
+        self._totals, self._half_life, self._now = dict(totals), half_life, now
+
+    def __getitem__(self, key: K) -> float:
+        return _fade(*self._totals[key], self._half_life, self._now)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._totals)
+
+    def __len__(self) -> int:
+        return len(self._totals)
+
+
+def _fade(total: float, at: float, half_life: float, now: float) -> float:
+    return float(total * 0.5 ** ((now - at) / half_life))
+
+
+class RunningUsage:
+    """Adds up leases as they end; says at any time what they count as."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._courses: _Totals[str] = _Totals(policy.course_half_life)
+        self._users: _Totals[tuple[str, str]] = _Totals(policy.user_half_life)
+
+    def add(self, ended: Holding, now: float) -> None:
+        """Count a lease that ends now."""
+        self._courses.add(ended.course, ended.milli, ended.since, now)
+        self._users.add((ended.course, ended.user), ended.milli, ended.since, now)
+
+    def at(self, now: float) -> Usage:
+        """Return what all ended leases count as now."""
+        return Usage(self._courses.at(now), self._users.at(now))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 from xml.sax.saxutils import escape
 
-from gpu_pool.simulation.report import Figures
+from gpu_pool.simulation.report import RunFigures
 
 #: One colour for each order; safe for the colour-blind (Okabe and Ito).
 _COLOURS: Final = ("#0072b2", "#d55e00", "#cc79a7", "#009e73")
@@ -16,7 +16,7 @@ _LEFT, _WIDTH, _BAR, _GAP, _TOP = 90, 560, 12, 14, 70
 _MINUTE: Final = 60.0
 
 
-def waits_plot(title: str, by_order: Mapping[str, Figures]) -> str:
+def waits_plot(title: str, by_order: Mapping[str, RunFigures]) -> str:
     """Draw the 95th percentile of the waits by size, a bar for each order, as the text of an SVG file."""
     sizes = list(next(iter(by_order.values())).by_size)
     longest = max(waits.p95 for each in by_order.values() for waits in each.by_size.values())

@@ -7,14 +7,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpu_pool.simulation.engine import Outcome, Run
+from gpu_pool.simulation.engine import ArrivalOutcome, SimulatedRun
 from gpu_pool_client import WHOLE
 
 K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class WaitFigures:
     """Waits of some requests, in seconds."""
 
     count: int
@@ -25,30 +25,30 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RunFigures:
     """One run in figures."""
 
     #: The part of all devices' time that was held while people kept arriving.
     utilisation: float
-    waits: Waits
+    waits: WaitFigures
     #: Of those who asked for one or more whole devices.
-    whole: Waits
+    whole: WaitFigures
     #: By the size of the request as it is written, smallest first.
-    by_size: Mapping[str, Waits]
+    by_size: Mapping[str, WaitFigures]
     #: By user, in order of name.
-    by_user: Mapping[str, Waits]
+    by_user: Mapping[str, WaitFigures]
     #: Jain's index over the users' (time held) / (time held and waited): 1 when all fared alike,
     #: 1/n when one had everything.
     jain: float
 
 
-def figures(run: Run) -> Figures:
+def figures(run: SimulatedRun) -> RunFigures:
     """Return what a run was like."""
     outcomes = run.outcomes
     by_size = _grouped(outcomes, lambda each: each.arrival.request.size)
     sizes = sorted(by_size, key=lambda size: by_size[size][0].milli)
     by_user = _grouped(outcomes, lambda each: each.arrival.user)
-    return Figures(
+    return RunFigures(
         utilisation=_utilisation(run),
         waits=waits(outcomes),
         whole=waits(each for each in outcomes if each.arrival.request.whole_devices),
@@ -58,14 +58,14 @@ def figures(run: Run) -> Figures:
     )
 
 
-def waits(outcomes: Iterable[Outcome]) -> Waits:
+def waits(outcomes: Iterable[ArrivalOutcome]) -> WaitFigures:
     """Return the waits of these requests."""
     sorted_waits = sorted(outcome.wait for outcome in outcomes)
     if not sorted_waits:
-        return Waits(0, 0.0, 0.0, 0.0, 0.0)
+        return WaitFigures(0, 0.0, 0.0, 0.0, 0.0)
     mean = sum(sorted_waits) / len(sorted_waits)
     median, p95 = quantile(sorted_waits, 0.5), quantile(sorted_waits, 0.95)
-    return Waits(len(sorted_waits), mean, median, p95, sorted_waits[-1])
+    return WaitFigures(len(sorted_waits), mean, median, p95, sorted_waits[-1])
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
@@ -73,14 +73,16 @@ def quantile(ordered: Sequence[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
 
 
-def _grouped(outcomes: Iterable[Outcome], key: Callable[[Outcome], K]) -> dict[K, list[Outcome]]:
-    found: dict[K, list[Outcome]] = defaultdict(list)
+def _grouped(
+    outcomes: Iterable[ArrivalOutcome], key: Callable[[ArrivalOutcome], K]
+) -> dict[K, list[ArrivalOutcome]]:
+    found: dict[K, list[ArrivalOutcome]] = defaultdict(list)
     for outcome in outcomes:
         found[key(outcome)].append(outcome)
     return found
 
 
-def _utilisation(run: Run) -> float:
+def _utilisation(run: SimulatedRun) -> float:
     last = max((outcome.arrival.at for outcome in run.outcomes), default=0.0)
     held = sum(
         outcome.milli * max(0.0, min(last, outcome.held_at + outcome.arrival.stay) - outcome.held_at)
@@ -90,7 +92,7 @@ def _utilisation(run: Run) -> float:
     return held / capacity if capacity else 0.0
 
 
-def _fared(outcomes: Iterable[Outcome]) -> float:
+def _fared(outcomes: Iterable[ArrivalOutcome]) -> float:
     held = waited = 0.0
     for outcome in outcomes:
         held += outcome.arrival.stay

@@ -1,21 +1,66 @@
-"""Three made-up terms: who comes, how often, for what and for how long."""
+"""From a workload to its arrivals, at random from its seed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import random
+from bisect import bisect
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import NormalDist
 from typing import Final
 
+from gpu_pool.simulation.engine import Arrival
 from gpu_pool_client import WHOLE, parse_request
+
+_NORMAL = NormalDist()
+
+
+def arrivals(workload: Workload, seed: int | None = None) -> list[Arrival]:
+    """Return everybody who comes, in order of time.
+
+    Each group draws from a stream of its own, and from ``random()`` alone,
+    whose numbers are the same in every version of Python.
+    """
+    found: list[Arrival] = []
+    for place, group in enumerate(workload.groups):
+        # Not for secrets: the same numbers are wanted every time.
+        stream = random.Random(f"{workload.seed if seed is None else seed}/{place}")  # noqa: S311
+        found += _of_group(group, workload.lasts, stream)
+    return sorted(found, key=lambda arrival: arrival.at)
+
+
+def _of_group(group: ArrivalGroup, lasts: float, stream: random.Random) -> Iterator[Arrival]:
+    requests = [parse_request(size) for size in group.sizes]
+    by_size = list(accumulate(group.sizes.values()))
+    by_user = list(accumulate(group.eagerness**place for place in range(group.users)))
+    now = 0.0
+    while True:
+        now += -math.log(1 - stream.random()) / group.rate
+        if now >= lasts:
+            return
+        user = f"{group.course}-{_draw(by_user, stream) + 1}"
+        request = requests[_draw(by_size, stream)]
+        yield Arrival(now, user, group.course, request, _stay(group, stream), group.longest)
+
+
+def _draw(cumulative: list[float], stream: random.Random) -> int:
+    return min(bisect(cumulative, stream.random() * cumulative[-1]), len(cumulative) - 1)
+
+
+def _stay(group: ArrivalGroup, stream: random.Random) -> float:
+    """Draw a lognormal stay, cut off at the longest lease."""
+    quantile = _NORMAL.inv_cdf(min(max(stream.random(), 1e-12), 1 - 1e-12))
+    return min(group.median_stay * math.exp(group.spread * quantile), group.longest)
+
 
 _MINUTE: Final = 60.0
 _HOUR: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ArrivalGroup:
     """People of one course who come at random, at the same mean rate at all times."""
 
     course: str
@@ -58,7 +103,7 @@ class Workload:
     about: str
     #: As in ``GPU_POOL_DEVICES``.
     devices: str
-    groups: tuple[Group, ...]
+    groups: tuple[ArrivalGroup, ...]
     #: How long people keep arriving, in seconds.
     lasts: float
     seed: int
@@ -70,7 +115,9 @@ ONE_SIZE: Final = Workload(
     name="one-size",
     about="60 students, some much more eager than others, who all ask for 2% of one GPU; load 0.95",
     devices="V100-SXM2-32GB:1",
-    groups=(Group("class", 60, {"2%": 1.0}, 0.95, 40 * _MINUTE, 1.0, longest=4 * _HOUR, eagerness=0.95),),
+    groups=(
+        ArrivalGroup("class", 60, {"2%": 1.0}, 0.95, 40 * _MINUTE, 1.0, longest=4 * _HOUR, eagerness=0.95),
+    ),
     lasts=10 * 24 * _HOUR,
     seed=1,
 )
@@ -80,7 +127,7 @@ MIXED: Final = Workload(
     about="60% ask for 2%, 25% for 10%, 10% for 25 to 50%, 5% for a whole GPU; 4 GPUs, load 0.7",
     devices="V100-SXM2-32GB:4",
     groups=(
-        Group(
+        ArrivalGroup(
             "class",
             60,
             {"2%": 0.6, "10%": 0.25, "25%": 0.04, "30%": 0.02, "40%": 0.02, "50%": 0.02, "1": 0.05},
@@ -100,8 +147,8 @@ RESEARCH: Final = Workload(
     " for whole GPUs; 4 GPUs, load 0.7",
     devices="V100-SXM2-32GB:4",
     groups=(
-        Group("class", 100, {"2%": 1.0}, 1.0, 40 * _MINUTE, 1.0, longest=4 * _HOUR),
-        Group("research", 8, {"1": 1.0}, 1.8, 2 * _HOUR, 1.0, longest=8 * _HOUR),
+        ArrivalGroup("class", 100, {"2%": 1.0}, 1.0, 40 * _MINUTE, 1.0, longest=4 * _HOUR),
+        ArrivalGroup("research", 8, {"1": 1.0}, 1.8, 2 * _HOUR, 1.0, longest=8 * _HOUR),
     ),
     lasts=10 * 24 * _HOUR,
     seed=1,

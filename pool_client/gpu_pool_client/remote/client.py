@@ -17,10 +17,10 @@ from gpu_pool_client.outlook import Outlook
 from gpu_pool_client.pods import KernelCommand, KernelPod
 from gpu_pool_client.pool import Pool
 from gpu_pool_client.processes import Process
-from gpu_pool_client.remote import wire
-from gpu_pool_client.remote.beating import heart
+from gpu_pool_client.remote import bodies
 from gpu_pool_client.remote.endpoints import Endpoint
-from gpu_pool_client.remote.exchange import Answer
+from gpu_pool_client.remote.exchange import ServiceAnswer
+from gpu_pool_client.remote.heartbeat import lease_heartbeat
 from gpu_pool_client.remote.problems import error_of
 from gpu_pool_client.remote.unreachable import explain, is_soon_over
 from gpu_pool_client.requests import SliceRequest, parse_request
@@ -58,7 +58,7 @@ class RemotePool(Pool):
 
     async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
         """See ``Pool.request``."""
-        wanted = wire.Wanted(
+        wanted = bodies.RequestBody(
             request=str(request), key=_text(key), course=_text(holder.course), kernel=_text(holder.kernel)
         )
         try:
@@ -81,7 +81,7 @@ class RemotePool(Pool):
                 left = longest if give_up_at is None else max(0.0, give_up_at - time.monotonic())
                 answer = await self._poll(lease_id, "wait", min(left, longest), last=int(left < longest))
                 if answer.status == HTTPStatus.OK:
-                    return _read(wire.LEASE, answer)
+                    return _read(bodies.LEASE, answer)
         except asyncio.CancelledError:
             await self._end(self._release(lease_id, EndReason.WITHDRAWN))
             raise
@@ -92,24 +92,24 @@ class RemotePool(Pool):
         while state is not LeaseState.ENDED:
             answer = await self._poll(lease_id, "watch", self._endpoint.longest_poll, seen=seen)
             if answer.status == HTTPStatus.OK:
-                lease = _read(wire.LEASE, answer)
+                lease = _read(bodies.LEASE, answer)
                 seen, state = answer.headers.get("ETag", "").strip('"'), lease.state
                 yield lease
 
     async def explain(self, lease_id: str) -> Outlook:
         """See ``Pool.explain``."""
-        return _read(wire.OUTLOOK, await self._ask("GET", _lease_address(lease_id, "outlook")))
+        return _read(bodies.OUTLOOK, await self._ask("GET", _lease_address(lease_id, "outlook")))
 
     async def forecast(self, request: SliceRequest, holder: Holder) -> Outlook | None:
         """See ``Pool.forecast``. Administrators alone are told of somebody new, others of themselves."""
         wanted = {"request": str(request), "course": _text(holder.course) or ""}
         query = urlencode(wanted if holder.user else {**wanted, "anybody": 1})
-        return _read(wire.FORECAST, await self._ask("GET", f"forecast?{query}"))
+        return _read(bodies.FORECAST, await self._ask("GET", f"forecast?{query}"))
 
     async def offers(self, holder: Holder) -> tuple[SliceRequest, ...] | None:
         """See ``Pool.offers``. The service knows of whose server and course it is asked."""
         query = urlencode({"course": _text(holder.course) or ""})
-        found = _read(wire.OFFERS, await self._ask("GET", f"offers?{query}"))
+        found = _read(bodies.OFFERS, await self._ask("GET", f"offers?{query}"))
         return None if found is None else tuple(parse_request(each) for each in found)
 
     async def attach(
@@ -121,30 +121,30 @@ class RemotePool(Pool):
         grace: float = 0.0,
     ) -> Lease:
         """See ``Pool.attach``. The lease then names the process as the service sees it."""
-        body = wire.Attachment(process=process, ready_within=ready_within, grace=grace)
+        body = bodies.AttachBody(process=process, ready_within=ready_within, grace=grace)
         return await self._lease("POST", _lease_address(lease_id, "attach"), body)
 
     async def renew(self, lease_id: str, ttl: float | None = None) -> Lease:
         """See ``Pool.renew``."""
-        return await self._lease("POST", _lease_address(lease_id, "renew"), wire.Renewal(ttl=ttl))
+        return await self._lease("POST", _lease_address(lease_id, "renew"), bodies.RenewBody(ttl=ttl))
 
     async def activity(self, lease_id: str) -> Activity:
         """See ``Pool.activity``."""
-        return _read(wire.ACTIVITY, await self._ask("GET", _lease_address(lease_id, "activity")))
+        return _read(bodies.ACTIVITY, await self._ask("GET", _lease_address(lease_id, "activity")))
 
     async def resize(self, lease_id: str, request: SliceRequest) -> Lease:
         """See ``Pool.resize``."""
         return await self._lease(
-            "POST", _lease_address(lease_id, "resize"), wire.NewSize(request=str(request))
+            "POST", _lease_address(lease_id, "resize"), bodies.ResizeBody(request=str(request))
         )
 
     async def park(self, lease_id: str) -> Lease:
         """See ``Pool.park``."""
-        return await self._lease("POST", _lease_address(lease_id, "park"), wire.Body())
+        return await self._lease("POST", _lease_address(lease_id, "park"), bodies.Body())
 
     async def resume(self, lease_id: str) -> Lease:
         """See ``Pool.resume``."""
-        return await self._lease("POST", _lease_address(lease_id, "resume"), wire.Body())
+        return await self._lease("POST", _lease_address(lease_id, "resume"), bodies.Body())
 
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         """See ``Pool.release``."""
@@ -152,18 +152,18 @@ class RemotePool(Pool):
 
     async def launch(self, lease_id: str, kernel: KernelCommand) -> KernelPod:
         """See ``Pool.launch``."""
-        body = wire.Launch(
+        body = bodies.LaunchBody(
             argv=kernel.argv,
             connection=dict(kernel.connection),
             environment=dict(kernel.environment),
             folder=kernel.folder,
         )
-        return _read(wire.POD, await self._ask("POST", _lease_address(lease_id, "pod"), body))
+        return _read(bodies.POD, await self._ask("POST", _lease_address(lease_id, "pod"), body))
 
     async def pod(self, lease_id: str, seen: str = "") -> KernelPod:
         """See ``Pool.pod``."""
-        answer = await self._poll(lease_id, "pod", wire.POD_POLL, seen=seen)
-        return _read(wire.POD, answer)
+        answer = await self._poll(lease_id, "pod", bodies.POD_POLL, seen=seen)
+        return _read(bodies.POD, answer)
 
     async def end_pod(self, lease_id: str) -> None:
         """See ``Pool.end_pod``."""
@@ -172,44 +172,44 @@ class RemotePool(Pool):
     async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
         """See ``Pool.drain``. For administrators."""
         address = f"devices/{quote(device[:_LONGEST_ID], safe='', errors='replace')}/drain"
-        return _read(wire.DEVICE, await self._ask("POST", address, wire.Draining(drained=drained)))
+        return _read(bodies.DEVICE, await self._ask("POST", address, bodies.DrainBody(drained=drained)))
 
     async def history(self, since: float = 0.0) -> list[Mapping[str, Any]]:
         """See ``Pool.history``. One's own leases; all for administrators."""
-        rows = _read(wire.HISTORY, await self._ask("GET", f"history?since={since!r}"))
+        rows = _read(bodies.HISTORY, await self._ask("GET", f"history?since={since!r}"))
         return [*rows]
 
     async def status(self) -> PoolStatus:
         """See ``Pool.status``. All devices, and one's own leases; all for administrators."""
-        found = _read(wire.STATUS, await self._ask("GET", "status"))
+        found = _read(bodies.STATUS, await self._ask("GET", "status"))
         return PoolStatus(self.url, found.devices, found.leases, found.line, found.note)
 
     async def places(self) -> Mapping[str, int]:
         """See ``Pool.places``."""
-        return _read(wire.PLACES, await self._ask("GET", "places"))
+        return _read(bodies.PLACES, await self._ask("GET", "places"))
 
     async def close(self) -> None:
         """Do nothing: every call has closed what it opened."""
 
     # -- Asking ------------------------------------------------------------
 
-    async def _lease(self, method: str, address: str, body: wire.Body | None = None) -> Lease:
+    async def _lease(self, method: str, address: str, body: bodies.Body | None = None) -> Lease:
         answer = await self._ask(method, address, body)
-        lease = _read(wire.LEASE, answer)
-        if wire.TTL_HEADER in answer.headers:
-            heart().keep(self._endpoint, lease.id, float(answer.headers[wire.TTL_HEADER]))
+        lease = _read(bodies.LEASE, answer)
+        if bodies.TTL_HEADER in answer.headers:
+            lease_heartbeat().keep(self._endpoint, lease.id, float(answer.headers[bodies.TTL_HEADER]))
         return lease
 
     async def _release(self, lease_id: str, reason: EndReason) -> None:
-        heart().drop(self._endpoint, {lease_id})
+        lease_heartbeat().drop(self._endpoint, {lease_id})
         await self._ask("DELETE", f"{_lease_address(lease_id)}?reason={reason.value}")
 
-    async def _withdraw_request(self, wanted: wire.Wanted) -> None:
+    async def _withdraw_request(self, wanted: bodies.RequestBody) -> None:
         """End the lease of a request that may or may not have arrived: repeat it to learn its id."""
         lease = await self._lease("POST", "leases", wanted)
         await self._release(lease.id, EndReason.WITHDRAWN)
 
-    async def _poll(self, lease_id: str, what: str, seconds: float, **more: object) -> Answer:
+    async def _poll(self, lease_id: str, what: str, seconds: float, **more: object) -> ServiceAnswer:
         """Ask for news, for which the service waits for so many seconds."""
         address = f"{_lease_address(lease_id, what)}?{urlencode({'seconds': seconds, **more})}"
         return await self._ask("GET", address, patience=_WAITING_PATIENCE, within=seconds + _ANSWER_WITHIN)
@@ -218,11 +218,11 @@ class RemotePool(Pool):
         self,
         method: str,
         address: str,
-        body: wire.Body | None = None,
+        body: bodies.Body | None = None,
         *,
         patience: float | None = None,
         within: float = _ANSWER_WITHIN,
-    ) -> Answer:
+    ) -> ServiceAnswer:
         """Ask until there is an answer. Raises the error that it describes, or ``PoolUnreachable``."""
         text = None if body is None else body.model_dump_json().encode()
         began = time.monotonic()
@@ -239,7 +239,7 @@ class RemotePool(Pool):
                     raise explain(failure, self._endpoint) from failure
             await asyncio.sleep(pause)
 
-    def _accept(self, answer: Answer) -> Answer:
+    def _accept(self, answer: ServiceAnswer) -> ServiceAnswer:
         self._patience = _PATIENCE
         if answer.status >= HTTPStatus.BAD_REQUEST:
             raise error_of(answer.body)
@@ -253,7 +253,7 @@ class RemotePool(Pool):
         await asyncio.shield(task)
 
 
-def _asked_to_wait(answer: Answer) -> float:
+def _asked_to_wait(answer: ServiceAnswer) -> float:
     """Return for how many seconds the service asks to wait, which has heard too much; 0 for not at all."""
     if answer.status != HTTPStatus.TOO_MANY_REQUESTS:
         return 0.0
@@ -267,7 +267,7 @@ async def _quietly(work: Coroutine[Any, Any, None]) -> None:
         await work
 
 
-def _read(kind: TypeAdapter[T], answer: Answer) -> T:
+def _read(kind: TypeAdapter[T], answer: ServiceAnswer) -> T:
     try:
         return kind.validate_json(answer.body)
     except ValidationError as error:

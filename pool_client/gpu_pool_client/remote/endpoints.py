@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 from gpu_pool_client.errors import BadRequest
 from gpu_pool_client.pool import split_url
-from gpu_pool_client.remote import wire
+from gpu_pool_client.remote import bodies
 from gpu_pool_client.remote.addresses import socket_path
-from gpu_pool_client.remote.exchange import Answer, Server, Where, ask
+from gpu_pool_client.remote.exchange import ServerAddress, ServiceAnswer, Where, ask
 from gpu_pool_client.remote.problems import PROBLEM_TYPE
 
 #: The variables that hold the token by which a JupyterHub knows who asks; the first one set counts.
@@ -56,16 +56,16 @@ class Endpoint:
     url: str
     where: Where
     #: What all of its addresses begin with.
-    root: str = wire.API
+    root: str = bodies.API
     #: Sent to a service on TCP; a socket tells by itself who asks.
     token: str | None = field(default=None, repr=False)
 
     @property
     def longest_poll(self) -> float:
         """Seconds for which one call may wait for news."""
-        return wire.LONGEST_POLL if isinstance(self.where, Path) else _LONGEST_POLL
+        return bodies.LONGEST_POLL if isinstance(self.where, Path) else _LONGEST_POLL
 
-    async def ask(self, method: str, address: str, body: bytes | None, within: float) -> Answer:
+    async def ask(self, method: str, address: str, body: bytes | None, within: float) -> ServiceAnswer:
         """Ask the service. Raises ``OSError`` where there is no answer, or only a proxy's."""
         answer = await ask(self.where, method, f"{self.root}/{address}", body, within, self._headers())
         if answer.status in _FROM_PROXIES and answer.headers.get("Content-Type") != PROBLEM_TYPE:
@@ -78,7 +78,7 @@ class Endpoint:
         if isinstance(self.where, Path):
             return {}
         known = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        return {wire.CLIENT_HEADER: _Client.name, **known}
+        return {bodies.CLIENT_HEADER: _Client.name, **known}
 
 
 def unix_endpoint(url: str) -> Endpoint:
@@ -110,9 +110,9 @@ def http_endpoint(url: str) -> Endpoint:
             "Accepted: http(s)://host[:port]/services/gpu-pool, without a token or a password.",
         )
     tls = _tls() if parts.scheme == "https" else None
-    server = Server(parts.hostname, port or (443 if tls else 80), tls)
+    server = ServerAddress(parts.hostname, port or (443 if tls else 80), tls)
     base = parts.path.rstrip("/")
-    return Endpoint(f"{parts.scheme}://{server.name}{base}", server, base + wire.API, _token())
+    return Endpoint(f"{parts.scheme}://{server.name}{base}", server, base + bodies.API, _token())
 
 
 @functools.cache

@@ -35,7 +35,7 @@ class NotConnectedError(ConnectionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerAddress:
     """Where a service listens on TCP."""
 
     host: str
@@ -51,11 +51,11 @@ class Server:
 
 
 #: The path of a socket, or a server.
-Where: TypeAlias = Path | Server
+Where: TypeAlias = Path | ServerAddress
 
 
 @dataclass
-class Answer(HTTPMessageDelegate):
+class ServiceAnswer(HTTPMessageDelegate):
     """What the service answered."""
 
     status: int = 0
@@ -84,7 +84,7 @@ async def ask(
     body: bytes | None,
     within: float,
     more: Mapping[str, str] | None = None,
-) -> Answer:
+) -> ServiceAnswer:
     """Ask the service, with ``more`` headers. Raises ``OSError`` where there is no whole answer in time.
 
     Uses one connection, which is closed when this returns, whatever happens.
@@ -96,11 +96,11 @@ async def ask(
         # Python 3.12 it can lose a cancellation, and a wait that goes on unnoticed holds a place in line.
         loop = asyncio.get_running_loop()
         alarm = loop.call_later(within, stream.close, TimeoutError("no answer"))
-        first = _CONNECT_WITHIN if isinstance(where, Server) else within
+        first = _CONNECT_WITHIN if isinstance(where, ServerAddress) else within
         soon = loop.call_later(first, stream.close, NotConnectedError("no connection"))
         connected = False
         try:
-            await stream.connect(address, where.host if isinstance(where, Server) else None)
+            await stream.connect(address, where.host if isinstance(where, ServerAddress) else None)
             soon.cancel()
             connected = True
             return await _exchange(stream, method, target, body, _headers(where, body, more))
@@ -131,18 +131,18 @@ async def _addresses(where: Where) -> list[tuple[socket.AddressFamily, Any]]:
 
 def _stream(where: Where, family: socket.AddressFamily) -> IOStream:
     made = socket.socket(family)
-    if isinstance(where, Server):
+    if isinstance(where, ServerAddress):
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():
             if hasattr(socket, name):  # other systems name them otherwise
                 made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    if isinstance(where, Server) and where.tls is not None:
+    if isinstance(where, ServerAddress) and where.tls is not None:
         return SSLIOStream(made, ssl_options=where.tls, max_buffer_size=_MOST_ANSWER)
     return IOStream(made, max_buffer_size=_MOST_ANSWER)
 
 
 def _headers(where: Where, body: bytes | None, more: Mapping[str, str] | None) -> HTTPHeaders:
-    host = where.name if isinstance(where, Server) else "gpu-pool"
+    host = where.name if isinstance(where, ServerAddress) else "gpu-pool"
     headers = HTTPHeaders({"Host": host, "Connection": "close", **(more or {})})
     if body is not None:
         headers["Content-Type"] = "application/json"
@@ -152,7 +152,7 @@ def _headers(where: Where, body: bytes | None, more: Mapping[str, str] | None) -
 
 async def _exchange(
     stream: IOStream, method: str, target: str, body: bytes | None, headers: HTTPHeaders
-) -> Answer:
+) -> ServiceAnswer:
     connection = HTTP1Connection(
         stream, is_client=True, params=HTTP1ConnectionParameters(max_body_size=_MOST_ANSWER)
     )
@@ -160,7 +160,7 @@ async def _exchange(
     sent = connection.write_headers(RequestStartLine(method, target, ""), headers, body)
     sent.add_done_callback(lambda future: future.exception())
     connection.finish()
-    answer = Answer()
+    answer = ServiceAnswer()
     await connection.read_response(answer)
     if not answer.complete:
         raise ConnectionResetError("closed in the middle of an answer")

@@ -36,7 +36,7 @@ _STATUS: Final[dict[type[GpuPoolError], HTTPStatus]] = {
 _KINDS: Final = {kind.code: kind for kind in _STATUS}
 
 
-class Problem(BaseModel):
+class ProblemDocument(BaseModel):
     """A problem document, with what is needed to raise the error again."""
 
     type: str = "about:blank"
@@ -52,11 +52,11 @@ class Problem(BaseModel):
     reason: str | None = None
 
 
-def problem_of(error: GpuPoolError) -> Problem:
+def problem_of(error: GpuPoolError) -> ProblemDocument:
     """Describe an error. One of a class that only the service knows becomes its nearest public one."""
     kind = next(each for each in type(error).__mro__ if each in _STATUS)
     status = _STATUS[kind]
-    return Problem(
+    return ProblemDocument(
         title=status.phrase,
         status=status,
         detail=str(error),
@@ -71,7 +71,7 @@ def problem_of(error: GpuPoolError) -> Problem:
 def error_of(body: bytes | bytearray) -> GpuPoolError:
     """Return the error that a problem document describes; ``PoolUnreachable`` where it is none."""
     try:
-        problem = Problem.model_validate_json(body)
+        problem = ProblemDocument.model_validate_json(body)
     except ValidationError:
         return PoolUnreachable("What answers is not the service of a pool.", "Check the URL of the pool.")
     kind = _KINDS.get(problem.code, GpuPoolError)

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gpu_pool.isolation.mps import processes
+from gpu_pool.enforcement.mps import processes
 from gpu_pool_client import Device, Holder, Lease, LeaseState, Slice, SliceRequest
 from support.compiled import shared_library
 

@@ -1,0 +1,117 @@
+"""``%gpu use 10%``: ask for another size of this kernel's slice, and take what comes of it.
+
+Whoever launched the kernel named a private folder to it. A wish is written
+into the pipe there, and answered in a file beside it. A kernel in a pod has no
+such folder: there a wish is a message, and the relay prints the answer.
+"""
+
+import json
+import os
+import sys
+import time
+import uuid
+from pathlib import Path
+
+from . import caps, extension, keep_alive, slice_info
+
+#: The variable that names the folder, and what lies in it.
+VARIABLE = "GPU_POOL_WISHES"
+PIPE = "wishes"
+#: The variable that tells a kernel that it is in a pod, and the message by which it wishes there.
+POD = "GPU_POOL_POD"
+MESSAGE = "gpu_pool_use"
+ANSWER = "answer"
+#: Seconds to wait for an answer, and between two looks.
+PATIENCE = 10.0
+PAUSE = 0.05
+#: Longest text that is sent; no size is as long.
+MOST = 300
+
+ALONE = "This kernel cannot change its size: whoever launched it is not there to be asked."
+SILENT = "There is no answer yet. Run %gpu in a moment to see what has come of it."
+STALE = "{} was imported before the change and may keep its old memory limit until the kernel is restarted."
+#: Where frameworks find their memory limits: when they are imported, or when they first use the GPU.
+LIMITS = {
+    "torch": ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
+    "jax": ("XLA_PYTHON_CLIENT_MEM_FRACTION",),
+    "cupy": ("CUPY_GPU_MEMORY_LIMIT",),
+}
+
+#: The id of the last wish, until its answer has been taken.
+pending = ""
+
+
+def use(size: str) -> None:
+    """Ask for the size, and say what has come of it."""
+    global pending
+    if not os.environ.get("GPU_POOL_SLICE"):
+        print(slice_info.MISSING)
+        return
+    wish = uuid.uuid4().hex
+    if not send({"wish": wish, "size": size[:MOST]}):
+        if not (os.environ.get(POD) and keep_alive.send({"size": size[:MOST]}, MESSAGE)):
+            print(ALONE, file=sys.stderr)
+        return
+    pending = wish
+    give_up = time.monotonic() + PATIENCE
+    while pending and time.monotonic() < give_up:
+        time.sleep(PAUSE)
+        catch_up()
+    if pending:
+        print(SILENT, file=sys.stderr)
+
+
+def send(wish: "dict[str, str]") -> bool:
+    """Write the wish into the pipe; return whether somebody is there to read it."""
+    place = os.environ.get(VARIABLE)
+    if not place:
+        return False
+    try:
+        pipe = os.open(os.path.join(place, PIPE), os.O_WRONLY | os.O_NONBLOCK)  # noqa: PTH118 - as os.open
+        try:
+            os.write(pipe, json.dumps(wish).encode() + b"\n")
+        finally:
+            os.close(pipe)
+    except OSError:
+        return False
+    return True
+
+
+def catch_up() -> None:
+    """Take the answer to the last wish, if there is one that has not been taken yet."""
+    global pending
+    if not pending:
+        return
+    try:
+        answer = json.loads((Path(os.environ[VARIABLE]) / ANSWER).read_text(encoding="utf-8"))
+    except (KeyError, OSError, ValueError):
+        return
+    if answer.get("wish") != pending:
+        return
+    pending = ""
+    changed = answer.get("variables", {})
+    apply(changed)
+    print(answer["words"], file=sys.stdout if answer["granted"] else sys.stderr)
+    for framework in stale(changed):
+        print(STALE.format(framework), file=sys.stderr)
+    for framework in caps.too_late(changed):
+        print(caps.LATE.format(framework), file=sys.stderr)
+
+
+def apply(changed: "dict[str, list[str | None]]") -> None:
+    """Change the environment, but for limits that the user has changed in the meantime."""
+    for name, (before, now) in changed.items():
+        ours = name == "CUDA_VISIBLE_DEVICES" or name.startswith("GPU_POOL_")
+        if not ours and os.environ.get(name) != before:
+            continue
+        if now is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = now
+    extension.limit_frameworks()
+
+
+def stale(changed: "dict[str, list[str | None]]") -> "list[str]":
+    """Return the frameworks that may have read their limits already."""
+    imported = (name for name in LIMITS if name in sys.modules)
+    return [name for name in imported if any(limit in changed for limit in LIMITS[name])]

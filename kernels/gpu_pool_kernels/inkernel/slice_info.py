@@ -1,0 +1,188 @@
+"""What ``%gpu`` shows: the facts in the kernel's environment, and the memory in use now."""
+
+import contextlib
+import html
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from . import caps
+
+MISSING = (
+    'This kernel has no slice of a GPU. Start a kernel that has one, such as "Python 3 (GPU 2%)", '
+    'from the launcher or the Kernel menu; "gpu-pool kernels install 2%" adds it to the menu.'
+)
+#: What the first pid namespace of a machine is called (the kernel's PROC_PID_INIT_INO).
+FIRST_NAMESPACE = "pid:[4026531836]"
+#: Longest time to wait for nvidia-smi, in seconds.
+PATIENCE = 5.0
+
+
+class SliceInfo:
+    """One kernel's slice of a GPU, as it was when asked.
+
+    ``memory_mib`` is granted on each device, ``used_mib`` is in use on all of
+    them (None if that could not be measured: ``used_words`` says why), and
+    ``held_seconds`` the time since the slice was granted.
+    """
+
+    def __init__(self) -> None:
+        facts = os.environ
+        self.size = facts["GPU_POOL_SLICE"]
+        self.devices = facts.get("GPU_POOL_DEVICE_NAMES", "unknown").split(",")
+        self.simulated = facts.get("GPU_POOL_SIMULATED") == "1"
+        self.enforced = facts.get("GPU_POOL_ENFORCED", "unknown")
+        self.memory_mib = number("GPU_POOL_MEMORY_MIB")
+        since = number("GPU_POOL_HELD_SINCE")
+        self.held_seconds = None if since is None else max(0, int(time.time()) - since)
+        self.used_mib, self.used_words = (
+            (None, "use not measured: simulated device") if self.simulated else memory_used()
+        )
+
+    def rows(self) -> "list[tuple[str, str]]":
+        """Return what is shown, as pairs of a label and a text."""
+        return [
+            ("Slice", self.size),
+            ("Device", ", ".join(self.devices)),
+            ("Memory", self.memory()),
+            ("Enforced", self.enforced),
+            *(("No limit", f"{name}: {why}") for name, why in caps.failed.items()),
+            ("Held for", "unknown" if self.held_seconds is None else duration(self.held_seconds)),
+            *terms(),
+        ]
+
+    def memory(self) -> str:
+        """Say how much memory is in use of how much granted."""
+        granted = "unknown" if self.memory_mib is None else in_words(self.memory_mib)
+        if len(self.devices) > 1:
+            granted = f"{len(self.devices)} x {granted}"
+        if self.used_mib is None:
+            return f"{granted} granted; {self.used_words}"
+        return f"{self.used_words} of {granted} granted"
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{label:<9} {text}" for label, text in self.rows())
+
+    def _repr_html_(self) -> str:
+        """Return a table without colours of its own, so that it suits every theme."""
+        left = 'style="text-align: left"'
+        rows = (
+            f"<tr><th {left}>{html.escape(label)}</th><td {left}>{html.escape(text)}</td></tr>"
+            for label, text in self.rows()
+        )
+        return "<table><tbody>{}</tbody></table>".format("".join(rows))
+
+
+def current() -> "SliceInfo | None":
+    """Return the slice of this kernel, or say how to get one and return None."""
+    if not os.environ.get("GPU_POOL_SLICE"):
+        print(MISSING)
+        return None
+    return SliceInfo()
+
+
+def terms() -> "list[tuple[str, str]]":
+    """Say until when the slice is held, and what becomes of it when the kernel is idle."""
+    found = []
+    ends_at, idle_limit = number("GPU_POOL_ENDS_AT"), number("GPU_POOL_IDLE_LIMIT")
+    if ends_at is not None:
+        left = max(0, ends_at - int(time.time()))
+        found.append(("Ends in", f"{duration(left)}: its course allows no longer lease"))
+    if idle_limit is not None and os.environ.get("GPU_POOL_IDLE_ENDS"):
+        found.append(("When idle", f"ended after {duration(idle_limit)}, with a warning before"))
+    elif idle_limit is not None:
+        found.append(("When idle", f"lent to others after {duration(idle_limit)}, unless it has used CUDA"))
+    return found
+
+
+def number(name: str) -> "int | None":
+    """Read a whole number from the environment; None if there is none."""
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def in_words(mib: int) -> str:
+    """Write an amount of memory: ``655 MiB``, ``16 GiB``, ``1.6 GiB``."""
+    if mib < 1024:
+        return f"{mib} MiB"
+    return f"{mib / 1024.0:.1f} GiB".replace(".0 ", " ")
+
+
+def duration(seconds: int) -> str:
+    """Write a time: ``12 s``, ``34 min``, ``2 h 05 min``."""
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes = seconds // 60
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def memory_used() -> "tuple[int | None, str]":
+    """Return the MiB that this process and its descendants use on their devices, and the words for it.
+
+    They are None, and the reason, where that cannot be told.
+    """
+    if not sees_all_processes():
+        return None, "use not measured: the driver counts processes outside this container"
+    try:
+        listing = nvidia_smi()
+    except (OSError, subprocess.SubprocessError):
+        return None, "use not measured: nvidia-smi does not answer"
+    ours = family(os.getpid(), parents())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    # The driver lists the processes of a MIG instance under the GPU's own uuid.
+    by_uuid = all(name.startswith("GPU-") for name in visible)
+    used = [mib for uuid, pid, mib in listing if pid in ours and (uuid in visible or not by_uuid)]
+    if not all(mib.isdigit() for mib in used):  # [N/A], or [Insufficient Permissions]
+        return None, "use not measured: the driver does not tell"
+    total = sum(map(int, used))
+    return total, in_words(total)
+
+
+def sees_all_processes() -> bool:
+    """Whether the driver's process ids, which are those of the machine, mean the same here."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == FIRST_NAMESPACE
+    except OSError:
+        return False
+
+
+def nvidia_smi() -> "list[tuple[str, int, str]]":
+    """Return (device uuid, pid, MiB as written) for each process that the driver lists."""
+    done = subprocess.run(
+        ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=PATIENCE,
+        check=True,
+    )
+    # A newline is all that ends a line; Python knows other characters that would.
+    rows = (line.split(",") for line in done.stdout.decode("utf-8", "replace").split("\n"))
+    return [
+        (row[0].strip(), int(row[1]), row[2].strip())
+        for row in rows
+        if len(row) == 3 and row[1].strip().isdigit()
+    ]
+
+
+def parents() -> "dict[int, int]":
+    """Return the parent of each process that can be seen."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            # The command's name, in parentheses, may itself hold parentheses.
+            found[int(path.parent.name)] = int(path.read_bytes().rpartition(b")")[2].split()[1])
+    return found
+
+
+def family(pid: int, parents: "dict[int, int]") -> "set[int]":
+    """Return ``pid`` and all its descendants."""
+    found = {pid}
+    grown = True
+    while grown:
+        children = {child for child, parent in parents.items() if parent in found} - found
+        found |= children
+        grown = bool(children)
+    return found

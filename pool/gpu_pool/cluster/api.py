@@ -1,0 +1,222 @@
+"""The Kubernetes API in JSON: requests, watches, and the errors that they end with.
+
+Objects stay what the API shows, plain JSON: a client's classes would cost
+more time than everything else when thousands of pods are watched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+from urllib.request import getproxies
+
+from aiohttp import ClientConnectorCertificateError, ClientError, ClientResponse, ClientSession, ClientTimeout
+from kubernetes_asyncio import config
+from kubernetes_asyncio.client import ApiClient, Configuration
+from kubernetes_asyncio.config import ConfigException
+
+from gpu_pool.cluster.dialects import Manifest
+from gpu_pool_client import PoolUnreachable
+
+#: Seconds in which a connection is made, and in which an answer has come.
+_CONNECT_WITHIN, _ANSWER_WITHIN = 10.0, 15.0
+#: Connections at most, watches included: a server that is busy has no use for more.
+_CONNECTIONS: Final = 48
+#: Answers after which the same question may be answered later: too many requests, and a server in trouble.
+_LATER: Final = (429, 500, 502, 503, 504)
+#: Bytes of an event that can be read: more than etcd keeps of an object.
+_LONGEST_LINE: Final = 2**21
+#: OpenSSL's numbers for what a strict verification finds amiss with the form of a certificate.
+_FORM: Final = range(80, 94)
+_OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_JSON: Final = "application/json"
+#: Asks for objects without what is in them: a list, and the events of a watch.
+_NAMES: Final = {
+    "LIST": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+    "WATCH": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+}
+
+
+class ApiAway(Exception):
+    """The API server did not answer, or not sensibly. Asking again may help."""
+
+    def __init__(self, words: str, *, too_lax: bool = False) -> None:
+        #: Whether nothing but the form of its certificates is amiss, see :func:`connect`.
+        self.too_lax = too_lax
+        super().__init__(words)
+
+
+class ApiRefused(Exception):
+    """The API server said no: an HTTP status, Kubernetes' word for the reason, and its words."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        self.status, self.reason, self.message = status, reason, message
+        super().__init__(f"{status} {reason}: {message}"[:1_000])
+
+
+class Api:
+    """The API of one cluster, as the pool's service may use it. Made by :func:`connect`."""
+
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        self._client = client
+        sent_by = client.rest_client
+        self._session = ClientSession(
+            connector=sent_by.pool_manager.connector,
+            connector_owner=False,
+            # Looking for proxies takes as long as all the rest of a request, so it is done once.
+            trust_env=bool(getproxies()),
+            read_bufsize=_LONGEST_LINE,
+        )
+        self._proxy: dict[str, Any] = {"proxy": sent_by.proxy, "proxy_headers": sent_by.proxy_headers}
+        #: The namespace that the configuration names.
+        self.namespace = namespace
+        #: Requests so far by method, lists and watches by these names.
+        self.counts: dict[str, int] = {}
+
+    @property
+    def url(self) -> str:
+        """Where the API server is."""
+        return str(self._client.configuration.host)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+        await self._client.close()
+
+    async def list(self, path: str, query: Mapping[str, str], *, names_only: bool = False) -> Any:
+        """Return one page of a list."""
+        accept = _NAMES["LIST"] if names_only else _JSON
+        return await self.ask("GET", path, query=query, counted="LIST", accept=accept)
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Manifest | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        counted: str = "",
+        accept: str = _JSON,
+    ) -> Any:
+        """Return the object that is answered. Raises ``ApiAway`` and ``ApiRefused``."""
+        try:
+            self._count(counted or method)
+            answer = await self._send(method, path, body, query or {}, _ANSWER_WITHIN, accept)
+            async with answer:
+                text = await answer.read()
+        except (ClientError, OSError, asyncio.TimeoutError, ssl.SSLError) as error:
+            raise _away(error) from error
+        return _read(answer.status, text)
+
+    async def watch(
+        self, path: str, query: Mapping[str, str], seconds: float, *, names_only: bool = False
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Yield events until the server ends the watch. Raises ``ApiAway`` and ``ApiRefused``."""
+        asked = {**query, "watch": "1", "timeoutSeconds": str(int(seconds))}
+        try:
+            self._count("WATCH")
+            accept = _NAMES["WATCH"] if names_only else _JSON
+            answer = await self._send("GET", path, None, asked, seconds + _ANSWER_WITHIN, accept)
+            async with answer:
+                if answer.status >= 400:
+                    _read(answer.status, await answer.read())
+                try:
+                    async for line in answer.content:
+                        yield json.loads(line)
+                finally:
+                    _hang_up(answer)
+        except (ClientError, OSError, asyncio.TimeoutError, ssl.SSLError, ValueError) as error:
+            raise _away(error) from error
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Manifest | None,
+        query: Mapping[str, str],
+        within: float,
+        accept: str,
+    ) -> ClientResponse:
+        configuration = self._client.configuration
+        headers = {"Accept": accept, "Content-Type": _JSON}
+        token = await configuration.get_api_key_with_prefix("BearerToken")
+        if token:
+            headers["Authorization"] = token
+        return await self._session.request(
+            method,
+            f"{configuration.host}{path}{'?' if query else ''}{urlencode(query)}",
+            headers=headers,
+            data=None if body is None else json.dumps(body),
+            server_hostname=self._client.rest_client.server_hostname,
+            # Many may wait here for a connection to be free: that is not the server's fault.
+            timeout=ClientTimeout(total=None, sock_connect=_CONNECT_WITHIN, sock_read=within),
+            **self._proxy,
+        )
+
+    def _count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+
+def _away(error: Exception) -> ApiAway:
+    cause = error.certificate_error if isinstance(error, ClientConnectorCertificateError) else error
+    if isinstance(cause, ssl.SSLCertVerificationError) and cause.verify_code in _FORM:
+        return ApiAway(
+            f"its certificates lack what this Python wants to see in them ({cause.verify_message}); with "
+            "c.KubernetesSettings.lax_certificates = True they are accepted, and still verified",
+            too_lax=True,
+        )
+    return ApiAway(f"{type(error).__name__}: {error}")
+
+
+def _hang_up(answer: ClientResponse) -> None:
+    """Leave a watch at once: nobody reads what the server would still say."""
+    connection = answer.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
+
+
+def _read(status: int, text: bytes) -> Any:
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError as error:
+        raise ApiAway(f"HTTP {status}, and no JSON") from error
+    if status < 400:
+        return found
+    said = found if isinstance(found, dict) else {}
+    refused = ApiRefused(status, str(said.get("reason", "")), str(said.get("message", "")))
+    if status in _LATER:
+        raise ApiAway(str(refused))
+    raise refused
+
+
+async def connect(kubeconfig: str = "", *, lax: bool = False) -> Api:
+    """Return the API of the cluster that this process runs in, or that a kubeconfig names.
+
+    ``kubeconfig`` wins, then ``$KUBECONFIG``, then the pod's own service account. With ``lax``, the
+    API server's certificates need not have every extension that Python 3.13 and newer want; who signed
+    them, for whom and until when is verified all the same.
+    Raises ``PoolUnreachable`` where there is none of them.
+    """
+    configuration = Configuration()
+    configuration.disable_strict_ssl_verification = lax
+    configuration.connection_pool_maxsize = _CONNECTIONS
+    file = kubeconfig or os.environ.get("KUBECONFIG", "")
+    try:
+        if file:
+            loader = await config.load_kube_config(file, client_configuration=configuration)
+            namespace = str((loader.current_context or {})["context"].get("namespace") or "default")
+        else:
+            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            namespace = _OWN_NAMESPACE.read_text().strip()
+    except (ConfigException, OSError, ValueError, TypeError) as error:
+        raise PoolUnreachable(
+            f"There is no cluster to serve: {error}",
+            "Run the service in a pod with a service account, or set KUBECONFIG.",
+        ) from error
+    return Api(ApiClient(configuration), namespace)

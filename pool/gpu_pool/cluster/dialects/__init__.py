@@ -1,0 +1,72 @@
+"""How each GPU-sharing system of Kubernetes is asked for a slice. Pure: values in, values out; no I/O here.
+
+One slice request and what the cluster shows give what a pod needs, and the
+truth about it: what is enforced, what is only counted, what was rounded; or
+a refusal with the reason. The same dialects read how much of the cluster's
+GPUs is held.
+
+::
+
+    cluster = Cluster.read(nodes, crds=…, device_classes=…)
+    choice = choose(cluster, options)            which dialect, and why
+    translation = choice.dialect.translate(request)
+    pod = merged(pod, "notebook", translation.pod, choice.dialect.table.bans)
+    usage(choice.dialect, map(Pod.read, pods))   allocated of total, per node and GPU
+
+A new dialect is one file with one class and one table, and its name in
+:data:`DIALECTS`.
+"""
+
+from gpu_pool.cluster.dialects.base import (
+    DEFAULTS,
+    NOT_SEEN,
+    Dialect,
+    DialectOptions,
+    DialectTable,
+    Gpu,
+    Hold,
+    PodBans,
+    PodParts,
+    Rounding,
+    SliceStatement,
+    Translation,
+)
+from gpu_pool.cluster.dialects.capacity import NodeUse, PodUse, usage
+from gpu_pool.cluster.dialects.choosing import AUTO, DIALECTS, NAMES, DialectChoice, choose
+from gpu_pool.cluster.dialects.counting import counted_as
+from gpu_pool.cluster.dialects.merging import check, merged
+from gpu_pool.cluster.dialects.naming import content_name, identity_labels, label_value
+from gpu_pool.cluster.dialects.objects import Cluster, Manifest, Node, Pod
+
+__all__ = [
+    "AUTO",
+    "DEFAULTS",
+    "DIALECTS",
+    "NAMES",
+    "NOT_SEEN",
+    "Cluster",
+    "Dialect",
+    "DialectChoice",
+    "DialectOptions",
+    "DialectTable",
+    "Gpu",
+    "Hold",
+    "Manifest",
+    "Node",
+    "NodeUse",
+    "Pod",
+    "PodBans",
+    "PodParts",
+    "PodUse",
+    "Rounding",
+    "SliceStatement",
+    "Translation",
+    "check",
+    "choose",
+    "content_name",
+    "counted_as",
+    "identity_labels",
+    "label_value",
+    "merged",
+    "usage",
+]

@@ -1,0 +1,188 @@
+"""What a request means in whole MiB and thousandths, and on which of a cluster's GPUs it can be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpu_pool.cluster.dialects.base import DialectOptions, Gpu, Rounding
+from gpu_pool.cluster.dialects.objects import Cluster, Manifest, Node
+from gpu_pool.policy.placement import accepts
+from gpu_pool_client import WHOLE, BadRequest, NeverFits, SliceRequest, format_memory, format_share
+
+#: The label that every kubelet sets, and so the last resort for naming nodes.
+HOSTNAME = "kubernetes.io/hostname"
+_TAINTS = ("nvidia.com/gpu",)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A request in numbers: the same on every GPU that it may be placed on."""
+
+    #: All GPUs it may be placed on, enough of them on each node.
+    gpus: tuple[Gpu, ...]
+    #: Thousandths of a GPU's compute; None for memory of GPUs whose size is unknown.
+    milli: int | None
+    #: MiB on each GPU; None for a share of GPUs whose size is unknown.
+    memory_mib: int | None
+    #: MiB of the smallest of these GPUs, 0 if unknown.
+    smallest_mib: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes it may be placed on, in order."""
+        return tuple(sorted({gpu.node for gpu in self.gpus}))
+
+
+def cut(request: SliceRequest, gpus: Sequence[Gpu], options: DialectOptions, title: str) -> Cut:
+    """Return what the request means on the GPUs that could hold it.
+
+    A share is counted for the smallest of these GPUs, so that it is nowhere
+    more than was asked for. Raises NeverFits if there is none.
+    """
+    eligible = _accepted(request, gpus, title)
+    known = [gpu for gpu in eligible if gpu.device.memory_mib]
+    candidates = known if known and not request.whole_devices else eligible
+    eligible = [gpu for gpu in candidates if _holds(request, gpu, options)]
+    if not eligible:
+        raise _too_small(request, known, options)
+    eligible = _enough_on_a_node(request, eligible)
+    sizes = sorted({gpu.device.memory_mib for gpu in eligible})
+    notes: tuple[str, ...] = ()
+    if len(sizes) > 1 and not request.whole_devices:
+        notes = (
+            f"The GPUs have {format_memory(sizes[0])} to {format_memory(sizes[-1])}; "
+            f"the slice is counted for the smallest.",
+        )
+    return Cut(tuple(eligible), *_amounts(request, sizes[0]), sizes[0], notes)
+
+
+def _amounts(request: SliceRequest, total: int) -> tuple[int | None, int | None]:
+    """Return (milli, MiB); of the two, what follows from an unknown size is None."""
+    if request.milli is not None:
+        return request.milli, total * request.milli // WHOLE if total else None
+    memory = request.memory_mib or 0
+    return -(-memory * WHOLE // total) if total else None, memory
+
+
+def _accepted(request: SliceRequest, gpus: Sequence[Gpu], title: str) -> list[Gpu]:
+    if not gpus:
+        raise NeverFits(
+            f"You asked for {request.named}; no node of this cluster offers GPUs through {title}.",
+            "Ask the administrator, who can look with gpu-pool doctor --kubernetes.",
+        )
+    accepted = [gpu for gpu in gpus if accepts(request.filters, gpu.device)]
+    if not accepted:
+        models = ", ".join(sorted({gpu.device.label for gpu in gpus}))
+        raise NeverFits(
+            f"You asked for {request.named}; no GPU of this cluster is like that. There are: {models}.",
+            "Leave out or widen the filters.",
+        )
+    return accepted
+
+
+def _holds(request: SliceRequest, gpu: Gpu, options: DialectOptions) -> bool:
+    total = gpu.device.memory_mib
+    memory = _amounts(request, total)[1]
+    if memory is None:
+        return True
+    return options.context_mib <= memory and (not total or memory <= total)
+
+
+def _too_small(request: SliceRequest, gpus: Sequence[Gpu], options: DialectOptions) -> NeverFits:
+    largest = max((gpu.device.memory_mib for gpu in gpus), default=0)
+    memory = _amounts(request, largest)[1] or 0
+    if memory < options.context_mib:
+        least = f"{options.context_mib}MiB"
+        return NeverFits(
+            f"{request.size} is {memory} MiB on the largest GPU here, and CUDA itself takes about "
+            f"{options.context_mib} MiB before the first tensor, so nothing would be left.",
+            f"Ask for at least {least}.",
+        )
+    return NeverFits(
+        f"You asked for {request.named}; the largest GPU here has {format_memory(largest)}.",
+        f"Ask for at most {format_memory(largest)} on one GPU.",
+    )
+
+
+def _enough_on_a_node(request: SliceRequest, gpus: list[Gpu]) -> list[Gpu]:
+    """Return the GPUs of the nodes that have as many as are asked for, since a pod is on one node."""
+    per_node = Counter(gpu.node for gpu in gpus)
+    most = max(per_node.values())
+    if most < request.count:
+        raise NeverFits(
+            f"You asked for {request.count} GPUs on one node; no node has more than {most} that would do.",
+            f"Ask for at most {most}.",
+        )
+    return [gpu for gpu in gpus if per_node[gpu.node] >= request.count]
+
+
+def refuse_index(request: SliceRequest, title: str) -> None:
+    """Raise BadRequest if a GPU is asked for by its number and this system cannot be told so."""
+    if request.filters.index:
+        raise BadRequest(
+            f"You asked for index=; {title} chooses the GPU itself.",
+            "Leave index= out; model= can be asked for.",
+        )
+
+
+def refuse_several(request: SliceRequest, title: str, why: str) -> None:
+    """Raise NeverFits if parts of several GPUs are asked for and this system cannot promise that."""
+    if request.count > 1 and not request.whole_devices:
+        raise NeverFits(
+            f"You asked for {request.size}; {title} cannot promise parts of different GPUs: {why}.",
+            "Ask for a part of one GPU, or for whole GPUs.",
+        )
+
+
+def up_to(milli: int, grain: int) -> int:
+    """Round thousandths up to a multiple of the grain, and at least to one."""
+    return max(grain, -(-milli // grain) * grain)
+
+
+def rounded_share(what: str, asked: int, granted: int, why: str) -> tuple[Rounding, ...]:
+    """Return the rounding between two shares in thousandths, nothing where there is none."""
+    return () if asked == granted else (Rounding(what, format_share(asked), format_share(granted), why),)
+
+
+def rounded_memory(asked: int, granted: int, why: str) -> tuple[Rounding, ...]:
+    """Return the rounding between two amounts of memory in MiB, nothing where there is none."""
+    if asked == granted:
+        return ()
+    return (Rounding("memory", format_memory(asked), format_memory(granted), why),)
+
+
+def pin(
+    names: Iterable[str], others: Iterable[str], cluster: Cluster, keys: Sequence[str]
+) -> tuple[Manifest, ...]:
+    """Return the requirements on node labels that these nodes meet and the other GPU nodes do not.
+
+    The first of ``keys`` that tells them apart is used, else the hostname.
+    Nothing is required where there are no others.
+    """
+    wanted, rest = set(names), set(others)
+    if not rest - wanted:
+        return ()
+    for key in (*keys, HOSTNAME):
+        values = {cluster.node(name).label(key) for name in wanted}
+        if "" not in values and not values & {cluster.node(name).label(key) for name in rest - wanted}:
+            return ({"key": key, "operator": "In", "values": sorted(values)},)
+    return ({"key": HOSTNAME, "operator": "In", "values": sorted(wanted)},)
+
+
+def tolerations(nodes: Iterable[Node]) -> tuple[Manifest, ...]:
+    """Return what tolerates the taints by which GPU nodes keep other pods away, if these nodes have them."""
+    found = {
+        (str(taint.get("key")), str(taint.get("effect")))
+        for node in nodes
+        for taint in node.taints
+        if taint.get("key") in _TAINTS
+    }
+    return tuple({"key": key, "operator": "Exists", "effect": effect} for key, effect in sorted(found))
+
+
+def runtime_class(cluster: Cluster, options: DialectOptions) -> str | None:
+    """Return the RuntimeClass that gives a container its GPU, None where the default runtime does."""
+    return options.runtime_class or ("nvidia" if "nvidia" in cluster.runtime_classes else None)

@@ -1,0 +1,281 @@
+"""What a dialect takes and gives. All are immutable; none of it talks to a cluster."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+from gpu_pool.cluster.dialects.objects import Cluster, Manifest, Pod
+from gpu_pool_client import (
+    BadRequest,
+    Device,
+    Enforcement,
+    Limit,
+    SliceRequest,
+    Strength,
+    format_memory,
+    format_share,
+)
+from gpu_pool_client.values import CONTEXT_MIB
+
+#: What holds one who has a whole GPU.
+WHOLE_GPU: Final = Enforcement(Limit(Strength.HARD, "a whole GPU"), Limit(Strength.HARD, "a whole GPU"))
+
+#: What is said, wherever its promises are, of a dialect that was read of and not used.
+NOT_SEEN: Final = "not seen on a cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class DialectOptions:
+    """What the nodes of a cluster do not show, and its administrator says."""
+
+    #: Name of the container that gets the slice.
+    container: str = "notebook"
+    #: KAI's or Volcano's queue.
+    queue: str | None = None
+    #: The pod's RuntimeClass; None: ``nvidia`` where the cluster has it.
+    runtime_class: str | None = None
+    #: Whether HAMi-core limits memory under KAI or Koordinator, or cGPU under Aliyun.
+    memory_limiter: bool = False
+    #: MiB per unit of ``volcano.sh/vgpu-memory``, as the plugin's ``--gpu-memory-factor`` says.
+    volcano_memory_factor: int = 1
+    #: MiB per unit of ``aliyun.com/gpu-mem``: 1024, or 1 with ``--memory-unit=MiB``.
+    aliyun_memory_unit: int = 1024
+    #: Bitfusion's client in the image: its operating system and version.
+    bitfusion_client: tuple[str, str] = ("ubuntu20", "450")
+    #: HAMi's choice among GPUs: ``binpack``, ``spread``, or None for the cluster's own.
+    policy: str | None = None
+    #: What CUDA takes in a process before the first tensor, in MiB; smaller slices are refused.
+    context_mib: int = CONTEXT_MIB
+    #: How much larger than asked a slice of a fixed size may be, in thousandths: 1500 is half as much again.
+    most_milli: int = 1500
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bitfusion_client, list):
+            # YAML and JSON know no tuples, and looks at a cluster are kept by the options they are made with.
+            object.__setattr__(self, "bitfusion_client", tuple(self.bitfusion_client))
+        for name, (fits, accepted) in _ACCEPTED.items():
+            if not fits(given := getattr(self, name)):
+                raise BadRequest(f"{name} is {ascii(given)[:80]}.", f"Accepted: {accepted}.")
+        if min(self.volcano_memory_factor, self.aliyun_memory_unit) < 1:
+            raise BadRequest(
+                "A unit of GPU memory is at least 1 MiB.",
+                "Correct volcano_memory_factor or aliyun_memory_unit.",
+            )
+
+
+def _is_text(given: object) -> bool:
+    return isinstance(given, str)
+
+
+def _is_text_or_none(given: object) -> bool:
+    return given is None or _is_text(given)
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
+def _is_switch(given: object) -> bool:
+    return isinstance(given, bool)
+
+
+def _is_pair(given: object) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and all(map(_is_text, given))
+
+
+#: What each option may be, since they come from files and not from code, and how to say it.
+_ACCEPTED: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
+    "container": (_is_text, "text"),
+    "queue": (_is_text_or_none, "text, or none"),
+    "runtime_class": (_is_text_or_none, "text, or none"),
+    "memory_limiter": (_is_switch, "true or false"),
+    "volcano_memory_factor": (_is_number, "a whole number, such as 10, without quotes"),
+    "aliyun_memory_unit": (_is_number, "a whole number, such as 1024, without quotes"),
+    "bitfusion_client": (_is_pair, 'two texts, such as [ubuntu20, "450"]'),
+    "policy": (_is_text_or_none, "text, or none"),
+    "context_mib": (_is_number, "a whole number, such as 350, without quotes"),
+    "most_milli": (_is_number, "a whole number, such as 1500, without quotes"),
+}
+
+#: What holds where an administrator has said nothing.
+DEFAULTS: Final = DialectOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class PodParts:
+    """What is added to a pod so that one of its containers gets the slice."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    #: Extended resources of the container: limits, and requests of the same amount.
+    limits: Mapping[str, str] = field(default_factory=dict)
+    scheduler_name: str | None = None
+    runtime_class: str | None = None
+    #: Entries of the pod's ``resourceClaims``; the container claims all of them by name.
+    claims: tuple[Manifest, ...] = ()
+    #: ResourceClaimTemplates to be in its namespace first; the same name is always the same content.
+    claim_templates: tuple[Manifest, ...] = ()
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    #: Requirements on node labels; all of them must hold.
+    node_affinity: tuple[Manifest, ...] = ()
+    tolerations: tuple[Manifest, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    #: Whether the container must name its ``command``, since the image's own is not rewritten (Bitfusion).
+    needs_command: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """One amount that is not granted exactly as it was asked for."""
+
+    #: ``compute`` or ``memory``.
+    what: str
+    asked: str
+    granted: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: asked for {self.asked}, granted {self.granted} ({self.why})"
+
+
+@dataclass(frozen=True, slots=True)
+class SliceStatement:
+    """The truth about a slice: what is granted on each GPU, what holds it there, what was rounded."""
+
+    #: Number of GPUs.
+    count: int
+    #: Thousandths of each GPU's compute; None where nothing says how much a memory request is of a GPU.
+    milli: int | None
+    #: MiB on each GPU; None where the nodes do not show how much a GPU has.
+    memory_mib: int | None
+    enforcement: Enforcement = field(default_factory=Enforcement)
+    rounded: tuple[Rounding, ...] = ()
+    #: What else its user or administrator should know.
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nominal(self) -> tuple[str, ...]:
+        """What is only counted: ``memory``, ``compute``, both or neither."""
+        pairs = (("memory", self.enforcement.memory), ("compute", self.enforcement.compute))
+        return tuple(what for what, limit in pairs if limit.strength is Strength.NONE)
+
+    def __str__(self) -> str:
+        memory = "an amount unknown here" if self.memory_mib is None else format_memory(self.memory_mib)
+        share = "a share unknown here" if self.milli is None else format_share(self.milli)
+        gpus = "on one GPU" if self.count == 1 else f"on each of {self.count} GPUs"
+        lines = [
+            f"{gpus}: memory: {memory}, {self.enforcement.memory}; "
+            f"compute: {share}, {self.enforcement.compute}"
+        ]
+        return "\n".join([*lines, *map(str, self.rounded), *self.notes])
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """A slice request in a cluster's dialect."""
+
+    dialect: str
+    pod: PodParts
+    statement: SliceStatement
+
+
+@dataclass(frozen=True, slots=True)
+class PodBans:
+    """What a pod must not bring along, because it would lift the limit or spoil the request."""
+
+    labels: frozenset[str] = frozenset()
+    annotations: frozenset[str] = frozenset()
+    environment: frozenset[str] = frozenset()
+    #: Beginnings of resource names that a container may not ask for itself.
+    resources: tuple[str, ...] = ("nvidia.com/",)
+
+
+@dataclass(frozen=True, slots=True)
+class DialectTable:
+    """What a dialect can promise, as its page in the documentation says it."""
+
+    #: How it is written in settings: ``hami``.
+    name: str
+    #: How people call it.
+    title: str
+    #: Limits of a slice that is less than a GPU, at their firmest.
+    memory: str
+    compute: str
+    smallest: str
+    rounding: str
+    #: Keys of a ResourceQuota that count its slices; empty where none can.
+    quota: tuple[str, ...]
+    bans: PodBans
+    #: What was read for it: release and public source.
+    source: str
+    #: How many pods it can place on one node at a time without stumbling; 0 where that does not matter.
+    at_once: int = 0
+    #: With what it was used on a cluster, and whether with GPUs; its page begins with it.
+    seen: str = NOT_SEEN
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, or MIG instance, of a node.
+
+    ``device.contexts`` is how many pods may share it, None where nothing says;
+    ``device.memory_mib`` is 0 where the node does not show it. A uuid that the
+    node does not show is made from the node's name and the GPU's number.
+    """
+
+    node: str
+    device: Device
+    #: Whether nothing more is to be placed on it.
+    drained: bool = False
+    #: The system's own word for how it is shared, such as HAMi's ``mig``.
+    mode: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What a pod holds of one GPU."""
+
+    milli: int
+    memory_mib: int
+    #: The GPU's uuid; empty where the cluster does not say which GPU of the node it is.
+    uuid: str = ""
+
+
+class Dialect(ABC):
+    """How one system is asked for a slice, and what it shows of those that are held.
+
+    A dialect is one file with one class and one table. It is pure: it looks at
+    the cluster and the options that it is given, and at nothing else.
+    """
+
+    table: ClassVar[DialectTable]
+    #: Names of dialects that are always seen beside it, because it works over them.
+    builds_on: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, cluster: Cluster, options: DialectOptions = DEFAULTS) -> None:
+        self.cluster = cluster
+        self.options = options
+
+    @abstractmethod
+    def sighted(self) -> str:
+        """Say in words by what this system is seen in the cluster; empty if it is not."""
+
+    @abstractmethod
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the GPUs that this system shares, by node and number."""
+
+    @abstractmethod
+    def translate(self, request: SliceRequest) -> Translation:
+        """Return what a pod needs for this slice, and the truth about it.
+
+        Raises NeverFits if no node could ever hold it, BadRequest if this
+        system cannot be asked for it, NotAllowed if the administrator must
+        set something first.
+        """
+
+    @abstractmethod
+    def holds(self, pod: Pod) -> tuple[Hold, ...]:
+        """Return what a pod that is on a node holds there, one entry per GPU."""

@@ -1,0 +1,109 @@
+"""How much of a cluster's GPUs is held, per node, GPU and pod."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from gpu_pool.cluster.dialects.base import Dialect, Gpu, Hold
+from gpu_pool.cluster.dialects.objects import Pod
+from gpu_pool_client import DeviceStatus
+
+
+@dataclass(frozen=True, slots=True)
+class PodUse:
+    """What one pod holds on its node, one entry per GPU."""
+
+    namespace: str
+    name: str
+    holds: tuple[Hold, ...]
+
+    @property
+    def milli(self) -> int:
+        """Thousandths of a GPU in all."""
+        return sum(hold.milli for hold in self.holds)
+
+    @property
+    def memory_mib(self) -> int:
+        """MiB in all."""
+        return sum(hold.memory_mib for hold in self.holds)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """Allocated of total on one node."""
+
+    name: str
+    gpus: tuple[DeviceStatus, ...]
+    pods: tuple[PodUse, ...]
+    #: Whether the cluster says which GPU a pod has; else pods are laid onto the GPUs in order, as they fit.
+    exact: bool
+
+    @property
+    def milli(self) -> tuple[int, int]:
+        """Thousandths of compute: held, and in all."""
+        return sum(pod.milli for pod in self.pods), sum(each.milli for each in self.gpus)
+
+    @property
+    def memory_mib(self) -> tuple[int, int]:
+        """MiB: held, and in all (0 where the node does not show it)."""
+        return sum(pod.memory_mib for pod in self.pods), sum(each.device.memory_mib for each in self.gpus)
+
+
+def usage(dialect: Dialect, pods: Iterable[Pod | None]) -> tuple[NodeUse, ...]:
+    """Return what is held of each node that has GPUs, by these pods of the whole cluster.
+
+    Pods that wait, or have finished (None), hold nothing.
+    """
+    by_node: dict[str, list[PodUse]] = defaultdict(list)
+    for pod in pods:
+        holds = dialect.holds(pod) if pod is not None and pod.node else ()
+        if pod is not None and holds:
+            by_node[pod.node].append(PodUse(pod.namespace, pod.name, holds))
+    gpus: dict[str, list[Gpu]] = defaultdict(list)
+    for gpu in dialect.gpus():
+        gpus[gpu.node].append(gpu)
+    names = sorted({*gpus, *by_node})
+    return tuple(_node(name, gpus[name], tuple(by_node[name])) for name in names)
+
+
+def _node(name: str, gpus: Sequence[Gpu], pods: tuple[PodUse, ...]) -> NodeUse:
+    known = {gpu.device.uuid for gpu in gpus}
+    statuses = {
+        gpu.device.uuid: DeviceStatus(gpu.device, 0, 0, 0, 0, gpu.device.milli, gpu.drained) for gpu in gpus
+    }
+    holds = [hold for pod in pods for hold in pod.holds]
+    exact = all(hold.uuid in known for hold in holds)
+    for hold in sorted(holds, key=lambda hold: hold.uuid not in known):
+        status = statuses.get(hold.uuid) or _first_fit(tuple(statuses.values()), hold)
+        if status is not None:
+            statuses[status.device.uuid] = _with(status, hold)
+    return NodeUse(name, tuple(statuses.values()), pods, exact)
+
+
+def _first_fit(statuses: Sequence[DeviceStatus], hold: Hold) -> DeviceStatus | None:
+    """Return the first of the smallest GPUs or MIG instances with room, else the one with the most."""
+    roomy = [status for status in statuses if _has_room(status, hold)]
+    if roomy:
+        return min(roomy, key=lambda status: status.device.milli)
+    return max(statuses, key=lambda status: status.unheld_milli, default=None)
+
+
+def _has_room(status: DeviceStatus, hold: Hold) -> bool:
+    # What runs already may be on a GPU on which nothing more is granted.
+    slots = replace(status, drained=False).free_contexts
+    memory = not status.device.memory_mib or status.unheld_memory_mib >= hold.memory_mib
+    return memory and status.unheld_milli >= hold.milli and (slots is None or slots > 0)
+
+
+def _with(status: DeviceStatus, hold: Hold) -> DeviceStatus:
+    return DeviceStatus(
+        status.device,
+        status.held_milli + hold.milli,
+        status.held_memory_mib + hold.memory_mib,
+        status.held_contexts + 1,
+        status.leases + 1,
+        status.milli,
+        status.drained,
+    )

@@ -1,0 +1,226 @@
+"""NVIDIA's device plugin: whole GPUs, replicas by time-slicing or MPS, MIG in both strategies.
+
+The rules, from https://github.com/NVIDIA/k8s-device-plugin, release 0.20:
+
+- a replica is one of ``nvidia.com/gpu``, or of ``nvidia.com/gpu.shared`` where
+  it was renamed; the labels ``.replicas`` and ``.sharing-strategy`` say what it
+  is. Time-slicing limits nothing (``README.md``, ``internal/lm/resource.go``);
+- MPS gives each replica ``total / replicas`` of memory and ``100 / replicas``
+  percent, both rounded down, for at most 48 replicas, and 16 below compute
+  capability 7.5, which is what the code means by Volta
+  (``cmd/mps-control-daemon/mps``);
+- more than one replica in a pod is refused under MPS with
+  UnexpectedAdmissionError, and elsewhere may be two of the same GPU;
+- MIG ``mixed`` offers ``nvidia.com/mig-1g.5gb``, with labels of that name;
+  ``single`` offers ``nvidia.com/gpu``, with the profile in ``.product``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Final
+
+from gpu_pool.cluster.dialects.amounts import (
+    cut,
+    pin,
+    refuse_index,
+    refuse_several,
+    runtime_class,
+    tolerations,
+)
+from gpu_pool.cluster.dialects.base import (
+    Dialect,
+    DialectTable,
+    Gpu,
+    Hold,
+    PodBans,
+    PodParts,
+    SliceStatement,
+    Translation,
+)
+from gpu_pool.cluster.dialects.fixed_sizes import FixedOffer, closest, mig_milli, refuse_whole, statement
+from gpu_pool.cluster.dialects.gke import STRATEGY
+from gpu_pool.cluster.dialects.gpu_labels import KINDS, compute_capability, driver_version, memory_mib, model
+from gpu_pool.cluster.dialects.hami import REGISTER
+from gpu_pool.cluster.dialects.objects import Node, Pod, whole
+from gpu_pool.policy.placement import accepts
+from gpu_pool_client import WHOLE, Device, SliceRequest
+
+GPU: Final = "nvidia.com/gpu"
+SHARED: Final = "nvidia.com/gpu.shared"
+#: Modes in which one of the resource is a GPU, known to be whole or taken for it where no label says more.
+UNSHARED: Final = ("whole", "unknown")
+_MIG: Final = "nvidia.com/mig-"
+_MIG_STRATEGY: Final = "nvidia.com/mig.strategy"
+#: The first capability that the plugin takes for Volta, and most MPS replicas from there on and below.
+_VOLTA: Final = (7, 5)
+_MOST_REPLICAS: Final = 48
+_MOST_BEFORE: Final = 16
+#: Variables by which a process would choose other devices or other limits than the plugin gave it.
+MPS_VARIABLES: Final = frozenset(
+    {
+        "NVIDIA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    }
+)  # fmt: skip
+
+
+class DevicePlugin(Dialect):
+    """NVIDIA's device plugin, told apart by the labels of GPU feature discovery."""
+
+    table = DialectTable(
+        name="device-plugin",
+        title="the NVIDIA device plugin",
+        memory="hard with MIG, cooperative with MPS, none with time-slicing",
+        compute="hard with MIG, cooperative with MPS, none with time-slicing",
+        smallest="one replica (MPS: 1/48, on a V100 1/16) or one MIG instance (1/7)",
+        rounding="up to a replica or MIG instance, at most 1.5 times what was asked for",
+        quota=("requests.nvidia.com/gpu",),
+        bans=PodBans(environment=MPS_VARIABLES),
+        source="k8s-device-plugin 0.20",
+        seen="without GPUs: time-slicing by plugin 0.20 and its feature discovery, on Kubernetes 1.36.2",
+    )
+
+    def sighted(self) -> str:
+        """Nodes offer its resources."""
+        found = [node for node in self.cluster.nodes if node_offers(node)]
+        return f"{len(found)} nodes offer {GPU} or MIG instances" if found else ""
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return GPUs and MIG instances; which of a node's a pod has is not shown."""
+        return tuple(gpu for offer in self._offers() for gpu in offer.gpus)
+
+    def translate(self, request: SliceRequest) -> Translation:
+        """Ask for whole GPUs, or for the replica or MIG instance that is closest."""
+        refuse_index(request, self.table.title)
+        offers = [each for each in self._offers() if accepts(request.filters, each.gpus[0].device)]
+        if not offers:
+            cut(request, self.gpus(), self.options, self.table.title)
+        if request.whole_devices:
+            return self._whole(request, offers)
+        refuse_several(request, self.table.title, "two replicas or MIG instances can be of the same GPU")
+        taken = closest(request, [each for each in offers if each.mode not in UNSHARED], self.options)
+        pod = self._pod({taken[0].resource: "1"}, taken)
+        return Translation(self.table.name, pod, statement(request, taken, _notes(taken[0])))
+
+    def holds(self, pod: Pod) -> tuple[Hold, ...]:
+        """Return one entry per replica, instance or GPU that the pod has."""
+        offers = self._by_node.get(pod.node, ())
+        return tuple(offer.hold for offer in offers for _ in range(pod.count(offer.resource)))
+
+    @cached_property
+    def _by_node(self) -> dict[str, tuple[FixedOffer, ...]]:
+        return {node.name: node_offers(node) for node in self.cluster.nodes}
+
+    def _offers(self) -> tuple[FixedOffer, ...]:
+        return tuple(offer for offers in self._by_node.values() for offer in offers)
+
+    def _whole(self, request: SliceRequest, accepted: list[FixedOffer]) -> Translation:
+        unshared = [each for each in accepted if each.mode in UNSHARED]
+        if not unshared:
+            raise refuse_whole(request, accepted)
+        known = [each for each in unshared if each.mode == "whole"]
+        offers = known if any(len(each.gpus) >= request.count for each in known) else unshared
+        size = cut(request, [gpu for each in offers for gpu in each.gpus], self.options, self.table.title)
+        taken = tuple(each for each in offers if each.gpus[0].node in size.nodes)
+        pod = self._pod({GPU: str(request.count)}, taken)
+        least = max(taken, key=lambda each: UNSHARED.index(each.mode))
+        truth = SliceStatement(request.count, WHOLE, size.memory_mib, least.enforcement)
+        return Translation(self.table.name, pod, truth)
+
+    def _pod(self, limits: dict[str, str], taken: tuple[FixedOffer, ...]) -> PodParts:
+        nodes = sorted({each.gpus[0].node for each in taken})
+        return PodParts(
+            limits=limits,
+            runtime_class=runtime_class(self.cluster, self.options),
+            node_affinity=pin(nodes, self._rivals(next(iter(limits))), self.cluster, KINDS),
+            tolerations=tolerations(map(self.cluster.node, nodes)),
+        )
+
+    def _rivals(self, resource: str) -> set[str]:
+        """Return the nodes that offer the same resource, whatever one of it is there."""
+        return {node.name for node in self.cluster.nodes if node.amount(resource)}
+
+
+def node_offers(node: Node) -> tuple[FixedOffer, ...]:
+    """Return what a node hands out, by the labels of GPU feature discovery.
+
+    Nothing, where HAMi's or GKE's plugin hands out a resource of the same name.
+    """
+    if REGISTER in node.annotations or STRATEGY in node.labels:
+        return ()
+    plain = [_plain(node, resource) for resource in (GPU, SHARED) if node.amount(resource)]
+    mixed = [_mig(node, resource, resource.removeprefix(_MIG)) for resource in node.resources(_MIG)]
+    return tuple(offer for offer in (*plain, *mixed) if offer is not None)
+
+
+def _plain(node: Node, resource: str) -> FixedOffer | None:
+    """Return what one of ``nvidia.com/gpu`` is on this node; None where nothing useful is known of it."""
+    product = node.label(f"{GPU}.product")
+    if node.label(_MIG_STRATEGY) == "single" and "-MIG-" in product:
+        return _mig(node, resource, product.removesuffix("-SHARED").split("-MIG-")[1])
+    replicas = max(1, whole(node.label(f"{GPU}.replicas")))
+    if replicas == 1:
+        gpus = tuple(_gpus(node, resource, node.count(resource)))
+        mode = "whole" if f"{GPU}.replicas" in node.labels else "unknown"
+        return FixedOffer(resource, mode, WHOLE, memory_mib(node), "a whole GPU", gpus)
+    mps = node.label(f"{GPU}.sharing-strategy") == "mps"
+    if mps and replicas > most_replicas(node):
+        return None
+    gpus = tuple(_gpus(node, resource, -(-node.count(resource) // replicas), contexts=replicas))
+    milli = 100 // replicas * 10 if mps else WHOLE // replicas
+    mode = "mps" if mps else "time-slicing"
+    words = f"one of {replicas} {'MPS ' if mps else ''}replicas of a GPU"
+    return FixedOffer(resource, mode, milli, memory_mib(node) // replicas, words, gpus)
+
+
+def most_replicas(node: Node) -> int:
+    """Return how many replicas the plugin's MPS starts with on this node's GPUs."""
+    capability = compute_capability(node)
+    return _MOST_BEFORE if (0, 0) < capability < _VOLTA else _MOST_REPLICAS
+
+
+def _mig(node: Node, resource: str, profile: str) -> FixedOffer | None:
+    single = resource in (GPU, SHARED)
+    labels = GPU if single else resource
+    replicas = max(1, whole(node.label(f"{labels}.replicas")))
+    total, milli = memory_mib(node, labels), mig_milli(profile, model(node))
+    if not milli:
+        return None
+    count = -(-node.count(resource) // replicas)
+    gpus = tuple(_gpus(node, resource, count, profile=profile, milli=milli, memory=total))
+    if replicas > 1:
+        words = f"one of {replicas} replicas of a MIG instance {profile}"
+        return FixedOffer(resource, "time-slicing", milli // replicas, total // replicas, words, gpus)
+    return FixedOffer(resource, "mig", milli, total, f"a MIG instance {profile}", gpus)
+
+
+def _gpus(
+    node: Node,
+    resource: str,
+    count: int,
+    *,
+    contexts: int = 1,
+    profile: str | None = None,
+    milli: int = WHOLE,
+    memory: int | None = None,
+) -> Iterator[Gpu]:
+    for index in range(count):
+        device = Device(
+            uuid=f"{node.name}/{resource}/{index}",
+            index=index,
+            model=model(node),
+            memory_mib=memory_mib(node) if memory is None else memory,
+            contexts=contexts,
+            milli=milli,
+            driver=driver_version(node),
+            mig_profile=profile,
+        )
+        yield Gpu(node.name, device, node.cordoned, resource)
+
+
+def _notes(offer: FixedOffer) -> tuple[str, ...]:
+    if offer.mode == "time-slicing":
+        return ("Nothing stops a neighbour on the same GPU from taking more memory than its part.",)
+    return ()

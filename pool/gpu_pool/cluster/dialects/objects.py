@@ -1,0 +1,214 @@
+"""What a cluster shows: nodes, pods and names, read from objects as the Kubernetes API returns them.
+
+Readers never raise on what a node or pod says of itself: what is missing or
+unreadable counts as absent, since a device plugin of another version must not
+take the whole cluster's list down.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+#: A Kubernetes object as the API returns it in JSON.
+Manifest = Mapping[str, Any]
+
+
+_SUFFIXES: Final = {
+    "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
+}  # fmt: skip
+_QUANTITY: Final = re.compile(r"([+-]?[0-9.]{1,32}(?:[eE][+-]?[0-9]{1,2})?)([kMGTPE]i?|Ki|m|)", re.ASCII)
+_FINISHED: Final = ("Succeeded", "Failed")
+
+
+#: Most GPUs, replicas or instances that a node or pod is believed to have.
+MAX_GPUS: Final = 1024
+
+
+def quantity(value: object) -> int:
+    """Return a quantity such as ``32Gi`` or ``8000M`` in whole units, rounded down; 0 if unreadable."""
+    match = _QUANTITY.fullmatch(str(value).strip())
+    if match is None:
+        return 0
+    try:
+        number = Decimal(match[1])
+    except InvalidOperation:
+        return 0
+    return int(number / 1000 if match[2] == "m" else number * _SUFFIXES[match[2]])
+
+
+def mib(value: object) -> int:
+    """Return a quantity of bytes in whole MiB."""
+    return quantity(value) // 2**20
+
+
+def whole(value: object) -> int:
+    """Return the whole number that a label says, 0 if it says none."""
+    text = str(value)
+    return int(text) if re.fullmatch(r"[0-9]{1,12}", text, re.ASCII) else 0
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """Return the mapping, or an empty one in place of anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def texts(value: object) -> Mapping[str, str]:
+    """Return the texts of a mapping by name, or nothing in place of anything else."""
+    return {str(key): text for key, text in mapping(value).items() if isinstance(text, str)}
+
+
+def listing(value: object) -> tuple[Mapping[str, Any], ...]:
+    """Return the mappings of a list, or nothing in place of anything else."""
+    found = value if isinstance(value, list | tuple) else ()
+    return tuple(each for each in found if isinstance(each, Mapping))
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What is read of a node."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    #: Extended and other resources that pods may hold, in whole units.
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    taints: tuple[Manifest, ...] = ()
+    #: Types of its conditions that are True.
+    conditions: frozenset[str] = frozenset()
+    #: Whether no further pod is to be placed on it.
+    cordoned: bool = False
+
+    @classmethod
+    def read(cls, manifest: Manifest) -> Node:
+        """Read a Node object."""
+        metadata, spec, status = (mapping(manifest.get(key)) for key in ("metadata", "spec", "status"))
+        return cls(
+            name=str(metadata.get("name", "")),
+            labels=texts(metadata.get("labels")),
+            annotations=texts(metadata.get("annotations")),
+            allocatable={k: quantity(v) for k, v in mapping(status.get("allocatable")).items()},
+            taints=listing(spec.get("taints")),
+            conditions=_true(listing(status.get("conditions"))),
+            cordoned=bool(spec.get("unschedulable")),
+        )
+
+    def label(self, key: str) -> str:
+        """Return a label's value, empty where there is none."""
+        return str(self.labels.get(key, ""))
+
+    def amount(self, resource: str) -> int:
+        """Return how much of a resource it offers in all."""
+        return self.allocatable.get(resource, 0)
+
+    def count(self, resource: str) -> int:
+        """Return how many of a countable resource it offers, as far as that can be believed."""
+        return min(MAX_GPUS, max(0, self.amount(resource)))
+
+    def resources(self, prefix: str) -> tuple[str, ...]:
+        """Return the names, in order, of what it offers that begin so."""
+        return tuple(sorted(k for k, v in self.allocatable.items() if k.startswith(prefix) and v > 0))
+
+
+def _true(conditions: Iterable[Manifest]) -> frozenset[str]:
+    return frozenset(str(each.get("type")) for each in conditions if each.get("status") == "True")
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What is read of a pod."""
+
+    namespace: str
+    name: str
+    #: The node that it runs on or is bound to; empty while it waits.
+    node: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    #: Limits of all its containers together, in whole units.
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, manifest: Manifest) -> Pod | None:
+        """Read a Pod object; None if it has finished and so holds nothing."""
+        metadata, spec, status = (mapping(manifest.get(key)) for key in ("metadata", "spec", "status"))
+        if status.get("phase") in _FINISHED:
+            return None
+        return cls(
+            namespace=str(metadata.get("namespace", "default")),
+            name=str(metadata.get("name", "")),
+            node=str(spec.get("nodeName") or ""),
+            labels=texts(metadata.get("labels")),
+            annotations=texts(metadata.get("annotations")),
+            limits=_limits(listing(spec.get("containers"))),
+        )
+
+    def annotation(self, key: str) -> str:
+        """Return an annotation's value, empty where there is none."""
+        return str(self.annotations.get(key, ""))
+
+    def limit(self, resource: str) -> int:
+        """Return how much of a resource its containers hold together."""
+        return self.limits.get(resource, 0)
+
+    def count(self, resource: str) -> int:
+        """Return how many of a countable resource they hold, as far as that can be believed."""
+        return min(MAX_GPUS, max(0, self.limit(resource)))
+
+
+def _limits(containers: Iterable[Manifest]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for container in containers:
+        for name, value in mapping(mapping(container.get("resources")).get("limits")).items():
+            total[name] = total.get(name, 0) + quantity(value)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a cluster shows of its GPUs and of how they are shared."""
+
+    nodes: tuple[Node, ...] = ()
+    #: Names of custom resource definitions: ``queues.scheduling.run.ai``.
+    crds: frozenset[str] = frozenset()
+    runtime_classes: frozenset[str] = frozenset()
+    device_classes: frozenset[str] = frozenset()
+    #: ResourceSlices and ResourceClaims as the API returns them.
+    resource_slices: tuple[Manifest, ...] = ()
+    resource_claims: tuple[Manifest, ...] = ()
+    _by_name: Mapping[str, Node] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_name", {node.name: node for node in self.nodes})
+
+    @classmethod
+    def read(
+        cls,
+        nodes: Iterable[Manifest] = (),
+        *,
+        crds: Iterable[Manifest] = (),
+        runtime_classes: Iterable[Manifest] = (),
+        device_classes: Iterable[Manifest] = (),
+        resource_slices: Iterable[Manifest] = (),
+        resource_claims: Iterable[Manifest] = (),
+    ) -> Cluster:
+        """Read the objects that the API lists, nodes in the order of their names."""
+        return cls(
+            nodes=tuple(sorted(map(Node.read, nodes), key=lambda node: node.name)),
+            crds=_names(crds),
+            runtime_classes=_names(runtime_classes),
+            device_classes=_names(device_classes),
+            resource_slices=tuple(resource_slices),
+            resource_claims=tuple(resource_claims),
+        )
+
+    def node(self, name: str) -> Node:
+        """Return the node of that name, one that shows nothing if there is none."""
+        return self._by_name.get(name) or Node(name)
+
+
+def _names(manifests: Iterable[Manifest]) -> frozenset[str]:
+    return frozenset(str(mapping(each.get("metadata")).get("name", "")) for each in manifests)

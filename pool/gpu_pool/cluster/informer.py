@@ -1,0 +1,196 @@
+"""One kind of object, kept as the API shows it: one list at the start, then a watch.
+
+A watch that is cut goes on where it was; only where the API server has
+forgotten that place (410 Gone) everything is listed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import aclosing
+from typing import Any, Final
+
+from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
+from gpu_pool.cluster.dialects import Manifest
+
+Key = tuple[str, str]
+#: Is told what an object was and what it is; None is for one that is not there.
+Changed = Callable[["Manifest | None", "Manifest | None"], None]
+
+#: Seconds that one watch lasts, so that a connection that nobody ends is noticed.
+_WATCH_FOR: Final = 240.0
+#: Seconds between two attempts: at first, and at most.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+#: Seconds after which it is looked again whether what the cluster does not have is there.
+_ABSENT_PAUSE: Final = 300.0
+_PAGE: Final = "500"
+_GONE, _NOT_FOUND, _FORBIDDEN = 410, 404, 403
+
+
+class Informer:
+    """All objects below one path. ``keep`` reduces an object to what is needed of it."""
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        log: logging.Logger,
+        changed: Changed,
+        *,
+        keep: Callable[[Manifest], Manifest] = lambda found: found,
+        names_only: bool = False,
+    ) -> None:
+        self._api, self._path, self._log, self._changed = api, path, log, changed
+        self._keep, self._names_only = keep, names_only
+        self._objects: dict[Key, Manifest] = {}
+        self._version = ""
+        #: What was put while all is listed. The list may be older, and miss it.
+        self._put: set[Key] = set()
+        #: Set once all objects are known.
+        self.synced = asyncio.Event()
+        #: Why it cannot be read, in words; empty if it can.
+        self.problem = ""
+        #: Whether the API server answered last time.
+        self.answered = True
+
+    def __iter__(self) -> Iterator[Manifest]:
+        return iter(tuple(self._objects.values()))
+
+    def get(self, namespace: str, name: str) -> Manifest | None:
+        """Return one object, or None."""
+        return self._objects.get((namespace, name))
+
+    def put(self, found: Manifest) -> None:
+        """Take over what a write of our own was answered, unless the watch knows better."""
+        key, known = _key(found), self._objects.get(_key(found))
+        newest = _version(known) if known is not None else _number(self._version)
+        if _version(found) > newest:
+            if not self._version:
+                self._put.add(key)
+            self._set(key, self._keep(found))
+
+    async def run(self) -> None:
+        """List and watch for as long as the service runs."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+                pause = _FIRST_PAUSE
+            except ApiRefused as refused:
+                pause = self._refused(refused, pause)
+            except ApiAway as away:
+                if self.answered:
+                    self._log.warning("The API server does not answer (%s): %s", self._path, away)
+                self.answered, self.problem = False, str(away)
+            except Exception:  # noqa: BLE001 - one odd object must not end the watch of all others
+                self._log.exception("Watching %s failed", self._path)
+                self._version = ""
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads attempts
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _refused(self, refused: ApiRefused, pause: float) -> float:
+        """Decide what to do after a refusal; return after how many seconds."""
+        self.answered = True
+        if refused.status == _GONE:
+            self._version = ""
+            return _FIRST_PAUSE
+        if refused.status == _NOT_FOUND:  # the cluster does not serve this kind
+            self._replace({})
+            self.synced.set()
+            return _ABSENT_PAUSE
+        self.problem = f"{self._path}: {refused}"
+        self._log.error("The API server refuses %s", self.problem)
+        if refused.status == _FORBIDDEN:
+            return _LONGEST_PAUSE
+        self._version = ""
+        return pause
+
+    async def _list(self) -> None:
+        found: dict[Key, Manifest] = {}
+        query = {"limit": _PAGE}
+        self._put.clear()
+        while True:
+            page = await self._api.list(self._path, query, names_only=self._names_only)
+            for each in page.get("items") or ():
+                found[_key(each)] = self._keep(each)
+            metadata = page.get("metadata", {})
+            if not metadata.get("continue"):
+                break
+            query = {"limit": _PAGE, "continue": metadata["continue"]}
+        self._heard()
+        version = str(metadata.get("resourceVersion", ""))
+        self._replace(found, but=self._put_after(version))
+        self._version = version
+        self.synced.set()
+
+    def _put_after(self, version: str) -> set[Key]:
+        """Return what was put and is newer than a list; a watch from there on tells how it went on."""
+        return {
+            key for key in self._put & self._objects.keys() if _version(self._objects[key]) > _number(version)
+        }
+
+    async def _watch(self) -> None:
+        query = {"resourceVersion": self._version, "allowWatchBookmarks": "true"}
+        events = self._api.watch(self._path, query, _WATCH_FOR, names_only=self._names_only)
+        async with aclosing(events):
+            async for event in events:
+                self._heard()
+                self._take(event)
+
+    def _heard(self) -> None:
+        if not self.answered:
+            self._log.info("The API server answers again (%s)", self._path)
+        self.answered, self.problem = True, ""
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        kind, found = event.get("type"), event.get("object") or {}
+        if kind == "ERROR":
+            raise ApiRefused(int(found.get("code", 500)), str(found.get("reason")), str(found.get("message")))
+        self._version = str(found.get("metadata", {}).get("resourceVersion", self._version))
+        if kind in ("ADDED", "MODIFIED"):
+            known = self._objects.get(_key(found))
+            if known is None or _version(found) > _version(known):
+                self._set(_key(found), self._keep(found))
+        elif kind == "DELETED":
+            self._set(_key(found), None)
+
+    def _replace(self, found: Mapping[Key, Manifest], *, but: Set[Key] = frozenset()) -> None:
+        for key in self._objects.keys() - found.keys() - but:
+            self._set(key, None)
+        for key, each in found.items():
+            known = self._objects.get(key)
+            if key not in but and (known is None or _version(known) != _version(each)):
+                self._set(key, each)
+
+    def _set(self, key: Key, now: Manifest | None) -> None:
+        before = self._objects.pop(key, None)
+        if before is not None and now is not None and _uid(before) != _uid(now):
+            self._changed(before, None)  # another one of the same name: its end was not seen
+            before = None
+        if now is not None:
+            self._objects[key] = now
+        if before is not None or now is not None:
+            self._changed(before, now)
+
+
+def _key(found: Manifest) -> Key:
+    metadata = found.get("metadata", {})
+    return str(metadata.get("namespace", "")), str(metadata.get("name", ""))
+
+
+def _uid(found: Manifest) -> object:
+    return found.get("metadata", {}).get("uid")
+
+
+def _version(found: Manifest) -> int:
+    return _number(str(found.get("metadata", {}).get("resourceVersion", "")))
+
+
+def _number(version: str) -> int:
+    # Versions of one kind may be compared as numbers (Kubernetes 1.35 promises what was always so).
+    return int(version) if version.isdecimal() else 0

@@ -1,0 +1,409 @@
+"""The pool over a cluster: the store of any pool, the cluster's GPUs, and kernels in pods."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+from weakref import WeakValueDictionary
+
+from gpu_pool.clock import Clock
+from gpu_pool.cluster import kueue
+from gpu_pool.cluster.api import Api, connect
+from gpu_pool.cluster.api_writes import ApiWriter
+from gpu_pool.cluster.dialect_tier import ClusterIsolation
+from gpu_pool.cluster.kernel_pods import KernelPods
+from gpu_pool.cluster.kueue_positions import KueuePositions
+from gpu_pool.cluster.pod_builder import PodBuilder
+from gpu_pool.cluster.pod_choices import refuse_beside_server
+from gpu_pool.cluster.pod_starts import PodStarts
+from gpu_pool.cluster.pod_states import NODE_GONE, VANISHED, PodTaken
+from gpu_pool.cluster.scale_up_controller import ScaleUpController
+from gpu_pool.cluster.settings import KubernetesSettings
+from gpu_pool.cluster.view import ClusterView
+from gpu_pool.cluster.volume_claims import VolumeClaims
+from gpu_pool.courses import Courses
+from gpu_pool.devices import Inventory
+from gpu_pool.devices.readings import Reading
+from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.settings import PoolSettings
+from gpu_pool.store.device_table import ForeignUse
+from gpu_pool.store.lease_table import gone, lease_number
+from gpu_pool.store.leases import LeaseStore
+from gpu_pool_client import (
+    Activity,
+    BadRequest,
+    Device,
+    EndReason,
+    Failure,
+    Holder,
+    KernelCommand,
+    KernelPod,
+    Lease,
+    LeaseGone,
+    LeaseState,
+    NotAllowed,
+    Outlook,
+    PodPhase,
+    PoolStatus,
+    Process,
+    SliceRequest,
+)
+from gpu_pool_client.durations import format_duration
+from gpu_pool_client.remote import bodies
+
+#: What devices are seen from, in the store: whichever pod the service runs in, it is the same cluster.
+_SEEN_FROM: Final = "kubernetes"
+#: Seconds between two looks at what has changed: many changes are looked at once.
+_REST: Final = 0.5
+#: Requests that are being decided at the same time; the others wait for their turn here. In the
+#: store they would be refused after some time, and what others ask of it would wait for them all.
+_AT_ONCE: Final = 32
+#: What is told to whoever waits while nodes do not show the GPUs that they have.
+_AWAY: Final = (
+    "A machine with GPUs cannot give any out at the moment, as while their driver is being replaced. "
+    "Usually that takes less than a minute, and it is waited for."
+)
+#: Seconds after which it is looked whether anything was missed.
+_LOOK_EVERY: Final = 30.0
+
+
+class ClusterPool(EmbeddedPool):
+    """A pool whose devices are a cluster's, and whose kernels run in pods. Made by :func:`open_cluster`."""
+
+    # Its store goes with the service's pod from one machine to another, whose uptimes say nothing.
+    _clock = Clock(uptime=time.time)
+    boot = ""
+
+    def __init__(
+        self,
+        path: Path,
+        settings: PoolSettings,
+        kubernetes: KubernetesSettings,
+        api: Api,
+        courses: Callable[[], Courses],
+        log: logging.Logger,
+    ) -> None:
+        self._kubernetes, self._api, self._log = kubernetes, api, log
+        self._courses = courses
+        self._view = ClusterView(api, kubernetes, log)
+        writer = ApiWriter(api, log)
+        self._kernels = KernelPods(writer, self._view, log, self._end_taken, self._keep_failure)
+        self._growth = ScaleUpController(api, writer, self._view, kubernetes, settings.rules, self._do, log)
+        self._homes = VolumeClaims(api, kubernetes, courses, log)
+        self._orders = PodBuilder(kubernetes, self._view, self._homes)
+        self._live: frozenset[str] = frozenset()
+        #: What is written down of the cluster, with which leases lived then.
+        self._seen: tuple[tuple[Device, ...], Mapping[str, ForeignUse]] | None = None
+        self._seen_with: frozenset[str] | None = None
+        #: Since when leases wait for what nothing could give, by id.
+        self._hopeless: dict[str, float] = {}
+        #: The devices of which that was looked at.
+        self._checked: tuple[Device, ...] | None = None
+        self._looking = asyncio.Lock()
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._launching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._following: list[asyncio.Task[None]] = []
+        super().__init__(
+            path,
+            settings,
+            # The devices come from the watches, in the event loop.
+            lambda: Inventory((), "the cluster"),
+            ClusterIsolation(self._view.enforcement),
+            owner=True,
+        )
+
+    async def __aenter__(self) -> ClusterPool:
+        """Learn what the cluster has, and follow it. Raises ``PoolUnreachable`` in words."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def _start(self) -> None:
+        await self._view.start()
+        self._log.info("The cluster shares its GPUs by %s", self._view.choice)
+        for namespace, count in sorted(self._view.strays().items()):
+            self._log.warning(
+                "%d kernels of this pool are in %s, which c.KubernetesSettings.more_namespaces leaves out: "
+                "they are not looked after, and end with their notebook servers",
+                count,
+                namespace,
+            )
+        await self._follow_once()
+        await self.status()
+        self._kernels.start()
+        self._following.append(asyncio.create_task(self._follow()))
+        starts = PodStarts(self._api, self._kernels, self._log, self._kubernetes.start_within)
+        self._following.append(asyncio.create_task(starts.run()))
+        if self._kubernetes.kueue:
+            places = KueuePositions(self._api, self._kernels, self._log)
+            self._following.append(asyncio.create_task(places.run()))
+        if self._view.groups:
+            self._following.append(asyncio.create_task(self._growth.run()))
+
+    async def close(self) -> None:
+        """Follow the cluster no more, and close the store. Kernels live on."""
+        for task in self._following:
+            task.cancel()
+        await self._kernels.stop()
+        await self._view.stop()
+        await super().close()
+        await self._api.close()
+
+    def stop_waiting(self) -> None:
+        """Let nobody wait for news of a pod any more."""
+        self._kernels.stop_waiting()
+
+    # -- The cluster's GPUs --------------------------------------------------
+
+    async def _follow(self) -> None:
+        while True:
+            forgets_in = self._view.until_forgotten()
+            try:
+                within = _LOOK_EVERY if forgets_in is None else min(forgets_in, _LOOK_EVERY)
+                await asyncio.wait_for(self._view.changed.wait(), within)
+            except asyncio.TimeoutError:
+                self._kernels.look_at_all()
+                self._view.look_again()
+            try:
+                await self._follow_once()
+                await self._refuse_the_hopeless()
+            except Exception:  # noqa: BLE001 - one odd node must not keep the pool from following the others
+                self._log.exception("What the cluster has could not be written down")
+            await asyncio.sleep(_REST)
+
+    async def _follow_once(self) -> None:
+        """Write down what the cluster has by now. Many ends at once take one look at it."""
+        async with self._looking:
+            live = self._live
+            if not self._view.changed.is_set() and live == self._seen_with:
+                return
+            self._view.changed.clear()
+            try:
+                await self._write_down(self._view.devices(), self._view.others(live))
+            except BaseException:
+                self._view.changed.set()
+                raise
+            self._seen_with = live
+
+    async def _write_down(self, devices: tuple[Device, ...], others: Mapping[str, ForeignUse]) -> None:
+        if (devices, others) == self._seen:
+            return
+
+        def take_over(book: LeaseStore) -> None:
+            book.register(devices, _SEEN_FROM, others)
+            book.set_others(others)
+
+        await self._do(take_over)
+        self._seen = devices, others
+
+    async def _refuse_the_hopeless(self) -> None:
+        """End the waits for what no node could give any more, once that has been so for long enough."""
+        devices, away = self._view.devices(), self._view.away
+        if not away and not self._hopeless and devices == self._checked:
+            return  # whoever came meanwhile was checked when they asked
+        self._checked = devices
+        there = self._view.lasting()
+        found = await self._do(lambda book: book.hopeless(there))
+        now, patience = time.monotonic(), self._kubernetes.gpus_away_for
+        self._hopeless = {lease_id: self._hopeless.get(lease_id, now) for lease_id in found}
+        for lease_id, error in found.items():
+            if now >= self._hopeless[lease_id] + patience:
+                words = f"{error.message} That has not changed for {format_duration(patience)}."
+                with suppress(LeaseGone):
+                    await self.revoke(lease_id, words, EndReason.DEVICE_LOST)
+                    self._log.warning("Lease %s waits no more. %s", ascii(lease_id), words)
+
+    async def status(self) -> PoolStatus:
+        """See ``Pool.status``. Ends the kernels of leases that have ended."""
+        known = self._view.own.leases()
+        status = await super().status()
+        self._live = frozenset(each.id for each in (*status.leases, *status.line))
+        self._kernels.settle(known, self._live)
+        for lease in status.leases:
+            parts = [part for part in lease.slices if not part.device.unbounded]
+            if any(not self._view.has_node(part.device.node) for part in parts):
+                await self._end_taken(lease.id, NODE_GONE)
+        if self._kubernetes.kueue:
+            await self._follow_queue(status.leases)
+        return status
+
+    # -- Kueue ---------------------------------------------------------------
+
+    async def _follow_queue(self, leases: Collection[Lease]) -> None:
+        """Park the leases whose kernels wait in the cluster's queue, and resume those that were admitted."""
+        for lease in leases:
+            waits = self._kernels.is_queued(lease.id)
+            if waits is not None and waits != (lease.state is LeaseState.PARKED):
+                with suppress(LeaseGone):
+                    await self._counted(lease.id, waits=waits)
+
+    async def _counted(self, lease_id: str, *, waits: bool) -> Lease:
+        """Count nothing for a lease that waits, and its slice from now on for one that does not."""
+        return await self._do(lambda book: book.park(lease_id) if waits else book.resume(lease_id))
+
+    def _counted_as(self, request: SliceRequest) -> SliceRequest:
+        """Return what the cluster grants for a request, where it rounds that up."""
+        return self._view.counted_as(request)
+
+    async def request(
+        self,
+        request: SliceRequest,
+        holder: Holder,
+        key: str,
+        *,
+        groups: Collection[str] | None = None,
+        server: str | None = None,
+    ) -> Lease:
+        """See ``EmbeddedPool.request``."""
+        async with self._turns:
+            return await super().request(request, holder, key, groups=groups, server=server)
+
+    # -- Groups of nodes that can grow ----------------------------------------
+
+    async def explain(self, lease_id: str) -> Outlook:
+        """See ``Pool.explain``.
+
+        Says how a machine comes, where one is to be started, and so where GPUs are waited for
+        that their machines do not show.
+        """
+        outlook = await super().explain(lease_id)
+        outlook = _with_growth(outlook, self._growth.outlook(lease_number(lease_id)))
+        return replace(outlook, why=f"{_AWAY} {outlook.why}") if self._view.away else outlook
+
+    async def forecast(
+        self,
+        request: SliceRequest,
+        holder: Holder,
+        *,
+        groups: Collection[str] | None = None,
+        server: str | None = None,
+    ) -> Outlook | None:
+        """See ``Pool.forecast``, and :meth:`explain`."""
+        outlook = await super().forecast(request, holder, groups=groups, server=server)
+        return outlook and _with_growth(outlook, self._growth.prospect(request))
+
+    # -- Whose turn it is ------------------------------------------------------
+
+    async def _devices_for(
+        self, request: SliceRequest, holder: Holder, server: str | None
+    ) -> Collection[str]:
+        """Return the GPUs beside the holder's home, if it can be used on one machine alone."""
+        if holder.user:
+            refuse_beside_server(holder.course, self._courses())
+        translation, dialect = self._view.translate(request), self._view.choice.dialect
+        if self._kubernetes.kueue and holder.user and dialect is not None:
+            kueue.check_counted(translation.pod.limits, dialect.table.title)
+            kueue.queue_of(holder.course)
+        notebook = self._view.notebook(holder.user, server or "")
+        if notebook is None:
+            return ()
+        rules = self._settings.rules
+        return await self._homes.devices_beside(request, holder, notebook, self._view.devices_on, rules)
+
+    # -- Kernels -------------------------------------------------------------
+
+    async def launch(self, lease_id: str, kernel: KernelCommand, *, server: str | None = None) -> KernelPod:
+        """See ``Pool.launch``."""
+        async with self._launching.setdefault(lease_id, asyncio.Lock()):
+            lease = await self._living(lease_id)
+            if lease.state is LeaseState.PARKED and self._kubernetes.kueue:
+                lease = await self._counted(lease_id, waits=False)  # its pod waits in the cluster's queue
+            if lease.state is not LeaseState.HELD:
+                raise BadRequest(f"The lease is {lease.state.value}.", "Start the kernel once it is held.")
+            order = await self._orders.of(lease, kernel, server or "")
+            if lease.process is None:
+                # Its turn and its image may take minutes, and whoever launches has come for it.
+                await self.attach(lease_id, lease.holder.process or Process.current())
+            found = await self._kernels.launch(order)
+            if found.phase is PodPhase.QUEUED:
+                await self._counted(lease_id, waits=True)
+        return found
+
+    async def pod(self, lease_id: str, seen: str = "", seconds: float = bodies.POD_POLL) -> KernelPod:
+        """See ``Pool.pod``; ``seconds`` is for how long to wait for news."""
+        give_up_at = time.monotonic() + seconds
+        while True:
+            await self._living(lease_id)
+            found = await self._state(lease_id, seen)
+            left = give_up_at - time.monotonic()
+            if found.version != seen or left <= 0:
+                return found
+            await self._kernels.news(lease_id, left)
+            if self._kernels.stopped:
+                return found
+
+    async def _state(self, lease_id: str, seen: str) -> KernelPod:
+        found = self._kernels.state(lease_id)
+        if found is not None:
+            return found
+        taken = self._kernels.taken(lease_id)
+        if taken is None and not seen:
+            raise BadRequest("No kernel was started on this slice, or it has ended.", "Start one.")
+        # Otherwise it was seen, and went while nobody looked.
+        await self._end_taken(lease_id, taken or VANISHED)
+        raise gone(await self.lease(lease_id))
+
+    async def end_pod(self, lease_id: str) -> None:
+        """See ``Pool.end_pod``."""
+        await self._living(lease_id)
+        async with self._launching.setdefault(lease_id, asyncio.Lock()):  # what is being started is ended too
+            self._kernels.end(lease_id)
+
+    async def park(self, lease_id: str, *, caller: Process | None = None) -> Lease:
+        """See ``Pool.park``. What a pod keeps on its GPU stays there."""
+        if self._kernels.has_any(lease_id):
+            raise NotAllowed(
+                "The slice of a kernel in a pod cannot be lent to others.", "End the kernel to give it back."
+            )
+        return await super().park(lease_id, caller=caller)
+
+    async def _activity(self, lease: Lease) -> Activity:
+        """Return what is known of a lease's kernel: whether there is one. Nobody here sees its GPU."""
+        return Activity() if self._kernels.has_any(lease.id) else Activity(initialised=False)
+
+    async def _living(self, lease_id: str) -> Lease:
+        lease = await self.lease(lease_id)
+        if lease.state is LeaseState.ENDED:
+            raise gone(lease)
+        return lease
+
+    async def look_at_devices(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:  # noqa: ARG002
+        """Return nothing: the GPUs of other machines cannot be looked at from here."""
+        return {}
+
+    async def _keep_failure(self, lease_id: str, failure: Failure) -> None:
+        await self._do(lambda book: book.accounts.fail(lease_id, failure))
+
+    async def _end_taken(self, lease_id: str, taken: PodTaken) -> None:
+        # What its machine can no longer give must not be granted to whoever waits.
+        await self._follow_once()
+        with suppress(LeaseGone):
+            await self.revoke(lease_id, taken.words, taken.reason)
+            self._log.info("Lease %s ended: %s", ascii(lease_id), taken.words)
+
+
+def _with_growth(outlook: Outlook, words: str) -> Outlook:
+    """Say of a wait that a machine ends it: what others have is not what it is for."""
+    return replace(outlook, why=words, wait=None) if words else outlook
+
+
+async def open_cluster(
+    path: Path,
+    settings: PoolSettings,
+    kubernetes: KubernetesSettings,
+    courses: Callable[[], Courses],
+    log: logging.Logger,
+) -> ClusterPool:
+    """Return the pool of the cluster that the settings name. Raises ``PoolUnreachable`` in words."""
+    settings.in_pods = True
+    api = await connect(kubernetes.kubeconfig, lax=kubernetes.lax_certificates)
+    return ClusterPool(path, settings, kubernetes, api, courses, log)

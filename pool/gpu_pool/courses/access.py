@@ -1,0 +1,91 @@
+"""Who may use a course, when, and what they may ask for. Pure: the time is given."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+from collections.abc import Collection
+from datetime import datetime
+
+from gpu_pool.courses.hours import DAYS
+from gpu_pool.courses.model import CourseFile
+from gpu_pool_client import NotAllowed, SliceRequest
+
+
+def is_member(course: CourseFile, user: str, groups: Collection[str]) -> bool:
+    """Whether somebody is in a course, at whatever time; its instructors are."""
+    who = course.who
+    return (
+        who.is_everybody
+        or user in who.users
+        or user in course.instructors
+        or any(group in who.groups for group in groups)
+    )
+
+
+def may_use(course: CourseFile, user: str, groups: Collection[str], at: datetime) -> None:
+    """Refuse, with ``NotAllowed``, who is not in the course, and whoever comes when it is closed.
+
+    ``at`` is an aware time. Instructors may come at any time, to prepare.
+    """
+    if not is_member(course, user, groups):
+        raise NotAllowed("You are not in this course.", "Ask its instructor to add you.")
+    timetable = course.timetable
+    if user in course.instructors or timetable.is_open(at):
+        return
+    opens = timetable.opens_next(at)
+    if opens is None:
+        raise NotAllowed(f"{course.title} is over: it does not open again.", "Ask its instructor.")
+    raise NotAllowed(f"{course.title} is not open now.", f"It opens on {say_when(opens, course)}.")
+
+
+def check_offered(course: CourseFile, request: SliceRequest) -> None:
+    """Refuse, with ``NotAllowed``, what the course does not offer; say what it offers."""
+    if request in course.requests or _is_below(request, course.any_up_to):
+        return
+    offers = ", ".join(f"{offer.request} ({offer.name})" for offer in course.slices)
+    more = f", and whatever is not more than {course.any_up_to}" if course.any_up_to else ""
+    raise NotAllowed(
+        f"You asked for {request.named}; {course.title} offers {offers}{more}.",
+        "Ask for one of these. If Jupyter shows you others, the course has changed: reload the page, "
+        "or else stop your server and start it again.",
+    )
+
+
+def say_when(at: datetime, course: CourseFile) -> str:
+    """Write a time on the course's own clock: ``Mon 2026-10-12 at 10:00 (Europe/Berlin)``."""
+    local = at.astimezone(course.timetable.zone)
+    return f"{DAYS[local.weekday()]} {local:%Y-%m-%d} at {local:%H:%M} ({course.time_zone})"
+
+
+def _is_below(request: SliceRequest, most: SliceRequest | None) -> bool:
+    """Whether a request asks for no more than another, in the same unit and on the same devices.
+
+    What a share is in memory depends on the device, so one is never compared with the other.
+    """
+    if most is None or request.count > most.count or str(most.filters) not in ("", str(request.filters)):
+        return False
+    if request.milli is not None and most.milli is not None:
+        return request.milli <= most.milli
+    return (
+        request.memory_mib is not None
+        and most.memory_mib is not None
+        and request.memory_mib <= most.memory_mib
+    )
+
+
+def system_groups(user: str) -> frozenset[str]:
+    """Return the names of a user's groups; none for a user whom the system does not know."""
+    try:
+        numbers = os.getgrouplist(user, pwd.getpwnam(user).pw_gid)
+    except KeyError:
+        return frozenset()
+    return frozenset(name for number in numbers if (name := _name(number)))
+
+
+def _name(number: int) -> str | None:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return None

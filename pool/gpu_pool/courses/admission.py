@@ -1,0 +1,82 @@
+"""The course files in front of a pool: kept up to date, and asked before anything is granted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_pool.settings import PoolSettings
+from gpu_pool.store.leases import LeaseStore
+from gpu_pool_client import Holder, NotAllowed, SliceRequest
+
+if TYPE_CHECKING:
+    from gpu_pool.courses import CourseFolder
+
+
+class CourseAdmission:
+    """What the course files of ``settings.courses_dir`` say.
+
+    All but :meth:`groups` belongs to the store's thread.
+    """
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self._required = settings.course_required
+        self._folder = _open_folder(settings)
+
+    def keep_up(self, book: LeaseStore) -> LeaseStore:
+        """Let the book follow the files as they are now."""
+        if self._folder is not None:
+            book.follow(self._folder.look())
+        return book
+
+    def reread(self, file: str, book: LeaseStore) -> None:
+        """Let the book follow a file that has been replaced, at once."""
+        if self._folder is not None:
+            self._folder.reread(file)
+            book.follow(self._folder.look(), asked=True)
+
+    async def groups(self, holder: Holder, groups: Collection[str] | None) -> Collection[str]:
+        """Return the holder's groups: those given, or those that the system knows.
+
+        The system may have to ask a directory on the network, so this is done
+        before the decision, which others wait for.
+        """
+        if groups is not None or self._folder is None:
+            return groups or ()
+        from gpu_pool.courses import system_groups
+
+        return await asyncio.to_thread(system_groups, holder.user)
+
+    def check(self, request: SliceRequest, holder: Holder, groups: Collection[str]) -> None:
+        """Refuse, with ``NotAllowed``, a request that its course forbids to a holder in these groups."""
+        if self._required and not holder.course:
+            raise NotAllowed(
+                "Slices are granted here in the name of a course, and you named none.",
+                "Choose a course when you start your server, or set GPU_POOL_COURSE.",
+            )
+        if self._folder is not None:
+            now = datetime.now(timezone.utc)
+            self._folder.look().check(holder.course, request, holder.user, groups, now)
+
+    def offers(self, holder: Holder, groups: Collection[str]) -> tuple[SliceRequest, ...] | None:
+        """Return what the file of the holder's course offers now. See ``Pool.offers``."""
+        if self._folder is None or not holder.course:
+            return None
+        from gpu_pool.courses import is_member
+
+        course = self._folder.look().usable.get(holder.course)
+        if course is not None and not is_member(course, holder.user, groups):
+            raise NotAllowed("You are not in this course.", "Ask its instructor to add you.")
+        return None if course is None else course.requests
+
+
+def _open_folder(settings: PoolSettings) -> CourseFolder | None:
+    if not settings.courses_dir:
+        return None
+    # Imported here because it costs some 150 ms, which most pools of one user need not pay.
+    from gpu_pool.courses import CourseFolder
+
+    return CourseFolder(Path(settings.courses_dir).expanduser(), settings.courses)

@@ -1,0 +1,236 @@
+"""The kinds of values in a course file: each reads what a person wrote, and describes itself to an editor.
+
+Every reader takes text and raises ``BadRequest``: what was given and why that
+is wrong, then what is accepted.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from typing import Annotated, Any, Final, TypeAlias
+from zoneinfo import ZoneInfo, available_timezones
+
+from pydantic import PlainValidator, WithJsonSchema
+
+from gpu_pool.courses.hours import WeeklyHours, parse_hours
+from gpu_pool.courses.problems import given, nearest
+from gpu_pool_client import WHOLE, BadRequest, SliceRequest, WhenIdle, parse_duration, parse_request
+from gpu_pool_client import durations as _durations
+
+_NUMBER: Final = re.compile(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", re.ASCII)
+_WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,7}", re.ASCII)
+_DATE: Final = re.compile(r"2[01][0-9]{2}-[0-9]{2}-[0-9]{2}", re.ASCII)
+_ZONE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}", re.ASCII)
+#: As container registries accept them: host, path, tag, digest.
+_IMAGE: Final = re.compile(
+    r"[a-z0-9](?:[a-z0-9._:/-]{0,198}[a-z0-9])?(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
+_YES_OR_NO: Final = {"true": True, "yes": True, "false": False, "no": False}
+_LONGEST_TEXT: Final = 200
+#: Written in place of a home's size where nothing outlives its pod.
+NO_HOME: Final = "none"
+#: Where kernels run on Kubernetes: each in a pod of its own, or all in that of their server.
+KERNELS: Final = ("pods", "server")
+
+
+def _read_text(value: object) -> str:
+    """Return the text that stands where one value is expected."""
+    if isinstance(value, str):
+        return value
+    raise BadRequest(f"is {given(value)}.", "Accepted: one value.")
+
+
+def read_line(value: object) -> str:
+    """Read one line of text."""
+    text = _read_text(value)
+    if not text.strip() or len(text) > _LONGEST_TEXT or not text.isprintable():
+        raise BadRequest(
+            f"{given(text)} is not one line of text.",
+            f"Accepted: 1 to {_LONGEST_TEXT} characters on one line.",
+        )
+    return text.strip()
+
+
+def read_whole_number(value: object, least: int = 0) -> int:
+    """Read a whole number that is not below ``least``."""
+    text = _read_text(value)
+    if not _WHOLE_NUMBER.fullmatch(text) or int(text) < least:
+        raise BadRequest(f"{given(text)} is no such number.", f"Accepted: a whole number from {least}.")
+    return int(text)
+
+
+def read_number(value: object) -> float:
+    """Read a number from 0."""
+    text = _read_text(value)
+    if not _NUMBER.fullmatch(text):
+        raise BadRequest(f"{given(text)} is no such number.", "Accepted: a number from 0, such as 2 or 0.5.")
+    return float(text)
+
+
+def read_yes_or_no(value: object) -> bool:
+    """Read yes or no."""
+    text = _read_text(value)
+    if text.lower() not in _YES_OR_NO:
+        raise BadRequest(f"{given(text)} is neither yes nor no.", "Accepted: true, false.")
+    return _YES_OR_NO[text.lower()]
+
+
+def read_duration(value: object) -> float:
+    """Read a duration; return seconds."""
+    text = _read_text(value)
+    if not parse_duration(text):
+        raise BadRequest(
+            f"{given(text)} is no time at all.", f"Leave it out for no limit. {_durations.ACCEPTED}"
+        )
+    return parse_duration(text)
+
+
+def read_request(value: object) -> SliceRequest:
+    """Read a slice request."""
+    return parse_request(_read_text(value))
+
+
+def read_share(value: object) -> int:
+    """Read a share of GPUs: ``50%``, ``4`` (whole GPUs), ``2x50%``; return thousandths."""
+    request = read_request(value)
+    if request.milli is None or str(request) != request.size:
+        raise BadRequest(
+            f"{given(value)} is not a share.", "Accepted: a share, such as 50% or 4 (whole GPUs)."
+        )
+    return request.count * request.milli
+
+
+def read_memory(value: object) -> int:
+    """Read an amount of memory; return MiB."""
+    request = read_request(value)
+    if request.memory_mib is None or str(request) != request.size:
+        raise BadRequest(f"{given(value)} is not an amount of memory.", "Accepted: 16GiB or 655MiB, say.")
+    return request.count * request.memory_mib
+
+
+def read_home(value: object) -> int:
+    """Read the size of a home folder; return MiB, 0 for ``none``."""
+    return 0 if isinstance(value, str) and value.strip().lower() == NO_HOME else read_memory(value)
+
+
+def read_cores(value: object) -> float:
+    """Read a number of CPU cores."""
+    number = read_number(value)
+    if number < 0.001:
+        raise BadRequest(
+            f"{given(value)} is no part of a CPU.", "Accepted: a number of cores, such as 2 or 0.5."
+        )
+    return number
+
+
+def read_date(value: object) -> date:
+    """Read a date."""
+    text = _read_text(value)
+    try:
+        if _DATE.fullmatch(text):
+            return date.fromisoformat(text)
+    except ValueError:
+        pass
+    raise BadRequest(f"{given(text)} is no date.", "Accepted: year-month-day, such as 2026-10-12.")
+
+
+def read_hours(value: object) -> WeeklyHours:
+    """Read hours of the week."""
+    return parse_hours(_read_text(value))
+
+
+def read_zone(value: object) -> str:
+    """Read the name of a time zone that this machine knows."""
+    text = _read_text(value)
+    try:
+        if _ZONE.fullmatch(text):
+            return ZoneInfo(text).key
+    except (ValueError, OSError, LookupError):
+        pass
+    similar = nearest(text, (*available_timezones(), ""))
+    raise BadRequest(
+        f"{given(text)} is no time zone that this machine knows.",
+        f"Accepted: an IANA name, such as Europe/Berlin, America/New_York or UTC. {similar}".strip(),
+    )
+
+
+def read_when_idle(value: object) -> WhenIdle:
+    """Read what becomes of the slice of an idle kernel that cannot be parked."""
+    text = _read_text(value)
+    names = [each.value for each in WhenIdle]
+    if text not in names:
+        raise BadRequest(
+            f"{given(text)} is not known.", f"Accepted: {', '.join(names)}. {nearest(text, names)}".strip()
+        )
+    return WhenIdle(text)
+
+
+def read_kernels(value: object) -> str:
+    """Read where the kernels of a server on Kubernetes run."""
+    text = _read_text(value)
+    if text not in KERNELS:
+        raise BadRequest(f"{given(text)} is not known.", f"Accepted: {', '.join(KERNELS)}.")
+    return text
+
+
+def read_image(value: object) -> str:
+    """Read the name of a container image."""
+    text = _read_text(value)
+    if not _IMAGE.fullmatch(text) or "//" in text:
+        raise BadRequest(
+            f"{given(text)} is not the name of an image.",
+            "Accepted: quay.io/jupyter/scipy-notebook:2026-09-01, say.",
+        )
+    return text
+
+
+def _schema(*types: str, **more: Any) -> WithJsonSchema:
+    return WithJsonSchema({"type": types[0] if len(types) == 1 else list(types), **more})
+
+
+# Whatever is written as a number in YAML is one to an editor, so texts may be numbers, too.
+Line: TypeAlias = Annotated[str, PlainValidator(read_line), _schema("string", "number")]
+Flag: TypeAlias = Annotated[bool, PlainValidator(read_yes_or_no), _schema("boolean")]
+Count: TypeAlias = Annotated[int, PlainValidator(read_whole_number), _schema("integer", minimum=0)]
+Priority: TypeAlias = Annotated[
+    int,
+    PlainValidator(lambda value: read_whole_number(value, -WHOLE)),
+    _schema("integer", minimum=-WHOLE),
+]
+Number: TypeAlias = Annotated[float, PlainValidator(read_number), _schema("number", minimum=0)]
+Cores: TypeAlias = Annotated[float, PlainValidator(read_cores), _schema("number", exclusiveMinimum=0)]
+Seconds: TypeAlias = Annotated[
+    float,
+    PlainValidator(read_duration),
+    _schema("string", "number", examples=["90s", "15min", "2h", "1h30min", "3d"]),
+]
+Request: TypeAlias = Annotated[
+    SliceRequest,
+    PlainValidator(read_request),
+    _schema("string", "number", examples=["2%", "1.5GiB", "1", "2x50%", "10% model=V100"]),
+]
+Share: TypeAlias = Annotated[
+    int, PlainValidator(read_share), _schema("string", "number", examples=["50%", "4"])
+]
+Memory: TypeAlias = Annotated[int, PlainValidator(read_memory), _schema("string", examples=["16GiB"])]
+Home: TypeAlias = Annotated[int, PlainValidator(read_home), _schema("string", examples=["10GiB", NO_HOME])]
+Day: TypeAlias = Annotated[date, PlainValidator(read_date), _schema("string", examples=["2026-10-12"])]
+Hours: TypeAlias = Annotated[
+    WeeklyHours,
+    PlainValidator(read_hours),
+    _schema("string", examples=["Mon 10:00-12:00", "Mon-Fri 08:00-18:00"]),
+]
+Zone: TypeAlias = Annotated[
+    str, PlainValidator(read_zone), _schema("string", examples=["Europe/Berlin", "America/New_York", "UTC"])
+]
+Idle: TypeAlias = Annotated[
+    WhenIdle,
+    PlainValidator(read_when_idle),
+    _schema("string", enum=[each.value for each in WhenIdle]),
+]
+Kernels: TypeAlias = Annotated[str, PlainValidator(read_kernels), _schema("string", enum=list(KERNELS))]
+Image: TypeAlias = Annotated[
+    str, PlainValidator(read_image), _schema("string", examples=["quay.io/jupyter/scipy-notebook:latest"])
+]

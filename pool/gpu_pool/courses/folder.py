@@ -1,0 +1,227 @@
+"""A folder of course files, read again when they change.
+
+Nothing runs by itself: whoever uses the courses calls :meth:`CourseFolder.look`,
+which looks at the files at most once a second. A file that has become bad, is
+being written or has been taken away for a moment leaves its course as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from gpu_pool.clock import Clock
+from gpu_pool.courses.access import check_offered, may_use
+from gpu_pool.courses.model import CourseFile
+from gpu_pool.courses.problems import BadCourseFile, FileProblem, given
+from gpu_pool.courses.reading import SUFFIX, course_name, parse_course, read_bytes
+from gpu_pool.policy.sharing import Sharing
+from gpu_pool_client import NotAllowed, SliceRequest
+
+#: Files of one folder that are read, first by name.
+MOST_FILES: Final = 2_000
+#: Seconds between two looks.
+_LOOK: Final = 1.0
+#: Seconds for which a file must have been left alone: until then its writer may not be done, and
+#: a change so soon after another one may leave its times as they are.
+_SETTLED: Final = 1.0
+
+#: What changes with a file: device, inode, size, and times in nanoseconds.
+_Mark: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Courses:
+    """What the files of a folder say, at one time."""
+
+    usable: Mapping[str, CourseFile] = field(default_factory=dict)
+    #: Courses that cannot be used, and why, in words for those who are in them.
+    refused: Mapping[str, str] = field(default_factory=dict)
+    #: Everything that is wrong with the files, those included whose last good version is in force.
+    problems: tuple[FileProblem, ...] = ()
+
+    def course(self, name: str) -> CourseFile:
+        """Return a course. Raises ``NotAllowed`` that says why it cannot be used, or that there is none."""
+        if name in self.usable:
+            return self.usable[name]
+        raise NotAllowed(
+            self.refused.get(name) or f"There is no course file of a course {name[:64]!a}.",
+            "" if name in self.refused else "Ask your instructor for its name.",
+        )
+
+    def check(
+        self, name: str | None, request: SliceRequest, user: str, groups: Collection[str], at: datetime
+    ) -> None:
+        """Refuse, with ``NotAllowed``, a request that the file of its course forbids.
+
+        A course without a file is the business of the administrator's settings.
+        """
+        course = self.usable.get(name or "")
+        if course is not None:
+            may_use(course, user, groups, at)
+            check_offered(course, request)
+
+    def sharing(self, settings: Sharing) -> Sharing:
+        """Return how the pool is shared by these courses and the administrator's settings together."""
+        courses = {name: file.course(name) for name, file in self.usable.items()}
+        return replace(
+            settings, courses={**settings.courses, **courses}, refused=self.refused, only_known=True
+        )
+
+
+@dataclass(slots=True)
+class _File:
+    """What is known of one file."""
+
+    #: None where it must be read again: it had just been written.
+    mark: _Mark | None = None
+    digest: bytes = b""
+    #: Its last good version.
+    course: CourseFile | None = None
+    problems: tuple[FileProblem, ...] = ()
+    is_missing: bool = False
+
+
+class CourseFolder:
+    """Course files in a folder. ``taken`` are the names of courses that the administrator has set."""
+
+    def __init__(self, folder: Path, taken: Collection[str] = (), clock: Clock | None = None) -> None:
+        self._folder = folder
+        self._taken = frozenset(taken)
+        self._clock = clock or Clock()
+        self._looked_at: float | None = None
+        self._files: dict[str, _File] = {}
+        self._of_folder: tuple[FileProblem, ...] = ()
+        self._courses = Courses()
+
+    @property
+    def path(self) -> Path:
+        """Where the files are."""
+        return self._folder
+
+    def look(self) -> Courses:
+        """Return the courses as they are now: the very same value while nothing has changed."""
+        now = self._clock.uptime()
+        if self._looked_at is None or not 0 <= now - self._looked_at < _LOOK:
+            if self._look(is_first=self._looked_at is None):
+                self._courses = self._compose()
+            self._looked_at = now
+        return self._courses
+
+    def reread(self, file: str) -> None:
+        """Read a file that was replaced whole, at once: its writer is done."""
+        self.look()
+        if self._look_at(file, is_first=True):
+            self._courses = self._compose()
+
+    def _look(self, is_first: bool) -> bool:
+        """Look at all files; return whether anything is new."""
+        before, self._of_folder = self._of_folder, ()
+        found = self._list()
+        is_new = is_first or self._of_folder != before
+        if found is None:
+            return is_new
+        for file in found:
+            is_new |= self._look_at(file, is_first)
+        return self._forget(set(found)) or is_new
+
+    def _list(self) -> list[str] | None:
+        """Return the names of the files, or None where the folder cannot be read."""
+        try:
+            names = [path.name for path in self._folder.iterdir()]
+        except OSError as error:
+            self._tell(f"the folder cannot be read: {error.strerror}.", "Its courses stay as they were.")
+            return None
+        found = sorted(name for name in names if is_course_file(name))
+        if len(found) > MOST_FILES:
+            self._tell(f"there are {len(found)} files.", f"The first {MOST_FILES} by name are read.")
+        return found[:MOST_FILES]
+
+    def _tell(self, message: str, remedy: str) -> None:
+        self._of_folder = (FileProblem(self._folder.name, None, "", message, remedy),)
+
+    def _look_at(self, file: str, is_first: bool) -> bool:
+        """Read a file again if it has changed; return whether what it says has."""
+        known = self._files.get(file, _File())
+        known.is_missing = False
+        mark = _mark(self._folder / file)
+        if mark is not None and mark == known.mark:
+            return False
+        is_settled = mark is None or not 0 <= self._clock.wall() - mark[-1] / 1e9 < _SETTLED
+        if not (is_settled or is_first):
+            return False
+        fresh = self._read(file, known)
+        # What was written while it was read is read once its writer is done.
+        if not is_first and _mark(self._folder / file) != mark:
+            return False
+        is_new = (fresh.course, fresh.problems) != (known.course, known.problems)
+        self._files[file] = replace(fresh, mark=mark if is_settled else None)
+        return is_new
+
+    def _read(self, file: str, known: _File) -> _File:
+        """Return what is known of a file once it has been read; a course stays as it was if it is bad."""
+        digest = b""
+        try:
+            course_name(file)
+            data = read_bytes(self._folder, file)
+            digest = hashlib.sha256(data).digest()
+            if digest == known.digest:
+                return known
+            return _File(digest=digest, course=parse_course(file, data))
+        except BadCourseFile as error:
+            return _File(digest=digest, course=known.course, problems=error.problems)
+
+    def _forget(self, found: set[str]) -> bool:
+        """Forget files that were missing twice: some editors take a file away before they write it anew."""
+        missing = self._files.keys() - found
+        gone = [file for file in missing if self._files[file].is_missing]
+        for file in missing:
+            self._files[file].is_missing = True
+        for file in gone:
+            del self._files[file]
+        return bool(gone)
+
+    def _compose(self) -> Courses:
+        usable: dict[str, CourseFile] = {}
+        refused: dict[str, str] = {}
+        problems = list(self._of_folder)
+        for file, known in sorted(self._files.items()):
+            name = file.removesuffix(SUFFIX)
+            problems += known.problems
+            if name in self._taken:
+                refused[name] = f"Course {name} cannot be used: it is described twice. Ask the administrator."
+                problems.append(described_twice(file, name))
+            elif known.course is not None:
+                usable[name] = known.course
+            else:
+                refused[name] = _why_refused(name, known.problems)
+        return Courses(usable, refused, tuple(problems))
+
+
+def is_course_file(name: str) -> bool:
+    """Whether a file is meant to be a course file, by its name. What editors leave behind is not."""
+    return name.endswith((SUFFIX, ".yml")) and not name.startswith((".", "#"))
+
+
+def _mark(path: Path) -> _Mark | None:
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def described_twice(file: str, name: str) -> FileProblem:
+    """Return the problem of a course that the administrator has set, too."""
+    message = f"the course {given(name)} is also in c.PoolSettings.courses."
+    return FileProblem(file, None, "", message, "Keep it in one place: remove it there, or remove the file.")
+
+
+def _why_refused(name: str, problems: tuple[FileProblem, ...]) -> str:
+    lines = [problem.line for problem in problems if problem.line is not None]
+    where = f"has an error on line {lines[0]}" if lines else "cannot be read"
+    return f"Course {name[:64]} cannot be used: its file {where}; ask its instructor."

@@ -1,0 +1,163 @@
+"""When a course is open: weeks of the year and hours of the week, on the clock of one place.
+
+Pure. An hour that the clock skips when summer time begins counts as the hour
+after it; one that it shows twice when summer time ends is open both times. So
+hours that follow each other never leave a hole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from typing import Final
+
+from gpu_pool.courses.problems import given
+from gpu_pool_client import BadRequest
+
+ACCEPTED: Final = (
+    "Accepted: Mon 10:00-12:00; Mon,Wed 14:00-15:30; Mon-Fri 08:00-18:00; "
+    "Sat 00:00-24:00; Fri 22:00-02:00 (into the next day)."
+)
+DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+_DAY_MINUTES: Final = 1_440
+_FULL: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_FORM: Final = re.compile(
+    r"(?P<days>[a-z]{3,9}(?: ?[-–,] ?[a-z]{3,9}){0,6}) +"  # noqa: RUF001 - as word processors write it
+    r"(?P<start>[0-9]{1,2}:[0-9]{2}) ?[-–] ?(?P<end>[0-9]{1,2}:[0-9]{2})",  # noqa: RUF001 - the same
+    re.IGNORECASE,
+)
+#: Whole days in which the next opening, and the end of one, are looked for: a week, and the days around it.
+_LOOK_AHEAD: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class WeeklyHours:
+    """The same hours on some days of every week."""
+
+    #: In order; 0 is Monday.
+    days: tuple[int, ...]
+    #: Minutes since midnight; the end may lie in the next day.
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        end = self.end if self.end <= _DAY_MINUTES else self.end - _DAY_MINUTES
+        return f"{self._days()} {_clock(self.start)}-{_clock(end)}"
+
+    def _days(self) -> str:
+        first, last = self.days[0], self.days[-1]
+        if len(self.days) > 2 and last - first == len(self.days) - 1:
+            return f"{DAYS[first]}-{DAYS[last]}"
+        return ",".join(DAYS[day] for day in self.days)
+
+
+_ALL_DAY: Final = WeeklyHours(tuple(range(7)), 0, _DAY_MINUTES)
+
+
+def parse_hours(text: str) -> WeeklyHours:
+    """Read weekly hours such as ``Mon 10:00-12:00``. Raises ``BadRequest``, naming the accepted forms."""
+    form = _FORM.fullmatch(text.strip())
+    if form is None:
+        raise _refusal(text)
+    start, end = _minutes(form["start"], text), _minutes(form["end"], text)
+    if start in (end, _DAY_MINUTES):
+        raise _refusal(text, "it ends when it begins" if start == end else "a day has no hour 24:00 left")
+    days = tuple(sorted(set(_days(form["days"], text))))
+    return WeeklyHours(days, start, end if end > start else end + _DAY_MINUTES)
+
+
+def _days(text: str, whole: str) -> Iterator[int]:
+    for part in text.replace("–", "-").split(","):  # noqa: RUF001 - as word processors write it
+        ends = [_day(name.strip(), whole) for name in part.split("-")]
+        if len(ends) > 2:
+            raise _refusal(whole)
+        first, last = ends[0], ends[-1]
+        yield from (day % 7 for day in range(first, last + 1 + (7 if last < first else 0)))
+
+
+def _day(name: str, whole: str) -> int:
+    for day, full in enumerate(_FULL):
+        if name.lower() in (full, full[:3]):
+            return day
+    raise _refusal(whole, f"{given(name)} is no day; the days are {', '.join(DAYS)}")
+
+
+def _minutes(text: str, whole: str) -> int:
+    hour, minute = map(int, text.split(":"))
+    if minute > 59 or 60 * hour + minute > _DAY_MINUTES:
+        raise _refusal(whole, f"{text} is no time of day")
+    return 60 * hour + minute
+
+
+def _refusal(text: str, why: str = "") -> BadRequest:
+    return BadRequest(f"{given(text)} is not hours of a week{': ' + why if why else ''}.", ACCEPTED)
+
+
+def _clock(minutes: int) -> str:
+    return f"{minutes // 60:02d}:{minutes % 60:02d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """When something is open. Without weeks in all of them, without hours all day. Times are aware."""
+
+    zone: tzinfo
+    #: First and last days, both included, in order.
+    weeks: tuple[tuple[date, date], ...] = ()
+    hours: tuple[WeeklyHours, ...] = ()
+
+    @property
+    def is_always_open(self) -> bool:
+        """Whether there is no time at which it is closed."""
+        return not self.weeks and not self.hours
+
+    def open_until(self, at: datetime) -> datetime | None:
+        """Return when it closes next; None if it is closed, or does not close in the next days."""
+        if self.is_always_open:
+            return None
+        until, horizon = at, at + timedelta(days=_LOOK_AHEAD)
+        while until < horizon:
+            ends = [end for start, end in self._around(until) if start <= until < end]
+            if not ends:
+                break
+            until = max(ends)
+        return until.astimezone(self.zone) if at < until < horizon else None
+
+    def is_open(self, at: datetime) -> bool:
+        """Whether it is open at that time."""
+        return self.is_always_open or any(start <= at < end for start, end in self._around(at))
+
+    def opens_next(self, at: datetime) -> datetime | None:
+        """Return the first time after this at which it opens, or None if it never does again."""
+        today = at.astimezone(self.zone).date()
+        firsts = [today - timedelta(days=1), *(first for first, _ in self.weeks if first > today)]
+        for first in firsts:
+            days = (first + timedelta(days=n) for n in range(_LOOK_AHEAD))
+            starts = [start for day in days for start, _ in self._spans(day) if start > at]
+            if starts:
+                return min(starts).astimezone(self.zone)
+        return None
+
+    def _around(self, at: datetime) -> Iterator[tuple[datetime, datetime]]:
+        """Yield the openings of the day of ``at`` and of the days beside it, which may reach into it."""
+        today = at.astimezone(self.zone).date()
+        for days in (-1, 0, 1):
+            yield from self._spans(today + timedelta(days=days))
+
+    def _spans(self, day: date) -> Iterator[tuple[datetime, datetime]]:
+        """Yield when it opens and closes on a day, in UTC."""
+        if self.weeks and not any(first <= day <= last for first, last in self.weeks):
+            return
+        for each in self.hours or (_ALL_DAY,):
+            if day.weekday() in each.days:
+                yield self._moments(day, each.start)[0], max(self._moments(day, each.end))
+
+    def _moments(self, day: date, minutes: int) -> tuple[datetime, datetime]:
+        """Return when the clock shows this, the first time and, where there are two, the second."""
+        days, rest = divmod(minutes, _DAY_MINUTES)
+        local = datetime.combine(day + timedelta(days=days), time(rest // 60, rest % 60), self.zone)
+        # Compared in UTC: times of one zone are compared as clocks show them.
+        return local.astimezone(timezone.utc), local.replace(fold=1).astimezone(timezone.utc)

@@ -1,0 +1,274 @@
+"""What a course file can say. The descriptions are what teachers read in their editors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from zoneinfo import ZoneInfo
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from gpu_pool.courses.fields import (
+    Cores,
+    Count,
+    Day,
+    Flag,
+    Home,
+    Hours,
+    Idle,
+    Image,
+    Kernels,
+    Line,
+    Memory,
+    Number,
+    Priority,
+    Request,
+    Seconds,
+    Share,
+    Zone,
+)
+from gpu_pool.courses.hours import Timetable
+from gpu_pool.policy.sharing import Course, Quota
+from gpu_pool_client import BadRequest, SliceRequest, WhenIdle
+
+T = TypeVar("T")
+
+#: Slices, periods and weekly hours of one course.
+MOST_ITEMS: Final = 50
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+def _check_some(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse a list without names: nobody, or everybody, would be meant."""
+    if not names:
+        raise BadRequest("is an empty list.", "Name somebody, or remove the line.")
+    return names
+
+
+Names: TypeAlias = Annotated[tuple[Line, ...], AfterValidator(_check_some)]
+
+
+class Who(_Part):
+    """Who is in a course. Without groups and users: everybody."""
+
+    groups: Names = Field(default=(), description="Everybody in these groups.")
+    users: Names = Field(default=(), description="These users, by the names they log in with.")
+
+    @property
+    def is_everybody(self) -> bool:
+        """Whether nobody is left out."""
+        return not self.groups and not self.users
+
+
+class SliceOffer(_Part):
+    """A slice that students may pick."""
+
+    name: Line = Field(description="What students see, such as Small.")
+    request: Request = Field(description="How much: 2% of a GPU, 1.5GiB of its memory, 1 for a whole one.")
+    default: Flag = Field(
+        default=False, description="Whether it is chosen unless another one is; else it is the first."
+    )
+
+
+class CourseLimits(_Part):
+    """How much at most. What is left out is not limited."""
+
+    slices: Count | None = Field(default=None, description="Slices at once; those that wait count.")
+    share: Share | None = Field(default=None, description="GPU in all: 50%, or 4 for four whole GPUs.")
+    memory: Memory | None = Field(default=None, description="GPU memory in all: 16GiB.")
+    gpu_hours_per_week: Number | None = Field(default=None, description="Hours of a whole GPU since Monday.")
+    gpu_hours_per_term: Number | None = Field(
+        default=None, description="Hours of a whole GPU since the term began."
+    )
+
+    @property
+    def quota(self) -> Quota:
+        """The same as the pool counts it."""
+        return Quota(self.slices, self.share, self.memory, self.gpu_hours_per_week, self.gpu_hours_per_term)
+
+
+class Period(_Part):
+    """Some weeks, by their first and last day."""
+
+    first: Day = Field(alias="from", description="The first day.")
+    last: Day = Field(alias="to", description="The last day, which is included.")
+
+    @field_validator("last")
+    @classmethod
+    def _check_order(cls, last: Day, info: ValidationInfo) -> Day:
+        first = info.data.get("first")
+        if first is not None and last < first:
+            raise BadRequest(f"{last} is before {first}.", "Accepted: the same day or a later one.")
+        return last
+
+
+class CourseServer(_Part):
+    """The server of each student, on Kubernetes. Elsewhere it means nothing."""
+
+    image: Image | None = Field(default=None, description="The container image.")
+    cpu: Cores | None = Field(default=None, description="CPU cores, such as 2 or 0.5.")
+    memory: Memory | None = Field(default=None, description="Memory (not of the GPU): 4GiB.")
+    home: Home | None = Field(
+        default=None, description="Size of the home folder: 10GiB; or none, for one that goes with its pod."
+    )
+    kernels: Kernels = Field(
+        default="pods",
+        description="Where the slice is: each kernel has its own, in a pod; or the server has one, for all.",
+    )
+    kernel_image: Image | None = Field(
+        default=None, description="The container image of kernels in pods; without it, image."
+    )
+    kernel_cpu: Cores | None = Field(
+        default=None, description="CPU cores of a kernel in a pod; without it, cpu."
+    )
+    kernel_memory: Memory | None = Field(
+        default=None, description="Memory (not of the GPU) of a kernel in a pod; without it, memory."
+    )
+    prefer: Line | None = Field(
+        default=None, description="GPUs to prefer if there are several kinds: nvlink, or part of a model."
+    )
+    start_within: Seconds | None = Field(
+        default=None, description="How long a server may take to start, its software being fetched: 10min."
+    )
+
+
+def _one_or_more(value: object) -> object:
+    """Make a list of what was written without one."""
+    return [value] if isinstance(value, str | dict) else value
+
+
+def _check_number(items: tuple[T, ...]) -> tuple[T, ...]:
+    if not 1 <= len(items) <= MOST_ITEMS:
+        raise BadRequest(f"there are {len(items)}.", f"Accepted: 1 to {MOST_ITEMS}.")
+    return items
+
+
+class CourseFile(_Part):
+    """A course: who may use which slices of the GPUs, how many, and when."""
+
+    model_config = ConfigDict(title="A course of jupyter-gpu-pool")
+
+    title: Line = Field(description="The course's name for people.")
+    who: Who = Field(default=Who(), description="Who is in the course; without it, everybody.")
+    instructors: Names = Field(default=(), description="Users who teach it. They may always use it.")
+    slices: Annotated[tuple[SliceOffer, ...], AfterValidator(_check_number)] = Field(
+        description="What students may pick."
+    )
+    any_up_to: Request | None = Field(
+        default=None,
+        description="The largest slice that may be asked for besides those offered; without it, only those.",
+    )
+    per_user: CourseLimits = Field(
+        default=CourseLimits(), description="How much each user may have in this course."
+    )
+    quota: CourseLimits = Field(
+        default=CourseLimits(), description="How much all its users together may have."
+    )
+    weight: Number = Field(
+        default=1.0, description="Its part of the pool when others want it too; 0: what others leave."
+    )
+    priority: Priority = Field(default=0, description="A higher one comes before all lower ones.")
+    longest_lease: Seconds | None = Field(default=None, description="How long a slice may be kept at most.")
+    idle_limit: Seconds | None = Field(
+        default=None,
+        description="After how long the slice of an idle kernel is lent to others, where that is possible.",
+    )
+    when_idle: Idle = Field(
+        default=WhenIdle.KEEP,
+        description="Where it is not: keep the slice, or end the kernel after a warning.",
+    )
+    warn_before: Seconds = Field(
+        default=300.0, description="How long before a kernel is ended its user is warned."
+    )
+    keep_at_most: Seconds = Field(
+        default=7_200.0, description="How long a user may say: I am still using it."
+    )
+    weeks: Annotated[
+        tuple[Period, ...],
+        BeforeValidator(_one_or_more, json_schema_input_type=Period | tuple[Period, ...]),
+        AfterValidator(_check_number),
+    ] = Field(default=(), description="When the course runs, from a day to a day; without it, always.")
+    hours: Annotated[
+        tuple[Hours, ...],
+        BeforeValidator(_one_or_more, json_schema_input_type=Hours | tuple[Hours, ...]),
+        AfterValidator(_check_number),
+    ] = Field(default=(), description="When it is open in these weeks; without it, at all hours.")
+    time_zone: Zone | None = Field(
+        default=None,
+        validate_default=True,
+        description="The time zone of weeks and hours, such as Europe/Berlin.",
+    )
+    kubernetes: CourseServer = Field(
+        default=CourseServer(), description="The server of each student, on Kubernetes."
+    )
+
+    @field_validator("time_zone")
+    @classmethod
+    def _check_zone(cls, zone: Zone | None, info: ValidationInfo) -> Zone | None:
+        if zone is None and (info.data.get("weeks") or info.data.get("hours")):
+            raise BadRequest("is missing: weeks and hours need one.", "Add, say, time_zone: Europe/Berlin.")
+        return zone
+
+    @property
+    def default_slice(self) -> SliceOffer:
+        """The slice that is chosen unless another one is."""
+        return next((offer for offer in self.slices if offer.default), self.slices[0])
+
+    @property
+    def requests(self) -> tuple[SliceRequest, ...]:
+        """What is offered, in the file's order."""
+        return tuple(offer.request for offer in self.slices)
+
+    @property
+    def timetable(self) -> Timetable:
+        """When it is open."""
+        weeks = tuple(sorted((period.first, period.last) for period in self.weeks))
+        return Timetable(ZoneInfo(self.time_zone or "UTC"), weeks, self.hours)
+
+    def course(self, name: str) -> Course:
+        """Return what queue, quotas and terms need to know of it."""
+        return Course(
+            name=name,
+            weight=self.weight,
+            priority=self.priority,
+            quota=self.quota.quota,
+            per_user=self.per_user.quota,
+            longest_lease=self.longest_lease,
+            idle_limit=self.idle_limit,
+            when_idle=self.when_idle,
+            warn_before=self.warn_before,
+            keep_at_most=self.keep_at_most,
+        )
+
+
+class _ForEditors(GenerateJsonSchema):
+    """Says what may be written: a field that is left out is not written as nothing."""
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        """Describe the value."""
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        """Describe the value, with its default if it has one."""
+        described = super().default_schema(schema)
+        if described.get("default", ...) is None:
+            del described["default"]
+        return described
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema by which editors check and complete course files."""
+    schema = CourseFile.model_json_schema(schema_generator=_ForEditors)
+    return {"$schema": _ForEditors.schema_dialect, **schema}

@@ -1,0 +1,210 @@
+"""One course file: from its bytes to a course, or to everything that is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from gpu_pool.courses.fields import read_line, read_request, read_yes_or_no
+from gpu_pool.courses.model import CourseFile
+from gpu_pool.courses.problems import MOST_PROBLEMS, BadCourseFile, FileProblem, accepted, given, nearest
+from gpu_pool.courses.text import Place, Tree, UnreadableText, WrittenText, in_words, read_text
+from gpu_pool_client import BadRequest
+
+SUFFIX: Final = ".yaml"
+#: Bytes of a file that are read: two thousand lines, or five thousand names.
+MOST_BYTES: Final = 65_536
+_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?", re.ASCII)
+
+
+def course_name(file: str) -> str:
+    """Return the name of the course that a file describes. Raises ``BadCourseFile`` if it cannot be one."""
+    stem, _, suffix = file.rpartition(".")
+    if f".{suffix}" == SUFFIX and _NAME.fullmatch(stem):
+        return stem
+    better = re.sub(r"[^a-z0-9]+", "-", (stem or file).lower())[:50].strip("-") or "cs101"
+    message = f"{given(file)} is not the name of a course file."
+    remedy = f"Accepted: 1 to 50 of a-z, 0-9 and -, then {SUFFIX}. Name it, say, {better}{SUFFIX}."
+    raise BadCourseFile([FileProblem(file, None, "", message, remedy)])
+
+
+def parse_course(file: str, data: bytes) -> CourseFile:
+    """Read the bytes of a file. Raises ``BadCourseFile`` with all that is wrong with them."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        problem = FileProblem(file, line, "", "is not UTF-8.", "Save it as UTF-8 in your editor.")
+        raise BadCourseFile([problem]) from None
+    if not text.strip():
+        raise BadCourseFile([FileProblem(file, None, "", "is empty.", "See gpu-pool courses new.")])
+    try:
+        written = read_text(file, text)
+    except UnreadableText as error:
+        raise BadCourseFile([error.problem]) from None
+    return _course(file, written)
+
+
+def _course(file: str, written: WrittenText) -> CourseFile:
+    problems = [*written.problems, *islice(repeated(file, written), MOST_PROBLEMS)]
+    try:
+        course = CourseFile.model_validate(written.tree)
+    except ValidationError as error:
+        problems += islice(_explain(file, written, error), MOST_PROBLEMS)
+    if problems:
+        raise BadCourseFile(sorted(problems, key=lambda each: each.line or 0))
+    return course
+
+
+def _explain(file: str, written: WrittenText, error: ValidationError) -> Iterator[FileProblem]:
+    """Yield the library's findings in our words, those left out that follow from something refused before."""
+    for found in error.errors(include_url=False):
+        place = _as_written(written.tree, found["loc"])
+        if any(place[: len(refused)] == refused for refused in written.refused):
+            continue
+        message, remedy, field = _words(found["type"], place, found["input"], found.get("ctx", {}))
+        yield FileProblem(file, _line(written.lines, place), in_words(field), message, remedy)
+
+
+def _as_written(tree: Tree, place: Place) -> Place:
+    """Return the place without the numbers of items in what was written without a list."""
+    kept: list[str | int] = []
+    for part in place:
+        if isinstance(part, int) and not isinstance(tree, list):
+            continue
+        kept.append(part)
+        if isinstance(tree, list) and isinstance(part, int):
+            tree = tree[part]
+        elif isinstance(tree, dict) and isinstance(part, str):
+            tree = tree.get(part)
+    return tuple(kept)
+
+
+def _words(kind: str, place: Place, value: object, context: Mapping[str, Any]) -> tuple[str, str, Place]:
+    """Return (message, remedy, the field that it is about)."""
+    error = context.get("error")
+    if isinstance(error, BadRequest):
+        return error.message, error.remedy, place
+    parent, fields = place[:-1], _fields(place[:-1])
+    if kind == "extra_forbidden":
+        name = str(place[-1])
+        remedy = f"{nearest(name, fields)} {accepted(fields)}".strip()
+        return f"there is no field {given(name)}.", remedy, parent
+    if kind == "missing":
+        return f"{place[-1]} is missing.", f"Add {place[-1]}: ...", parent
+    wanted = "a list, each item on a line of its own after a dash"
+    if kind != "tuple_type":
+        wanted = f"a group of fields, each on a line of its own, indented: {', '.join(_fields(place))}"
+    return f"is {given(value)}.", f"Accepted: {wanted}.", place
+
+
+def _fields(place: Place) -> list[str]:
+    """Return the names of the fields of the part of a course file at this place."""
+    model: type[BaseModel] = CourseFile
+    for key in place:
+        if isinstance(key, str):
+            model = _part(model, key)
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _part(model: type[BaseModel], name: str) -> type[BaseModel]:
+    """Return the model of a field, or of its items."""
+    annotation: Any = model.model_fields[name].annotation
+    inner: type[BaseModel] = getattr(annotation, "__args__", (annotation,))[0]
+    return inner
+
+
+def _line(lines: Mapping[Place, int], place: Place) -> int | None:
+    """Return the line of a place, or of the nearest part around it that was written."""
+    ways: Iterable[Place] = (place[:length] for length in range(len(place), -1, -1))
+    return next((lines[way] for way in ways if way in lines), None)
+
+
+def read_bytes(folder: Path, file: str) -> bytes:
+    """Return a file of a folder. Raises ``BadCourseFile`` for what is not a file in it, or is too large.
+
+    A link within the folder is followed, as Kubernetes mounts its files; one
+    that leads out of it is not, whoever changes it meanwhile.
+    """
+    try:
+        descriptor = _open(folder, file)
+    except OSError as error:
+        raise _unusable(file, f"cannot be read: {error.strerror or error}.") from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _unusable(file, "is not an ordinary file.")
+        with open(descriptor, "rb", closefd=False) as opened:
+            data = opened.read(MOST_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > MOST_BYTES:
+        raise _unusable(file, f"is larger than {MOST_BYTES // 1024} KiB, which no course needs.")
+    return data
+
+
+def _open(folder: Path, file: str) -> int:
+    """Open a file that really lies in the folder, going down by handles that cannot be led elsewhere."""
+    top = folder.resolve()
+    target = Path(os.path.realpath(top / file))
+    if not target.is_relative_to(top):
+        raise _unusable(file, "is a link that leads out of the folder.", "Copy the file here.")
+    handle = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    for part in target.relative_to(top).parts:
+        above = handle
+        try:
+            # Without waiting for somebody to write into what may be a pipe.
+            handle = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=above)
+        finally:
+            os.close(above)
+    return handle
+
+
+def _unusable(file: str, message: str, remedy: str = "") -> BadCourseFile:
+    return BadCourseFile([FileProblem(file, None, "", message, remedy)])
+
+
+_SLICES: Final = "slices"
+
+
+def _default(value: object) -> bool | None:
+    """Return True for the default; None for what any number of slices may say."""
+    return read_yes_or_no(value) or None
+
+
+#: Field → (its reader, what a second one is called, what to do about it).
+_ONLY_ONCE: Final[dict[str, tuple[Callable[[object], Hashable], str, str]]] = {
+    "name": (read_line, "{value} is already the name of {first}, on line {line}.", "Give it another name."),
+    "request": (read_request, "{value} is already the request of {first}, on line {line}.", "Keep one."),
+    "default": (_default, "{first} is already the default, on line {line}.", "Keep one default: true."),
+}
+
+
+def repeated(file: str, written: WrittenText) -> Iterator[FileProblem]:
+    """Yield every name, request and default of a slice that another slice before it has."""
+    slices = written.tree.get(_SLICES) if isinstance(written.tree, dict) else None
+    for field in _ONLY_ONCE:
+        yield from _repeated(file, written, slices if isinstance(slices, list) else [], field)
+
+
+def _repeated(file: str, written: WrittenText, slices: list[Tree], field: str) -> Iterator[FileProblem]:
+    read, message, remedy = _ONLY_ONCE[field]
+    seen: dict[Hashable, Place] = {}
+    for number, each in enumerate(slices):
+        value = each.get(field) if isinstance(each, dict) else None
+        try:
+            meaning = None if value is None else read(value)
+        except BadRequest:  # told by the model
+            continue
+        place = (_SLICES, number, field)
+        if meaning is None or seen.setdefault(meaning, place) == place:
+            continue
+        first = seen[meaning]
+        words = message.format(value=given(value), first=in_words(first[:-1]), line=written.lines[first])
+        yield FileProblem(file, written.lines[place], in_words(place), words, remedy)

@@ -1,0 +1,191 @@
+"""YAML as course files use it: text in, a tree of texts with their lines out.
+
+A small part of YAML: one document of mappings, lists and values, at most a few
+levels deep. Values stay the text that was written, and the field they are in
+says what they mean. So nothing is turned into something else on the way: ``no``
+and ``on`` are not truth values, ``20:30`` and ``007`` are not numbers. What can
+refer to something else (aliases, tags) or say something twice is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import yaml
+
+from gpu_pool.courses.problems import FileProblem, given
+
+#: What was written. None stands where something was, and was refused.
+Tree: TypeAlias = "str | list[Tree] | dict[str, Tree] | None"
+#: The way to a value: keys, and numbers of items from 0.
+Place: TypeAlias = tuple[str | int, ...]
+
+#: The parser in C where PyYAML has it, which is some ten times as fast.
+PARSER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DEEPEST: Final = 6
+_TAB: Final = re.compile(r"[ ]*\t")
+_QUOTE: Final = "Put a text that begins with a special character in quotes: '...'."
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenText:
+    """What a file says, and where."""
+
+    tree: Tree
+    #: The line of each key and item, from 1.
+    lines: Mapping[Place, int]
+    #: What was refused; None stands in the tree in its place.
+    problems: tuple[FileProblem, ...]
+    #: The places of those.
+    refused: frozenset[Place]
+
+
+class UnreadableText(Exception):
+    """The text is no YAML from some line on."""
+
+    def __init__(self, problem: FileProblem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+def read_text(file: str, text: str) -> WrittenText:
+    """Read the text of a file. Raises ``UnreadableText`` where the rest cannot be made sense of."""
+    reader = _Reader(file, text)
+    try:
+        tree = reader.document()
+    except yaml.MarkedYAMLError as error:
+        raise UnreadableText(_syntax(file, text, error)) from None
+    except yaml.YAMLError:
+        raise UnreadableText(_unprintable(file, text)) from None
+    return WrittenText(tree, reader.lines, tuple(reader.problems), frozenset(reader.refused))
+
+
+class _Reader:
+    def __init__(self, file: str, text: str) -> None:
+        self._file = file
+        self._events: Iterator[Any] = yaml.parse(text, Loader=PARSER)
+        self.lines: dict[Place, int] = {}
+        self.problems: list[FileProblem] = []
+        self.refused: set[Place] = set()
+
+    def document(self) -> Tree:
+        """Return the tree of the one document."""
+        next(self._events)  # of the stream
+        start = next(self._events)
+        if isinstance(start, yaml.StreamEndEvent):
+            return {}
+        tree = self._value(next(self._events), ())
+        next(self._events)  # of the document's end
+        after = next(self._events)
+        if not isinstance(after, yaml.StreamEndEvent):
+            problem = self._problem(after, (), "a second document begins here (---).", "Use one file each.")
+            raise UnreadableText(problem)
+        return tree
+
+    def _value(self, event: Any, place: Place) -> Tree:
+        self.lines.setdefault(place, event.start_mark.line + 1)
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            self._refuse(event, place, "references (* and &) are not read.", f"Write the value out. {_QUOTE}")
+        elif event.tag is not None:
+            self._refuse(event, place, f"the tag {given(event.tag)} is not read.", f"Leave it out. {_QUOTE}")
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(event, place)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._list(event, place)
+        if isinstance(event, yaml.ScalarEvent) and place not in self.refused:
+            return self._text(event, place)
+        return None
+
+    def _text(self, event: Any, place: Place) -> Tree:
+        value: str = event.value
+        if value or event.style:
+            return value
+        if place:
+            self._refuse(event, place, "is empty.", "Write a value, or remove the line.")
+            return None
+        return {}
+
+    def _list(self, event: Any, place: Place) -> Tree:
+        self._check_depth(event, place)
+        items: list[Tree] = []
+        for each in self._until(yaml.SequenceEndEvent):
+            items.append(self._value(each, (*place, len(items))))
+        return items
+
+    def _mapping(self, event: Any, place: Place) -> Tree:
+        self._check_depth(event, place)
+        found: dict[str, Tree] = {}
+        for event_of_key in self._until(yaml.MappingEndEvent):
+            key = event_of_key.value if isinstance(event_of_key, yaml.ScalarEvent) else None
+            if key is None or key in found:
+                self._no_key(event_of_key, place, key)
+                continue
+            here = (*place, key)
+            self.lines[here] = event_of_key.start_mark.line + 1
+            found[key] = self._value(next(self._events), here)
+        return found
+
+    def _no_key(self, event: Any, place: Place, key: str | None) -> None:
+        """Tell that this is not, or not again, the name of a field; pass over what it names."""
+        if key is None:
+            raise UnreadableText(self._problem(event, place, "this is not a field.", "Write NAME: VALUE."))
+        before = (*place, key)
+        message = f"{given(key)} is there already, on line {self.lines[before]}."
+        self.problems.append(self._problem(event, place, message, "Keep one of the two."))
+        known = len(self.problems)
+        self._value(next(self._events), (*before, "again"))
+        del self.problems[known:]
+
+    def _until(self, end: type[Any]) -> Iterator[Any]:
+        while not isinstance(event := next(self._events), end):
+            yield event
+
+    def _check_depth(self, event: Any, place: Place) -> None:
+        if len(place) >= _DEEPEST:
+            raise UnreadableText(
+                self._problem(event, place[:2], "too many levels.", "See the example files.")
+            )
+
+    def _refuse(self, event: Any, place: Place, message: str, remedy: str) -> None:
+        self.refused.add(place)
+        self.problems.append(self._problem(event, place, message, remedy))
+
+    def _problem(self, event: Any, place: Place, message: str, remedy: str) -> FileProblem:
+        return FileProblem(self._file, event.start_mark.line + 1, in_words(place), message, remedy)
+
+
+def in_words(place: Place) -> str:
+    """Name a place as a person would: ``slices no. 2, request``."""
+    words = ""
+    for part in place:
+        if isinstance(part, int):
+            words += f" no. {part + 1}"
+        else:
+            words += f"{', ' if words else ''}{part if part.isidentifier() else given(part)}"
+    return words.strip()
+
+
+def _syntax(file: str, text: str, error: yaml.MarkedYAMLError) -> FileProblem:
+    mark = error.problem_mark or error.context_mark
+    if mark is None:
+        return FileProblem(file, None, "", f"is not YAML: {error.problem}.")
+    lines = text.splitlines()
+    line = min(mark.line, max(0, len(lines) - 1))
+    shown = lines[line] if lines else ""
+    if _TAB.match(shown):
+        return FileProblem(file, line + 1, "", "this line begins with a tab.", "Indent with spaces.")
+    remedy = f"The line is {given(shown.strip())}. " if shown.strip() else ""
+    hint = "Look here and at the line before for indentation, a missing colon, or an open quote."
+    special = _QUOTE if "cannot start any token" in (error.problem or "") else hint
+    return FileProblem(file, line + 1, "", f"this is not YAML: {error.problem}.", remedy + special)
+
+
+def _unprintable(file: str, text: str) -> FileProblem:
+    """Say where the first character stands that YAML does not allow."""
+    lines = enumerate(text.split("\n"), start=1)
+    allowed = yaml.reader.Reader.NON_PRINTABLE
+    line = next((number for number, each in lines if allowed.search(each)), None)
+    return FileProblem(file, line, "", "has a character that cannot be printed.", "Remove it.")

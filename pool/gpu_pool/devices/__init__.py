@@ -1,0 +1,41 @@
+"""Which devices this machine has: real ones by NVML, or simulated ones by name.
+
+``discover`` looks once and remembers nothing. What it could not find or read
+comes back as sentences, never as an exception: one broken card, or a machine
+without any, is something to say, not a reason to stop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from gpu_pool.devices.inventory import Inventory
+from gpu_pool.devices.simulated import VARIABLE, parse_devices
+
+__all__ = ["Inventory", "discover"]
+
+#: What to do on a machine without a usable GPU.
+TRY_SIMULATED = f'To try it without a GPU, set {VARIABLE}="V100-SXM2-32GB:1", a simulated device.'
+
+
+def discover(environ: Mapping[str, str] | None = None) -> Inventory:
+    """Look for the devices of this machine.
+
+    Where ``GPU_POOL_DEVICES`` in ``environ`` (by default the process's own)
+    names devices, those are simulated and no hardware is looked at. An
+    inventory without devices has at least one problem, the last of which says
+    how to go on without a GPU.
+
+    Raises :class:`~gpu_pool_client.BadRequest` if the variable is not understood.
+    """
+    text = (os.environ if environ is None else environ).get(VARIABLE, "").strip()
+    if text:
+        return Inventory(parse_devices(text), f"simulated ({VARIABLE})")
+    # Imported here because it costs some 40 ms, which simulated devices need not pay.
+    from gpu_pool.devices.nvml import find_devices
+
+    found = find_devices()
+    if found.devices:
+        return found
+    return Inventory((), found.source, (*found.problems, TRY_SIMULATED))

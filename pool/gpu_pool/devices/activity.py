@@ -1,0 +1,196 @@
+"""What a process and its descendants do with their devices, as the system and the driver see it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+from gpu_pool_client import Activity, Process, Slice, procfs
+from gpu_pool_client.processes import family, owner_of
+
+#: CUDA opens it when it is initialised; NVML alone does not.
+_CUDA_DEVICE: Final = "/dev/nvidia-uvm"
+_DEVICES: Final = Path("/proc/devices")
+#: The driver keeps samples of the last seconds only.
+_LATELY_SECONDS: Final = 10
+
+
+def activity_of(
+    process: Process | None, slices: Iterable[Slice], lease_id: str, keeper: Process | None = None
+) -> Activity:
+    """Return what a lease's process, and whatever it has started, does with these slices' devices.
+
+    While nothing is attached, that is its ``keeper``, and what was started on
+    the lease: the keeper may be a server whose other children have nothing to
+    do with the lease.
+    """
+    real = [part.device for part in slices if not part.device.simulated]
+    root = process or keeper
+    alive = root is not None and root.is_alive()
+    if root is None or alive is False or not real:
+        return Activity(initialised=False, working=False)
+    if alive is None:  # of another pid namespace, where it cannot be looked at
+        return Activity() if process else Activity(initialised=False, working=False)
+    pids = (family(root.pid) if process else {root.pid}) | marked(lease_id, owner_of(root.pid))
+    opened = _have_open(pids)
+    if opened:
+        # Imported here because it costs some 40 ms, which simulated devices need not pay.
+        from gpu_pool.devices.process_use import memory_of
+
+        working = _is_working(pids, [device.uuid for device in real])
+        return Activity(initialised=True, working=working, memory_mib=memory_of(pids, real))
+    return Activity() if opened is None else Activity(initialised=False, working=False)
+
+
+def uses_cuda(process: Process | None, lease_id: str) -> bool | None:
+    """Whether a lease's process, or what it has started, has initialised CUDA; None: unknown."""
+    alive = False if process is None else process.is_alive()
+    if process is None or not alive:
+        return alive
+    return _have_open(family(process.pid) | marked(lease_id, owner_of(process.pid)))
+
+
+def _have_open(pids: Iterable[int]) -> bool | None:
+    """Whether any of these has CUDA's device open; None where that is not for us to see."""
+    opened = {_has_open(pid) for pid in pids}
+    return True if True in opened else None if None in opened else False
+
+
+def users_of(process: Process, lease_id: str) -> set[int]:
+    """Return the pids of a lease's processes that have, or may have, initialised CUDA.
+
+    Of the same user alone: anybody could mark a process with another's lease.
+    """
+    owner = owner_of(process.pid)
+    own = {pid for pid in family(process.pid) if owner_of(pid) == owner}
+    return {pid for pid in own | marked(lease_id, owner) if _has_open(pid) is not False}
+
+
+def marked(lease_id: str, owner: int | None) -> set[int]:
+    """Return the pids of the user's processes that were started on the lease, detached ones included."""
+    mark = f"GPU_POOL_LEASE={lease_id}".encode()
+    found = (pid for pid in procfs.pids() if mark in environment_of(pid))
+    return {pid for pid in found if owner is not None and owner_of(pid) == owner}
+
+
+def environment_of(pid: int) -> list[bytes]:
+    """Return the environment with which a process was started, ``NAME=value`` each; none if it is hidden."""
+    # That of the process is gone when its first thread has ended; the others still have it.
+    for path in chain([Path(f"/proc/{pid}/environ")], _of_threads(pid, "environ")):
+        content = _read(path)
+        if content is None or content:
+            return (content or b"").split(b"\0")
+    return []
+
+
+def _read(path: Path) -> bytes | None:
+    """Read a file of ``/proc``; empty for what has ended, None where it is hidden."""
+    try:
+        return path.read_bytes()
+    except PermissionError:
+        return None
+    except OSError:
+        return b""
+
+
+def _of_threads(pid: int, name: str) -> Iterator[Path]:
+    """Yield that file of every thread of a process."""
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            yield thread / name
+
+
+def _has_open(pid: int) -> bool | None:
+    """Whether a process has CUDA's device open; None where that is not for us to see."""
+    device = _cuda_device()
+    found: set[bool | None] = set()
+    # A thread may have open files of its own, and has them still when the first one has ended.
+    for folder in chain([Path(f"/proc/{pid}/fd")], _of_threads(pid, "fd")):
+        found.add(_holds(folder, device))
+        if True in found:
+            return True
+    return None if None in found else False
+
+
+def _holds(folder: Path, device: int | None) -> bool | None:
+    """Whether CUDA's device is among the open files in that folder of ``/proc``; None where it is hidden."""
+    try:
+        return any(_is_device(link, device) for link in folder.iterdir())
+    except PermissionError:
+        return None
+    except OSError:  # it has ended
+        return False
+
+
+def _is_device(link: Path, device: int | None) -> bool:
+    """Whether an open file is CUDA's device, by its name or, whatever its name, by its number."""
+    try:
+        target = os.readlink(link)
+        if target == _CUDA_DEVICE:
+            return True
+        # Another mount namespace, such as a container's, may give it any name, but a path.
+        if device is None or not target.startswith("/"):
+            return False
+        found = link.stat()
+    except OSError:  # closed meanwhile
+        return False
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == device
+
+
+def _cuda_device() -> int | None:
+    """Return the number of CUDA's device; None where there is none, or only some other file of its name."""
+    try:
+        found = Path(_CUDA_DEVICE).stat()
+    except OSError:
+        return _registered_device()
+    return found.st_rdev if stat.S_ISCHR(found.st_mode) else None
+
+
+def _registered_device() -> int | None:
+    """Return the number under which the driver has registered CUDA's device (proc(5): /proc/devices)."""
+    with contextlib.suppress(OSError):
+        for line in procfs.lines_of(_DEVICES.read_bytes()):
+            if line.split()[1:] == [Path(_CUDA_DEVICE).name.encode()]:
+                return os.makedev(int(line.split()[0]), 0)
+    return None
+
+
+def _is_working(pids: set[int], uuids: Iterable[str]) -> bool | None:
+    """Whether a device works for these processes; None where the driver does not say."""
+    # Imported here because it costs some 40 ms, which simulated devices need not pay.
+    import pynvml
+
+    failures = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
+    try:
+        pynvml.nvmlInit()
+    except failures:
+        return None
+    try:
+        found = [_works_for(pids, uuid) for uuid in uuids]
+    except failures:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+    return True if True in found else None if None in found else False
+
+
+def _works_for(pids: set[int], uuid: str) -> bool | None:
+    import pynvml
+
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    known = {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)}
+    if not known & pids:
+        # The driver names processes as the host does: in a container its pids are not ours.
+        return None
+    since = int((time.time() - _LATELY_SECONDS) * 1e6)
+    try:
+        samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
+    except pynvml.NVMLError_NotFound:  # no process worked in this time
+        return False
+    return any(sample.pid in pids and sample.smUtil > 0 for sample in samples)

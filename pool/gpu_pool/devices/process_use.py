@@ -1,0 +1,132 @@
+"""Which processes use which device, and how much of its memory, as NVML tells it.
+
+Looked at once a second for as long as a pool lives, so NVML stays initialised
+between looks; it is opened anew some time after anything failed.
+
+The driver names processes as the machine's first pid namespace does. A looker
+in another one (a container) cannot know whom it means, and so sees nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import pynvml
+
+from gpu_pool.devices.nvml_session import FAILURES, NvmlSession
+from gpu_pool.devices.problems import card_problem
+from gpu_pool_client import Device
+from gpu_pool_client.processes import pid_namespace
+
+_BYTES_PER_MIB: Final = 1024 * 1024
+#: ``/proc/self/ns/pid`` in the machine's first pid namespace, whose number the kernel fixes
+#: (PID_NS_INIT_INO, linux/nsfs.h).
+FIRST_NAMESPACE: Final = "pid:[4026531836]"
+_NOT_FIRST: Final = (
+    "The memory of processes is not measured: this is a container, and the driver names processes as the "
+    "machine outside does. Run the pool outside, or with the machine's pid namespace (docker run --pid=host)."
+)
+_UNKNOWN: Final = {
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "its driver is too old to say which processes use it",
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "it does not say which processes use it",
+}
+
+
+class ProcessUse(NamedTuple):
+    """What one process uses of one device."""
+
+    pid: int
+    #: None where the driver does not say.
+    memory_mib: int | None
+    #: Whether it computes; one that does not only draws, as display servers do.
+    computes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSample:
+    """What one look saw."""
+
+    #: By device uuid. A device whose processes cannot be seen is missing: nothing is known of it.
+    uses: Mapping[str, tuple[ProcessUse, ...]] = field(default_factory=dict)
+    #: Sentences for a person.
+    problems: tuple[str, ...] = ()
+
+
+class ProcessSampler:
+    """Looks at the processes on devices, again and again. Used by one thread at a time. See ``Session``."""
+
+    def __init__(self, again_after: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._session = NvmlSession(again_after, clock)
+
+    def sample(self, devices: Iterable[Device]) -> ProcessSample:
+        """Return the processes on each real device; what cannot be seen becomes a problem."""
+        real = [device for device in devices if not device.simulated]
+        if not real:
+            return ProcessSample()
+        if pid_namespace() != FIRST_NAMESPACE:
+            return ProcessSample(problems=(_NOT_FIRST,))
+        problem = self._session.open()
+        if problem:
+            return ProcessSample(problems=(problem,))
+        uses: dict[str, tuple[ProcessUse, ...]] = {}
+        problems: list[str] = []
+        for device in real:
+            try:
+                uses[device.uuid] = _uses(self._session.handle(device.uuid))
+            except FAILURES as error:  # noqa: PERF203 - the others are looked at all the same
+                self._session.failed(device.uuid)
+                problems.append(_problem(device, error))
+        return ProcessSample(uses, tuple(problems))
+
+    def close(self) -> None:
+        """Let go of NVML; the next look opens it again."""
+        self._session.close()
+
+
+def memory_of(pids: Collection[int], devices: Collection[Device]) -> int | None:
+    """Return the memory in MiB that these processes use of these devices now; None if that is not known."""
+    sampler = ProcessSampler()
+    try:
+        uses = sampler.sample(devices).uses
+    finally:
+        sampler.close()
+    used = [use.memory_mib for on_device in uses.values() for use in on_device if use.pid in pids]
+    known = [mib for mib in used if mib is not None]
+    return sum(known) if len(uses) == len(devices) and len(known) == len(used) else None
+
+
+def _uses(handle: Any) -> tuple[ProcessUse, ...]:
+    """Return each process once, however many lists of the driver it is in."""
+    found = {each.pid: _mib(each) for each in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)}
+    for each in _optional(pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle):
+        found[each.pid] = _larger(found.get(each.pid), _mib(each))
+    computing = set(found)
+    for each in _optional(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle):
+        found[each.pid] = _larger(found.get(each.pid), _mib(each))
+    return tuple(ProcessUse(pid, memory, pid in computing) for pid, memory in found.items())
+
+
+def _optional(query: Callable[[Any], Iterable[Any]], handle: Any) -> Iterator[Any]:
+    """Yield what a list holds that not every card and driver has."""
+    try:
+        yield from query(handle)
+    except FAILURES:
+        return
+
+
+def _mib(process: Any) -> int | None:
+    used: int | None = process.usedGpuMemory
+    return None if used is None else used // _BYTES_PER_MIB
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return max((each for each in (one, other) if each is not None), default=None)
+
+
+def _problem(device: Device, error: Exception) -> str:
+    name = f"GPU {device.index} ({device.label})"
+    why = _UNKNOWN.get(getattr(error, "value", None))
+    return f"The use of {name} is not measured: {why}." if why else card_problem(name, error)

@@ -1,0 +1,203 @@
+"""What a pool in the caller's own process keeps open: its store, its devices' tiers and its audit log.
+
+Also what its service asks for beyond the contract, what does not concern a lease, and
+what pools that are more than this machine's decide in another way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from gpu_pool.audit import acting, audit_log, refusals, this_process
+from gpu_pool.clock import Clock
+from gpu_pool.courses.admission import CourseAdmission
+from gpu_pool.devices import Inventory, discover
+from gpu_pool.devices.polling import DevicePoller
+from gpu_pool.devices.readings import Reading
+from gpu_pool.embedded.expected_waits import ExpectedWaits
+from gpu_pool.enforcement import Isolation
+from gpu_pool.enforcement.enforcer import Enforcer
+from gpu_pool.enforcement.tier_choice import owned, unowned
+from gpu_pool.policy.sharing import CourseVersion
+from gpu_pool.settings import PoolSettings
+from gpu_pool.store.database import Database
+from gpu_pool.store.errors import OtherDevices
+from gpu_pool.store.leases import LeaseStore
+from gpu_pool.store.locks import Ownership
+from gpu_pool.store.thread import StoreThread
+from gpu_pool_client import Device, DeviceStatus, Holder, KernelCommand, KernelPod, Pool, SliceRequest
+from gpu_pool_client.processes import boot_id
+
+T = TypeVar("T")
+
+
+class OpenedPool(Pool):
+    """Opens the store, and registers the machine's devices, at the first call."""
+
+    #: What deadlines go by.
+    _clock = Clock()
+
+    def __init__(
+        self,
+        path: Path,
+        settings: PoolSettings | None = None,
+        find_devices: Callable[[], Inventory] = discover,
+        isolation: Isolation | None = None,
+        *,
+        owner: bool = False,
+    ) -> None:
+        self.url = f"embedded:{quote(str(path))}"
+        self._path = path
+        self._settings = settings or PoolSettings()
+        self._find_devices = find_devices
+        self._gate = CourseAdmission(self._settings)
+        self._owner = owner
+        self._ownership: Ownership | None = None
+        self._store = StoreThread(path, self._open)
+        self._looker = DevicePoller()
+        self._waits = ExpectedWaits()
+        #: The real devices that are to take the place of simulated ones, once nobody uses those.
+        self._awaited: Sequence[Device] = ()
+        #: What whoever looks at the pool should know of it; empty for nothing.
+        self.note = ""
+        #: None where decisions are not written down.
+        self.audit = audit_log(self._settings.audit_log)
+        tiers = isolation or (owned if owner else unowned)(self._settings)
+        self._enforcer = Enforcer(path, self._settings, tiers, self._store, owner=owner)
+
+    @property
+    def boot(self) -> str:
+        """The boot of the machine whose end ends all leases; empty for a pool that outlives machines."""
+        return boot_id()
+
+    async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
+        """See ``Pool.drain``."""
+        with self._asked({"device": device}):
+            return await self._do(lambda book: book.drain(device, drained))
+
+    async def history(self, since: float = 0.0, *, user: str | None = None) -> list[Mapping[str, Any]]:
+        """See ``Pool.history``. With ``user``, of that user alone."""
+        return await self._do(lambda book: book.history(since, user))
+
+    async def course_versions(
+        self, course: str, most: int, before: int | None = None
+    ) -> tuple[CourseVersion, ...]:
+        """Return the latest versions of a course file that were kept, see ``CourseVersionTable.latest``."""
+        return await self._do(lambda book: book.versions.latest(course, most, before))
+
+    async def keep_versions(self, course: str, versions: Sequence[CourseVersion]) -> int:
+        """Keep versions of a course file; return the number of the last."""
+        return await self._do(lambda book: book.versions.add(course, versions))
+
+    async def remove_version(self, number: int) -> None:
+        """Keep a version of a course file no longer."""
+        await self._do(lambda book: book.versions.remove(number))
+
+    async def reread_course(self, file: str) -> None:
+        """Follow a course file that has been replaced, at once."""
+        await self._store.do(lambda book: self._gate.reread(file, book))
+
+    async def look_at_devices(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:
+        """Return what each of these does, real ones alone, by uuid; None for one that does not answer."""
+        return await self._looker.look(devices)
+
+    async def try_writing(self, within: float) -> None:
+        """Try whether decisions can be kept. Raises ``PoolUnreachable`` where not, within so many seconds."""
+        await self._store.do(lambda book: book.try_writing(), within)
+
+    async def launch(self, lease_id: str, kernel: KernelCommand, *, server: str | None = None) -> KernelPod:  # noqa: ARG002 - for pools that start kernels
+        """See ``Pool.launch``. Asked by the holder's ``server`` at a JupyterHub, if by one."""
+        return await super().launch(lease_id, kernel)
+
+    async def pod(self, lease_id: str, seen: str = "", seconds: float = 0.0) -> KernelPod:  # noqa: ARG002
+        """See ``Pool.pod``; ``seconds`` is for how long to wait for news."""
+        return await super().pod(lease_id, seen)
+
+    def stop_waiting(self) -> None:
+        """Let nobody wait any more for news of a pod."""
+
+    async def close(self) -> None:
+        """Close the store once what was begun is done. Leases live on."""
+        await self._looker.close()
+        self._waits.close()
+        await self._enforcer.close()
+        await self._store.close()
+        if self._ownership is not None:
+            self._ownership.close()
+
+    def _counted_as(self, request: SliceRequest) -> SliceRequest:
+        """Return what is granted and counted for a request, which its course has been asked for."""
+        return request
+
+    async def _devices_for(
+        self,
+        request: SliceRequest,  # noqa: ARG002 - for pools that look
+        holder: Holder,  # noqa: ARG002
+        server: str | None,  # noqa: ARG002
+    ) -> Collection[str]:
+        """Return the uuids of the devices that a request may have; none mean all. May refuse it."""
+        return ()
+
+    def _open(self, give_up_at: float | None) -> tuple[Database, LeaseStore]:
+        """Open the store, and register this machine's devices in it."""
+        devices = self._enforcer.adapt(self._find_devices().devices)
+        with contextlib.ExitStack() as opened:
+            database = opened.enter_context(contextlib.closing(Database(self._path)))
+            ownership = opened.enter_context(contextlib.closing(Ownership(self._path, owner=self._owner)))
+            # What is registered may serve the line, whose order the course files know.
+            book = self._gate.keep_up(LeaseStore(database, self._settings, self._clock))
+            book.give_up_at = give_up_at
+            # A process that sees no devices (no driver in its container, no variable
+            # in its terminal) must not take away those that another one registered:
+            # real ones never, simulated ones not before nobody uses them.
+            if devices:
+                self._register(book, devices)
+            elif book.has_simulated():
+                book.look()
+                book.forget_simulated()
+            self._enforcer.recover(book)
+            opened.pop_all()
+        self._ownership = ownership
+        return database, book
+
+    def _register(self, book: LeaseStore, devices: Sequence[Device]) -> None:
+        """Make these the pool's devices; where simulated ones are still in use, do so once they are not."""
+        self._awaited, self.note = (), ""
+        try:
+            _take_over(book, devices)
+        except OtherDevices as error:
+            # Whoever holds the simulated ones must be found and ended, which takes an open pool.
+            if self._owner or any(device.simulated for device in devices):
+                raise
+            self._awaited, self.note = devices, str(error)
+
+    def _for_new(self, book: LeaseStore) -> LeaseStore:
+        """Return the book for a new request. Raises ``OtherDevices`` while others' devices are in use."""
+        if self._awaited:
+            _take_over(book, self._awaited)
+            self._awaited, self.note = (), ""
+        return book
+
+    async def _do(self, job: Callable[[LeaseStore], T]) -> T:
+        """Run a job on the store."""
+        return await self._store.do(lambda book: job(self._gate.keep_up(book)))
+
+    @contextlib.contextmanager
+    def _asked(self, what: Mapping[str, object]) -> Iterator[None]:
+        """Do what somebody asks for: if nobody else is known to, this process. Refusals are written down."""
+        by_itself = self._owner or self.audit is None
+        with acting(None if by_itself else this_process()), refusals(self.audit, what):
+            yield
+
+
+def _take_over(book: LeaseStore, devices: Sequence[Device]) -> None:
+    """Register devices, if need be after a look for leases whose processes are gone."""
+    try:
+        book.register(devices)
+    except OtherDevices:
+        book.look()
+        book.register(devices)

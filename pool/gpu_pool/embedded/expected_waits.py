@@ -1,0 +1,95 @@
+"""Expected waits of all who stand in line, worked out beside everything else, and seldom."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from gpu_pool.policy.forecast import HoldingTime, expected_wait, expected_waits
+from gpu_pool.policy.queue import Situation
+from gpu_pool.worker import Worker
+
+T = TypeVar("T")
+#: What was worked out is told for so many times as long as that took, in seconds of work, and no
+#: longer than so many seconds: everybody asks, and seconds of work stand behind a line of two hundred.
+_TIMES: Final = 100.0
+_LONGEST: Final = 300.0
+#: Whoever asks waits no longer than this for what is being worked out.
+_PATIENCE: Final = 0.5
+#: So many may ask at once what they alone are to be told; the others are told nothing, as if it took long.
+_MOST_ASKING: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastInput:
+    """What expected waits are worked out from."""
+
+    now: Situation
+    stays: Sequence[HoldingTime]
+
+
+class ExpectedWaits:
+    """Knows for about how long everybody in a line may have to wait. May be used from several event loops."""
+
+    def __init__(self) -> None:
+        self._known: Mapping[int, tuple[float, float]] = {}
+        self._as_of = self._due_at = -_LONGEST
+        self._worker: Worker | None = None
+        self._learning = threading.Lock()
+        self._asking = threading.Semaphore(_MOST_ASKING)
+
+    @property
+    def are_due(self) -> bool:
+        """Whether the prospects are to be read, and told to :meth:`learn`."""
+        return time.monotonic() >= self._due_at and not self._learning.locked()
+
+    async def learn(self, prospects: ForecastInput) -> None:
+        """Work out anew what is known; return when that is done, or when it takes long."""
+        if self._learning.acquire(blocking=False):
+            await self._run(self._learning, lambda: self._work_out(prospects))
+
+    def of(self, number: int | None) -> tuple[float, float] | None:
+        """Return (likely soonest, likely latest) in seconds from now for a waiter; None if not known."""
+        age = time.monotonic() - self._as_of
+        if number is None or number not in self._known or age > _LONGEST:
+            return None
+        soonest, latest = self._known[number]
+        return max(0.0, soonest - age), max(0.0, latest - age)
+
+    async def foresee(self, number: int, prospects: ForecastInput) -> tuple[float, float] | None:
+        """Return the same for somebody who is only in these prospects; None also if that takes long."""
+        if not self._asking.acquire(blocking=False):
+            return None
+        return await self._run(self._asking, lambda: expected_wait(number, prospects.now, prospects.stays))
+
+    async def _run(self, place: threading.Lock | threading.Semaphore, job: Callable[[], T]) -> T | None:
+        """Do a job, and give its place back when it is done, whoever still waits for it."""
+
+        def do() -> T:
+            try:
+                return job()
+            finally:
+                place.release()
+
+        if self._worker is None:
+            self._worker = Worker("gpu-pool-waits")
+        try:
+            return await self._worker.run(do, _PATIENCE)
+        except TimeoutError:
+            return None
+
+    def close(self) -> None:
+        """End the thread that works things out, once it has."""
+        if self._worker is not None:
+            self._worker.stop()
+
+    def _work_out(self, prospects: ForecastInput) -> None:
+        if time.monotonic() < self._due_at:
+            return
+        as_of, began = time.monotonic(), time.thread_time()
+        self._known = expected_waits(prospects.now, prospects.stays)
+        self._as_of = as_of
+        self._due_at = as_of + min(_LONGEST, _TIMES * (time.thread_time() - began))

@@ -1,0 +1,356 @@
+"""The embedded pool: the store opened in the caller's own process, no daemon.
+
+For one Unix user on one machine. Several processes may open the same store;
+every decision is one transaction, so none of them needs to be in charge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from gpu_pool.devices.activity import activity_of, uses_cuda
+from gpu_pool.embedded.base import OpenedPool
+from gpu_pool.enforcement.own_caps import with_own_caps
+from gpu_pool.policy.revocation import Effect, effect_of
+from gpu_pool.settings import load_settings
+from gpu_pool.store import files
+from gpu_pool.store.errors import NoSpace
+from gpu_pool.store.lease_table import gone, lease_number
+from gpu_pool.store.leases import LeaseStore
+from gpu_pool_client import (
+    Activity,
+    BadRequest,
+    EndReason,
+    Holder,
+    Lease,
+    LeaseState,
+    NotAllowed,
+    Outlook,
+    PoolStatus,
+    PoolUnreachable,
+    Process,
+    SliceRequest,
+)
+from gpu_pool_client.pool import split_url
+
+#: How often a waiter reads its place: a few microseconds of work each time.
+_POLL: Final = 0.1
+#: How often, at most, all waiters together look for processes that are gone.
+_LOOK: Final = 1.0
+#: Leases that are stated at a stretch.
+_AT_A_TIME: Final = 250
+
+
+def open_embedded(url: str) -> EmbeddedPool:
+    """Return the pool at ``embedded:[path]``; see :func:`gpu_pool_client.connect`."""
+    return EmbeddedPool(store_path(url), load_settings())
+
+
+def store_path(url: str) -> Path:
+    """Return the store's file that an ``embedded:`` URL names."""
+    parts = split_url(url)
+    text = "" if parts is None else unquote(parts.netloc + parts.path)
+    if parts is None or parts.query or parts.fragment or (text and not text.isprintable()):
+        raise BadRequest(f"{url[:200]!a} is not the URL of an embedded pool.", "Accepted: embedded:[path].")
+    path = Path(text).expanduser() if text else files.default_path()
+    return path.absolute()
+
+
+class EmbeddedPool(OpenedPool):
+    """A pool whose decisions this process makes itself, in the store that all share.
+
+    The store is opened, and the machine's devices are registered, by the
+    first call. It may be used from several event loops.
+    """
+
+    async def request(
+        self,
+        request: SliceRequest,
+        holder: Holder,
+        key: str,
+        *,
+        groups: Collection[str] | None = None,
+        server: str | None = None,
+    ) -> Lease:
+        """See ``Pool.request``. Processes that are gone are looked for when nothing is free.
+
+        ``groups`` are the holder's; None for those that the system knows. ``server`` is the
+        holder's server at a JupyterHub that asks, if one does.
+        """
+        what = {"user": holder.user, "course": holder.course, "request": str(request)}
+        with self._asked(what):
+            try:
+                known = await self._gate.groups(holder, groups)
+                check = partial(self._gate.check, request, holder, known)
+                within = await self._devices_for(request, holder, server)
+                counted = self._counted_as(request)
+                lease = await self._do(
+                    lambda book: self._for_new(book).request(counted, holder, key, check, within)
+                )
+                if lease.state is LeaseState.WAITING:
+                    lease = await self._do(lambda book: _after_a_look(book, lease.id))
+            except (asyncio.CancelledError, PoolUnreachable):
+                # The decision may still be made, or has been, and nobody would know of it.
+                self._store.later(lambda book: book.release_key(key, EndReason.WITHDRAWN))
+                raise
+        return await self._enforcer.hand_out(lease)
+
+    async def lease(self, lease_id: str) -> Lease:
+        """See ``Pool.lease``."""
+        return await self._enforcer.hand_out(await self._do(lambda book: book.lease(lease_id)))
+
+    async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
+        """See ``Pool.wait``."""
+        try:
+            return await self.until_held(lease_id, timeout)
+        except asyncio.CancelledError:
+            with self._asked({}):
+                self._store.later(lambda book: book.release(lease_id, EndReason.WITHDRAWN))
+            raise
+
+    async def until_held(self, lease_id: str, timeout: float | None = None) -> Lease:
+        """Do as :meth:`wait`, but withdraw nothing when cancelled: who asked may come back and ask again."""
+        give_up_at = None if timeout is None else time.monotonic() + timeout
+        while True:
+            lease = await self._do(lambda book: _after_a_look(book, lease_id, _LOOK))
+            if lease.state is LeaseState.HELD:
+                return await self._enforcer.hand_back(lease)
+            _refuse_unless_waiting(lease)
+            if give_up_at is not None and time.monotonic() >= give_up_at:
+                raise await self._do(lambda book: book.shortage(lease_id))
+            await asyncio.sleep(_POLL)
+
+    async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
+        """See ``Pool.watch``."""
+        last: Lease | None = None
+        while last is None or last.state is not LeaseState.ENDED:
+            lease = await self._enforcer.hand_out(
+                await self._do(lambda book: _after_a_look(book, lease_id, _LOOK))
+            )
+            if lease != last:
+                yield lease
+            last = lease
+            await asyncio.sleep(_POLL)
+
+    async def explain(self, lease_id: str) -> Outlook:
+        """See ``Pool.explain``."""
+        if self._waits.are_due:
+            prospects = await self._do(LeaseStore.prospects)
+            if prospects is not None:
+                await self._waits.learn(prospects)
+        outlook = await self._do(lambda book: book.explain(lease_id))
+        return replace(outlook, wait=self._waits.of(lease_number(lease_id)))
+
+    async def forecast(
+        self,
+        request: SliceRequest,
+        holder: Holder,
+        *,
+        groups: Collection[str] | None = None,
+        server: str | None = None,
+    ) -> Outlook | None:
+        """See ``Pool.forecast``, and :meth:`request`. Nobody knows in which courses somebody new is."""
+        check = None
+        if holder.user:
+            check = partial(self._gate.check, request, holder, await self._gate.groups(holder, groups))
+        within = await self._devices_for(request, holder, server)
+        counted = self._counted_as(request)
+        found = await self._do(lambda book: self._for_new(book).forecast(counted, holder, check, within))
+        if found is None or found.prospects is None:
+            return found and found.outlook
+        return replace(found.outlook, wait=await self._waits.foresee(found.number, found.prospects))
+
+    async def offers(
+        self, holder: Holder, *, groups: Collection[str] | None = None
+    ) -> tuple[SliceRequest, ...] | None:
+        """See ``Pool.offers``; ``groups`` as for :meth:`request`."""
+        known = await self._gate.groups(holder, groups)
+        return await self._do(lambda _: self._gate.offers(holder, known))
+
+    async def attach(
+        self,
+        lease_id: str,
+        process: Process,
+        *,
+        ready_within: float | None = None,
+        grace: float = 0.0,
+    ) -> Lease:
+        """See ``Pool.attach``."""
+        lease = await self._do(lambda book: book.attach(lease_id, process, ready_within, grace))
+        await self._enforcer.attach(lease, process)
+        return await self._enforcer.hand_out(lease)
+
+    async def renew(self, lease_id: str, ttl: float | None = None) -> Lease:
+        """See ``Pool.renew``."""
+        return await self._enforcer.hand_out(await self._do(lambda book: book.renew(lease_id, ttl)))
+
+    async def activity(self, lease_id: str) -> Activity:
+        """See ``Pool.activity``."""
+        lease = await self.lease(lease_id)
+        if lease.state is LeaseState.ENDED:
+            raise gone(lease)
+        if lease.state is LeaseState.PARKED:
+            # It has no device to look at, and its process may yet have used one.
+            return Activity(initialised=await asyncio.to_thread(uses_cuda, lease.process, lease.id))
+        found = await self._activity(lease)
+        if self._settings.checkpoint and found.initialised:
+            return replace(found, movable=await self._enforcer.is_movable(lease))
+        return found
+
+    async def resize(
+        self,
+        lease_id: str,
+        request: SliceRequest,
+        *,
+        caller: Process | None = None,
+        groups: Collection[str] | None = None,
+    ) -> Lease:
+        """See ``Pool.resize``. Asked in the name of ``caller``, by default this process."""
+        with self._asked({"lease": lease_id, "request": str(request)}):
+            return await self._resize(lease_id, request, caller, groups)
+
+    async def _resize(
+        self,
+        lease_id: str,
+        request: SliceRequest,
+        caller: Process | None,
+        groups: Collection[str] | None,
+    ) -> Lease:
+        lease = await self._own(lease_id, caller, "change its size")
+        if (await self._activity(lease)).initialised is not False or self._enforcer.keeps_state(lease):
+            raise NotAllowed(
+                "The slice cannot change its size: its process has initialised CUDA, or may have, "
+                "and what it keeps on the GPU would be in the way.",
+                "End the process to give the slice back.",
+            )
+        known = await self._gate.groups(lease.holder, groups)
+        counted = self._counted_as(request)
+
+        def resize(book: LeaseStore) -> Lease:
+            self._gate.check(request, lease.holder, known)
+            return book.resize(lease_id, counted)
+
+        return await self._enforcer.hand_out(await self._do(resize))
+
+    async def park(self, lease_id: str, *, caller: Process | None = None) -> Lease:
+        """See ``Pool.park``. Asked in the name of ``caller``, by default this process."""
+
+        async def park() -> Lease:
+            return await self._do(lambda book: book.park(lease_id))
+
+        with self._asked({"lease": lease_id}):
+            lease = await self._own(lease_id, caller, "be lent to others")
+            if (await self._activity(lease)).initialised is False:
+                return await park()
+            return await self._enforcer.park(lease, park)
+
+    async def _activity(self, lease: Lease) -> Activity:
+        """Look at what a lease's processes do, which takes some time on a machine with many."""
+        return await asyncio.to_thread(
+            activity_of, lease.process, lease.slices, lease.id, lease.holder.process
+        )
+
+    async def _own(self, lease_id: str, caller: Process | None, what: str) -> Lease:
+        """Return a lease; refuse, with ``NotAllowed``, to take its slices away in another's name."""
+        lease = await self.lease(lease_id)
+        if lease.state is LeaseState.ENDED:
+            raise gone(lease)
+        if lease.holder.process != (caller or Process.current()):
+            raise NotAllowed(
+                f"The slice cannot {what}: only the process that asked for it knows whether it is in use.",
+                "Release it to take it back.",
+            )
+        return lease
+
+    async def resume(self, lease_id: str) -> Lease:
+        """See ``Pool.resume``."""
+        with self._asked({"lease": lease_id}):
+            return await self._enforcer.hand_back(await self._do(lambda book: book.resume(lease_id)))
+
+    async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
+        """See ``Pool.release``."""
+        with self._asked({"lease": lease_id}):
+            await self._do(lambda book: book.release(lease_id, reason))
+
+    async def revoke(self, lease_id: str, words: str, reason: EndReason = EndReason.REVOKED) -> None:
+        """End a lease, by default in an administrator's name; its holder reads ``words``.
+
+        Raises ``LeaseGone``.
+        """
+        with self._asked({"lease": lease_id}):
+            await self._do(lambda book: book.revoke(lease_id, words, reason))
+
+    async def effect_of_taking(self, lease_id: str) -> Effect:
+        """Say what becomes of a lease's kernel if its slices are taken back now. Raises ``LeaseGone``."""
+        lease = await self.lease(lease_id)
+        if lease.state is LeaseState.ENDED:
+            raise gone(lease)
+        is_kernel = await self._do(lambda book: book.has_manager(lease_id))
+        return effect_of(lease, await self._activity(lease), is_kernel=is_kernel)
+
+    async def withdraw(self, lease_id: str, words: str, reason: EndReason) -> Lease:
+        """Take a lease's slices from its kernel, which lives on: the lease is parked.
+
+        ``reason`` says by whom: RELEASED by its user, REVOKED by an administrator, whose ``words`` are told.
+        Raises ``NotAllowed`` where that would end the kernel, and ``LeaseGone``.
+        """
+        with self._asked({"lease": lease_id}):
+            if await self.effect_of_taking(lease_id) is not Effect.KEEPS_KERNEL:
+                raise NotAllowed(
+                    "The slice cannot go without its kernel, which has used the GPU.",
+                    "Take it back when the kernel is idle, or end the kernel.",
+                )
+            return await self._do(lambda book: book.ask_back(lease_id, words, reason, now=True))
+
+    async def ask_back(self, lease_id: str, words: str, reason: EndReason) -> Lease:
+        """Let a kernel's slice go as soon as it is idle; see :meth:`withdraw`."""
+        with self._asked({"lease": lease_id}):
+            if not await self._do(lambda book: book.has_manager(lease_id)):
+                raise BadRequest(
+                    "Only a kernel's slice can be taken back when it is idle.", "Take it back now."
+                )
+            return await self._do(lambda book: book.ask_back(lease_id, words, reason, now=False))
+
+    async def status(self) -> PoolStatus:
+        """See ``Pool.status``.
+
+        Looks first for processes that are gone, and enforces no more what is not held.
+        """
+
+        def look_and_read(book: LeaseStore) -> PoolStatus:
+            note = self.note
+            try:
+                book.look()
+            except NoSpace as error:  # what is written can still be read
+                note = f"Leases whose processes are gone may be among these. {error}"
+            return replace(book.status(self.url), note=note)
+
+        status = await self._do(look_and_read)
+        await self._enforcer.settle([each for each in status.leases if each.state is LeaseState.HELD])
+        return replace(status, leases=tuple([each async for each in self._stated(status.leases)]))
+
+    async def _stated(self, leases: Sequence[Lease]) -> AsyncIterator[Lease]:
+        """Yield leases with the truth about their limits; of thousands, others are answered in between."""
+        for number, lease in enumerate(leases, 1):
+            yield with_own_caps(self._enforcer.state(lease))
+            if number % _AT_A_TIME == 0:
+                await asyncio.sleep(0)
+
+
+def _after_a_look(book: LeaseStore, lease_id: str, at_most_every: float = 0.0) -> Lease:
+    book.look(at_most_every)
+    return book.lease(lease_id)
+
+
+def _refuse_unless_waiting(lease: Lease) -> None:
+    if lease.state is LeaseState.ENDED:
+        raise gone(lease)
+    if lease.state is LeaseState.PARKED:
+        raise BadRequest("A parked lease is not in line.", "Resume it first.")

@@ -1,0 +1,277 @@
+"""The program that calls the driver: ``python program.py VERB …``, run by :mod:`.launching`.
+
+It imports nothing of this project, so that it starts fast. It prints one JSON
+object a line:
+
+``{"pid": 12, "step": "lock", "state": "locked"}``
+    after each step: the state of the process as the driver has it;
+``{"used": {"GPU-…": 512}}``
+    what the processes hold, in MiB by the UUID of a GPU (``measure``);
+``{"error": "…"}``
+    why it stops here (``suspend``), or goes on with the next process (``restore``).
+
+Exit status: 0 all was done; 1 not, and ``error`` says why; 3 nothing was done for want of
+device memory. After ``--limit`` seconds the kernel ends it (SIGALRM), wherever it is.
+Each process is then in one of the driver's states, and ``restore`` brings it
+back from any but ``failed``.
+
+The driver's calls go through NVIDIA's cuda-bindings and are described in
+https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__CHECKPOINT.html:
+running → lock → locked → checkpoint → checkpointed → restore → locked → unlock → running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Final
+
+#: The exit status when nothing was done, for want of device memory.
+NO_ROOM: Final = 3
+#: CUDA 12.8, which came with driver 570: the first that has all these calls.
+_FIRST_VERSION: Final = 12_080
+_STATES: Final = {0: "running", 1: "locked", 2: "checkpointed", 3: "failed"}
+#: What a suspended process may still hold, in MiB: NVIDIA says that it holds nothing.
+_LEFT_MIB: Final = 64
+#: Seconds in which NVML sees that memory is free.
+_SEEN_WITHIN: Final = 5.0
+_LOOK_EVERY: Final = 0.1
+_MIB: Final = 1 << 20
+
+
+class DriverRefused(Exception):
+    """The driver, or NVML, would not; ``str()`` says why."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the arguments say; return the exit status."""
+    given = _parser().parse_args(arguments)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(given.limit)
+    try:
+        return int(given.verb(given))
+    except (ImportError, DriverRefused) as error:
+        return _stop(error)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    verbs = parser.add_subparsers(required=True)
+    for verb in (_probe, _measure, _suspend, _restore):
+        sub = verbs.add_parser(verb.__name__.strip("_"), allow_abbrev=False)
+        sub.set_defaults(verb=verb)
+        sub.add_argument("--limit", type=_positive, required=True, help="seconds")
+        if verb is not _probe:
+            sub.add_argument("pids", type=_positive, nargs="+", metavar="PID")
+        if verb is _suspend:
+            sub.add_argument("--lock-ms", type=_positive, required=True)
+        if verb is _restore:
+            sub.add_argument("--room", type=_room, action="append", default=[], metavar="UUID=MIB")
+            sub.add_argument("--wait", type=float, default=0.0, help="seconds to wait for that room")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
+        raise argparse.ArgumentTypeError(f"{text!a} is not a positive integer")
+    return int(text)
+
+
+def _room(text: str) -> tuple[str, int]:
+    uuid, _, mib = text.partition("=")
+    return uuid, _positive(mib)
+
+
+# ---- The verbs ----
+
+
+def _probe(_given: argparse.Namespace) -> int:
+    """Say whether the driver can be asked at all: about this process itself."""
+    found = _Driver().state(os.getpid())
+    return 0 if found == "running" else _stop(f"the driver says that this process is {found}")
+
+
+def _measure(given: argparse.Namespace) -> int:
+    _say(used=_used_mib(given.pids))
+    return 0
+
+
+def _suspend(given: argparse.Namespace) -> int:
+    """Lock all, so that it shows whether one is busy; then move the memory of all."""
+    driver = _Driver()
+    for pid in given.pids:
+        driver.step(pid, "lock", lambda pid: driver.lock(pid, given.lock_ms), "locked")
+    for pid in given.pids:
+        driver.step(pid, "checkpoint", driver.checkpoint, "checkpointed")
+    return 0 if _is_free(given.pids) else _stop("its device memory is still taken")
+
+
+def _restore(given: argparse.Namespace) -> int:
+    """Bring each process back, from whatever state it is in, before the next one is asked about.
+
+    Processes that talk to each other may hold up every question about one of
+    them while another is locked (https://github.com/NVIDIA/cuda-checkpoint/issues/30).
+    """
+    driver = _Driver()
+    lack = _lack(given.pids, dict(given.room), given.wait)
+    if lack:
+        _stop(lack)
+        return NO_ROOM
+    return max([_bring_back(driver, pid) for pid in given.pids])
+
+
+def _bring_back(driver: _Driver, pid: int) -> int:
+    try:
+        if driver.state(pid) == "checkpointed":
+            driver.step(pid, "restore", driver.restore, "locked")
+        if driver.state(pid) == "locked":
+            driver.step(pid, "unlock", driver.unlock, "running")
+        _say(pid=pid, step="state", state=driver.state(pid))
+    except DriverRefused as error:
+        return _stop(error)
+    return 0
+
+
+def _stop(why: object) -> int:
+    _say(error=str(why))
+    return 1
+
+
+def _say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+# ---- The driver ----
+
+
+class _Driver:
+    """CUDA, initialised in this process: restoring needs that, or persistence mode."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        self._cuda = driver
+        self._call(driver.cuInit, 0)
+        (version,) = self._call(driver.cuDriverGetVersion)
+        if version < _FIRST_VERSION:
+            raise DriverRefused(
+                f"the driver is for CUDA {version // 1000}.{version % 1000 // 10}, not 12.8 or newer"
+            )
+
+    def state(self, pid: int) -> str:
+        (found,) = self._call(self._cuda.cuCheckpointProcessGetState, pid)
+        return _STATES.get(int(found), f"in state {int(found)}")
+
+    def lock(self, pid: int, timeout_ms: int) -> None:
+        """Let the process make no CUDA calls any more; wait so long for what it has submitted."""
+        arguments = self._cuda.CUcheckpointLockArgs()
+        arguments.timeoutMs = timeout_ms
+        self._call(self._cuda.cuCheckpointProcessLock, pid, arguments)
+
+    def checkpoint(self, pid: int) -> None:
+        self._call(self._cuda.cuCheckpointProcessCheckpoint, pid, None)
+
+    def restore(self, pid: int) -> None:
+        self._call(self._cuda.cuCheckpointProcessRestore, pid, None)
+
+    def unlock(self, pid: int) -> None:
+        self._call(self._cuda.cuCheckpointProcessUnlock, pid, None)
+
+    def step(self, pid: int, name: str, call: Callable[[int], None], after: str) -> None:
+        """Make a call, and look whether it did what it says."""
+        try:
+            call(pid)
+        except DriverRefused as error:
+            raise DriverRefused(f"{name} of process {pid}: {error}") from error
+        found = self.state(pid)
+        _say(pid=pid, step=name, state=found)
+        if found != after:
+            raise DriverRefused(f"{name} of process {pid}: the driver reports success, but it is {found}")
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
+        try:
+            code, *values = function(*arguments)
+        except RuntimeError as error:  # no driver, or one without this call
+            raise DriverRefused(str(error)) from error
+        if code != self._cuda.CUresult.CUDA_SUCCESS:
+            raise DriverRefused(getattr(code, "name", str(code)))
+        return tuple(values)
+
+
+# ---- Device memory ----
+
+
+def _is_free(pids: Sequence[int]) -> bool:
+    give_up_at = time.monotonic() + _SEEN_WITHIN
+    while (left := sum(_used_mib(pids).values())) > _LEFT_MIB and time.monotonic() < give_up_at:
+        time.sleep(_LOOK_EVERY)
+    return left <= _LEFT_MIB
+
+
+def _lack(pids: Sequence[int], room: dict[str, int], wait: float) -> str:
+    """Wait until these processes have, or could have, so many MiB on these GPUs; return what is missing.
+
+    A restoration without room must not be tried: it cannot be tried again after
+    it failed (https://github.com/NVIDIA/cuda-checkpoint/issues/44).
+    """
+    give_up_at = time.monotonic() + wait
+    while short := _missing(pids, room):
+        if time.monotonic() >= give_up_at:
+            return "; ".join(
+                f"{mib} MiB of {room[uuid]} are missing on {uuid}" for uuid, mib in short.items()
+            )
+        time.sleep(_LOOK_EVERY)
+    return ""
+
+
+def _missing(pids: Sequence[int], room: dict[str, int]) -> dict[str, int]:
+    held, free = _used_mib(pids), _free_mib(room)
+    missing = {uuid: mib - held.get(uuid, 0) - free[uuid] for uuid, mib in room.items()}
+    return {uuid: mib for uuid, mib in missing.items() if mib > 0}
+
+
+def _used_mib(pids: Collection[int]) -> dict[str, int]:
+    """Return the MiB that these processes hold together, by the UUID of each GPU that they use."""
+    with _nvml() as nvml:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
+        used = {str(nvml.nvmlDeviceGetUUID(each)): _used_on(nvml, each, pids) for each in handles}
+    return {uuid: mib for uuid, mib in used.items() if mib}
+
+
+def _used_on(nvml: Any, handle: Any, pids: Collection[int]) -> int:
+    processes = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+    held: list[int | None] = [each.usedGpuMemory for each in processes if each.pid in pids]
+    if None in held:
+        raise DriverRefused("NVML does not say how much memory the process holds")
+    return math.ceil(sum(each or 0 for each in held) / _MIB)
+
+
+def _free_mib(uuids: Collection[str]) -> dict[str, int]:
+    with _nvml() as nvml:
+        handles = {uuid: nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids}
+        return {uuid: nvml.nvmlDeviceGetMemoryInfo(each).free // _MIB for uuid, each in handles.items()}
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            yield pynvml
+        finally:
+            pynvml.nvmlShutdown()
+    except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError) as error:
+        raise DriverRefused(f"NVML says: {error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

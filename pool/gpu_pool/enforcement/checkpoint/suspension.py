@@ -1,0 +1,269 @@
+"""Suspending and restoring the processes of a lease, all of them or none."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from traitlets.log import get_logger
+
+from gpu_pool.enforcement.checkpoint.driver_calls import (
+    Broken,
+    DriverAnswer,
+    NotRestored,
+    NotSuspended,
+    Suspended,
+    ask,
+)
+from gpu_pool.enforcement.checkpoint.host_memory import available_mib, budget_mib
+from gpu_pool.enforcement.checkpoint.program import NO_ROOM
+from gpu_pool.enforcement.checkpoint.records import Record, Records, SuspensionClaim
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import Device, LeaseState, Process
+from gpu_pool_client.processes import owner_of
+
+#: The first driver that can do it to a PyTorch process, and has it in its library.
+_FIRST_DRIVER: Final = 570
+#: Milliseconds in which a process must finish what it has submitted to its device.
+_LOCK_MS: Final = 5_000
+#: Seconds that the driver may take beside copying, and MiB that it copies at least in each.
+_LIMIT: Final = 30
+_MIB_PER_SECOND: Final = 250
+#: Seconds to wait until those who had the memory meanwhile have let go of it.
+_ROOM_WITHIN: Final = 20
+#: Seconds from the beginning of a suspension within which its lease is parked.
+_PARKED_WITHIN: Final = 120
+#: How often processes are tried to be brought back: once more than the driver may hang.
+_TRIES: Final = 2
+_IN_WORDS: Final = {
+    "CUDA_ERROR_NOT_READY": "it was busy on its GPU",
+    "CUDA_ERROR_NOT_SUPPORTED": "the driver does not support it, as with managed (UVM) or shared memory",
+    "CUDA_ERROR_NOT_PERMITTED": "the driver does not permit it to this user",
+    "No module named 'cuda": "cuda-bindings is missing: pip install 'jupyter-gpu-pool[checkpoint]'",
+}
+
+
+class Checkpoint:
+    """Moves the device memory of leases to host memory and back.
+
+    All its methods block, for as long as copying takes; call them in a worker
+    thread. What is suspended is recorded in ``folder``, which all processes
+    share that open the same pool; it is made when it is needed.
+    """
+
+    def __init__(self, folder: Path, settings: PoolSettings) -> None:
+        self._records = Records(folder)
+        self._settings = settings
+
+    def unavailable(self, device: Device, tier: str) -> str:
+        """Return why processes on this device, enforced by this tier, cannot be suspended; empty if they may.
+
+        The first time that all else allows it, the driver is asked, which takes a second.
+        """
+        major = device.driver.partition(".")[0]
+        if not self._settings.checkpoint:
+            return "moving device memory to host memory is not switched on (c.PoolSettings.checkpoint)"
+        if device.simulated:
+            return "the device is simulated"
+        if device.mig_profile is not None:
+            return "the device is a MIG instance, for which NVIDIA does not support it"
+        if tier.startswith("mps") and not self._settings.checkpoint_under_mps:
+            return "it is not proven on devices shared by MPS (c.PoolSettings.checkpoint_under_mps)"
+        if major.isdigit() and int(major) < _FIRST_DRIVER:
+            return f"it needs driver {_FIRST_DRIVER} or newer, and this is {device.driver}"
+        return self._probe
+
+    @functools.cached_property
+    def _probe(self) -> str:
+        return _in_words(ask("probe", limit=_LIMIT).problem)
+
+    def suspend(self, lease_id: str, pids: Collection[int]) -> Suspended:
+        """Move what these processes of a lease hold on devices to host memory.
+
+        ``pids`` are all of the lease's processes that have a device open. Raises
+        :class:`NotSuspended` if they keep it, and :class:`Broken` if some
+        cannot go on. May be repeated.
+        """
+        try:
+            with self._records.claim(lease_id) as claim:
+                if claim is None:
+                    raise NotSuspended("It is being suspended or restored by another process.")
+                return self._claimed(claim, pids)
+        except OSError as error:
+            raise NotSuspended(f"What is suspended cannot be recorded: {error}.") from error
+
+    def _claimed(self, claim: SuspensionClaim, pids: Collection[int]) -> Suspended:
+        known = claim.record
+        if known is not None:
+            if known.complete and set(pids) <= set(known.living()):
+                return Suspended(known.host_mib)
+            _undo(claim, "an earlier attempt was cut off")
+        return self._suspend(claim, pids)
+
+    def _suspend(self, claim: SuspensionClaim, pids: Collection[int]) -> Suspended:
+        record = Record(_own(pids), _measured(pids), Process.current(), time.time())
+        self._reserve(claim, record)
+        arguments = ("--lock-ms", _LOCK_MS, *sorted(pids))
+        limit = _limit(record) + math.ceil(len(pids) * _LOCK_MS / 1000)
+        answer = ask("suspend", *arguments, limit=limit, keep_open=[claim.file])
+        if answer.code != 0:
+            why = _in_words(answer.problem)
+            _undo(claim, why)
+            raise NotSuspended(f"Its device memory was not moved: {why}.")
+        with self._records.counted():
+            claim.write(replace(record, complete=True))
+        return Suspended(record.host_mib)
+
+    def _reserve(self, claim: SuspensionClaim, record: Record) -> None:
+        """Count the host memory that a lease needs; refuse it if that is too much."""
+        need = record.host_mib
+        budget = budget_mib(self._settings.checkpoint_host_mib)
+        with self._records.counted() as others:
+            left = budget - sum(other.host_mib for other in others)
+            if need > left:
+                raise NotSuspended(
+                    f"It holds {need} MiB on its GPU, and {max(left, 0)} of the {budget} MiB of host memory "
+                    "for parked kernels are left (c.PoolSettings.checkpoint_host_mib)."
+                )
+            # What others are about to take is not missing yet.
+            coming = sum(other.host_mib for other in others if not other.complete)
+            available = available_mib([process.pid for process in record.processes]) - coming
+            if need > available:
+                raise NotSuspended(
+                    f"It holds {need} MiB on its GPU, and {max(available, 0)} MiB of host memory "
+                    "are available to it."
+                )
+            claim.write(record)
+
+    def restore(self, lease_id: str) -> None:
+        """Move what a lease's processes held back to their devices; nothing to do if none is suspended.
+
+        Raises :class:`NotRestored` if there is no room for it yet, and
+        :class:`Broken` if some cannot go on. May be repeated.
+        """
+        if lease_id not in self._records.leases():
+            return
+        with self._records.claim(lease_id, _LIMIT) as claim:
+            if claim is None:
+                raise NotRestored("It is being suspended or restored by another process.")
+            if claim.record is not None:
+                _bring_back(claim)
+
+    def suspended(self) -> list[str]:
+        """Return the ids of the leases that are suspended, or were when something was cut off."""
+        return self._records.leases()
+
+    def recover(self, states: Mapping[str, LeaseState]) -> dict[str, Broken]:
+        """Mend what was cut off, given the states of all leases that :meth:`suspended` named before.
+
+        The processes of a held lease are brought back to their devices; those of one
+        that is parked, or waits to be resumed, are left suspended. Returns, by lease,
+        those that the caller must end: they cannot be brought back, or their lease
+        has ended. To be called when a pool is opened.
+        """
+        found = {lease_id: self._recovered(lease_id, state) for lease_id, state in states.items()}
+        return {lease_id: broken for lease_id, broken in found.items() if broken is not None}
+
+    def _recovered(self, lease_id: str, state: LeaseState) -> Broken | None:
+        with self._records.claim(lease_id) as claim:
+            if claim is None or claim.record is None:  # at work now, or never begun
+                return None
+            living = claim.record.living()
+            if not living:
+                claim.remove()
+            elif state is LeaseState.ENDED:
+                return Broken(living, "its lease has ended")
+            elif state is LeaseState.HELD and not _is_being_parked(claim.record):
+                return _held_again(claim)
+        return None
+
+
+def _is_being_parked(record: Record) -> bool:
+    """Whether somebody has just suspended a lease, and lives to say so to the store."""
+    return time.time() - record.since < _PARKED_WITHIN and record.owner.is_alive() is not False
+
+
+def _held_again(claim: SuspensionClaim) -> Broken | None:
+    try:
+        _bring_back(claim)
+    except Broken as broken:
+        return broken
+    except NotRestored as error:
+        get_logger().warning("Lease %s stays suspended: %s", claim.path.name, error)
+    return None
+
+
+def _own(pids: Collection[int]) -> tuple[Process, ...]:
+    """Identify processes that this user may suspend."""
+    if not pids:
+        raise NotSuspended("None of its processes uses a GPU.")
+    found = [(Process.of(pid), owner_of(pid)) for pid in sorted(pids)]
+    processes = tuple(process for process, owner in found if process is not None and owner is not None)
+    if len(processes) < len(pids):
+        raise NotSuspended("One of its processes has just ended.")
+    foreign = [process.pid for process, owner in found if process and os.geteuid() not in (0, owner)]
+    if foreign:
+        raise NotSuspended(f"Process {foreign[0]} belongs to another user.")
+    return processes
+
+
+def _measured(pids: Collection[int]) -> Mapping[str, int]:
+    """Return what the processes hold, in MiB by GPU; refuse what cannot be measured."""
+    answer = ask("measure", *sorted(pids), limit=_LIMIT)
+    used: Mapping[str, int] = next((line["used"] for line in answer.lines if "used" in line), {})
+    if not used:
+        # In a container the driver may name the processes otherwise than we do.
+        why = answer.problem or "NVML sees none of its processes"
+        raise NotSuspended(f"What it holds on its GPU cannot be measured: {why}.")
+    return used
+
+
+def _undo(claim: SuspensionClaim, why: str) -> None:
+    """Bring back what was suspended of a lease. Its slice is still its own, so there is room."""
+    try:
+        _bring_back(claim)
+    except NotRestored as error:
+        assert claim.record is not None, "there was something to bring back"
+        raise Broken(claim.record.living(), f"{why}; then {error}") from error
+
+
+def _bring_back(claim: SuspensionClaim) -> None:
+    """Let all processes of a record run again, whatever state they are in, and remove it."""
+    record = claim.record
+    assert record is not None, "called for a record"
+    if any(process.is_alive() is None for process in record.processes):
+        raise NotRestored("It cannot be seen from this container.")
+    room = [f"--room={uuid}={mib}" for uuid, mib in record.devices.items()]
+    answer = DriverAnswer(0, (), "")
+    for _ in range(_TRIES):
+        if not record.living():
+            break
+        arguments = (*room, f"--wait={_ROOM_WITHIN}", *record.living())
+        limit = _limit(record) + _ROOM_WITHIN
+        answer = ask("restore", *arguments, limit=limit, keep_open=[claim.file])
+        if answer.code == NO_ROOM:
+            raise NotRestored(f"There is no room for it on its GPU: {answer.problem}.")
+        if not _stuck(record, answer):
+            break
+    if stuck := _stuck(record, answer):
+        raise Broken(stuck, _in_words(answer.problem) or "the driver does not say why")
+    claim.remove()
+
+
+def _stuck(record: Record, answer: DriverAnswer) -> list[int]:
+    states = answer.states()
+    return [pid for pid in record.living() if states.get(pid) != "running"]
+
+
+def _limit(record: Record) -> int:
+    return _LIMIT + record.host_mib // _MIB_PER_SECOND
+
+
+def _in_words(problem: str) -> str:
+    return next((f"{words} ({problem})" for name, words in _IN_WORDS.items() if name in problem), problem)

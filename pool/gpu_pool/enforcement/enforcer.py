@@ -1,0 +1,229 @@
+"""What makes the limits of held leases real: the tiers, the guard, and what parked leases keep."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from gpu_pool.enforcement import Isolation, TierFailed
+from gpu_pool.enforcement.checkpoint.parked_memory import Lost, ParkedMemory
+from gpu_pool.settings import PoolSettings
+from gpu_pool.store.lease_table import gone
+from gpu_pool.store.leases import LeaseStore
+from gpu_pool.store.thread import StoreThread
+from gpu_pool.worker import Worker
+from gpu_pool_client import Device, EndReason, Lease, LeaseGone, LeaseState, PoolUnreachable, Process
+
+if TYPE_CHECKING:
+    from gpu_pool.enforcement.watchdog import WatchdogThread
+
+T = TypeVar("T")
+
+#: Seconds between two looks at whether the tiers still work: each starts processes.
+_TEND_EVERY: Final = 20.0
+
+
+class Enforcer:
+    """Enforces the leases of one pool, as far as this process is the one to do it.
+
+    The ``owner`` of the devices enforces all leases; any other process those
+    that it keeps itself.
+    """
+
+    def __init__(
+        self, path: Path, settings: PoolSettings, isolation: Isolation, store: StoreThread, *, owner: bool
+    ) -> None:
+        self._isolation = isolation
+        self._store = store
+        self._memory = ParkedMemory(path, settings, isolation)
+        self._tiers = Worker("gpu-pool-tiers")
+        self._path = path
+        self._settings = settings
+        self._owner = owner
+        #: Taken by whichever thread starts the guard, and never let go of.
+        self._unguarded = threading.Lock()
+        self._tended = 0.0
+        self._guard: WatchdogThread | None = None
+
+    def adapt(self, devices: Iterable[Device]) -> tuple[Device, ...]:
+        """Make devices ready; return them as placement is to see them. Raises ``PoolUnreachable``."""
+        try:
+            return self._isolation.adapt(devices)
+        except TierFailed as failure:
+            raise PoolUnreachable(failure.message, failure.remedy) from failure
+
+    def recover(self, book: LeaseStore) -> None:
+        """Find what an earlier process of the pool has left, when the store is opened."""
+        if self._isolation.acts:
+            self._isolation.recover(held(book))
+        for lease_id in self._memory.recover(lambda each: _state(book, each)):
+            book.release(lease_id, EndReason.BROKEN)
+
+    def state(self, lease: Lease) -> Lease:
+        """Return a lease with the truth about its limits, and whether it is watched over."""
+        lease = self._isolation.state(lease)
+        if self._isolation.in_pods:
+            return replace(lease, terms=replace(lease.terms, guarded=True))
+        if self._owner or (self._settings.watchdog in ("warn", "end") and not lease.simulated):
+            return replace(lease, terms=replace(lease.terms, guarded=True))
+        return lease
+
+    async def hand_out(self, lease: Lease) -> Lease:
+        """Return a lease with the truth about its limits, which are enforced from now on if it is held."""
+        if lease.state is not LeaseState.HELD:
+            return lease
+        if self._isolation.must_open(lease):
+            others = await self._store.do(held)
+            await self._unless_it_fails(lease, lambda: self._isolation.enforce(lease, others))
+        self._watch_over(lease)
+        return self.state(lease)
+
+    async def hand_back(self, lease: Lease) -> Lease:
+        """Hand out a lease that may have been parked: with what it keeps on its devices, if it is held."""
+        lease = await self.hand_out(lease)
+        if lease.state is LeaseState.HELD:
+            await self._unless_lost(lease.id, self._memory.move_back(lease.id))
+        return lease
+
+    async def attach(self, lease: Lease, process: Process) -> None:
+        """Hold a process of the lease, and whatever it starts, to its limits."""
+        if self._isolation.acts:
+            await self._unless_it_fails(lease, lambda: self._isolation.attach(lease, process))
+
+    async def is_movable(self, lease: Lease) -> bool:
+        """Whether it can be tried to move what a lease keeps off its devices."""
+        return await self._memory.is_movable(lease)
+
+    async def park(self, lease: Lease, park: Callable[[], Awaitable[Lease]]) -> Lease:
+        """Move what a lease keeps off its devices, and park it. Raises ``NotAllowed`` where it stays."""
+        await self._unless_lost(lease.id, self._memory.move_out(lease))
+        try:
+            return await park()
+        except BaseException:
+            await self._unless_lost(lease.id, self._memory.move_back(lease.id))
+            raise
+
+    def keeps_state(self, lease: Lease) -> bool:
+        """Whether something was moved off a parked lease's devices, and must go back to the same."""
+        return self._memory.holds(lease.id)
+
+    async def settle(self, leases: Iterable[Lease]) -> None:
+        """Enforce no more what is not among these held leases."""
+        if not self._isolation.acts:
+            return
+        await self._on_tiers(lambda: self._isolation.settle(leases))
+        now = time.monotonic()
+        if now >= self._tended + _TEND_EVERY:
+            self._tended = now
+            await self._tend()
+
+    async def _tend(self) -> None:
+        told = await self._on_tiers(self._isolation.tend)
+        for lease_id, words in told.items():
+            await self._store.do(partial(_tell, lease_id, words))
+
+    async def close(self) -> None:
+        """Enforce nothing that needs this process any more: devices on which no lease lives are as before."""
+        if self._guard is not None:
+            await asyncio.to_thread(self._guard.stop)
+        if self._isolation.acts:
+            with contextlib.suppress(PoolUnreachable):
+                await self._leave(await self._store.do(held))
+        self._tiers.stop()
+        self._memory.stop()
+
+    async def _leave(self, leases: Iterable[Lease]) -> None:
+        def leave() -> None:
+            self._isolation.settle(leases)
+            self._isolation.stop()
+
+        await self._on_tiers(leave)
+
+    async def _unless_it_fails(self, lease: Lease, job: Callable[[], None]) -> None:
+        """Enforce a lease further; end it where that fails, so that nobody holds what is not enforced."""
+        try:
+            await self._on_tiers(job)
+        except (TierFailed, PoolUnreachable) as failure:
+            await self._end(lease.id, EndReason.NOT_ENFORCED)
+            raise PoolUnreachable(failure.message, failure.remedy) from failure
+
+    async def _on_tiers(self, job: Callable[[], T]) -> T:
+        """Run a job in the tiers' thread. Raises ``PoolUnreachable`` where that takes too long."""
+        try:
+            return await self._tiers.run(job, self._settings.enforced_within)
+        except TimeoutError as error:
+            within = self._settings.enforced_within
+            raise PoolUnreachable(
+                f"What enforces slices on this machine did not answer within {within:g} seconds.",
+                "Ask the administrator to look at the log of the service.",
+            ) from error
+
+    def _watch_over(self, lease: Lease) -> None:
+        """Start the guard with the first lease on a real device: no other has anything to measure."""
+        if self._isolation.in_pods:
+            return
+        if not lease.simulated and self._unguarded.acquire(blocking=False):
+            self._guard = self._make_guard()
+            self._guard.start()
+
+    def _make_guard(self) -> WatchdogThread:
+        # Imported here because it costs some 40 ms, which simulated devices need not pay.
+        from gpu_pool.enforcement.watchdog import OwnStore, WatchdogRules, WatchdogThread
+
+        return WatchdogThread(
+            OwnStore(self._path, self._settings),
+            WatchdogRules.of(self._settings, auto="end" if self._owner else "off"),
+            guards=_all if self._owner else _kept_here,
+            state=self._isolation.state,
+            evict=self._evict,
+        )
+
+    def _evict(self, lease: Lease, pids: Sequence[int]) -> None:
+        """Take processes off the lease's devices; called by the guard, in its thread."""
+        if self._isolation.acts:
+            self._tiers.call(lambda: self._isolation.evict(lease, pids), self._settings.enforced_within)
+
+    async def _unless_lost(self, lease_id: str, moving: Awaitable[None]) -> None:
+        """Move what a lease keeps on its devices; end the lease where that is lost."""
+        try:
+            await moving
+        except Lost:
+            raise gone(await self._end(lease_id, EndReason.BROKEN)) from None
+
+    async def _end(self, lease_id: str, reason: EndReason) -> Lease:
+        def end(book: LeaseStore) -> Lease:
+            book.release(lease_id, reason, asked=False)
+            return book.lease(lease_id)
+
+        return await self._store.do(end)
+
+
+def _tell(lease_id: str, words: str, book: LeaseStore) -> None:
+    book.accounts.tell(lease_id, words)
+
+
+def held(book: LeaseStore) -> list[Lease]:
+    """Return the leases that are held now."""
+    return [lease for lease in book.status("").leases if lease.state is LeaseState.HELD]
+
+
+def _state(book: LeaseStore, lease_id: str) -> LeaseState:
+    try:
+        return book.lease(lease_id).state
+    except LeaseGone:
+        return LeaseState.ENDED
+
+
+def _all(_: Lease) -> bool:
+    return True
+
+
+def _kept_here(lease: Lease) -> bool:
+    return lease.holder.process == Process.current()

@@ -1,0 +1,223 @@
+"""Slices by classic MPS (version 2): one control daemon and one server for each device."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, Final
+
+from gpu_pool.enforcement.mps.commands import find
+from gpu_pool.enforcement.mps.compute_mode import refuse_unsuitable
+from gpu_pool.enforcement.mps.daemon import PIPES, MpsDaemon
+from gpu_pool.enforcement.mps.device import MpsDevice
+from gpu_pool.enforcement.mps.probe import MEMORY, ProbeOutcome, attempts, is_roots
+from gpu_pool.enforcement.mps.processes import TOOL
+from gpu_pool.enforcement.mps.sizes import MpsSize, contexts, is_old, size_of
+from gpu_pool.enforcement.privileged import Privileged
+from gpu_pool.enforcement.tiers import Tier, TierFailed, TierStatement
+from gpu_pool_client import WHOLE, Device, Enforcement, Lease, Limit, Slice, Strength
+
+THREADS: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+#: A process that tries to evade a limit gets this much, and asks for twice as much.
+_TRIED: Final = MpsSize(1024, 10)
+
+
+class MpsTier(Tier):
+    """Limits by classic MPS, for each process of a lease apart. One object serves all devices.
+
+    ``runtime`` is a folder of its own on a local disk; it is made if missing.
+    All clients run as the user ``uid`` (the pool's own by default), unless
+    ``multiuser``, for which the pool must be root; then ``uid`` is the user
+    that :meth:`probe` tries. ``one_size`` makes the limits the daemon's own,
+    which a process cannot lift by changing its environment. ``hard`` names the
+    devices that a probe found closed, to all but root. ``privileged`` sets compute modes. No
+    question to a daemon waits longer than ``timeout`` seconds.
+    """
+
+    name: ClassVar[str] = "mps"
+
+    def __init__(
+        self,
+        runtime: Path,
+        *,
+        uid: int | None = None,
+        multiuser: bool = False,
+        one_size: bool = True,
+        hard: Collection[str] = (),
+        privileged: Privileged | None = None,
+        timeout: float = 10.0,
+    ) -> None:
+        self._runtime, self._multiuser, self._one_size = runtime, multiuser, one_size
+        self._uid = os.geteuid() if uid is None else uid
+        self._privileged = Privileged() if privileged is None else privileged
+        self._hard, self._timeout = set(hard), timeout
+        self._desks: dict[str, MpsDevice] = {}
+
+    def adapt(self, device: Device) -> Device:
+        """Return the device with its context slots, and of one size where the limits are the daemon's."""
+        return replace(device, contexts=contexts(device), one_size=self._of_one_size(device))
+
+    def describe(self, lease: Lease) -> TierStatement:
+        """Say how a lease of one slice is enforced; one of several is not, and :meth:`open` refuses it."""
+        if len(lease.slices) != 1:
+            return TierStatement()
+        part = lease.slices[0]
+        pipe = {PIPES: f"{self._control(part.device).pipe}"}
+        if is_old(part.device):
+            nothing = Limit(by="MPS, without limits before Volta")
+            return TierStatement(pipe, Enforcement(nothing, nothing))
+        size = size_of(part)
+        limits = {MEMORY: f"0={size.memory_mib}M", THREADS: f"{size.percent}"} if _is_part(part) else {}
+        return TierStatement({**pipe, **limits}, self._enforcement(lease, size))
+
+    def _enforcement(self, lease: Lease, size: MpsSize) -> Enforcement:
+        closed = self._one_size and lease.slices[0].device.uuid in self._hard
+        strength = Strength.HARD if closed and not is_roots(lease) else Strength.COOPERATIVE
+        return Enforcement(
+            Limit(strength, "MPS, each process"), Limit(strength, f"MPS, a ceiling of {size.percent}%")
+        )
+
+    def prepare(self, device: Device) -> None:
+        """Start the device's daemon, or take over the one that an earlier run of the pool has left."""
+        refuse_unsuitable(device)
+        find(TOOL)
+        if os.geteuid() != 0 and (self._multiuser or self._uid != os.geteuid()):
+            raise TierFailed(
+                "MPS for other users than the pool's own needs a pool that runs as root.",
+                "Run gpu-pool serve as root, or leave MPS to the pool's own user.",
+            )
+        if device.uuid not in self._desks:
+            desk = self._desk(device)
+            desk.prepare()
+            self._desks[device.uuid] = desk
+
+    def open(self, lease: Lease) -> None:
+        """Let the lease's processes in, with its size; it is the size of all who are in."""
+        if len(lease.slices) != 1:
+            raise TierFailed(
+                f"{len(lease.slices)} GPUs were asked for at once; each has an MPS daemon of its own here, "
+                "and a process can use one of them.",
+                "Ask for one GPU, or have the administrator set another c.PoolSettings.tier.",
+            )
+        self._check_user(lease)
+        part = lease.slices[0]
+        self.prepare(part.device)
+        desk = self._desks[part.device.uuid]
+        size = size_of(part)
+        others = {held for lease_id, held in desk.held.items() if lease_id != lease.id}
+        if self._of_one_size(part.device) and others - {size}:
+            raise TierFailed(
+                f"GPU {part.device.index} is divided into slices of {others.pop().memory_mib} MiB now, and "
+                f"MPS gives all of them one size: {size.memory_mib} MiB must wait until the GPU is empty."
+            )
+        desk.held[lease.id] = size
+        try:
+            desk.fit()
+        except TierFailed:
+            del desk.held[lease.id]
+            raise
+
+    def evict(self, lease: Lease, pids: Sequence[int]) -> None:
+        """Have MPS end the work of these processes, so that killing them disturbs no others."""
+        for part in lease.slices:
+            if part.device.uuid in self._desks:
+                self._desks[part.device.uuid].ask.terminate(set(pids))
+
+    def close(self, lease: Lease) -> None:
+        """Forget the lease; a device that nobody holds admits nobody."""
+        for desk in self._desks.values():
+            if desk.held.pop(lease.id, None) is not None and not desk.held:
+                desk.fit()
+
+    def recover(self, leases: Sequence[Lease]) -> None:
+        """Enforce exactly these leases: on daemons that live still, or on new ones; end all others."""
+        parts = [(lease.id, lease.slices[0]) for lease in leases if len(lease.slices) == 1]
+        devices = {part.device.uuid: part.device for _, part in parts}
+        for folder in self._runtime.iterdir() if self._runtime.exists() else ():
+            if folder.name not in {*devices, *self._desks}:
+                self._desk(Device(folder.name, 0, "", 0)).leave()
+        for device in devices.values():
+            self.prepare(device)
+        for uuid, desk in self._desks.items():
+            desk.held = {lease_id: size_of(part) for lease_id, part in parts if part.device.uuid == uuid}
+            desk.fit()
+
+    def stop(self) -> None:
+        """Stop the daemons, and put the compute modes back that were found."""
+        for uuid in list(self._desks):
+            self._desks.pop(uuid).leave()
+
+    def tend(self) -> dict[str, str]:
+        """Look after the daemons, and mend what is broken; return what holders are to read, by lease id.
+
+        A daemon that is gone or hangs is started again. A server that a fault
+        blocks has its clients ended, and is started again if that does not help.
+        """
+        told: dict[str, str] = {}
+        for desk in self._desks.values():
+            try:
+                trouble = desk.mend()
+            except TierFailed as failure:  # the other devices need care, too
+                trouble = f"The GPU's MPS has stopped and could not be started again. {failure}"
+            told |= dict.fromkeys(desk.held, trouble) if trouble else {}
+        return told
+
+    def probe(self, device: Device) -> ProbeOutcome:
+        """Try to use a prepared device that nobody holds past any limit; once refused, its limits are hard.
+
+        Call it before the first lease. Nothing is hard where the daemon runs as
+        the user of its clients.
+        """
+        desk = self._desks[device.uuid]
+        if desk.held or not self._of_one_size(device):
+            return ProbeOutcome.UNKNOWN
+        pipe = {PIPES: f"{desk.control.pipe}"}
+        desk.limit(_TRIED)
+        try:
+            outcome = attempts(device.uuid, self._uid, pipe, 2 * _TRIED.memory_mib)
+        finally:
+            desk.fit()
+        self._hard -= {device.uuid}
+        if outcome is ProbeOutcome.REFUSED:
+            self._hard.add(device.uuid)
+        return outcome
+
+    def _of_one_size(self, device: Device) -> bool:
+        return self._one_size and not is_old(device)
+
+    def _check_user(self, lease: Lease) -> None:
+        try:
+            uid = pwd.getpwnam(lease.holder.user).pw_uid
+        except KeyError:  # a name of JupyterHub's, say, that is no user of this machine
+            return
+        if uid != self._uid and not self._multiuser:
+            raise TierFailed(
+                f"MPS serves one Unix user here (uid {self._uid}), and {lease.holder.user} is another.",
+                "Have the administrator run gpu-pool serve as root, with MPS for several users.",
+            )
+
+    def _desk(self, device: Device) -> MpsDevice:
+        return MpsDevice(
+            device,
+            self._control(device),
+            uid=0 if self._multiuser else self._uid,
+            own_limits=self._of_one_size(device),
+            privileged=self._privileged,
+            timeout=self._timeout,
+        )
+
+    def _control(self, device: Device) -> MpsDaemon:
+        return MpsDaemon(
+            self._runtime / device.uuid,
+            options=("-multiuser-server",) if self._multiuser else (),
+            visible=device.uuid,
+            public=self._multiuser or self._uid != os.geteuid(),
+            timeout=self._timeout,
+        )
+
+
+def _is_part(part: Slice) -> bool:
+    return part.milli < WHOLE or part.memory_mib < part.device.memory_mib

@@ -1,0 +1,252 @@
+"""One namespace of MPS and one control group for each lease.
+
+The namespace limits threads, and the memory of each process apart. The control
+group limits the memory of the processes in it together: those that are attached,
+and what they start. What else uses the namespace, from a terminal, say, is in no
+group.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar, Final
+
+from gpu_pool.enforcement.mps.compute_mode import DeviceClaim, refuse_unsuitable
+from gpu_pool.enforcement.mps.daemon import PIPES, MpsDaemon
+from gpu_pool.enforcement.mps.probe import ProbeOutcome, attempts, is_roots
+from gpu_pool.enforcement.mps.sizes import MpsSize, contexts, size_of
+from gpu_pool.enforcement.mps_namespaces.daemon import NamespaceDaemon
+from gpu_pool.enforcement.privileged import Privileged
+from gpu_pool.enforcement.tiers import Tier, TierFailed, TierStatement
+from gpu_pool_client import Device, Enforcement, Lease, Limit, Process, Strength
+from gpu_pool_client.processes import family
+
+#: The first driver branch with MPS version 3 and memory limits of control groups.
+_BRANCH: Final = 615
+_HARD_LIMIT: Final = re.compile(r"hard limit: *([0-9]+) MiB")
+#: The driver may round a limit up to its pages of 2 MiB.
+_PAGE_MIB: Final = 2
+#: What a process asks for that tries to evade the limits, in MiB.
+_TRIED_MIB: Final = 256
+_DEFAULT: Final = "default"
+#: What the memory's limit rests on. It is the namespace's for whoever comes by it; the
+#: control group counts together only what the pool has put into it.
+_HELD_BY: Final = "MPS, each process, and a control group for what is attached"
+_RESTARTED: Final = "The GPU's MPS had stopped and was started again. Restart the kernel to use the GPU."
+
+
+@dataclass(slots=True)
+class _NamespaceDevice:
+    """One device, with the sizes of the leases held on it by their ids."""
+
+    device: Device
+    claim: DeviceClaim
+    held: dict[str, MpsSize] = field(default_factory=dict)
+
+    @property
+    def server(self) -> str:
+        """The name of its server: short, since it is a part of the path of a socket."""
+        return _server(self.device)
+
+
+class CgroupTier(Tier):
+    """Limits by namespaces of MPS and by control groups. One object serves all devices.
+
+    ``runtime`` is a folder of its own on a local disk; it is made if missing.
+    All clients run as the user ``uid`` (the pool's own by default), unless
+    ``multiuser``, for which the pool must be root; then ``uid`` is the user
+    that :meth:`probe` tries. ``hard`` names the devices that a probe found
+    closed, to all but root. ``privileged`` makes the control groups. No question to the daemon
+    waits longer than ``timeout`` seconds.
+    """
+
+    name: ClassVar[str] = "cgroups"
+
+    def __init__(
+        self,
+        runtime: Path,
+        *,
+        uid: int | None = None,
+        multiuser: bool = False,
+        hard: Collection[str] = (),
+        privileged: Privileged | None = None,
+        timeout: float = 10.0,
+    ) -> None:
+        self._runtime, self._multiuser, self._hard = runtime, multiuser, set(hard)
+        self._uid = os.geteuid() if uid is None else uid
+        self._privileged = Privileged() if privileged is None else privileged
+        control = MpsDaemon(
+            runtime / "daemon",
+            options=("-p", "3", *(("--multiuser",) if multiuser else ())),
+            visible="",
+            public=multiuser or self._uid != os.geteuid(),
+            timeout=timeout,
+        )
+        self._daemon = NamespaceDaemon(control, timeout)
+        self._desks: dict[str, _NamespaceDevice] = {}
+
+    def adapt(self, device: Device) -> Device:
+        """Return the device with its context slots; its slices may have any sizes."""
+        return replace(device, contexts=contexts(device), one_size=False)
+
+    def describe(self, lease: Lease) -> TierStatement:
+        """Say how a lease of one slice is enforced; one of several is not, and :meth:`open` refuses it."""
+        if len(lease.slices) != 1:
+            return TierStatement()
+        part = lease.slices[0]
+        pipe = self._daemon.control.pipe / _server(part.device) / _namespace(lease.id)
+        closed = part.device.uuid in self._hard and not is_roots(lease)
+        strength = Strength.HARD if closed else Strength.COOPERATIVE
+        ceiling = f"MPS, a ceiling of {size_of(part).percent}%"
+        limits = Enforcement(Limit(strength, _HELD_BY), Limit(strength, ceiling))
+        return TierStatement({PIPES: f"{pipe}"}, limits)
+
+    def prepare(self, device: Device) -> None:
+        """Start the daemon and the device's server, or take over those of an earlier run of the pool."""
+        refuse_unsuitable(device)
+        _refuse_old(device)
+        if not self._privileged.available():
+            raise TierFailed(
+                "Memory limits of control groups need root.",
+                "Install gpu-pool-privileged, as the documentation for administrators says.",
+            )
+        if device.uuid in self._desks:
+            return
+        claim = DeviceClaim(device, self._runtime / device.uuid, self._daemon.control.pipe, self._privileged)
+        desk = _NamespaceDevice(device, claim)
+        if not self._daemon.works() or desk.server not in self._daemon.servers():
+            try:
+                self._start(desk)
+            except TierFailed:
+                self._leave(desk)
+                raise
+        self._desks[device.uuid] = desk
+
+    def open(self, lease: Lease) -> None:
+        """Make the lease's control group and namespace, with their limits, before any process is in them."""
+        if len(lease.slices) != 1:
+            raise TierFailed(
+                f"{len(lease.slices)} GPUs were asked for at once; each has an MPS server of its own here, "
+                "and a process can use one of them.",
+                "Ask for one GPU, or have the administrator set another c.PoolSettings.tier.",
+            )
+        part = lease.slices[0]
+        self.prepare(part.device)
+        desk, size = self._desks[part.device.uuid], size_of(part)
+        self._privileged.call("cgroup-make", lease.id)
+        self._limit_group(lease.id, part.device, size.memory_mib)
+        self._daemon.make_namespace(desk.server, _namespace(lease.id), size)
+        desk.held[lease.id] = size
+
+    def attach(self, lease: Lease, process: Process) -> None:
+        """Put a process and what it has started into the control group, where what it starts later is too."""
+        if not process.is_alive():
+            return
+        # Its own first: what it starts from then on is in the group too.
+        for pid in sorted(family(process.pid), key=lambda pid: pid != process.pid):
+            self._privileged.call("cgroup-join", lease.id, f"{pid}")
+
+    def evict(self, lease: Lease, pids: Sequence[int]) -> None:
+        """Have MPS end the work of these processes, so that killing them disturbs no others."""
+        for part in lease.slices:
+            if part.device.uuid in self._desks:
+                self._daemon.terminate(_server(part.device), set(pids))
+
+    def close(self, lease: Lease) -> None:
+        """Remove the namespace and the control group of a lease."""
+        for desk in self._desks.values():
+            if desk.held.pop(lease.id, None) is not None:
+                self._daemon.delete_namespace(desk.server, _namespace(lease.id))
+                self._remove_group(lease.id)
+
+    def recover(self, leases: Sequence[Lease]) -> None:
+        """Enforce exactly these leases, and remove the namespaces and control groups of all others."""
+        held = {lease.id for lease in leases}
+        for desk in self._desks.values():
+            for name in self._daemon.namespaces(desk.server) - {_DEFAULT, *map(_namespace, held)}:
+                self._daemon.delete_namespace(desk.server, name)
+        groups = self._privileged.system.folder
+        for group in sorted(groups.iterdir()) if groups.exists() else ():
+            if group.is_dir() and group.name not in held:
+                self._remove_group(group.name)
+        for lease in leases:
+            if len(lease.slices) == 1:
+                self.open(lease)
+
+    def stop(self) -> None:
+        """Stop the daemon with all its servers, and leave the devices as they were found."""
+        self._daemon.quit()
+        for uuid in list(self._desks):
+            self._desks.pop(uuid).claim.give_back()
+
+    def tend(self) -> dict[str, str]:
+        """Start a daemon again that is gone or hangs; return what holders are to read, by lease id."""
+        if not self._desks or self._daemon.works():
+            return {}
+        self._daemon.control.kill()
+        for desk in self._desks.values():
+            self._start(desk)
+            for lease_id, size in desk.held.items():
+                self._daemon.make_namespace(desk.server, _namespace(lease_id), size)
+        return {lease_id: _RESTARTED for desk in self._desks.values() for lease_id in desk.held}
+
+    def probe(self, device: Device) -> ProbeOutcome:
+        """Try to use a prepared device without a lease; once that is refused, its limits are hard.
+
+        Nothing is hard where the daemon runs as the user of its clients.
+        """
+        client = {PIPES: f"{self._daemon.control.pipe / _server(device)}"}
+        outcome = attempts(device.uuid, self._uid, client, _TRIED_MIB)
+        self._hard -= {device.uuid}
+        if outcome is ProbeOutcome.REFUSED:
+            self._hard.add(device.uuid)
+        return outcome
+
+    def _start(self, desk: _NamespaceDevice) -> None:
+        desk.claim.take()
+        if not self._daemon.works():
+            self._daemon.control.start()
+        uid = 0 if self._multiuser else self._uid
+        self._daemon.start_server(desk.server, uid, desk.device.uuid)
+
+    def _leave(self, desk: _NamespaceDevice) -> None:
+        if not self._desks:
+            self._daemon.quit()
+        desk.claim.give_back()
+
+    def _limit_group(self, lease_id: str, device: Device, mib: int) -> None:
+        said = str(self._privileged.call("cgroup-limit", lease_id, device.uuid, f"{mib}").get("said"))
+        limit = _HARD_LIMIT.search(said)
+        if limit is None or not mib <= int(limit[1]) <= mib + _PAGE_MIB:
+            shown = " ".join(said.split())[:300]
+            raise TierFailed(f"Lease {lease_id}'s control group was limited to {mib} MiB, and says: {shown}.")
+
+    def _remove_group(self, lease_id: str) -> None:
+        try:
+            self._privileged.call("cgroup-remove", lease_id)
+        except TierFailed:
+            # The process of a parked lease lives on in it, and may not use any device meanwhile.
+            for desk in self._desks.values():
+                self._limit_group(lease_id, desk.device, 0)
+
+
+def _server(device: Device) -> str:
+    return f"gpu_{device.index}"
+
+
+def _namespace(lease_id: str) -> str:
+    # As other names of MPS: letters, digits and underscores.
+    return f"lease_{lease_id.replace('-', '_')}"
+
+
+def _refuse_old(device: Device) -> None:
+    branch = re.match(r"[0-9]+", device.driver)
+    if branch is None or int(branch[0]) < _BRANCH:
+        raise TierFailed(
+            f"The driver of {device.label}, {device.driver or 'unknown'}, has no limits for control groups.",
+            f"They need driver R{_BRANCH} or newer, which is made for Turing cards and newer.",
+        )

@@ -1,0 +1,19 @@
+"""Looks at what runs on the devices: measures every lease, and warns and ends those that use too much.
+
+``judging`` decides and is pure; ``attribution`` says whose a process is;
+``guard`` is the thread in which all of it happens.
+"""
+
+from gpu_pool.enforcement.watchdog.escalation import Tolerance
+from gpu_pool.enforcement.watchdog.thread import OwnStore, WatchdogRules, WatchdogStore, WatchdogThread
+from gpu_pool.enforcement.watchdog.unmanaged import UnmanagedProcess, find_unmanaged
+
+__all__ = [
+    "OwnStore",
+    "Tolerance",
+    "UnmanagedProcess",
+    "WatchdogRules",
+    "WatchdogStore",
+    "WatchdogThread",
+    "find_unmanaged",
+]

@@ -1,0 +1,166 @@
+"""Whose processes those on the devices are: a lease's, or nobody's.
+
+A process belongs to the lease whose attached process it descends from. One
+that has lost its parents is remembered from before, or recognised by the lease
+in its environment. Of what keeps a lease with nothing attached to it, only the
+process itself does: it may be a server that has started a lot besides.
+
+What runs as another user than the attached process is nobody's, wherever it
+descends from: with sudo it is root's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final, NamedTuple
+
+from gpu_pool.devices.process_use import ProcessUse
+from gpu_pool.enforcement.watchdog.processes import first_owner, lease_in_environment, own_namespace
+from gpu_pool_client import Lease, Process
+from gpu_pool_client.processes import lineage, owner_of
+
+#: Looks after which it is asked again whether a pid still means the same process, at the earliest.
+_RECHECK: Final = 30
+
+
+class OwnedUse(NamedTuple):
+    """A process on a device, and what it uses there."""
+
+    process: Process
+    use: ProcessUse
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Who uses what, by device uuid."""
+
+    #: By lease id, then device uuid; only what is on a device that the lease holds.
+    leases: Mapping[str, Mapping[str, Sequence[OwnedUse]]] = field(default_factory=dict)
+    #: What is on a device and belongs to no lease there.
+    strangers: Mapping[str, Sequence[OwnedUse]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Holders:
+    """The leases of one device."""
+
+    by_id: dict[str, Lease] = field(default_factory=dict)
+    by_process: dict[Process, list[str]] = field(default_factory=dict)
+    #: By their keepers, those to which nothing is attached.
+    by_keeper: dict[Process, str] = field(default_factory=dict)
+    #: Whether all their processes can be seen from here, and not only from within a container.
+    seen: bool = True
+
+    def add(self, lease: Lease) -> None:
+        self.by_id[lease.id] = lease
+        if lease.process is not None:
+            self.by_process.setdefault(lease.process, []).append(lease.id)
+            self.seen &= lease.process.namespace == own_namespace()
+            first_owner(lease.process)
+        elif lease.holder.process is not None:
+            self.by_keeper.setdefault(lease.holder.process, lease.id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was found out about a pid on a device."""
+
+    process: Process
+    #: The lease it belongs to, empty for none.
+    lease: str
+    recheck_at: int
+
+
+class Attributor:
+    """Attributes processes to leases, look after look.
+
+    Reading ``/proc`` is what a look costs most, so what is known of a pid is
+    read again only when the leases change, and now and then. Whoever is about
+    to do something to a process makes sure of it first.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], _Known] = {}
+        self._look = 0
+        self._leases: Sequence[Lease] = ()
+        self._holders: dict[str, _Holders] = {}
+
+    def attribute(self, uses: Mapping[str, Iterable[ProcessUse]], leases: Sequence[Lease]) -> Attribution:
+        """Say to which lease each process on each device belongs.
+
+        One that has ended, or that the system hides from us, is left out.
+        """
+        self._look += 1
+        changed = leases is not self._leases
+        if changed:
+            self._leases, self._holders = leases, _holders(leases)
+        known: dict[tuple[str, int], _Known] = {}
+        mine: dict[str, dict[str, list[OwnedUse]]] = {}
+        strangers: dict[str, list[OwnedUse]] = {}
+        for uuid, on_device in uses.items():
+            there = self._holders.get(uuid) or _Holders()
+            for use in on_device:
+                found = self._find((uuid, use.pid), there, changed)
+                if found is None:
+                    continue
+                known[uuid, use.pid] = found
+                # A keeper's own is not remembered: it is not the lease's once something is attached.
+                lease = found.lease or there.by_keeper.get(found.process)
+                if lease:
+                    mine.setdefault(lease, {}).setdefault(uuid, []).append(OwnedUse(found.process, use))
+                elif there.seen:
+                    strangers.setdefault(uuid, []).append(OwnedUse(found.process, use))
+        self._known = known
+        return Attribution(mine, strangers)
+
+    def _find(self, key: tuple[str, int], there: _Holders, changed: bool) -> _Known | None:
+        before = self._known.get(key)
+        # What belongs to nobody may belong to somebody since.
+        settled = before is not None and (before.lease in there.by_id or not (before.lease or changed))
+        if before is not None and settled and self._look < before.recheck_at:
+            return before
+        ancestors = lineage(key[1])
+        process = next(ancestors, None)
+        if process is None:
+            return None
+        lease = _lease_of(process, ancestors, there)
+        if not lease and before is not None and before.process == process and before.lease in there.by_id:
+            lease = before.lease  # those it descended from have ended
+        # Spread over the looks, so that none is slow.
+        return _Known(process, lease, self._look + _RECHECK + key[1] % _RECHECK)
+
+
+def _holders(leases: Iterable[Lease]) -> dict[str, _Holders]:
+    found: dict[str, _Holders] = {}
+    for lease in leases:
+        for part in lease.slices:
+            found.setdefault(part.device.uuid, _Holders()).add(lease)
+    return found
+
+
+def _lease_of(process: Process, ancestors: Iterable[Process], there: _Holders) -> str:
+    """Return the lease that it, or its nearest ancestor with one here, holds, or that of its environment."""
+    for each in chain([process], ancestors):
+        held = there.by_process.get(each)
+        if held:
+            if not _same_user(process, there.by_id[held[0]]):
+                return ""
+            marked = lease_in_environment(process.pid) if len(held) > 1 else ""
+            return marked if marked in held else held[0]
+    marked = lease_in_environment(process.pid)
+    return marked if marked in there.by_id and _same_user(process, there.by_id[marked]) else ""
+
+
+def _same_user(process: Process, lease: Lease) -> bool:
+    root = root_of(lease)
+    if root is None or not root.is_alive():
+        return False
+    owner = first_owner(root)
+    return owner is not None and owner_of(process.pid) == owner
+
+
+def root_of(lease: Lease) -> Process | None:
+    """Return the process that a lease is attached to, or while there is none, the one that keeps it."""
+    return lease.process or lease.holder.process

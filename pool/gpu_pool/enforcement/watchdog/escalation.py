@@ -1,0 +1,86 @@
+"""When a lease uses too much memory, and what is done about it. Pure: values in, values out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class WatchdogStep(Enum):
+    """What is to be done about a lease at one look."""
+
+    NOTHING = "nothing"
+    NOTICE = "notice"
+    """Tell its user that it uses too much, and what will happen."""
+    INTERRUPT = "interrupt"
+    """Interrupt its attached process, as Ctrl-C does."""
+    END = "end"
+    """End its processes, and the lease."""
+    CLEAR = "clear"
+    """Take the notice back: it uses no more than it was granted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How much too much is too much, and for how long. Times are in seconds."""
+
+    #: Whether anything beyond a notice is done.
+    ends: bool = True
+    #: What is forgiven of the memory granted: this share of it, or this much, whichever is more.
+    share: float = 0.05
+    mib: int = 64
+    #: How long a lease uses too much before its user is told.
+    notice_after: float = 10.0
+    #: How long after the notice its process is interrupted; None for never.
+    interrupt_after: float | None = 30.0
+    #: How long after that (without it, after the notice) its processes are ended; None for never.
+    end_after: float | None = 60.0
+
+    def allows(self, used_mib: int, granted_mib: int) -> bool:
+        """Whether so much may be used of so much."""
+        return used_mib <= granted_mib + max(self.mib, self.share * granted_mib)
+
+
+@dataclass(frozen=True, slots=True)
+class ExcessHistory:
+    """How far it has come with a lease that uses too much. Times are of the judge's clock."""
+
+    over_since: float
+    noticed_at: float | None = None
+    interrupted_at: float | None = None
+    ending: bool = False
+
+    def next_step(self, patience: Tolerance) -> tuple[WatchdogStep, float] | None:
+        """Return what is done next, and when, if it stays so; None if nothing."""
+        if self.noticed_at is None:
+            return WatchdogStep.NOTICE, self.over_since + patience.notice_after
+        if not patience.ends or self.ending:
+            return None
+        if self.interrupted_at is None and patience.interrupt_after is not None:
+            return WatchdogStep.INTERRUPT, self.noticed_at + patience.interrupt_after
+        if patience.end_after is None:
+            return None
+        warned_at = self.noticed_at if self.interrupted_at is None else self.interrupted_at
+        return WatchdogStep.END, warned_at + patience.end_after
+
+
+def evaluate(
+    standing: ExcessHistory | None, is_over: bool, now: float, patience: Tolerance
+) -> tuple[ExcessHistory | None, WatchdogStep]:
+    """Return where a lease stands now, and the one step to take.
+
+    Going back under the budget forgives everything. Steps come one by one, so
+    that each is preceded by all its warnings, however long nobody looked.
+    """
+    if not is_over:
+        told = standing is not None and standing.noticed_at is not None
+        return None, WatchdogStep.CLEAR if told else WatchdogStep.NOTHING
+    standing = standing or ExcessHistory(over_since=now)
+    step, at = standing.next_step(patience) or (WatchdogStep.NOTHING, now)
+    if step is WatchdogStep.NOTHING or now < at:
+        return standing, WatchdogStep.NOTHING
+    if step is WatchdogStep.NOTICE:
+        return replace(standing, noticed_at=now), step
+    if step is WatchdogStep.INTERRUPT:
+        return replace(standing, interrupted_at=now), step
+    return replace(standing, ending=True), step

@@ -1,0 +1,219 @@
+"""The thread that looks at the devices once a second: it measures, warns and reports."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gpu_pool.audit import audit_log
+from gpu_pool.courses.admission import CourseAdmission
+from gpu_pool.devices.process_use import ProcessSampler
+from gpu_pool.enforcement.watchdog.attribution import Attributor
+from gpu_pool.enforcement.watchdog.escalation import Tolerance
+from gpu_pool.enforcement.watchdog.measuring import UsageMeter
+from gpu_pool.enforcement.watchdog.unmanaged import UnmanagedProcess, UnmanagedProcesses
+from gpu_pool.enforcement.watchdog.watchdog import Evict, Watchdog, WatchdogActions
+from gpu_pool.settings import PoolSettings
+from gpu_pool.store.database import Database
+from gpu_pool.store.leases import LeaseStore
+from gpu_pool.store.measured_use import Measured
+from gpu_pool_client import Device, EndReason, Lease
+
+_log = logging.getLogger("gpu_pool.watchdog")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchdogRules:
+    """What a guard does."""
+
+    #: None: leases are measured and nothing else.
+    patience: Tolerance | None = None
+    end_strangers: bool = False
+    #: Seconds between two looks.
+    look_every: float = 1.0
+    #: The path of the audit log; empty for none.
+    audit_log: str = ""
+
+    @classmethod
+    def of(cls, settings: PoolSettings, auto: str) -> WatchdogRules:
+        """Read them from the settings; ``auto`` (off, warn or end) is what the watchdog's auto means here."""
+        mode = auto if settings.watchdog == "auto" else settings.watchdog
+        patience = Tolerance(
+            ends=mode == "end",
+            share=settings.watchdog_share,
+            mib=settings.watchdog_mib,
+            notice_after=settings.watchdog_after,
+            interrupt_after=settings.interrupt_after or None,
+            end_after=settings.end_after or None,
+        )
+        watched = None if mode == "off" else patience
+        return cls(watched, settings.end_strangers, settings.look_every, settings.audit_log)
+
+
+class WatchdogStore(WatchdogActions, Protocol):
+    """What a guard needs of a pool's store; its methods may raise ``PoolUnreachable``."""
+
+    def held(self) -> Sequence[Lease]:
+        """Return the held leases: the very same sequence while nothing about them has changed."""
+
+    def devices(self) -> Sequence[Device]:
+        """Return the devices of the pool."""
+
+    def add(self, news: Mapping[str, Measured]) -> None:
+        """Add what was measured to these leases, by id."""
+
+    def close(self) -> None:
+        """Let go of the store."""
+
+
+class WatchdogThread:
+    """Guards the leases of a pool, in a thread of its own.
+
+    ``guards`` says which leases are this guard's to measure and to judge; of
+    the others it only needs to know that they are there. ``state`` completes a
+    lease with the truth about its limits (``Isolation.state``), as ``evict`` is
+    given it; it is judged whatever these are.
+    """
+
+    def __init__(
+        self,
+        store: WatchdogStore,
+        rules: WatchdogRules,
+        *,
+        guards: Callable[[Lease], bool] = lambda _: True,
+        state: Callable[[Lease], Lease] = lambda lease: lease,
+        evict: Evict = lambda _lease, _pids: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._rules = rules
+        self._guards = guards
+        self._state = state
+        self._clock = clock
+        self._sampler = ProcessSampler(clock=clock)
+        self._attributor = Attributor()
+        self._meter = UsageMeter()
+        self._watchdog = Watchdog(rules.patience, store, evict) if rules.patience else None
+        self._strangers = UnmanagedProcesses(end=rules.end_strangers, tell=self._tell_of_end)
+        self._looked_at: float | None = None
+        self._leases: Sequence[Lease] = ()
+        self._mine: Sequence[Lease] = ()
+        self._complaint = ""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpu-pool-guard", daemon=True)
+        #: The processes that use a device of the pool and hold no lease there.
+        self.strangers: tuple[UnmanagedProcess, ...] = ()
+        #: What keeps it from seeing everything, in words.
+        self.problems: tuple[str, ...] = ()
+
+    def start(self) -> None:
+        """Begin to look. A guard is started once."""
+        self._thread.start()
+
+    def stop(self, within: float = 5.0) -> None:
+        """Look no more; what was measured is written down. Waits no longer than ``within`` seconds."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(within)
+
+    def look(self) -> None:
+        """Look once: measure, judge, report. Raises ``PoolUnreachable`` where the store cannot be used."""
+        now = self._clock()
+        leases, devices = self._store.held(), self._store.devices()
+        if leases is not self._leases:
+            self._leases = leases
+            self._mine = [self._state(lease) for lease in leases if self._guards(lease)]
+        sample = self._sampler.sample(devices)
+        self.problems = sample.problems
+        found = self._attributor.attribute(sample.uses, leases)
+        seconds = self._rules.look_every if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        self._meter.measure(self._mine, sample.uses, found, seconds)
+        self.strangers = self._strangers.look(found, devices, now)
+        if self._watchdog is not None:
+            self._watchdog.watch(self._mine, found.leases, now)
+        self._write(self._meter.news(leases, now), now)
+
+    def _tell_of_end(self, stranger: UnmanagedProcess) -> None:
+        log = audit_log(self._rules.audit_log)
+        if log is not None:
+            what = {"user": stranger.user, "device": stranger.device.uuid, "words": str(stranger)}
+            log.write("stranger-ended", {**what, "process": stranger.process.pid}, None)
+
+    def _write(self, news: Mapping[str, Measured], now: float) -> None:
+        if news:
+            self._store.add(news)
+            self._meter.written(now)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._rules.look_every):
+            try:
+                self.look()
+                self._complain(*self.problems)
+            # A guard that has died guards nothing: whatever is wrong, it is said, and the next look tried.
+            except Exception as error:  # noqa: BLE001, PERF203
+                self._complain(f"{type(error).__name__}: {error}")
+        with contextlib.suppress(Exception):  # said already, by the look before
+            self._write(self._meter.all(), self._clock())
+        self._sampler.close()
+        self._store.close()
+
+    def _complain(self, *problems: str) -> None:
+        """Log what is wrong, once until it changes."""
+        complaint = " ".join(problems)
+        if complaint and complaint != self._complaint:
+            _log.warning("%s", complaint)
+        self._complaint = complaint
+
+
+class OwnStore:
+    """A connection of its own to the store at ``path``, opened when it is first needed.
+
+    So a guard and whoever else in the process decides about leases never wait
+    for each other's thread, only for each other's transactions.
+    """
+
+    def __init__(self, path: Path, settings: PoolSettings) -> None:
+        self._path = path
+        self._settings = settings
+        self._gate = CourseAdmission(settings)
+        self._opened: tuple[Database, LeaseStore] | None = None
+
+    def held(self) -> Sequence[Lease]:
+        """See ``MeasuredUseTable.held``."""
+        return self._book().accounts.held()
+
+    def devices(self) -> Sequence[Device]:
+        """See ``MeasuredUseTable.devices``."""
+        return self._book().accounts.devices()
+
+    def add(self, news: Mapping[str, Measured]) -> None:
+        """See ``MeasuredUseTable.add``."""
+        self._book().accounts.add(news)
+
+    def tell(self, lease_id: str, notice: str, ending: EndReason | None = None) -> None:
+        """See ``MeasuredUseTable.tell``."""
+        self._book().accounts.tell(lease_id, notice, ending)
+
+    def end(self, lease_id: str, reason: EndReason) -> None:
+        """See ``LeaseStore.release``."""
+        self._book().release(lease_id, reason)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._opened is not None:
+            self._opened[0].close()
+            self._opened = None
+
+    def _book(self) -> LeaseStore:
+        if self._opened is None:
+            database = Database(self._path)
+            self._opened = database, LeaseStore(database, self._settings)
+        # Whoever ends a lease serves the line, whose order the course files know.
+        return self._gate.keep_up(self._opened[1])

@@ -1,0 +1,178 @@
+"""Warns, interrupts and ends what uses more memory than was granted to it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from gpu_pool.enforcement.tiers import TierFailed
+from gpu_pool.enforcement.watchdog import messages
+from gpu_pool.enforcement.watchdog.attribution import OwnedUse, root_of
+from gpu_pool.enforcement.watchdog.escalation import ExcessHistory, Tolerance, WatchdogStep, evaluate
+from gpu_pool.enforcement.watchdog.measuring import least_mib
+from gpu_pool.enforcement.watchdog.messages import Excess
+from gpu_pool.enforcement.watchdog.processes import first_owner, own_namespace
+from gpu_pool.enforcement.watchdog.signals import ProcessEnding, descendants, may_signal, runs_as, send
+from gpu_pool_client import EndReason, Lease, Process, Slice
+
+_log = logging.getLogger("gpu_pool.watchdog")
+
+#: Takes processes off a lease's devices safely, before they are ended: see ``Tier.evict``.
+Evict = Callable[[Lease, Sequence[int]], object]
+_Used = Mapping[str, Sequence[OwnedUse]]
+
+
+class WatchdogActions(Protocol):
+    """What a watchdog does to leases."""
+
+    def tell(self, lease_id: str, notice: str, ending: EndReason | None = None) -> None:
+        """Tell the lease's user something; see ``MeasuredUseTable.tell``."""
+
+    def end(self, lease_id: str, reason: EndReason) -> None:
+        """End the lease, if it has not ended yet."""
+
+
+class Watchdog:
+    """Judges leases, look after look, and does what the judgement says.
+
+    Nothing is done about what is not known: processes that cannot be seen,
+    memory that the driver does not tell. Nothing is done to processes of
+    another user than that of the lease's process.
+
+    A lease with nothing attached is judged by its keeper (see ``attribution``),
+    which is not interrupted, since nothing of the lease's need run in it. What
+    uses too much itself is ended, and nothing that descends from it.
+    """
+
+    def __init__(
+        self,
+        patience: Tolerance,
+        decisions: WatchdogActions,
+        evict: Evict,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._patience = patience
+        self._decisions = decisions
+        self._evict = evict
+        self._wall = wall
+        self._standings: dict[str, ExcessHistory] = {}
+        self._endings: dict[str, ProcessEnding] = {}
+        #: Leases whose processes are not ours to signal; each is logged once.
+        self._foreign: set[str] = set()
+
+    def watch(self, leases: Sequence[Lease], used: Mapping[str, _Used], now: float) -> None:
+        """Judge all these leases by what they use now."""
+        held = {lease.id for lease in leases}
+        self._standings = {name: each for name, each in self._standings.items() if name in held}
+        self._foreign &= held
+        for lease in leases:
+            here = used.get(lease.id)
+            if (
+                here or messages.is_ours(lease.notice) or lease.id in self._standings
+            ) and lease.id not in self._endings:
+                self._judge(lease, leases, here or {}, now)
+        for name, ending in list(self._endings.items()):
+            left = (each.process for owned in used.get(name, {}).values() for each in owned)
+            if ending.go_on(now, left):
+                self._decisions.end(name, EndReason.OVER_MEMORY)
+                del self._endings[name]
+
+    def _judge(self, lease: Lease, leases: Sequence[Lease], used: _Used, now: float) -> None:
+        excess = self._excess(lease, leases, used)
+        before = self._standings.get(lease.id)
+        if (
+            excess is None and before is None and not messages.is_ours(lease.notice)
+        ) or not _is_ours_to_judge(lease):
+            return
+        patience = self._patience_with(lease)
+        standing, step = evaluate(before, excess is not None, now, patience)
+        if excess is None or standing is None:
+            self._standings.pop(lease.id, None)
+            # Whoever warned it may have been an earlier run of the pool.
+            if step is WatchdogStep.CLEAR or messages.is_ours(lease.notice):
+                self._decisions.tell(lease.id, "")
+            return
+        self._standings[lease.id] = standing
+        if step in (WatchdogStep.NOTICE, WatchdogStep.INTERRUPT):
+            if step is WatchdogStep.INTERRUPT and lease.process is not None:
+                send(lease.process, signal.SIGINT, first_owner(lease.process))
+            text = messages.notice(excess, standing, patience, now, self._wall())
+            self._decisions.tell(lease.id, text)
+            _log.info("lease %s: %s: %s", lease.id, step.value, excess)
+        elif step is WatchdogStep.END:
+            self._end(lease, excess, used, now)
+
+    def _end(self, lease: Lease, excess: Excess, used: _Used, now: float) -> None:
+        root = root_of(lease)
+        assert root is not None
+        self._decisions.tell(lease.id, messages.ended(excess), EndReason.OVER_MEMORY)
+        owner = first_owner(root)
+        here = {each.process for owned in used.values() for each in owned if runs_as(each.process, owner)}
+        tree = descendants(root) if lease.process is not None else ()
+        processes = {*tree, *here}
+        _log.warning("lease %s: %s: its %d processes are ended", lease.id, excess, len(processes))
+        try:
+            self._evict(lease, sorted(each.pid for each in here))
+        except TierFailed as failure:
+            _log.warning("lease %s: %s", lease.id, failure)
+        self._endings[lease.id] = ending = ProcessEnding(now, owner)
+        ending.begin(processes)
+
+    def _excess(self, lease: Lease, leases: Sequence[Lease], used: _Used) -> Excess | None:
+        """Return by how much it is over, where it is worst; None if it is not, or that is not certain."""
+        found: Excess | None = None
+        for part in lease.slices:
+            owned = used.get(part.device.uuid, ())
+            mib = least_mib(owned)
+            if self._patience.allows(mib, part.memory_mib):
+                continue
+            granted = _granted(root_of(lease), part, leases)
+            if self._patience.allows(mib, granted) or not all(each.process.is_alive() for each in owned):
+                continue
+            if found is None or mib - granted > found.used_mib - found.granted_mib:
+                found = Excess(part.device, mib, granted)
+        return found
+
+    def _patience_with(self, lease: Lease) -> Tolerance:
+        root = root_of(lease)
+        if not self._patience.ends or root is None:
+            return self._patience
+        if lease.process is None and root == Process.current():  # the pool lives in it
+            return replace(self._patience, ends=False)
+        if may_signal(root):
+            return self._patience if lease.process else replace(self._patience, interrupt_after=None)
+        if lease.id not in self._foreign:
+            self._foreign.add(lease.id)
+            _log.warning(
+                "lease %s uses more memory than granted; process %d is another user's and cannot be "
+                "interrupted or ended from here. Run the pool as root, or as that user.",
+                lease.id,
+                root.pid,
+            )
+        return replace(self._patience, ends=False)
+
+
+def _is_ours_to_judge(lease: Lease) -> bool:
+    """Whether its processes can be seen from here.
+
+    A hard limit spares no lease. Those of MPS and its namespaces hold each process
+    apart, so that two of one lease may use twice its memory; and a lease that
+    something holds as a whole is never over.
+    """
+    root = root_of(lease)
+    return root is not None and root.namespace == own_namespace()
+
+
+def _granted(process: Process | None, part: Slice, leases: Sequence[Lease]) -> int:
+    """Return what a process was granted of a device: a shell may hold several slices of it."""
+    return sum(
+        each.memory_mib
+        for lease in leases
+        if root_of(lease) == process
+        for each in lease.slices
+        if each.device.uuid == part.device.uuid
+    )

@@ -1,8 +1,0 @@
-"""The small part that needs root: ``program`` runs as root, ``client`` is how the pool calls it.
-
-``program`` imports nothing of ours, so that it can be read and installed alone.
-"""
-
-from gpu_pool.isolation.privileged.client import PROGRAM, Privileged
-
-__all__ = ["PROGRAM", "Privileged"]

@@ -1,0 +1,1 @@
+"""Who is granted what: pure functions of values, without I/O, clock or randomness."""

@@ -1,0 +1,284 @@
+"""What somebody who waits can be told: why, and for about how long. Pure functions.
+
+No other user's name is told, nor what they do.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from typing import Final, TypeAlias
+
+from gpu_pool.policy import placement
+from gpu_pool.policy.placement import give_back
+from gpu_pool.policy.queue import Holding, Situation, Waiter, decide
+from gpu_pool.policy.queue_state import Rules
+from gpu_pool_client import DeviceStatus, format_memory, format_share
+from gpu_pool_client.drained import ask_about, say_drained
+
+#: Fewer known stays than this tell nothing.
+FEWEST: Final = 5
+#: The futures that are played through, each with other stays; evenly spread, not at random.
+_FUTURES: Final = 8
+#: The shortest and the longest wait in these futures, times this much, and seconds more. Who
+#: comes meanwhile is not foreseen; so widened, the range held four of five waits in the workloads.
+_SOONER, _LATER, _LATER_STILL = 0.5, 3.0, 120.0
+#: Ends of leases that one future is followed for.
+_MOST_EVENTS: Final = 400
+#: The fractional parts of its multiples are spread evenly, and differ from neighbour to neighbour.
+_SPREAD: Final = 0.6180339887498949
+#: What parts of leases differ by that are equal but for the rounding of floats.
+_ROUNDING: Final = 1e-9
+#: A course and a size, a course, or all leases.
+_Kind: TypeAlias = tuple[str, int] | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingTime:
+    """How long a lease was held that has ended."""
+
+    course: str
+    milli: int
+    seconds: float
+
+
+def explain(number: int, now: Situation, drained: Sequence[DeviceStatus] = ()) -> str:
+    """Say in a few sentences why this waiter waits: what it needs, what is free, what is kept for whom.
+
+    ``drained`` are the devices on which nothing new is granted, which the situation leaves out.
+    """
+    waiter = now.waiter(number)
+    kept = {uuid for other in now.line if other is not waiter for uuid in other.reserved}
+    sentences = [_needed(waiter, [*now.statuses, *drained]), _free(waiter, now.statuses, kept)]
+    closed = [status for status in drained if _could_be_on(waiter, status)]
+    if closed:
+        sentences.append(say_drained(closed))
+        if not any(_could_be_on(waiter, status) for status in now.statuses):
+            sentences.append(ask_about(closed))
+    if waiter.reserved:
+        sentences.append(_emptied(waiter, now.holdings, now.now))
+    elif kept:
+        sentences.append(_kept(waiter, [s for s in now.statuses if s.device.uuid in kept], now.rules))
+    return " ".join(filter(None, sentences))
+
+
+def expected_wait(number: int, now: Situation, stays: Sequence[HoldingTime]) -> tuple[float, float] | None:
+    """Return (likely soonest, likely latest) in seconds from now for one waiter, None if nothing is known."""
+    return _expected(now, stays, [number]).get(number)
+
+
+def expected_waits(now: Situation, stays: Sequence[HoldingTime]) -> dict[int, tuple[float, float]]:
+    """Return (likely soonest, likely latest) in seconds from now, by waiter's number, where known.
+
+    ``stays`` are of leases that have ended, the most recent first. What is
+    held is supposed to last as long as those of these that lasted as long as it
+    has by now, of the same course and size where there are enough; then the line is
+    run forward with ``decide``. Nobody new is supposed to come. Whoever would have to
+    wait for a lease that has outlasted all that are known is told nothing.
+    """
+    return _expected(now, stays, [waiter.number for waiter in now.line])
+
+
+def _expected(
+    now: Situation, stays: Sequence[HoldingTime], numbers: Sequence[int]
+) -> dict[int, tuple[float, float]]:
+    """Return the waits of these, following each future until all of them have been granted something."""
+    if len(stays) < FEWEST:
+        return {}
+    known = _HoldingTimes(stays, now.holdings, now.now)
+    waits: dict[int, list[float]] = {number: [] for number in numbers}
+    for future in range(_FUTURES):
+        left = set(numbers)
+        for granted, at in _Future(future, now, known).grants():
+            if granted in left:
+                left.remove(granted)
+                waits[granted].append(at - now.now)
+            if not left:
+                break
+    return {
+        granted: (min(found) * _SOONER, max(found) * _LATER + _LATER_STILL)
+        for granted, found in waits.items()
+        if len(found) == _FUTURES
+    }
+
+
+class _HoldingTimes:
+    """How long leases last, for those of a course and size, of a course, and of all.
+
+    By Kaplan and Meier's estimate: a lease that is still held counts as well, as one that lasted
+    longer than so far. Ended leases alone would be too short, since the long ones are still held.
+    """
+
+    def __init__(self, stays: Iterable[HoldingTime], holdings: Iterable[Holding], now: float) -> None:
+        ended: dict[_Kind, list[float]] = defaultdict(list)
+        going_on: dict[_Kind, list[float]] = defaultdict(list)
+        for stay in stays:
+            for kind in _kinds(stay.course, stay.milli):
+                ended[kind].append(stay.seconds)
+        for holding in holdings:
+            for kind in _kinds(holding.course, holding.milli):
+                going_on[kind].append(now - holding.since)
+        self._by_kind = {
+            kind: _survival(found, going_on[kind]) for kind, found in ended.items() if len(found) >= FEWEST
+        }
+
+    def rest(self, course: str, milli: int, age: float, part: float) -> float:
+        """Return how much longer a lease of this age lasts, ``part`` (0 to 1) of the way up the known.
+
+        Infinite where none of those that are known lasted that long.
+        """
+        times, lasting = next(self._by_kind[k] for k in _kinds(course, milli) if k in self._by_kind)
+        first = bisect_right(times, age)
+        here = lasting[first - 1] if first else 1.0
+        # The least time after which no more than this part of those of its age are left.
+        left = here * (1.0 - part) + _ROUNDING
+        end = bisect_left(lasting, -left, lo=first, key=lambda each: -each)
+        return times[end] - age if end < len(times) else math.inf
+
+
+def _kinds(course: str, milli: int) -> tuple[_Kind, _Kind, _Kind]:
+    return (course, milli), course, None
+
+
+def _survival(ended: Sequence[float], going_on: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the times after which leases ended, ascending, and the part of leases that last longer."""
+    times: list[float] = []
+    lasting: list[float] = []
+    left, part = len(ended) + len(going_on), 1.0
+    # One that is still held at the very age at which another ended has lasted longer than that.
+    for seconds, is_held in sorted(
+        [*((each, False) for each in ended), *((each, True) for each in going_on)]
+    ):
+        if not is_held:
+            part *= 1.0 - 1.0 / left
+            times.append(seconds)
+            lasting.append(part)
+        left -= 1
+    return times, lasting
+
+
+class _Future:
+    """The pool as it may go on: who holds now leaves one after the other, and the line moves up."""
+
+    def __init__(self, future: int, situation: Situation, stays: _HoldingTimes) -> None:
+        self._future, self._stays, self._begun, self._now = future, stays, situation, situation.now
+        self._line = {waiter.number: waiter for waiter in situation.line}
+        self._held = dict(enumerate(situation.holdings))
+        self._next_key = len(self._held)
+        self._statuses = list(situation.statuses)
+        self._ends = [(self._end(key, holding), key) for key, holding in self._held.items()]
+        heapify(self._ends)
+
+    def grants(self) -> Iterable[tuple[int, float]]:
+        """Yield waiters' numbers with the times of their grants."""
+        for _ in range(_MOST_EVENTS):
+            if not self._line or not self._ends:
+                return
+            at, key = heappop(self._ends)
+            if not math.isfinite(at):  # all who are left have outlasted whatever is known
+                return
+            self._now = at
+            self._statuses = give_back(self._statuses, self._held.pop(key).parts)
+            decision = decide(
+                replace(
+                    self._begun,
+                    line=list(self._line.values()),
+                    holdings=list(self._held.values()),
+                    statuses=self._statuses,
+                    now=self._now,
+                )
+            )
+            for waiter, parts in decision.grants:
+                del self._line[waiter.number]
+                self._statuses = placement.deduct(self._statuses, parts)
+                self._hold(Holding(waiter.user, waiter.course, parts, None, self._now))
+                yield waiter.number, self._now
+            for number, waiter in self._line.items():
+                reserved = decision.reservations.get(number, ())
+                if reserved != waiter.reserved:
+                    self._line[number] = replace(waiter, reserved=reserved)
+
+    def _hold(self, holding: Holding) -> None:
+        key = self._next_key
+        self._next_key += 1
+        self._held[key] = holding
+        heappush(self._ends, (self._end(key, holding), key))
+
+    def _end(self, key: int, holding: Holding) -> float:
+        """Return when the lease ends in this future: stays differ evenly from lease to lease and future."""
+        part = (key * _SPREAD + (self._future + 0.5) / _FUTURES) % 1.0
+        rest = self._stays.rest(holding.course, holding.milli, self._now - holding.since, part)
+        if holding.ends_by is None:
+            return self._now + rest
+        left = max(0.0, holding.ends_by - self._now)
+        # Where nothing else is known, at any time until it has to.
+        return self._now + (min(rest, left) if math.isfinite(rest) else part * left)
+
+
+def _needed(waiter: Waiter, statuses: Sequence[DeviceStatus]) -> str:
+    if waiter.devices:
+        places = sorted(s.device.index for s in statuses if s.device.uuid in waiter.devices)
+        if not places:
+            return (
+                f"{waiter.request.size} is needed on the GPU where the kernel was, which grants nothing now."
+            )
+        part = "" if waiter.request.whole_devices else f"{waiter.request.size} of "
+        names = " and ".join(f"GPU {place}" for place in places)
+        return f"{part}{names}, where the kernel was, {'is' if len(places) == 1 else 'are'} needed."
+    return f"{_amount(waiter)} needed."
+
+
+def _amount(waiter: Waiter) -> str:
+    request = waiter.request
+    if request.whole_devices:
+        return "A whole GPU is" if request.count == 1 else f"{request.count} whole GPUs are"
+    size = format_memory(request.memory_mib) if request.memory_mib else format_share(request.milli or 0)
+    each = "one GPU" if request.count == 1 else f"each of {request.count} GPUs"
+    return f"{size} of {each} is"
+
+
+def _free(waiter: Waiter, statuses: Sequence[DeviceStatus], kept: set[str]) -> str:
+    """Say what is free of the devices that the request accepts and that are kept for nobody else."""
+    usable = [
+        status for status in statuses if status.device.uuid not in kept and _could_be_on(waiter, status)
+    ]
+    if not usable:
+        return ""
+    best = max(usable, key=lambda status: (status.free_milli, status.free_memory_mib))
+    most = f"{format_share(best.free_milli)} and {format_memory(best.free_memory_mib)}"
+    if not best.free_milli:
+        return "Nothing is free."
+    if len(usable) == 1:
+        return f"{most} of it are free."
+    empty = sum(not status.leases for status in usable)
+    if waiter.request.count > 1:
+        return f"Of {len(usable)} that would do, {empty} are free; of the next most, {most}."
+    return f"Of {len(usable)} that would do, the one with most room has {most} free."
+
+
+def _could_be_on(waiter: Waiter, status: DeviceStatus) -> bool:
+    """Whether the waiter accepts a device, whatever is free of it."""
+    wished = not waiter.devices or status.device.uuid in waiter.devices
+    return wished and placement.accepts(waiter.request.filters, status.device)
+
+
+def _kept(waiter: Waiter, kept: Sequence[DeviceStatus], rules: Rules) -> str:
+    gpus = "1 GPU is" if len(kept) == 1 else f"{len(kept)} GPUs are"
+    could = placement.place(waiter.request, kept, rules) is not None
+    why = ", though you would fit there now" if could and not waiter.devices else ""
+    return f"{gpus} kept free for a large request that has waited longer{why}."
+
+
+def _emptied(waiter: Waiter, holdings: Sequence[Holding], now: float) -> str:
+    """Say which devices are emptied for the waiter, and by when at the latest."""
+    gpus = "A GPU is" if len(waiter.reserved) == 1 else f"{len(waiter.reserved)} GPUs are"
+    ends = [h.ends_by for h in holdings if any(p.device.uuid in waiter.reserved for p in h.parts)]
+    known = [end for end in ends if end is not None]
+    if not known or len(known) < len(ends):
+        return f"{gpus} being emptied for you."
+    minutes = max(0, -int(-(max(known) - now) // 60))
+    return f"{gpus} being emptied for you; the last lease there ends within {minutes} min."

@@ -1,0 +1,265 @@
+"""How a pool is shared between courses, groups and users: values, and the reader of their settings.
+
+Pure: mappings in, values out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gpu_pool.policy.queue import Policy
+from gpu_pool_client import (
+    WHOLE,
+    BadRequest,
+    NotAllowed,
+    SliceRequest,
+    Terms,
+    WhenIdle,
+    parse_duration,
+    parse_request,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How much at most. None: no limit."""
+
+    #: Leases at once; those that wait or are parked count.
+    slices: int | None = None
+    #: Compute in all, in thousandths of a GPU.
+    milli: int | None = None
+    #: Device memory in all, in MiB.
+    memory_mib: int | None = None
+    #: Share times time, since Monday and since the term began, in hours of a whole GPU.
+    gpu_hours_per_week: float | None = None
+    gpu_hours_per_term: float | None = None
+
+    @property
+    def limits_hours(self) -> bool:
+        """Whether it limits anything that adds up over time."""
+        return self.gpu_hours_per_week is not None or self.gpu_hours_per_term is not None
+
+
+#: The quota that limits nothing.
+UNLIMITED: Final = Quota()
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What one course gets, and on what terms. Durations are in seconds."""
+
+    name: str = ""
+    #: Its part of the pool when others want it too, in proportion; 0: only what others leave.
+    weight: float = 1.0
+    #: A higher one comes before all lower ones.
+    priority: int = 0
+    #: Of all its users together.
+    quota: Quota = UNLIMITED
+    #: Of each of its users.
+    per_user: Quota = UNLIMITED
+    longest_lease: float | None = None
+    idle_limit: float | None = None
+    when_idle: WhenIdle = WhenIdle.KEEP
+    warn_before: float = 300.0
+    keep_at_most: float = 7_200.0
+
+    def terms(self, ends_at: float | None, *, in_pod: bool = False) -> Terms:
+        """Return the terms of a lease that ends at ``ends_at`` (Unix seconds)."""
+        limits = self.idle_limit, self.when_idle, self.warn_before, self.keep_at_most
+        return Terms(ends_at, *limits, in_pod=in_pod)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Users who share a quota, and perhaps a priority."""
+
+    name: str
+    users: frozenset[str]
+    priority: int = 0
+    quota: Quota = UNLIMITED
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the pool is shared."""
+
+    courses: Mapping[str, Course] = field(default_factory=dict)
+    #: The terms of those who name no course, or of all where there are none.
+    default: Course = field(default_factory=Course)
+    groups: tuple[Group, ...] = ()
+    #: Of each user, over all courses.
+    per_user: Quota = UNLIMITED
+    #: Seconds that a request waits before devices are emptied for it.
+    drain_after: float = 1_800.0
+    #: Courses that cannot be used now, and why, in words for those who are in them.
+    refused: Mapping[str, str] = field(default_factory=dict)
+    #: Whether a name that is no course's is refused even where there are no courses.
+    only_known: bool = False
+    #: Whether kernels run in pods that the pool starts.
+    in_pods: bool = False
+
+    def course(self, name: str | None) -> Course:
+        """Return the course of that name. Raises ``NotAllowed`` where there are courses, but not this one."""
+        if not name:
+            return self.default
+        if name in self.refused:
+            raise NotAllowed(self.refused[name])
+        if name in self.courses:
+            return self.courses[name]
+        if self.courses or self.only_known:
+            known = ", ".join(sorted(self.courses))
+            listed = f"Its courses are: {known}." if known else "It has no course that can be used."
+            raise NotAllowed(f"This pool has no course {name[:64]!a}.", listed)
+        return self.default
+
+    def terms(self, name: str | None, ends_at: float | None) -> Terms:
+        """Return the terms of a lease of that course, which may no longer exist."""
+        return self.courses.get(name or "", self.default).terms(ends_at, in_pod=self.in_pods)
+
+    def priority(self, user: str, course: str | None) -> int:
+        """Return the highest priority that the user has by course or group."""
+        own = [group.priority for group in self.groups if user in group.users]
+        return max([self.courses.get(course or "", self.default).priority, *own])
+
+    @property
+    def policy(self) -> Policy:
+        """What the queue needs to know of this."""
+        weights = {name: course.weight for name, course in self.courses.items()}
+        return Policy(weights={"": self.default.weight, **weights}, drain_after=self.drain_after)
+
+
+@dataclass(frozen=True, slots=True)
+class CourseVersion:
+    """What a course file said from some time on."""
+
+    #: Who saved it; empty for what was found in the file, changed by somebody elsewhere.
+    user: str
+    text: str
+    #: Unix seconds.
+    saved_at: float
+    #: Later versions have greater numbers; 0 for one that is in no store yet.
+    number: int = 0
+
+
+def read_course(name: str, settings: object) -> Course:
+    """Read one course's settings. Raises ``BadRequest`` that names what is wrong and what is accepted."""
+    where = f"course {name!r}" if name else "default_course"
+    return Course(name, **_read(settings, _COURSE, where))
+
+
+def read_group(name: str, settings: object) -> Group:
+    """Read one group's settings. Raises as :func:`read_course`."""
+    return Group(name, **{"users": frozenset(), **_read(settings, _GROUP, f"group {name!r}")})
+
+
+def read_quota(settings: object, where: str) -> Quota:
+    """Read a quota. Raises as :func:`read_course`."""
+    return Quota(**_read(settings, _QUOTA, where))
+
+
+_Reader = Callable[[Any, str], Any]
+
+
+def _number(least: float) -> _Reader:
+    def read(value: Any, where: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+            raise BadRequest(f"{where} is {value!a}.", f"Accepted: a number from {least:g}.")
+        return value
+
+    return read
+
+
+def _whole_number(least: int) -> _Reader:
+    def read(value: Any, where: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise BadRequest(f"{where} is {value!a}.", f"Accepted: a whole number from {least}.")
+        return value
+
+    return read
+
+
+def _duration(value: Any, where: str) -> float:
+    try:
+        seconds = parse_duration(str(value))
+    except BadRequest as error:
+        raise BadRequest(f"{where}: {error.message}", error.remedy) from None
+    if not seconds:
+        raise BadRequest(f"{where} is no time at all.", "Leave it out for no limit.")
+    return seconds
+
+
+def _share(value: Any, where: str) -> int:
+    """Read a share as slice requests are written: ``50%``, ``4`` (whole GPUs), ``2x50%``."""
+    request = _size(value, where)
+    if request.milli is None:
+        raise BadRequest(f"{where} is {value!a}, an amount of memory.", "Write a share, such as 50% or 4.")
+    return request.count * request.milli
+
+
+def _memory(value: Any, where: str) -> int:
+    request = _size(value, where)
+    if request.memory_mib is None:
+        raise BadRequest(f"{where} is {value!a}, a share.", "Write an amount of memory, such as 16GiB.")
+    return request.count * request.memory_mib
+
+
+def _size(value: Any, where: str) -> SliceRequest:
+    try:
+        return parse_request(str(value))
+    except BadRequest as error:
+        raise BadRequest(f"{where}: {error.message}", error.remedy) from None
+
+
+def _when_idle(value: Any, where: str) -> WhenIdle:
+    try:
+        return WhenIdle(value)
+    except ValueError:
+        accepted = ", ".join(each.value for each in WhenIdle)
+        raise BadRequest(f"{where} is {value!a}.", f"Accepted: {accepted}.") from None
+
+
+def _users(value: Any, where: str) -> frozenset[str]:
+    if isinstance(value, str) or not all(isinstance(user, str) for user in value):
+        raise BadRequest(f"{where} is {value!a}.", "Accepted: a list of user names.")
+    return frozenset(value)
+
+
+#: What may be set → (the attribute, its reader).
+_QUOTA: Final[Mapping[str, tuple[str, _Reader]]] = {
+    "slices": ("slices", _whole_number(0)),
+    "share": ("milli", _share),
+    "memory": ("memory_mib", _memory),
+    "gpu_hours_per_week": ("gpu_hours_per_week", _number(0)),
+    "gpu_hours_per_term": ("gpu_hours_per_term", _number(0)),
+}
+_COURSE: Final[Mapping[str, tuple[str, _Reader]]] = {
+    "weight": ("weight", _number(0)),
+    "priority": ("priority", _whole_number(-WHOLE)),
+    "quota": ("quota", read_quota),
+    "per_user": ("per_user", read_quota),
+    "longest_lease": ("longest_lease", _duration),
+    "idle_limit": ("idle_limit", _duration),
+    "when_idle": ("when_idle", _when_idle),
+    "warn_before": ("warn_before", _duration),
+    "keep_at_most": ("keep_at_most", _duration),
+}
+_GROUP: Final[Mapping[str, tuple[str, _Reader]]] = {
+    "users": ("users", _users),
+    "priority": ("priority", _whole_number(-WHOLE)),
+    "quota": ("quota", read_quota),
+}
+
+
+def _read(settings: object, known: Mapping[str, tuple[str, _Reader]], where: str) -> dict[str, Any]:
+    if not isinstance(settings, Mapping):
+        raise BadRequest(f"{where} is {str(settings)[:40]!a}.", "Accepted: a mapping of settings.")
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key not in known:
+            raise BadRequest(f"{where} has a setting {str(key)[:40]!a}.", f"Known: {', '.join(known)}.")
+        attribute, read = known[key]
+        values[attribute] = read(value, f"{key} of {where}")
+    return values

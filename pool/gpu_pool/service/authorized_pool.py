@@ -1,0 +1,324 @@
+"""What each caller may do: the contract of a pool, asked in somebody's name.
+
+Everybody sees and changes their own leases only. Administrators see all, may
+end anybody's, and drain devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.policy.revocation import Effect
+from gpu_pool.service.callers import Caller, course_asked_for
+from gpu_pool.service.decisions import DecisionLog
+from gpu_pool.service.health import Health
+from gpu_pool.service.heartbeats import Heartbeats
+from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool.service.owners import Owners
+from gpu_pool.service.process_claims import verify_process
+from gpu_pool.service.rate_limits import DecisionRate, PollLimit
+from gpu_pool_client import (
+    Activity,
+    BadRequest,
+    DeviceStatus,
+    EndReason,
+    Holder,
+    KernelCommand,
+    KernelPod,
+    Lease,
+    LeaseGone,
+    LeaseState,
+    NotAllowed,
+    Outlook,
+    PoolStatus,
+    SliceRequest,
+    parse_request,
+)
+from gpu_pool_client.remote import bodies
+
+_LONGEST_KEY: Final = 128
+_KEY: Final = re.compile(rf"[!-~]{{1,{_LONGEST_KEY}}}")
+#: The reasons for which holders end their own leases. All others are the pool's, or administrators'.
+_HOLDERS_REASONS: Final = frozenset(
+    (EndReason.RELEASED, EndReason.WITHDRAWN, EndReason.NOT_READY, EndReason.TOO_LONG, EndReason.IDLE)
+)
+
+
+class AuthorizedPool:
+    """The pool, for callers. Every method says in whose name it is asked."""
+
+    def __init__(
+        self,
+        pool: EmbeddedPool,
+        changes: LeaseChanges,
+        heartbeats: Heartbeats,
+        log: logging.Logger,
+        most_polls: int,
+        pace: DecisionRate | None = None,
+        *,
+        other_courses: bool = False,
+    ) -> None:
+        self.heartbeats = heartbeats
+        self.health = Health(pool, changes, log)
+        self.audit = pool.audit
+        self.decisions = DecisionLog(changes, log, pace)
+        self._pool = pool
+        self._changes = changes
+        self._other_courses = other_courses
+        self._owners = Owners(pool)
+        self._polls = PollLimit(most_polls)
+        #: Held while a user's history is read, which takes as long as dozens of decisions.
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    # -- Asking ------------------------------------------------------------
+
+    async def request(self, caller: Caller, wanted: bodies.RequestBody) -> Lease:
+        """Ask for a slice in the caller's own name, whatever they say of themselves."""
+        if not _KEY.fullmatch(wanted.key):
+            raise BadRequest("The key of a request is 1 to 128 printable ASCII characters without spaces.")
+        request = parse_request(wanted.request)
+        with self.decisions.making(caller, f"request {request}") as told:
+            course = course_asked_for(caller, wanted.course, others=self._other_courses)
+            holder = Holder(caller.user, course, wanted.kernel, caller.process)
+            lease = await self._pool.request(
+                request,
+                holder,
+                _own_key(caller, wanted.key),
+                groups=caller.groups,
+                server=caller.server,
+            )
+            told.append(f"lease {lease.id} is {lease.state.value}")
+        self._owners.remember(lease)
+        return replace(lease, key=wanted.key)
+
+    async def wait(self, caller: Caller, lease_id: str, seconds: float, last: bool) -> Lease | None:
+        """Return the lease once it is held. If it waits still: None, or raise ``TimedOut`` if ``last``."""
+        await self._owners.check(caller, lease_id)
+        # Thousands may wait, and the store has other things to do than to tell them so.
+        if self._changes.knows_to_wait(lease_id) or await self._waits(lease_id):
+            with self._polls.one(caller.user):
+                found = await self._changes.wait(lease_id, _waits_no_more, seconds)
+            if not last and (not found or await self._waits(lease_id)):
+                return None
+        # A lost connection withdraws nothing: the client asks again, or withdraws in words of its own.
+        return caller.shown(await self._pool.until_held(lease_id, 0))
+
+    async def _waits(self, lease_id: str) -> bool:
+        return (await self._pool.lease(lease_id)).state is LeaseState.WAITING
+
+    async def watch(self, caller: Caller, lease_id: str, seconds: float, seen: str) -> Lease | None:
+        """Return the lease once its version is not the one seen; None if it still is then."""
+        lease = known = await self.lease(caller, lease_id)
+        with self._polls.one(caller.user):
+            if bodies.version(known) == seen and await self._changes.wait(
+                lease_id, lambda now: now is None or _differs(now, known), seconds
+            ):
+                lease = await self.lease(caller, lease_id)
+        return None if bodies.version(lease) == seen else lease
+
+    # -- Reading -----------------------------------------------------------
+
+    async def lease(self, caller: Caller, lease_id: str) -> Lease:
+        """Return a lease of the caller's."""
+        await self._owners.check(caller, lease_id)
+        return caller.shown(await self._pool.lease(lease_id))
+
+    async def explain(self, caller: Caller, lease_id: str) -> Outlook:
+        """Say why a lease of the caller's waits."""
+        await self._owners.check(caller, lease_id)
+        return await self._pool.explain(lease_id)
+
+    async def forecast(
+        self, caller: Caller, text: str, named: str | None, *, anybody: bool
+    ) -> Outlook | None:
+        """Say what a request of the caller's would meet; to administrators also that of ``anybody``.
+
+        To services of the Hub's only that.
+        """
+        if caller.is_service and not anybody:
+            raise NotAllowed("A service of the JupyterHub has no slices.", "Ask with anybody=1.")
+        if anybody and not (caller.is_admin or caller.is_service):
+            raise NotAllowed("Only an administrator can ask in nobody's name.", "Ask for yourself.")
+        request = parse_request(text)
+        course = course_asked_for(caller, named, others=self._other_courses)
+        holder = Holder("" if anybody else caller.user, course, process=caller.process)
+        return await self._pool.forecast(request, holder, groups=caller.groups, server=caller.server)
+
+    async def offers(self, caller: Caller, named: str | None) -> tuple[SliceRequest, ...] | None:
+        """Return what the caller's course offers now; see ``Pool.offers``."""
+        holder = Holder(caller.user, course_asked_for(caller, named, others=self._other_courses))
+        return await self._pool.offers(holder, groups=caller.groups)
+
+    async def activity(self, caller: Caller, lease_id: str) -> Activity:
+        """Return what a lease of the caller's does with its devices."""
+        await self._owners.check(caller, lease_id)
+        return await self._pool.activity(lease_id)
+
+    async def status(self, caller: Caller) -> PoolStatus:
+        """Return the devices, and of leases and line the caller's own, at their true places."""
+        found = await self._pool.status()
+        if caller.is_service:
+            return replace(found, leases=(), line=())
+
+        def own(leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
+            return tuple(
+                caller.shown(each) for each in leases if caller.is_admin or each.holder.user == caller.user
+            )
+
+        return replace(found, leases=own(found.leases), line=own(found.line))
+
+    async def places(self, caller: Caller) -> Mapping[str, int]:
+        """Return the places in line of the caller's own leases; see ``Pool.places``."""
+        places = self._changes.places(caller.user)
+        if places is None:
+            line = (await self._pool.status()).line
+            places = {each.id: each.place or 0 for each in line if each.holder.user == caller.user}
+        return places
+
+    async def history(self, caller: Caller, since: float) -> list[Mapping[str, Any]]:
+        """Return the caller's own leases that have ended since then. Each user is answered once at a time."""
+        async with self._reading.setdefault(caller.user, asyncio.Lock()):
+            return await self._pool.history(since, user=None if caller.is_admin else caller.user)
+
+    # -- Changing ----------------------------------------------------------
+
+    async def attach(self, caller: Caller, lease_id: str, wanted: bodies.AttachBody) -> Lease:
+        """Tie a lease of the caller's to a process of theirs."""
+        await self._owners.check(caller, lease_id)
+        process = await asyncio.to_thread(verify_process, caller, wanted.process)
+        with self.decisions.making(caller, f"attach {process.pid} to {lease_id}"):
+            lease = await self._pool.attach(
+                lease_id, process, ready_within=wanted.ready_within, grace=wanted.grace
+            )
+        return caller.shown(lease)
+
+    async def renew(self, caller: Caller, lease_id: str, ttl: float | None) -> Lease:
+        """Lift or set the deadline of a lease of the caller's."""
+        await self._owners.check(caller, lease_id)
+        with self.decisions.making(caller, f"renew {lease_id}"):
+            return caller.shown(await self._pool.renew(lease_id, ttl))
+
+    async def resize(self, caller: Caller, lease_id: str, text: str) -> Lease:
+        """Change what a lease of the caller's asks for."""
+        await self._owners.check(caller, lease_id)
+        request = parse_request(text)
+        with self.decisions.making(caller, f"resize {lease_id} to {request}"):
+            lease = await self._pool.resize(lease_id, request, caller=caller.process, groups=caller.groups)
+        return caller.shown(lease)
+
+    async def park(self, caller: Caller, lease_id: str) -> Lease:
+        """Give the slices of a lease of the caller's to others for a while."""
+        await self._owners.check(caller, lease_id)
+        with self.decisions.making(caller, f"park {lease_id}"):
+            return caller.shown(await self._pool.park(lease_id, caller=caller.process))
+
+    async def resume(self, caller: Caller, lease_id: str) -> Lease:
+        """Ask again for the slices of a parked lease of the caller's."""
+        await self._owners.check(caller, lease_id)
+        with self.decisions.making(caller, f"resume {lease_id}"):
+            return caller.shown(await self._pool.resume(lease_id))
+
+    async def release(self, caller: Caller, lease_id: str, reason: EndReason) -> None:
+        """End a lease of the caller's. Nothing happens to what is not theirs, or is not there.
+
+        What an administrator ends of somebody else's is revoked, for whatever reason a holder would give.
+        """
+        if reason not in _HOLDERS_REASONS and not caller.is_admin:
+            raise NotAllowed(
+                f"Only an administrator can end a lease as {reason.value}.", "Leave the reason out."
+            )
+        try:
+            await self._owners.check(caller, lease_id)
+            if reason in _HOLDERS_REASONS and not await self._owners.owns(caller, lease_id):
+                reason = EndReason.REVOKED
+        except LeaseGone:
+            return
+        with self.decisions.making(caller, f"release {lease_id} as {reason.value}"):
+            await self._pool.release(lease_id, reason)
+
+    # -- Kernels in pods ---------------------------------------------------
+
+    async def launch(self, caller: Caller, lease_id: str, wanted: bodies.LaunchBody) -> KernelPod:
+        """Start a kernel of the caller's in a pod, beside the server that asks."""
+        await self._owners.check(caller, lease_id)
+        command = KernelCommand(wanted.argv, wanted.connection, wanted.environment, wanted.folder)
+        with self.decisions.making(caller, f"launch a kernel on {lease_id}"):
+            return await self._pool.launch(lease_id, command, server=caller.server)
+
+    async def pod(self, caller: Caller, lease_id: str, seconds: float, seen: str) -> KernelPod:
+        """Return how the pod of a lease of the caller's is, once its version is not the one seen."""
+        await self._owners.check(caller, lease_id)
+        with self._polls.one(caller.user):
+            return await self._pool.pod(lease_id, seen, seconds)
+
+    async def end_pod(self, caller: Caller, lease_id: str) -> None:
+        """End the pod of a lease of the caller's."""
+        await self._owners.check(caller, lease_id)
+        with self.decisions.making(caller, f"end the kernel on {lease_id}"):
+            await self._pool.end_pod(lease_id)
+
+    # -- Taking slices back -------------------------------------------------
+
+    async def effect_of_taking(self, caller: Caller, lease_id: str) -> Effect:
+        """Say what becomes of the kernel of a lease of the caller's if its slices are taken back now."""
+        await self._owners.check(caller, lease_id)
+        return await self._pool.effect_of_taking(lease_id)
+
+    async def withdraw(self, caller: Caller, lease_id: str, words: str = "") -> None:
+        """Take the slices of a lease of the caller's from its kernel, which lives on."""
+        reason = await self._taken_as(caller, lease_id)
+        with self.decisions.making(caller, f"withdraw {lease_id}: {words[:200]!a}"):
+            await self._pool.withdraw(lease_id, words, reason)
+
+    async def ask_back(self, caller: Caller, lease_id: str, words: str = "") -> None:
+        """Let the slices of a lease of the caller's go as soon as its kernel is idle."""
+        reason = await self._taken_as(caller, lease_id)
+        with self.decisions.making(caller, f"ask back {lease_id}: {words[:200]!a}"):
+            await self._pool.ask_back(lease_id, words, reason)
+
+    async def _taken_as(self, caller: Caller, lease_id: str) -> EndReason:
+        """Return how it is recorded that the caller takes a lease's slices back."""
+        await self._owners.check(caller, lease_id)
+        own = await self._owners.owns(caller, lease_id)
+        return EndReason.RELEASED if own else EndReason.REVOKED
+
+    # -- For administrators ------------------------------------------------
+
+    async def revoke(self, caller: Caller, lease_id: str, words: str) -> None:
+        """End anybody's lease, and say why. For administrators."""
+        if not caller.is_admin:
+            raise NotAllowed("Only an administrator can revoke a lease.", "Ask the administrator.")
+        with self.decisions.making(caller, f"revoke {lease_id}: {words[:200]!a}"):
+            await self._pool.revoke(lease_id, words)
+
+    async def drain(self, caller: Caller, device: str, drained: bool) -> DeviceStatus:
+        """Grant nothing more on a device, or grant again. For administrators."""
+        if not caller.is_admin:
+            raise NotAllowed("Only an administrator can drain a GPU.", "Ask the administrator.")
+        with self.decisions.making(caller, f"{'drain' if drained else 'undrain'} {device[:64]!a}"):
+            return await self._pool.drain(device, drained=drained)
+
+
+def _own_key(caller: Caller, key: str) -> str:
+    """Return the key in the store: nobody's requests may be found by another's keys."""
+    own = f"{caller.mark}:{key}"
+    if len(own) <= _LONGEST_KEY:
+        return own
+    return f"{caller.mark}:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def _waits_no_more(lease: Lease | None) -> bool:
+    return lease is None or lease.state is not LeaseState.WAITING
+
+
+def _differs(now: Lease, known: Lease) -> bool:
+    """Whether anything differs that :func:`wire.version` is made of."""
+    return replace(now, key=known.key, terms=known.terms) != known

@@ -1,0 +1,270 @@
+"""The course files, for those who teach the courses: read, checked, and put in place of the old ones.
+
+Everything is asked in a caller's name. Administrators may edit every course,
+instructors their own, without what only administrators may change
+(:data:`gpu_pool.courses.editing.RESERVED`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpu_pool.audit import asks
+from gpu_pool.courses import (
+    BadCourseFile,
+    CourseFile,
+    CourseFolder,
+    FileProblem,
+    course_name,
+    parse_course,
+    read_bytes,
+)
+from gpu_pool.courses.arithmetic import Rush, SliceFigures, rush, slice_figures
+from gpu_pool.courses.editing import difference, digest, how_much, reserved_changes
+from gpu_pool.courses.folder import described_twice
+from gpu_pool.courses.reading import MOST_BYTES, SUFFIX
+from gpu_pool.courses.writing import put_in_place, take_back, why_fixed, write_beside
+from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.policy.queue_state import Rules
+from gpu_pool.policy.sharing import CourseVersion
+from gpu_pool.service.authorized_pool import AuthorizedPool
+from gpu_pool.service.callers import Caller
+from gpu_pool_client import BadRequest, Device, GpuPoolError, NotAllowed
+
+#: Students of a class that is simulated while its teacher waits.
+MOST_STUDENTS: Final = 500
+_UTF8: Final = "Save it as UTF-8 in your editor."
+
+
+@dataclass(frozen=True, slots=True)
+class CourseFileNow:
+    """A course file as it is."""
+
+    name: str
+    text: str
+    #: Of its bytes; empty where it cannot be read.
+    digest: str
+    #: Why it cannot be changed here; empty if it can.
+    fixed: str
+    problems: tuple[FileProblem, ...]
+    has_crlf: bool = False
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        return self.name + SUFFIX
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCourseFile:
+    """What came of checking a text."""
+
+    problems: tuple[FileProblem, ...] = ()
+    course: CourseFile | None = None
+    #: Empty where no GPU is known.
+    slices: tuple[SliceFigures, ...] = ()
+    rush: Rush | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSize:
+    """A class that comes all at once, for the arithmetic."""
+
+    students: int
+    #: Seconds for which each keeps a slice.
+    stay: float
+
+
+class ChangedMeanwhile(BadRequest):
+    """The file is not any more what its editor was shown. ``now`` is what it is."""
+
+    def __init__(self, now: CourseFileNow) -> None:
+        super().__init__(
+            f"{now.file} was changed by somebody else while you were editing it.",
+            "Nothing of yours is lost: compare the two, and decide.",
+        )
+        self.now = now
+
+
+class CourseEditor:
+    """The course files of one folder.
+
+    Saves are made one at a time. Others may change the files by other means: what
+    they have changed is seen, but in the moment between the last look and the renaming.
+    """
+
+    def __init__(self, pool: EmbeddedPool, folder: CourseFolder, rules: Rules, desk: AuthorizedPool) -> None:
+        self._pool = pool
+        self._folder = folder
+        self._rules = rules
+        self._desk = desk
+        self._saving = asyncio.Lock()
+        self._checking = asyncio.Lock()
+
+    def require(self, caller: Caller, name: str) -> None:
+        """Refuse, with ``NotAllowed``, whoever may not edit a course; one that is not there is nobody's.
+
+        Administrators may also mend a file that has never been good.
+        """
+        courses = self._folder.look()
+        course = courses.usable.get(name)
+        if course is not None and (caller.is_admin or caller.user in course.instructors):
+            return
+        if caller.is_admin and name in courses.refused:
+            return
+        raise NotAllowed("There is no such course, or you do not teach it.", "Ask the administrator.")
+
+    def why_fixed(self, name: str) -> str:
+        """Say why a course's file cannot be changed here; empty if it can."""
+        return why_fixed(self._folder.path, name + SUFFIX)
+
+    async def read(self, caller: Caller, name: str) -> CourseFileNow:
+        """Return a course's file as it is."""
+        self.require(caller, name)
+        is_twice = name in self._folder.look().refused
+        return await asyncio.to_thread(self._read, name, is_twice)
+
+    async def versions(
+        self, caller: Caller, name: str, most: int, before: int | None = None
+    ) -> tuple[CourseVersion, ...]:
+        """Return the latest versions of a course's file, the last first."""
+        self.require(caller, name)
+        return await self._pool.course_versions(name, most, before)
+
+    async def check(
+        self, caller: Caller, name: str, data: bytes, students: ClassSize | None
+    ) -> CheckedCourseFile:
+        """Check a text as ``gpu-pool courses check`` does, and do its arithmetic."""
+        now = await self.read(caller, name)
+        devices = [each.device for each in (await self._pool.status()).devices]
+        reserved = self._reserved(caller, name)
+        async with self._checking:
+            return await asyncio.to_thread(self._check, now, data, reserved, devices, students)
+
+    async def save(self, caller: Caller, name: str, data: bytes, seen: str) -> bool:
+        """Put a text in the place of a course's file; return whether that is any change.
+
+        ``seen`` is the digest of what the caller was shown. Raises
+        ``ChangedMeanwhile``, ``BadCourseFile``, and ``NotAllowed`` where it
+        cannot be written; the file then stays as it was.
+        """
+        async with self._saving:
+            with self._desk.decisions.making(caller, f"save the course file {name[:64]}{SUFFIX}") as told:
+                self._folder.reread(name + SUFFIX)
+                now = await self.read(caller, name)
+                if now.fixed:
+                    raise NotAllowed(now.fixed)
+                if now.digest != seen:
+                    raise ChangedMeanwhile(now)
+                text = data.decode("utf-8", "replace")
+                if text == now.text:
+                    told.append("nothing changed")
+                    return False
+                found = await asyncio.to_thread(_parse, now, data, self._reserved(caller, name))
+                if found.problems:
+                    raise BadCourseFile(found.problems)
+                before = self._folder.look().usable.get(name)
+                await self._replace(caller, now, text)
+                self._tell_text(name, before)
+                told.append(how_much(difference(now.text, text)))
+                return True
+
+    def _tell_text(self, name: str, before: CourseFile | None) -> None:
+        """Write down a save by which no course changes: all others are told as they take effect."""
+        if self._pool.audit is not None and self._folder.look().usable.get(name) == before:
+            self._pool.audit.write("course", {"course": name, "change": "text"}, asks())
+
+    async def _replace(self, caller: Caller, now: CourseFileNow, text: str) -> None:
+        """Put it in place, after what it replaces and what it says have been kept."""
+        folder = self._folder.path
+        written = text.replace("\n", "\r\n") if now.has_crlf else text
+        await asyncio.to_thread(write_beside, folder, now.file, written.encode())
+        try:
+            number = await self._keep(caller, now, text)
+            try:
+                await asyncio.to_thread(put_in_place, folder, now.file)
+            except GpuPoolError:
+                await self._pool.remove_version(number)
+                raise
+        finally:
+            take_back(folder, now.file)
+        # Both follow it at once: what pages show, and what requests are held to.
+        self._folder.reread(now.file)
+        await self._pool.reread_course(now.file)
+
+    async def _keep(self, caller: Caller, now: CourseFileNow, text: str) -> int:
+        last = await self._pool.course_versions(now.name, 1)
+        versions = [CourseVersion(caller.user, text, time.time())]
+        if not last or last[0].text != now.text:
+            versions.insert(0, CourseVersion("", now.text, time.time()))
+        return await self._pool.keep_versions(now.name, versions)
+
+    def _reserved(self, caller: Caller, name: str) -> CourseFile | None:
+        """Return the course that a change is held against; None for administrators, who may change all."""
+        return None if caller.is_admin else self._folder.look().usable[name]
+
+    def _read(self, name: str, is_refused: bool) -> CourseFileNow:
+        file = name + SUFFIX
+        try:
+            course_name(file)
+            data = read_bytes(self._folder.path, file)
+            text = data.decode("utf-8-sig")
+        except BadCourseFile as error:
+            return CourseFileNow(name, "", "", str(error), error.problems)
+        except UnicodeDecodeError:
+            return CourseFileNow(name, "", "", f"{file} is not UTF-8. {_UTF8}", ())
+        problems = _problems(file, data)
+        if is_refused and not problems:
+            problems = (described_twice(file, name),)
+        fixed = self.why_fixed(name)
+        return CourseFileNow(name, text.replace("\r\n", "\n"), digest(data), fixed, problems, "\r\n" in text)
+
+    def _check(
+        self,
+        now: CourseFileNow,
+        data: bytes,
+        reserved: CourseFile | None,
+        devices: Sequence[Device],
+        students: ClassSize | None,
+    ) -> CheckedCourseFile:
+        found = _parse(now, data, reserved)
+        course = found.course
+        if course is None or not devices:
+            return found
+        slices = slice_figures(course, devices, self._rules)
+        fits = next(each for each in slices if each.is_default).at_once > 0
+        simulated = None
+        if students and fits:
+            simulated = rush(now.name, course, students.students, students.stay, devices, self._rules)
+        return CheckedCourseFile(found.problems, course, slices, simulated)
+
+
+def _problems(file: str, data: bytes) -> tuple[FileProblem, ...]:
+    try:
+        parse_course(file, data)
+    except BadCourseFile as error:
+        return error.problems
+    return ()
+
+
+def _parse(now: CourseFileNow, data: bytes, reserved: CourseFile | None) -> CheckedCourseFile:
+    """Read a text that is to take the place of a file as it is now; hold it against ``reserved``."""
+    if len(data) > MOST_BYTES:
+        message = f"is larger than {MOST_BYTES // 1024} KiB, which no course needs."
+        return CheckedCourseFile(
+            (FileProblem(now.file, None, "", message, "Put the students into a group."),)
+        )
+    try:
+        course = parse_course(now.file, data)
+    except BadCourseFile as error:
+        return CheckedCourseFile(error.problems)
+    if reserved is None:
+        return CheckedCourseFile((), course)
+    before = None if now.problems else now.text
+    return CheckedCourseFile(
+        reserved_changes(now.file, course, data.decode("utf-8-sig"), reserved, before), course
+    )

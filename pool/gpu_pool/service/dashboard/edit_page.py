@@ -1,0 +1,191 @@
+"""The page on which a course file is checked and edited, by those who teach the course."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from gpu_pool.courses import BadCourseFile, FileProblem
+from gpu_pool.courses.descriptions import slice_notes
+from gpu_pool.courses.editing import RESERVED, difference
+from gpu_pool.courses.reading import MOST_BYTES
+from gpu_pool.service.course_editor import (
+    MOST_STUDENTS,
+    ChangedMeanwhile,
+    CheckedCourseFile,
+    ClassSize,
+    CourseEditor,
+    CourseFileNow,
+)
+from gpu_pool.service.dashboard import edit_view
+from gpu_pool.service.dashboard.labels import moment
+from gpu_pool.service.dashboard.screens import DashboardPage
+from gpu_pool.service.handler import tell_refusal
+from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, parse_duration
+from gpu_pool_client.remote import problems as documents
+
+#: Changes on one page of the history.
+_CHANGES: Final = 10
+_SAID: Final = {
+    "saved": "Saved, and in force from now on. What is held already stays as it is.",
+    "unchanged": "Nothing was changed: the file says this already.",
+}
+
+
+@dataclass
+class _Form:
+    """What is in the form, and what is to be said of it."""
+
+    text: str
+    #: The digest of the file that it was begun from.
+    seen: str
+    students: str = ""
+    stay: str = "1h"
+    said: str = ""
+    notice: str = ""
+    problems: tuple[FileProblem, ...] = ()
+    checked: CheckedCourseFile | None = None
+    #: Whether it is something else than the file.
+    is_unsaved: bool = False
+    #: What the file became meanwhile, and the way from there to what was typed.
+    theirs: str | None = None
+
+
+class EditPage(DashboardPage):
+    """A course's file: to read, to check and to save; and its history."""
+
+    #: The largest file in the widest encoding of a form, and with it one that is too large to be saved.
+    most_body = 4 * MOST_BYTES
+
+    @property
+    def editor(self) -> CourseEditor:
+        """What reads and writes the files."""
+        found = self.dashboard.editor
+        if found is None:
+            raise NotAllowed("There are no course files here.", "Ask the administrator.")
+        return found
+
+    async def get(self, name: str) -> None:
+        """Show the file, or an earlier version of it in the editor."""
+        now = await self.editor.read(self.caller, name)
+        form = _Form(now.text, now.digest, said=_SAID.get(self.get_query_argument("said", ""), ""))
+        if not form.said:
+            form.problems = now.problems
+        number = self._number("version")
+        if number is not None:
+            await self._bring_back(name, number, form)
+        await self._show(now, form)
+
+    async def post(self, name: str) -> None:
+        """Check what was typed, or save it."""
+        form = _Form(
+            text=self._typed.decode("utf-8", "replace"),
+            seen=self.get_body_argument("seen", ""),
+            students=self.get_body_argument("students", "")[:10],
+            stay=self.get_body_argument("stay", "")[:20],
+            is_unsaved=True,
+        )
+        wants_save = self.get_body_argument("do", "check") == "save"
+        now = await self.editor.read(self.caller, name)
+        try:
+            await (self._save if wants_save else self._check)(name, form)
+        except GpuPoolError as error:
+            if wants_save:
+                tell_refusal(self, error, self.desk.audit)
+            now = self._refuse(error, form, now, wants_save=wants_save)
+        if not self._finished:
+            await self._show(now, form)
+
+    async def _save(self, name: str, form: _Form) -> None:
+        is_changed = await self.editor.save(self.caller, name, self._typed, form.seen)
+        said = "saved" if is_changed else "unchanged"
+        self.redirect(f"{self.prefix}courses/{name}/edit?said={said}", status=303)
+
+    async def _check(self, name: str, form: _Form) -> None:
+        students = _read_class(form)
+        form.checked = await self.editor.check(self.caller, name, self._typed, students)
+        form.problems = form.checked.problems
+        if not form.problems:
+            fault = any(note for each in form.checked.slices for note in slice_notes(each))
+            verdict = "has no error, but not every slice can be had" if fault else "is good"
+            form.said = f"The file {verdict}. It is not saved yet."
+
+    def _refuse(
+        self, error: GpuPoolError, form: _Form, now: CourseFileNow, *, wants_save: bool
+    ) -> CourseFileNow:
+        """Say why nothing was done, beside what was typed; return the file as it is."""
+        self.set_status(documents.problem_of(error).status)
+        if isinstance(error, ChangedMeanwhile):
+            self.set_status(HTTPStatus.CONFLICT)
+            form.notice, form.theirs, form.seen = str(error), error.now.text, error.now.digest
+            return error.now
+        if isinstance(error, BadCourseFile):
+            self.set_status(HTTPStatus.UNPROCESSABLE_ENTITY)
+            form.notice, form.problems = "Not saved: the file stays as it was.", error.problems
+        else:
+            form.notice = f"Not saved: {error}" if wants_save else str(error)
+        return now
+
+    async def _bring_back(self, name: str, number: int, form: _Form) -> None:
+        """Fill the editor with an earlier version."""
+        found = await self.editor.versions(self.caller, name, 1, before=number + 1)
+        if not found or found[0].number != number:
+            form.notice = "That version is not kept any more."
+            return
+        form.said = f"The version of {moment(found[0].saved_at).text}. Nothing is changed until you save it."
+        form.text, form.problems, form.is_unsaved = found[0].text, (), True
+
+    async def _show(self, now: CourseFileNow, form: _Form) -> None:
+        before = self._number("before")
+        versions = await self.editor.versions(self.caller, now.name, _CHANGES + 1, before)
+        current = now.text if before is None and now.digest else None
+        changes = await asyncio.to_thread(edit_view.changes, versions, current)
+        has_older = len(versions) > _CHANGES  # the last is only there to be compared with
+        course = (await self.dashboard.look()).courses.usable.get(now.name)
+        self.show(
+            "edit.html",
+            now=now,
+            form=form,
+            title=course.title if course else now.name,
+            is_usable=course is not None,
+            sums=edit_view.sums(form.checked) if form.checked else None,
+            yours=self._compared(form),
+            changes=changes[:-1] if has_older else changes,
+            older=versions[-2].number if has_older else None,
+            reserved=() if self.viewer.is_admin else RESERVED,
+            most_characters=MOST_BYTES,
+            most_students=MOST_STUDENTS,
+        )
+
+    def _compared(self, form: _Form) -> tuple[edit_view.DiffLine, ...]:
+        if form.theirs is None:
+            return ()
+        return tuple(edit_view.diff_lines(difference(form.theirs, form.text)))
+
+    @property
+    def _typed(self) -> bytes:
+        """The text as it was sent, with the line ends that files have."""
+        sent = self.request.body_arguments.get("text", [b""])[-1]
+        return sent.replace(b"\r\n", b"\n")
+
+    def _number(self, name: str) -> int | None:
+        text = self.get_query_argument(name, "")
+        return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
+
+    def show_error(self, problem: documents.ProblemDocument) -> None:
+        """Show an error, and with it what was typed, which the browser may not know any more."""
+        typed = self._typed.decode("utf-8", "replace")
+        title, message, remedy = problem.title, problem.message, problem.remedy
+        self.render("error.html", title=title, message=message, remedy=remedy, typed=typed)
+
+
+def _read_class(form: _Form) -> ClassSize | None:
+    """Return the class that is to be simulated, if one is. Raises ``BadRequest``."""
+    if not form.students.strip():
+        return None
+    is_number = form.students.isascii() and form.students.isdecimal()
+    if not (is_number and 1 <= int(form.students) <= MOST_STUDENTS):
+        raise BadRequest(f"{form.students!a} is no number of students.", f"Accepted: 1 to {MOST_STUDENTS}.")
+    return ClassSize(int(form.students), parse_duration(form.stay or "1h"))

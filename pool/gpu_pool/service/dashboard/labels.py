@@ -1,0 +1,139 @@
+"""A colour and a pattern for every course, so that no two look alike to anybody. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from typing import Final, NamedTuple
+
+from gpu_pool_client import WHOLE, EndReason, Lease, LeaseState, format_share
+
+#: The colours and patterns that the style sheet and the page's definitions know.
+HUES: Final = 8
+PATTERNS: Final = 4
+#: What the leases of no course are called.
+NO_COURSE: Final = "no course"
+
+
+class Mark(NamedTuple):
+    """How a course is drawn."""
+
+    hue: int
+    pattern: int
+
+
+def course_label(name: str | None) -> str:
+    """Return a course's name for people."""
+    return name or NO_COURSE
+
+
+def marks(configured: Iterable[str], found: Iterable[str | None]) -> Mapping[str, Mark]:
+    """Give every course its mark, by its place among all: neighbours differ in colour and in pattern.
+
+    Those that are only found somewhere come last, so the configured ones always look the same.
+    """
+    first = sorted(configured)
+    more = sorted({course_label(name) for name in found} - {*first})
+    return {
+        label: Mark(place % HUES, (place + place // HUES) % PATTERNS)
+        for place, label in enumerate((*first, *more))
+    }
+
+
+#: Why a lease ended, to the person whose it was.
+_REASONS: Final = {
+    EndReason.RELEASED: "given back",
+    EndReason.WITHDRAWN: "left the queue",
+    EndReason.PROCESS_GONE: "its kernel or command ended",
+    EndReason.NEVER_ATTACHED: "granted, and never used",
+    EndReason.NOT_READY: "its kernel did not start",
+    EndReason.EXPIRED: "its server was not heard of any more",
+    EndReason.REVOKED: "taken back by an administrator",
+    EndReason.DEVICE_LOST: "its GPU is gone",
+    EndReason.TAKEN: "taken away by the cluster",
+    EndReason.NOT_ENFORCED: "its limits could not be set up",
+    EndReason.BROKEN: "what it kept while it was parked could not be brought back",
+    EndReason.TOO_LONG: "held for as long as its course allows",
+    EndReason.IDLE: "its kernel was idle",
+    EndReason.OVER_MEMORY: "used more GPU memory than it had",
+}
+_STATES: Final = {
+    LeaseState.HELD: "held",
+    LeaseState.PARKED: "parked: lent to others while its kernel is idle",
+    LeaseState.ENDED: "ended",
+}
+
+
+class PageTime(NamedTuple):
+    """A time: for programs, and for people before a script writes it by their own clock."""
+
+    iso: str
+    text: str
+
+
+def moment(at: float) -> PageTime:
+    """Write Unix seconds."""
+    utc = datetime.fromtimestamp(at, timezone.utc)
+    return PageTime(f"{utc:%Y-%m-%dT%H:%M:%SZ}", f"{utc:%Y-%m-%d %H:%M} UTC")
+
+
+def reason_words(reason: str) -> str:
+    """Say why a lease ended; the word itself where it is not known."""
+    try:
+        return _REASONS[EndReason(reason)]
+    except ValueError:
+        return reason
+
+
+def state_words(lease: Lease) -> str:
+    """Say where a lease is in its life."""
+    if lease.state is LeaseState.WAITING:
+        return "next in the queue" if lease.place == 1 else f"position {lease.place} in the queue"
+    return "in the cluster's queue" if lease.is_queued else _STATES[lease.state]
+
+
+def notice_words(lease: Lease) -> str:
+    """Say what its user should know of a lease: who asks for its slices, or has taken them, or a warning."""
+    if lease.asked_back is None:
+        return lease.notice
+    by_admin = lease.asked_back is EndReason.REVOKED
+    words = f" \u201c{lease.notice}\u201d" if lease.notice else ""
+    if lease.state is LeaseState.HELD:
+        asks = ", as an administrator asks" if by_admin else ""
+        return f"Goes back as soon as the kernel is idle{asks}.{words}"
+    who = "An administrator took the slice back" if by_admin else "You gave the slice back"
+    return f"{who}; the kernel lives on and asks for it again at its next cell.{words}"
+
+
+def where_words(lease: Lease) -> str:
+    """Name the GPUs that a lease has, and whether they are simulated; empty if it has none."""
+    indexes = sorted(part.device.index for part in lease.slices)
+    if not indexes:
+        return ""
+    gpus = ("GPU " if len(indexes) == 1 else "GPUs ") + ", ".join(map(str, indexes))
+    return f"{gpus} (simulated)" if lease.simulated else gpus
+
+
+def size_words(lease: Lease) -> str:
+    """Say how much a lease asks for, or has."""
+    if not lease.slices:
+        return str(lease.request)
+    each = " on each" if len(lease.slices) > 1 else ""
+    return f"{lease.slices[0].share}, {memory(lease.memory_mib)}{each}"
+
+
+def memory(mib: int) -> str:
+    """Write device memory to three digits: ``640 MiB``, ``6.4 GiB``, ``32 GiB``."""
+    return f"{mib} MiB" if mib < 1000 else f"{mib / 1024:.3g} GiB"
+
+
+def gpus(milli: float) -> str:
+    """Write thousandths of GPUs: ``35%``, ``1 GPU``, ``2.5 GPUs``."""
+    if milli < WHOLE:
+        return format_share(round(milli))
+    return f"{milli / WHOLE:.3g} GPU" + ("" if milli == WHOLE else "s")
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """Write a number of things: ``1 slice``, ``3 slices``."""
+    return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"

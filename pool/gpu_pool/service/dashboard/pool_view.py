@@ -1,0 +1,301 @@
+"""What administrators see besides: the quotas. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpu_pool.policy.sharing import Quota, Sharing
+from gpu_pool.service.dashboard.labels import (
+    Mark,
+    PageTime,
+    count,
+    course_label,
+    gpus,
+    memory,
+    moment,
+    notice_words,
+    size_words,
+    state_words,
+    where_words,
+)
+from gpu_pool.service.dashboard.viewer import Viewer
+from gpu_pool_client import (
+    DeviceStatus,
+    Failure,
+    Lease,
+    LeaseState,
+    Outlook,
+    PoolStatus,
+    Slice,
+    format_share,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRow:
+    """A quota, and whose it is."""
+
+    whose: str
+    allowed: str
+    #: What of it is held and waited for now.
+    now: str
+
+
+def quota_rows(sharing: Sharing, status: PoolStatus) -> tuple[QuotaRow, ...]:
+    """Return every quota that limits anything, with what is held and waited for of it now."""
+    return tuple(_rows(sharing, [*status.leases, *status.line]))
+
+
+def _rows(sharing: Sharing, leases: Sequence[Lease]) -> Iterable[QuotaRow]:
+    yield from _of_each("each user, over all courses", sharing.per_user, leases)
+    courses = [*sorted(sharing.courses.items()), ("", sharing.default)]
+    for name, course in courses:
+        whose = name or "those without a course"
+        of_course = [lease for lease in leases if (lease.holder.course or "") == name]
+        yield from _together(f"{whose}, together", course.quota, of_course)
+        yield from _of_each(f"{whose}, each user", course.per_user, of_course)
+    for group in sharing.groups:
+        of_group = [lease for lease in leases if lease.holder.user in group.users]
+        yield from _together(f"group {group.name} ({count(len(group.users), 'user')})", group.quota, of_group)
+
+
+def _together(whose: str, quota: Quota, leases: Sequence[Lease]) -> Iterable[QuotaRow]:
+    if allowed := "; ".join(_allowed(quota)):
+        yield QuotaRow(whose, allowed, _amount(leases))
+
+
+def _of_each(whose: str, quota: Quota, leases: Sequence[Lease]) -> Iterable[QuotaRow]:
+    """Say of a quota of each user's who has most."""
+    if not (allowed := "; ".join(_allowed(quota))):
+        return
+    by_user: dict[str, list[Lease]] = {}
+    for lease in leases:
+        by_user.setdefault(lease.holder.user, []).append(lease)
+    most = max(by_user, key=lambda user: (_milli(by_user[user]), len(by_user[user])), default=None)
+    now = "nobody has any" if most is None else f"most: {most}, {_amount(by_user[most])}"
+    yield QuotaRow(whose, allowed, now)
+
+
+def _amount(leases: Sequence[Lease]) -> str:
+    """Say how much is held, with how many slices, those included that are waited for."""
+    mib = sum(part.memory_mib for lease in leases for part in lease.slices)
+    return f"{count(len(leases), 'slice')}, {gpus(_milli(leases))}, {memory(mib)}"
+
+
+def _milli(leases: Sequence[Lease]) -> int:
+    return sum(part.milli for lease in leases for part in lease.slices)
+
+
+def _allowed(quota: Quota) -> Iterable[str]:
+    if quota.slices is not None:
+        yield count(quota.slices, "slice")
+    if quota.milli is not None:
+        yield gpus(quota.milli)
+    if quota.memory_mib is not None:
+        yield memory(quota.memory_mib)
+    if quota.gpu_hours_per_week is not None:
+        yield f"{quota.gpu_hours_per_week:g} GPU-hours a week"
+    if quota.gpu_hours_per_term is not None:
+        yield f"{quota.gpu_hours_per_term:g} GPU-hours a term"
+
+
+#: Percent of a bar from which on a text fits into its part.
+_ROOM_FOR_TEXT: Final = 9.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one course holds of one device. Places and widths are in percent of the bar."""
+
+    course: str
+    mark: Mark
+    x: float
+    width: float
+    memory_x: float
+    memory_width: float
+    #: For people: ``20%``, ``6.4GiB``, ``10 slices``.
+    share: str
+    memory: str
+    slices: str
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its name may stand in the bar. It stands beside it in any case."""
+        return self.width >= _ROOM_FOR_TEXT
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBar:
+    """One device."""
+
+    index: int
+    uuid: str
+    model: str
+    is_simulated: bool
+    is_drained: bool
+    parts: tuple[Part, ...]
+    #: When an administrator drained it; None where it is not drained, or by something else.
+    drained_since: PageTime | None
+    #: What nobody holds: free, unless it is drained.
+    free_share: str
+    free_memory: str
+    #: ``of 31GiB``: everything there is.
+    memory: str
+
+
+def device_bars(status: PoolStatus, marks: Mapping[str, Mark]) -> tuple[DeviceBar, ...]:
+    """Return all devices, each with what every course holds of it, in the courses' order."""
+    held: dict[str, dict[str, list[Slice]]] = {}
+    for lease in status.leases:
+        for part in lease.slices:
+            of_device = held.setdefault(part.device.uuid, {})
+            of_device.setdefault(course_label(lease.holder.course), []).append(part)
+    return tuple(_bar(device, held.get(device.device.uuid, {}), marks) for device in status.devices)
+
+
+def _bar(status: DeviceStatus, held: Mapping[str, Sequence[Slice]], marks: Mapping[str, Mark]) -> DeviceBar:
+    device = status.device
+    return DeviceBar(
+        index=device.index,
+        uuid=device.uuid,
+        model=f"{device.model} MIG {device.mig_profile}" if device.mig_profile else device.model,
+        is_simulated=device.simulated,
+        is_drained=status.drained,
+        parts=tuple(_parts(status, held, marks)),
+        drained_since=None if status.drained_at is None else moment(status.drained_at),
+        free_share=format_share(status.unheld_milli),
+        free_memory=memory(status.unheld_memory_mib),
+        memory=memory(device.memory_mib),
+    )
+
+
+def _parts(
+    status: DeviceStatus, held: Mapping[str, Sequence[Slice]], marks: Mapping[str, Mark]
+) -> Iterable[Part]:
+    x = memory_x = 0.0
+    for course in sorted(held):
+        milli = sum(part.milli for part in held[course])
+        memory_mib = sum(part.memory_mib for part in held[course])
+        width = _percent(milli, max(status.milli, status.held_milli))
+        memory_width = _percent(memory_mib, status.device.memory_mib)
+        yield Part(
+            course=course,
+            mark=marks[course],
+            x=x,
+            width=width,
+            memory_x=memory_x,
+            memory_width=memory_width,
+            share=format_share(milli),
+            memory=memory(memory_mib),
+            slices=count(len(held[course]), "slice"),
+        )
+        x, memory_x = x + width, memory_x + memory_width
+
+
+def _percent(part: float, whole: float) -> float:
+    return round(100 * part / whole, 3) if whole else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How many wait for one course."""
+
+    course: str
+    mark: Mark
+    number: int
+
+
+def line_by_course(status: PoolStatus, marks: Mapping[str, Mark]) -> tuple[Waiting, ...]:
+    """Return how many wait, by course."""
+    courses = [course_label(lease.holder.course) for lease in status.line]
+    return tuple(Waiting(course, marks[course], courses.count(course)) for course in sorted(set(courses)))
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """One lease that lives, for whoever may see it."""
+
+    id: str
+    user: str
+    course: str
+    mark: Mark
+    #: What it is for; empty where nobody said.
+    purpose: str
+    size: str
+    where: str
+    state: str
+    is_waiting: bool
+    #: Since when it is held; otherwise when it was asked for.
+    since: PageTime
+    ends: PageTime | None
+    limits: str
+    notice: str
+    #: How its kernel has failed, in its pod, the last time that one did.
+    failure: Failure | None
+    #: How long it may wait still, and why; empty unless it waits and that was asked.
+    outlook: str
+
+
+def lease_rows(
+    status: PoolStatus,
+    marks: Mapping[str, Mark],
+    is_wanted: Callable[[Lease], bool],
+    outlooks: Mapping[str, Outlook] | None = None,
+) -> tuple[LeaseRow, ...]:
+    """Return the wanted leases: those held and parked, oldest first, then the line in its order."""
+    known = outlooks or {}
+    every = (*status.leases, *status.line)
+    return tuple(_row(lease, marks, known.get(lease.id)) for lease in every if is_wanted(lease))
+
+
+def _row(lease: Lease, marks: Mapping[str, Mark], outlook: Outlook | None) -> LeaseRow:
+    course = course_label(lease.holder.course)
+    is_held = lease.state is LeaseState.HELD
+    return LeaseRow(
+        id=lease.id,
+        user=lease.holder.user,
+        course=course,
+        mark=marks[course],
+        purpose=lease.holder.kernel or "",
+        size=size_words(lease),
+        where=where_words(lease),
+        state=state_words(lease),
+        is_waiting=lease.state is LeaseState.WAITING,
+        since=moment(lease.held_at if is_held and lease.held_at else lease.requested_at),
+        ends=moment(lease.terms.ends_at) if lease.terms.ends_at else None,
+        limits=lease.describe_limits() if is_held else "",
+        notice=notice_words(lease),
+        failure=lease.failure,
+        outlook=" ".join(filter(None, (f"{outlook.expected}." if outlook.expected else "", outlook.why)))
+        if outlook
+        else "",
+    )
+
+
+def news(before: PoolStatus, now: PoolStatus, viewer: Viewer, ends: Mapping[str, str]) -> str:
+    """Say what has become of the viewer's own leases, for those who do not see the page change.
+
+    ``ends`` says why leases ended, by id, where that is worth saying.
+    """
+    old, new = _own(before, viewer), _own(now, viewer)
+    told = [
+        f"Your slice of {lease.request} has ended{f': {ends[each]}' if each in ends else ''}."
+        for each, lease in old.items()
+        if each not in new
+    ]
+    for lease_id, lease in new.items():
+        known = old.get(lease_id)
+        if known is None or (known.state, known.place) != (lease.state, lease.place):
+            where = where_words(lease)
+            told.append(
+                f"Your slice of {lease.request}: {state_words(lease)}{f' on {where}' if where else ''}."
+            )
+        elif lease.notice and lease.notice != known.notice:
+            told.append(lease.notice)
+    return " ".join(told)
+
+
+def _own(status: PoolStatus, viewer: Viewer) -> dict[str, Lease]:
+    return {lease.id: lease for lease in (*status.leases, *status.line) if viewer.owns(lease)}

@@ -1,0 +1,212 @@
+"""tornado's HTTP server, which keeps everybody within limits; on a Unix socket it knows every peer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from tornado.http1connection import HTTP1ServerConnection
+from tornado.httpserver import HTTPServer
+from tornado.httputil import (
+    HTTPConnection,
+    HTTPHeaders,
+    HTTPMessageDelegate,
+    RequestStartLine,
+    ResponseStartLine,
+)
+from tornado.iostream import IOStream
+from tornado.web import Application
+
+from gpu_pool.service.addresses import client_address, counted_by, is_within
+from gpu_pool.service.callers import Peer, PeerIdentity, account_name, peer_of, user_name
+from gpu_pool.service.connections import Connection, ConnectionLimits, Connections, Owner
+from gpu_pool_client import NotAllowed
+from gpu_pool_client.remote.bodies import MOST_BODY
+
+_MOST_HEADERS: Final = 16 * 1024
+#: Seconds in which a request's headers have come, idle time before them included, and its body.
+_HEADERS_WITHIN, _BODY_WITHIN = 60.0, 10.0
+
+
+class LimitedServer(HTTPServer):
+    """Serves an application to so many connections at once: by address until it is known whose they are.
+
+    What is said of clients on their way is passed over, unless a trusted proxy says it.
+    """
+
+    name = "TCP"
+    _connections_of: dict[IOStream, Connection]
+
+    def initialize(  # type: ignore[override]
+        self,
+        application: Application,
+        log: logging.Logger,
+        limits: ConnectionLimits,
+        holds: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """Take the settings. Called by tornado when the server is made."""
+        super().initialize(
+            application,
+            max_header_size=_MOST_HEADERS,
+            idle_connection_timeout=_HEADERS_WITHIN,
+            body_timeout=_BODY_WITHIN,
+            max_body_size=MOST_BODY,
+            max_buffer_size=2 * MOST_BODY,
+        )
+        self._counts = Connections(self.name, limits, log, holds)
+        self._connections_of = {}
+
+    def handle_stream(self, stream: IOStream, address: Any) -> None:
+        """Serve a connection, unless there are too many already. Called by tornado for each."""
+        try:
+            address = self.address_of(stream, address)
+        except OSError:  # it has gone again
+            stream.close()
+            return
+        connection = Connection(stream, self.owner(address))
+        if not self._counts.add(connection):
+            stream.close()
+            return
+        self._connections_of[stream] = connection
+        super().handle_stream(stream, address)
+
+    def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
+        """Wait for a request. Called by tornado for each, before anything of it has come."""
+        assert isinstance(server_conn, HTTP1ServerConnection)
+        connection, context = self._connections_of[server_conn.stream], server_conn.context
+        is_first = not hasattr(context, "counted")
+        context.counted = connection  # type: ignore[attr-defined] # read by connection_of and client_of
+        self.note_address(connection, context, "")
+        self._counts.wait(connection, is_waiting=True)
+        alarm = None
+        if is_first:
+            within = self._counts.limits.first_request_within
+            alarm = asyncio.get_running_loop().call_later(within, connection.stream.close)
+        return _RequestObserver(
+            self, super().start_request(server_conn, request_conn), connection, context, alarm
+        )
+
+    def note_address(self, connection: Connection, context: Any, forwarded: str) -> bool:
+        """Note the address of a request; return False where too many connections are that address's.
+
+        Of a connection that a trusted proxy has opened each request has an address of its own.
+        """
+        proxies = self._counts.limits.proxies
+        context.client = counted_by(client_address(context.remote_ip, forwarded, proxies))
+        if not is_within(context.remote_ip, proxies):
+            return True
+        return self._counts.assign(connection, self._at(context.client))
+
+    def note_complete(self, connection: Connection) -> None:
+        """Take note that a request has come as a whole, and is answered now."""
+        self._counts.wait(connection, is_waiting=False)
+
+    def on_close(self, server_conn: object) -> None:
+        """Forget a connection. Called by tornado at its end."""
+        super().on_close(server_conn)
+        assert isinstance(server_conn, HTTP1ServerConnection)
+        connection = self._connections_of.pop(server_conn.stream, None)
+        if connection is not None:
+            self._counts.remove(connection)
+
+    def address_of(self, stream: IOStream, address: Any) -> Any:  # noqa: ARG002 - for those that look
+        """Return what is known of whoever has connected. Raises ``OSError`` if they have gone again."""
+        return address
+
+    def owner(self, address: Any) -> Owner:
+        """Return whose a new connection is."""
+        return self._at(counted_by(address[0]))
+
+    def _at(self, client: str) -> Owner:
+        """Return whose the connections are of which an address is all that is known."""
+        limits = self._counts.limits
+        most = None if is_within(client, limits.proxies) else limits.per_address
+        return Owner(f"address {client}", most, is_address=True)
+
+
+class PeerServer(LimitedServer):
+    """The address of a request's connection is its ``callers.Peer``; each person has a limit of their own."""
+
+    name = "The socket"
+
+    def initialize(  # type: ignore[override]
+        self,
+        application: Application,
+        log: logging.Logger,
+        limits: ConnectionLimits,
+        identity: PeerIdentity,
+        holds: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """Take the settings; ``identity`` says who a peer is to the pool. Called by tornado."""
+        super().initialize(application, log, limits, holds)
+        self._identity = identity
+
+    def address_of(self, stream: IOStream, address: Any) -> Any:  # noqa: ARG002 - Unix sockets have none
+        """Return the peer."""
+        return peer_of(stream.socket)
+
+    def owner(self, address: Any) -> Owner:
+        """Return the person, and whether they are somebody for whom connections are kept."""
+        try:
+            caller = self._identity.caller(address)
+        except NotAllowed:  # one that cannot be seen, who is told so at the first request
+            return self._counts.person(person(address), "", is_admin=False)
+        return self._counts.person(person(address), caller.user, is_admin=caller.is_admin)
+
+
+def person(peer: Peer) -> str:
+    """Return what somebody's connections are counted by: their uid's name, or that of its owner.
+
+    Whoever has a person's uid in a container of somebody else's must not be in that person's way.
+    The subordinate uids of a person are all theirs, wherever they are.
+    """
+    where = " in a container" if peer.contained and account_name(peer.uid) is not None else ""
+    return f"user {user_name(peer.uid)}{where}"
+
+
+class _RequestObserver(HTTPMessageDelegate):
+    """Tells the server how far a request has come, and passes it on."""
+
+    def __init__(
+        self,
+        server: LimitedServer,
+        inner: HTTPMessageDelegate,
+        connection: Connection,
+        context: Any,
+        alarm: asyncio.TimerHandle | None,
+    ) -> None:
+        self._server = server
+        self._inner = inner
+        self._connection = connection
+        self._context = context
+        self._alarm = alarm
+
+    def headers_received(
+        self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
+    ) -> Awaitable[None] | None:
+        """Take the headers, which say where the request comes from. Called by tornado."""
+        self._end_alarm()
+        forwarded = headers.get("X-Forwarded-For", "")
+        if not self._server.note_address(self._connection, self._context, forwarded):
+            self._connection.stream.close()
+        return self._inner.headers_received(start_line, headers)
+
+    def data_received(self, chunk: bytes) -> Awaitable[None] | None:
+        """Take a part of the body. Called by tornado."""
+        return self._inner.data_received(chunk)
+
+    def finish(self) -> None:
+        """Answer the request, which is there as a whole. Called by tornado."""
+        self._server.note_complete(self._connection)
+        self._inner.finish()
+
+    def on_connection_close(self) -> None:
+        """Give up. Called by tornado."""
+        self._end_alarm()
+        self._inner.on_connection_close()
+
+    def _end_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()

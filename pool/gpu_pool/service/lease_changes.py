@@ -1,0 +1,191 @@
+"""Wakes those who wait for news of a lease.
+
+Every waiter of an embedded pool looks at the store ten times a second. Here
+one task looks for all of them: as soon as something was decided here, and once
+a second to find what happened by itself, such as the death of a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from gpu_pool.service.heartbeats import Heartbeats
+from gpu_pool_client import GpuPoolError, Lease, Pool, PoolStatus
+from gpu_pool_client.terms import Terms
+
+#: Seconds between looks when nothing was decided.
+_LOOK_EVERY: Final = 1.0
+#: Rest after a look, in seconds and in times of what the look took: many decisions are looked at once.
+#: Never for longer than this, also where a look has stood still with its machine.
+_LEAST_REST, _REST_TIMES, _MOST_REST = 0.02, 9.0, 2.0
+
+#: Says whether a lease as it is now (None: it has ended) is news to a waiter.
+IsNews: TypeAlias = Callable[[Lease | None], bool]
+_Waiter: TypeAlias = tuple[IsNews, asyncio.Future[bool]]
+
+
+class LeaseChanges:
+    """Who waits for news of which lease. Used in one event loop."""
+
+    def __init__(self, pool: Pool, log: logging.Logger, heartbeats: Heartbeats) -> None:
+        self._pool = pool
+        self._log = log
+        self._heartbeats = heartbeats
+        #: Whether the last look at the leases succeeded.
+        self.healthy = True
+        self._waiters: dict[str, set[_Waiter]] = {}
+        self._watchers: set[asyncio.Future[bool]] = set()
+        self._decided = asyncio.Event()
+        self._seen: object = None
+        #: Who waited when the leases were last looked at, by user; and when that was.
+        self._in_line: dict[str, dict[str, int]] = {}
+        self._known_to_wait: frozenset[str] = frozenset()
+        #: Users who had slices when it was last looked successfully.
+        self._holders: frozenset[str] = frozenset()
+        self._looked = -math.inf
+        #: When each user last changed something, if that was after.
+        self._decided_at: dict[str, float] = {}
+        #: What was last said of a look that did not see everything.
+        self._noted = ""
+        self._stopped = False
+
+    def knows_to_wait(self, lease_id: str) -> bool:
+        """Whether a lease waited when it was last looked. Where it does no more, the next look is due."""
+        return lease_id in self._known_to_wait
+
+    def holds(self, user: str) -> bool:
+        """Whether a user had a slice when it was last looked."""
+        return user in self._holders
+
+    def places(self, user: str) -> Mapping[str, int] | None:
+        """Return the places in line of a user's leases as of the last look.
+
+        None where the user has changed something since, or that look failed.
+        """
+        if self._decided_at.get(user, -math.inf) >= self._looked:
+            return None
+        return self._in_line.get(user, {})
+
+    def decided(self, user: str = "") -> None:
+        """Say that something was decided for a user, of whatever lease: a place in line depends on many."""
+        self._decided_at[user] = time.monotonic()
+        if self._waiters or self._watchers or self._known_to_wait:
+            self._decided.set()
+
+    async def wait(self, lease_id: str, is_news: IsNews, seconds: float) -> bool:
+        """Return True when a look finds news of the lease.
+
+        False after so many seconds, or when the service stops: nobody has seen any.
+        """
+        if self._stopped or seconds <= 0:
+            return False
+        news: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        alarm = news.get_loop().call_later(seconds, _wake, news)
+        waiter = is_news, news
+        self._waiters.setdefault(lease_id, set()).add(waiter)
+        try:
+            return await news
+        finally:
+            alarm.cancel()
+            self._forget(lease_id, waiter)
+
+    async def any(self, seconds: float) -> None:
+        """Return after the next look that finds any lease or device changed; else like :meth:`wait`."""
+        if self._stopped or seconds <= 0:
+            return
+        news: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        alarm = news.get_loop().call_later(seconds, _wake, news)
+        self._watchers.add(news)
+        try:
+            await news
+        finally:
+            alarm.cancel()
+            self._watchers.discard(news)
+
+    def stop(self) -> None:
+        """Let nobody wait any more."""
+        self._stopped = True
+        for news in (*self._watchers, *(news for _, news in self._all())):
+            _wake(news)
+
+    async def run(self) -> None:
+        """Look and wake for as long as the service runs."""
+        while True:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._decided.wait(), _LOOK_EVERY)
+            self._decided.clear()
+            began = time.monotonic()
+            try:
+                status = await self._pool.status()
+                await self._heartbeats.look(self._pool, (*status.leases, *status.line), began)
+            except GpuPoolError as error:
+                self._failed()
+                self._log.error("Looking at the leases failed: %s", error)
+                continue
+            except Exception:  # noqa: BLE001 - one broken lease must not end the service for all others
+                self._failed()
+                self._log.exception("Looking at the leases failed")
+                continue
+            if status.note and status.note != self._noted:
+                self._log.error("%s", status.note)
+            self._noted = status.note
+            self.healthy = True
+            self._remember(status, began)
+            self._tell(status)
+            await asyncio.sleep(_rest(time.monotonic() - began))
+
+    def _failed(self) -> None:
+        self.healthy = False
+        self._known_to_wait, self._looked = frozenset(), -math.inf
+
+    def _remember(self, status: PoolStatus, began: float) -> None:
+        self._looked, self._in_line = began, {}
+        self._holders = frozenset(lease.holder.user for lease in status.leases)
+        for lease in status.line:
+            self._in_line.setdefault(lease.holder.user, {})[lease.id] = lease.place or 0
+        self._known_to_wait = frozenset(lease.id for lease in status.line)
+        self._decided_at = {user: at for user, at in self._decided_at.items() if at >= began}
+
+    def _tell(self, status: PoolStatus) -> None:
+        if self._watchers:
+            self._tell_watchers(status)
+        now = {lease.id: lease for lease in (*status.leases, *status.line)}
+        for lease_id, waiters in self._waiters.items():
+            for is_news, news in waiters:
+                if is_news(now.get(lease_id)):
+                    _wake(news, found=True)
+
+    def _tell_watchers(self, status: PoolStatus) -> None:
+        # The time of a lease's end is reckoned anew, and so a little differently, by every look.
+        leases = [replace(lease, terms=Terms()) for lease in (*status.leases, *status.line)]
+        seen = status.devices, leases
+        if seen != self._seen:
+            self._seen = seen
+            for news in self._watchers:
+                _wake(news)
+
+    def _all(self) -> list[_Waiter]:
+        return [waiter for waiters in self._waiters.values() for waiter in waiters]
+
+    def _forget(self, lease_id: str, waiter: _Waiter) -> None:
+        waiters = self._waiters[lease_id]
+        waiters.discard(waiter)
+        if not waiters:
+            del self._waiters[lease_id]
+
+
+def _rest(took: float) -> float:
+    """Return for how many seconds to rest after a look that took so many."""
+    return min(max(_LEAST_REST, _REST_TIMES * took), _MOST_REST)
+
+
+def _wake(news: asyncio.Future[bool], *, found: bool = False) -> None:
+    if not news.done():
+        news.set_result(found)

@@ -1,0 +1,75 @@
+"""How much each user may ask of the service, and how soon again: decisions a minute, questions at once."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from gpu_pool_client import OverQuota
+
+#: Users who are remembered before those are forgotten who have been quiet.
+_MOST_KNOWN: Final = 1000
+#: Whoever waits is told to ask again after this part of the longest time, or later.
+_SPREAD: Final = 0.6
+
+
+def spread(seconds: float) -> float:
+    """Return these seconds or fewer: a class that gets in line together is not to come back together."""
+    return seconds * random.uniform(_SPREAD, 1.0)  # noqa: S311 - nothing hangs on it
+
+
+class DecisionRate:
+    """Lets each user have so many decisions a minute, all at once if they like."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = per_minute
+        self._clock = clock
+        #: How many decisions a user may have, and as of when.
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def count(self, user: str) -> None:
+        """Count a decision. Raises ``OverQuota`` for one too many."""
+        left = self._left_to(user)
+        if left < 1:
+            raise OverQuota(
+                f"You have asked the pool for something {self._most} times within a minute.",
+                "Wait a moment, and ask less often.",
+            )
+        if user not in self._left and len(self._left) >= _MOST_KNOWN:
+            self._forget()
+        self._left[user] = left - 1, self._clock()
+
+    def _left_to(self, user: str) -> float:
+        now = self._clock()
+        left, at = self._left.get(user, (self._most, now))
+        return min(float(self._most), left + (now - at) * self._most / 60)
+
+    def _forget(self) -> None:
+        self._left = {user: known for user, known in self._left.items() if self._left_to(user) < self._most}
+
+
+class PollLimit:
+    """Lets each user have so many questions at once that wait for news."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def one(self, user: str) -> Iterator[None]:
+        """Count a question for as long as it waits. Raises ``OverQuota`` for one too many."""
+        if self._open[user] >= self._most:
+            raise OverQuota(
+                f"You already wait for {self._most} leases at once, which is the most.",
+                "Stop waiting for one of them first.",
+            )
+        self._open[user] += 1
+        try:
+            yield
+        finally:
+            self._open[user] -= 1
+            self._open += Counter()  # forgets those who wait no more

@@ -1,0 +1,319 @@
+"""The store's file: opened, migrated, and written in one transaction per decision."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from gpu_pool.store import files, schema
+from gpu_pool.store.audit_buffer import AuditBuffer
+from gpu_pool.store.errors import NoSpace, StoreUnusable, check_room, explain
+from gpu_pool.store.locks import FairLock, LivenessLocks
+from gpu_pool.store.schema import queries
+
+#: PRAGMA application_id of a store, "GPUP" in ASCII: tells it from other SQLite files.
+APPLICATION_ID: Final = 0x47505550
+#: Pages (of 4 KiB) of write-ahead log after which it is moved into the database. The same few
+#: pages change in every decision, so moving them seldom saves most of that work.
+_CHECKPOINT_PAGES: Final = 4000
+#: Programs other than this one may hold SQLite's lock for this long.
+_BUSY_SECONDS: Final = 20.0
+
+
+class Database:
+    """One connection to a store. Used by one thread at a time.
+
+    WAL with ``synchronous=NORMAL``: a commit survives the death of every
+    process. Losing the last moments before a power failure is harmless, since
+    no lease survives a reboot.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _explained(path):
+            files.prepare_folder(path)
+            if not path.exists():
+                files.check_leftovers(path)
+                _create(path)
+            files.check_owner(path)
+            if path.stat().st_size == 0:
+                raise sqlite3.DatabaseError("file is not a database")
+            self._identity = _identity(path)
+            lock = path.with_name(path.name + ".lock")
+            with contextlib.ExitStack() as opened:
+                self._lock = opened.enter_context(contextlib.closing(FairLock(lock)))
+                self.pulses = opened.enter_context(contextlib.closing(LivenessLocks(lock)))
+                self._connection, self._is_frozen = _connect_to_read(path)
+                opened.callback(self._disconnect)
+                self._check_kind()
+                if not schema.is_newest(self._connection, path):
+                    with self._lock:
+                        schema.upgrade(self._connection, path)
+                self._opened = opened.pop_all()
+        self._sql = queries()
+        #: What the running transaction decides.
+        self.trail = AuditBuffer()
+        #: The block of decisions that is under way, and whether its transaction has begun: :meth:`together`.
+        self._block: contextlib.ExitStack | None = None
+        self._has_begun = False
+        #: Why SQLite has undone the running transaction by itself: for want of space, say.
+        self._undone: sqlite3.Error | None = None
+        #: Why nothing may be decided: :meth:`refusing`.
+        self._refusal: StoreUnusable | None = None
+
+    def close(self) -> None:
+        """Close the connection and the lock; the decisions of a block are in the store before."""
+        with self._opened:
+            if self._block is not None:
+                self._block.close()
+
+    @property
+    def version(self) -> int:
+        """The schema version of the file."""
+        return schema.version_of(self._connection)
+
+    @contextlib.contextmanager
+    def transaction(self, give_up_at: float | None = None) -> Iterator[None]:
+        """Run one decision: all of it is in the store afterwards, or nothing.
+
+        ``give_up_at`` (``time.monotonic()``): past this moment nothing is begun,
+        because nobody waits for the answer any more.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        if self._block is None:
+            with self._begin(give_up_at):
+                yield
+            return
+        if not self._has_begun:
+            self._block.enter_context(self._begin(give_up_at))
+            self._has_begun = True
+        with _explained(self.path), self._step(give_up_at):
+            yield
+
+    @contextlib.contextmanager
+    def refusing(self, reason: StoreUnusable | None) -> Iterator[None]:
+        """Let a block only read, and refuse it decisions with that error; None for no such limit."""
+        self._refusal = reason
+        try:
+            yield
+        finally:
+            self._refusal = None
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Let the decisions of a block have one transaction, which saves most of what each costs.
+
+        One that fails leaves the others as they are. Where the end of the block
+        fails, none of them is in the store.
+        """
+        with contextlib.ExitStack() as block:
+            self._block, self._has_begun = block, False
+            try:
+                yield
+            finally:
+                self._block = None
+
+    @contextlib.contextmanager
+    def _begin(self, give_up_at: float | None) -> Iterator[None]:
+        self.trail.forget()
+        self._undone = None
+        with _explained(self.path), self._lock:
+            self._check_still_there()
+            self._refuse_if_late(give_up_at)
+            self._thaw()
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                schema.check_version(self._connection, self.path)
+                yield
+                self._refuse_if_undone()
+                self._connection.execute("COMMIT")
+            except BaseException as error:
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+                if isinstance(error, sqlite3.OperationalError):
+                    self._make_room()
+                raise
+        # Not before it is kept, and not while others wait.
+        self.trail.tell()
+
+    @contextlib.contextmanager
+    def _step(self, give_up_at: float | None) -> Iterator[None]:
+        """Run one decision of a block, and undo it alone if it fails."""
+        self._refuse_if_late(give_up_at)
+        self._refuse_if_undone()
+        self._connection.execute("SAVEPOINT decision")
+        before = len(self.trail)
+        try:
+            yield
+        except BaseException as error:
+            self.trail.forget(before)
+            if isinstance(error, sqlite3.Error) and not self._connection.in_transaction:
+                self._undone = error
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK TO decision")
+                self._connection.execute("RELEASE decision")
+            raise
+        self._connection.execute("RELEASE decision")
+
+    def _refuse_if_undone(self) -> None:
+        if self._undone is not None:
+            raise self._undone
+        if not self._connection.in_transaction:
+            raise StoreUnusable(f"The pool's store, {self.path}, could not be written.", "Try again.")
+
+    def _refuse_if_late(self, give_up_at: float | None) -> None:
+        if give_up_at is not None and time.monotonic() > give_up_at:
+            raise StoreUnusable(f"The pool's store, {self.path}, was busy for too long.", "Try again.")
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Read one consistent state, without waiting for writers; in a block, what was decided so far."""
+        if self._connection.in_transaction:
+            yield
+            return
+        with _explained(self.path):
+            self._check_still_there()
+            self._thaw()
+            self._connection.execute("BEGIN")
+            try:
+                schema.check_version(self._connection, self.path)
+                yield
+            finally:
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("COMMIT")
+
+    def run(self, name: str, values: Mapping[str, object] | tuple[object, ...] = ()) -> sqlite3.Cursor:
+        """Run the statement of that name."""
+        return self._connection.execute(self._sql[name], values)
+
+    def one(self, name: str, **values: object) -> Any:
+        """Return the first row of a statement, or None."""
+        return self.run(name, values).fetchone()
+
+    def holder(self) -> int | None:
+        """Return the pid of the process that last entered a transaction."""
+        return self._lock.holder()
+
+    def check_room(self) -> None:
+        """Raise ``NoSpace`` where the disk is full, whether or not the next decision would still fit."""
+        with _explained(self.path):
+            check_room(self.path)
+
+    def _check_still_there(self) -> None:
+        """Refuse to go on in a file that others no longer see."""
+        if _identity(self.path) != self._identity:
+            raise StoreUnusable(
+                f"The pool's store, {self.path}, was removed or replaced while it was in use.",
+                "Restart what uses the pool.",
+            )
+
+    def _thaw(self) -> None:
+        """Open the store anew where it could only be read, and only as it was at that moment."""
+        if self._is_frozen:
+            self._disconnect()
+            self._connection, self._is_frozen = _connect_to_read(self.path)
+
+    def _make_room(self) -> None:
+        """Move the write-ahead log into the database, so that the next decision is written over it."""
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _disconnect(self) -> None:
+        self._connection.close()
+
+    def _check_kind(self) -> None:
+        kind = self._connection.execute("PRAGMA application_id").fetchone()[0]
+        if kind != APPLICATION_ID:
+            raise sqlite3.DatabaseError("file is not a database")
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Let nothing of SQLite or the system through but in words."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise explain(error, path) from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - in the path of every decision
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _connect_to_read(path: Path) -> tuple[sqlite3.Connection, bool]:
+    """Return a connection by which the store can be read, and whether it shows this moment alone.
+
+    The first to open a store makes files beside it. Where there is no room for them, what is in
+    the store can be read nevertheless: nobody else has it open, or the files would be there.
+    """
+    try:
+        return _connect(path), False
+    except sqlite3.OperationalError as error:
+        if not isinstance(explain(error, path), NoSpace) or _has_log(path):
+            raise
+        return _connect(path, "mode=ro&immutable=1"), True
+
+
+def _has_log(path: Path) -> bool:
+    """Whether something is decided that is not in the store's own file yet."""
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def _connect(path: Path, how: str = "mode=rw") -> sqlite3.Connection:
+    # mode=rw: a file that is gone by now must not be made anew.
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{how}",
+        uri=True,
+        timeout=_BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        _set_up(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _set_up(connection: sqlite3.Connection) -> None:
+    connection.row_factory = sqlite3.Row
+    # SQLite's own exp() is there only if it was built with it.
+    connection.create_function("faded", 2, _faded, deterministic=True)
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+
+
+def _faded(age: float, half_life: float) -> float:
+    """Return how much of what was used ``age`` seconds ago still counts."""
+    return float(0.5 ** (max(0.0, age) / half_life))
+
+
+def _create(path: Path) -> None:
+    """Make a complete store beside ``path`` and put it there at once, unless somebody was faster."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        with contextlib.closing(_connect(draft)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            schema.upgrade(connection, path)
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        for leftover in path.parent.glob(f"{draft.name}*"):
+            leftover.unlink()

@@ -1,0 +1,213 @@
+"""The devices of a pool as the store knows them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gpu_pool.store import records
+from gpu_pool.store.database import Database
+from gpu_pool.store.errors import OtherDevices
+from gpu_pool_client import Device, DeviceStatus, Slice
+
+#: What each entry of a lease's slices means.
+_COLUMNS: Final = ("device", "milli", "memory_mib", "contexts")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ForeignUse:
+    """What those have of a device who hold no lease on it, such as pods that the pool has not made."""
+
+    milli: int = 0
+    memory_mib: int = 0
+    contexts: int = 0
+    #: Whether nothing more may be granted on it, whatever an administrator of the pool says.
+    closed: bool = False
+
+
+_NOBODY: Final = ForeignUse()
+#: What to do where a pool is in use with simulated devices, and this machine has real ones.
+_WAY_BACK: Final = (
+    "Simulated and real GPUs are never one pool. End what holds the simulated ones (gpu-pool status; "
+    "gpu-pool release ID) and what was started with GPU_POOL_DEVICES; then the real ones take their place."
+)
+_WAY_ON: Final = "Set or unset GPU_POOL_DEVICES as where the pool is in use."
+#: Different slices that are kept in memory.
+_MOST_SLICES: Final = 4096
+
+
+class DeviceTable:
+    """Reads and writes devices, inside the transactions of its caller.
+
+    What a device is changes seldom and is kept in memory; what is held of it
+    is read every time.
+    """
+
+    def __init__(self, database: Database, milli: int) -> None:
+        self._db = database
+        self._milli = milli
+        self._known: dict[int, tuple[int, bool, Device]] = {}
+        self._numbers: dict[str, int] = {}
+        #: Slices by what is written of them: every decision in line reads all that is held.
+        self._slices: dict[str, tuple[Slice, ...]] = {}
+        #: Statuses by the rows they are of: one grant changes few of a cluster's thousands of devices.
+        self._statuses: dict[tuple[Any, ...], DeviceStatus] = {}
+
+    def is_news(self, devices: Sequence[Device]) -> bool:
+        """Whether :meth:`register` would change anything."""
+        facts = {records.write_device(device) for device in devices}
+        return {row["facts"] for row in self._present()} != facts
+
+    def has_simulated(self) -> bool:
+        """Whether a simulated device is the pool's."""
+        return any(_is_simulated(row) for row in self._present())
+
+    def register(self, devices: Sequence[Device], seen_from: str, *, nobody_simulates: bool) -> None:
+        """Make these the pool's devices, as seen by a process of the pid namespace ``seen_from``.
+
+        A real device is taken away only by a process that sees what the one
+        saw that registered it. ``nobody_simulates``: whether no other process
+        uses the pool with simulated devices. Raises ``OtherDevices`` where
+        simulated devices would replace real ones, or others that are in use.
+        """
+        present = self._present()
+        uuids = {device.uuid for device in devices}
+        missing = [row for row in present if row["uuid"] not in uuids]
+        simulated = any(_is_simulated(row) for row in present)
+        if missing and (simulated or any(device.simulated for device in devices)):
+            self._refuse_to_mix(devices, missing, nobody_simulates)
+        for row in missing:
+            if simulated or row["seen_from"] == seen_from:
+                self._db.run("hide_device", {"id": row["id"]})
+        for position, device in enumerate(devices):
+            values = {"uuid": device.uuid, "position": position, "facts": records.write_device(device)}
+            self._db.run("upsert_device", {**values, "seen_from": seen_from})
+
+    def forget_simulated(self) -> None:
+        """Take the simulated devices from the pool, unless somebody holds something or waits."""
+        if not self._leases():
+            for row in filter(_is_simulated, self._present()):
+                self._db.run("hide_device", {"id": row["id"]})
+
+    def set_others(self, others: Mapping[str, ForeignUse]) -> bool:
+        """Take note of what others than leases have of each device, by uuid; return whether that is news."""
+        changed = False
+        for row in self._db.run("others").fetchall():
+            now = others.get(row["uuid"], _NOBODY)
+            known = row["other_milli"], row["other_memory_mib"], row["other_contexts"], bool(row["closed"])
+            if known != dataclasses.astuple(now):
+                self._db.run("set_others", {"id": row["id"], **dataclasses.asdict(now)})
+                changed = True
+        return changed
+
+    def _refuse_to_mix(
+        self, devices: Sequence[Device], missing: Sequence[sqlite3.Row], nobody_simulates: bool
+    ) -> None:
+        leases, real = self._leases(), not any(device.simulated for device in devices)
+        are_simulated = all(_is_simulated(row) for row in missing)
+        if are_simulated and not leases and (nobody_simulates or not real):
+            return
+        labels = sorted({records.read_device(row["facts"]).label for row in missing})
+        found = ", ".join(sorted({each.label for each in devices}))
+        by = f" ({'1 lease' if leases == 1 else f'{leases} leases'})" if leases else ""
+        raise OtherDevices(
+            f"The pool's store, {self._db.path}, is in use for {', '.join(labels)}{by}; "
+            f"this process would replace that by {found}.",
+            f"{_WAY_BACK if real and are_simulated else _WAY_ON} "
+            f"Or name another store: GPU_POOL_URL=embedded:{self._db.path.with_name('other.db')}.",
+        )
+
+    def _leases(self) -> int:
+        return int(self._db.one("leases_in_all")[0])
+
+    def _present(self) -> list[sqlite3.Row]:
+        return [row for row in self._db.run("device_facts").fetchall() if row["present"]]
+
+    def statuses(self) -> list[DeviceStatus]:
+        """Return all devices that are present or still hold something, in order of placement."""
+        rows = self._db.run("devices").fetchall()
+        if any(self._known.get(row[0], (-1,))[0] != row[1] for row in rows):
+            self._read()
+        before = self._statuses
+        self._statuses = now = {row: before.get(row) or self._status(*row) for row in map(tuple, rows)}
+        return list(now.values())
+
+    def _status(
+        self,
+        number: int,
+        _revision: int,
+        drained: int,
+        milli: int,
+        memory: int,
+        contexts: int,
+        leases: int,
+        drained_at: float | None,
+    ) -> DeviceStatus:
+        device = self._known[number][2]
+        total = self._total(device)
+        return DeviceStatus(device, milli, memory, contexts, leases, total, bool(drained), drained_at)
+
+    def _total(self, device: Device) -> int:
+        # Nobody shares a MIG instance, so its compute is never granted twice.
+        return self._milli if device.mig_profile is None else device.milli
+
+    def open(self) -> list[DeviceStatus]:
+        """Return the devices on which something new may be granted, in order of placement."""
+        return [status for status in self.present() if not status.drained]
+
+    def drained(self) -> list[DeviceStatus]:
+        """Return the devices of the pool on which nothing more is granted, in order of placement."""
+        return [status for status in self.present() if status.drained]
+
+    def present(self) -> list[DeviceStatus]:
+        """Return the devices of the pool, drained ones included, in order of placement."""
+        return [status for status in self.statuses() if self._known[self._numbers[status.device.uuid]][1]]
+
+    def drain(self, uuid: str, drained: bool, now: float) -> None:
+        """Grant nothing more on that device, or grant again; ``now`` is Unix seconds."""
+        self._db.run("set_drained", {"id": self._numbers[uuid], "drained": drained, "now": now})
+
+    def take(self, parts: Sequence[Slice]) -> None:
+        """Count these slices as held."""
+        for row in self._rows(parts):
+            self._db.run("take", dict(zip(_COLUMNS, row, strict=True)))
+
+    def give_back(self, slices: str) -> None:
+        """Count the slices of a lease's row as free again."""
+        for row in json.loads(slices):
+            self._db.run("give_back", dict(zip(_COLUMNS, row, strict=True)))
+
+    def write(self, parts: Sequence[Slice]) -> str:
+        """Write slices for a lease's row."""
+        return json.dumps(self._rows(parts))
+
+    def read(self, slices: str) -> tuple[Slice, ...]:
+        """Read what :meth:`write` wrote."""
+        known = self._slices.get(slices)
+        if known is None:
+            rows = json.loads(slices)
+            if any(row[0] not in self._known for row in rows):
+                self._read()
+            if len(self._slices) >= _MOST_SLICES:
+                self._slices.clear()
+            known = tuple(Slice(self._known[device][2], *amounts) for device, *amounts in rows)
+            self._slices[slices] = known
+        return known
+
+    def _rows(self, parts: Sequence[Slice]) -> list[tuple[int, int, int, int]]:
+        return [(self._numbers[p.device.uuid], p.milli, p.memory_mib, p.contexts) for p in parts]
+
+    def _read(self) -> None:
+        self._slices.clear()
+        self._statuses.clear()
+        for row in self._db.run("device_facts").fetchall():
+            device = records.read_device(row["facts"])
+            self._known[row["id"]] = (row["revision"], bool(row["present"]), device)
+            self._numbers[device.uuid] = row["id"]
+
+
+def _is_simulated(row: sqlite3.Row) -> bool:
+    return records.read_device(row["facts"]).simulated

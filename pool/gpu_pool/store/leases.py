@@ -1,0 +1,254 @@
+"""Every decision about leases, each in one transaction of the store.
+
+Those about who gets a slice are in ``asking``, and in ``line`` for those who wait.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gpu_pool.policy import admission
+from gpu_pool.policy.queue import Waiter
+from gpu_pool.store import reclaim, records
+from gpu_pool.store.records import plain
+from gpu_pool.store.requests import RequestStore
+from gpu_pool_client import (
+    BadRequest,
+    DeviceStatus,
+    EndReason,
+    Lease,
+    LeaseState,
+    PoolStatus,
+    Process,
+    SliceRequest,
+)
+from gpu_pool_client.processes import is_child_of_ours
+
+#: No deadline is set further ahead than this.
+_MOST_SECONDS: Final = 86_400.0
+#: Rows of history that are read at once, and by one user of theirs: nobody else is served meanwhile.
+_MOST_ROWS: Final = 100_000
+_MOST_OF_USER: Final = 10_000
+
+
+class LeaseStore(RequestStore):
+    """The leases of one pool. Used by one thread at a time.
+
+    ``give_up_at`` (``time.monotonic()``, see ``Database.transaction``) bounds
+    how long any decision may wait for others to finish theirs.
+    """
+
+    # -- Reading -----------------------------------------------------------
+    def lease(self, lease_id: str) -> Lease:
+        """Return the lease as it is now, ended ones included."""
+        with self._db.snapshot():
+            return self._leases.lease(lease_id)
+
+    def status(self, url: str) -> PoolStatus:
+        """Return everything as one snapshot."""
+        with self._db.snapshot():
+            return PoolStatus(
+                url, tuple(self._devices.statuses()), self._leases.not_waiting(), self._leases.in_line()
+            )
+
+    def foremost(self, most: int) -> list[Waiter]:
+        """Return the first who wait, in the order of their turns."""
+        with self._db.snapshot():
+            return self._line.foremost(most)
+
+    def history(self, since: float, user: str | None = None) -> list[Mapping[str, Any]]:
+        """Return the leases, or those of a user, that have ended since then; see ``Pool.history``."""
+        name, most = ("history", _MOST_ROWS) if user is None else ("history_of_user", _MOST_OF_USER)
+        with self._db.snapshot():
+            rows = self._db.run(name, {"since": since, "user": user, "most": most}).fetchall()
+        return [{**row, "failure": json.loads(row["failure"] or "null")} for row in reversed(rows)]
+
+    # -- Changing ----------------------------------------------------------
+
+    def attach(self, lease_id: str, process: Process, ready_within: float | None, grace: float) -> Lease:
+        """Tie the lease to a process; see ``Pool.attach``."""
+        _check_seconds("grace", grace)
+        _check_seconds("ready_within", ready_within)
+        with self._db.transaction(self.give_up_at):
+            row = self._leases.row(lease_id)
+            # What is not held yet has its time once it is.
+            watched = ready_within is not None and row["state"] == LeaseState.HELD
+            values = {
+                "number": row["number"],
+                "process": records.write_process(process),
+                # What lives on without us is not given up when our sign of life has gone.
+                "outlives": row["pulse"] != self._db.pulses.own() or not _ends_with_us(process),
+                "grace": grace,
+                "ready_within": None if watched else ready_within,
+                "deadline": self._clock.uptime() + (ready_within or 0) if watched else None,
+                "reason": EndReason.NOT_READY.value if watched else None,
+            }
+            self._db.run("attach", values)
+            return self._leases.lease(lease_id)
+
+    def renew(self, lease_id: str, ttl: float | None) -> Lease:
+        """Lift the deadline, or set it ``ttl`` seconds from now; with nothing attached, only sooner."""
+        _check_seconds("ttl", ttl)
+        with self._db.transaction(self.give_up_at):
+            number = self._leases.row(lease_id)["number"]
+            deadline = None if ttl is None else self._clock.uptime() + ttl
+            reason = None if ttl is None else EndReason.EXPIRED.value
+            self._db.run("set_deadline", {"number": number, "deadline": deadline, "reason": reason})
+            return self._leases.lease(lease_id)
+
+    def resize(self, lease_id: str, request: SliceRequest) -> Lease:
+        """Change what a lease asks for; see ``Pool.resize``."""
+        admission.check_rules(request, self._rules)
+        with self._db.transaction(self.give_up_at):
+            before = self._leases.row(lease_id)
+            self._resizing.resize(before, request)
+            row = self._leases.row(lease_id)
+            parts = self._devices.read(row["slices"])
+            self._db.trail.decided("resized", row, parts, {"before": before["request"]})
+            self._line.serve()
+            return self._leases.lease(lease_id)
+
+    def park(self, lease_id: str) -> Lease:
+        """Give a held lease's slices to the next in line, or leave the line if they were parked before."""
+        with self._db.transaction(self.give_up_at):
+            row = self._leases.row(lease_id)
+            if row["state"] == LeaseState.WAITING and not row["home"]:
+                raise BadRequest("A lease that waits in line holds nothing to park.", "Release it instead.")
+            if row["state"] != LeaseState.PARKED:
+                self._park(row)
+            return self._leases.lease(lease_id)
+
+    def _park(self, row: sqlite3.Row) -> None:
+        parts = self._devices.read(row["slices"])
+        home = ",".join(part.device.uuid for part in parts) or row["home"]
+        self._use.add(row)
+        self._db.run("park", {"number": row["number"], "home": home, "now": self._clock.wall()})
+        self._devices.give_back(row["slices"])
+        why = {"reason": row["asked_back"], "words": row["notice"] or None} if row["asked_back"] else {}
+        self._db.trail.decided("parked", row, parts, why)
+        self._line.serve()
+
+    def ask_back(self, lease_id: str, words: str, reason: EndReason, *, now: bool) -> Lease:
+        """Ask a held lease's slices back, for when its kernel is idle; or park it ``now``.
+
+        ``reason`` and ``words`` tell its user, and the history, by whom and why. Those of an
+        administrator (REVOKED) stay whatever its user asks for afterwards.
+        """
+        with self._db.transaction(self.give_up_at):
+            row = self._leases.row(lease_id)
+            if row["state"] != LeaseState.HELD:
+                raise BadRequest(f"The lease is {row['state']}: it holds no slice.")
+            is_by_admin = row["asked_back"] == EndReason.REVOKED.value
+            if not is_by_admin or reason is not EndReason.RELEASED:
+                values = {"number": row["number"], "notice": plain(words), "reason": reason.value}
+                self._db.run("ask_back", values)
+            if now:
+                self._park(self._leases.row(lease_id))
+            else:
+                self._db.trail.decided(
+                    "asked-back", row, (), {"reason": reason.value, "words": words or None}
+                )
+            return self._leases.lease(lease_id)
+
+    def has_manager(self, lease_id: str) -> bool:
+        """Whether the lease's process is a kernel: only their managers are given time for a restart."""
+        with self._db.snapshot():
+            return bool(self._leases.row(lease_id)["grace"])
+
+    def resume(self, lease_id: str) -> Lease:
+        """Put a parked lease in line for its devices."""
+        with self._db.transaction(self.give_up_at):
+            row = self._leases.row(lease_id)
+            if row["state"] == LeaseState.PARKED:
+                values = {"number": row["number"], "turn": self._next_turn(), "now": self._clock.wall()}
+                self._db.run("resume", values)
+                self._db.trail.decided("resumed", row)
+                self._line.serve()
+            return self._leases.lease(lease_id)
+
+    def release(self, lease_id: str, reason: EndReason, *, asked: bool = True) -> None:
+        """End the lease if it has not ended yet; ``asked`` unless the pool does it by itself."""
+        with self._db.transaction(self.give_up_at):
+            row = self._leases.live(lease_id)
+            if row is not None and row["asked_back"] and reason is EndReason.IDLE:
+                reason = EndReason(row["asked_back"])  # it was not for its idleness alone
+            self._release(row, reason, asked=asked)
+
+    def revoke(self, lease_id: str, words: str, reason: EndReason = EndReason.REVOKED) -> None:
+        """End somebody's lease, and keep for its holder why."""
+        with self._db.transaction(self.give_up_at):
+            row = self._leases.row(lease_id)
+            told = {"number": row["number"], "id": lease_id, "notice": plain(words)}
+            self._db.run("tell", {**told, "ending": reason.value})
+            self._release(self._leases.row(lease_id), reason)
+
+    def release_key(self, key: str, reason: EndReason) -> None:
+        """End the lease of that key, if there is one."""
+        with self._db.transaction(self.give_up_at):
+            self._release(self._db.one("lease_by_key", key=key), reason)
+
+    def _release(self, row: sqlite3.Row | None, reason: EndReason, *, asked: bool = True) -> None:
+        if row is not None:
+            self._end(row, reason, asked=asked)
+            if row["somebody_waits"]:
+                self._line.serve()
+
+    def _end(self, row: sqlite3.Row, reason: EndReason, *, asked: bool = False) -> None:
+        values = {"number": row["number"], "now": self._clock.wall(), "reason": reason.value}
+        self._use.add(row)
+        self._db.run("remember", values)
+        self._db.run("delete_lease", values)
+        self._devices.give_back(row["slices"])
+        why = {"reason": row["ending"] or reason.value, "words": row["notice"] or None}
+        self._db.trail.decided("ended", row, self._devices.read(row["slices"]), why, asked=asked)
+
+    def drain(self, device: str, drained: bool) -> DeviceStatus:
+        """Grant nothing more on that device, or grant again; see ``Pool.drain``."""
+        with self._db.transaction(self.give_up_at):
+            chosen = admission.find_device(device, [status.device for status in self._devices.statuses()])
+            self._devices.drain(chosen.uuid, drained, self._clock.wall())
+            self._db.trail.noted("drained" if drained else "undrained", {"device": chosen.uuid})
+            self._line.serve()
+            return next(each for each in self._devices.statuses() if each.device == chosen)
+
+    def try_writing(self) -> None:
+        """Write something that says nothing. Raises ``StoreUnusable`` where no decision could be kept."""
+        with self._db.transaction(self.give_up_at):
+            self._db.run("set_tried_at", {"now": self._clock.wall()})
+        # So little is written over what was written before; a grant needs more.
+        self._db.check_room()
+
+    def look(self, at_most_every: float = 0.0) -> None:
+        """End every lease whose process is gone or whose deadline has passed.
+
+        With ``at_most_every`` (seconds) nothing is done when any process of
+        this machine looked that recently.
+        """
+        now = self._clock.uptime()
+        if at_most_every:
+            with self._db.snapshot():
+                age = now - self._db.one("looked_at")[0]
+            if 0 <= age < at_most_every:
+                return
+        findings = reclaim.look(self._db, now)
+        if findings.dead or findings.overdue or at_most_every:
+            with self._db.transaction(self.give_up_at):
+                self._db.run("set_looked_at", {"now": now})
+                reclaim.reclaim(self._db, findings, now, self._end)
+                self._line.serve()
+
+
+def _check_seconds(name: str, value: float | None) -> None:
+    """Refuse a time that is no time: a deadline that never comes would keep a slice for ever."""
+    # Written so that NaN, which compares with nothing, is refused.
+    if value is not None and not 0 <= value <= _MOST_SECONDS:
+        raise BadRequest(f"{name} is {value} seconds.", f"Accepted: 0 to {_MOST_SECONDS:.0f} seconds.")
+
+
+def _ends_with_us(process: Process) -> bool:
+    """Whether it is this process or its child, which it watches for as long as it lives."""
+    return process.pid == os.getpid() or is_child_of_ours(process.pid)

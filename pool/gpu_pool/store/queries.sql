@@ -1,0 +1,358 @@
+-- Every statement the pool runs, by name. Read by gpu_pool.store.schema.
+
+-- name: devices
+SELECT id, revision, drained OR closed, held_milli + other_milli, held_memory_mib + other_memory_mib,
+       held_contexts + other_contexts, leases, drained_at
+FROM device WHERE present OR leases > 0 ORDER BY position;
+
+-- name: device_facts
+SELECT id, uuid, revision, facts, present, seen_from FROM device;
+
+-- name: upsert_device
+INSERT INTO device (uuid, position, facts, present, seen_from) VALUES (:uuid, :position, :facts, 1, :seen_from)
+ON CONFLICT (uuid) DO UPDATE SET
+    position = :position, present = 1, facts = :facts, seen_from = :seen_from,
+    revision = revision + (facts <> :facts OR NOT present);
+
+-- name: hide_device
+UPDATE device SET present = 0, revision = revision + 1 WHERE id = :id;
+
+-- name: set_drained
+-- One that is drained again has been drained since the first time.
+UPDATE device SET drained = :drained,
+    drained_at = iif(:drained, iif(drained, drained_at, :now), NULL)
+WHERE id = :id;
+
+-- name: others
+SELECT id, uuid, other_milli, other_memory_mib, other_contexts, closed FROM device WHERE present;
+
+-- name: set_others
+UPDATE device SET other_milli = :milli, other_memory_mib = :memory_mib, other_contexts = :contexts,
+    closed = :closed
+WHERE id = :id;
+
+-- name: leases_in_all
+SELECT count(*) FROM lease;
+
+-- name: ask
+-- What a request must know before anything else, in one statement.
+SELECT
+    EXISTS (SELECT 1 FROM lease WHERE key = :key) OR EXISTS (SELECT 1 FROM history WHERE key = :key) AS known,
+    EXISTS (SELECT 1 FROM lease WHERE turn IS NOT NULL) AS somebody_waits,
+    1 + max(coalesce((SELECT max(number) FROM lease), 0),
+            coalesce((SELECT max(number) FROM history), 0)) AS next_number;
+
+-- name: lease_by_number
+SELECT *, EXISTS (SELECT 1 FROM lease WHERE turn IS NOT NULL) AS somebody_waits
+FROM lease WHERE number = :number;
+
+-- name: lease_by_key
+SELECT *, EXISTS (SELECT 1 FROM lease WHERE turn IS NOT NULL) AS somebody_waits
+FROM lease WHERE key = :key;
+
+-- name: ended_by_number
+SELECT * FROM history WHERE number = :number;
+
+-- name: ended_by_key
+SELECT * FROM history WHERE key = :key;
+
+-- name: leases
+SELECT id, key, request, user, course, kernel, state, slices, requested_at, held_at, ends_by, keeper, process, notice,
+       asked_back, failure
+FROM lease WHERE turn IS NULL ORDER BY number;
+
+-- name: line
+SELECT id, key, request, user, course, kernel, state, slices, requested_at, held_at, ends_by, keeper, process, notice,
+       asked_back, failure
+FROM lease WHERE turn IS NOT NULL ORDER BY turn;
+
+-- name: waiters
+SELECT id, number, turn, reserved, request, home, within, user, course, waiting_since
+FROM lease WHERE turn IS NOT NULL ORDER BY turn;
+
+-- name: foremost_waiters
+-- The first of them.
+SELECT number, turn, reserved, request, home, within, user, course, waiting_since
+FROM lease WHERE turn IS NOT NULL ORDER BY turn LIMIT :most;
+
+-- name: is_longer_than
+-- Whether more than so many wait, without counting them all.
+SELECT 1 FROM lease WHERE turn IS NOT NULL LIMIT 1 OFFSET :most;
+
+-- name: kinds
+-- What kinds of lease are in line, found by going from kind to kind, not through the line.
+WITH RECURSIVE found (kind) AS (
+    SELECT min(kind) FROM lease WHERE turn IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(lease.kind) FROM lease WHERE turn IS NOT NULL AND lease.kind > found.kind)
+    FROM found WHERE kind IS NOT NULL
+)
+SELECT found.kind, request, home, within, course, (
+    SELECT waiting_since FROM lease WHERE turn IS NOT NULL AND lease.kind = found.kind
+    ORDER BY waiting_since DESC LIMIT 1
+) AS last_arrival FROM found
+JOIN lease ON number = (SELECT number FROM lease WHERE turn IS NOT NULL AND lease.kind = found.kind LIMIT 1);
+
+-- name: line_of_kind
+SELECT number, turn, reserved, request, home, within, user, course, waiting_since
+FROM lease WHERE turn IS NOT NULL AND kind = :kind ORDER BY waiting_since, number;
+
+-- name: line_of_user
+SELECT number, turn, reserved, request, home, within, user, course, waiting_since
+FROM lease WHERE turn IS NOT NULL AND user = :user;
+
+-- name: reserved
+SELECT number, turn, reserved, request, home, within, user, course, waiting_since
+FROM lease WHERE reserved <> '' ORDER BY turn;
+
+-- name: waiting_of_user
+-- Those that ask to come back have been counted when they came.
+SELECT count(*) FROM lease WHERE turn IS NOT NULL AND user = :user AND home = '';
+
+-- name: place_in_line
+SELECT count(*) FROM lease WHERE turn IS NOT NULL AND turn <= :turn;
+
+-- name: last_turn
+SELECT coalesce(max(turn), 0) FROM lease WHERE turn IS NOT NULL;
+
+-- name: insert_lease
+INSERT INTO lease (number, id, key, state, turn, waiting_since, slices, within, request, milli, memory_mib, user, course,
+                   kernel, requested_at, first_held_at, held_at, ends_by, keeper, pulse, deadline, deadline_reason)
+VALUES (:number, :id, :key, :state, :turn, :waiting_since, :slices, :within, :request, :milli, :memory_mib, :user, :course,
+        :kernel, :requested_at, :held_at, :held_at, :ends_by, :keeper, :pulse, :deadline, :deadline_reason);
+
+-- name: grant
+-- Whoever promised a working process while it waited has had nothing to run until now.
+UPDATE lease SET state = 'held', turn = NULL, waiting_since = NULL, reserved = '', held_at = :now,
+    notice = '', asked_back = NULL,
+    first_held_at = coalesce(first_held_at, :now),
+    slices = :slices, milli = :milli, memory_mib = :memory_mib, ends_by = :ends_by,
+    deadline = CASE WHEN process IS NULL THEN :deadline
+        WHEN ready_within IS NOT NULL THEN :uptime + ready_within ELSE deadline END,
+    deadline_reason = CASE WHEN process IS NULL THEN :deadline_reason
+        WHEN ready_within IS NOT NULL THEN 'not-ready' ELSE deadline_reason END
+WHERE number = :number;
+
+-- name: resize_held
+UPDATE lease SET request = :request, slices = :slices, milli = :milli, memory_mib = :memory_mib,
+    held_before = held_before + max(0, :now - held_at),
+    used_before = used_before + milli * max(0, :now - held_at), held_at = :now
+WHERE number = :number;
+
+-- name: resize_later
+UPDATE lease SET request = :request, milli = :milli, memory_mib = :memory_mib, home = :home,
+    turn = :turn, waiting_since = :waiting_since, reserved = ''
+WHERE number = :number;
+
+-- name: set_turn
+UPDATE lease SET turn = :turn, reserved = :reserved WHERE number = :number;
+
+-- name: holdings
+SELECT user, course, slices, ends_by, held_at FROM lease WHERE turn IS NULL AND state = 'held';
+
+-- name: accounts
+-- What every user of every course has: held, parked or waiting.
+SELECT user, course, count(*) AS slices, sum(milli) AS milli, sum(memory_mib) AS memory_mib,
+       sum(milli * max(0, :now - max(held_at, :week_began))) AS in_week,
+       sum(milli * max(0, :now - max(held_at, :term_began))) AS in_term,
+       min(ends_by) - :uptime AS ends_in
+FROM lease GROUP BY user, course;
+
+-- name: add_use
+-- What was used before fades until now; what is of another week or term counts no more.
+INSERT INTO use (course, user, by_user, as_of, week_began, in_week, term_began, in_term)
+VALUES (:course, :user, :by_user, :now, :week_began, :in_week, :term_began, :in_term)
+ON CONFLICT (course, user) DO UPDATE SET
+    by_user = by_user * faded(:now - as_of, :user_half_life) + excluded.by_user,
+    as_of = :now,
+    in_week = iif(week_began = :week_began, in_week, 0) + excluded.in_week,
+    week_began = :week_began,
+    in_term = iif(term_began = :term_began, in_term, 0) + excluded.in_term,
+    term_began = :term_began;
+
+-- name: add_course_use
+INSERT INTO course_use (course, by_course, as_of) VALUES (:course, :by_course, :now)
+ON CONFLICT (course) DO UPDATE SET
+    by_course = by_course * faded(:now - as_of, :course_half_life) + excluded.by_course, as_of = :now;
+
+-- name: course_uses_now
+SELECT course, by_course * faded(:now - as_of, :course_half_life) AS by_course FROM course_use;
+
+-- name: user_uses_now
+SELECT course, user, by_user * faded(:now - as_of, :user_half_life) AS by_user FROM use;
+
+-- name: user_use_now
+SELECT by_user * faded(:now - as_of, :user_half_life) AS by_user
+FROM use WHERE course = :course AND user = :user;
+
+-- name: uses_now
+SELECT course, user,
+       iif(week_began = :week_began, in_week, 0) AS in_week,
+       iif(term_began = :term_began, in_term, 0) AS in_term
+FROM use;
+
+-- name: stays
+-- How long what ended lately was held, the latest request first.
+SELECT course, milli, held_seconds FROM history WHERE held_at IS NOT NULL ORDER BY number DESC LIMIT :count;
+
+-- name: history
+-- The last that ended, the latest first.
+SELECT id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
+       used / 1000.0 AS gpu_seconds, reason, note, failure,
+       peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
+       device_seconds > 0 AS touched
+FROM history WHERE ended_at >= :since ORDER BY ended_at DESC, number DESC
+LIMIT :most;
+
+-- name: history_of_user
+SELECT id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
+       used / 1000.0 AS gpu_seconds, reason, note, failure,
+       peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
+       device_seconds > 0 AS touched
+FROM history WHERE user = :user AND ended_at >= :since ORDER BY ended_at DESC, number DESC
+LIMIT :most;
+
+-- name: take
+UPDATE device SET held_milli = held_milli + :milli, held_memory_mib = held_memory_mib + :memory_mib,
+    held_contexts = held_contexts + :contexts, leases = leases + 1
+WHERE id = :device;
+
+-- name: give_back
+UPDATE device SET held_milli = held_milli - :milli, held_memory_mib = held_memory_mib - :memory_mib,
+    held_contexts = held_contexts - :contexts, leases = leases - 1
+WHERE id = :device;
+
+-- name: attach
+UPDATE lease SET process = :process, pulse = iif(:outlives, NULL, pulse), grace = :grace,
+    ready_within = :ready_within, deadline = :deadline, deadline_reason = :reason
+WHERE number = :number;
+
+-- name: set_deadline
+-- A lease whose process was seen dead keeps its grace, whatever its holder says of itself.
+-- What is held and attached to nothing yet may end sooner than it would, and never later.
+UPDATE lease SET ready_within = NULL, deadline = :deadline, deadline_reason = :reason
+WHERE number = :number AND deadline_reason IS NOT 'process-gone'
+    AND (state <> 'held' OR process IS NOT NULL OR :deadline < deadline);
+
+-- name: detach
+UPDATE lease SET process = NULL, deadline = :deadline, deadline_reason = :reason WHERE number = :number;
+
+-- name: park
+-- Why its slices were asked back is told until it has some again.
+UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL, ends_by = NULL,
+    turn = NULL, waiting_since = NULL, reserved = '',
+    held_before = held_before + coalesce(max(0, :now - held_at), 0),
+    used_before = used_before + milli * coalesce(max(0, :now - held_at), 0),
+    deadline = NULL, deadline_reason = NULL, notice = iif(asked_back IS NULL, '', notice), ending = NULL
+WHERE number = :number;
+
+-- name: resume
+UPDATE lease SET state = 'waiting', turn = :turn, waiting_since = :now WHERE number = :number;
+
+-- name: remember
+INSERT INTO history (number, id, key, request, milli, user, course, kernel, requested_at, held_at, ended_at,
+                     held_seconds, used, reason, note, slices, peak_mib, mib_seconds, memory_seconds, device_seconds,
+                     failure)
+SELECT number, id, key, request, milli, user, course, kernel, requested_at, first_held_at, :now,
+       held_before + coalesce(max(0, :now - held_at), 0),
+       used_before + milli * coalesce(max(0, :now - held_at), 0), coalesce(ending, :reason), notice, slices,
+       peak_mib, mib_seconds, memory_seconds, device_seconds, failure
+FROM lease WHERE number = :number;
+
+-- name: delete_lease
+DELETE FROM lease WHERE number = :number;
+
+-- name: overdue
+-- A longest lease ends of what is held alone. Those in line, who may be many, are not looked through.
+SELECT *, iif(deadline <= :now, deadline_reason, 'longest-lease') AS why
+FROM lease WHERE turn IS NULL AND (deadline <= :now OR ends_by + :margin <= :now)
+UNION ALL
+SELECT *, deadline_reason AS why FROM lease WHERE turn IS NOT NULL AND deadline IS NOT NULL AND deadline <= :now;
+
+-- name: lives
+-- What keeps leases alive, each once: of those in line found by going from one to the next.
+WITH RECURSIVE found (life) AS (
+    SELECT min(life) FROM lease WHERE turn IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(lease.life) FROM lease WHERE turn IS NOT NULL AND lease.life > found.life)
+    FROM found WHERE life IS NOT NULL
+)
+SELECT life FROM found WHERE life IS NOT NULL UNION SELECT life FROM lease WHERE turn IS NULL;
+
+-- name: processes
+SELECT number, id, request, process, keeper, pulse, grace, slices, held_at, milli, course, user, ending, notice
+FROM lease;
+
+-- name: held
+SELECT id, process, slices, notice FROM lease WHERE turn IS NULL AND state = 'held' ORDER BY number;
+
+-- name: add_to_lease
+UPDATE lease SET
+    peak_mib = coalesce(max(peak_mib, :peak_mib), peak_mib, :peak_mib),
+    mib_seconds = coalesce(mib_seconds, 0) + :mib_seconds,
+    memory_seconds = coalesce(memory_seconds, 0) + :memory_seconds,
+    device_seconds = coalesce(device_seconds, 0) + :device_seconds
+WHERE number = :number AND id = :id;
+
+-- name: add_to_history
+UPDATE history SET
+    peak_mib = coalesce(max(peak_mib, :peak_mib), peak_mib, :peak_mib),
+    mib_seconds = coalesce(mib_seconds, 0) + :mib_seconds,
+    memory_seconds = coalesce(memory_seconds, 0) + :memory_seconds,
+    device_seconds = coalesce(device_seconds, 0) + :device_seconds
+WHERE number = :number AND id = :id;
+
+-- name: tell
+UPDATE lease SET notice = :notice, ending = :ending WHERE number = :number AND id = :id;
+
+-- name: ask_back
+UPDATE lease SET notice = :notice, asked_back = :reason WHERE number = :number;
+
+-- name: course_versions
+SELECT number, user, text, saved_at FROM course_version
+WHERE course = :course AND (:before IS NULL OR number < :before)
+ORDER BY number DESC LIMIT :most;
+
+-- name: add_course_version
+INSERT INTO course_version (course, user, text, saved_at) VALUES (:course, :user, :text, :saved_at);
+
+-- name: forget_course_versions
+DELETE FROM course_version WHERE course = :course AND number <= (
+    SELECT number FROM course_version WHERE course = :course ORDER BY number DESC LIMIT 1 OFFSET :most
+);
+
+-- name: remove_course_version
+DELETE FROM course_version WHERE number = :number;
+
+-- name: looked_at
+SELECT looked_at FROM pool;
+
+-- name: set_looked_at
+UPDATE pool SET looked_at = :now;
+
+-- name: sorted_until
+SELECT sorted_until FROM pool;
+
+-- name: set_sorted_until
+UPDATE pool SET sorted_until = :until;
+
+-- name: set_tried_at
+-- Something has to differ, or nothing would be written.
+UPDATE pool SET tried_at = max(:now, tried_at + 0.001);
+
+-- name: node_starts
+SELECT seconds FROM node_start WHERE node_group = :node_group ORDER BY number DESC;
+
+-- name: add_node_start
+INSERT INTO node_start (node_group, seconds, come_at) VALUES (:node_group, :seconds, :now);
+
+-- name: forget_node_starts
+DELETE FROM node_start WHERE node_group = :node_group AND number <= (
+    SELECT number FROM node_start WHERE node_group = :node_group ORDER BY number DESC LIMIT 1 OFFSET :most
+);
+
+-- name: fail_lease
+UPDATE lease SET failure = :failure WHERE number = :number AND id = :id;
+
+-- name: fail_history
+UPDATE history SET failure = :failure WHERE number = :number AND id = :id;

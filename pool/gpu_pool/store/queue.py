@@ -1,0 +1,234 @@
+"""The line of waiters in the store: served by the pure queue, written down in its order."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from gpu_pool.clock import Clock
+from gpu_pool.embedded.expected_waits import ForecastInput
+from gpu_pool.policy import forecast as forecasting
+from gpu_pool.policy import queue
+from gpu_pool.policy.queue import Decision, Holding, Situation, Usage, Waiter
+from gpu_pool.policy.queue_state import Rules
+from gpu_pool.policy.sharing import Sharing
+from gpu_pool.store import records
+from gpu_pool.store.database import Database
+from gpu_pool.store.device_table import DeviceTable
+from gpu_pool.store.queue_head import QueueHead, wished_devices
+from gpu_pool.store.usage_totals import UsageTotals
+from gpu_pool_client import EndReason, Outlook, Slice
+
+#: Ended leases from which an expected wait is learnt.
+_STAYS = 200
+#: A line of more than this is put in order from time to time only: whenever so many times as long
+#: has passed as that takes, in seconds of work, and at the latest after so many seconds.
+_LONG = 200
+_PAUSE = 20.0
+_LONGEST_PAUSE = 60.0
+#: In a longer line a wait is not foreseen for whoever only asks about it.
+_FORESEEABLE = 50
+
+
+class QueueForecast(NamedTuple):
+    """What a lease would meet in line that is not there."""
+
+    outlook: Outlook
+    #: Its number in the prospects.
+    number: int
+    #: None where a wait cannot be foreseen.
+    prospects: ForecastInput | None
+
+
+class StoredQueue:
+    """Grants to those whose turn has come, inside the transactions of its caller."""
+
+    def __init__(
+        self,
+        database: Database,
+        devices: DeviceTable,
+        use: UsageTotals,
+        rules: Rules,
+        sharing: Sharing,
+        attach_within: float,
+        clock: Clock,
+    ) -> None:
+        self._db = database
+        self._devices = devices
+        self._use = use
+        self._rules = rules
+        self.sharing = sharing
+        self._attach_within = attach_within
+        self._clock = clock
+
+    def serve(self) -> None:
+        """Grant to everybody whose turn has come, and write down in which order the others follow.
+
+        Where very many wait, only grants are made every time. In which order
+        the others follow, and what is emptied for them, may then lag by some
+        seconds: so long that it takes a twentieth of the time or less.
+        """
+        if not self._is_longer_than(_LONG):
+            self._serve_all()
+            return
+        # A moment of another boot may be far ahead.
+        in_order = 0 < self._db.one("sorted_until")[0] - self._clock.uptime() <= _LONGEST_PAUSE
+        if not (in_order and self._serve_foremost()):
+            began = time.thread_time()
+            self._serve_all()
+            pause = min(_LONGEST_PAUSE, _PAUSE * (time.thread_time() - began))
+            self._db.run("set_sorted_until", {"until": self._clock.uptime() + pause})
+
+    def _is_longer_than(self, most: int) -> bool:
+        return self._db.one("is_longer_than", most=most) is not None
+
+    def _serve_all(self) -> None:
+        rows = {row["number"]: row for row in self._db.run("waiters").fetchall()}
+        if not rows:
+            return
+        now = self._situation([self._waiter(row) for row in rows.values()])
+        decision = queue.decide(now)
+        for waiter, parts in decision.grants:
+            del rows[waiter.number]
+            self._grant(waiter, parts, now.now)
+        if rows:
+            self._write_order(now, decision, rows)
+
+    def _serve_foremost(self) -> bool:
+        """Grant to everybody whose turn has come, reading no more of the line than that takes.
+
+        Returns False, having done nothing, where that takes the whole line: something
+        that was reserved may become free.
+        """
+        reserved = [self._waiter(row) for row in self._db.run("reserved").fetchall()]
+        statuses = self._devices.open()
+        if not queue.settled(reserved, statuses, self._rules):
+            return False
+        ahead = QueueHead(self._db, self._waiter, reserved, statuses, self._rules)
+        if ahead.kinds:
+            # One alone is compared with nobody.
+            now = self._bare() if ahead.is_one else self._situation([], ahead.courses)
+            line = [*reserved, *ahead.waiters(now, self._prior)]
+            for waiter, parts in queue.grant(replace(now, line=line)).grants:
+                self._grant(waiter, parts, now.now)
+        return True
+
+    @property
+    def _prior(self) -> set[str]:
+        """The users who may have a higher priority than others of their course."""
+        return {user for group in self.sharing.groups if group.priority for user in group.users}
+
+    def _grant(self, waiter: Waiter, parts: Sequence[Slice], now: float) -> None:
+        row = self._db.one("lease_by_number", number=waiter.number)
+        self._db.run("grant", {"number": waiter.number, **self.granted(row, parts)})
+        self._devices.take(parts)
+        waited = {"waited": round(max(0.0, now - waiter.since), 3)}
+        self._db.trail.decided("granted", row, parts, waited, asked=False)
+
+    def granted(self, row: records.Row, parts: Sequence[Slice]) -> dict[str, object]:
+        """Return what changes in a lease's row when it is granted these slices."""
+        uptime = self._clock.uptime()
+        longest = self.sharing.courses.get(row["course"], self.sharing.default).longest_lease
+        return {
+            "slices": self._devices.write(parts),
+            "milli": sum(part.milli for part in parts),
+            "memory_mib": sum(part.memory_mib for part in parts),
+            "now": self._clock.wall(),
+            "ends_by": None if longest is None else uptime + max(0.0, longest - row["held_before"]),
+            "uptime": uptime,
+            "deadline": uptime + self._attach_within,
+            "deadline_reason": EndReason.NEVER_ATTACHED.value,
+        }
+
+    def explain(self, row: records.Row, place: int) -> Outlook:
+        """Say why this lease waits."""
+        waiter = self._waiter(row)
+        reserved = [self._waiter(each) for each in self._db.run("reserved").fetchall()]
+        line = {each.number: each for each in (waiter, *reserved)}
+        # Whoever has something reserved is told when it will be free.
+        holdings = self._holdings() if waiter.reserved else []
+        now = replace(self._bare(), line=list(line.values()), holdings=holdings)
+        return Outlook(place, forecasting.explain(waiter.number, now, self._devices.drained()))
+
+    def prospects(self) -> ForecastInput | None:
+        """Return what expected waits are worked out from; None for a long line, or where nothing is known."""
+        stays = self._stays()
+        if not stays or self._is_longer_than(_LONG):
+            return None
+        return ForecastInput(self._situation(self._line()), stays)
+
+    def foremost(self, most: int) -> list[Waiter]:
+        """Return the first who wait, in the order of their turns."""
+        return [self._waiter(row) for row in self._db.run("foremost_waiters", {"most": most}).fetchall()]
+
+    def forecast(self, row: records.Row) -> QueueForecast | None:
+        """Say what a lease would meet in line that is not there; None if it would be granted at once."""
+        line = self._line()
+        number = 1 + max((each.number for each in line), default=0)
+        now = self._situation([*line, self._waiter({**row, "number": number})])
+        if any(waiter.number == number for waiter, _ in queue.decide(now).grants):
+            return None
+        places = [waiter.number for waiter in queue.order(now)]
+        told = Outlook(places.index(number) + 1, forecasting.explain(number, now, self._devices.drained()))
+        stays = [] if len(line) > _FORESEEABLE else self._stays()
+        return QueueForecast(told, number, ForecastInput(now, stays) if stays else None)
+
+    def _stays(self) -> list[forecasting.HoldingTime]:
+        """Return stays of leases that ended lately, none if they are too few to tell anything."""
+        rows = self._db.run("stays", {"count": _STAYS}).fetchall()
+        if len(rows) < forecasting.FEWEST:
+            return []
+        return [forecasting.HoldingTime(row["course"], row["milli"], row["held_seconds"]) for row in rows]
+
+    def _write_order(self, now: Situation, decision: Decision, rows: Mapping[int, sqlite3.Row]) -> None:
+        """Write the places in line of those who still wait, and what is emptied for them."""
+        granted = [Holding(w.user, w.course, parts, since=now.now) for w, parts in decision.grants]
+        left = [waiter for waiter in now.line if waiter.number in rows]
+        after = replace(now, line=left, holdings=[*now.holdings, *granted])
+        # The turns are those that there are, or whoever follows somebody that left would get another.
+        turns = sorted(row["turn"] for row in rows.values())
+        for turn, waiter in zip(turns, queue.order(after), strict=True):
+            row, reserved = rows[waiter.number], ",".join(decision.reservations.get(waiter.number, ()))
+            if (row["turn"], row["reserved"]) != (turn, reserved):
+                self._db.run("set_turn", {"number": waiter.number, "turn": turn, "reserved": reserved})
+
+    def _line(self) -> list[Waiter]:
+        return [self._waiter(row) for row in self._db.run("waiters").fetchall()]
+
+    def _situation(self, line: Sequence[Waiter], courses: frozenset[str] | None = None) -> Situation:
+        """Return what the queue is told; with ``courses``, those of all who wait, of a part of the line."""
+        of_few = courses is not None
+        usage = self._use.usage(of_few=of_few)
+        bare = self._bare()
+        return replace(
+            bare, line=line, holdings=self._holdings(), usage=usage, courses=courses or bare.courses
+        )
+
+    def _bare(self) -> Situation:
+        """Return a situation without a line, and without what anybody has or had."""
+        statuses, now = self._devices.open(), self._clock.wall()
+        return Situation([], [], statuses, self._rules, self.sharing.policy, Usage(), now)
+
+    def _holdings(self) -> list[Holding]:
+        return [self._holding(row) for row in self._db.run("holdings").fetchall()]
+
+    def _waiter(self, row: records.Row) -> Waiter:
+        return Waiter(
+            number=row["number"],
+            request=records.read_request(row["request"]),
+            devices=wished_devices(row),
+            user=row["user"],
+            course=row["course"],
+            since=row["waiting_since"],
+            priority=self.sharing.priority(row["user"], row["course"]),
+            reserved=tuple(filter(None, row["reserved"].split(","))),
+        )
+
+    def _holding(self, row: sqlite3.Row) -> Holding:
+        ends_by = row["ends_by"]
+        if ends_by is not None:
+            ends_by += self._clock.wall() - self._clock.uptime()
+        return Holding(row["user"], row["course"], self._devices.read(row["slices"]), ends_by, row["held_at"])

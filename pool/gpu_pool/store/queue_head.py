@@ -1,0 +1,104 @@
+"""The part of a long line whose turn may have come, read from the store without reading the rest."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+
+from gpu_pool.policy import placement, queue
+from gpu_pool.policy.queue import Situation, Waiter, Wish
+from gpu_pool.policy.queue_state import Rules
+from gpu_pool.store import records
+from gpu_pool.store.database import Database
+from gpu_pool_client import DeviceStatus
+
+#: Fewer than this are read without looking who of them comes first.
+_FEW = 16
+
+
+def wished_devices(row: records.Row) -> frozenset[str]:
+    """Return the uuids of the devices that a waiting lease may have; empty for any."""
+    return _devices(row["home"] or row["within"])
+
+
+@functools.lru_cache(maxsize=1024)
+def _devices(uuids: str) -> frozenset[str]:
+    return frozenset(filter(None, uuids.split(",")))
+
+
+def _wish(row: records.Row) -> Wish:
+    return records.read_request(row["request"]), wished_devices(row)
+
+
+class QueueHead:
+    """The waiters that something fits for, as far as they come before all others.
+
+    A few kinds of lease make up a long line: those of one course who wish the
+    same. What does not fit one of a kind fits none. Nothing is remembered from
+    one decision to the next.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        read: Callable[[records.Row], Waiter],
+        reserved: Iterable[Waiter],
+        statuses: Iterable[DeviceStatus],
+        rules: Rules,
+    ) -> None:
+        self._db, self._read, self._rules = database, read, rules
+        taken = {uuid for waiter in reserved for uuid in waiter.reserved}
+        self._free = [status for status in statuses if status.device.uuid not in taken]
+        kinds = self._db.run("kinds").fetchall()
+        #: The courses of all who wait.
+        self.courses = frozenset(row["course"] for row in kinds)
+        #: What fits beside what is reserved.
+        self._wishes = {wish for wish in map(_wish, kinds) if self._fits(wish)}
+        self.kinds = [row for row in kinds if _wish(row) in self._wishes]
+        self._courses: dict[str, list[records.Row]] = {}
+        for row in self.kinds:
+            self._courses.setdefault(row["course"], []).append(row)
+        self._first = list(islice(chain(*map(self._arrivals, self._courses.values())), _FEW))
+
+    @property
+    def is_one(self) -> bool:
+        """Whether something fits for one alone."""
+        return len(self._first) == 1
+
+    def waiters(self, now: Situation, prior: Iterable[str]) -> list[Waiter]:
+        """Return those without reservation who come first; ``now`` needs nothing of the line but the courses.
+
+        ``prior`` are the users who may have a higher priority than others of their course.
+        """
+        if len(self._first) < _FEW:
+            return self._first
+        arrivals = [(self._arrivals(kinds), _last_arrivals(kinds)) for kinds in self._courses.values()]
+        room = sum(queue.room(wish[0], self._usable(wish), self._rules) for wish in self._wishes)
+        found = queue.queue_head(now, arrivals, room)
+        rows = chain(*(self._db.run("line_of_user", {"user": user}) for user in prior))
+        found += [self._read(row) for row in rows if _wish(row) in self._wishes and not row["reserved"]]
+        return list({waiter.number: waiter for waiter in found}.values())
+
+    def _fits(self, wish: Wish) -> bool:
+        return placement.place(wish[0], self._usable(wish), self._rules) is not None
+
+    def _usable(self, wish: Wish) -> list[DeviceStatus]:
+        devices = wish[1]
+        return [status for status in self._free if not devices or status.device.uuid in devices]
+
+    def _arrivals(self, kinds: Sequence[records.Row]) -> Iterator[Waiter]:
+        """Yield those of one course who have nothing reserved, in order of arrival."""
+        lines = [self._db.run("line_of_kind", {"kind": kind["kind"]}) for kind in kinds]
+        for row in heapq.merge(*lines, key=lambda row: (row["waiting_since"], row["number"])):
+            if not row["reserved"]:
+                yield self._read(row)
+
+
+def _last_arrivals(kinds: Iterable[records.Row]) -> Mapping[Wish, float]:
+    last: dict[Wish, float] = {}
+    for kind in kinds:
+        wish = _wish(kind)
+        last[wish] = max(kind["last_arrival"], last.get(wish, kind["last_arrival"]))
+    return last

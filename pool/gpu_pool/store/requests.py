@@ -1,0 +1,305 @@
+"""Asking for a slice: granted at once, put in line or refused; and what whoever asks can be told.
+
+What fits and whose turn it is, pure functions say (``admission``,
+``placement``, ``queueing``); this module reads what they need and writes what
+they decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from gpu_pool.audit import audit_log
+from gpu_pool.clock import Clock
+from gpu_pool.embedded.expected_waits import ForecastInput
+from gpu_pool.policy import admission, placement, quotas
+from gpu_pool.settings import PoolSettings
+from gpu_pool.store import records
+from gpu_pool.store.database import Database
+from gpu_pool.store.device_table import DeviceTable, ForeignUse
+from gpu_pool.store.lease_table import LeaseTable
+from gpu_pool.store.measured_use import MeasuredUseTable
+from gpu_pool.store.queue import QueueForecast, StoredQueue
+from gpu_pool.store.queue_head import wished_devices
+from gpu_pool.store.resizing import Resizing
+from gpu_pool.store.small_tables import CourseVersionTable, NodeStartTable
+from gpu_pool.store.usage_totals import UsageTotals
+from gpu_pool.user_names import checked_name
+from gpu_pool_client import (
+    BadRequest,
+    Device,
+    Holder,
+    Lease,
+    NeverFits,
+    NotAllowed,
+    Outlook,
+    Process,
+    Slice,
+    SliceRequest,
+    TimedOut,
+)
+from gpu_pool_client.processes import pid_namespace
+
+if TYPE_CHECKING:
+    from gpu_pool.courses import Courses
+
+_KEY: Final = re.compile(r"[!-~]{1,128}")
+
+
+class RequestStore:
+    """The tables of a :class:`gpu_pool.store.leases.LeaseStore`, and its answers to requests for slices."""
+
+    def __init__(self, database: Database, settings: PoolSettings, clock: Clock | None = None) -> None:
+        self._db = database
+        self._rules = settings.rules
+        self._sharing = self._set = settings.sharing
+        self._courses: Courses | None = None
+        self._most_waiting = settings.max_waiting
+        database.trail.log = audit_log(settings.audit_log)
+        self._clock = clock or Clock()
+        self._devices = DeviceTable(database, self._rules.device_milli)
+        self._leases = LeaseTable(database, self._devices, self._sharing, self._clock)
+        self._use = UsageTotals(database, self._sharing.policy, self._clock, settings.term_start)
+        self._line = StoredQueue(
+            database,
+            self._devices,
+            self._use,
+            self._rules,
+            self._sharing,
+            settings.attach_within,
+            self._clock,
+        )
+        self._resizing = Resizing(database, self._devices, self._use, self._rules, self._sharing, self._clock)
+        #: What is measured of the leases.
+        self.accounts = MeasuredUseTable(database, self._leases, self._devices)
+        self.versions = CourseVersionTable(database)
+        #: How long nodes took to start, where the pool is a cluster.
+        self.starts = NodeStartTable(database, self._clock)
+        self.give_up_at: float | None = None
+
+    def follow(self, courses: Courses, *, asked: bool = False) -> None:
+        """Follow these course files, beside the settings, from the next decision on.
+
+        ``asked`` if they were changed in the name of whoever asks here.
+        """
+        if courses is not self._courses:
+            if self._courses is not None:
+                self._db.trail.courses_changed(self._courses.usable, courses.usable, asked=asked)
+            self._courses, self._sharing = courses, courses.sharing(self._set)
+            self._leases.follow(self._sharing)
+            self._line.sharing = self._resizing.sharing = self._sharing
+
+    def register(
+        self,
+        devices: Sequence[Device],
+        seen_from: str | None = None,
+        others: Mapping[str, ForeignUse] | None = None,
+    ) -> None:
+        """Make these the pool's devices. Leases on others live on; nothing new is granted there.
+
+        ``seen_from`` names where devices are seen from; by default it is this process's pid namespace.
+        Of new ones nothing is granted that ``others`` have, see :meth:`set_others`. Raises
+        ``OtherDevices`` where simulated and real devices would mix.
+        """
+        if any(device.simulated for device in devices):
+            self._db.pulses.use_simulated()
+        with self._db.snapshot():
+            if not self._devices.is_news(devices):
+                return
+            simulated = self._devices.has_simulated()
+        with contextlib.ExitStack() as held:
+            alone = simulated and held.enter_context(self._db.pulses.nobody_simulates())
+            held.enter_context(self._db.transaction(self.give_up_at))
+            self._devices.register(devices, seen_from or pid_namespace(), nobody_simulates=alone)
+            if others is not None:
+                self._devices.set_others(others)
+            self._line.serve()
+
+    def has_simulated(self) -> bool:
+        """Whether simulated devices are in the pool."""
+        with self._db.snapshot():
+            return self._devices.has_simulated()
+
+    def forget_simulated(self) -> None:
+        """Take simulated devices from the pool if no process uses them any more, and no lease.
+
+        What is known of leases that have ended is kept.
+        """
+        with self._db.pulses.nobody_simulates() as alone:
+            if alone:
+                with self._db.transaction(self.give_up_at):
+                    self._devices.forget_simulated()
+
+    def set_others(self, others: Mapping[str, ForeignUse]) -> None:
+        """Take note of what others than leases have of the devices, by uuid; none of the rest."""
+        with self._db.transaction(self.give_up_at):
+            if self._devices.set_others(others):
+                self._line.serve()
+
+    def request(
+        self,
+        request: SliceRequest,
+        holder: Holder,
+        key: str,
+        check: Callable[[], None] | None = None,
+        within: Collection[str] = (),
+    ) -> Lease:
+        """Grant, or put in line; repeated with the same key, return what became of it.
+
+        ``within`` are the uuids of the devices that it may have; none mean all.
+        """
+        if not _KEY.fullmatch(key):
+            raise BadRequest("The key of a request is 1 to 128 printable ASCII characters without spaces.")
+        admission.check_rules(request, self._rules)
+        row = self._draft(request, holder, key)
+        limits = list(quotas.scopes(self._sharing, row["user"], row["course"]))
+        with self._db.transaction(self.give_up_at):
+            known, somebody_waits, number = self._db.one("ask", key=key)
+            if known:
+                return self._leases.by_key(key)
+            if check is not None:
+                check()
+            row["number"], row["id"] = number, f"{number}-{row['id']}"
+            row["within"] = ",".join(sorted(within))
+            statuses = [s for s in self._devices.open() if not within or s.device.uuid in within]
+            parts = None if somebody_waits else placement.place(request, statuses, self._rules)
+            if parts is None or limits:
+                self._check(request, row, limits)
+            if parts is None:
+                self._check_waiting(request, row["user"])
+                self._insert_waiting(row)
+                return self._leases.lease(str(row["id"]))
+            self._insert_held(row, parts)
+        return self._leases.value(row, parts)
+
+    def _draft(self, request: SliceRequest, holder: Holder, key: str) -> dict[str, Any]:
+        """Return what is known of a lease's row before any decision."""
+        me = Process.current()
+        keeper = holder.process or me
+        return {
+            "id": secrets.token_hex(4),
+            "key": key,
+            "request": str(request),
+            "user": checked_name(holder.user),
+            # A name that nobody has configured has no weight and no quota of its own.
+            "course": self._sharing.course(holder.course).name,
+            "kernel": holder.kernel and records.plain(holder.kernel),
+            "requested_at": self._clock.wall(),
+            "keeper": records.write_process(keeper),
+            "pulse": self._db.pulses.own() if keeper == me else None,
+            "process": None,
+            "notice": "",
+            "asked_back": None,
+            "failure": "",
+            "held_before": 0.0,
+        }
+
+    def _check(self, request: SliceRequest, row: dict[str, Any], limits: Sequence[quotas.Scope]) -> None:
+        """Refuse what can never be granted, and what is over a quota; note how much it is."""
+        within = set(filter(None, row["within"].split(",")))
+        devices = [s.device for s in self._devices.present() if not within or s.device.uuid in within]
+        admission.check(request, devices, self._rules)
+        part = next(placement.candidates(request, devices, self._rules))
+        row["milli"], row["memory_mib"] = request.count * part.milli, request.count * part.memory_mib
+        asked = quotas.Account(row["user"], row["course"], 1, row["milli"], row["memory_mib"])
+        accounts = list(self._use.accounts()) if limits else []
+        allowed = quotas.Allowed(request, part.device, self._rules, limits, accounts)
+        for limit in limits:
+            quotas.check(limit, asked, accounts, allowed)
+
+    def _insert_held(self, row: dict[str, Any], parts: tuple[Slice, ...]) -> None:
+        granted = self._line.granted(row, parts)
+        row.update(state="held", turn=None, waiting_since=None, held_at=granted.pop("now"), **granted)
+        self._db.run("insert_lease", row)
+        self._devices.take(parts)
+        self._db.trail.decided("granted", row, parts, {"waited": 0.0})
+
+    def _insert_waiting(self, row: dict[str, Any]) -> None:
+        row.update(state="waiting", turn=self._next_turn(), waiting_since=row["requested_at"])
+        row.update(slices="[]", held_at=None, ends_by=None, deadline=None, deadline_reason=None)
+        self._db.run("insert_lease", row)
+        self._db.trail.decided("queued", row)
+        self._line.serve()
+
+    def shortage(self, lease_id: str) -> TimedOut:
+        """Return the error that says why this lease still waits."""
+        with self._db.snapshot():
+            row = self._leases.row(lease_id)
+            wished = wished_devices(row)
+            statuses = [s for s in self._devices.present() if not wished or s.device.uuid in wished]
+            ahead = (self._leases.place(row) or 1) - 1
+        request = records.read_request(row["request"])
+        drained = [status for status in statuses if status.drained]
+        usable = [status for status in statuses if not status.drained]
+        message, remedy, largest = admission.shortage(request, usable, ahead, self._rules, drained)
+        return TimedOut(message, remedy, largest_now=largest)
+
+    def hopeless(self, devices: Sequence[Device]) -> dict[str, NeverFits]:
+        """Return the leases in line that these devices could never be granted to, by id, each with why."""
+        with self._db.snapshot():
+            rows = self._db.run("waiters").fetchall()
+        found: dict[str, NeverFits] = {}
+        known: dict[tuple[str, frozenset[str]], NeverFits | None] = {}
+        for row in rows:
+            wish = row["request"], frozenset(wished_devices(row))
+            if wish not in known:
+                usable = [each for each in devices if not wish[1] or each.uuid in wish[1]]
+                known[wish] = self._why_never(records.read_request(row["request"]), usable)
+            error = known[wish]
+            if error is not None:
+                found[row["id"]] = error
+        return found
+
+    def _why_never(self, request: SliceRequest, devices: Sequence[Device]) -> NeverFits | None:
+        try:
+            admission.check(request, devices, self._rules)
+        except NeverFits as error:
+            return error
+        except NotAllowed:
+            return None
+        return None
+
+    def explain(self, lease_id: str) -> Outlook:
+        """Say why this lease waits."""
+        with self._db.snapshot():
+            row = self._leases.row(lease_id)
+            place = self._leases.place(row)
+            if place is None:
+                raise BadRequest(f"Lease {lease_id} does not wait: it is {row['state']}.")
+            return self._line.explain(row, place)
+
+    def prospects(self) -> ForecastInput | None:
+        """Return what expected waits are worked out from; None where they are not."""
+        with self._db.snapshot():
+            return self._line.prospects()
+
+    def forecast(
+        self,
+        request: SliceRequest,
+        holder: Holder,
+        check: Callable[[], None] | None = None,
+        within: Collection[str] = (),
+    ) -> QueueForecast | None:
+        """Say what a request would meet now; see :meth:`request` and ``Pool.forecast``."""
+        admission.check_rules(request, self._rules)
+        row = self._draft(request, holder, key="")
+        row.update(home="", within=",".join(sorted(within)), reserved="", waiting_since=row["requested_at"])
+        with self._db.snapshot():
+            if check is not None:
+                check()
+            self._check(request, row, list(quotas.scopes(self._sharing, row["user"], row["course"])))
+            found = self._line.forecast(row)
+            if found is not None and row["user"]:
+                self._check_waiting(request, row["user"])
+            return found
+
+    def _check_waiting(self, request: SliceRequest, user: str) -> None:
+        waiting = self._db.one("waiting_of_user", user=user)[0]
+        admission.check_waiting(request, waiting, self._most_waiting)
+
+    def _next_turn(self) -> int:
+        return int(self._db.one("last_turn")[0]) + 1

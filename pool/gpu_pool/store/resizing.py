@@ -1,0 +1,174 @@
+"""A lease that changes its size: what it may have now, without passing those in line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from gpu_pool.clock import Clock
+from gpu_pool.policy import admission, placement, quotas
+from gpu_pool.policy.placement import give_back
+from gpu_pool.policy.queue_state import Rules
+from gpu_pool.policy.sharing import Sharing
+from gpu_pool.store import records
+from gpu_pool.store.database import Database
+from gpu_pool.store.device_table import DeviceTable
+from gpu_pool.store.records import Row
+from gpu_pool.store.usage_totals import UsageTotals
+from gpu_pool_client import Device, DeviceStatus, LeaseState, Slice, SliceRequest, TimedOut
+
+
+class Resizing:
+    """Changes what leases ask for, inside the transactions of its caller, who then serves the line."""
+
+    def __init__(
+        self,
+        database: Database,
+        devices: DeviceTable,
+        use: UsageTotals,
+        rules: Rules,
+        sharing: Sharing,
+        clock: Clock,
+    ) -> None:
+        self._db = database
+        self._devices = devices
+        self._use = use
+        self._rules = rules
+        self.sharing = sharing
+        self._clock = clock
+
+    def resize(self, row: Row, request: SliceRequest) -> None:
+        """Change what the lease of this row asks for. Raises what ``Pool.resize`` does."""
+        before = records.read_request(row["request"])
+        if request == before:
+            return
+        within = row["within"].split(",") if row["within"] else None
+        statuses = [s for s in self._devices.present() if within is None or s.device.uuid in within]
+        devices = [status.device for status in statuses]
+        admission.check(request, devices, self._rules)
+        size = _size(request, devices, self._rules)
+        grows = not _is_within(size, _size(before, devices, self._rules))
+        if grows:  # whoever is over a quota, since it was lowered, may still have less
+            self._check_quotas(row, request, size)
+        if row["state"] == LeaseState.HELD:
+            self._change_now(row, request, statuses)
+        else:
+            self._change_later(row, request, size, grows=grows)
+
+    def _check_quotas(self, row: Row, request: SliceRequest, size: Sequence[Slice]) -> None:
+        user, course = row["user"], row["course"]
+        limits = list(quotas.scopes(self.sharing, user, course))
+        if not limits:
+            return
+        milli, memory_mib = _milli(size) - row["milli"], _memory_mib(size) - row["memory_mib"]
+        more = quotas.Account(user, course, 0, max(0, milli), max(0, memory_mib))
+        accounts = list(self._use.accounts())
+        before = quotas.Account(user, course, 1, row["milli"], row["memory_mib"])
+        allowed = quotas.Allowed(request, size[0].device, self._rules, limits, accounts, before)
+        for limit in limits:
+            quotas.check(limit, more, accounts, allowed)
+
+    def _change_now(self, row: Row, request: SliceRequest, statuses: Sequence[DeviceStatus]) -> None:
+        held = self._devices.read(row["slices"])
+        rooms = list(self._rooms(give_back(statuses, held), held))
+        own = {part.device.uuid for part in held}
+        at_home = [status for status in rooms if status.device.uuid in own]
+        parts = placement.place(request, at_home, self._rules) or placement.place(request, rooms, self._rules)
+        if parts is None:
+            raise self._refusal(row, request, rooms)
+        self._use.add(row)
+        values = {"slices": self._devices.write(parts), "now": self._clock.wall()}
+        self._db.run("resize_held", {**_asked(row, request, parts), **values})
+        self._devices.give_back(row["slices"])
+        self._devices.take(parts)
+
+    def _rooms(self, statuses: Iterable[DeviceStatus], held: Sequence[Slice]) -> Iterator[DeviceStatus]:
+        """Yield the devices with what is free there for a lease whose slices have been given back.
+
+        Where nothing is granted, or others wait for what becomes free, that is what it held itself.
+        """
+        statuses = list(statuses)
+        mine = {part.device.uuid: part for part in held}
+        wanted = self._wanted([status.device for status in statuses])
+        for status in statuses:
+            uuid = status.device.uuid
+            if not status.drained and uuid not in wanted:
+                yield status
+            elif uuid in mine:
+                yield _nothing_but(mine[uuid], status)
+
+    def _wanted(self, devices: Sequence[Device]) -> set[str]:
+        """Return the uuids of the devices on which somebody in line could be placed."""
+        wishes = {(row["request"], row["home"] or row["within"]) for row in self._db.run("kinds").fetchall()}
+        return {
+            part.device.uuid
+            for request, home in wishes
+            for part in placement.candidates(records.read_request(request), devices, self._rules)
+            if not home or part.device.uuid in home.split(",")
+        }
+
+    def _refusal(self, row: Row, request: SliceRequest, rooms: Sequence[DeviceStatus]) -> TimedOut:
+        line = self._db.one("last_turn")[0]
+        why = "others wait in line, and nobody passes them" if line else "not as much is free"
+        milli = placement.largest(rooms, self._rules)
+        largest = SliceRequest(milli=milli).size if milli else None
+        now = records.read_request(row["request"]).named
+        most = f"It stays as it is. At this moment it could have up to {admission.up_to(milli)}."
+        return TimedOut(
+            f"The slice of {now} cannot become {request.named} now: {why}.",
+            most if largest else "",
+            largest_now=largest,
+        )
+
+    def _change_later(self, row: Row, request: SliceRequest, size: Sequence[Slice], *, grows: bool) -> None:
+        """Let a lease that is not held ask for something else from now on."""
+        turn, since = row["turn"], row["waiting_since"]
+        if grows and row["state"] == LeaseState.WAITING:
+            turn, since = int(self._db.one("last_turn")[0]) + 1, self._clock.wall()
+        # It has no state on the devices that it was parked on, and need not return to them.
+        home = row["home"] if self._fits_home(row["home"], request) else ""
+        values = {"home": home, "turn": turn, "waiting_since": since}
+        self._db.run("resize_later", {**_asked(row, request, size), **values})
+
+    def _fits_home(self, home: str, request: SliceRequest) -> bool:
+        devices = [s.device for s in self._devices.present() if s.device.uuid in home.split(",")]
+        return len(list(placement.candidates(request, devices, self._rules))) >= request.count
+
+
+def _size(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> tuple[Slice, ...]:
+    """Return what a request takes on the first device that could hold it, as often as it asks."""
+    part = next(placement.candidates(request, devices, rules), None)
+    return (part,) * request.count if part else ()
+
+
+def _is_within(size: Sequence[Slice], before: Sequence[Slice]) -> bool:
+    """Whether this is no more than that, in number, share and memory."""
+    return len(size) <= len(before) and all(
+        new.milli <= old.milli and new.memory_mib <= old.memory_mib
+        for new, old in zip(size, before, strict=False)
+    )
+
+
+def _milli(parts: Iterable[Slice]) -> int:
+    return sum(part.milli for part in parts)
+
+
+def _memory_mib(parts: Iterable[Slice]) -> int:
+    return sum(part.memory_mib for part in parts)
+
+
+def _asked(row: Row, request: SliceRequest, parts: Sequence[Slice]) -> dict[str, object]:
+    """Return what every change of a row's request writes."""
+    size = {"milli": _milli(parts), "memory_mib": _memory_mib(parts)}
+    return {"number": row["number"], "request": str(request), **size}
+
+
+def _nothing_but(part: Slice, status: DeviceStatus) -> DeviceStatus:
+    """Return the device as if all of it but this slice were held; of a drained one, too."""
+    return replace(
+        status,
+        drained=False,
+        held_milli=status.milli - part.milli,
+        held_memory_mib=status.device.memory_mib - part.memory_mib,
+        held_contexts=(status.device.contexts or 0) - part.contexts,
+    )

@@ -1,0 +1,90 @@
+"""What everybody has used, kept so that fairness and quotas need not read the history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gpu_pool.clock import Clock
+from gpu_pool.policy.queue import Policy, Usage, faded_use
+from gpu_pool.policy.quotas import Account
+from gpu_pool.store.database import Database
+from gpu_pool.store.records import Row
+
+
+class UsageTotals:
+    """Reads and writes use, inside the transactions of its caller. Times are Unix seconds."""
+
+    def __init__(self, database: Database, policy: Policy, clock: Clock, term_began: float) -> None:
+        self._db = database
+        self._policy = policy
+        self._clock = clock
+        self._term_began = term_began
+
+    def add(self, lease: Row) -> None:
+        """Count what a lease has used since it was granted, as it ends or is parked."""
+        if lease["held_at"] is None:
+            return
+        times = self._times()
+        now, milli = times["now"], lease["milli"]
+        since = min(lease["held_at"], now)
+        used = {
+            "by_course": faded_use(milli, since, now, now, self._policy.course_half_life),
+            "by_user": faded_use(milli, since, now, now, self._policy.user_half_life),
+            "in_week": milli * max(0.0, now - max(since, times["week_began"])),
+            "in_term": milli * max(0.0, now - max(since, times["term_began"])),
+        }
+        values = {"course": lease["course"], "user": lease["user"], **used, **times}
+        self._db.run("add_use", values)
+        self._db.run("add_course_use", values)
+
+    def usage(self, *, of_few: bool = False) -> Usage:
+        """Return what the queue compares courses and users by.
+
+        With ``of_few`` a user's use is read when it is asked for, in the same transaction.
+        """
+        times = self._times()
+        courses = {
+            row["course"]: row["by_course"] for row in self._db.run("course_uses_now", times).fetchall()
+        }
+        if of_few:
+            return Usage(courses, _Users(self._db, times))
+        users = self._db.run("user_uses_now", times).fetchall()
+        return Usage(courses, {(row["course"], row["user"]): row["by_user"] for row in users})
+
+    def accounts(self) -> Iterator[Account]:
+        """Yield what quotas count: what is held, parked or waited for, and what was used before."""
+        times = self._times()
+        for row in self._db.run("accounts", {**times, "uptime": self._clock.uptime()}).fetchall():
+            yield Account(**{**dict(row), "in_week": row["in_week"] or 0.0, "in_term": row["in_term"] or 0.0})
+        for row in self._db.run("uses_now", times).fetchall():
+            yield Account(row["user"], row["course"], in_week=row["in_week"], in_term=row["in_term"])
+
+    def _times(self) -> dict[str, float]:
+        return {
+            "now": self._clock.wall(),
+            "week_began": self._clock.week_began(),
+            "term_began": self._term_began,
+            "course_half_life": self._policy.course_half_life,
+            "user_half_life": self._policy.user_half_life,
+        }
+
+
+class _Users(Mapping[tuple[str, str], float]):
+    """What users have used as it counts now, by (course, user), each read once, when it is asked for."""
+
+    def __init__(self, database: Database, times: Mapping[str, float]) -> None:
+        self._db, self._times = database, times
+        self._read: dict[tuple[str, str], float] = {}
+
+    def __getitem__(self, key: tuple[str, str]) -> float:
+        if key not in self._read:
+            course, user = key
+            row = self._db.one("user_use_now", course=course, user=user, **self._times)
+            self._read[key] = 0.0 if row is None else float(row["by_user"])
+        return self._read[key]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return ((row["course"], row["user"]) for row in self._db.run("user_uses_now", self._times))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -1,0 +1,148 @@
+"""One kernel's slice: taken at its first start, kept over restarts, given back once."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Final
+
+from traitlets.log import get_logger
+
+from gpu_pool_client import (
+    GpuPoolError,
+    Holder,
+    Lease,
+    LeaseGone,
+    LeaseState,
+    Pool,
+    Process,
+    SliceRequest,
+)
+from gpu_pool_provisioner.advice import slice_lost
+from gpu_pool_provisioner.outages import NOT_NOW
+from gpu_pool_provisioner.pools import shared_pool
+from gpu_pool_provisioner.returning import give_back
+
+#: What a kernel is to show its user below the first cell; see gpu_pool_kernels.inkernel.extension.
+NEWS: Final = "GPU_POOL_NEWS"
+#: Seconds in which a pool hears of a restart. One that is slower may still keep the slice.
+_STANDS_IN_WITHIN: Final = 15.0
+_OTHER_SIZE: Final = (
+    "You asked for {}. This cluster has no slice of exactly that size: you have {}, and that counts."
+)
+
+
+class KernelSlice:
+    """The slice of one kernel, over all its launches.
+
+    ``lease_id`` is set from :meth:`take` to :meth:`forget`, even if the lease
+    has ended in between: a kernel that lost its slice must not be given another
+    by a restart that nobody asked for.
+    """
+
+    def __init__(self, url: str, request: SliceRequest) -> None:
+        self.url = url
+        self.request = request
+        self.lease_id: str | None = None
+        #: Names the request to the pool, so that one whose answer was lost is not made twice.
+        self._key = uuid.uuid4().hex
+        #: The size to change to once the kernel's process, which has used its devices, has ended.
+        self.wish: SliceRequest | None = None
+        #: Why the last wish came to nothing, for whoever uses the kernel that is launched next.
+        self.notice = ""
+
+    @property
+    def pool(self) -> Pool:
+        """The pool at ``url``, opened at the first use."""
+        return shared_pool(self.url)
+
+    @property
+    def news(self) -> dict[str, str]:
+        """The variable by which the next kernel tells its user why a wish came to nothing, if one did."""
+        return {NEWS: self.notice} if self.notice else {}
+
+    async def take(self, holder: Holder, timeout: float | None = None) -> Lease:
+        """Return the lease of before a restart, or a new one, which may still be in line.
+
+        With a ``timeout``, one that is held within so many seconds. Raises
+        ``LeaseGone`` when the lease of before has ended, and what
+        ``Pool.request`` or ``Pool.acquire`` raises. To be called again where
+        the pool did not answer.
+        """
+        if self.lease_id is not None:
+            return await self._kept(self.lease_id)
+        if timeout is None:
+            lease = await self.pool.request(self.request, holder, self._key)
+        else:
+            lease = await self.pool.acquire(self.request, holder, self._key, timeout)
+        if lease.state is LeaseState.ENDED:  # an earlier call was heard, and nobody came for what it got
+            self.ask_anew()
+            return await self.take(holder, timeout)
+        self.lease_id = lease.id
+        if lease.request.size != self.request.size:
+            self.notice = _OTHER_SIZE.format(self.request.of_gpus, lease.request.size)
+        return lease
+
+    async def _kept(self, lease_id: str) -> Lease:
+        try:
+            lease = await self.pool.lease(lease_id)
+        except LeaseGone as error:
+            raise slice_lost(self.request.size, None) from error
+        if lease.state is LeaseState.PARKED:
+            return await self.pool.resume(lease_id)
+        if lease.state is LeaseState.ENDED:
+            raise slice_lost(self.request.size, lease.end_reason)
+        return lease
+
+    async def resize(self, request: SliceRequest) -> Lease:
+        """Change the slice's size at once. Raises what ``Pool.resize`` raises."""
+        if self.lease_id is None:
+            raise slice_lost(self.request.size, None)
+        lease = await self.pool.resize(self.lease_id, request)
+        self.request, self.wish = request, None
+        return lease
+
+    async def fulfil(self) -> None:
+        """Change to the size that was wished for, if any; what comes of it, the next launch tells."""
+        wish, self.wish, self.notice = self.wish, None, ""
+        if wish is None:
+            return
+        try:
+            await self.resize(wish)
+        except GpuPoolError as error:
+            self.notice = f"You asked for {wish.named}. This kernel still has {self.request.of_gpus}. {error}"
+
+    async def stand_in(self, seconds: float) -> None:
+        """Let the slice stand on this process until the kernel is launched again, for ``seconds`` at most."""
+        lease_id = self.lease_id
+        if lease_id is None:
+            return
+        try:
+            attach = self.pool.attach(lease_id, Process.current(), ready_within=seconds)
+            await asyncio.wait_for(attach, _STANDS_IN_WITHIN)
+        except (LeaseGone, *NOT_NOW, asyncio.TimeoutError) as error:
+            # The relaunch that follows looks at the lease, and refuses in words.
+            get_logger().warning("Keeping the kernel's GPU slice over its restart failed: %r", error)
+        if self.lease_id != lease_id:
+            # The kernel was shut down during its restart; this process must not keep its slice alive.
+            await give_back(self.pool, lease_id)
+
+    async def give_back(self) -> None:
+        """Release the slice, see :func:`gpu_pool_provisioner.returning.give_back`."""
+        if self.lease_id is not None:
+            await give_back(self.pool, self.lease_id)
+
+    def forget(self) -> None:
+        """Let the next :meth:`take` acquire a new slice."""
+        self.let_go()
+        self.wish = None
+
+    def let_go(self) -> str | None:
+        """Return the lease that there is, which is the caller's from now on, and have none."""
+        lease_id, self.lease_id = self.lease_id, None
+        self.ask_anew()
+        return lease_id
+
+    def ask_anew(self) -> None:
+        """Let the next request be another one than the last."""
+        self._key = uuid.uuid4().hex

@@ -1,0 +1,184 @@
+"""How long a kernel keeps its slice: pure decisions by the terms of its lease.
+
+Times are seconds of one clock, any clock.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpu_pool_client import Activity, EndReason, Terms, WhenIdle, format_duration
+
+#: Seconds between two looks: never more, and never less.
+_SELDOM: Final = 30.0
+_OFTEN: Final = 0.2
+#: Seconds without work after which a kernel is idle whose slice is asked back: the pause between two
+#: cells that run one after the other is shorter.
+_PAUSE: Final = 3.0
+#: Seconds for which it counts as at work where nobody can say whether its GPU works.
+_MAY_WORK: Final = 60.0
+
+
+class ExpiryAction(enum.Enum):
+    """What is to be done with a kernel's slice."""
+
+    NOTHING = "nothing"
+    WARN = "warn"
+    PARK = "park"
+    END = "end"
+
+
+_LEASE_ENDS: Final = (
+    "This GPU slice ends in {}, because its course allows no longer lease, and the kernel with it. "
+    "Save what you need."
+)
+LEASE_ENDED: Final = "The kernel was ended: its GPU slice had been held for as long as its course allows."
+_IDLE_ENDS: Final = (
+    'This kernel has been idle for long and ends in {}. If you still use it, run a cell or "%gpu keep 1h".'
+)
+IDLE_ENDED: Final = "The kernel was ended: it had been idle for longer than its course allows."
+ASKED_BACK: Final = "The kernel was ended: its GPU slice was asked back for when it is idle."
+
+
+@dataclass(frozen=True, slots=True)
+class KernelObservation:
+    """What is known of a kernel."""
+
+    #: Whether it works on what somebody submitted.
+    busy: bool
+    #: When it last began or ended such work.
+    idle_since: float
+    #: Until when its user has said that it is in use.
+    kept_until: float = 0.0
+    #: Before when it is left alone, since it could not be parked.
+    postponed_until: float = 0.0
+    #: What its process does with its device.
+    activity: Activity = field(default_factory=Activity)
+    #: Whether what it keeps on its device cannot be moved although it seemed so.
+    kept: bool = False
+    #: Whether its slice is to go as soon as it is idle.
+    asked_back: bool = False
+    #: What its user has been warned of already.
+    warned: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryStep:
+    """What is to be done now, and when to look again."""
+
+    act: ExpiryAction
+    #: What its user reads: a warning, or why the kernel was ended.
+    words: str = ""
+    #: Seconds until the next look.
+    again_in: float = _SELDOM
+    #: What to remember as warned of.
+    warns_of: str = ""
+    #: How the lease's end is recorded.
+    reason: EndReason = EndReason.RELEASED
+    #: Whether an end is for idleness, so that the kernel must turn out to be idle.
+    if_idle: bool = False
+    #: Whether its slice has gone already, because it was asked to be parked and the answer was lost.
+    is_parked: bool = False
+
+
+_END_OF_LEASE: Final = ExpiryStep(ExpiryAction.END, LEASE_ENDED, reason=EndReason.TOO_LONG)
+_END_OF_PATIENCE: Final = ExpiryStep(ExpiryAction.END, IDLE_ENDED, reason=EndReason.IDLE, if_idle=True)
+# Its user, or an administrator, knows that it is in the way, and has been told what it comes to.
+_END_AS_ASKED: Final = ExpiryStep(ExpiryAction.END, ASKED_BACK, reason=EndReason.IDLE, if_idle=True)
+
+
+def idle_at(terms: Terms, seen: KernelObservation) -> float | None:
+    """Return when the kernel will have been idle for as long as it may; None while it works."""
+    if terms.idle_limit is None or seen.busy:
+        return None
+    return max(seen.idle_since + terms.idle_limit, seen.kept_until, seen.postponed_until)
+
+
+def keep(terms: Terms, wanted: float, now: float) -> tuple[float, str]:
+    """Return for how long a kernel counts as in use whose user asks for so many seconds, and the answer."""
+    seconds = min(wanted, terms.keep_at_most)
+    left = None if terms.ends_at is None else max(0.0, terms.ends_at - now)
+    if left is not None and left < seconds:
+        answer = (
+            f"This kernel keeps its GPU slice for {format_duration(left)} only, however long it is in use: "
+            "its lease ends then, because its course allows no longer lease."
+        )
+        return left, answer
+    most = "" if seconds == wanted else ", the most that its course allows at once"
+    return seconds, f"This kernel keeps its GPU slice for {format_duration(seconds)}{most}."
+
+
+def step(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
+    """Say what is to be done. The end of the lease comes first; then idleness, which the device overrules."""
+    due = [_end_of_lease(terms, seen, now), _asked_back(seen, now), _end_of_patience(terms, seen, now)]
+    for act in (ExpiryAction.END, ExpiryAction.PARK, ExpiryAction.WARN):
+        for each in due:
+            if each.act is act:
+                return each
+    return min(due, key=lambda each: each.again_in)
+
+
+def _end_of_lease(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
+    if terms.ends_at is None:
+        return ExpiryStep(ExpiryAction.NOTHING)
+    return _warn_then_end(terms, seen, now, terms.ends_at, _LEASE_ENDS, _END_OF_LEASE)
+
+
+def _asked_back(seen: KernelObservation, now: float) -> ExpiryStep:
+    if not seen.asked_back or seen.busy or seen.activity.working:
+        return ExpiryStep(ExpiryAction.NOTHING)
+    going, pause = _END_AS_ASKED, _PAUSE
+    if seen.activity.initialised is False or _is_movable(seen):
+        going = ExpiryStep(ExpiryAction.PARK)
+    elif seen.activity.working is None:
+        pause = _MAY_WORK
+    at = max(seen.idle_since + pause, seen.postponed_until)
+    return going if now >= at else ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(at - now))
+
+
+def _end_of_patience(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
+    at = idle_at(terms, seen)
+    if at is None:
+        # Whoever works now will not have been idle for so long any sooner.
+        return ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(terms.idle_limit or _SELDOM))
+    if seen.activity.initialised is False or _is_movable(seen):
+        return (
+            ExpiryStep(ExpiryAction.PARK)
+            if now >= at
+            else ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(at - now))
+        )
+    if terms.when_idle is WhenIdle.KEEP or _may_work(terms, seen):
+        return ExpiryStep(ExpiryAction.NOTHING)
+    return _warn_then_end(terms, seen, now, at, _IDLE_ENDS, _END_OF_PATIENCE)
+
+
+def _may_work(terms: Terms, seen: KernelObservation) -> bool:
+    """Whether a device may work for an idle kernel.
+
+    Unknown counts as work: nothing is taken from a training that merely cannot be
+    seen. Only of pods it would never be known, so there what is submitted decides.
+    """
+    return bool(seen.activity.working) if terms.in_pod else seen.activity.working is not False
+
+
+def _is_movable(seen: KernelObservation) -> bool:
+    """Whether what it keeps on its device may be moved away: it can be, and nothing works on it."""
+    return seen.activity.movable and seen.activity.working is False and not seen.kept
+
+
+def _warn_then_end(
+    terms: Terms, seen: KernelObservation, now: float, at: float, warning: str, ending: ExpiryStep
+) -> ExpiryStep:
+    if now >= at:
+        return ending
+    if now < at - terms.warn_before:
+        return ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(at - terms.warn_before - now))
+    if warning in seen.warned:
+        return ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(at - now))
+    return ExpiryStep(ExpiryAction.WARN, warning.format(format_duration(at - now)), _soon(at - now), warning)
+
+
+def _soon(seconds: float) -> float:
+    return min(_SELDOM, max(_OFTEN, seconds))

@@ -1,0 +1,343 @@
+"""The life of a waiting room: in line, launching, relaying, down, and up again.
+
+The promise: no submitted cell runs without its slice. So what is submitted is
+held here until the slice is held and the real kernel answers; where that comes
+to nothing, the cells are answered with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Coroutine
+from typing import Any
+
+from jupyter_client.session import Session
+from traitlets.log import get_logger
+
+from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, PoolUnreachable
+from gpu_pool_provisioner.proxy import messages
+from gpu_pool_provisioner.proxy.backend import BackendConnection
+from gpu_pool_provisioner.proxy.channels import Channel, bind_front, close_all
+from gpu_pool_provisioner.proxy.lease_client import LeaseClient
+from gpu_pool_provisioner.proxy.pending import PendingKernel, PendingKernelCalls
+from gpu_pool_provisioner.proxy.pod_runs import NotStartedError, PodRun, pod_connection
+from gpu_pool_provisioner.proxy.runs import (
+    MARGIN,
+    KernelRun,
+    Launch,
+    NotReadyError,
+    ProcessRun,
+    ProxiedKernel,
+)
+from gpu_pool_provisioner.proxy.supervisor import RunSupervisor
+
+
+class KernelProxy:
+    """Speaks for a kernel from its first start to its end, restarts included.
+
+    All methods but the properties belong to the event loop on which
+    :meth:`open` was called.
+    """
+
+    def __init__(self, kernel: ProxiedKernel, turn: LeaseClient) -> None:
+        self._kernel = kernel
+        self._turn = turn
+        self._ended = asyncio.Event()
+        self._somebody_looks = asyncio.Event()
+        self._front: dict[str, Channel] = {}
+        self._launch: Launch
+        self._session: Session
+        self._reception: PendingKernel
+        self._run: KernelRun | None = None
+        self._inner: BackendConnection | None = None
+        self._phase = Phase.DOWN
+        self._standing_in = False
+        #: Whether the kernel runs in a pod, as far as its lease is known.
+        self.in_pod = False
+        self._stay: RunSupervisor | None = None
+        #: Why a cell did not run since the kernel was ended, until somebody has read it.
+        self._obituary = ""
+        #: How the kernel before came to its end, where that was no doing of anybody here.
+        self._last_words = ""
+        self._life: asyncio.Task[None] | None = None
+        self._errands: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.TimerHandle | None = None
+
+    @property
+    def standing_in(self) -> bool:
+        """Whether the room is all there is of the kernel: it lives, and has no process."""
+        return self._standing_in
+
+    @property
+    def closed(self) -> bool:
+        """Whether its ports are closed for good."""
+        return self._phase is Phase.CLOSED
+
+    @property
+    def takes_interrupts(self) -> bool:
+        """Whether an interrupt is for :meth:`interrupt`, and not for the kernel's process."""
+        in_pod = self._run is not None and not self._run.is_process
+        return self._phase.is_before_kernel or self._resuming or in_pod
+
+    @property
+    def _resuming(self) -> bool:
+        return self._stay is not None and self._stay.resuming
+
+    async def open(self, front: dict[str, Channel] | None = None) -> None:
+        """Listen on the kernel's ports, unless somebody has done so already and passes them as ``front``.
+
+        Raises ``zmq.ZMQError`` when one of them is taken.
+        """
+        connection = self._kernel.connection()
+        self._session = Session(
+            key=connection.get("key", "").encode(),
+            signature_scheme=connection.get("signature_scheme") or "hmac-sha256",
+        )
+        self._front = front or bind_front(connection)
+        calls = PendingKernelCalls(
+            submitted=self._submitted,
+            interrupted=lambda: self._soon(self.interrupt()),
+            ended=lambda: self._soon(self.stop()),
+        )
+        self._reception = PendingKernel(self._session, self._front, calls, self._kernel.introduction)
+        self._turn.tell = self._reception.show
+
+    async def start(self, lease: Lease | None, launch: Launch) -> None:
+        """Begin to speak for the kernel, or go on after a restart.
+
+        ``lease`` is in line or held; without one, it is asked for, and a
+        refusal is what the first cell reads.
+        """
+        self._launch = launch
+        if self._run is not None and self._life is not None:
+            await asyncio.wait([self._life])  # which is about to see that the process before has ended
+        if self._life is not None:
+            lease = None  # whoever read it may have done so before that life, in its last moment, parked it
+        self._close_in(None)
+        self._standing_in, self._obituary = True, ""  # who restarts it knows that it has ended
+        self._ended.clear()
+        self._receive(Phase.WAITING)
+        if self._life is None or self._life.done():
+            self._begin(self._live(lease))
+
+    async def ended(self) -> None:
+        """Return once the kernel has ended, or has been stopped while it waited."""
+        await self._ended.wait()
+
+    async def interrupt(self) -> None:
+        """Give up the wait, or what was submitted to a kernel that is just starting; or interrupt a pod's."""
+        if self._phase is Phase.RUNNING and self._run is not None and not self._resuming:
+            self._run.relay.interrupt()
+            return
+        if self._kernel.ending():
+            return
+        if self._phase is Phase.WAITING:
+            self._receive(Phase.GIVEN_UP)
+            self._reception.refuse(messages.gave_up(self._turn.size))
+            self._reception.show("")
+            if self._life is not None:
+                self._life.cancel()
+            await self._turn.give_up(EndReason.WITHDRAWN)
+        elif self._phase is Phase.LAUNCHING:
+            self._reception.refuse(messages.interrupted(self._turn.size), "KeyboardInterrupt")
+        elif self._stay is not None:
+            self._stay.give_up_resuming()
+
+    async def stop(self) -> None:
+        """End the kernel, as a signal would end a process. Its place in line stays until :meth:`close`."""
+        if self._phase.is_before_kernel:
+            self._reception.drop()
+        if self._run is not None:
+            self._run.kill()
+        elif self._phase.is_before_kernel:
+            self._down()
+
+    async def close(self) -> None:
+        """Close the ports and kill what still runs. The lease is the caller's to release."""
+        if self._phase is Phase.CLOSED:
+            return
+        self._phase, self._standing_in = Phase.CLOSED, False
+        self._ended.set()
+        if self._life is not None:
+            self._life.cancel()
+        self._reception.drop()
+        close_all(self._front)
+        if self._run is not None:
+            self._run.leave()
+        if self._inner is not None:
+            self._inner.close()
+
+    async def _live(self, lease: Lease | None) -> None:
+        """Get the slice, launch the kernel, relay to it until it ends."""
+        try:
+            lease = lease or await self._turn.ask()
+            self.in_pod = lease.terms.in_pod
+            if lease.state is LeaseState.WAITING:
+                lease = await self._turn.granted(lease.id, self._reception.show, self._somebody_looks)
+        except GpuPoolError as error:
+            await self._refused(error)
+            return
+        if self._phase is not Phase.WAITING:
+            return  # a restart is under way, and finds the slice held
+        try:
+            if await self._launched(lease):
+                return
+        except (NotStartedError, PoolUnreachable) as error:
+            get_logger().error("No kernel has come of the GPU lease %s: %s", lease.id, error)
+            await self._start_over(messages.not_run(str(error)), EndReason.NOT_READY)
+            return
+        except (NotReadyError, OSError, GpuPoolError) as error:
+            get_logger().error("The kernel with the GPU lease %s does not run: %s", lease.id, error)
+            self._reception.refuse(messages.not_run(str(error)))
+        self._down()
+
+    async def _refused(self, error: GpuPoolError) -> None:
+        """Nothing is to be had: say so, and let the next cell ask again."""
+        if self._phase is not Phase.WAITING:
+            return
+        self._receive(Phase.GIVEN_UP)
+        self._reception.refuse(messages.not_run(str(error)))
+        self._reception.show("")
+        await self._turn.give_up(EndReason.WITHDRAWN)
+
+    async def _launched(self, lease: Lease) -> bool:
+        """Launch the real kernel and relay to it until it ends; return whether the room stands in for it."""
+        self._phase = Phase.LAUNCHING
+        self._reception.show(messages.starting(self._turn.size))
+        run = await self._new_run(lease)
+        self._run, self._standing_in = run, not run.is_process
+        try:
+            self._reception.introduction = await run.until_ready(self._kernel)
+            self._phase = Phase.RUNNING
+            run.relay.begin()
+            if self._last_words:
+                run.relay.tell(self._last_words)
+            self._reception.hand_over(run.relay.pass_on)
+            return await self._look_after(run, lease)
+        except BaseException:
+            run.kill()
+            raise
+
+    async def _new_run(self, lease: Lease) -> KernelRun:
+        sides = self._turn, self._session, self._front
+        if lease.terms.in_pod:
+            connection = pod_connection(self._kernel.connection())
+            return PodRun(self._launch, connection, *sides, self._reception.show)
+        try:
+            self._inner = self._inner or BackendConnection(self._kernel.connection_file)
+            return await ProcessRun.launched(self._launch, lease, self._inner, *sides)
+        except (NotReadyError, OSError):
+            await self._turn.lose(EndReason.NOT_READY)
+            raise
+
+    async def _look_after(self, run: KernelRun, lease: Lease) -> bool:
+        """Return when the kernel is over: False if it ended by itself, True if by the terms of its lease."""
+        self._stay = RunSupervisor(run, self._turn, self._front, self._reception)
+        try:
+            step = await self._stay.until_over(lease)
+        finally:
+            self._stay = None
+        self._last_words = "" if self._kernel.ending() else run.last_words
+        if step is None:
+            return False
+        await self._start_over(messages.gone(step.words), step.reason)
+        return True
+
+    async def _start_over(self, words: str, reason: EndReason) -> None:
+        """End the kernel and its lease; the next cell is told why, the one after starts anew."""
+        self._standing_in, self._obituary = True, words
+        run = self._run
+        self._reception.hold_all()
+        if run is not None:
+            for frames in run.unanswered():
+                self._reception.hold("shell", frames)
+            run.kill()
+            await run.end
+            run.close()
+            self._run = None
+        await self._turn.give_up(reason)
+        self._receive(Phase.GIVEN_UP)
+        if self._reception.holds_code:
+            self._submitted()
+        self._reception.show("")
+
+    def _down(self) -> None:
+        """Hold what is submitted for a kernel that may be launched again; close if nobody does."""
+        if self._phase in (Phase.CLOSED, Phase.DOWN):
+            return
+        self._phase, self._standing_in = Phase.DOWN, False
+        self._ended.set()
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+        self._reception.hold_all(answering=False)
+        self._close_in(self._kernel.grace + MARGIN)
+
+    async def being_restarted(self, *, within: float | None = None) -> None:
+        """Stay open while the kernel is restarted, until :meth:`start` or for so many seconds more."""
+        if self._phase is Phase.DOWN:
+            self._close_in(None if within is None else within + self._kernel.grace + MARGIN)
+
+    def _close_in(self, seconds: float | None) -> None:
+        """Close, so many seconds from now, what nobody launches again; with None, not yet."""
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._closing = loop.call_later(seconds, lambda: self._soon(self._abandon()))
+
+    async def _abandon(self) -> None:
+        """Nobody launches the kernel again."""
+        if not self.closed:  # otherwise the lease may be another room's by now
+            await self.close()
+            await self._turn.lose(EndReason.WITHDRAWN)
+
+    def _receive(self, phase: Phase) -> None:
+        """Answer in the kernel's name."""
+        self._phase = phase
+        self._reception.receive_all()
+
+    def _submitted(self) -> None:
+        self._somebody_looks.set()
+        if self._obituary:
+            words, self._obituary = self._obituary, ""
+            self._reception.refuse(words)
+        elif self._phase is Phase.GIVEN_UP:
+            self._phase = Phase.WAITING
+            self._begin(self._live(None))
+
+    def _begin(self, life: Coroutine[Any, Any, None]) -> None:
+        self._life = asyncio.create_task(life)
+        self._life.add_done_callback(self._report)
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something after what is being done. The loop itself holds tasks weakly."""
+        task = asyncio.create_task(work)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    def _report(self, life: asyncio.Task[None]) -> None:
+        """Let no mistake of ours leave cells waiting for ever."""
+        if life.cancelled() or life.exception() is None:
+            return
+        get_logger().error("A waiting room failed.", exc_info=life.exception())
+        self._reception.refuse(messages.not_run(f"The waiting room failed: {life.exception()!r}."))
+        self._down()
+
+
+class Phase(enum.Enum):
+    """What a room does."""
+
+    WAITING = "its lease is in line"
+    GIVEN_UP = "nothing is asked for until code is submitted"
+    LAUNCHING = "the real kernel has been launched and has not answered yet"
+    RUNNING = "everything is relayed to the real kernel, unless its slice is parked"
+    DOWN = "the kernel has ended, and may be launched again behind the same ports"
+    CLOSED = "the ports are closed"
+
+    @property
+    def is_before_kernel(self) -> bool:
+        """Whether the kernel is still to come, and has not answered."""
+        return self in (Phase.WAITING, Phase.GIVEN_UP, Phase.LAUNCHING)

@@ -1,0 +1,210 @@
+"""What a waiting kernel answers at once, what it holds, and what the waiting cell shows.
+
+It answers with the kernel's own key, so that frontends see nothing unusual.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import zmq
+from jupyter_client.session import Session
+from traitlets.log import get_logger
+
+from gpu_pool_provisioner.proxy import messages
+from gpu_pool_provisioner.proxy.channels import Wires, ignore
+from gpu_pool_provisioner.proxy.frames import Message, UnreadableMessageError, read_message
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMessage:
+    """One message that waits for the kernel, as it came."""
+
+    channel: str
+    frames: list[zmq.Frame]
+    identities: list[bytes]
+    message: Message
+
+    @property
+    def is_execution(self) -> bool:
+        """Whether code was submitted."""
+        return bool(self.message["msg_type"] == "execute_request")
+
+    @property
+    def is_cell(self) -> bool:
+        """Whether somebody looks at its output."""
+        return self.is_execution and not self.message["content"].get("silent")
+
+
+@dataclass(frozen=True, slots=True)
+class PendingKernelCalls:
+    """Whom the reception tells what it cannot do itself."""
+
+    #: Code was submitted.
+    submitted: Callable[[], None]
+    #: A frontend asks to interrupt.
+    interrupted: Callable[[], None]
+    #: A frontend asks to shut down.
+    ended: Callable[[], None]
+
+
+class PendingKernel:
+    """Receives messages for a kernel that does not run."""
+
+    def __init__(
+        self, session: Session, front: Wires, calls: PendingKernelCalls, introduction: Mapping[str, Any]
+    ) -> None:
+        self._session = session
+        self._front = front
+        self._calls = calls
+        #: The content of kernel_info_reply.
+        self.introduction = introduction
+        self._held: list[HeldMessage] = []
+        self._text = ""
+        #: The cell that shows the notice, and the notice's display_id.
+        self._shown: tuple[HeldMessage, str] | None = None
+        front["iopub"].on_message = self._greet
+
+    @property
+    def holds_code(self) -> bool:
+        """Whether code waits to be run."""
+        return any(held.is_execution for held in self._held)
+
+    @property
+    def holds_work(self) -> bool:
+        """Whether anything waits that the kernel would have to work on: code, or a widget's message."""
+        return bool(self._held)
+
+    def receive_all(self) -> None:
+        """Answer in the kernel's name from now on, or hold."""
+        for channel in ("shell", "control"):
+            self._front[channel].on_message = partial(self.receive, channel)
+        self._front["hb"].echo()
+
+    def hold_all(self, *, answering: bool = True) -> None:
+        """Hold what is submitted from now on, whatever it is; without ``answering``, be otherwise silent."""
+        if answering:
+            self._front["hb"].echo()
+        else:
+            for channel in ("control", "stdin", "hb"):
+                self._front[channel].on_message = ignore
+        self._front["shell"].on_message = partial(self.hold, "shell")
+
+    def hold(self, channel: str, frames: list[zmq.Frame]) -> None:
+        """Hold a message whatever it is."""
+        held = self._read(channel, frames)
+        if held is not None:
+            self._held.append(held)
+
+    def receive(self, channel: str, frames: list[zmq.Frame]) -> None:
+        """Answer a message, or hold it."""
+        held = self._read(channel, frames)
+        if held is None:
+            return
+        kind = held.message["msg_type"]
+        if kind == "kernel_info_request":
+            self._answer(held, self.introduction)
+        elif channel == "control" and kind in ("interrupt_request", "shutdown_request"):
+            self._answer(held, {"status": "ok", **held.message["content"]})
+            (self._calls.interrupted if kind == "interrupt_request" else self._calls.ended)()
+        elif kind in messages.ANSWERS:
+            self._answer(held, messages.ANSWERS[kind])
+        elif channel == "control" and kind != "debug_request":
+            self._answer(
+                held, messages.error_reply(messages.NOT_GRANTED, "The kernel waits for its GPU slice.")
+            )
+        else:
+            self._held.append(held)
+            if held.is_execution:
+                self._calls.submitted()
+                self._show()
+
+    def show(self, text: str) -> None:
+        """Show ``text`` in the first waiting cell, in place of what it showed before. Empty: nothing."""
+        if text != self._text:
+            self._text = text
+            self._show()
+
+    def refuse(self, text: str, name: str = messages.NOT_GRANTED) -> None:
+        """Answer the first waiting cell with an error, and abort the others, as a kernel would."""
+        executions = [held for held in self._held if held.is_execution]
+        first = next((held for held in executions if held.is_cell), None)
+        self._held = [held for held in self._held if not held.is_execution]
+        for held in executions:
+            if held is first:
+                self._fail(held, name, text)
+            else:
+                self._answer(held, {"status": "aborted"})
+
+    def drop(self) -> None:
+        """Forget what was held, as a restart does; code that was submitted is answered as aborted."""
+        executions = [held for held in self._held if held.is_execution]
+        self._held = []
+        self._clear()
+        for held in executions:
+            self._answer(held, {"status": "aborted"})
+
+    def hand_over(self, pass_on: Callable[[str, list[zmq.Frame]], None]) -> None:
+        """Send what was held to the kernel, in order, and take the notice away."""
+        self._clear()
+        self._text = ""
+        held_back, self._held = self._held, []
+        for held in held_back:
+            pass_on(held.channel, held.frames)
+
+    def _greet(self, frames: list[zmq.Frame]) -> None:
+        """Welcome a new subscriber of iopub, as kernels of protocol 5.4 do."""
+        subscription = frames[0].bytes
+        if subscription[:1] == b"\x01":
+            topic = subscription[1:].decode(errors="replace")
+            self._publish("iopub_welcome", {"subscription": topic}, None)
+
+    def _read(self, channel: str, frames: list[zmq.Frame]) -> HeldMessage | None:
+        try:
+            # One that was passed on comes back when its kernel is ended.
+            identities, message = read_message(self._session, frames, replayed=True)
+        except UnreadableMessageError as error:
+            get_logger().warning("Ignored what is not a signed message to a kernel: %s", error)
+            return None
+        return HeldMessage(channel, frames, identities, message)
+
+    def _answer(self, to: HeldMessage, content: Mapping[str, Any]) -> None:
+        self._publish("status", {"execution_state": "busy"}, to)
+        self._reply(to, content)
+        self._publish("status", {"execution_state": "idle"}, to)
+
+    def _fail(self, held: HeldMessage, name: str, text: str) -> None:
+        self._publish("status", {"execution_state": "busy"}, held)
+        self._clear()
+        self._publish("error", messages.error(name, text), held)
+        self._reply(held, messages.error_reply(name, text))
+        self._publish("status", {"execution_state": "idle"}, held)
+
+    def _show(self) -> None:
+        cell = next((held for held in self._held if held.is_cell), None)
+        if cell is None or not self._text:
+            return
+        if self._shown is not None and self._shown[0] is cell:
+            self._publish("update_display_data", messages.display(self._text, self._shown[1]), cell)
+            return
+        self._shown = cell, uuid.uuid4().hex
+        self._publish("status", {"execution_state": "busy"}, cell)
+        self._publish("display_data", messages.display(self._text, self._shown[1]), cell)
+
+    def _clear(self) -> None:
+        if self._shown is not None:
+            self._publish("clear_output", {"wait": False}, self._shown[0])
+            self._shown = None
+
+    def _reply(self, to: HeldMessage, content: Mapping[str, Any]) -> None:
+        kind = to.message["msg_type"].replace("_request", "_reply")
+        message = self._session.msg(kind, dict(content), parent=to.message)
+        self._front[to.channel].send(self._session.serialize(message, to.identities))
+
+    def _publish(self, kind: str, content: dict[str, Any], parent: HeldMessage | None) -> None:
+        message = self._session.msg(kind, content, parent=parent.message if parent else None)
+        self._front["iopub"].send(self._session.serialize(message, kind.encode()))

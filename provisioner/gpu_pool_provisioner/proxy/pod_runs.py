@@ -1,0 +1,246 @@
+"""One run of the real kernel in a pod, which the pool launches, follows and ends.
+
+Nothing of it is on this machine. For whoever manages the kernel the room stands
+in for it all the time, and the relay connects to the pod itself: encrypted,
+since there is a network in between, and signed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import zmq
+from jupyter_client.connect import port_names
+from jupyter_client.session import Session
+from traitlets.log import get_logger
+
+from gpu_pool_client import (
+    GpuPoolError,
+    KernelPod,
+    LeaseGone,
+    LeaseState,
+    PodPhase,
+    Process,
+    format_duration,
+)
+from gpu_pool_provisioner.outages import retry
+from gpu_pool_provisioner.proxy import messages
+from gpu_pool_provisioner.proxy.channels import Wires
+from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep
+from gpu_pool_provisioner.proxy.idle_culler import taken
+from gpu_pool_provisioner.proxy.lease_client import LeaseClient
+from gpu_pool_provisioner.proxy.process_ends import before
+from gpu_pool_provisioner.proxy.relay import Relay, UnencryptedError
+from gpu_pool_provisioner.proxy.runs import (
+    MARGIN,
+    START_TIMEOUT,
+    KernelRun,
+    Launch,
+    NotReadyError,
+    ProxiedKernel,
+)
+
+#: Where kernels listen in their pods. Always the same, since a pod has an address of its own: so a
+#: cluster's rules can let exactly these through. Below what systems give to outgoing connections.
+PORTS: Final = dict(zip(port_names, range(9751, 9751 + len(port_names)), strict=True))
+#: What a kernel publishes to wish for another size, see gpu_pool_kernels.inkernel.resize.
+USE: Final = "gpu_pool_use"
+#: Seconds in which a pool has taken the order to end a pod.
+_END_WITHIN: Final = 10.0
+
+_OLD_KERNEL: Final = (
+    "The kernel in its pod does not encrypt its connection, so nothing was sent to it. "
+    "The course's image needs ipykernel 7.4 or newer: tell your instructor."
+)
+_SILENT: Final = (
+    "The kernel's pod runs, but nothing has answered from it within {}. If that happens again, tell whoever "
+    "runs this server: a network policy may be in the way, or the image's kernel may be broken."
+)
+_FINE_AGAIN: Final = "Its machine answers again."
+_SLOW: Final = "The kernel's pod did not run within {}. The last that was heard of it: {}"
+
+
+class NotStartedError(Exception):
+    """No kernel has come of a pod; the text says why, in sentences."""
+
+
+def pod_connection(outer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a connection file in a pod says, but for its ``ip``.
+
+    ``outer`` is the frontends' connection: messages pass as they are, so the
+    key that signs them is the same. The keys that encrypt are new every time.
+    """
+    public, secret = zmq.curve_keypair()
+    kept = {name: outer[name] for name in ("key", "signature_scheme", "kernel_name") if outer.get(name)}
+    keys = {"curve_publickey": public.decode(), "curve_secretkey": secret.decode()}
+    return {**kept, **keys, "transport": "tcp", **PORTS}
+
+
+class PodRun(KernelRun):
+    """A pod, from before its launch."""
+
+    is_process = False
+
+    def __init__(
+        self,
+        launch: Launch,
+        connection: Mapping[str, Any],
+        turn: LeaseClient,
+        session: Session,
+        front: Wires,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Take the connection that the pod is told; ``tell`` shows in words how far it is."""
+        loop = asyncio.get_running_loop()
+        super().__init__(turn, loop.create_future())
+        self._connection = connection
+        self._command = launch.in_pod(connection)
+        self._sides = session, front
+        self._tell = tell
+        self._address: asyncio.Future[str] = loop.create_future()
+        self._words = ""
+        #: Whether it waits in the cluster's own queue, and until when it did; no time counts until then.
+        self._queued, self._counts_from = False, loop.time()
+        self._fault = ""
+        self._following: asyncio.Task[None] | None = None
+        self._killing: asyncio.Task[None] | None = None
+
+    async def until_ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:
+        """Launch it and return its introduction; see ``Run.until_ready``.
+
+        Raises ``NotStartedError`` where that comes to nothing, and ``NotReadyError`` where it was killed.
+        """
+        try:
+            introduction = await before(self.end, self._ready(kernel))
+        except GpuPoolError as error:
+            raise NotStartedError(str(error)) from error
+        if introduction is not None:
+            return introduction
+        if self._killing is not None:
+            raise NotReadyError("The kernel was ended before it was ready.")
+        raise NotStartedError(self._fault)
+
+    async def _ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:
+        # No process here is the kernel. What ends with this one is the holder.
+        holder = Process.current()
+        within = min(kernel.start_timeout + kernel.ready_timeout + MARGIN, START_TIMEOUT)
+        await self._turn.attach(holder, ready_within=within, grace=0.0)
+        self._following = asyncio.create_task(self._follow())
+        address = await self._started(kernel.start_timeout)
+        self._relay = Relay({**self._connection, "ip": address}, *self._sides)
+        try:
+            introduction = await asyncio.wait_for(self._relay.ready(), kernel.ready_timeout)
+        except UnencryptedError:
+            raise NotStartedError(_OLD_KERNEL) from None
+        except asyncio.TimeoutError:
+            raise NotStartedError(_SILENT.format(format_duration(kernel.ready_timeout))) from None
+        await self._turn.confirm(holder, 0.0)
+        self._relay.messages[USE] = self._wish
+        if self._turn.news:
+            self._relay.tell(self._turn.news)
+        return introduction
+
+    async def _started(self, within: float) -> str:
+        """Return the address of the pod once it runs, at most so many seconds after it was queued."""
+        loop = asyncio.get_running_loop()
+        while self._queued or loop.time() < self._counts_from + within:
+            left = within if self._queued else self._counts_from + within - loop.time()
+            with suppress(asyncio.TimeoutError):
+                return await asyncio.wait_for(asyncio.shield(self._address), left)
+        raise NotStartedError(_SLOW.format(format_duration(within), self._words or "nothing."))
+
+    def _wish(self, content: Mapping[str, Any]) -> None:
+        size = content.get("size")
+        if isinstance(size, str):
+            self.relay.tell(self._turn.wish(size))
+
+    async def _follow(self) -> None:
+        """Launch the pod, and look at it until it has ended."""
+        try:
+            pod = await retry(partial(self._turn.launch, self._command), self._note_fault)
+            while pod.phase is not PodPhase.ENDED:
+                self._look(pod)
+                pod = await retry(partial(self._turn.pod, pod.version), self._note_fault)
+            await self._account_for(pod)
+        except LeaseGone:
+            await self._note_taken("")
+        except GpuPoolError as error:
+            self._fault = str(error)
+            self.taken = ExpiryStep(ExpiryAction.END, f"The kernel was ended. {error}")
+        finally:
+            self._finish()
+
+    def _look(self, pod: KernelPod) -> None:
+        before, self._words = self._words, pod.words
+        if self._relay is not None and pod.phase is PodPhase.RUNNING and pod.words != before:
+            self._relay.tell(pod.words or _FINE_AGAIN)
+        if self._queued:
+            self._counts_from = asyncio.get_running_loop().time()
+        self._queued = pod.phase is PodPhase.QUEUED
+        if pod.phase is PodPhase.RUNNING and pod.address and not self._address.done():
+            self._address.set_result(pod.address)
+        elif not self._address.done():
+            say = messages.waiting if self._queued else messages.starting
+            self._tell(say(self._turn.size, pod.words))
+
+    async def _account_for(self, pod: KernelPod) -> None:
+        """Take note of why the pod has ended."""
+        if pod.exit_code is None:
+            await self._note_taken(pod.words)
+            return
+        status = f"It ended with exit status {pod.exit_code}."
+        self._fault = f"The kernel ended before it was ready. {pod.words or status}"
+        if pod.exit_code != 0 and self._killing is None:
+            self.last_words = f"The kernel ended by itself, and its variables are gone. {pod.words or status}"
+
+    async def _note_taken(self, words: str) -> None:
+        """Take note that the pod was taken: with the words of its lease, if that has ended, or these."""
+        if self._killing is None:
+            self.taken = await self._step(words)
+            self._fault = self.taken.words
+
+    async def _step(self, words: str) -> ExpiryStep:
+        try:
+            lease = await retry(self._turn.lease, self._note_fault)
+        except LeaseGone as error:
+            return taken(error.reason, words)
+        if lease.state is LeaseState.ENDED:
+            return taken(lease.end_reason.value if lease.end_reason else None, lease.notice or words)
+        return ExpiryStep(ExpiryAction.END, f"The kernel was ended. {words}".rstrip())
+
+    def _note_fault(self, error: GpuPoolError) -> None:
+        """Take note of why the pool does not answer; it is asked again, and the pod goes on without us."""
+        get_logger().warning("The pool cannot say how a kernel's pod is: %s", error)
+        if not self._address.done():
+            self._tell(messages.starting(self._turn.size, f"{error} Still trying."))
+
+    def kill(self) -> None:
+        """End the pod, unless it has ended."""
+        if self._killing is None and not self.end.done():
+            self._killing = asyncio.create_task(self._end_pod())
+
+    async def _end_pod(self) -> None:
+        try:
+            await asyncio.wait_for(self._turn.end_pod(), _END_WITHIN)
+        except (GpuPoolError, asyncio.TimeoutError) as error:
+            get_logger().warning("A kernel's pod ends with its lease, or at the next launch: %r", error)
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self.end.done():
+            self.end.set_result(None)
+
+    def leave(self) -> None:
+        """Let go of it: the pod ends with its lease, or gives way to the next one that is launched on it."""
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the pod. May be repeated."""
+        if self._following is not None:
+            self._following.cancel()
+        super().close()

@@ -1,0 +1,225 @@
+"""Frames from the frontends to the real kernel and back, as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import zmq
+from jupyter_client.session import DELIM, Session
+from traitlets.log import get_logger
+
+from gpu_pool_provisioner.proxy.channels import Wires, close_all, connect_back, ignore, is_refusal
+from gpu_pool_provisioner.proxy.frames import Message, UnreadableMessageError, is_signed, read_message
+
+#: Seconds after which a kernel that has answered is asked again, and how often, until its output is heard.
+_ASK_AGAIN: Final = 0.2
+_TRIES: Final = 10
+#: No status message of a kernel has more bytes of content.
+_STATUS_BYTES: Final = 64
+#: What in a status message's parent says that somebody works with the kernel.
+_WORK: Final = (b'"execute_request"', b'"comm_msg"', b'"comm_open"')
+#: How messages of our own are named, and where a message's header is, from its end.
+_OURS: Final = b'"gpu_pool_'
+_HEADER: Final = 4
+#: What a kernel can work on at once, and lines that wait to be told: a hostile one makes up more.
+_MOST_AT_WORK: Final = 1_000
+_MOST_UNTOLD: Final = 20
+_BOTH_WAYS: Final = ("shell", "control", "stdin", "hb")
+
+
+class UnencryptedError(Exception):
+    """The kernel listens without the encryption that its connection file asks for."""
+
+
+class Relay:
+    """Stands between the front of a kernel and the real one, which may not listen yet."""
+
+    def __init__(self, connection: Mapping[str, Any], session: Session, front: Wires) -> None:
+        self._session = session
+        self._front = front
+        self._answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: When the kernel last began or ended work that was submitted (``time.monotonic()``); None if never.
+        self.last_activity: float | None = None
+        #: What is done with messages of our own that the kernel publishes, by their type.
+        self.messages: dict[str, Callable[[Mapping[str, Any]], None]] = {}
+        #: Headers of what the kernel works on, by message id: with subshells, several at a time.
+        self._at_work: dict[str, Message] = {}
+        #: Code that was passed on and has had no reply, by message id.
+        self._unanswered: dict[str, list[zmq.Frame]] = {}
+        self._untold: list[str] = []
+        handlers = {**dict.fromkeys(_BOTH_WAYS, self._take_answer), "hb": ignore, "iopub": self._output}
+        self.back = connect_back(connection, {**handlers, "connected": self._hears_questions})
+
+    async def ready(self) -> dict[str, Any]:
+        """Return the content of the kernel's first kernel_info_reply, once its output and stdin are heard.
+
+        A kernel that knows no control channel answers on shell. One without output or stdin is waited for
+        only a while. Raises ``UnencryptedError``.
+        """
+        self._ask("control")
+        self._ask("shell")
+        answer, heard = await self._answer, self._heard
+        for _ in range(_TRIES):
+            await asyncio.wait({heard, self._connected}, timeout=_ASK_AGAIN)
+            if heard.done() and self._connected.done():
+                break
+            if not heard.done():
+                self._ask("shell")
+        return answer
+
+    def begin(self) -> None:
+        """Connect the two sides. What was held is to be sent before anything else happens on the loop."""
+        for channel in _BOTH_WAYS:
+            self._front[channel].on_message = self.back[channel].send
+            self.back[channel].on_message = self._front[channel].send
+        self._front["shell"].on_message = partial(self.pass_on, "shell")
+        self.back["shell"].on_message = self._reply
+        self.back["control"].on_message = self._reply_on_control
+
+    @property
+    def busy(self) -> bool:
+        """Whether the kernel works on what somebody submitted."""
+        return bool(self._at_work)
+
+    def unanswered(self) -> list[list[zmq.Frame]]:
+        """Return the code that was passed on and has had no reply, in order."""
+        return list(self._unanswered.values())
+
+    def close(self) -> None:
+        """Let go of the kernel. May be repeated."""
+        close_all(self.back)
+
+    def _ask(self, channel: str) -> None:
+        self.back[channel].send(self._session.serialize(self._session.msg("kernel_info_request", {})))
+
+    def _take_answer(self, frames: list[zmq.Frame]) -> None:
+        if self._answer.done() or frames[0].bytes != DELIM:
+            return
+        try:
+            _, message = read_message(self._session, frames)
+        except UnreadableMessageError as error:
+            get_logger().warning("Ignored what is not a kernel's signed reply: %s", error)
+            return
+        self._answer.set_result(message["content"])
+
+    def tell(self, text: str) -> None:
+        """Print a line below the cell that runs, or else below the next one that does."""
+        others = [each for each in self._untold if each != text]
+        self._untold = [*others, text][-_MOST_UNTOLD:]
+        if self.busy:
+            self._tell_now()
+
+    async def is_idle(self, within: float) -> bool:
+        """Whether the kernel has done all that was passed on to it, and did nothing on the way here.
+
+        To be asked while nothing more is passed on: a kernel answers in the order of asking.
+        """
+        before = self.last_activity
+        for channel in ("control", "shell"):
+            self._answer = asyncio.get_running_loop().create_future()
+            self._ask(channel)
+            await asyncio.wait({self._answer}, timeout=within)
+            if not self._answer.done():
+                return False
+        return not self.busy and not self._unanswered and self.last_activity == before
+
+    def interrupt(self) -> None:
+        """Interrupt the kernel by a message, where it takes no signals."""
+        self.back["control"].send(self._session.serialize(self._session.msg("interrupt_request", {})))
+
+    def run_silently(self, code: str) -> None:
+        """Let the kernel run code of ours that nobody sees."""
+        content = {"code": code, "silent": True, "store_history": False, "allow_stdin": False}
+        self.back["shell"].send(self._session.serialize(self._session.msg("execute_request", content)))
+
+    def _output(self, frames: list[zmq.Frame]) -> None:
+        if len(frames) > _HEADER and _OURS in frames[-_HEADER].bytes and self._take(frames):
+            return
+        self._front["iopub"].send(frames)
+        if not self._heard.done():
+            self._heard.set_result(None)
+        if len(frames[-1]) <= _STATUS_BYTES and len(frames) > 3 and b'"execution_state"' in frames[-1].bytes:
+            self._observe(frames[-3].bytes, frames[-1].bytes)
+
+    def _hears_questions(self, event: list[zmq.Frame]) -> None:
+        if self._connected.done():
+            return  # a connection that was lost comes back by itself
+        if not is_refusal(event):
+            self._connected.set_result(None)
+        elif not self._answer.done():
+            self._answer.set_exception(UnencryptedError())
+
+    def _reply(self, frames: list[zmq.Frame]) -> None:
+        if frames[0].bytes == DELIM:  # to a request of ours, which has no identity
+            self._take_answer(frames)
+            return
+        if len(frames) > _HEADER and b'"execute_reply"' in frames[-_HEADER].bytes:
+            self._unanswered.pop(_header(frames[-_HEADER + 1].bytes).get("msg_id", ""), None)
+        self._front["shell"].send(frames)
+
+    def _reply_on_control(self, frames: list[zmq.Frame]) -> None:
+        if frames[0].bytes == DELIM:
+            self._take_answer(frames)
+        else:
+            self._front["control"].send(frames)
+
+    def pass_on(self, channel: str, frames: list[zmq.Frame]) -> None:
+        """Send the kernel what came for it on a channel."""
+        if channel == "shell" and len(frames) > _HEADER and b'"execute_request"' in frames[-_HEADER].bytes:
+            self._remember(frames)
+        self.back[channel].send(frames)
+
+    def _remember(self, frames: list[zmq.Frame]) -> None:
+        """Wait for the reply to code; the kernel gives none to what anybody without its key sends."""
+        if is_signed(self._session, frames):
+            self._unanswered[_header(frames[-_HEADER].bytes).get("msg_id", "")] = frames
+
+    def _observe(self, parent: bytes, content: bytes) -> None:
+        if any(kind in parent for kind in _WORK) and self._session.session.encode() not in parent:
+            header = _header(parent)
+            self.last_activity = time.monotonic()
+            if b'"busy"' not in content:
+                self._at_work.pop(header.get("msg_id", ""), None)
+                return
+            self._at_work[header.get("msg_id", "")] = header
+            if len(self._at_work) > _MOST_AT_WORK:
+                del self._at_work[next(iter(self._at_work))]
+            if self._untold:
+                self._tell_now()
+
+    def _tell_now(self) -> None:
+        lines, self._untold = self._untold, []
+        content = {"name": "stderr", "text": "".join(f"{line}\n" for line in lines)}
+        message = self._session.msg("stream", content)
+        message["parent_header"] = next(reversed(self._at_work.values()))
+        self._front["iopub"].send(self._session.serialize(message, b"stream"))
+
+    def _take(self, frames: list[zmq.Frame]) -> bool:
+        """Take a message of ours that the kernel published; return whether it was one."""
+        try:
+            _, message = read_message(self._session, frames)
+        except UnreadableMessageError as error:
+            get_logger().warning("Ignored what is not a kernel's signed message: %s", error)
+            return False
+        kind, content = message["msg_type"], message["content"]
+        if kind not in self.messages:
+            return False
+        self.messages[kind](content)
+        return True
+
+
+def _header(text: bytes) -> Message:
+    """Read a message's header, which a kernel may have made up."""
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    known = isinstance(header, dict) and isinstance(header.get("msg_id", ""), str)
+    return header if known else {}

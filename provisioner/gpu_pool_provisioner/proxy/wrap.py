@@ -1,0 +1,189 @@
+"""The waiting room as a process of its own, for frontends that ignore provisioners.
+
+::
+
+    python -m gpu_pool_provisioner.proxy.wrap --slice 2% -f {connection_file} -- KERNEL'S ARGV
+
+The kernel's argv names the same connection file, and is given another one. For
+its frontend this process is the kernel: it takes its signals, ends when it
+ends, and dies with its parent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from jupyter_client.launcher import launch_kernel
+from jupyter_core.paths import jupyter_path
+
+from gpu_pool_client import EndReason, Holder, KernelCommand, Lease, Process, parse_request
+from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
+from gpu_pool_client.processes import account_of
+from gpu_pool_provisioner.environment import kernel_command
+from gpu_pool_provisioner.kernel_slice import KernelSlice
+from gpu_pool_provisioner.outages import default_outage_timeout
+from gpu_pool_provisioner.pods import command_in_pod, folder_in_pod
+from gpu_pool_provisioner.pools import resolve_url, shared_pool
+from gpu_pool_provisioner.proxy import messages
+from gpu_pool_provisioner.proxy.backend import BackendConnection
+from gpu_pool_provisioner.proxy.channels import bind_front
+from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
+from gpu_pool_provisioner.proxy.lease_client import LeaseClient
+from gpu_pool_provisioner.proxy.process_ends import ended, first_of
+from gpu_pool_provisioner.proxy.runs import Launch, ProxiedKernel
+from gpu_pool_provisioner.resize_requests import ResizeRequests, accept_resize_requests
+from gpu_pool_provisioner.resizing import SliceEnvironment, grant
+
+_READY_TIMEOUT: Final = 120.0
+#: Seconds that a kernel has to end by itself when this process is told to end.
+_END_WITHIN: Final = 2.0
+#: prctl(2): the signal that a process gets when its parent dies.
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class WrappedKernel:
+    """The real kernel's process, launched when its slice has come."""
+
+    def __init__(
+        self, command: list[str], connection_file: str, claim: KernelSlice, wishes: ResizeRequests | None
+    ) -> None:
+        self._command = command
+        self._connection_file = connection_file
+        self._claim = claim
+        self._wishes = wishes
+        self.process: subprocess.Popen[bytes] | None = None
+
+    async def here(self, lease: Lease, inner: BackendConnection) -> int:
+        """Launch it with its slice's environment; see ``Launch``."""
+        outfit = SliceEnvironment(self._command, os.environ, lease)
+        if self._wishes is not None:
+            self._wishes.grant = partial(grant, self._claim, outfit, can_restart=False)
+        environment = {
+            **os.environ,
+            **outfit.variables,
+            **(self._wishes.variables if self._wishes else {}),
+            URL_VARIABLE: self._claim.pool.url,
+            "GPU_POOL_KERNEL_DIRS": os.pathsep.join(jupyter_path("kernels")),
+        }
+        command = inner.command(kernel_command(list(self._command)))
+        # A kernel that does not look after its parent itself must not outlive this process.
+        self.process = launch_kernel(command, env=environment, preexec_fn=_die_with_parent())
+        return self.process.pid
+
+    def in_pod(self, connection: Mapping[str, Any]) -> KernelCommand:
+        """Say what is to be launched in a pod; see ``Launch``."""
+        argv = command_in_pod(self._command, self._connection_file)
+        return KernelCommand(argv, connection, folder=folder_in_pod(str(Path.cwd()), str(Path.home())))
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to the kernel and what it has started."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def exit_code(self) -> int:
+        """Return what this process exits with: the kernel's exit code, as a shell would."""
+        code = self.process.wait() if self.process else 0
+        return code if code >= 0 else 128 - code
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Be the kernel until it ends; return its exit code."""
+    options = _parser().parse_args(arguments)
+    return asyncio.run(_serve(options))
+
+
+async def _serve(options: argparse.Namespace) -> int:
+    kernel = _kernel(options)
+    # First: frontends take a kernel whose heart does not beat for dead, and what follows may take seconds.
+    front = bind_front(kernel.connection())
+    claim = KernelSlice(shared_pool(resolve_url("")).url, parse_request(options.slice))
+    wishes = accept_resize_requests(options.f, asyncio.get_running_loop())
+    wrapped = WrappedKernel(options.argv, options.f, claim, wishes)
+    course = os.environ.get(COURSE_VARIABLE)
+    holder = Holder(account_of(os.getuid()), course, _name(options), Process.current())
+    turn = LeaseClient(claim, holder, default_outage_timeout())
+    room = KernelProxy(kernel, turn)
+    await room.open(front)
+    told = asyncio.Event()
+    _take_signals(room, wrapped, told)
+    await room.start(None, Launch(wrapped.here, wrapped.in_pod))
+    try:
+        await first_of(room.ended(), told.wait(), ended(os.getppid()))
+        wrapped.signal(signal.SIGTERM)
+        if room.standing_in:
+            await room.stop()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(room.ended(), _END_WITHIN)
+    finally:
+        if wishes is not None:
+            wishes.close()
+        await room.close()
+        await turn.give_up(EndReason.RELEASED)
+    return await asyncio.to_thread(wrapped.exit_code)
+
+
+def _take_signals(room: KernelProxy, wrapped: WrappedKernel, told: asyncio.Event) -> None:
+    errands: set[asyncio.Task[None]] = set()
+
+    def interrupt() -> None:
+        if not room.takes_interrupts:
+            wrapped.signal(signal.SIGINT)
+            return
+        errand = asyncio.create_task(room.interrupt())
+        errands.add(errand)
+        errand.add_done_callback(errands.discard)
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, told.set)
+
+
+def _kernel(options: argparse.Namespace) -> ProxiedKernel:
+    return ProxiedKernel(
+        connection_file=options.f,
+        introduction=messages.introduction(options.language, options.argv, debugger=options.debugger),
+        ready_timeout=_READY_TIMEOUT,
+        grace=0.0,
+    )
+
+
+def _name(options: argparse.Namespace) -> str:
+    return f"{options.name} [{Path(options.f).stem.removeprefix('kernel-')[:8]}]"
+
+
+def _die_with_parent() -> Callable[[], object] | None:
+    """Return what a child calls before its program starts. The parent is this process's main thread."""
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None)
+    return lambda: library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m gpu_pool_provisioner.proxy.wrap", description="Run a kernel on a slice of a GPU."
+    )
+    parser.add_argument("--slice", required=True, help="the slice it gets: 2%%, 1.5GiB, 2x50%%, 4")
+    parser.add_argument("--name", default="kernel", help="what people call it")
+    parser.add_argument("--language", default="python", help="the language of its kernelspec")
+    parser.add_argument("--debugger", action="store_true", help="whether the kernel has a debugger")
+    parser.add_argument("-f", required=True, metavar="FILE", help="the connection file of its frontends")
+    parser.add_argument("argv", nargs="+", help="after --, the kernel's own command, with the same file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""How many servers with a slice there is room for in a cluster now, and when there will be. Pure.
+
+For people to read, and to refuse what would only wait: which pod goes where,
+the cluster's scheduler decides.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from gpu_pool.cluster.dialects import Dialect, Manifest, Node, Pod, PodParts, usage
+from gpu_pool.cluster.dialects.objects import quantity
+from gpu_pool_client import DeviceStatus
+from gpu_pool_spawner.free_slices import accepts
+from gpu_pool_spawner.kube_profiles import Profile
+
+#: The room where nothing bounds it that the cluster shows.
+UNBOUNDED: Final = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class PodHolding:
+    """A pod that is on a node, and when it ends at the latest; None where nothing says."""
+
+    pod: Pod
+    ends: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSupply:
+    """What a cluster has, and who holds it."""
+
+    dialect: Dialect
+    held: tuple[PodHolding, ...] = ()
+    #: Names of nodes on which nothing is to be placed now.
+    away: frozenset[str] = field(default_factory=frozenset)
+
+
+def capacity(profile: Profile, supply: ClusterSupply) -> int:
+    """Return how many servers of a profile with a slice there is room for now; ``UNBOUNDED`` at most."""
+    return _capacity(profile, supply, supply.held)
+
+
+def next_capacity(profile: Profile, supply: ClusterSupply) -> datetime | None:
+    """Return when there is room for one at the latest; None where that is not known."""
+    ending = sorted((each for each in supply.held if each.ends), key=lambda each: each.ends or datetime.max)
+    if not ending or not _without(profile, supply, ending):
+        return None
+    fewest, enough = 0, len(ending)
+    while enough - fewest > 1:
+        middle = (fewest + enough) // 2
+        if _without(profile, supply, ending[:middle]):
+            enough = middle
+        else:
+            fewest = middle
+    return ending[enough - 1].ends
+
+
+def _without(profile: Profile, supply: ClusterSupply, gone: Sequence[PodHolding]) -> int:
+    names = {(each.pod.namespace, each.pod.name) for each in gone}
+    left = [each for each in supply.held if (each.pod.namespace, each.pod.name) not in names]
+    return _capacity(profile, supply, left)
+
+
+def _capacity(profile: Profile, supply: ClusterSupply, held: Sequence[PodHolding]) -> int:
+    if profile.translation is None:
+        return 0
+    parts = profile.translation.pod
+    pods = [each.pod for each in held]
+    amounts = _amounts(pods)
+    devices = {node.name: node.gpus for node in usage(supply.dialect, pods)}
+    nodes = supply.dialect.cluster.nodes
+    # Bitfusion's are on servers of its own: what of them is free, no node shows, and it may not be none.
+    shown = bool(supply.dialect.gpus())
+    counted = {key for key in parts.limits if any(node.amount(key) for node in nodes)}
+    found = sum(
+        min(
+            _of_resources(node, parts.limits, counted, amounts[node.name]),
+            _of_devices(profile, devices.get(node.name, ())) if shown else UNBOUNDED,
+        )
+        for node in nodes
+        if node.name not in supply.away and not node.cordoned and _may_be_on(node, parts)
+    )
+    return min(found, UNBOUNDED)
+
+
+def _amounts(pods: Iterable[Pod]) -> Mapping[str, Mapping[str, int]]:
+    """Return what is held of each extended resource on each node."""
+    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for pod in pods:
+        for key, amount in pod.limits.items():
+            found[pod.node][key] += amount
+    return found
+
+
+def _of_resources(node: Node, limits: Mapping[str, str], counted: set[str], held: Mapping[str, int]) -> int:
+    """Return for how many a node has the resources; those that no node shows are a scheduler's own affair."""
+    bounds = [(node.amount(key) - held.get(key, 0)) // max(1, quantity(limits[key])) for key in counted]
+    return max(0, min(bounds)) if bounds else UNBOUNDED
+
+
+def _of_devices(profile: Profile, devices: Sequence[DeviceStatus]) -> int:
+    """Return for how many a node's GPUs have room; each GPU of a server is another one."""
+    if profile.translation is None or profile.request is None:
+        return 0
+    truth = profile.translation.statement
+    usable = [each for each in devices if not each.drained and accepts(profile.request.filters, each.device)]
+    each_has = [_slices(status, truth.milli or 1, truth.memory_mib or 0) for status in usable]
+    most = sum(each_has) // truth.count
+    while most and sum(min(number, most) for number in each_has) < most * truth.count:
+        most -= 1
+    return most
+
+
+def _slices(status: DeviceStatus, milli: int, memory: int) -> int:
+    bounds = [status.free_milli // milli]
+    if status.device.memory_mib and memory:
+        bounds.append(status.free_memory_mib // memory)
+    if status.free_contexts is not None:
+        bounds.append(status.free_contexts)
+    return max(0, min(bounds))
+
+
+def _may_be_on(node: Node, parts: PodParts) -> bool:
+    return all(node.label(key) == value for key, value in parts.node_selector.items()) and all(
+        _meets(node, requirement) for requirement in parts.node_affinity
+    )
+
+
+def _meets(node: Node, requirement: Manifest) -> bool:
+    """Whether a node meets a requirement on its labels, of the one kind that dialects write."""
+    return node.label(requirement["key"]) in requirement["values"]

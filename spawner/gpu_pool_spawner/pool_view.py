@@ -1,0 +1,134 @@
+"""What the pool has free, and what waits there are: asked once for all who open the spawn page."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from traitlets.log import get_logger
+
+from gpu_pool_client import (
+    BadRequest,
+    DeviceStatus,
+    GpuPoolError,
+    Holder,
+    NeverFits,
+    NotAllowed,
+    Outlook,
+    OverQuota,
+    Pool,
+    PoolStatus,
+    SliceRequest,
+    connect,
+)
+
+#: Seconds for which an answer is good enough for somebody who chooses.
+_FRESH: Final = 2.0
+#: Seconds in which the pool answers, or the page says that it does not.
+_WITHIN: Final = 3.0
+#: Answers that are kept at once.
+_MOST_KEPT: Final = 256
+
+#: A course by its name, and what it offers.
+Offered: TypeAlias = tuple[str, SliceRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSupply:
+    """What a pool said of itself."""
+
+    devices: tuple[DeviceStatus, ...] = ()
+    #: What somebody would meet who asked for it now, in words that go on after a comma; of what they
+    #: would have at once: nothing.
+    waits: Mapping[Offered, str] = field(default_factory=dict)
+    #: With what somebody would be refused who asked for it now, in sentences.
+    refusals: Mapping[Offered, str] = field(default_factory=dict)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any device is simulated."""
+        return any(status.device.simulated for status in self.devices)
+
+
+class PoolView:
+    """A pool as the Hub sees it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._pool: Pool | None = None
+        self._answers: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
+
+    async def look(self, offered: Collection[Offered] = ()) -> PoolSupply | None:
+        """Return what the pool has, with the waits for what is offered; None if it does not answer."""
+        try:
+            return await asyncio.wait_for(self._read(offered), _WITHIN)
+        except asyncio.TimeoutError:
+            get_logger().warning("The pool at %s does not answer within %d s.", self._url, _WITHIN)
+        except GpuPoolError as error:
+            get_logger().warning("The pool at %s cannot be asked: %s", self._url, error)
+        return None
+
+    async def _read(self, offered: Collection[Offered]) -> PoolSupply:
+        if self._pool is None:
+            self._pool = connect(self._url)
+        pool = self._pool
+        status: PoolStatus = await self._recent("status", pool.status)
+        # Of what is free, too: it may be kept for those in line, whom not everybody sees.
+        met = await asyncio.gather(
+            *(self._recent(each, functools.partial(_met, pool, *each)) for each in offered)
+        )
+        found = dict(zip(offered, met, strict=True))
+        return PoolSupply(
+            status.devices,
+            {each: words.wait for each, words in found.items() if words.wait},
+            {each: words.refusal for each, words in found.items() if words.refusal},
+        )
+
+    async def _recent(self, question: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the answer to a question that was asked lately, by whomever, or ask it."""
+        asked_at, answer = self._answers.get(question, (0.0, None))
+        if answer is None or (answer.done() and time.monotonic() - asked_at > _FRESH):
+            if len(self._answers) >= _MOST_KEPT:
+                self._answers.clear()
+            answer = asyncio.ensure_future(ask())
+            # Nobody may be there any more to hear of its failure.
+            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._answers[question] = time.monotonic(), answer
+        # Whoever closes the page does not end it for the others.
+        return await asyncio.shield(answer)
+
+
+class _Outcome(NamedTuple):
+    """What somebody meets who asks, in words, see :class:`Supply`."""
+
+    wait: str = ""
+    refusal: str = ""
+
+
+async def _met(pool: Pool, course: str, request: SliceRequest) -> _Outcome:
+    """Return what somebody would meet who is in the course and has used nothing."""
+    try:
+        outlook = await pool.forecast(request, Holder("", course))
+    except OverQuota as error:  # what is allowed, and when, is in its remedy
+        return _Outcome(refusal=str(error))
+    except NeverFits as error:
+        return _Outcome(refusal=error.message)
+    except (NotAllowed, BadRequest):  # this Hub may not ask for others, or the pool is an older one
+        return _Outcome()
+    return _Outcome() if outlook is None else _Outcome(_say(outlook))
+
+
+def _say(outlook: Outlook) -> str:
+    if outlook.expected:
+        return f"a wait of {outlook.expected}"
+    return "you would be next in line" if outlook.place == 1 else f"{outlook.place - 1} in line before you"
+
+
+@functools.cache
+def view_of(url: str) -> PoolView:
+    """Return this process's view of the pool at ``url``; all spawners share it."""
+    return PoolView(url)

@@ -1,0 +1,151 @@
+"""Kernels in Kueue's queue, over a real API server. Kueue itself is not there: the test decides in its place.
+
+Its webhook is a policy of the API server that holds the same pods back by the
+same gate; its Workload has the parts that are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.cluster.kueue import QUEUE_LABEL
+from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool_client import EndReason, Holder, Lease, LeaseGone, LeaseState, PodPhase, parse_request
+from support.clusters import hami
+from support.control_plane import Cluster
+from support.kernel_pods import cluster_pool, command, notebook, running, until_pod, volume
+from support.pools import until
+
+NAME = "kueue-stand-in"
+GROUP = "kueue.x-k8s.io"
+FULL = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpumem"
+EVICTED = "Preempted to accommodate a workload of another course"
+
+
+def policy() -> list[dict[str, Any]]:
+    """Return what holds back pods that name a queue, as Kueue's webhook does."""
+    gate = f'Object.spec.schedulingGates{{name: "{GROUP}/admission"}}'
+    patch = f"Object{{spec: Object.spec{{schedulingGates: [{gate}]}}}}"
+    named = f"has(object.metadata.labels) && '{QUEUE_LABEL}' in object.metadata.labels"
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    spec = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "matchConditions": [{"name": "queued", "expression": named}],
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": patch}}],
+    }
+    about = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": NAME}}
+    return [
+        {**about, "kind": "MutatingAdmissionPolicy", "spec": spec},
+        {**about, "kind": "MutatingAdmissionPolicyBinding", "spec": {"policyName": NAME}},
+    ]
+
+
+def workloads() -> dict[str, Any]:
+    """Return the definition of Kueue's Workload, without what it holds."""
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    version = {"name": "v1beta2", "served": True, "storage": True, "schema": schema}
+    names = {"plural": "workloads", "singular": "workload", "kind": "Workload", "listKind": "WorkloadList"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"workloads.{GROUP}"},
+        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
+    }
+
+
+@pytest.fixture(scope="module")
+def kueue(cluster: Cluster) -> Iterator[Cluster]:
+    """A cluster with a node, and Kueue's two objects."""
+    if cluster.agent is None:
+        pytest.skip("this cluster has nodes of its own (KUBECONFIG)")
+    node = hami("kueue-1", count=50)
+    node["status"]["allocatable"] |= {"nvidia.com/gpumem": "32768", "nvidia.com/gpucores": "100"}
+    cluster.add(node)
+    cluster.apply(workloads(), *policy())
+    cluster.kubectl("wait", "--for=condition=Established", f"crd/workloads.{GROUP}", "--timeout=60s")
+    yield cluster
+    kinds = "mutatingadmissionpolicybinding,mutatingadmissionpolicy"
+    cluster.kubectl("delete", kinds, NAME)
+    cluster.kubectl("delete", "crd", f"workloads.{GROUP}", "--wait=false")
+
+
+@pytest.fixture
+async def pool(kueue: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[ClusterPool]:
+    objects = [*volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace)]
+    kueue.apply(*objects, namespace=namespace)
+    await until(lambda: holds_back(kueue, namespace), 120)
+    store = tmp_path / "store.db"
+    async with cluster_pool(store, kueue.kubeconfig, namespace, kueue=True, named={"ml": {}}) as pool:
+        await until(lambda: pool._view.notebook("ada", ""))
+        yield pool
+
+
+def holds_back(cluster: Cluster, namespace: str) -> bool:
+    """Whether the policy is in force, which takes the API server a moment."""
+    probe = notebook("probe", namespace, claim="")
+    probe["metadata"]["labels"] = {QUEUE_LABEL: "any"}
+    text = cluster.kubectl(
+        "create", "-n", namespace, "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(probe)
+    )
+    return "schedulingGates" in json.loads(text)["spec"]
+
+
+def say(cluster: Cluster, namespace: str, name: str, message: str) -> None:
+    """Let Kueue say that there is no room for a pod."""
+    uid = cluster.get("pod", "-n", namespace, name)["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
+    condition = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": message}
+    made = {
+        "apiVersion": f"{GROUP}/v1beta2",
+        "kind": "Workload",
+        "metadata": {"name": f"pod-{name}", "ownerReferences": [owner]},
+        "status": {"conditions": [condition]},
+    }
+    cluster.apply(made, namespace=namespace)
+
+
+def admit(cluster: Cluster, namespace: str, name: str) -> None:
+    patch = json.dumps([{"op": "remove", "path": "/spec/schedulingGates"}])
+    cluster.kubectl("patch", "pod", "-n", namespace, name, "--type=json", f"-p={patch}")
+
+
+def evict(cluster: Cluster, namespace: str, name: str) -> None:
+    condition = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvicted"}
+    patch = json.dumps({"status": {"conditions": [{**condition, "message": EVICTED}]}})
+    where = ("pod", "-n", namespace, name)
+    cluster.kubectl("patch", *where, "--subresource=status", "--type=strategic", f"-p={patch}")
+    cluster.kubectl("delete", *where, "--wait=false")
+
+
+async def queued(pool: ClusterPool, number: int) -> Lease:
+    lease = await pool.request(parse_request("60%"), Holder("ada", "ml"), f"key-{number}")
+    assert (await pool.launch(lease.id, command())).phase is PodPhase.QUEUED
+    return lease
+
+
+async def test_kernels_wait_for_kueue_run_and_are_evicted(
+    pool: ClusterPool, kueue: Cluster, namespace: str
+) -> None:
+    first, second = await queued(pool, 1), await queued(pool, 2)
+    assert (await pool.lease(first.id)).state is LeaseState.PARKED
+    name = f"gpu-pool-{first.id}-1"
+    assert kueue.get("pod", "-n", namespace, name)["metadata"]["labels"][QUEUE_LABEL] == "gpu-pool-ml"
+    say(kueue, namespace, name, FULL)
+    await until_pod(pool, first.id, lambda pod: FULL in pod.words)
+    admit(kueue, namespace, name)
+    assert (await running(pool, first.id)).address
+    await until(lambda: pool._kernels.is_queued(first.id) is False)
+    assert (await pool.pod(second.id)).phase is PodPhase.QUEUED
+    evict(kueue, namespace, name)
+    with pytest.raises(LeaseGone, match=EVICTED):
+        await until_pod(pool, first.id, lambda _: False)
+    assert (await pool.lease(first.id)).end_reason is EndReason.TAKEN
+    await pool.release(second.id)
+    await until(lambda: not pool._view.own.leases(), 120)

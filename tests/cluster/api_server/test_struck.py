@@ -1,0 +1,198 @@
+"""The cluster's part of chaos: service and node are lost at every point of a kernel's start and end.
+
+A student runs a cell meanwhile. Whatever was lost, it runs or says why not, the
+next one runs, and in the end nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chaos import points
+from gpu_pool_client import connect
+from support.classroom import Classroom, eventually
+from support.clusters import hami, node
+from support.control_plane import Cluster
+from support.fixtures import classroom
+from support.pod_pages import Page, add_server, jupyter, kernels, nothing_runs, of_cluster, opened
+from support.service import Nursery, Service, nursery, serving
+
+__all__ = ["classroom", "nursery"]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+#: As whom the service knows those who ask over its socket.
+USER = psutil.Process().username()
+_ARMED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import gpu_pool.cluster.pool
+from chaos import points
+points.arm((*points.CLUSTER, *points.CLUSTER_ENDS), Path({strikes!r}))
+"""
+
+
+def card_of(name: str) -> object:
+    """Return a node with one GPU of 32 GiB that HAMi shares."""
+    card = hami(name, count=50)
+    card["status"]["allocatable"] |= {"nvidia.com/gpumem": "32768", "nvidia.com/gpucores": "100"}
+    return card
+
+
+class Struck:
+    """A cluster, its service, which is started again whenever it ends, and a student's notebooks."""
+
+    def __init__(self, cluster: Cluster, namespace: str, service: Service, strikes: Path) -> None:
+        self.cluster, self.namespace, self.service = cluster, namespace, service
+        self.strikes = strikes
+
+    async def revive(self) -> None:
+        """Start the service again whenever it has ended, as a Deployment does."""
+        while True:
+            assert self.service.process is not None
+            if not self.service.process.is_alive():
+                self.service.launch()
+            await asyncio.sleep(0.2)  # as often as it is looked
+
+    def strike(self, point: str, how: str) -> None:
+        (self.strikes / "hit").unlink(missing_ok=True)
+        points.strike(self.strikes, point, how)
+
+    async def is_hit(self) -> None:
+        async def hit() -> bool:
+            return (self.strikes / "hit").exists()
+
+        await eventually(hit, within=120)
+
+    async def lose(self, name: str) -> None:
+        """Lose a node, and let the cluster take note that its machine is gone for good."""
+        assert self.cluster.agent is not None
+        await asyncio.to_thread(self.cluster.agent.lose, name)
+        await asyncio.to_thread(self.cluster.kubectl, "delete", "node", name)
+
+    async def runs(self, page: Page, attempts: int) -> None:
+        """Run cells until one does; those that do not say why."""
+        for attempt in range(attempts):
+            cell = await page.run(f"print('well', {attempt})").done(within=240)
+            if cell.outputs == [f"well {attempt}\n"]:
+                return
+            told = " ".join("".join(cell.outputs).split())
+            assert told.startswith("GpuSliceNotGranted: "), told
+            assert "GPU_POOL" not in told
+        raise AssertionError(f"no cell has run: {told}")
+
+    async def knows(self, name: str) -> None:
+        """Wait until the pool has seen a node: none may be there for a moment, and nothing ever fits."""
+
+        async def does() -> bool:
+            async with connect(self.service.url) as pool:
+                devices = (await pool.status()).devices
+            return any(each.device.node == name and not each.drained for each in devices)
+
+        await eventually(does, within=120)
+
+    async def runs_on(self, name: str) -> None:
+        """Wait until the one kernel that is not told to end is there; what is elsewhere goes by and by."""
+
+        async def does() -> bool:
+            pods = await asyncio.to_thread(kernels, self.cluster, self.namespace)
+            living = [each for each in pods if "deletionTimestamp" not in each["metadata"]]
+            return [each["spec"].get("nodeName") for each in living] == [name]
+
+        await eventually(does, within=120)
+
+    async def is_left_with_nothing(self) -> None:
+        """Wait until no pod, no Secret and no lease is there."""
+
+        async def no_lease() -> bool:
+            async with connect(self.service.url) as pool:
+                status = await pool.status()
+            return not status.leases and not status.line
+
+        await eventually(no_lease, within=120)
+        await eventually(lambda: nothing_runs(self.cluster, self.namespace), within=120)
+        secrets = await asyncio.to_thread(self.cluster.get, "secrets", "-n", self.namespace)
+        assert secrets["items"] == []
+
+
+@pytest.fixture
+async def struck(
+    cluster: Cluster, namespace: str, nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Struck]:
+    if cluster.agent is None:
+        pytest.skip("this cluster has nodes of its own (KUBECONFIG)")
+    # Apart from the kernels, since a notebook server that is lost takes these along.
+    apart = f"apart-{namespace}"
+    cluster.add(node(apart))
+    add_server(cluster, namespace, USER, node=apart)
+    strikes = tmp_path / "strikes"
+    async with serving(nursery, tmp_path / "service", of_cluster(cluster, namespace)) as service:
+        service.prelude = _ARMED.format(tests=str(Path(__file__).parents[2]), strikes=str(strikes))
+        await service.end()
+        await service.start()
+        monkeypatch.setenv("GPU_POOL_URL", service.url)
+        yield Struck(cluster, namespace, service, strikes)
+
+
+@asynccontextmanager
+async def reviving(struck: Struck) -> AsyncIterator[None]:
+    task = asyncio.create_task(struck.revive())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_service_is_lost_at_every_point_and_no_cell_is(
+    classroom: Classroom, struck: Struck
+) -> None:
+    struck.cluster.add(card_of("struck-1"))
+    kernel = classroom.install("course", "50%", outage_timeout=600)
+    async with jupyter(classroom) as server, reviving(struck):
+        for number, point in enumerate((*points.CLUSTER, *points.CLUSTER_ENDS)):
+            print(point)
+            struck.strike(point, points.KILL)
+            async with opened(server, classroom, f"{number}.ipynb", kernel) as page:
+                await struck.runs(page, 1)
+                assert len(await asyncio.to_thread(kernels, struck.cluster, struck.namespace)) == 1
+                if point in points.CLUSTER_ENDS:
+                    await page.do("restart")
+                    await struck.runs(page, 1)
+                await page.shut_down()
+            await struck.is_hit()
+            await struck.is_left_with_nothing()
+    await struck.lose("struck-1")
+
+
+async def test_the_node_is_lost_at_every_point_and_the_cell_runs_elsewhere(
+    classroom: Classroom, struck: Struck
+) -> None:
+    kernel = classroom.install("course", "50%", outage_timeout=600)
+    struck.cluster.add(card_of("lost-a"))
+    async with jupyter(classroom) as server:
+        for number, point in enumerate(points.CLUSTER):
+            print(point)
+            lost, other = f"lost-{chr(97 + number)}", f"lost-{chr(98 + number)}"
+            struck.strike(point, points.HOLD)
+            async with opened(server, classroom, f"{number}.ipynb", kernel) as page:
+                cell = page.run("print('well')")
+                await struck.is_hit()
+                await struck.lose(lost)
+                struck.cluster.add(card_of(other))
+                (struck.strikes / f"{point}.go").touch()
+                done = await cell.done(within=240)
+                if done.outputs != ["well\n"]:
+                    assert "GpuSliceNotGranted" in "".join(done.outputs)
+                    await struck.knows(other)
+                    await struck.runs(page, 3)
+                await struck.runs_on(other)
+                await page.shut_down()
+            await struck.is_left_with_nothing()
+    await struck.lose(other)

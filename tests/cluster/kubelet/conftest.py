@@ -1,0 +1,60 @@
+"""A cluster with a real kubelet, and the images of our own Containerfile in it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.clusters import hami
+from support.control_plane import Cluster
+from support.images import build_notebook, name_of
+from support.kubelet import missing, real_cluster
+
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a kubelet: ``make test-cluster`` runs it."""
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def notebook_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an archive of the image of notebooks and kernels."""
+    if why := missing():
+        pytest.skip(why)
+    return build_notebook(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Return a cluster whose one node shows a GPU of 32 GiB that HAMi shares.
+
+    It is that of ``KUBECONFIG``, where there is one: a node of this machine, so that homes are folders
+    here, with the images that ``GPU_POOL_TEST_IMAGE`` names.
+    """
+    if os.environ.get("KUBECONFIG"):
+        yield Cluster(Path(os.environ["KUBECONFIG"]))
+        return
+    image: Path = request.getfixturevalue("notebook_image")
+    with real_cluster(tmp_path_factory.mktemp("cluster"), [image]) as cluster:
+        cluster.image = name_of("notebook")
+        node = hami("node-1", count=50)
+        node["status"]["allocatable"] |= {"nvidia.com/gpumem": "32768", "nvidia.com/gpucores": "100"}
+        cluster.show(node)
+        yield cluster
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """Return the name of a fresh namespace, which goes with the test."""
+    name = f"test-{secrets.token_hex(4)}"
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")

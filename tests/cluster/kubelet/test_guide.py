@@ -1,0 +1,205 @@
+"""JupyterHub and the pool installed as the administrator's page says, and a student who uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, expect
+from tornado.httpclient import AsyncHTTPClient
+
+from support import installation
+from support.browsers import chromium
+from support.classroom import eventually
+from support.control_plane import Cluster
+from support.installation import NAMESPACE, PASSWORD, Installation, installing
+from support.kubelet import RealCluster
+from support.looking import browser
+from support.notebook import NAMES, run_cell, start_notebook
+from support.student import LONG, Student
+
+__all__ = ["browser", "chromium"]
+
+# Images are built and everything is installed before the first of them.
+pytestmark = pytest.mark.timeout(1800)
+
+Visit = Callable[[str], Awaitable[Student]]
+#: Python on 2%, as the launcher shows it.
+KERNEL = NAMES[0]
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """Install everything, by the words of the page."""
+    if why := installation.missing():
+        pytest.skip(why)
+    if not isinstance(cluster, RealCluster):
+        pytest.skip("this cluster is not the test's own (KUBECONFIG)")
+    folder = tmp_path_factory.mktemp("guide")
+    with installing(cluster, folder) as made:
+        yield made
+
+
+@pytest.fixture
+async def visit(installed: Installation) -> AsyncIterator[Visit]:
+    """Log people in; their servers are stopped in the end."""
+    people = []
+
+    async def log_in(name: str) -> Student:
+        people.append(Student(installed.url, name, PASSWORD))
+        await people[-1].log_in()
+        return people[-1]
+
+    yield log_in
+    for each in people:
+        await each.stop_server()
+
+
+async def leases(installed: Installation) -> int:
+    """Return how many leases are held, as the administrator reads in the service's container."""
+    status = json.loads(await asyncio.to_thread(installed.pool, "status --json"))
+    return len(status["leases"])
+
+
+async def returned(installed: Installation) -> None:
+    """Wait until no kernel and no lease is left."""
+
+    async def is_so() -> bool:
+        return not await asyncio.to_thread(installed.kernels) and await leases(installed) == 0
+
+    await eventually(is_so, within=LONG)
+
+
+def test_what_the_page_lets_one_look_at(installed: Installation) -> None:
+    _, found, listed = installed.printed["What must be there"]
+    assert "hami" in found
+    assert "655MiB" in found
+    assert "node-1" in listed
+    (fits,) = installed.printed["3. Courses"]
+    assert "intro-ml" in fits
+    pods, log, gpus = installed.printed["6. Look at it"]
+    assert {line.split()[2] for line in pods.splitlines()[1:]} == {"Running"}
+    assert "hami" in log
+    assert "V100" in gpus
+
+
+async def test_a_student_runs_a_cell_on_two_percent_and_everything_is_given_back(
+    installed: Installation, visit: Visit
+) -> None:
+    student = await visit("ada")
+    page = await student.spawn_page()
+    assert "Introduction to Machine Learning" in page
+    assert "Research" not in page
+    await student.start_server("intro-ml")
+    async with student.notebook(KERNEL) as notebook:
+        assert await notebook.prints("print(6 * 7)") == "42\n"
+        assert await notebook.prints("import os; print(os.environ['GPU_POOL_SLICE'])") == "2%\n"
+        (pod,) = await asyncio.to_thread(installed.kernels)
+        (container,) = pod["spec"]["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpumem"] == "655"
+        # It is in a pod of its own, with the home of its server.
+        assert pod["metadata"]["name"] in await notebook.prints("import socket; print(socket.gethostname())")
+        await notebook.prints("_ = open('mine.txt', 'w').write('kept')")
+        assert await student.files() == ["mine.txt"]
+        assert await leases(installed) == 1
+        assert "2%" in (await student.open("/services/gpu-pool/")).body.decode()
+    await returned(installed)
+
+
+async def test_a_service_that_starts_anew_is_not_noticed_in_a_notebook(
+    installed: Installation, visit: Visit
+) -> None:
+    student = await visit("grace")
+    await student.start_server("intro-ml")
+    async with student.notebook(KERNEL) as notebook:
+        assert await notebook.prints("x = 41") == ""
+        cell = notebook.run("import time; print('begun', flush=True); time.sleep(20); print(x + 1)")
+        await cell.shows("begun")
+        words = installed.guide.says("kubectl -n jupyterhub rollout restart deploy/gpu-pool")
+        await asyncio.to_thread(installed.guide.type, words, installed.folder)
+        await asyncio.to_thread(installed.wait)
+        assert "".join((await cell.done(within=LONG)).outputs) == "begun\n42\n"
+        assert await leases(installed) == 1
+    await returned(installed)
+
+
+async def test_a_server_with_a_slice_has_it_for_all_its_notebooks(
+    installed: Installation, visit: Visit
+) -> None:
+    student = await visit("alan")
+    await student.start_server("vision/Lab place")
+    server = installed.cluster.get("pod", "-n", NAMESPACE, "jupyter-alan")
+    (container,) = server["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpumem"] == "655"
+    async with student.notebook("Python 3 (ipykernel)") as notebook:
+        assert "jupyter-alan" in await notebook.prints("import socket; print(socket.gethostname())")
+
+
+async def test_prometheus_reads_with_the_token_that_the_page_describes(
+    installed: Installation, visit: Visit
+) -> None:
+    admin = await visit("hopper")
+    await admin.get("/hub/token")
+    about = {"note": "Prometheus", "scopes": ["access:services!service=gpu-pool"]}
+    made = await admin.call("POST", "/hub/api/users/hopper/tokens", about)
+    assert made.code == 201, made.body.decode()
+    token = json.loads(made.body)["token"]
+    where = f"{installed.url}/services/gpu-pool/metrics"
+    headers = {"Authorization": f"Bearer {token}"}
+    answer = await AsyncHTTPClient().fetch(where, headers=headers, request_timeout=120)
+    assert "gpu_pool_" in answer.body.decode()
+
+
+def test_the_store_is_copied_as_the_page_says(installed: Installation) -> None:
+    installed.guide.follow("The store", installed.folder)
+    assert Path(installed.folder, "copy.db").read_bytes().startswith(b"SQLite format 3")
+
+
+async def test_a_student_in_a_browser(installed: Installation, browser: Browser, visit: Visit) -> None:
+    expect.set_options(timeout=LONG * 1_000)
+    page = await browser.new_page()
+    page.set_default_timeout(LONG * 1_000)
+    await page.goto(f"{installed.url}/hub/spawn")
+    await page.locator("#username_input").fill("grace")
+    await page.locator("#password_input").fill(PASSWORD)
+    await page.locator("#login_submit").click()
+    await expect(page.get_by_text("Introduction to Machine Learning")).to_be_visible()
+    await page.get_by_role("button", name="Start").click()
+    await page.wait_for_url("**/lab**")
+    await start_notebook(page, KERNEL)
+    await run_cell(page, "print(6 * 7)")
+    await expect(page.locator(".jp-OutputArea-output").first).to_contain_text("42")
+    (pod,) = await asyncio.to_thread(installed.kernels)
+    assert pod["metadata"]["labels"]["jupyter-gpu-pool/user"] == "grace"
+    # Who goes home and forgets the notebook: with the server, its kernel ends.
+    await (await visit("grace")).stop_server()
+    await returned(installed)
+
+
+@pytest.fixture
+def own_namespace(installed: Installation) -> Iterator[str]:
+    """Give courses namespaces, by the words of the page; this comes last, since it stays so."""
+    heading, name = "Where each course has a namespace", "course-intro-ml"
+    for file in ("values.yaml", "service/gpu_pool_config.py"):
+        installed.add(heading, file)
+    installed.follow(heading)
+    installed.cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    yield name
+    installed.cluster.kubectl("delete", "namespace", name, "--timeout=120s")
+
+
+async def test_a_course_in_a_namespace_of_its_own(
+    installed: Installation, own_namespace: str, visit: Visit
+) -> None:
+    student = await visit("ada")
+    await student.start_server("intro-ml")
+    async with student.notebook(KERNEL) as notebook:
+        assert await notebook.prints("print(6 * 7)") == "42\n"
+        (pod,) = await asyncio.to_thread(installed.kernels)
+        assert pod["metadata"]["namespace"] == own_namespace
+        (owner,) = pod["metadata"]["ownerReferences"]
+        assert owner["name"] == "jupyter-ada"
+    await returned(installed)

@@ -1,0 +1,181 @@
+"""A cluster as a pool while the API server is away, forgets, loses an answer or refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.cluster.lease_pods import LeasePods
+from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool_client import LeaseGone, LeaseState, NotAllowed, PodPhase, PoolUnreachable
+from support.fake_kubernetes import FakeKubernetes, trouble
+from support.kernel_pods import (
+    cluster_pool,
+    command,
+    foreign,
+    held,
+    running,
+    running_no_more,
+    start,
+    until_free,
+)
+from support.pools import until
+
+pytestmark = pytest.mark.usefixtures("second_node")
+HUB = "hub"
+
+
+async def test_a_watch_that_is_cut_goes_on_where_it_was(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    lease = await start(pool, fake)
+    fake.cut()
+    fake.put("pods", foreign("server", "n2", gpu="GPU-n2-0"))
+    await until_free(pool, 980, 0)
+    assert (await pool.pod(lease)).phase is PodPhase.RUNNING
+    assert fake.asked("LIST", "pods") == 1
+
+
+async def test_where_the_place_is_forgotten_all_is_listed_again_and_nothing_is_missed(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    kept, deleted = await start(pool, fake), await start(pool, fake)
+    await fake.stop()
+    fake.remove("pods", f"gpu-pool-{deleted}-1")
+    fake.put("pods", foreign("server", "n2", gpu="GPU-n2-0"))
+    fake.forget()
+    await fake.start()
+    with pytest.raises(LeaseGone, match="Somebody who manages the cluster deleted it"):
+        await running_no_more(pool, deleted)
+    await until_free(pool, 980, 0)
+    assert (await pool.pod(kept)).phase is PodPhase.RUNNING
+    assert fake.asked("LIST", "pods") == 2
+
+
+class Listing:
+    """Holds back the answer to a list of all pods until it is told to go on."""
+
+    def __init__(self, fake: FakeKubernetes) -> None:
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+        fake.while_listing = self._hold
+
+    async def _hold(self, kind: str) -> None:
+        if kind == "pods":
+            self.begun.set()
+            await self.go_on.wait()
+
+
+async def test_a_kernel_that_is_started_while_all_is_listed_again_is_not_taken_for_deleted(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    lease, listing = await held(pool), Listing(fake)
+    fake.put("pods", foreign("server", "n2", gpu="GPU-n2-0"))
+    fake.forget()
+    await asyncio.wait_for(listing.begun.wait(), 120)
+    await pool.launch(lease.id, command())
+    listing.go_on.set()
+    await until_free(pool, 980, 0)  # by then the list was taken over
+    fake.run(f"gpu-pool-{lease.id}-1")
+    await running(pool, lease.id)
+    assert (await pool.lease(lease.id)).state is LeaseState.HELD
+
+
+async def test_what_was_deleted_before_all_is_listed_again_does_not_stay(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    """As where the answer to a write comes after the object's end."""
+    listing = Listing(fake)
+    stored = fake.put("pods", foreign("server", "n2", gpu="GPU-n2-0"))
+    fake.remove("pods", "server")
+    fake.forget()
+    await asyncio.wait_for(listing.begun.wait(), 120)
+    pool._view.pods.put(stored)
+    await until_free(pool, 1000, 0)
+    listing.go_on.set()
+    await until_free(pool, 1000, 1000)
+
+
+async def test_while_the_api_is_away_all_is_told_from_memory_and_launches_wait(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    lease = await start(pool, fake)
+    await fake.stop()
+    assert (await pool.pod(lease)).phase is PodPhase.RUNNING
+    second = await held(pool)
+    launching = asyncio.create_task(pool.launch(second.id, command()))
+    await pool.release(lease)
+    await fake.start()
+    await asyncio.wait_for(launching, 120)
+    await until(lambda: fake.named("pods") == [f"gpu-pool-{second.id}-1", "jupyter-ada"], 120)
+
+
+async def test_a_kernel_that_is_ended_while_it_is_started_does_not_stay(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    lease = await held(pool)
+    await fake.stop()
+    launching = asyncio.create_task(pool.launch(lease.id, command()))
+    await asyncio.sleep(0)
+    ending = asyncio.create_task(pool.end_pod(lease.id))
+    await fake.start()
+    await asyncio.wait_for(asyncio.gather(launching, ending), 120)
+    await until(lambda: fake.named("pods") == ["jupyter-ada"], 120)
+    assert fake.asked("POST", "pods") == 1
+
+
+async def test_what_is_away_for_long_is_told(
+    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_pool.cluster.api_writes._PATIENCE", 0.0)
+    lease = await held(pool)
+    await fake.stop()
+    with pytest.raises(PoolUnreachable, match="does not answer at the moment.*Your slice is kept"):
+        await pool.launch(lease.id, command())
+    await fake.start()
+    await pool.launch(lease.id, command())
+
+
+async def test_an_answer_that_was_lost_makes_no_second_pod(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    lost = iter([True])
+
+    def lose(method: str, kind: str) -> Any:
+        if (method, kind) == ("POST", "secrets") and next(lost, False):
+            return trouble(503, "ServiceUnavailable", "etcd is slow")
+        return None
+
+    fake.before_write = lose
+    lease, kernel = await held(pool), command()
+    await asyncio.gather(*(pool.launch(lease.id, kernel) for _ in range(3)))
+    assert fake.named("pods") == [f"gpu-pool-{lease.id}-1", "jupyter-ada"]
+    assert fake.named("secrets") == [f"gpu-pool-{lease.id}-1"]
+
+
+async def test_a_pod_of_the_same_name_that_nobody_has_seen_yet_is_found(
+    fake: FakeKubernetes, tmp_path: Path
+) -> None:
+    """As after a crash between the creation of a pod and its answer, with a watch that lags behind."""
+    config, kernel = fake.kubeconfig(tmp_path / "kubeconfig"), command()
+    async with cluster_pool(tmp_path / "store.db", config, HUB) as pool:
+        lease = await held(pool)
+        await pool.launch(lease.id, kernel)
+    async with cluster_pool(tmp_path / "store.db", config, HUB) as pool:
+        (pod,) = pool._view.own.of(lease.id)
+        pool._view.own = LeasePods()
+        await pool.launch(lease.id, kernel)
+        assert fake.named("pods") == [pod["metadata"]["name"], "jupyter-ada"]
+        pool._view.own = LeasePods()
+        await pool.launch(lease.id, command())
+        assert f"gpu-pool-{lease.id}-2" in fake.named("pods")
+
+
+async def test_a_refusal_of_the_cluster_is_told_and_the_slice_is_kept(
+    pool: ClusterPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = 'pods "x" is forbidden: exceeded quota: students'
+    fake.before_write = lambda method, kind: trouble(403, "Forbidden", words) if method == "POST" else None
+    lease = await held(pool)
+    with pytest.raises(NotAllowed, match="exceeded quota: students"):
+        await pool.launch(lease.id, command())
+    assert (await pool.lease(lease.id)).state is LeaseState.HELD
+    assert f"The cluster refused POST /api/v1/namespaces/hub/pods: 403 Forbidden: {words}" in caplog.text

@@ -1,0 +1,264 @@
+"""Kernels in Kueue's queues, over a served fake of the API: the test admits and evicts as Kueue does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.cluster import kueue
+from gpu_pool.cluster.kueue_positions import KueuePositions
+from gpu_pool.cluster.manifests import COMPONENT
+from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool_client import (
+    EndReason,
+    Holder,
+    KernelPod,
+    Lease,
+    LeaseGone,
+    LeaseState,
+    NeverFits,
+    NotAllowed,
+    PodPhase,
+    parse_request,
+)
+from support.clusters import A100, V100, hami, plain
+from support.fake_kubernetes import FakeKubernetes
+from support.kernel_pods import claim, cluster_pool, command, notebook, running, until_pod
+from support.pools import eventually, key, until
+
+HUB = "hub"
+GROUP = "/apis/kueue.x-k8s.io/v1beta2"
+PENDING = f"/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/{HUB}/localqueues/gpu-pool-ml/pendingworkloads"
+FULL = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpumem"
+
+
+def gated(kind: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Hold back what names a queue, as Kueue's webhook does."""
+    if kind == "pods" and kueue.QUEUE_LABEL in found["metadata"].get("labels", {}):
+        found["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    return found
+
+
+@pytest.fixture
+async def fake(fake: FakeKubernetes) -> FakeKubernetes:
+    fake.webhook = gated
+    return fake
+
+
+@pytest.fixture
+async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[ClusterPool]:
+    config = fake.kubeconfig(tmp_path / "kubeconfig")
+    async with cluster_pool(tmp_path / "store.db", config, HUB, kueue=True, named={"ml": {}}) as pool:
+        yield pool
+
+
+async def ask(pool: ClusterPool, text: str = "50%", course: str | None = "ml") -> Lease:
+    return await pool.request(parse_request(text), Holder("ada", course), key())
+
+
+async def queued(pool: ClusterPool, text: str = "50%") -> tuple[Lease, KernelPod]:
+    """Return a lease whose kernel waits in Kueue's queue."""
+    lease = await ask(pool, text)
+    return lease, await pool.launch(lease.id, command())
+
+
+def name_of(lease: Lease) -> str:
+    return f"gpu-pool-{lease.id}-1"
+
+
+def admit(fake: FakeKubernetes, lease: Lease) -> None:
+    found = fake.get("pods", name_of(lease))
+    spec = {key: value for key, value in found["spec"].items() if key != "schedulingGates"}
+    fake.put("pods", {**found, "spec": spec})
+
+
+def say(fake: FakeKubernetes, lease: Lease, kind: str, status: str, message: str) -> None:
+    owner = {"kind": "Pod", "uid": fake.get("pods", name_of(lease))["metadata"]["uid"]}
+    metadata = {"name": f"pod-{lease.id}", "namespace": HUB, "ownerReferences": [owner]}
+    condition = {"type": kind, "status": status, "message": message}
+    fake.put_of(GROUP, "workloads", {"metadata": metadata, "status": {"conditions": [condition]}})
+
+
+async def until_state(pool: ClusterPool, lease: Lease, state: LeaseState) -> Lease:
+    async def is_so() -> bool:
+        return (await pool.lease(lease.id)).state is state
+
+    await eventually(is_so)
+    return await pool.lease(lease.id)
+
+
+async def test_a_pod_is_made_at_once_and_its_lease_waits_while_kueue_says_why(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    """Three halves of one GPU: how many fit at once is not the pool's affair."""
+    leases = [await queued(pool) for _ in range(3)]
+    assert [pod.phase for _, pod in leases] == [PodPhase.QUEUED] * 3
+    lease = leases[0][0]
+    made = fake.get("pods", name_of(lease))
+    assert made["metadata"]["labels"][kueue.QUEUE_LABEL] == "gpu-pool-ml"
+    assert made["metadata"]["labels"]["app.kubernetes.io/component"] == COMPONENT
+    assert "affinity" not in made["spec"]
+    waiting = await pool.lease(lease.id)
+    assert (waiting.state, waiting.slices) == (LeaseState.PARKED, ())
+    say(fake, lease, "QuotaReserved", "False", FULL)
+    found = await until_pod(pool, lease.id, lambda pod: FULL[:20] in pod.words)
+    assert found.phase is PodPhase.QUEUED
+    assert found.words.startswith("It waits in the cluster's own queue.")
+    admit(fake, lease)
+    assert (await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.STARTING)).address is None
+    admitted = await until_state(pool, lease, LeaseState.HELD)
+    assert admitted.slices[0].milli == 500
+    fake.run(name_of(lease))
+    await running(pool, lease.id)
+
+
+async def test_who_waits_is_told_the_place_where_kueue_tells_it(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    lease, _ = await queued(pool)
+    uid = fake.get("pods", name_of(lease))["metadata"]["uid"]
+    fake.pages[PENDING] = {
+        "items": [{"metadata": {"ownerReferences": [{"uid": uid}]}, "positionInLocalQueue": 2}]
+    }
+    await KueuePositions(pool._api, pool._kernels, pool._log).look()
+    assert "number 3 of its course" in (await pool.pod(lease.id)).words
+    admit(fake, lease)
+    await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.STARTING)
+    asked = fake.asked("GET", "pendingworkloads")
+    await KueuePositions(pool._api, pool._kernels, pool._log).look()
+    assert fake.asked("GET", "pendingworkloads") == asked
+
+
+async def test_a_cluster_that_does_not_tell_places_tells_the_rest(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    lease, _ = await queued(pool)
+    await KueuePositions(pool._api, pool._kernels, pool._log).look()
+    assert (await pool.pod(lease.id)).words == "It waits in the cluster's own queue."
+
+
+async def test_the_time_in_kueues_queue_is_not_counted(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    lease, _ = await queued(pool)
+    assert (await until_state(pool, lease, LeaseState.PARKED)).held_at is None
+    before = time.time()
+    admit(fake, lease)
+    held = await until_state(pool, lease, LeaseState.HELD)
+    assert held.held_at is not None
+    assert held.held_at >= before
+
+
+async def test_a_kernel_that_kueue_evicts_ends_its_lease_in_words(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    lease, _ = await queued(pool)
+    admit(fake, lease)
+    fake.run(name_of(lease))
+    await running(pool, lease.id)
+    words = "Preempted to accommodate a workload of higher priority"
+    condition = {
+        "type": "TerminationTarget",
+        "status": "True",
+        "reason": "WorkloadEvicted",
+        "message": words,
+    }
+    fake.change("pods", name_of(lease), conditions=[condition])
+    fake.remove("pods", name_of(lease))
+    with pytest.raises(LeaseGone, match=f"queue took its place back: {words}"):
+        await until_pod(pool, lease.id, lambda _: False)
+    assert (await pool.lease(lease.id)).end_reason is EndReason.TAKEN
+
+
+async def test_whoever_gives_up_leaves_kueues_queue(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    lease, _ = await queued(pool)
+    await pool.release(lease.id)
+    await until(lambda: fake.named("pods") == ["jupyter-ada"])
+
+
+async def test_the_same_launch_finds_the_pod_that_waits(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    lease, kernel = await ask(pool), command()
+    first = await pool.launch(lease.id, kernel)
+    await until_state(pool, lease, LeaseState.PARKED)
+    assert await pool.launch(lease.id, kernel) == first
+    assert (await pool.lease(lease.id)).state is LeaseState.PARKED
+    assert fake.asked("POST", "pods") == 1
+
+
+async def test_a_service_that_comes_back_finds_who_was_admitted_meanwhile(
+    fake: FakeKubernetes, tmp_path: Path
+) -> None:
+    config, store = fake.kubeconfig(tmp_path / "kubeconfig"), tmp_path / "store.db"
+    async with cluster_pool(store, config, HUB, kueue=True, named={"ml": {}}) as pool:
+        waits, admitted = (await queued(pool))[0], (await queued(pool))[0]
+    admit(fake, admitted)
+    async with cluster_pool(store, config, HUB, kueue=True, named={"ml": {}}) as pool:
+        await until_state(pool, admitted, LeaseState.HELD)
+        assert (await pool.lease(waits.id)).state is LeaseState.PARKED
+        assert (await pool.pod(waits.id)).phase is PodPhase.QUEUED
+
+
+async def test_who_names_no_course_has_no_queue(pool: ClusterPool) -> None:
+    with pytest.raises(NotAllowed, match="queues kernels by course"):
+        await ask(pool, course=None)
+
+
+async def test_what_no_machine_has_is_refused_and_not_queued(pool: ClusterPool) -> None:
+    with pytest.raises(NeverFits, match="no node has more than 1"):
+        await ask(pool, "2")
+
+
+async def test_of_several_kinds_the_one_that_was_granted_is_asked_for(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    fake.put("nodes", hami("n2", gpus=2, model=A100, memory=40960))
+
+    async def are_shown() -> bool:
+        return len((await pool.status()).devices) == 3
+
+    await eventually(are_shown)
+    lease, _ = await queued(pool, "2")
+    assert {part.device.model for part in lease.slices} == {f"NVIDIA-{A100}"}
+    annotations = fake.get("pods", name_of(lease))["metadata"]["annotations"]
+    assert annotations["nvidia.com/use-gputype"] == f"NVIDIA-{A100}"
+    other, _ = await queued(pool, "50% model=V100")
+    annotations = fake.get("pods", name_of(other))["metadata"]["annotations"]
+    assert annotations["nvidia.com/use-gputype"] == f"NVIDIA-{V100}"
+
+
+async def test_a_home_on_one_machine_keeps_its_kernel_there(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOnce"))
+    fake.put("pods", notebook("bob", HUB, node="n1"))
+    await until(lambda: pool._view.notebook("bob", ""))
+    lease = await pool.request(parse_request("2%"), Holder("bob", "ml"), "bobs")
+    await pool.launch(lease.id, command())
+    affinity = fake.get("pods", name_of(lease))["spec"]["affinity"]["nodeAffinity"]
+    assert "'values': ['n1']" in str(affinity)
+
+
+async def test_what_kueue_cannot_count_is_refused_in_words(fake: FakeKubernetes, tmp_path: Path) -> None:
+    fake.remove("nodes", "n1")
+    fake.put("nodes", plain("n1", gpus=1))
+    config = fake.kubeconfig(tmp_path / "kubeconfig")
+    kai = {"dialect": "kai", "options": {"queue": "students"}}
+    async with cluster_pool(tmp_path / "store.db", config, HUB, kueue=True, named={"ml": {}}, **kai) as pool:
+        with pytest.raises(NotAllowed, match="cannot count slices of KAI"):
+            await ask(pool)
+        assert (await ask(pool, "1")).state is LeaseState.HELD
+
+
+@pytest.mark.parametrize(
+    ("conditions", "words"),
+    [
+        ([], ""),
+        ([("QuotaReserved", "False", FULL)], FULL),
+        ([("QuotaReserved", "True", "reserved")], "There is room for it, and it is being checked once more."),
+        ([("QuotaReserved", "True", "reserved"), ("Admitted", "True", "")], ""),
+    ],
+)
+def test_what_kueue_says_is_told(conditions: list[tuple[str, str, str]], words: str) -> None:
+    made = [{"type": kind, "status": status, "message": message} for kind, status, message in conditions]
+    assert kueue.said({"status": {"conditions": made}}) == words
+    assert kueue.said(None) == ""

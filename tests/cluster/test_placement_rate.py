@@ -1,0 +1,101 @@
+"""Pods of one node are placed a few at a time where the cluster stumbles over many: HAMi."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.cluster import placement_rate
+from gpu_pool.cluster.dialects.hami import Hami
+from gpu_pool.cluster.placement_rate import is_placed
+from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool_client import Lease, PoolUnreachable
+from support.clusters import plain
+from support.fake_kubernetes import FakeKubernetes, trouble
+from support.kernel_pods import cluster_pool, command, held
+from support.pools import until
+
+HUB = "hub"
+AT_ONCE = Hami.table.at_once
+
+
+def pods(fake: FakeKubernetes) -> list[str]:
+    return [name for name in fake.named("pods") if name != "jupyter-ada"]
+
+
+async def launching(pool: ClusterPool, count: int) -> tuple[list[Lease], list[asyncio.Task[object]]]:
+    leases = [await held(pool) for _ in range(count)]
+    return leases, [asyncio.ensure_future(pool.launch(each.id, command())) for each in leases]
+
+
+async def test_the_next_pod_is_created_when_one_has_its_gpu(
+    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement_rate, "_AT_MOST", 600.0)
+    _, tasks = await launching(pool, AT_ONCE + 2)
+    await until(lambda: sum(task.done() for task in tasks) == AT_ONCE)
+    first, second = pods(fake)[:2]
+    fake.run(first)
+    await until(lambda: len(pods(fake)) == AT_ONCE + 1)
+    fake.remove("pods", second)
+    await asyncio.wait_for(asyncio.gather(*tasks), 120)
+
+
+async def test_a_pod_that_is_not_placed_keeps_the_others_back_for_a_while_only(
+    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement_rate, "_AT_MOST", 0.2)
+    _, tasks = await launching(pool, 2 * AT_ONCE + 1)
+    await asyncio.wait_for(asyncio.gather(*tasks), 120)
+    assert len(pods(fake)) == 2 * AT_ONCE + 1
+
+
+async def test_whoever_waits_for_long_is_told_and_keeps_the_slice(
+    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement_rate, "_PATIENCE", 0.1)
+    leases, tasks = await launching(pool, AT_ONCE + 1)
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    (late,) = (lease for lease, answer in zip(leases, answers, strict=True) if isinstance(answer, Exception))
+    with pytest.raises(PoolUnreachable, match="a few at a time.*Your slice is kept"):
+        await pool.launch(late.id, command())
+    fake.run(pods(fake)[0])
+    await until(lambda: len(pool._kernels._pace._placing) < AT_ONCE)
+    await pool.launch(late.id, command())
+
+
+async def test_what_is_refused_keeps_nobody_back(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    def refuse(method: str, _: str) -> Any:
+        return trouble(403, "Forbidden", "exceeded quota") if method == "POST" else None
+
+    fake.before_write = refuse
+    _, tasks = await launching(pool, 2 * AT_ONCE)
+    answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 120)
+    assert all("exceeded quota" in str(each) for each in answers)
+
+
+async def test_where_it_does_not_matter_nobody_waits(
+    fake: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement_rate, "_AT_MOST", 600.0)
+    fake.put("nodes", plain("n1", gpus=AT_ONCE + 2))
+    config = fake.kubeconfig(tmp_path / "kubeconfig")
+    async with cluster_pool(tmp_path / "store.db", config, HUB) as pool:
+        leases = [await held(pool, "1") for _ in range(AT_ONCE + 2)]
+        launches = (pool.launch(each.id, command()) for each in leases)
+        await asyncio.wait_for(asyncio.gather(*launches), 120)
+        assert len(pods(fake)) == AT_ONCE + 2
+
+
+@pytest.mark.parametrize(
+    ("node", "phase", "expected"),
+    [("", "", False), ("n1", "", True), ("n1", "allocating", False), ("n1", "success", True)],
+)
+def test_a_node_is_free_for_the_next_once_hami_has_given_out_the_gpu(
+    node: str, phase: str, expected: bool
+) -> None:
+    annotations = {"hami.io/bind-phase": phase} if phase else {}
+    assert is_placed({"metadata": {"annotations": annotations}, "spec": {"nodeName": node}}) is expected

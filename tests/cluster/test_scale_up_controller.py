@@ -1,0 +1,217 @@
+"""A group of nodes at zero: asked for, told of, and used once it has grown. Over the fake of the API.
+
+The autoscaler is a stand-in that adds a node when a test tells it to; ``tests/cluster/api_server`` has one
+that goes by the pods, and a real scheduler.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool_client import Holder, LeaseState, NeverFits, parse_request
+from support.clusters import hami
+from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
+from support.kernel_pods import claim, cluster_pool, command, held, notebook
+from support.pools import eventually, take, until
+
+HUB = "hub"
+ADA = Holder("ada")
+
+
+def of_group(name: str, **more: Any) -> dict[str, Any]:
+    found = hami(name, **more)
+    found["metadata"]["labels"]["pool"] = "gpu"
+    return found
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeKubernetes]:
+    """A cluster whose only node has no GPU."""
+    async with fake_kubernetes() as fake:
+        bare = hami("cpu-1", gpus=0)
+        bare["metadata"] |= {"annotations": {}, "labels": {}}
+        fake.put("nodes", bare)
+        fake.put("pods", notebook("ada", HUB, node="cpu-1"))
+        fake.put("persistentvolumeclaims", claim("ada", HUB))
+        fake.webhook = lambda _, found: _made(found, ago=0)
+        yield fake
+
+
+def _made(found: dict[str, Any], *, ago: float) -> dict[str, Any]:
+    """Return an object as the API server does that was asked to create it so long ago."""
+    at = datetime.now(timezone.utc) - timedelta(seconds=ago)
+    return {**found, "metadata": {**found["metadata"], "creationTimestamp": f"{at:%Y-%m-%dT%H:%M:%SZ}"}}
+
+
+@asynccontextmanager
+async def pool_of(fake: FakeKubernetes, folder: Path, **group: Any) -> AsyncIterator[ClusterPool]:
+    """Serve the cluster with a group of nodes that can grow from none."""
+    example = folder / "node.json"
+    example.write_text(json.dumps({"kind": "Node", **of_group("old")}))
+    groups = {"v100": {"example": str(example), "select": {"pool": "gpu"}, "most": 2, **group}}
+    config = fake.kubeconfig(folder / "kubeconfig")
+    async with cluster_pool(folder / "store.db", config, HUB, node_groups=groups) as pool:
+        yield pool
+
+
+@pytest.fixture
+async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[ClusterPool]:
+    async with pool_of(fake, tmp_path) as pool:
+        yield pool
+
+
+def placeholders(fake: FakeKubernetes) -> list[str]:
+    return [name for name in fake.named("pods") if name.startswith("gpu-pool-node-")]
+
+
+async def until_told(pool: ClusterPool, lease_id: str, words: str) -> None:
+    async def is_so() -> bool:
+        return words in (await pool.explain(lease_id)).why
+
+    await eventually(is_so)
+
+
+async def test_a_node_is_asked_for_and_used_once_it_has_come(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    waiting = await take(pool, "2%", "first", ADA)
+    assert (await pool.lease(waiting)).state is LeaseState.WAITING
+    await until(lambda: len(placeholders(fake)) == 1)
+    await until_told(pool, waiting, "A machine is being started, which takes some minutes.")
+    assert str(await pool.explain(waiting)).startswith("You are next in line. A machine")
+    fake.put("nodes", of_group("new-1"))
+    lease = await pool.wait(waiting, 60)
+    assert lease.slices[0].device.node == "new-1"
+    await until(lambda: placeholders(fake) == [])
+    assert (await pool.launch(waiting, command())).version
+
+
+async def test_a_node_that_came_is_how_long_the_next_takes(fake: FakeKubernetes, tmp_path: Path) -> None:
+    fake.webhook = lambda _, found: _made(found, ago=150)
+    async with pool_of(fake, tmp_path, usual_minutes=9) as pool:
+        forecast = await pool.forecast(parse_request("2%"), ADA)
+        assert forecast is not None
+        assert forecast.why == "A machine has to be started for it, about 9 min."
+        first = await take(pool, "1", "first", ADA)
+        await until(lambda: len(placeholders(fake)) == 1)
+        fake.put("nodes", of_group("new-1"))
+        await pool.wait(first, 60)
+        fake.webhook = lambda _, found: _made(found, ago=0)
+        second = await take(pool, "1", "second", ADA)
+        # 150 s in the history are rounded to 2 min.
+        await until_told(pool, second, "A machine is being started, about 2 min more.")
+    async with pool_of(fake, tmp_path, usual_minutes=9) as pool:
+        await until_told(pool, second, "A machine is being started, about 2 min more.")
+
+
+async def test_what_could_be_there_is_shown_closed_and_goes_when_the_node_is_there(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    (device,) = (await pool.status()).devices
+    assert (device.device.node, device.drained, device.free_milli) == ("v100/new", True, 0)
+    fake.put("nodes", of_group("new-1"))
+
+    async def is_there() -> bool:
+        devices = (await pool.status()).devices
+        return [(each.device.node, each.drained) for each in devices] == [("new-1", False)]
+
+    await eventually(is_there)
+    assert (await held(pool)).slices[0].device.uuid == "GPU-new-1-0"
+    assert placeholders(fake) == []
+
+
+async def test_what_no_node_of_the_group_could_hold_is_refused_at_once(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    with pytest.raises(NeverFits):
+        await take(pool, "2", "first", ADA)
+    assert placeholders(fake) == []
+
+
+async def test_no_more_nodes_than_the_group_may_have(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    leases = [await take(pool, "1", f"key-{number}", ADA) for number in range(4)]
+    await until(lambda: len(placeholders(fake)) == 2)
+    for number in (1, 2):
+        fake.put("nodes", of_group(f"new-{number}"))
+        await pool.wait(leases[number - 1], 60)
+    await until(lambda: placeholders(fake) == [])
+    # A fifth waits for somebody's end, and is not promised a machine.
+    assert "machine" not in (await pool.explain(leases[3])).why
+    await pool.release(leases[0])
+    assert (await pool.wait(leases[2], 60)).slices[0].device.node == "new-1"
+
+
+async def test_who_leaves_the_line_asks_for_no_node_any_more(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    waiting = await take(pool, "2%", "first", ADA)
+    await until(lambda: len(placeholders(fake)) == 1)
+    await pool.release(waiting)
+    await until(lambda: placeholders(fake) == [])
+
+
+async def test_a_service_that_starts_anew_asks_for_no_second_node(
+    fake: FakeKubernetes, tmp_path: Path
+) -> None:
+    async with pool_of(fake, tmp_path) as pool:
+        waiting = await take(pool, "2%", "first", ADA)
+        await until(lambda: len(placeholders(fake)) == 1)
+        (made,) = placeholders(fake)
+    async with pool_of(fake, tmp_path) as pool:
+        await until_told(pool, waiting, "A machine is being started")
+        assert placeholders(fake) == [made]
+        await pool._growth.look()
+        assert fake.asked("POST", "pods") == 1
+
+
+async def test_a_group_that_does_not_grow_is_told_to_the_student_and_the_administrator(
+    pool: ClusterPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.pages[f"/api/v1/namespaces/{HUB}/events"] = {
+        "items": [
+            {
+                "reason": "NotTriggerScaleUp",
+                "message": "pod didn't trigger scale-up: 1 max node group size reached",
+                "lastTimestamp": "2026-11-22T10:00:00Z",
+                "source": {"component": "cluster-autoscaler"},
+            }
+        ]
+    }
+    waiting = await take(pool, "2%", "first", ADA)
+    await until_told(pool, waiting, "none can be started for it at the moment; it is tried again")
+    assert "max node group size" not in (await pool.explain(waiting)).why
+    assert "No node of 'v100' can be started now" in caplog.text
+    assert "max node group size reached" in caplog.text
+    assert (await pool.lease(waiting)).state is LeaseState.WAITING
+    fake.put("nodes", of_group("new-1"))
+    await pool.wait(waiting, 60)
+
+
+async def test_a_start_that_is_late_is_told(fake: FakeKubernetes, tmp_path: Path) -> None:
+    fake.webhook = lambda _, found: _made(found, ago=700)
+    async with pool_of(fake, tmp_path, late_minutes=10) as pool:
+        waiting = await take(pool, "2%", "first", ADA)
+        await until_told(pool, waiting, "A machine was asked for 11min")
+        assert "Tell your instructor" in (await pool.explain(waiting)).why
+
+
+async def test_without_the_right_to_read_events_the_node_is_asked_for_all_the_same(
+    pool: ClusterPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.before_read = lambda kind: trouble(403, "Forbidden", "no") if kind == "events" else None
+    waiting = await take(pool, "2%", "first", ADA)
+    await until(lambda: "What the autoscaler says is not told" in caplog.text)
+    await until_told(pool, waiting, "A machine is being started")
+
+
+async def test_a_kernel_is_not_moved_by_an_autoscaler(pool: ClusterPool, fake: FakeKubernetes) -> None:
+    fake.put("nodes", of_group("new-1"))
+    lease = await held(pool)
+    await pool.launch(lease.id, command())
+    annotations = fake.get("pods", f"gpu-pool-{lease.id}-1")["metadata"]["annotations"]
+    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+    assert annotations["karpenter.sh/do-not-disrupt"] == "true"

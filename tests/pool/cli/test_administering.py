@@ -1,0 +1,82 @@
+"""``drain``, ``undrain``, ``why`` and ``history``, in real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool_client import Failure, connect
+from support.terminal import Terminal
+
+
+def test_a_gpu_is_drained_and_given_back(terminal: Terminal) -> None:
+    terminal.hold("50%")
+    assert "1 lease is still on it" in terminal.run("drain", "0").stdout
+    assert "drained" in terminal.run("list").stdout
+    refused = terminal.run("run", "2%", "--no-wait", "--", "true")
+    assert refused.returncode == 6
+    assert "No GPU slice of 2% is free now. An administrator has drained GPU 0 (since" in refused.stderr
+    assert "Ask the administrator when it is in use again." in refused.stderr
+    (device,) = json.loads(terminal.run("list", "--json").stdout)["devices"]
+    assert (device["free_milli"], device["free_memory_mib"], device["held_milli"]) == (0, 0, 500)
+    assert "GiB" not in terminal.run("list").stdout.replace("32GB", "")
+    assert "is granted from again" in terminal.run("undrain", "0").stdout
+    assert terminal.run("run", "2%", "--no-wait", "--", "true").returncode == 0
+
+
+def test_a_gpu_that_is_not_there(terminal: Terminal) -> None:
+    done = terminal.run("drain", "9")
+    assert done.returncode == 2
+    assert "There is: 0 (SIM-V100" in done.stderr
+
+
+def test_why_a_lease_waits(terminal: Terminal) -> None:
+    assert terminal.run("why").stdout == "Nobody waits.\n"
+    terminal.hold("1")
+    waiting = terminal.hold("2%")
+    assert terminal.run("why", waiting).stdout.startswith(f"{waiting}: You are next in line")
+    (line,) = json.loads(terminal.run("why", "--json").stdout)["line"]
+    assert (line["lease"], line["place"]) == (waiting, 1)
+
+
+@pytest.mark.long
+def test_the_history_is_a_table_or_one_object_a_line(terminal: Terminal) -> None:
+    config = terminal.folder / "config"
+    config.mkdir()
+    (config / "gpu_pool_config.py").write_text("c.PoolSettings.courses = {'ml101': {}}")
+    terminal.run("run", "2%", "--", "true", env={"GPU_POOL_COURSE": "ml101"})
+    assert "released" in terminal.run("history").stdout
+    (row,) = map(json.loads, terminal.run("history", "--json").stdout.splitlines())
+    assert (row["request"], row["milli"], row["course"], row["reason"]) == ("2%", 20, "ml101", "released")
+    assert terminal.run("history", "--since", "0").stdout == "No lease has ended in this time.\n"
+    assert "is not a duration" in terminal.run("history", "--since", "once").stderr
+
+
+def test_how_a_kernel_failed_in_its_pod_is_told_by_why_and_history(terminal: Terminal) -> None:
+    async def fail() -> None:
+        async with connect(terminal.environment["GPU_POOL_URL"]) as pool:
+            assert isinstance(pool, EmbeddedPool)
+            failure = Failure(1.0, "It ended with status 1. Its last words: no torch", "pod-1", "n1", "lab:1")
+            await pool._do(lambda book: book.accounts.fail(lease_id, failure))
+
+    lease_id = terminal.hold("2%")
+    asyncio.run(fail())
+    expected = "It ended with status 1. Its last words: no torch (pod pod-1 on n1, image lab:1)\n"
+    assert terminal.run("why", lease_id).stdout.endswith(expected)
+    told = json.loads(terminal.run("why", lease_id, "--json").stdout)
+    assert (told["line"], told["failure"]["pod"]) == ([], "pod-1")
+    (lease,) = json.loads(terminal.run("status", "--json").stdout)["leases"]
+    assert lease["failure"] == told["failure"]
+    terminal.free(lease_id)
+    assert terminal.run("why", lease_id).stdout.startswith(f"{lease_id}: its kernel failed at ")
+    assert terminal.run("history").stdout.endswith(expected)
+    (row,) = map(json.loads, terminal.run("history", "--json").stdout.splitlines())
+    assert row["failure"] == told["failure"]
+
+
+def test_of_what_neither_waits_nor_failed_there_is_nothing_to_say(terminal: Terminal) -> None:
+    done = terminal.run("why", terminal.hold("2%"))
+    assert (done.returncode, done.stdout) == (2, "")

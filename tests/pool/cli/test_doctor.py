@@ -1,0 +1,63 @@
+"""``health`` and ``doctor``: what works, what does not, and what mends it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def checks(terminal, verb, **environment):
+    """Run the verb; return its exit status and its checks by (name, state)."""
+    done = terminal.run(verb, "--json", env=environment)
+    assert done.stderr == ""
+    printed = json.loads(done.stdout)
+    assert set(printed) == {"healthy", "checks"}
+    assert printed["healthy"] == (done.returncode == 0)
+    return done.returncode, {(check["name"], check["state"]): check for check in printed["checks"]}
+
+
+def test_a_pool_that_works_is_healthy_and_says_that_it_is_simulated(terminal):
+    done = terminal.run("health")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ok     devices: 0: V100-SXM2-32GB (simulated)\n" in done.stdout
+    assert "note   devices: simulated" in done.stdout
+
+
+def test_the_doctor_looks_at_everything(terminal):
+    status, found = checks(terminal, "doctor")
+    assert status == 0
+    working = {"python", "jupyter_client", "ipykernel", "provisioner", "gpus", "store", "pool", "devices"}
+    assert working | {"leases"} <= {name for name, state in found if state == "ok"}
+    assert found["kernels", "note"]["mend"] == "gpu-pool kernels install 2% 10% 50% 1"
+    assert str(terminal.folder) in found["store", "ok"]["text"]
+
+
+def test_how_leases_are_held_to_their_size_is_said_once_for_all_that_are_alike(terminal):
+    terminal.hold("10%")
+    terminal.hold("20%")
+    limits = "memory: none (accounting only); compute: none (accounting only): 2 leases"
+    assert checks(terminal, "doctor")[1]["limits", "ok"]["text"] == limits
+
+
+@pytest.mark.parametrize("verb", ["health", "doctor"])
+def test_a_broken_pool_has_exit_status_1_and_a_remedy(terminal, verb):
+    (terminal.folder / "file").write_text("")
+    status, found = checks(terminal, verb, GPU_POOL_URL=f"embedded:{terminal.folder}/file/store.db")
+    assert status == 1
+    assert "GPU_POOL_URL" in found["pool", "broken"]["mend"]
+
+
+def test_devices_that_cannot_be_read_are_told(terminal):
+    status, found = checks(terminal, "doctor", GPU_POOL_DEVICES="nonsense")
+    assert status == 1
+    assert "nonsense" in found["gpus", "broken"]["text"]
+    assert found["gpus", "broken"]["mend"].startswith("Accepted:")
+
+
+def test_a_store_that_others_can_read_is_noted(terminal):
+    assert terminal.is_empty()
+    store = terminal.folder / "pool/store.db"
+    store.chmod(0o644)
+    status, found = checks(terminal, "doctor")
+    assert (status, found["store", "note"]["mend"]) == (0, f"chmod 600 {store}")

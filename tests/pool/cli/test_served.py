@@ -1,0 +1,150 @@
+"""The verbs of a service's clients: what they may say of a pool of which they see their own part."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.devices.process_use import FIRST_NAMESPACE
+from gpu_pool_client.processes import pid_namespace
+from support import nvml_stub
+from support.pools import running
+from support.terminal import Terminal, eventually
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
+
+NOBODY, NAMELESS = 65534, 64_999
+SCENARIO = "driver 550.54.14\ngpu GPU-0 Tesla V100-SXM2-32GB\nmemory 32768 258\n"
+#: Another user may be unable to read what is imported later.
+_AS_USER = """
+import ctypes, os, sys
+import gpu_pool.cli.app, gpu_pool.enforcement.watchdog, gpu_pool_client.remote.client
+import gpu_pool_kernels.installer
+from gpu_pool.cli import main, requesting, doctor, isolation_checks
+from gpu_pool.devices import discover
+if "LD_LIBRARY_PATH" in os.environ:
+    ctypes.CDLL("libnvidia-ml.so.1")
+discover()
+os.setgroups([])
+os.setgid({uid})
+os.setuid({uid})
+sys.exit(main({words!r}))
+"""
+
+
+@dataclass
+class Served:
+    """A service for every user of the machine, and the programs of those users."""
+
+    terminal: Terminal
+    folder: Path
+
+    def nvml(self, scenario: str) -> dict[str, str]:
+        """Let the driver say this; return the variables by which programs find it."""
+        told = self.folder / "scenario.txt"
+        draft = told.with_suffix(".draft")
+        draft.write_text(scenario)
+        draft.replace(told)
+        if not (self.folder / "libnvidia-ml.so.1").exists():
+            nvml_stub.build(self.folder)
+        stub = {"LD_LIBRARY_PATH": f"{self.folder}", "NVML_STUB_SCENARIO": f"{told}"}
+        return {"GPU_POOL_DEVICES": "", **stub}
+
+    def start(self, **environment: str) -> None:
+        socket = self.folder / "pool.sock"
+        self.terminal.environment.update(environment, GPU_POOL_URL=f"unix:{socket}")
+        store = f"--store={self.folder}/store.db"
+        service = self.terminal.start("serve", f"--socket={socket}", "--mode=0666", store)
+        eventually(lambda: socket.is_socket() or service.poll() is not None)
+        assert service.poll() is None, service.communicate()
+
+    def run(self, uid: int, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run ``gpu-pool WORDS`` as a user."""
+        code = _AS_USER.format(uid=uid, words=[*words])
+        return self.terminal.call(sys.executable, "-c", code, env={"HOME": str(self.folder), **environment})
+
+    def take(self, uid: int) -> str:
+        """Take a slice as a user; return the lease's id."""
+        keeper = subprocess.Popen(["sleep", "600"], user=uid, group=uid, extra_groups=[], text=True)
+        self.terminal.started.append(keeper)
+        done = self.run(uid, "request", "2%", "--keeper", f"{keeper.pid}", "--json")
+        assert done.returncode == 0, done.stderr
+        return str(json.loads(done.stdout)["id"])
+
+    def checks(self, uid: int, name: str, **environment: str) -> tuple[int, list[dict[str, Any]]]:
+        """Return the doctor's exit status, and its checks of that name."""
+        done = self.run(uid, "doctor", "--json", **environment)
+        assert done.stderr == ""
+        return done.returncode, [each for each in json.loads(done.stdout)["checks"] if each["name"] == name]
+
+
+@pytest.fixture
+def served(terminal: Terminal) -> Iterator[Served]:
+    # Other users cannot come through the folders of pytest.
+    folder = Path(tempfile.mkdtemp(prefix="gpu-pool-test-"))
+    folder.chmod(0o755)
+    yield Served(terminal, folder)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    pid_namespace() != FIRST_NAMESPACE, reason="in a container the driver's pids mean nothing"
+)
+def test_only_who_sees_all_leases_is_told_who_holds_none(served: Served) -> None:
+    served.start(**served.nvml(SCENARIO))
+    holding = served.terminal.start("run", "10%", "--", "sh", "-c", "echo $$; exec sleep 600")
+    assert holding.stdout is not None
+    held = int(holding.stdout.readline())
+    with running() as stranger:
+        served.nvml(f"{SCENARIO}process {held} 300\nprocess {stranger.pid} 1024\n")
+        [told] = served.checks(0, "strangers")[1]
+        assert told["text"].startswith(f"Process {stranger.pid} (")
+        assert served.checks(NOBODY, "strangers")[1] == []
+    holding.send_signal(signal.SIGTERM)
+
+
+def test_a_client_of_a_pool_that_works_needs_no_gpu(served: Served) -> None:
+    served.start()
+    bare = served.nvml("driver 550.54.14\n")
+    status, [told] = served.checks(NOBODY, "gpus", **bare)
+    assert (status, told["state"], told["mend"]) == (0, "note", "")
+    assert "it has no GPU" in told["text"]
+    status, [told] = served.checks(NOBODY, "gpus", **bare, GPU_POOL_URL=f"unix:{served.folder}/none")
+    assert (status, told["state"]) == (1, "broken")
+
+
+def test_all_of_mine_is_what_a_service_shows_to_who_is_no_administrator(served: Served) -> None:
+    """It knows its user by a name that nothing on this machine has."""
+    served.start()
+    roots = served.terminal.hold("10%")
+    theirs = served.take(NAMELESS)
+    released = json.loads(served.run(NAMELESS, "release", "--all-mine", "--json").stdout)["released"]
+    assert released == [theirs]
+    assert [lease.id for lease in served.terminal.status().leases] == [roots]
+    again = served.run(NAMELESS, "release", "--all-mine")
+    assert (again.returncode, again.stdout) == (0, "You hold no slice.\n")
+
+
+def test_an_administrator_who_is_shown_others_leases_is_told_to_name_theirs(served: Served) -> None:
+    served.start()
+    theirs = served.take(NAMELESS)
+    done = served.run(0, "release", "--all-mine")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"There are those of uid-{NAMELESS}: {theirs}." in done.stderr
+    assert "gpu-pool release ID" in done.stderr
+    assert [lease.id for lease in served.terminal.status().leases] == [theirs]
+    mine = served.terminal.hold("10%")
+    assert f"lease {mine}" in served.run(0, "release", "--all-mine").stdout
+    assert [lease.id for lease in served.terminal.status().leases] == [theirs]

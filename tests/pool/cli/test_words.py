@@ -1,0 +1,142 @@
+"""The texts and rows that people read, as pure functions."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_pool.cli import formatting
+from gpu_pool.cli.own_leases import choose, held_by
+from gpu_pool_client import (
+    BadRequest,
+    Device,
+    DeviceStatus,
+    Holder,
+    Lease,
+    LeaseGone,
+    LeaseState,
+    PoolStatus,
+    Process,
+    Slice,
+    parse_request,
+)
+
+REAL = Device("GPU-1", 0, "Tesla V100-SXM2-32GB", 32_768)
+OTHER = Device("GPU-2", 1, "Tesla V100-SXM2-32GB", 32_768)
+SHELL, PARENT = Process(10, 1, "boot", "here"), Process(9, 1, "boot", "here")
+
+
+def lease(name, size, *devices, process=None, state=LeaseState.HELD, **more):
+    request = parse_request(size)
+    parts = tuple(Slice(device, request.milli or 0, 655) for device in devices)
+    held_at = 100.0 if state is LeaseState.HELD else None
+    return Lease(
+        name, name, request, Holder("ann"), state, 90.0, held_at, slices=parts, process=process, **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "0 s"), (0, "0 s"), (59.9, "59 s"), (60, "1 min"), (3_599, "59 min"), (3_600, "1 h 00 min"),
+        (7_500, "2 h 05 min"), (86_400, "1 d 0 h"), (280_000, "3 d 5 h"),
+    ],
+)  # fmt: skip
+def test_durations(seconds, text):
+    assert formatting.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (1, "1st"),
+        (2, "2nd"),
+        (3, "3rd"),
+        (4, "4th"),
+        (11, "11th"),
+        (12, "12th"),
+        (21, "21st"),
+        (113, "113th"),
+    ],
+)
+def test_ordinals(number, text):
+    assert formatting.ordinal(number) == text
+
+
+@pytest.mark.parametrize(
+    ("held", "text"),
+    [
+        (lease("a", "2%", REAL), "2% of Tesla V100-SXM2-32GB, 655MiB"),
+        (lease("a", "2x50%", REAL, OTHER), "2x50% of Tesla V100-SXM2-32GB, 655MiB each"),
+        (lease("a", "2", REAL, OTHER), "2 whole Tesla V100-SXM2-32GB, 655MiB each"),
+    ],
+)
+def test_what_was_granted(held, text):
+    assert formatting.granted(held) == text
+
+
+def test_where_a_waiter_stands():
+    assert (
+        formatting.waiting(lease("a", "2%", state=LeaseState.WAITING, place=3))
+        == "waiting for 2%: 3rd in line"
+    )
+    assert formatting.waiting(lease("a", "2%", state=LeaseState.WAITING)) == "waiting for 2%"
+
+
+def test_text_of_unknown_origin_cannot_command_the_terminal():
+    assert formatting.safe("a\x1b[2Jb\nc\u202e") == "a?[2Jb?c?"
+    assert formatting.safe("x" * 1_000) == "x" * 59 + "…"
+    assert formatting.safe("é日本") == "é日本"
+
+
+def test_context_slots_are_shown_where_they_are_counted():
+    counted = Device("GPU-3", 2, "V100", 32_768, contexts=48)
+    assert formatting.device_row(DeviceStatus(counted, 20, 655, 2, 1)) == [
+        "2", "V100", "98% of 100%", "32113MiB of 32GiB",
+        "46 of 48", "1",
+    ]  # fmt: skip
+
+
+def test_the_line_follows_the_leases():
+    held, waiting = lease("a", "2%", REAL), lease("b", "4%", state=LeaseState.WAITING, place=1)
+    rows = formatting.lease_rows(PoolStatus("", (), (held,), (waiting,)), now=150.0)
+    assert [(row[0], row[1], row[8]) for row in rows] == [
+        ("held", "2%", "50 s"),
+        ("1st in line", "4%", "1 min"),
+    ]
+
+
+def test_what_waits_in_the_queue_of_the_cluster_is_not_called_parked():
+    kind = Device("GPU-4", 3, "V100", 32_768, unbounded=True)
+    queued = lease("a", "2%", kind, state=LeaseState.PARKED)
+    assert formatting.lease_row(queued, now=150.0)[0] == "queued"
+    assert formatting.lease_row(lease("a", "2%", REAL, state=LeaseState.PARKED), now=150.0)[0] == "parked"
+
+
+def test_memory_in_use_is_told_where_it_is_known():
+    held = lease("a", "2x2%", REAL, OTHER)
+    lines = [
+        text for label, text in formatting.slice_lines(held, {"GPU-1": 300}, now=100.0) if label == "GPU"
+    ]
+    assert lines == [
+        "0: Tesla V100-SXM2-32GB, 655MiB granted, 300MiB used",
+        "1: Tesla V100-SXM2-32GB, 655MiB granted, use not known",
+    ]
+
+
+def test_mine_are_the_leases_of_my_ancestors_nearest_first():
+    far, near = lease("far", "2%", REAL, process=PARENT), lease("near", "4%", REAL, process=SHELL)
+    foreign = lease("foreign", "4%", REAL, process=Process(10, 2, "boot", "here"))
+    assert held_by([far, foreign, near], [SHELL, PARENT], {}) == [near, far]
+    assert held_by([far, foreign], [], {"GPU_POOL_LEASE": "foreign"}) == [foreign]
+    assert held_by([far, foreign], [SHELL], {}) == []
+
+
+def test_the_nearest_is_chosen_and_a_doubt_is_said():
+    far, near = lease("far", "2%", REAL, process=PARENT), lease("near", "4%", REAL, process=SHELL)
+    twin = lease("twin", "4%", REAL, process=SHELL)
+    assert choose([near, far]) is near
+    assert choose([near, twin, far], "twin") is twin
+    with pytest.raises(BadRequest, match=r"near .*twin"):
+        choose([near, twin, far])
+    with pytest.raises(LeaseGone):
+        choose([near], "nothing")

@@ -1,0 +1,104 @@
+"""The arithmetic of a course, against numbers worked out by hand and the code that places real slices."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from gpu_pool.courses import CourseFile, parse_course
+from gpu_pool.courses.arithmetic import Fit, rush, slice_figures
+from gpu_pool.devices.simulated import parse_devices
+from gpu_pool.policy import placement
+from gpu_pool.policy.queue_state import Rules
+from gpu_pool_client import Device, DeviceStatus, SliceRequest
+
+V100 = parse_devices("V100-SXM2-32GB:1")
+MIXED = parse_devices("V100-SXM2-32GB:1,T4@16GiB:2")
+
+
+def course(request: str = "2%", more: str = "") -> CourseFile:
+    return parse_course("a.yaml", f"title: A\nslices: [{{name: S, request: {request}}}]\n{more}".encode())
+
+
+@pytest.mark.parametrize(
+    ("request_", "each", "memory", "left"),
+    [("2%", 50, 655, 305), ("1.5GiB", 21, 1536, 1186), ("1", 1, 32768, 32418), ("1%", 0, 327, -23)],
+)
+def test_how_many_fit_and_what_is_left(request_: str, each: int, memory: int, left: int) -> None:
+    [found] = slice_figures(course(request_), V100, Rules())
+    assert found.fits == (Fit("V100-SXM2-32GB (simulated)", 1, each, memory, left),)
+    assert found.at_once == each
+
+
+def test_each_model_has_a_line_of_its_own() -> None:
+    [found] = slice_figures(course("2%"), MIXED, Rules())
+    assert [(fit.gpus, fit.each) for fit in found.fits] == [(1, 50), (2, 0)]
+    assert found.at_once == 50
+
+
+def test_a_mig_instance_holds_one() -> None:
+    part = Device("MIG-1", 0, "A100", 4864, mig_profile="1g.5gb", milli=142)
+    [found] = slice_figures(course("2%"), [part], Rules())
+    assert found.fits[0].each == 1
+
+
+def test_contexts_are_counted_where_they_are_limited() -> None:
+    limited = Device("GPU-1", 0, "V100", 32768, contexts=20)
+    [found] = slice_figures(course("2%"), [limited], Rules())
+    assert found.fits[0].each == 10
+
+
+@given(
+    some.integers(1, 4),
+    some.integers(12, 1000).map(lambda milli: {"milli": milli})
+    | some.integers(350, 40_000).map(lambda mib: {"memory_mib": mib}),
+    some.integers(1000, 3000),
+)
+def test_it_is_as_many_as_can_be_placed(count: int, size: dict[str, int], device_milli: int) -> None:
+    rules = Rules(device_milli=device_milli)
+    request = SliceRequest(count, **size)
+    [found] = slice_figures(course(str(request)), MIXED, rules)
+    statuses = [DeviceStatus(device, 0, 0, 0, 0, rules.device_milli) for device in MIXED]
+    placed = 0
+    while parts := placement.place(request, statuses, rules):
+        statuses, placed = placement.deduct(statuses, parts), placed + 1
+    # Lowest index first is not always the most that several devices at once can hold.
+    assert placed == found.at_once if count == 1 else placed <= found.at_once
+
+
+def test_a_request_for_two_gpus_is_never_placed_on_one() -> None:
+    devices = parse_devices("V100-SXM2-32GB:1,T4@16GiB:1")
+    [found] = slice_figures(course("2x4GiB"), devices, Rules())
+    assert ([fit.each for fit in found.fits], found.at_once) == ([8, 4], 4)
+
+
+def test_a_class_that_fits_waits_for_nobody() -> None:
+    found = rush("a", course(), 50, 3600, V100, Rules())
+    assert (found.at_once, found.refused, found.waits.worst) == (50, 0, 0)
+
+
+def test_a_class_that_does_not_fit_waits_for_the_first_to_leave() -> None:
+    found = rush("a", course(), 120, 3600, V100, Rules())
+    assert (found.at_once, found.refused) == (50, 0)
+    assert (found.waits.median, found.waits.p95, found.waits.worst) == (3600, 7200, 7200)
+
+
+def test_nobody_stays_longer_than_the_longest_lease() -> None:
+    found = rush("a", course(more="longest_lease: 10min"), 60, 3600, V100, Rules())
+    assert (found.stay, found.waits.worst) == (600, 600)
+
+
+@pytest.mark.parametrize(
+    ("more", "at_once", "refused"),
+    [
+        ("quota: {slices: 30}", 30, 30),
+        ("quota: {share: 50%}", 25, 35),
+        ("quota: {memory: 6550MiB}", 10, 50),
+        ("per_user: {slices: 1}", 50, 0),
+        ("per_user: {share: 1%}", 0, 60),
+    ],
+)
+def test_whom_a_quota_turns_away_does_not_wait(more: str, at_once: int, refused: int) -> None:
+    found = rush("a", course(more=more), 60, 3600, V100, Rules())
+    assert (found.at_once, found.refused) == (at_once, refused)

@@ -1,0 +1,204 @@
+"""Every error of a course file: its line, its field, what was given and what is accepted."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_pool.courses import BadCourseFile, FileProblem, parse_course
+
+#: Lines 1 to 4 of every file here.
+GOOD = "title: A course\nslices:\n  - name: Small\n    request: 2%\n"
+
+
+def problems(text: str | bytes) -> tuple[FileProblem, ...]:
+    data = text if isinstance(text, bytes) else text.encode()
+    with pytest.raises(BadCourseFile) as raised:
+        parse_course("cs101.yaml", data)
+    return raised.value.problems
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "message", "remedy"),
+    [
+        ("wieght: 2", "", "there is no field 'wieght'", "Did you mean weight? Accepted: title, who, "),
+        ("Time-Zone: UTC", "", "no field 'Time-Zone'", "Did you mean time_zone?"),
+        ("who: {user: [ada]}", "who", "no field 'user'", "Did you mean users? Accepted: groups, users."),
+        (
+            "who: ada",
+            "who",
+            "is 'ada'",
+            "a group of fields, each on a line of its own, indented: groups, users",
+        ),
+        ("who: {users: []}", "who, users", "is an empty list", "Name somebody, or remove the line"),
+        ("instructors: []", "instructors", "is an empty list", "Name somebody, or remove the line"),
+        ("who: {users: ada}", "who, users", "is 'ada'", "Accepted: a list"),
+        ("who: {users: [[ada]]}", "who, users no. 1", "is a list", "Accepted: one value"),
+        ("who: {users: ['']}", "who, users no. 1", "'' is not one line of text", "1 to 200 characters"),
+        ("instructors: {ada: grace}", "instructors", "is a group of fields", "Accepted: a list"),
+        ("any_up_to: lots", "any_up_to", "'lots' is not a GPU slice", "2% or 0.02"),
+        ("per_user: {slices: 1.5}", "per_user, slices", "'1.5' is no such number", "a whole number from 0"),
+        ("per_user: {slices: -1}", "per_user, slices", "'-1' is no such number", "a whole number from 0"),
+        ("quota: {share: 2GiB}", "quota, share", "'2GiB' is not a share", "50% or 4"),
+        ("quota: {share: 50% model=T4}", "quota, share", "'50% model=T4' is not a share", "50% or 4"),
+        ("quota: {memory: 50%}", "quota, memory", "'50%' is not an amount of memory", "16GiB"),
+        (
+            "quota: {gpu_hours_per_week: .inf}",
+            "quota, gpu_hours_per_week",
+            "'.inf' is no such",
+            "a number from 0",
+        ),
+        ("quota: 3", "quota", "is '3'", "slices, share, memory, gpu_hours_per_week, gpu_hours_per_term"),
+        ("weight: no", "weight", "'no' is no such number", "a number from 0"),
+        ("weight: -1", "weight", "'-1' is no such number", "a number from 0"),
+        ("priority: -1001", "priority", "'-1001' is no such number", "a whole number from -1000"),
+        ("longest_lease: soon", "longest_lease", "'soon' is not a duration", "15min, 2h"),
+        ("longest_lease: 0s", "longest_lease", "is no time at all", "Leave it out for no limit"),
+        ("idle_limit: 20:30", "idle_limit", "'20:30' is not a duration", "15min"),
+        ("when_idle: kep", "when_idle", "'kep' is not known", "Accepted: keep, end. Did you mean keep?"),
+        ("warn_before: on", "warn_before", "'on' is not a duration", "15min"),
+        ("keep_at_most: [2h]", "keep_at_most", "is a list", "Accepted: one value"),
+        ("weeks: {from: 2026-10-12}", "weeks", "to is missing", "Add to: ..."),
+        ("weeks: {from: 12.10.2026, to: 2026-12-18}", "weeks, from", "no date", "such as 2026-10-12"),
+        ("weeks: {from: 2026-02-30, to: 2026-12-18}", "weeks, from", "no date", "such as 2026-10-12"),
+        (
+            "weeks: {from: 2026-12-18, to: 2026-12-17}",
+            "weeks, to",
+            "2026-12-17 is before 2026-12-18",
+            "",
+        ),
+        ("hours: []", "hours", "there are 0", "Accepted: 1 to 50"),
+        ("hours: [" + "Mon 10:00-12:00, " * 51 + "]", "hours", "there are 51", "Accepted: 1 to 50"),
+        ("hours: Mon", "hours", "'Mon' is not hours of a week", "Mon 10:00-12:00"),
+        ("hours: Mun 10:00-12:00", "hours", "'Mun' is no day", "Mon 10:00-12:00"),
+        ("hours: Mon 10:00-10:00", "hours", "it ends when it begins", "Mon 10:00-12:00"),
+        ("hours: Mon 24:00-02:00", "hours", "no hour 24:00 left", "Mon 10:00-12:00"),
+        ("hours: Mon 10:60-12:00", "hours", "10:60 is no time of day", "Mon 10:00-12:00"),
+        ("hours: Mon 10:00-24:01", "hours", "24:01 is no time of day", "Mon 10:00-12:00"),
+        ("hours: Mon-Wed-Fri 10:00-12:00", "hours", "is not hours of a week", "Mon 10:00-12:00"),
+        ("time_zone: Europe/berlin", "time_zone", "no time zone", "Did you mean Europe/Berlin?"),
+        ("time_zone: Europe", "time_zone", "no time zone", "an IANA name"),
+        ("time_zone: ../../etc/passwd", "time_zone", "no time zone", "an IANA name"),
+        (
+            "hours: Mon 10:00-12:00",
+            "time_zone",
+            "is missing: weeks and hours need one",
+            "time_zone: Europe/Berlin",
+        ),
+        (
+            "kubernetes: {image: 'No image'}",
+            "kubernetes, image",
+            "not the name of an image",
+            "scipy-notebook",
+        ),
+        ("kubernetes: {cpu: 0}", "kubernetes, cpu", "'0' is no part of a CPU", "2 or 0.5"),
+        ("kubernetes: {memory: 4}", "kubernetes, memory", "'4' is not an amount of memory", "16GiB"),
+        ("kubernetes: {home: 10GB}", "kubernetes, home", "memory is written in GiB or MiB", "1.5GiB"),
+        ("kubernetes: {ram: 1GiB}", "kubernetes", "no field 'ram'", "image, cpu, memory, home, kernels"),
+        ("quota:", "quota", "is empty", "Write a value, or remove the line"),
+        ("title: Again", "", "'title' is there already, on line 1", "Keep one of the two"),
+        ("instructors: *all", "instructors", "references (* and &) are not read", "in quotes"),
+        ("instructors: &all [ada]", "instructors", "references (* and &) are not read", "in quotes"),
+        ("weight: !!python/object/apply:os.abort []", "weight", "os.abort' is not read", "Leave it out"),
+        ("? [a, b]\n: 2", "", "this is not a field", "NAME: VALUE"),
+        ("who: {users: [[[[[[[a]]]]]]]}", "who, users", "too many levels", "example files"),
+        ("\tweight: 2", "", "begins with a tab", "Indent with spaces"),
+        ("instructors: [@ada]", "", "this is not YAML", "in quotes"),
+        ("weight: 'two", "", "this is not YAML", "an open quote"),
+        ("--- \ntitle: Another", "", "a second document begins here", "one file each"),
+        ("weight: \x01", "", "has a character that cannot be printed", "Remove it"),
+        (b"weight: \xff", "", "is not UTF-8", "Save it as UTF-8"),
+    ],
+)
+def test_one_error_is_told_with_its_line(line: str | bytes, field: str, message: str, remedy: str) -> None:
+    data = GOOD.encode() + (line if isinstance(line, bytes) else line.encode()) + b"\n"
+    [found] = problems(data)
+    assert (found.file, found.field) == ("cs101.yaml", field)
+    # An open quote ends where the file does, and a missing field is told where its neighbours are.
+    elsewhere = {"'two": 5, "is missing: weeks": 1}
+    assert found.line == next((at for text, at in elsewhere.items() if text in f"{line!r} {found}"), 5)
+    assert message in found.message
+    assert remedy in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("slices: [{name: Small, request: 2%}]", 1, "title is missing. Add title: ..."),
+        ("title: A course", 1, "slices is missing"),
+        ("title: A course\nslices: []", 2, "slices: there are 0. Accepted: 1 to 50"),
+        ("title: A course\nslices: 2%", 2, "slices: is '2%'. Accepted: a list"),
+        ("title: A course\nslices: [Small]", 2, "slices no. 1: is 'Small'. Accepted: a group of fields"),
+        (GOOD + "  - name: Large\n", 5, "slices no. 2: request is missing"),
+        (GOOD + "    default: maybe\n", 5, "slices no. 1, default: 'maybe' is neither yes nor no"),
+        (
+            GOOD + "  - name: ' Small'\n    request: 3%\n",
+            5,
+            "slices no. 2, name: ' Small' is already the name of slices no. 1, on line 3. Give it another",
+        ),
+        (
+            GOOD + "  - name: Same\n    request: 0.02\n",
+            6,
+            "slices no. 2, request: '0.02' is already the request of slices no. 1, on line 4. Keep one.",
+        ),
+        (
+            GOOD + "    default: true\n  - name: Large\n    request: 3%\n    default: yes\n",
+            8,
+            "slices no. 2, default: slices no. 1 is already the default, on line 5. Keep one default: true.",
+        ),
+        ("- title", 1, "is a list. Accepted: a group of fields"),
+        ("just words", 1, "is 'just words'. Accepted: a group of fields"),
+        ("", None, "is empty"),
+        ("\n \n", None, "is empty"),
+        ("# nothing\n", None, "slices is missing"),
+    ],
+)
+def test_the_parts_that_must_be_there(text: str, line: int | None, words: str) -> None:
+    found = problems(text)[-1]
+    assert found.line == line
+    assert words in str(found)
+
+
+def test_all_errors_are_told_at_once_by_line() -> None:
+    found = problems(
+        "titel: A course\nslices: [{name: S, request: 2GB, x: y}]\nweight: a\nweight: b\nhours: never"
+    )
+    assert [each.line for each in found] == [1, 1, 2, 2, 3, 4, 5]
+
+
+def test_what_is_there_twice_is_told_each_time_and_beside_all_other_errors() -> None:
+    again = "  - name: Small\n    request: 2%\n"
+    broken = "  - name: Large\n    request: lots\n  - Odd\n"
+    found = problems(GOOD + again + broken + again + "wieght: 2\n")
+    assert [(each.line, each.field) for each in found] == [
+        (5, "slices no. 2, name"),
+        (6, "slices no. 2, request"),
+        (8, "slices no. 3, request"),
+        (9, "slices no. 4"),
+        (10, "slices no. 5, name"),
+        (11, "slices no. 5, request"),
+        (12, ""),
+    ]
+
+
+def test_several_slices_may_say_that_they_are_not_the_default() -> None:
+    more = "    default: no\n  - name: Large\n    request: 3%\n    default: false\n"
+    course = parse_course("cs101.yaml", (GOOD + more).encode())
+    assert course.default_slice.name == "Small"
+
+
+def test_what_follows_from_an_error_is_not_told_as_another() -> None:
+    [found] = problems("title: A course\nslices: *all\n")
+    assert found.field == "slices"
+
+
+def test_of_very_many_errors_some_are_told() -> None:
+    with pytest.raises(BadCourseFile, match="x4'. .*There is more") as raised:
+        parse_course("cs101.yaml", (GOOD + "".join(f"x{n}: 1\n" for n in range(101))).encode())
+    assert len(raised.value.problems) == 100
+
+
+def test_a_problem_reads_as_a_sentence() -> None:
+    [found] = problems(GOOD + "weight: lots\n")
+    assert str(found) == (
+        "cs101.yaml, line 5: weight: 'lots' is no such number. Accepted: a number from 0, such as 2 or 0.5."
+    )

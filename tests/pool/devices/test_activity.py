@@ -1,0 +1,199 @@
+"""What a process does with its device: seen in its open files, and told by a stand-in for the driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpu_pool.devices import activity
+from gpu_pool.devices.activity import activity_of
+from gpu_pool_client import Activity, NotAllowed, Process, Slice
+from support.compiled import shared_library
+from support.pools import ENDS_ITS_FIRST_THREAD, V100, embedded, identity, running, take
+
+REAL = Slice(replace(V100, uuid="GPU-1", simulated=False), 20, 655)
+SIMULATED = Slice(V100, 20, 655)
+
+#: One GPU on which process $1 computes by $2 per cent (-1: the driver has no samples).
+STUB = """
+#include <stdlib.h>
+struct process { unsigned pid; unsigned long long used; unsigned instance, compute; };
+struct sample { unsigned pid; unsigned long long at; unsigned sm, memory, encoder, decoder; };
+int nvmlInitWithFlags(unsigned flags) { return (int)(flags & 0); }
+int nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(int code) { return code ? "failed" : "fine"; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { *device = (void *)uuid; return 0; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *number, struct process *found) {
+    (void)device;
+    if (*number < 1) { *number = 1; return 7; }
+    found[0] = (struct process){(unsigned)atoi(getenv("STUB_PID")), 1 << 20, 0, 0};
+    return 0;
+}
+int nvmlDeviceGetProcessUtilization(void *device, struct sample *found, unsigned *number,
+                                   unsigned long long since) {
+    int per_cent = atoi(getenv("STUB_PER_CENT"));
+    (void)device;
+    if (per_cent < 0) return 6;
+    if (*number < 1) { *number = 1; return 7; }
+    found[0] = (struct sample){(unsigned)atoi(getenv("STUB_PID")), since, (unsigned)per_cent, 0, 0, 0};
+    return 0;
+}
+"""
+ASK = """
+import sys
+from gpu_pool.devices.activity import _is_working
+print(_is_working({int(sys.argv[1])}, ["GPU-1"]))
+"""
+
+
+#: Opens a file, and says so; and what runs such code as a child.
+OPENS = "file = open({!r}); print('open', flush=True); import sys; sys.stdin.read()"
+NESTED = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}])"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nvml")
+    (folder / "stub.c").write_text(STUB)
+    return shared_library(folder, "libnvidia-ml.so.1", folder / "stub.c")
+
+
+@pytest.mark.parametrize(
+    ("known", "per_cent", "working"), [(42, 3, "True"), (42, 0, "False"), (42, -1, "False"), (7, 99, "None")]
+)
+def test_whether_the_device_works_for_a_process(
+    library: Path, known: int, per_cent: int, working: str
+) -> None:
+    environment = {"LD_LIBRARY_PATH": str(library), "STUB_PID": f"{known}", "STUB_PER_CENT": f"{per_cent}"}
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, "42"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == working
+
+
+def test_cuda_is_seen_in_the_open_files_of_a_process_and_its_descendants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uvm = tmp_path / "nvidia-uvm"
+    uvm.touch()
+    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
+    nested = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}])"
+    opens = f"file = open({str(uvm)!r}); print('open', flush=True); import sys; sys.stdin.read()"
+    with running() as idle, running(nested.format(opens)) as busy:
+        assert busy.stdout is not None
+        assert busy.stdout.readline() == "open\n"
+        assert activity_of(identity(idle), [REAL], "1-a") == Activity(initialised=False, working=False)
+        assert activity_of(identity(busy), [REAL], "1-a").initialised
+        assert activity_of(identity(busy), [SIMULATED], "1-a") == Activity(initialised=False, working=False)
+    gone = replace(Process.current(), start=1)
+    assert activity_of(gone, [REAL], "1-a") == Activity(initialised=False, working=False)
+    elsewhere = replace(Process.current(), namespace="pid:[1]")
+    assert activity_of(elsewhere, [REAL], "1-a") == Activity()
+
+
+def test_what_nothing_is_attached_to_is_known_by_its_keeper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uvm = tmp_path / "nvidia-uvm"
+    uvm.touch()
+    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
+    with running(OPENS.format(str(uvm))) as keeper, running(NESTED.format(OPENS.format(str(uvm)))) as server:
+        assert keeper.stdout is not None
+        assert keeper.stdout.readline() == "open\n"
+        assert server.stdout is not None
+        assert server.stdout.readline() == "open\n"
+        assert activity_of(None, [REAL], "1-a", identity(keeper)).initialised
+        assert activity_of(None, [REAL], "1-a", identity(server)).initialised is False, "another kernel of it"
+    elsewhere = replace(Process.current(), namespace="pid:[1]")
+    assert activity_of(None, [REAL], "1-a", elsewhere).initialised is False
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can start a process of another user, and make devices"
+)
+def test_a_mark_of_another_user_counts_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "_CUDA_DEVICE", "/dev/full")
+    command = ["/bin/sh", "-c", "exec 3</dev/full; echo open; read x"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    forged = {"GPU_POOL_LEASE": "7-cafe"}
+    for user, initialised in ((0, True), (65534, False)):
+        with running() as kernel, subprocess.Popen(command, env=forged, user=user, **pipes) as forger:
+            assert forger.stdout is not None
+            assert forger.stdout.readline() == b"open\n"
+            assert activity_of(identity(kernel), [REAL], "7-cafe").initialised is initialised
+            forger.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make devices")
+def test_the_device_is_known_by_its_number_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        os.mknod(tmp_path / "renamed", 0o020600, Path("/dev/full").stat().st_rdev)
+        (tmp_path / "renamed").open().close()
+    except PermissionError:
+        pytest.skip("devices cannot be made here")
+    with running(OPENS.format(str(tmp_path / "renamed"))) as kernel:
+        assert kernel.stdout is not None
+        assert kernel.stdout.readline() == "open\n"
+        for name, initialised in (("/dev/full", True), ("/dev/zero", False)):
+            monkeypatch.setattr(activity, "_CUDA_DEVICE", name)
+            assert activity_of(identity(kernel), [REAL], "1-a").initialised is initialised
+
+
+def test_the_number_of_the_device_is_the_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = "Character devices:\n195 nvidia\n508 nvidia-uvm\n509 nvidia-uvm-tools\n\nBlock devices:\n"
+    (tmp_path / "devices").write_text(devices)
+    monkeypatch.setattr(activity, "_DEVICES", tmp_path / "devices")
+    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(tmp_path / "nvidia-uvm"))
+    assert activity._cuda_device() == os.makedev(508, 0)
+    (tmp_path / "nvidia-uvm").touch()
+    assert activity._cuda_device() is None, "a file of that name is no device"
+
+
+def test_the_files_of_a_thread_count_when_the_first_one_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uvm = tmp_path / "nvidia-uvm"
+    uvm.touch()
+    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
+    monkeypatch.setenv("GPU_POOL_LEASE", "7-cafe")
+    with running() as kernel, running(f"file = open({str(uvm)!r})\n{ENDS_ITS_FIRST_THREAD}") as training:
+        assert training.stdout is not None
+        assert training.stdout.readline() == "alone\n"
+        assert activity_of(identity(training), [REAL], "8-cafe").initialised
+        assert activity_of(identity(kernel), [REAL], "7-cafe").initialised, "by its mark"
+
+
+def test_what_was_started_on_the_lease_and_detached_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uvm = tmp_path / "nvidia-uvm"
+    uvm.touch()
+    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
+    monkeypatch.setenv("GPU_POOL_LEASE", "7-cafe")
+    opens = f"file = open({str(uvm)!r}); print('open', flush=True); import sys; sys.stdin.read()"
+    with running() as kernel, running(opens) as training:
+        assert training.stdout is not None
+        assert training.stdout.readline() == "open\n"
+        assert activity_of(identity(kernel), [REAL], "7-cafe").initialised
+        assert activity_of(identity(kernel), [REAL], "8-cafe").initialised is False
+
+
+async def test_what_keeps_state_on_the_device_is_not_parked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uvm = tmp_path / "nvidia-uvm"
+    uvm.touch()
+    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
+    async with embedded(tmp_path / "store.db", replace(V100, simulated=False)) as pool:
+        lease = await take(pool, "1", "key")
+        await pool.attach(lease, Process.current())
+        with uvm.open(), pytest.raises(NotAllowed, match="has initialised CUDA"):
+            await pool.park(lease)
+        assert (await pool.park(lease)).state.value == "parked"

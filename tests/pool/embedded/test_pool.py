@@ -1,0 +1,231 @@
+"""What is particular to the embedded pool: its URL, its devices, its settings, its history."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpu_pool.clock import Clock
+from gpu_pool.embedded.pool import store_path
+from gpu_pool.settings import PoolSettings
+from gpu_pool.store.database import Database
+from gpu_pool.store.errors import StoreUnusable
+from gpu_pool.store.leases import LeaseStore
+from gpu_pool.store.locks import FairLock
+from gpu_pool_client import (
+    BadRequest,
+    EndReason,
+    Holder,
+    LeaseGone,
+    LeaseState,
+    NotAllowed,
+    Process,
+    connect,
+    parse_request,
+)
+from support.pools import ME, V100, embedded, take
+
+
+def test_where_the_store_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert store_path("embedded:") == tmp_path / "gpu-pool/store.db"
+    assert store_path("embedded:/a%20b/c.db") == Path("/a b/c.db")
+    assert store_path("embedded:///x/y") == Path("/x/y")
+    assert store_path("embedded:~/x") == Path.home() / "x"
+    monkeypatch.chdir(tmp_path)
+    assert store_path("embedded:x.db") == tmp_path / "x.db"
+    for nonsense in ("embedded:/x?y=1", "embedded://[x", "embedded:/a%00b", "embedded:/a%0Ab"):
+        with pytest.raises(BadRequest, match="embedded:\\[path\\]"):
+            store_path(nonsense)
+
+
+async def test_a_pool_is_found_again_by_its_url(tmp_path: Path) -> None:
+    (tmp_path / "a%41 b").mkdir()
+    async with embedded(tmp_path / "a%41 b" / "store.db") as pool:
+        lease = await take(pool, "2%", "key")
+        async with connect(pool.url) as same:
+            assert (await same.lease(lease)).key == "key"
+
+
+async def test_connect_finds_simulated_devices_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_POOL_DEVICES", "V100-SXM2-32GB:2")
+    monkeypatch.setenv("GPU_POOL_URL", f"embedded:{tmp_path}/store.db")
+    async with connect() as pool:
+        status = await pool.status()
+    assert [each.device.label for each in status.devices] == ["V100-SXM2-32GB (simulated)"] * 2
+
+
+async def test_the_pools_rules_hold_whatever_is_asked(tmp_path: Path) -> None:
+    async with embedded(tmp_path / "store.db", max_share=0.1) as pool:
+        with pytest.raises(NotAllowed):
+            await take(pool, "11%", "key")
+
+
+async def test_one_pool_serves_several_event_loops(tmp_path: Path) -> None:
+    pool = embedded(tmp_path / "store.db")
+    first = await take(pool, "2%", "here")
+    there: list[str] = []
+    thread = threading.Thread(target=lambda: there.append(asyncio.run(take(pool, "2%", "there"))))
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    assert {lease.id for lease in (await pool.status()).leases} == {first, *there}
+    await pool.close()
+
+
+async def test_the_history_keeps_how_long_what_was_held_and_why_it_ended(tmp_path: Path) -> None:
+    path, now = tmp_path / "store.db", [1000.0]
+    database = Database(path)
+    book = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
+    book.register([V100])
+    lease = book.request(parse_request("50%"), ME, "key")
+    now[0] += 60
+    book.park(lease.id)
+    now[0] += 1000
+    book.resume(lease.id)
+    now[0] += 30
+    book.release(lease.id, EndReason.REVOKED)
+    database.close()
+    with sqlite3.connect(path) as store:
+        row = store.execute("SELECT held_seconds, ended_at, reason, slices, user FROM history").fetchone()
+    store.close()
+    assert row == (90.0, 2090.0, "revoked", "[[1, 500, 16384, 0]]", "ada")
+
+
+async def test_a_grant_that_nobody_picks_up_ends(tmp_path: Path) -> None:
+    now = [1000.0]
+    database = Database(tmp_path / "store.db")
+    book = LeaseStore(database, PoolSettings(attach_within=120), Clock(lambda: now[0], lambda: now[0]))
+    book.register([V100])
+    first = book.request(parse_request("1"), ME, "first")
+    second = book.request(parse_request("1"), ME, "second")
+    now[0] += 119
+    book.look()
+    assert book.lease(second.id).state is LeaseState.WAITING
+    now[0] += 2
+    book.look()
+    assert book.lease(first.id).end_reason is EndReason.NEVER_ATTACHED
+    assert book.lease(second.id).state is LeaseState.HELD
+    now[0] += 119
+    book.look()
+    assert book.lease(second.id).state is LeaseState.HELD, "its own time began when it was granted"
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("renewals", "after", "reason"),
+    [
+        ([None], 121, EndReason.NEVER_ATTACHED),
+        ([600], 121, EndReason.NEVER_ATTACHED),
+        ([60], 61, EndReason.EXPIRED),
+        ([60, None], 61, EndReason.EXPIRED),
+    ],
+)
+async def test_renewing_does_not_prolong_what_nothing_is_attached_to(
+    tmp_path: Path, renewals: list[float | None], after: float, reason: EndReason
+) -> None:
+    now = [1000.0]
+    database = Database(tmp_path / "store.db")
+    book = LeaseStore(database, PoolSettings(attach_within=120), Clock(lambda: now[0], lambda: now[0]))
+    book.register([V100])
+    lease = book.request(parse_request("1"), ME, "key")
+    for ttl in renewals:
+        book.renew(lease.id, ttl)
+    now[0] += after
+    book.look()
+    assert book.lease(lease.id).end_reason is reason
+    database.close()
+
+
+async def test_renewing_does_not_prolong_the_grace_after_a_death(tmp_path: Path) -> None:
+    now = [1000.0]
+    database = Database(tmp_path / "store.db")
+    book = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
+    book.register([V100])
+    lease = book.request(parse_request("1"), ME, "key")
+    dead = replace(Process.current(), start=1)
+    book.attach(lease.id, dead, ready_within=None, grace=10)
+    book.look()
+    book.renew(lease.id, None)
+    now[0] += 9
+    book.look()
+    assert book.lease(lease.id).state is LeaseState.HELD
+    now[0] += 2
+    book.look()
+    assert book.lease(lease.id).end_reason is EndReason.PROCESS_GONE
+    database.close()
+
+
+async def test_waiters_of_one_machine_share_one_look(tmp_path: Path) -> None:
+    now = [1000.0]
+    database = Database(tmp_path / "store.db")
+    book = LeaseStore(database, PoolSettings(attach_within=5), Clock(lambda: now[0], lambda: now[0]))
+    book.register([V100])
+    lease = book.request(parse_request("1"), ME, "first")
+    book.look(at_most_every=10)
+    now[0] += 9
+    book.look(at_most_every=10)
+    assert book.lease(lease.id).state is LeaseState.HELD
+    now[0] += 2
+    book.look(at_most_every=10)
+    assert book.lease(lease.id).state is LeaseState.ENDED
+    database.close()
+
+
+async def test_a_withdrawal_is_not_lost_however_long_the_store_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with embedded(tmp_path / "store.db") as pool:
+        await take(pool, "1", "first")
+        second = await take(pool, "1", "second")
+        waiting = asyncio.create_task(pool.wait(second))
+        await asyncio.sleep(0)
+        with monkeypatch.context() as busy:
+            # As if every decision had been waiting for too long already.
+            busy.setattr("gpu_pool.store.thread.ANSWER_WITHIN", -0.9)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        assert (await pool.lease(second)).end_reason is EndReason.WITHDRAWN
+
+
+async def test_a_store_that_others_keep_locked_is_closed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store.db"
+    pool = embedded(path)
+    await pool.status()  # which may take its time
+    monkeypatch.setattr("gpu_pool.store.thread.ANSWER_WITHIN", 0.1)
+    monkeypatch.setattr("gpu_pool.store.thread._CLOSE_WITHIN", 0.1)
+    with FairLock(path.with_name("store.db.lock")):
+        with pytest.raises(StoreUnusable, match="has been locked"):
+            await take(pool, "1", "key")
+        await pool.close()
+
+
+async def test_whoever_loses_a_slice_to_an_administrator_reads_why(tmp_path: Path) -> None:
+    async with embedded(tmp_path / "store.db") as pool:
+        lease_id = await take(pool, "2%", "mine")
+        await pool.revoke(lease_id, "The GPU\nis needed for an exam.")
+        ended = await pool.lease(lease_id)
+        assert (ended.end_reason, ended.notice) == (EndReason.REVOKED, "The GPU?is needed for an exam.")
+        with pytest.raises(LeaseGone, match=r"revoked\. The GPU\?is needed for an exam\."):
+            await pool.renew(lease_id)
+        [row] = await pool.history()
+        assert row["note"] == "The GPU?is needed for an exam."
+        with pytest.raises(LeaseGone):
+            await pool.revoke(lease_id, "twice")
+
+
+async def test_the_history_of_one_user_is_nobody_elses(tmp_path: Path) -> None:
+    async with embedded(tmp_path / "store.db") as pool:
+        for user in ("ada", "grace", "ada"):
+            await pool.release(await take(pool, "2%", f"{user}-{len(await pool.history())}", Holder(user)))
+        assert [row["user"] for row in await pool.history()] == ["ada", "grace", "ada"]
+        assert [row["user"] for row in await pool.history(user="grace")] == ["grace"]

@@ -1,0 +1,253 @@
+"""Device memory of parked kernels goes to host memory and back, against a stand-in for the driver."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotRestored, NotSuspended, suspension
+from gpu_pool.enforcement.checkpoint.host_memory import available_mib
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import Device, LeaseState
+from support.checkpoints import checkpoint, records, states
+from support.cuda_stub import Driver
+
+H100 = Device("GPU-1", 0, "NVIDIA H100", 81559, driver="580.95.05")
+
+
+# ---- Back and forth ----
+
+
+def test_all_processes_are_suspended_and_restored(driver: Driver, pids: list[int], tmp_path: Path) -> None:
+    pool = checkpoint(tmp_path)
+    assert pool.suspend("l1", pids).host_mib == 1024
+    assert states(driver, pids) == ["checkpointed"] * 2
+    pool.restore("l1")
+    assert states(driver, pids) == ["running"] * 2
+    assert driver.calls(pids[0]) == ["lock", "checkpoint", "restore", "unlock"]
+    assert records(tmp_path) == []
+
+
+def test_doing_either_again_changes_nothing(driver: Driver, pids: list[int], tmp_path: Path) -> None:
+    pool = checkpoint(tmp_path)
+    pool.suspend("l1", pids)
+    assert pool.suspend("l1", []).host_mib == 1024
+    pool.restore("l1")
+    pool.restore("l1")
+    pool.restore("never suspended")
+    assert driver.calls(pids[1]) == ["lock", "checkpoint", "restore", "unlock"]
+
+
+def test_a_process_that_comes_later_is_suspended_too(driver: Driver, pids: list[int], tmp_path: Path) -> None:
+    pool = checkpoint(tmp_path)
+    pool.suspend("l1", pids[:1])
+    assert pool.suspend("l1", pids).host_mib == 1024
+    assert states(driver, pids) == ["checkpointed"] * 2
+    pool.restore("l1")
+    assert states(driver, pids) == ["running"] * 2
+
+
+def test_what_cannot_be_recorded_is_kept(driver: Driver, pids: list[int], tmp_path: Path) -> None:
+    (tmp_path / "suspended").write_text("not a folder")
+    with pytest.raises(NotSuspended, match="cannot be recorded"):
+        checkpoint(tmp_path).suspend("l1", pids)
+    assert driver.calls(pids[0]) == []
+
+
+def test_what_a_lost_machine_left_is_in_nobodys_way(driver: Driver, pids: list[int], tmp_path: Path) -> None:
+    (tmp_path / "suspended").mkdir()
+    (tmp_path / "suspended" / "l0").write_bytes(bytes(100))
+    checkpoint(tmp_path).suspend("l1", pids)
+    assert checkpoint(tmp_path).recover({"l0": LeaseState.ENDED}) == {}
+    assert records(tmp_path) == ["l1"]
+
+
+def test_another_process_restores_what_this_one_suspended(
+    driver: Driver, pids: list[int], tmp_path: Path
+) -> None:
+    checkpoint(tmp_path).suspend("l1", pids)
+    checkpoint(tmp_path).restore("l1")
+    assert states(driver, pids) == ["running"] * 2
+
+
+# ---- Kept ----
+
+
+@pytest.mark.parametrize(
+    ("trouble", "why"),
+    [
+        ("fail lock {1} 600", "busy on its GPU"),
+        ("fail checkpoint {1} 801", r"managed \(UVM\)"),
+        ("fail checkpoint {0} 800", "does not permit"),
+        ("lie lock {1}", "reports success, but it is running"),
+        ("lie checkpoint {1}", "reports success, but it is locked"),
+        pytest.param("keep checkpoint {1}", "still taken", marks=pytest.mark.long),
+        ("kill checkpoint {0}", "who asked it was ended"),
+        ("kill checkpoint {1}", "who asked it was ended"),
+    ],
+)
+def test_processes_run_on_when_one_cannot_be_suspended(
+    driver: Driver, pids: list[int], tmp_path: Path, trouble: str, why: str
+) -> None:
+    driver.scenario(trouble.format(*pids))
+    with pytest.raises(NotSuspended, match=why):
+        checkpoint(tmp_path).suspend("l1", pids)
+    assert states(driver, pids) == ["running"] * 2
+    assert records(tmp_path) == []
+
+
+@pytest.mark.long
+def test_processes_run_on_when_the_driver_hangs(
+    driver: Driver, pids: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspension, "_LIMIT", 2)
+    monkeypatch.setattr(suspension, "_LOCK_MS", 1)
+    driver.scenario(f"hang checkpoint {pids[1]}")
+    with pytest.raises(NotSuspended, match="did not answer in"):
+        checkpoint(tmp_path).suspend("l1", pids)
+    assert states(driver, pids) == ["running"] * 2
+
+
+def test_what_cannot_be_measured_is_kept(driver: Driver, pids: list[int], tmp_path: Path) -> None:
+    driver.scenario(f"unmeasured {pids[0]}")
+    with pytest.raises(NotSuspended, match="does not say how much"):
+        checkpoint(tmp_path).suspend("l1", pids)
+    driver.scenario(f"unseen {pids[0]}")
+    with pytest.raises(NotSuspended, match="sees none"):
+        checkpoint(tmp_path).suspend("l1", pids[:1])
+    assert driver.calls(pids[0]) == []
+
+
+def test_processes_of_others_are_kept(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    with pytest.raises(NotSuspended, match="another user"):
+        checkpoint(tmp_path).suspend("l1", [1])
+
+
+# ---- Broken ----
+
+
+@pytest.mark.parametrize("trouble", ["break checkpoint {1} 999", "break lock {1} 304"])
+def test_a_process_that_the_driver_broke_is_named(
+    driver: Driver, pids: list[int], tmp_path: Path, trouble: str
+) -> None:
+    driver.scenario(trouble.format(*pids))
+    with pytest.raises(Broken) as broken:
+        checkpoint(tmp_path).suspend("l1", pids)
+    assert broken.value.pids == {pids[1]}
+    assert driver.state(pids[0]) == "running"
+
+
+@pytest.mark.parametrize("trouble", ["fail restore {0} 304", "break restore {0} 999", "fail unlock {0} 401"])
+def test_a_process_that_cannot_be_restored_is_named(
+    driver: Driver, pids: list[int], tmp_path: Path, trouble: str
+) -> None:
+    pool = checkpoint(tmp_path)
+    pool.suspend("l1", pids)
+    driver.scenario(trouble.format(*pids))
+    with pytest.raises(Broken, match=str(pids[0])) as broken:
+        pool.restore("l1")
+    assert broken.value.pids == {pids[0]}
+    assert driver.state(pids[1]) == "running"
+
+
+@pytest.mark.parametrize("trouble", ["kill restore {0} 1", "kill unlock {0} 1", "fail restore {1} 304 1"])
+def test_a_restoration_that_was_cut_off_is_begun_again(
+    driver: Driver, pids: list[int], tmp_path: Path, trouble: str
+) -> None:
+    pool = checkpoint(tmp_path)
+    pool.suspend("l1", pids)
+    driver.scenario(trouble.format(*pids))
+    pool.restore("l1")
+    assert states(driver, pids) == ["running"] * 2
+
+
+def test_nothing_is_restored_before_there_is_room(driver: Driver, pids: list[int], tmp_path: Path) -> None:
+    pool = checkpoint(tmp_path)
+    pool.suspend("l1", pids)
+    driver.scenario("memory 8192", "others 7169")
+    with pytest.raises(NotRestored, match="1 MiB of 1024 are missing on GPU-1"):
+        pool.restore("l1")
+    assert driver.calls(pids[0]) == ["lock", "checkpoint"]
+    driver.scenario("memory 8192", "others 7168")
+    pool.restore("l1")
+    assert states(driver, pids) == ["running"] * 2
+
+
+# ---- Host memory ----
+
+
+def test_host_memory_is_bounded_over_all_leases(driver: Driver, pids: list[int], tmp_path: Path) -> None:
+    pool = checkpoint(tmp_path, checkpoint_host_mib=1000)
+    pool.suspend("l1", pids[:1])
+    with pytest.raises(NotSuspended, match="512 MiB on its GPU, and 488 of the 1000 MiB"):
+        pool.suspend("l2", pids[1:])
+    assert driver.calls(pids[1]) == []
+    pool.restore("l1")
+    pool.suspend("l2", pids[1:])
+
+
+def test_host_memory_of_processes_that_ended_is_free_again(driver: Driver, tmp_path: Path) -> None:
+    pool = checkpoint(tmp_path, checkpoint_host_mib=600)
+    with driver.process() as first:
+        pool.suspend("l1", [first])
+    with driver.process() as second:
+        pool.suspend("l2", [second])
+        assert driver.state(second) == "checkpointed"
+
+
+def test_memory_that_the_machine_does_not_have_is_not_taken(driver: Driver, tmp_path: Path) -> None:
+    with driver.process(1 << 30) as pid, pytest.raises(NotSuspended, match="are available to it"):
+        checkpoint(tmp_path, checkpoint_host_mib=1 << 31).suspend("l1", [pid])
+    assert driver.calls(pid) == []
+
+
+def test_the_limit_of_a_cgroup_counts(tmp_path: Path) -> None:
+    assert available_mib([os.getpid()], tmp_path) > 3
+    (tmp_path / "memory.max").write_text(f"{4 << 20}\n")
+    (tmp_path / "memory.current").write_text(f"{3 << 20}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {1 << 20}\ninactive_file {2 << 20}\n")
+    assert available_mib([os.getpid()], tmp_path) == 3
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_mib([os.getpid()], tmp_path) > 3
+
+
+# ---- Where it cannot be had ----
+
+
+@pytest.mark.parametrize(
+    ("device", "tier", "why"),
+    [
+        (replace(H100, simulated=True), "accounting", "simulated"),
+        (replace(H100, mig_profile="1g.10gb"), "accounting", "MIG"),
+        (replace(H100, driver="565.57.01"), "accounting", "570 or newer"),
+        (H100, "mps", "MPS"),
+    ],
+)
+def test_devices_where_it_does_not_work_are_refused(
+    device: Device, tier: str, why: str, tmp_path: Path
+) -> None:
+    assert why in checkpoint(tmp_path).unavailable(device, tier)
+
+
+def test_it_is_off_unless_it_is_switched_on(tmp_path: Path) -> None:
+    assert "not switched on" in Checkpoint(tmp_path, PoolSettings()).unavailable(H100, "accounting")
+
+
+def test_it_is_available_where_the_driver_has_it(driver: Driver, tmp_path: Path) -> None:
+    assert checkpoint(tmp_path).unavailable(H100, "accounting") == ""
+    assert checkpoint(tmp_path, checkpoint_under_mps=True).unavailable(H100, "mps") == ""
+
+
+@pytest.mark.parametrize(
+    ("trouble", "why"),
+    [("fail init 0 100", "NO_DEVICE"), ("driver 12040", "CUDA 12.4"), ("absent", "not found")],
+)
+def test_a_driver_that_cannot_do_it_says_why(driver: Driver, tmp_path: Path, trouble: str, why: str) -> None:
+    driver.scenario(trouble)
+    assert why in checkpoint(tmp_path).unavailable(H100, "accounting")

@@ -1,0 +1,94 @@
+"""What a pool that was killed left suspended is brought back, against a stand-in for the driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_pool.enforcement.checkpoint import suspension
+from gpu_pool_client import LeaseState
+from support.checkpoints import checkpoint, records, states
+from support.cuda_stub import Driver
+from support.pools import running, until
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let it be long ago that something was suspended."""
+    monkeypatch.setattr(suspension, "_PARKED_WITHIN", 0)
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize("left", [["locked", "running"], ["checkpointed", "locked"], ["checkpointed"] * 2])
+def test_what_was_cut_off_is_brought_back(
+    driver: Driver, pids: list[int], tmp_path: Path, left: list[str]
+) -> None:
+    checkpoint(tmp_path).suspend("l1", pids)
+    assert checkpoint(tmp_path).suspended() == ["l1"]
+    for pid, state in zip(pids, left, strict=True):
+        driver.set_state(pid, state)
+    assert checkpoint(tmp_path).recover({"l1": LeaseState.HELD}) == {}
+    assert states(driver, pids) == ["running"] * 2
+    assert records(tmp_path) == []
+
+
+def test_what_is_about_to_be_parked_is_left_alone(driver: Driver, pids: list[int], tmp_path: Path) -> None:
+    checkpoint(tmp_path).suspend("l1", pids)
+    assert checkpoint(tmp_path).recover({"l1": LeaseState.HELD}) == {}
+    assert states(driver, pids) == ["checkpointed"] * 2
+
+
+@pytest.mark.long
+async def test_nobody_interferes_while_the_program_of_a_killed_pool_is_at_work(
+    driver: Driver, pids: list[int], tmp_path: Path
+) -> None:
+    driver.scenario(f"hang checkpoint {pids[1]}")
+    code = "\n".join(
+        (
+            "from pathlib import Path",
+            "from gpu_pool.enforcement.checkpoint import Checkpoint, suspension",
+            "from gpu_pool.settings import PoolSettings",
+            "suspension._LIMIT, suspension._LOCK_MS = 4, 1",
+            f"pool = Checkpoint(Path({str(tmp_path / 'suspended')!r}), PoolSettings())",
+            f"pool.suspend('l1', {pids})",
+        )
+    )
+    with running(code) as server:
+        await until(lambda: "checkpoint" in driver.calls(pids[1]))
+        server.kill()
+        server.wait()
+    assert checkpoint(tmp_path).recover({"l1": LeaseState.HELD}) == {}
+    assert states(driver, pids) == ["checkpointed", "locked"]
+    # The program ends itself, and with it its hold on the lease.
+    await until(lambda: checkpoint(tmp_path).recover({"l1": LeaseState.HELD}) or not records(tmp_path))
+    assert states(driver, pids) == ["running"] * 2
+
+
+def test_what_is_parked_stays_suspended(driver: Driver, pids: list[int], tmp_path: Path) -> None:
+    checkpoint(tmp_path).suspend("l1", pids)
+    assert checkpoint(tmp_path).recover({"l1": LeaseState.PARKED}) == {}
+    assert states(driver, pids) == ["checkpointed"] * 2
+
+
+def test_suspended_processes_without_a_lease_are_reported(
+    driver: Driver, pids: list[int], tmp_path: Path
+) -> None:
+    checkpoint(tmp_path).suspend("l1", pids)
+    found = checkpoint(tmp_path).recover({"l1": LeaseState.ENDED})
+    assert found["l1"].pids == set(pids)
+
+
+@pytest.mark.usefixtures("later")
+def test_processes_that_are_broken_are_reported(driver: Driver, pids: list[int], tmp_path: Path) -> None:
+    checkpoint(tmp_path).suspend("l1", pids)
+    driver.set_state(pids[0], "failed")
+    found = checkpoint(tmp_path).recover({"l1": LeaseState.HELD})
+    assert found["l1"].pids == {pids[0]}
+
+
+def test_processes_that_ended_leave_nothing(driver: Driver, tmp_path: Path) -> None:
+    with driver.process() as pid:
+        checkpoint(tmp_path).suspend("l1", [pid])
+    assert checkpoint(tmp_path).recover({"l1": LeaseState.HELD}) == {}
+    assert records(tmp_path) == []

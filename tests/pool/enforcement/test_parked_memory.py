@@ -1,0 +1,157 @@
+"""A pool that moves what parked leases keep on their GPU, against a stand-in for the driver."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_pool.devices import Inventory, activity
+from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import (
+    Device,
+    EndReason,
+    Lease,
+    LeaseGone,
+    LeaseState,
+    NotAllowed,
+    Pool,
+    PoolUnreachable,
+    Process,
+    parse_request,
+)
+from support.cuda_stub import Driver
+from support.pools import ME, until
+
+H100 = Device("GPU-1", 0, "NVIDIA H100", 81559, driver="580.95.05")
+WHOLE = parse_request("1")
+
+
+@pytest.fixture
+def driver(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(driver.uvm))
+    return driver
+
+
+@pytest.fixture
+def pid(driver: Driver) -> Iterator[int]:
+    """A process that has initialised CUDA."""
+    with driver.process() as pid:
+        yield pid
+
+
+def open_pool(folder: Path, **settings: object) -> EmbeddedPool:
+    inventory = Inventory((H100,), "test")
+    return EmbeddedPool(folder / "store.db", PoolSettings(**settings), lambda: inventory)
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+    async with open_pool(tmp_path, checkpoint=True) as opened:
+        yield opened
+
+
+async def held(pool: Pool, pid: int | None = None) -> Lease:
+    lease = await pool.request(WHOLE, ME, uuid.uuid4().hex)
+    process = None if pid is None else Process.of(pid)
+    return lease if process is None else await pool.attach(lease.id, process)
+
+
+async def test_what_it_keeps_is_moved_away_and_back(pool: Pool, driver: Driver, pid: int) -> None:
+    lease = await held(pool, pid)
+    assert (await pool.activity(lease.id)).movable
+    await pool.park(lease.id)
+    assert driver.state(pid) == "checkpointed"
+    other = await held(pool)
+    assert (await pool.resume(lease.id)).state is LeaseState.WAITING
+    assert driver.state(pid) == "checkpointed"
+    await pool.release(other.id)
+    assert (await pool.wait(lease.id)).state is LeaseState.HELD
+    assert driver.state(pid) == "running"
+
+
+async def test_a_slice_that_is_free_is_back_at_once(pool: Pool, driver: Driver, pid: int) -> None:
+    lease = await held(pool, pid)
+    await pool.park(lease.id)
+    assert (await pool.resume(lease.id)).state is LeaseState.HELD
+    assert driver.state(pid) == "running"
+
+
+async def test_it_keeps_its_slice_where_the_driver_refuses(pool: Pool, driver: Driver, pid: int) -> None:
+    lease = await held(pool, pid)
+    driver.scenario(f"fail checkpoint {pid} 801")
+    with pytest.raises(NotAllowed, match="the driver does not support it"):
+        await pool.park(lease.id)
+    assert (await pool.lease(lease.id)).state is LeaseState.HELD
+    assert driver.state(pid) == "running"
+
+
+async def test_it_keeps_its_slice_where_that_is_not_switched_on(
+    tmp_path: Path, driver: Driver, pid: int
+) -> None:
+    async with open_pool(tmp_path) as pool:
+        lease = await held(pool, pid)
+        assert not (await pool.activity(lease.id)).movable
+        with pytest.raises(NotAllowed, match="c.PoolSettings.checkpoint"):
+            await pool.park(lease.id)
+        assert driver.calls(pid) == []
+
+
+async def test_what_cannot_be_brought_back_is_ended_and_not_left_broken(
+    pool: Pool, driver: Driver, pid: int
+) -> None:
+    lease = await held(pool, pid)
+    await pool.park(lease.id)
+    driver.scenario(f"fail restore {pid} 999")
+    with pytest.raises(LeaseGone):
+        await pool.resume(lease.id)
+    await until(lambda: Process.of(pid) is None)
+    assert (await pool.lease(lease.id)).end_reason is EndReason.BROKEN
+
+
+async def test_it_stays_parked_in_host_memory_while_something_else_has_its_room(
+    pool: Pool, driver: Driver, pid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_pool.enforcement.checkpoint.parked_memory._TRY_EVERY", 0)
+    lease = await held(pool, pid)
+    await pool.park(lease.id)
+    driver.scenario("memory 8192", "others 8192")
+    with pytest.raises(PoolUnreachable, match="its variables are kept"):
+        await pool.resume(lease.id)
+    assert driver.state(pid) == "checkpointed"
+    driver.scenario()
+    await pool.resume(lease.id)
+    assert driver.state(pid) == "running"
+
+
+async def test_a_size_cannot_change_while_something_is_moved_away(
+    pool: Pool, driver: Driver, pid: int
+) -> None:
+    lease = await held(pool, pid)
+    await pool.park(lease.id)
+    with pytest.raises(NotAllowed, match="cannot change its size"):
+        await pool.resize(lease.id, parse_request("10%"))
+
+
+async def test_another_process_of_the_pool_brings_it_back(tmp_path: Path, driver: Driver, pid: int) -> None:
+    async with open_pool(tmp_path, checkpoint=True) as first:
+        lease = await held(first, pid)
+        await first.park(lease.id)
+    async with open_pool(tmp_path, checkpoint=True) as second:
+        assert (await second.resume(lease.id)).state is LeaseState.HELD
+    assert driver.state(pid) == "running"
+
+
+async def test_what_was_moved_away_for_a_lease_that_has_ended_is_ended(
+    tmp_path: Path, driver: Driver, pid: int
+) -> None:
+    async with open_pool(tmp_path, checkpoint=True) as first:
+        lease = await held(first, pid)
+        await first.park(lease.id)
+        await first.release(lease.id)
+    async with open_pool(tmp_path, checkpoint=True) as second:
+        await second.status()
+    await until(lambda: Process.of(pid) is None)

@@ -1,0 +1,211 @@
+"""When a lease uses too much, and what is done about it: values in, values out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_pool.devices.process_use import ProcessUse
+from gpu_pool.enforcement.watchdog import Tolerance, messages
+from gpu_pool.enforcement.watchdog.attribution import OwnedUse
+from gpu_pool.enforcement.watchdog.escalation import ExcessHistory, WatchdogStep, evaluate
+from gpu_pool.enforcement.watchdog.messages import Excess
+from gpu_pool.enforcement.watchdog.watchdog import Watchdog
+from gpu_pool_client import (
+    Device,
+    EndReason,
+    Enforcement,
+    Holder,
+    Lease,
+    LeaseState,
+    Limit,
+    Process,
+    Slice,
+    Strength,
+    parse_request,
+)
+from support.pools import identity, running
+
+V100 = Device("GPU-0", 0, "V100", 32768)
+PATIENCE = Tolerance(notice_after=10, interrupt_after=30, end_after=60)
+
+
+def steps(patience: Tolerance, over: list[bool], every: float = 1.0) -> dict[float, WatchdogStep]:
+    """Judge at every moment; return the steps taken, by time."""
+    standing: ExcessHistory | None = None
+    taken = {}
+    for number, is_over in enumerate(over):
+        standing, step = evaluate(standing, is_over, number * every, patience)
+        if step is not WatchdogStep.NOTHING:
+            taken[number * every] = step
+    return taken
+
+
+def test_the_steps_come_at_their_times() -> None:
+    assert steps(PATIENCE, [True] * 300) == {
+        10: WatchdogStep.NOTICE,
+        40: WatchdogStep.INTERRUPT,
+        100: WatchdogStep.END,
+    }
+
+
+def test_going_under_forgives_everything() -> None:
+    over = [True] * 50 + [False] + [True] * 45
+    assert steps(PATIENCE, over) == {
+        10: WatchdogStep.NOTICE,
+        40: WatchdogStep.INTERRUPT,
+        50: WatchdogStep.CLEAR,
+        61: WatchdogStep.NOTICE,
+        91: WatchdogStep.INTERRUPT,
+    }
+    assert steps(PATIENCE, [True] * 9 + [False]) == {}
+
+
+@pytest.mark.parametrize(
+    ("patience", "taken"),
+    [
+        (replace(PATIENCE, ends=False), [WatchdogStep.NOTICE]),
+        (replace(PATIENCE, interrupt_after=None), [WatchdogStep.NOTICE, WatchdogStep.END]),
+        (replace(PATIENCE, end_after=None), [WatchdogStep.NOTICE, WatchdogStep.INTERRUPT]),
+        (replace(PATIENCE, interrupt_after=None, end_after=None), [WatchdogStep.NOTICE]),
+    ],
+)
+def test_steps_may_be_left_out(patience: Tolerance, taken: list[WatchdogStep]) -> None:
+    assert list(steps(patience, [True] * 500).values()) == taken
+
+
+def test_every_step_is_preceded_by_its_warning_however_long_nobody_looked() -> None:
+    assert steps(PATIENCE, [True] * 5, every=1_000) == {
+        1_000: WatchdogStep.NOTICE,
+        2_000: WatchdogStep.INTERRUPT,
+        3_000: WatchdogStep.END,
+    }
+
+
+@given(st.lists(st.booleans(), max_size=400))
+def test_nothing_is_ended_that_was_not_over_all_the_time(over: list[bool]) -> None:
+    for moment, step in steps(PATIENCE, over).items():
+        if step is WatchdogStep.END:
+            assert all(over[int(moment) - 100 : int(moment) + 1])
+
+
+@pytest.mark.parametrize(
+    ("used", "granted", "allowed"),
+    [(719, 655, True), (720, 655, False), (17203, 16384, True), (17204, 16384, False)],
+)
+def test_a_twentieth_or_64_mib_are_forgiven(used: int, granted: int, allowed: bool) -> None:
+    assert Tolerance().allows(used, granted) is allowed
+
+
+def test_a_notice_says_what_is_used_what_will_happen_and_what_to_do() -> None:
+    excess = Excess(V100, used_mib=900, granted_mib=655)
+    first = messages.notice(excess, ExcessHistory(0, noticed_at=10), PATIENCE, now=10, wall=1_000)
+    assert "uses 900MiB of GPU 0's memory, and was granted 655MiB" in first
+    assert first.index("what runs is interrupted") < first.index("its processes are ended")
+    assert "torch.cuda.empty_cache()" in first
+    second = messages.notice(excess, ExcessHistory(0, 10, interrupted_at=40), PATIENCE, now=40, wall=1_030)
+    assert "What ran was interrupted." in second
+    assert "what runs is interrupted" not in second
+    warned = messages.notice(excess, ExcessHistory(0, 10), replace(PATIENCE, ends=False), now=10, wall=1_000)
+    assert "If it stays so" not in warned
+
+
+@dataclass
+class Decided:
+    """Writes down what a watchdog decides."""
+
+    told: list[tuple[str, EndReason | None]] = field(default_factory=list)
+
+    def tell(self, lease_id: str, notice: str, ending: EndReason | None = None) -> None:
+        self.told.append((notice, ending))
+
+    def end(self, lease_id: str, reason: EndReason) -> None:
+        raise AssertionError("nothing was to end")
+
+
+def over(process: Process, **facts: object) -> tuple[Lease, dict[str, dict[str, list[OwnedUse]]]]:
+    """Return a lease, and the use of far too much memory by its process."""
+    parts = (Slice(V100, 20, 655),)
+    plain = Lease("1-a", "key", parse_request("2%"), Holder("ada"), LeaseState.HELD, 0.0, slices=parts)
+    lease = replace(plain, process=process, **facts)  # type: ignore[arg-type]
+    return lease, {lease.id: {"GPU-0": [OwnedUse(process, ProcessUse(process.pid, 9_000))]}}
+
+
+def test_processes_that_are_not_ours_to_signal_are_only_warned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(_pid: int, _signum: int) -> None:
+        raise PermissionError
+
+    decided = Decided()
+    watchdog = Watchdog(PATIENCE, decided, lambda _lease, _pids: None)
+    with running() as kernel:
+        lease, used = over(identity(kernel))
+        monkeypatch.setattr(os, "kill", refused)
+        for moment in range(0, 1_000, 10):
+            watchdog.watch([lease], used, moment)
+        monkeypatch.undo()
+        assert kernel.poll() is None
+    [(notice, ending)] = decided.told
+    assert "If it stays so" not in notice
+    assert ending is None
+    [record] = caplog.records
+    assert "another user's" in record.getMessage()
+
+
+@pytest.mark.parametrize("spared", ["of another container", "gone meanwhile"])
+def test_what_is_not_certain_is_left_alone(spared: str) -> None:
+    decided = Decided()
+    watchdog = Watchdog(PATIENCE, decided, lambda _lease, _pids: None)
+    process = Process.current()
+    lease, used = {
+        "of another container": lambda: over(replace(process, namespace="pid:[1]")),
+        "gone meanwhile": lambda: over(replace(process, start=1)),
+    }[spared]()
+    for moment in range(0, 1_000, 10):
+        watchdog.watch([lease], used, moment)
+    assert decided.told == []
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        Limit(),
+        Limit(Strength.COOPERATIVE, "HAMi-core"),
+        Limit(Strength.COOPERATIVE, "MPS, each process"),
+        Limit(Strength.HARD, "MPS, each process"),
+    ],
+    ids=str,
+)
+def test_a_lease_is_judged_by_all_its_processes_even_where_each_of_them_is_held_firmly(
+    memory: Limit,
+) -> None:
+    decided = Decided()
+    watchdog = Watchdog(replace(PATIENCE, ends=False), decided, lambda _lease, _pids: None)
+    with running() as kernel, running() as second:
+        first, other = identity(kernel), identity(second)
+        lease, _ = over(first, enforcement=Enforcement(memory=memory))
+        one, two = (OwnedUse(each, ProcessUse(each.pid, 650)) for each in (first, other))
+        for moment in range(0, 100, 10):
+            watchdog.watch([lease], {lease.id: {"GPU-0": [one]}}, moment)
+        assert decided.told == []  # one process keeps to what the lease was granted
+        for moment in range(100, 200, 10):
+            watchdog.watch([lease], {lease.id: {"GPU-0": [one, two]}}, moment)
+    [(notice, _)] = decided.told
+    assert "uses 1300MiB of GPU 0's memory, and was granted 655MiB" in notice
+
+
+def test_a_lease_that_has_a_whole_device_is_never_over() -> None:
+    decided = Decided()
+    watchdog = Watchdog(PATIENCE, decided, lambda _lease, _pids: None)
+    process = Process.current()
+    instance = replace(V100, milli=143, memory_mib=4864, mig_profile="1g.5gb")
+    lease, _ = over(process, slices=(Slice(instance, 143, 4864),))
+    used = [OwnedUse(process, ProcessUse(process.pid, 4864))]
+    for moment in range(0, 1_000, 10):
+        watchdog.watch([lease], {lease.id: {"GPU-0": used}}, moment)
+    assert decided.told == []

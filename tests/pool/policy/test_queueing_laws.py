@@ -1,0 +1,227 @@
+"""What holds for every line: laws of the queue, tried on made-up ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+
+from gpu_pool.policy import placement, queue
+from gpu_pool.policy.placement import give_back
+from gpu_pool.policy.queue import Holding, Policy, Situation, Usage, Waiter, decide
+from gpu_pool_client import SliceRequest, parse_request
+from support.queues import RULES, V100, decided, granted, holding, ordered, statuses, waiter
+
+requests = st.one_of(
+    st.builds(SliceRequest, count=st.integers(1, 4), milli=st.sampled_from([20, 100, 333, 500, 1000])),
+    st.builds(SliceRequest, memory_mib=st.integers(350, 32768)),
+)
+uuids = [each.uuid for each in V100]
+waiters = st.builds(
+    Waiter,
+    number=st.integers(0, 10_000),
+    request=requests,
+    devices=st.one_of(st.just(frozenset()), st.sampled_from(uuids).map(lambda uuid: frozenset([uuid]))),
+    user=st.sampled_from("abc"),
+    course=st.sampled_from(["", "lab", "class"]),
+    since=st.floats(0, 4000),
+    priority=st.sampled_from([0, 0, 0, 1]),
+    reserved=st.one_of(st.just(()), st.lists(st.sampled_from(uuids), max_size=2).map(tuple)),
+)
+lines = st.lists(waiters, max_size=25, unique_by=lambda each: each.number)
+occupants = st.builds(
+    holding,
+    index=st.integers(0, 3),
+    milli=st.sampled_from([20, 100, 300, 1000]),
+    ends_by=st.one_of(st.none(), st.floats(4000, 20000)),
+    user=st.sampled_from("abc"),
+    course=st.sampled_from(["", "lab"]),
+)
+
+
+def feasible(holdings: list[Holding]) -> list[Holding]:
+    """Leave out what would hold more than there is."""
+    kept: list[Holding] = []
+    for each in holdings:
+        free = {status.device.uuid: status for status in statuses(kept)}
+        if all(placement.fits(part, free[part.device.uuid]) for part in each.parts):
+            kept.append(each)
+    return kept
+
+
+occupied = st.lists(occupants, max_size=15).map(feasible)
+
+
+@given(lines, occupied)
+def test_nothing_is_ever_granted_twice(line: list[Waiter], held: list[Holding]) -> None:
+    left = statuses(held)
+    for each, parts in decided(line, held, now=4000.0).grants:
+        free = {status.device.uuid: status for status in left}
+        assert all(placement.fits(part, free[part.device.uuid]) for part in parts)
+        assert len({part.device.uuid for part in parts}) == each.request.count
+        assert not each.devices or {part.device.uuid for part in parts} <= each.devices
+        left = placement.deduct(left, parts)
+
+
+@given(lines, occupied)
+def test_nobody_waits_for_what_is_free_unless_it_is_reserved_for_somebody_named(
+    line: list[Waiter], held: list[Holding]
+) -> None:
+    decision = decided(line, held, now=4000.0)
+    left = statuses(held)
+    for _, parts in decision.grants:
+        left = placement.deduct(left, parts)
+    for each in line:
+        if each.number in granted(decision):
+            continue
+        others = {u for number, kept in decision.reservations.items() if number != each.number for u in kept}
+        mine = [s for s in left if s.device.uuid not in others]
+        mine = [s for s in mine if not each.devices or s.device.uuid in each.devices]
+        assert placement.place(each.request, mine, RULES) is None
+
+
+@given(lines, occupied)
+def test_reservations_are_for_those_who_wait_and_never_overlap(
+    line: list[Waiter], held: list[Holding]
+) -> None:
+    decision = decided(line, held, now=4000.0)
+    kept = [uuid for each in decision.reservations.values() for uuid in each]
+    assert len(kept) == len(set(kept))
+    assert set(decision.reservations) <= {each.number for each in line} - set(granted(decision))
+    # Either one request has them all, or devices stay usable for everybody.
+    fresh = [each for each in line if not each.reserved]
+    if len(fresh) == len(line):
+        assert len(decision.reservations) <= 1
+
+
+@given(lines, occupied)
+def test_reservations_are_stable_from_decision_to_decision(line: list[Waiter], held: list[Holding]) -> None:
+    first = decided(line, held, now=4000.0)
+    left = [
+        replace(each, reserved=first.reservations.get(each.number, ()))
+        for each in line
+        if each.number not in granted(first)
+    ]
+    newcomer = waiter(20_000, "2%", user="new", since=4000.0, priority=1)
+    held = [*held, *(Holding(each.user, each.course, parts) for each, parts in first.grants)]
+    second = decided([*left, newcomer], held, now=4001.0)
+    assert first.reservations.items() <= second.reservations.items()
+
+
+@given(lines, occupied)
+def test_the_same_size_of_the_same_user_comes_in_order_of_arrival(
+    line: list[Waiter], held: list[Holding]
+) -> None:
+    line = [replace(each, reserved=()) for each in line]
+    decision = decided(line, held, now=4000.0)
+    served = set(granted(decision))
+
+    def kind(each: Waiter) -> tuple[object, ...]:
+        return each.course, each.user, each.request, each.devices, each.priority
+
+    for later in line:
+        for earlier in line:
+            if kind(earlier) == kind(later) and (earlier.since, earlier.number) < (later.since, later.number):
+                assert later.number not in served or earlier.number in served
+
+
+@given(lines, occupied, st.randoms(use_true_random=False))
+def test_a_decision_depends_on_nothing_but_what_it_is_told(
+    line: list[Waiter], held: list[Holding], random: object
+) -> None:
+    shuffled = list(line)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    line = [replace(each, reserved=()) for each in line]
+    shuffled = [replace(each, reserved=()) for each in shuffled]
+    assert decided(line, held, now=4000.0) == decided(shuffled, held, now=4000.0)
+
+
+#: Who waits together in lines that are longer than what is granted of them.
+crowds = st.lists(
+    st.builds(
+        Waiter,
+        number=st.integers(0, 10_000),
+        request=st.sampled_from([parse_request(text) for text in ("50%", "100%", "1", "2", "33%")]),
+        devices=st.sampled_from([frozenset(), frozenset(), frozenset(uuids[:1])]),
+        user=st.sampled_from("abcdefghijkl"),
+        course=st.sampled_from(["", "lab"]),
+        since=st.integers(0, 40).map(lambda minutes: 100.0 * minutes),
+    ),
+    min_size=15,
+    max_size=40,
+    unique_by=lambda each: each.number,
+)
+uses = st.dictionaries(
+    st.tuples(st.sampled_from(["", "lab"]), st.sampled_from("abcdefghijkl")), st.floats(0, 2e6), max_size=12
+)
+#: Users who come before the others of their course.
+priors = st.sampled_from(["", "", "a", "kl"])
+
+
+def crowd(
+    line: list[Waiter], held: list[Holding], used: dict[tuple[str, str], float], prior: str
+) -> Situation:
+    """Return a situation with the reservations that a first decision makes."""
+    line = [replace(each, priority=each.user in prior) for each in line]
+    now = Situation(line, held, statuses(held), RULES, Policy(), Usage({}, used), 4000.0)
+    kept = decide(now).reservations
+    return replace(now, line=[replace(each, reserved=kept.get(each.number, ())) for each in line])
+
+
+def foremost_of(now: Situation, prior: str) -> list[Waiter]:
+    """Return what a decision needs of the line, as the store reads it."""
+    reserved = [each for each in now.line if each.reserved]
+    taken = {uuid for each in reserved for uuid in each.reserved}
+    free = [status for status in now.statuses if status.device.uuid not in taken]
+    usable = {each.wish: [s for s in free if s.device.uuid in (each.devices or uuids)] for each in now.line}
+    room = {wish: queue.room(wish[0], on, RULES) for wish, on in usable.items()}
+    fits = {wish for wish, on in usable.items() if placement.place(wish[0], on, RULES)}
+    able = [each for each in now.line if each.wish in fits and not each.reserved]
+    able.sort(key=lambda each: (each.since, each.number))
+    of_course = [[each for each in able if each.course == course] for course in ("", "lab")]
+    arrivals = [(some, {each.wish: each.since for each in some}) for some in of_course if some]
+    courses = frozenset(each.course for each in now.line)
+    first = queue.queue_head(replace(now, line=[], courses=courses), arrivals, sum(map(room.get, fits)))
+    assert all(part[0] in first for part, _ in arrivals)
+    found = [*reserved, *first, *(each for each in able if each.user in prior)]
+    return list({each.number: each for each in found}.values())
+
+
+@given(crowds, occupied, uses, priors)
+def test_the_foremost_of_a_line_are_granted_what_they_are_in_the_whole_line(
+    line: list[Waiter], held: list[Holding], used: dict[tuple[str, str], float], prior: str
+) -> None:
+    whole = crowd(line, held, used, prior)
+    assume(queue.settled([each for each in whole.line if each.reserved], whole.statuses, RULES))
+    few = foremost_of(whole, prior)
+    part = replace(whole, line=few, courses=frozenset(each.course for each in whole.line))
+    event("read in full" if len(few) == len(line) else "shortened")
+    assert queue.grant(part).grants == decide(whole).grants
+
+
+@given(crowds, occupied, uses, st.sampled_from(uuids))
+def test_reservations_are_settled_only_if_a_decision_leaves_them_as_they_are(
+    line: list[Waiter], held: list[Holding], used: dict[tuple[str, str], float], gone: str
+) -> None:
+    now = crowd(line, held, used, "")
+    now = replace(now, statuses=[each for each in now.statuses if each.device.uuid != gone])
+    reserved = {each.number: each.reserved for each in now.line if each.reserved}
+    kept = [each for each in now.line if each.reserved]
+    if queue.settled(kept, now.statuses, RULES):
+        decision = queue.grant(now)
+        assert dict(decision.reservations) == reserved
+        assert not reserved.keys() & set(granted(decision))
+
+
+@given(lines)
+def test_everybody_stands_in_line_once(line: list[Waiter]) -> None:
+    assert sorted(ordered(line)) == sorted(each.number for each in line)
+
+
+@given(occupied)
+def test_giving_back_undoes_granting(held: list[Holding]) -> None:
+    empty = statuses([])
+    for each in held:
+        parts = each.parts
+        assert give_back(placement.deduct(empty, parts), parts) == empty

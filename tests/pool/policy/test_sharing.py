@@ -1,0 +1,207 @@
+"""Courses, quotas, longest leases and turns, as the store keeps them. Time is the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.clock import Clock
+from gpu_pool.settings import PoolSettings
+from gpu_pool.store.database import Database
+from gpu_pool.store.leases import LeaseStore
+from gpu_pool_client import EndReason, Holder, Lease, LeaseState, NotAllowed, OverQuota, parse_request
+from support.pools import device
+
+#: A Wednesday.
+START = 1_760_000_000.0
+
+
+class Pool:
+    """A store over simulated GPUs, and a clock that stands still until it is told."""
+
+    def __init__(self, path: Path, gpus: int = 1, **settings: Any) -> None:
+        self.now = START
+        self._database = Database(path)
+        # Leases of tests are attached to nothing.
+        chosen = PoolSettings(attach_within=1e9, **settings)
+        self.book = LeaseStore(self._database, chosen, Clock(lambda: self.now, lambda: self.now))
+        self.book.register([device(index) for index in range(gpus)])
+
+    def ask(self, text: str, user: str = "ada", course: str | None = None) -> Lease:
+        self.now += 0.001
+        return self.book.request(parse_request(text), Holder(user, course), f"{user}-{self.now}")
+
+    def state(self, lease: Lease) -> LeaseState:
+        return self.book.lease(lease.id).state
+
+    def end(self, lease: Lease) -> None:
+        self.book.release(lease.id, EndReason.RELEASED)
+
+    def close(self) -> None:
+        self._database.close()
+
+
+@pytest.fixture
+def pools(tmp_path: Path) -> Iterator[Any]:
+    made: list[Pool] = []
+
+    def make(**settings: Any) -> Pool:
+        made.append(Pool(tmp_path / "store.db", **settings))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.close()
+
+
+def test_a_request_that_has_waited_long_is_not_overtaken_any_more(pools: Any) -> None:
+    pool = pools(drain_after="10min", gpus=2)
+    half = [pool.ask("50%", "bob"), pool.ask("100%", "bob")]
+    whole = pool.ask("1")
+    assert pool.state(pool.ask("2%", "eve")) is LeaseState.HELD
+    pool.now += 601
+    pool.book.look(at_most_every=1)
+    pool.end(half[1])
+    assert pool.state(whole) is LeaseState.HELD
+
+
+def test_courses_take_turns_by_weight(pools: Any) -> None:
+    pool = pools(courses={"heavy": {"weight": 3}, "light": {}})
+    running = [pool.ask("1", "ada", "heavy")]
+    waiting = [pool.ask("1", f"user{n}", course) for n in range(12) for course in ("heavy", "light")]
+    served: list[str] = []
+    while len(served) < 12:
+        pool.now += 600
+        pool.end(running.pop())
+        running = [lease for lease in waiting if pool.state(lease) is LeaseState.HELD]
+        served += [str(lease.holder.course) for lease in running]
+    assert 8 <= served.count("heavy") <= 10, "three quarters, as exactly as whole GPUs allow"
+
+
+def test_the_user_who_has_had_less_comes_first(pools: Any) -> None:
+    pool = pools()
+    first = pool.ask("1", "ada")
+    pool.now += 3600
+    again, other = pool.ask("1", "ada"), pool.ask("1", "bob")
+    pool.end(first)
+    assert [pool.state(lease) for lease in (again, other)] == [LeaseState.WAITING, LeaseState.HELD]
+
+
+def test_places_in_line_are_the_order_of_turn(pools: Any) -> None:
+    pool = pools(courses={"urgent": {"priority": 1}, "other": {}})
+    pool.ask("1", "bob", "other")
+    later, sooner = pool.ask("1", "ada", "other"), pool.ask("1", "eve", "urgent")
+    assert [pool.book.lease(lease.id).place for lease in (sooner, later)] == [1, 2]
+
+
+def test_the_longest_lease(pools: Any) -> None:
+    pool = pools(courses={"ml101": {"longest_lease": "2h"}})
+    lease = pool.ask("1", course="ml101")
+    waiting = pool.ask("2%", course="ml101")
+    assert lease.terms.ends_at == pytest.approx(START + 7200, abs=1)
+    pool.now += 7200
+    pool.book.look()
+    assert pool.state(lease) is LeaseState.HELD, "whoever ends the kernel has a moment to do so"
+    pool.now += 31
+    pool.book.look()
+    assert pool.book.lease(lease.id).end_reason is EndReason.TOO_LONG
+    assert pool.book.lease(waiting.id).terms.ends_at == pytest.approx(pool.now + 7200, abs=1)
+
+
+def test_parked_time_does_not_count(pools: Any) -> None:
+    pool = pools(courses={"ml101": {"longest_lease": "2h"}})
+    lease = pool.ask("1", course="ml101")
+    pool.now += 3600
+    assert pool.book.park(lease.id).terms.ends_at is None
+    pool.now += 36_000
+    assert pool.book.resume(lease.id).terms.ends_at == pytest.approx(pool.now + 3600, abs=1)
+
+
+def test_a_course_that_does_not_exist(pools: Any) -> None:
+    pool = pools(courses={"ml101": {}})
+    assert pool.ask("2%").state is LeaseState.HELD, "no course is the default one"
+    with pytest.raises(NotAllowed, match=r"no course 'ml102'. Its courses are: ml101"):
+        pool.ask("2%", course="ml102")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"per_user": {"slices": 1}},
+            "You hold 1 slice, and 1 slice is the most; you asked for 1 slice more",
+        ),
+        (
+            {"per_user": {"share": "60%"}},
+            "hold 50% of a GPU, and 60% of a GPU is the most.* Allowed now: 10%",
+        ),
+        ({"per_user": {"memory": "20GiB"}}, "hold 16GiB, and 20GiB is the most.* Allowed now: 4GiB"),
+        ({"courses": {"ml101": {"quota": {"slices": 1}}}}, "Together, ml101 hold 1 slice"),
+        ({"courses": {"ml101": {"per_user": {"slices": 1}}}}, "In ml101 you hold 1 slice"),
+        ({"groups": {"phd": {"users": ["ada"], "quota": {"slices": 1}}}}, "your group phd holds 1 slice"),
+    ],
+)
+def test_over_quota_is_told_apart_from_full(pools: Any, settings: dict[str, Any], words: str) -> None:
+    pool = pools(**settings)
+    first = pool.ask("50%", course="ml101")
+    with pytest.raises(OverQuota, match=words):
+        pool.ask("50%", course="ml101")
+    with pytest.raises(OverQuota):
+        pool.ask("50%", course="of my own invention" if "courses" not in settings else "ml101")
+    assert not pool.book.status("").line
+    pool.end(first)
+    assert pool.ask("50%", course="ml101").state is LeaseState.HELD
+
+
+def test_who_holds_nothing_is_told_the_most_that_may_be_asked_for(pools: Any) -> None:
+    pool = pools(per_user={"memory": "16GiB"})
+    with pytest.raises(OverQuota, match="may hold 16GiB at most.* Ask for at most 50%[.]$"):
+        pool.ask("60%")
+    assert pool.ask("50%").state is LeaseState.HELD
+
+
+def test_what_others_hold_is_not_mine(pools: Any) -> None:
+    pool = pools(per_user={"slices": 1})
+    pool.ask("1", "bob")
+    waiting = pool.ask("1")
+    assert waiting.state is LeaseState.WAITING
+    with pytest.raises(OverQuota):
+        pool.ask("2%")
+
+
+def test_when_more_is_allowed(pools: Any) -> None:
+    pool = pools(default_course={"longest_lease": "90min"}, per_user={"slices": 1})
+    pool.ask("2%")
+    pool.now += 600
+    with pytest.raises(OverQuota, match="The next ends by itself within 1h20min"):
+        pool.ask("2%")
+
+
+def test_gpu_hours_count_from_monday_and_over_all_that_was_held(pools: Any) -> None:
+    pool = pools(per_user={"gpu_hours_per_week": 1})
+    first = pool.ask("50%")
+    pool.now += 3600
+    pool.end(first)
+    second = pool.ask("50%")
+    pool.now += 3700
+    with pytest.raises(OverQuota, match=r"You used 1.0 GPU-hours this week, and 1 is the most.* Monday"):
+        pool.ask("2%")
+    pool.end(second)
+    with pytest.raises(OverQuota):
+        pool.ask("2%")
+    assert pool.ask("2%", "bob").state is LeaseState.HELD
+    pool.now += 7 * 86_400
+    assert pool.ask("2%").state is LeaseState.HELD
+
+
+def test_gpu_hours_of_a_term(pools: Any) -> None:
+    pool = pools(per_user={"gpu_hours_per_term": 1}, term_began="2025-09-01")
+    lease = pool.ask("1")
+    pool.now += 3601
+    pool.end(lease)
+    pool.now += 7 * 86_400
+    with pytest.raises(OverQuota, match="this term"):
+        pool.ask("2%")

@@ -1,0 +1,252 @@
+"""What a student does while the pool's service is away: kernels wait for it, and nothing hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from gpu_pool_client import Holder, PoolUnreachable, parse_request
+from gpu_pool_provisioner import provisioner
+from gpu_pool_provisioner.kernel_slice import KernelSlice
+from gpu_pool_provisioner.outages import default_outage_timeout
+from gpu_pool_provisioner.proxy.lease_client import LeaseClient
+from support.classroom import IPYKERNEL, WRAP, Classroom, Managers, answer, eventually, is_running
+from support.room import frontend
+from support.service import Service
+
+WAITS = "Your kernel starts once the pool answers (waiting"
+
+
+@pytest.fixture
+def stopped(service: Service) -> Iterator[Service]:
+    """A service that takes connections and answers nothing until the test, or its end, lets it."""
+    assert service.process is not None
+    os.kill(service.process.pid, signal.SIGSTOP)
+    yield service
+    os.kill(service.process.pid, signal.SIGCONT)
+
+
+async def test_a_kernel_that_is_asked_for_meanwhile_waits_and_runs(
+    served: Classroom, service: Service, manager: Managers
+) -> None:
+    await service.end(signal.SIGKILL)
+    km = manager(served.install("half", "50%", outage_timeout=600))
+    await km.start_kernel()
+    assert await km.is_alive()
+    async with frontend(km) as page:
+        cell = page.run("import os; print(os.environ['GPU_POOL_SLICE'])")
+        await cell.shows(WAITS)
+        await cell.shows("of at most 10min). Interrupt the kernel to give up.")
+        await service.start()
+        assert (await cell.done()).outputs == ["50%\n"]
+    assert (await served.only_lease()).process.pid == km.provisioner.pid
+    await km.shutdown_kernel()
+    assert await served.is_empty()
+
+
+async def test_so_does_a_wrapped_one(
+    served: Classroom, service: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "behind-a-hub")
+    await service.end(signal.SIGKILL)
+    argv = (*WRAP, "--slice", "50%", "--", *IPYKERNEL)
+    km = manager(served.install("wrapped", "", argv))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("print('well')")
+        await cell.shows(WAITS)
+        await cell.shows("of at most 5min)")
+        await service.start()
+        assert (await cell.done()).outputs == ["well\n"]
+
+
+async def test_after_the_limit_the_cell_says_why_and_the_next_one_asks_again(
+    served: Classroom, service: Service, manager: Managers
+) -> None:
+    await service.end(signal.SIGKILL)
+    km = manager(served.install("half", "50%", outage_timeout=1))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("print('never')")
+        assert (await cell.done()).status == "error"
+        assert "This kernel has waited for it for 1s." in " ".join(cell.outputs[0].split())
+        await service.start()
+        assert (await page.run("print('well')").done()).outputs == ["well\n"]
+
+
+async def test_an_interrupt_gives_up_and_the_next_cell_asks_again(
+    served: Classroom, service: Service, manager: Managers
+) -> None:
+    await service.end(signal.SIGKILL)
+    km = manager(served.install("half", "50%", outage_timeout=600))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("print('never')")
+        await cell.shows(WAITS)
+        await km.interrupt_kernel()
+        assert "You stopped waiting for a GPU slice of 50%" in (await cell.done()).outputs[0]
+        await service.start()
+        assert (await page.run("print('well')").done()).outputs == ["well\n"]
+    assert await served.only_lease()
+
+
+async def test_a_kernel_that_is_shut_down_while_it_waits_leaves_nothing(
+    served: Classroom, service: Service, manager: Managers
+) -> None:
+    await service.end(signal.SIGKILL)
+    km = manager(served.install("half", "50%", outage_timeout=600))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("print('never')").shows(WAITS)
+        await asyncio.wait_for(km.shutdown_kernel(), 60)
+    await service.start()
+    assert await served.is_empty()
+
+
+@pytest.mark.parametrize("now", [False, True])
+async def test_a_kernel_that_is_restarted_meanwhile_has_its_slice_afterwards(
+    served: Classroom, service: Service, manager: Managers, now: bool
+) -> None:
+    km = manager(served.install("half", "50%", outage_timeout=600))
+    await km.start_kernel()
+    assert await answer(km, "print(1)") == "1\n"
+    lease = await served.only_lease()
+    await service.end(signal.SIGKILL)
+    await km.restart_kernel(now=now)
+    async with frontend(km) as page:
+        cell = page.run("import os; print(os.environ['GPU_POOL_LEASE'])")
+        await cell.shows(WAITS)
+        await service.start()
+        assert (await cell.done()).outputs == [f"{lease.id}\n"]
+    assert (await served.only_lease()).process.pid == km.provisioner.pid
+
+
+async def test_a_kernel_that_waits_is_restarted_and_asks_once(
+    served: Classroom, service: Service, manager: Managers
+) -> None:
+    await service.end(signal.SIGKILL)
+    km = manager(served.install("half", "50%", outage_timeout=600))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("print('never')").shows(WAITS)
+        await km.restart_kernel()
+        cell = page.run("print('well')")
+        await cell.shows(WAITS)
+        await service.start()
+        assert (await cell.done()).outputs == ["well\n"]
+    assert await served.only_lease()
+
+
+async def test_a_service_that_takes_questions_and_answers_none_hangs_no_start(
+    served: Classroom, stopped: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provisioner, "_ANSWERS_WITHIN", 0.2)
+    km = manager(served.install("half", "50%"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("print('well')")
+        await cell.shows("The GPU pool does not answer at the moment. Your kernel starts once")
+        assert stopped.process is not None
+        os.kill(stopped.process.pid, signal.SIGCONT)
+        assert (await cell.done()).outputs == ["well\n"]
+    assert await served.only_lease()
+
+
+async def test_a_start_that_is_cancelled_meanwhile_leaves_nothing(
+    served: Classroom, stopped: Service, manager: Managers
+) -> None:
+    km = manager(served.install("half", "50%"))
+    start = asyncio.create_task(km.start_kernel())
+
+    async def is_asked_for() -> bool:
+        turn = getattr(km.provisioner, "_turn", None)
+        return turn is not None and turn._asking is not None
+
+    await eventually(is_asked_for)
+    start.cancel()
+    with suppress(asyncio.CancelledError):
+        await asyncio.wait_for(start, 60)
+    assert stopped.process is not None
+    os.kill(stopped.process.pid, signal.SIGCONT)
+
+    async def is_withdrawn() -> bool:
+        return [row["reason"] for row in await served.pool.history()] == ["withdrawn"]
+
+    await eventually(is_withdrawn)
+    assert await served.is_empty()
+
+
+async def test_nor_whoever_gives_a_slice_back(
+    served: Classroom, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = KernelSlice(served.url, parse_request("2%"))
+    await mine.take(Holder("ada"))
+    assert service.process is not None
+    os.kill(service.process.pid, signal.SIGSTOP)
+    await asyncio.wait_for(mine.give_back(), 60)
+    os.kill(service.process.pid, signal.SIGCONT)
+    await eventually(served.is_empty)
+
+
+async def test_a_request_whose_answer_was_lost_is_not_made_twice(
+    classroom: Classroom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = KernelSlice(classroom.url, parse_request("2%"))
+    request, lost = claim.pool.request, iter([True])
+
+    async def lose_the_first(*args: Any) -> Any:
+        lease = await request(*args)
+        if next(lost, False):
+            raise PoolUnreachable("The GPU pool has gone.", may_pass=True)
+        return lease
+
+    monkeypatch.setattr(claim.pool, "request", lose_the_first)
+    turn = LeaseClient(claim, Holder("ada"), 600.0)
+    assert await turn.begin(60.0) is None
+    lease = await turn.ask()
+    assert [each.id for each in await classroom.leases()] == [lease.id] == [claim.lease_id]
+
+
+async def test_what_does_not_pass_fails_at_once(
+    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_POOL_URL", "unix:/etc/passwd/pool.sock")
+    km = manager(classroom.install("half", "50%", outage_timeout=600))
+    with pytest.raises(PoolUnreachable, match="Nobody serves a pool"):
+        await km.start_kernel()
+
+
+async def test_a_kernel_of_which_the_pool_never_hears_is_ended(
+    served: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service goes in the moment between the grant and the launch."""
+    km = manager(served.install("half", "50%", outage_timeout=1))
+    attach, launched = served.pool.attach, []
+
+    async def away(*args: Any, **more: Any) -> Any:
+        launched.append(km.provisioner.pid)
+        raise PoolUnreachable("The GPU pool does not answer at the moment.", may_pass=True)
+
+    monkeypatch.setattr(served.pool, "attach", away)
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("print('never')")
+        assert (await cell.done()).status == "error"
+        assert "This kernel has waited for it for 1s." in " ".join(cell.outputs[0].split())
+        assert not is_running(launched[0])
+        monkeypatch.setattr(served.pool, "attach", attach)
+        assert (await page.run("print('well')").done()).outputs == ["well\n"]
+    assert await served.only_lease()
+
+
+def test_it_is_waited_for_minutes_behind_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUPYTERHUB_API_TOKEN", raising=False)
+    assert default_outage_timeout() == 10
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "token")
+    assert default_outage_timeout() == 300

@@ -1,0 +1,209 @@
+"""The client: what it sends, what it keeps, and what it says when nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gpu_pool.store.errors import StoreUnusable
+from gpu_pool_client import (
+    BadRequest,
+    GpuPoolError,
+    LeaseGone,
+    LeaseState,
+    NeverFits,
+    NotAllowed,
+    OverQuota,
+    Pool,
+    PoolUnreachable,
+    TimedOut,
+    connect,
+)
+from gpu_pool_client.remote.addresses import SYSTEM_SOCKET
+from gpu_pool_client.remote.exchange import ask
+from gpu_pool_client.remote.problems import error_of, problem_of
+from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
+from support.open_files import connections_to
+from support.pools import embedded, key, take, until
+from support.service import Nursery, Service, serving
+
+ERRORS = [
+    BadRequest("a", "b"),
+    NeverFits("a", "b"),
+    NotAllowed("a", "b"),
+    OverQuota("a", "b"),
+    TimedOut("a", "b", largest_now="30%"),
+    TimedOut("a"),
+    # Of one that answers; who does not is another matter.
+    PoolUnreachable("a", may_pass=True),
+    LeaseGone("a", "b", reason="idle"),
+    LeaseGone("a"),
+    GpuPoolError("a", "b"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_errors_arrive_as_they_were_sent(error: GpuPoolError) -> None:
+    told = error_of(problem_of(error).model_dump_json().encode())
+    assert (type(told), vars(told), str(told)) == (type(error), vars(error), str(error))
+
+
+def test_errors_of_the_service_alone_arrive_as_what_callers_know() -> None:
+    told = error_of(problem_of(StoreUnusable("a", "b")).model_dump_json().encode())
+    assert (type(told), str(told)) == (PoolUnreachable, "a b")
+
+
+@pytest.mark.parametrize("answer", [b"", b"<html>", b"{}", b'{"code": 1}', b"\xff"])
+def test_an_answer_of_something_else_is_told(answer: bytes) -> None:
+    assert isinstance(error_of(answer), PoolUnreachable)
+
+
+@pytest.mark.parametrize("url", ["unix:/run/x?a=b", "unix:/run/x#a", "unix:/a%00b", "unix:/" + "x" * 108])
+def test_what_names_no_socket_is_refused(url: str) -> None:
+    with pytest.raises(BadRequest):
+        connect(url)
+
+
+def test_without_a_path_the_users_own_socket_is_meant_or_the_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert connect("unix:").url == f"unix:{SYSTEM_SOCKET}"
+    own = tmp_path / "gpu-pool/gpu-pool.sock"
+    own.parent.mkdir()
+    own.touch()
+    assert connect("unix:").url == f"unix:{own}"
+
+
+def test_a_path_with_odd_characters_is_told_in_full(tmp_path: Path) -> None:
+    assert connect(connect("unix:/run/a b%25.sock").url).url == "unix:/run/a%20b%25.sock"
+
+
+#: In a process of its own: nothing else opens or closes a file there.
+SEVERAL_LOOPS = """
+import asyncio, sys
+from pathlib import Path
+from gpu_pool_client import Holder, connect, parse_request
+
+def open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+async def take(key):
+    return (await pool.request(parse_request("2%"), Holder("ada"), key)).id
+
+async def use(number):
+    lease = await take(str(number))
+    wait = asyncio.create_task(anext(aiter(pool.watch(lease))))
+    await asyncio.gather(*(pool.status() for _ in range(20)), wait)
+
+pool = connect(sys.argv[1])
+asyncio.run(take("before"))
+before = open_files()
+for number in range(3):
+    asyncio.run(use(number))
+asyncio.run(pool.close())
+print(open_files() - before)
+"""
+
+
+def test_it_may_be_used_from_several_event_loops_and_keeps_nothing_open(service: Service) -> None:
+    command = [sys.executable, "-c", SEVERAL_LOOPS, service.url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+async def test_a_service_that_does_not_answer_is_given_up(folder: Path) -> None:
+    with closing(socket.socket(socket.AF_UNIX)) as mute:
+        mute.bind(str(folder / "mute.sock"))
+        mute.listen()
+        with pytest.raises(TimeoutError):
+            await ask(folder / "mute.sock", "GET", "/", None, 0.05)
+
+
+async def test_an_answer_of_another_version_is_told(folder: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_unix_server(answer, folder / "other.sock")
+    with pytest.raises(PoolUnreachable, match="does not understand"):
+        await connect(f"unix:{folder}/other.sock").lease("1-00000000")
+    server.close()
+
+
+async def test_a_cancelled_wait_keeps_no_connection(service: Service, pool: Pool) -> None:
+    await take(pool, "1", "held")
+    lease = await take(pool, "1", "next")
+    waits = [asyncio.create_task(pool.wait(lease)) for _ in range(10)]
+    await until(lambda: connections_to(service.socket) == 10)
+    for wait in waits:
+        wait.cancel()
+    await asyncio.wait(waits)
+    assert all(wait.cancelled() for wait in waits)
+    assert connections_to(service.socket) == 0
+
+
+async def test_a_cancelled_request_leaves_nothing_behind(service: Service, pool: Pool) -> None:
+    await pool.status()
+    assert service.process
+    os.kill(service.process.pid, signal.SIGSTOP)
+    request = asyncio.create_task(take(pool, "2%", "key"))
+    await until(lambda: connections_to(service.socket) == 1)
+    await asyncio.sleep(0)
+    request.cancel()
+    os.kill(service.process.pid, signal.SIGCONT)
+    await asyncio.gather(request, return_exceptions=True)
+    assert request.cancelled()
+    assert (await pool.status()).leases == ()
+    assert [row["reason"] for row in await pool.history()] == ["withdrawn"]
+
+
+def test_whoever_needs_no_service_pays_for_none() -> None:
+    code = (
+        "import sys, gpu_pool_client; print({'tornado', 'pydantic', 'http'} & sys.modules.keys() or 'none')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "none\n"
+
+
+async def test_sizes_that_a_service_refuses_are_told_as_their_kernels_are_installed(
+    nursery: Nursery, folder: Path, tmp_path: Path
+) -> None:
+    # The client's own settings know nothing of the service's rules.
+    variables = {"JUPYTER_DATA_DIR": f"{tmp_path}/data", "JUPYTER_CONFIG_DIR": f"{tmp_path}/config"}
+    words = ("kernels", "install", "1%", "2%", "50%", "--user", "--json")
+    async with serving(nursery, folder / "pool", "c.PoolSettings.max_share = 0.4") as service:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "gpu_pool.cli", "--pool", service.url, *words],
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    refused = {each["slice"]: each["message"] for each in json.loads(done.stdout)["refused"]}
+    assert refused.keys() == {"1%", "50%"}
+    assert "CUDA itself takes about 350 MiB" in refused["1%"]
+    assert "the most this pool gives to one lease is 40% of a GPU" in refused["50%"]
+
+
+async def test_what_is_granted_may_be_taken_back_so_every_kernel_is_relayed_to(
+    pool: Pool, tmp_path: Path
+) -> None:
+    served = await pool.lease(await take(pool, "2%", key()))
+    assert served.state is LeaseState.HELD
+    assert GPUPoolProvisioner._needs_room(served)
+    async with embedded(tmp_path / "store.db") as own:
+        assert not GPUPoolProvisioner._needs_room(await own.lease(await take(own, "2%", key())))

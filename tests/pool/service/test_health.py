@@ -1,0 +1,97 @@
+"""Whether it is said that decisions cannot be kept, why, and to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import resource
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.service.health import Health
+from gpu_pool.service.heartbeats import Heartbeats
+from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool_client.remote.exchange import ask
+from support.hub import Hub, HubService
+from support.pools import embedded
+from support.service import Service
+
+LOG = logging.getLogger("health-test")
+
+
+async def healthy(service: Service) -> tuple[int, dict[str, Any]]:
+    answer = await ask(service.socket, "GET", "/api/v1/health", None, 60)
+    return answer.status, json.loads(answer.body)
+
+
+async def until_status(service: Service, status: int) -> dict[str, Any]:
+    """Ask until that is answered: an answer holds for some seconds."""
+    end = asyncio.get_running_loop().time() + 60
+    while (found := await healthy(service))[0] != status:
+        assert asyncio.get_running_loop().time() < end, found
+        await asyncio.sleep(0.2)
+    return found[1]
+
+
+def let_write(service: Service, most: int) -> None:
+    """Let no file of the service's grow beyond that: as if its disk were full."""
+    assert service.process
+    _, hard = resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (most, hard))
+
+
+@pytest.mark.long
+async def test_a_full_disk_is_told_and_its_end_too(service: Service) -> None:
+    assert await healthy(service) == (200, {"status": "ok"})
+    let_write(service, (service.folder / "store.db-wal").stat().st_size)
+    problem = await until_status(service, 503)
+    assert "cannot be read or written: the disk reports an error" in problem["message"]
+    assert service.log.count("The pool cannot be written") == 1
+    let_write(service, resource.RLIM_INFINITY)
+    assert await until_status(service, 200) == {"status": "ok"}
+    assert "The pool can be written again" in service.log
+
+
+@pytest.mark.long
+async def test_a_store_that_another_program_has_locked_is_told_soon(service: Service) -> None:
+    await healthy(service)
+    with closing(sqlite3.connect(service.folder / "store.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        problem = await until_status(service, 503)
+        assert "has been locked for 2 seconds" in problem["message"]
+        other.execute("ROLLBACK")
+    await until_status(service, 200)
+
+
+async def test_a_store_that_is_gone_is_told(service: Service) -> None:
+    (service.folder / "store.db").rename(service.folder / "away.db")
+    assert "was removed or replaced" in (await until_status(service, 503))["message"]
+
+
+async def test_who_is_not_known_learns_no_more_than_that(behind_hub: HubService, hub: Hub) -> None:
+    (behind_hub.service.folder / "store.db").rename(behind_hub.service.folder / "away.db")
+    await until_status(behind_hub.service, 503)
+    for token in (None, "of-nobody"):
+        status, problem = await behind_hub.ask(token, "GET", "/health")
+        assert (status, problem["message"]) == (503, "The pool does not work.")
+        assert "store" not in json.dumps(problem)
+    status, problem = await behind_hub.ask(await hub.token("ada"), "GET", "/health")
+    assert (status, "was removed" in problem["message"]) == (503, True)
+
+
+async def test_many_who_ask_make_one_try_in_a_while_and_it_writes(tmp_path: Path) -> None:
+    now, path = [0.0], tmp_path / "store.db"
+    async with embedded(path) as pool:
+        await pool.status()
+        health = Health(pool, LeaseChanges(pool, LOG, Heartbeats(60, LOG)), LOG, lambda: now[0])
+        with closing(sqlite3.connect(path)) as store:
+            written = []
+            for now[0] in (0.0, 2.0, 4.0):
+                assert await asyncio.gather(*(health.problem() for _ in range(20))) == [None] * 20
+                written.append(store.execute("SELECT tried_at FROM pool").fetchone()[0])
+    assert 0 < written[0] == written[1] < written[2]

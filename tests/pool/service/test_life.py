@@ -1,0 +1,184 @@
+"""The service starts, ends, is killed and comes back; leases and those who wait for them go on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+
+from gpu_pool.service.listening import ServiceSocket
+from gpu_pool_client import LeaseState, NotAllowed, Pool, PoolUnreachable, connect
+from support.pools import identity, running, take, until
+from support.service import Service
+
+
+@asynccontextmanager
+async def waiting(pool: Pool, lease_id: str) -> AsyncIterator[asyncio.Task[object]]:
+    """Wait for a lease that is not free."""
+    task: asyncio.Task[object] = asyncio.create_task(pool.wait(lease_id))
+    await asyncio.sleep(0)
+    yield task
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_killed_and_started_again_it_has_the_same_leases_once(service: Service, pool: Pool) -> None:
+    with running() as kernel:
+        held, next_one = await take(pool, "1", "held"), await take(pool, "50%", "next")
+        await pool.attach(held, identity(kernel))
+        async with waiting(pool, next_one) as wait:
+            await service.end(signal.SIGKILL)
+            assert kernel.poll() is None
+            await service.start()
+            status = await pool.status()
+            assert [lease.id for lease in status.leases] == [held]
+            assert [(lease.id, lease.place) for lease in status.line] == [(next_one, 1)]
+            assert (await take(pool, "1", "held"), await take(pool, "50%", "next")) == (held, next_one)
+            assert not wait.done()
+            await pool.release(held)
+            await wait
+    assert (await pool.lease(next_one)).state is LeaseState.HELD
+
+
+async def test_a_service_whose_store_was_lost_says_so_and_does_not_serve(
+    service: Service, pool: Pool
+) -> None:
+    assert "a new one was made, which knows of no leases" in service.log
+    await take(pool, "2%", "held")
+    await service.end()
+    store = service.folder / "store.db"
+    store.rename(service.folder / "kept.db")
+    process = service.launch()
+    await until(lambda: not process.is_alive(), 60)
+    assert f"store, {store}, is missing" in service.log
+    assert f"rm -r {store}.lock {store}.owner" in service.log
+    (service.folder / "kept.db").rename(store)
+    await service.start()
+    assert len((await pool.status()).leases) == 1
+    assert service.log.count("a new one was made") == 1
+
+
+async def test_what_ends_while_nobody_serves_is_free_afterwards(service: Service, pool: Pool) -> None:
+    with running() as kernel:
+        held, next_one = await take(pool, "1", "held"), await take(pool, "1", "next")
+        await pool.attach(held, identity(kernel))
+        async with waiting(pool, next_one) as wait:
+            await service.end(signal.SIGKILL)
+            kernel.kill()
+            kernel.wait()
+            await service.start()
+            await wait
+
+
+async def test_a_wait_that_is_cancelled_while_nobody_serves_is_withdrawn(
+    service: Service, pool: Pool
+) -> None:
+    await take(pool, "1", "held")
+    next_one = await take(pool, "1", "next")
+    wait = asyncio.create_task(pool.wait(next_one))
+    await asyncio.sleep(0)
+    await service.end(signal.SIGKILL)
+    wait.cancel()
+    await service.start()
+    await asyncio.gather(wait, return_exceptions=True)
+    assert wait.cancelled()
+    assert (await pool.lease(next_one)).end_reason == "withdrawn"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+async def test_it_ends_at_once_though_somebody_waits(service: Service, pool: Pool, signum: int) -> None:
+    await take(pool, "1", "held")
+    next_one = await take(pool, "1", "next")
+    poll = f"GET /api/v1/leases/{next_one}/wait?seconds=25 HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with waiting(pool, next_one) as wait:
+        with closing(socket.socket(socket.AF_UNIX)) as connection:
+            connection.connect(str(service.socket))
+            connection.sendall(poll.encode())
+            await pool.status()  # answered after what came before
+            await service.end(signum)
+            assert connection.recv(100).startswith(b"HTTP/1.1 204")
+        assert not wait.done()
+        assert not service.socket.exists()
+        assert "Traceback" not in service.log
+        await service.start()
+        assert [lease.id for lease in (await pool.status()).line] == [next_one]
+
+
+async def test_a_second_service_is_refused(service: Service, pool: Pool) -> None:
+    first = service.process
+    assert first
+    second = service.launch()
+    await until(lambda: not second.is_alive())
+    service.process = first
+    assert f"{service.socket} is already served by process {first.pid}" in service.log
+    assert (await pool.status()).leases == ()
+
+
+async def test_the_socket_of_a_killed_service_is_replaced(service: Service) -> None:
+    await service.end(signal.SIGKILL)
+    assert service.socket.exists()
+    await service.start()
+    assert service.answers()
+
+
+def test_what_is_not_a_socket_is_left_alone(folder: Path) -> None:
+    file = folder / "pool.sock"
+    file.write_text("mine")
+    with pytest.raises(ValueError, match="is there and is not a socket"):
+        ServiceSocket(file, 0o600)
+    assert file.read_text() == "mine"
+
+
+def test_the_socket_has_the_mode_that_was_asked_for(folder: Path) -> None:
+    before = os.umask(0o077)
+    listening = ServiceSocket(folder / "new" / "pool.sock", 0o660)
+    os.umask(before)
+    assert (folder / "new").stat().st_mode & 0o777 == 0o755
+    assert listening.path.stat().st_mode & 0o777 == 0o660
+    listening.close()
+    assert not listening.path.exists()
+
+
+def test_a_socket_that_somebody_else_has_put_there_is_not_removed(folder: Path) -> None:
+    listening = ServiceSocket(folder / "pool.sock", 0o600)
+    listening.path.unlink()
+    with closing(socket.socket(socket.AF_UNIX)) as other:
+        other.bind(str(listening.path))
+        listening.close()
+    assert listening.path.exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_a_folder_that_others_can_write_is_refused(folder: Path, mode: int) -> None:
+    folder.chmod(mode)
+    with pytest.raises(NotAllowed, match="can be written by others"):
+        ServiceSocket(folder / "pool.sock", 0o600)
+
+
+def test_a_folder_that_others_can_replace_is_refused(folder: Path) -> None:
+    inner = folder / "inner"
+    inner.mkdir(mode=0o755)
+    folder.chmod(0o777)
+    with pytest.raises(NotAllowed, match="can replace"):
+        ServiceSocket(inner / "pool.sock", 0o600)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
+def test_a_folder_of_another_user_is_refused(folder: Path) -> None:
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(NotAllowed):
+        ServiceSocket(folder / "pool.sock", 0o600)
+
+
+async def test_whoever_finds_nobody_is_told(folder: Path, service: Service, pool: Pool) -> None:
+    with pytest.raises(PoolUnreachable, match="Nobody serves a pool at .*nothing.sock"):
+        await connect(f"unix:{folder}/nothing.sock").status()
+    await service.end(signal.SIGKILL)
+    with pytest.raises(PoolUnreachable, match="has ended"):
+        await connect(service.url).status()

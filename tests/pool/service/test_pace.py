@@ -1,0 +1,84 @@
+"""Nobody keeps the pool busy alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.service.authorized_pool import AuthorizedPool
+from gpu_pool.service.callers import Caller
+from gpu_pool.service.heartbeats import Heartbeats
+from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool.service.rate_limits import DecisionRate
+from gpu_pool_client import OverQuota, Process
+from support.hub import ADMIN, Hub, serving_hub
+from support.pools import embedded
+from support.service import Nursery
+
+LOG = logging.getLogger(__name__)
+
+
+def test_each_user_has_so_many_decisions_a_minute() -> None:
+    now = 0.0
+    pace = DecisionRate(60, lambda: now)
+    for _ in range(60):
+        pace.count("ada")
+    with pytest.raises(OverQuota, match="60 times within a minute"):
+        pace.count("ada")
+    pace.count("bob")
+    now = 1.5
+    pace.count("ada")
+    with pytest.raises(OverQuota):
+        pace.count("ada")
+
+
+def test_those_who_ask_too_much_are_remembered_whoever_else_comes() -> None:
+    pace = DecisionRate(1, lambda: 0.0)
+    for number in range(2_000):
+        pace.count(f"user-{number}")
+    with pytest.raises(OverQuota):
+        pace.count("user-0")
+
+
+async def test_a_users_history_is_read_once_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    async with embedded(tmp_path / "store.db") as pool:
+        read = pool.history
+
+        async def history(since: float = 0.0, *, user: str | None = None) -> list[Mapping[str, Any]]:
+            for name in ("all", str(user)):
+                under_way[name] += 1
+                most[name] = max(most[name], under_way[name])
+            rows = await read(since, user=user)
+            under_way.subtract(["all", str(user)])
+            return rows
+
+        monkeypatch.setattr(pool, "history", history)
+        heartbeats = Heartbeats(10, LOG)
+        desk = AuthorizedPool(pool, LeaseChanges(pool, LOG, heartbeats), heartbeats, LOG, 10)
+        callers = [Caller(name, False, name, Process.current()) for name in ("ada", "ada", "ada", "bob")]
+        await asyncio.gather(*(desk.history(caller, 0.0) for caller in callers))
+    assert most == {"ada": 1, "bob": 1, "all": 2}
+
+
+async def test_questions_do_not_count_and_administrators_may_ask_more(
+    nursery: Nursery, hub: Hub, folder: Path
+) -> None:
+    async with serving_hub(nursery, hub, folder / "pool", "c.ServeApp.max_decisions = 2") as behind:
+        ada, admin = await hub.token("ada"), await hub.token(ADMIN)
+        for token, number in ((ada, 2), (admin, 4)):
+            for key in range(number):
+                await behind.take(token, "2%", f"key-{key}")
+        for _ in range(4):
+            assert (await behind.ask(ada, "GET", "/status"))[0] == 200
+        status, problem = await behind.ask(ada, "POST", "/leases", {"request": "2%", "key": "third"})
+        assert (status, problem["code"]) == (429, "over-quota")

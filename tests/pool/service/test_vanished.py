@@ -1,0 +1,101 @@
+"""A service whose address swallows what is sent to it, as that of a pod does that has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from gpu_pool_client import PoolUnreachable, connect
+from gpu_pool_client.remote import exchange
+from gpu_pool_client.remote.exchange import NotConnectedError, ServerAddress, ask
+from support.streams import closing
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+
+
+@pytest.fixture
+def hole(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Return a port of this machine to which no connection is refused, and none is made."""
+    monkeypatch.setattr(exchange, "_CONNECT_WITHIN", 0.2)
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        while True:  # until nobody is let in any more
+            waiting = stack.enter_context(socket.socket())
+            waiting.settimeout(0.5)
+            try:
+                waiting.connect(server.getsockname())
+            except TimeoutError:
+                break
+        yield int(server.getsockname()[1])
+
+
+async def test_a_connection_that_is_not_made_is_given_up_soon(hole: int) -> None:
+    asking = ask(ServerAddress("127.0.0.1", hole), "GET", "/", None, within=100.0)
+    with pytest.raises(NotConnectedError):
+        await asyncio.wait_for(asking, 30)
+
+
+async def test_the_next_one_is_tried_and_may_take_as_long_as_it_needs(
+    hole: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def late(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with closing(writer):
+            await asyncio.sleep(1.0)  # longer than to connect may take
+            writer.write(ANSWER)
+            await writer.drain()
+
+    server = await asyncio.start_server(late, "127.0.0.1", 0)
+    moved = server.sockets[0].getsockname()
+
+    async def addresses(_: object) -> list[tuple[socket.AddressFamily, object]]:
+        return [(socket.AF_INET, ("127.0.0.1", hole)), (socket.AF_INET, moved)]
+
+    monkeypatch.setattr(exchange, "_addresses", addresses)
+    answer = await asyncio.wait_for(ask(ServerAddress("gpu-pool", 80), "GET", "/", None, within=100.0), 30)
+    assert answer.status == 200
+    server.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:{hole}", "127.0.0.1:1"])
+async def test_behind_a_hub_a_student_is_not_told_of_variables_and_commands(
+    hole: int, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "token")
+    async with connect(f"http://{host.format(hole=hole)}/services/gpu-pool") as pool:
+        with pytest.raises(PoolUnreachable) as caught:
+            await asyncio.wait_for(pool.status(), 60)
+    said = str(caught.value)
+    assert said.startswith("The GPU pool does not answer at the moment. Try again in a minute.")
+    assert caught.value.may_pass
+    assert said.endswith("If that does not help, tell whoever looks after this JupyterHub.")
+    assert "GPU_POOL" not in said
+    assert "gpu-pool serve" not in said
+
+
+async def test_nor_where_its_host_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "token")
+    async with connect("http://no-such-host.invalid/services/gpu-pool") as pool:
+        with pytest.raises(PoolUnreachable, match=r"cannot be found at the moment\. Try again") as caught:
+            await pool.status()
+    assert "GPU_POOL" not in str(caught.value)
+    assert caught.value.may_pass
+
+
+async def test_a_host_that_is_written_wrongly_is_not_waited_for() -> None:
+    async with connect("http://no-such-host.invalid/services/gpu-pool") as pool:
+        with pytest.raises(PoolUnreachable, match="Check its name") as caught:
+            await pool.status()
+    assert not caught.value.may_pass
+
+
+async def test_whoever_has_chosen_the_pool_is_told_how_to_choose(tmp_path: Path) -> None:
+    async with connect(f"unix:{tmp_path}/nothing.sock") as pool:
+        with pytest.raises(PoolUnreachable, match="Start .gpu-pool serve., .*or unset GPU_POOL_URL"):
+            await pool.status()

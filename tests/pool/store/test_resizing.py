@@ -1,0 +1,186 @@
+"""Leases that change their size, as the store keeps them. Time is the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.clock import Clock
+from gpu_pool.settings import PoolSettings
+from gpu_pool.store.database import Database
+from gpu_pool.store.leases import LeaseStore
+from gpu_pool_client import (
+    Device,
+    EndReason,
+    Holder,
+    Lease,
+    LeaseState,
+    NotAllowed,
+    OverQuota,
+    TimedOut,
+    parse_request,
+)
+from support.pools import device
+
+#: A Wednesday.
+START = 1_760_000_000.0
+
+
+class Pool:
+    """A store over simulated GPUs, and a clock that stands still until it is told."""
+
+    def __init__(self, path: Path, *devices: Device, **settings: Any) -> None:
+        self.now = START
+        self.database = Database(path)
+        chosen = PoolSettings(attach_within=1e9, **settings)
+        self.book = LeaseStore(self.database, chosen, Clock(lambda: self.now, lambda: self.now))
+        self.book.register(devices or [device(0)])
+
+    def ask(self, text: str, user: str = "ada", course: str | None = None) -> Lease:
+        self.now += 0.001
+        return self.book.request(parse_request(text), Holder(user, course), f"{user}-{self.now}")
+
+    def resize(self, lease: Lease, text: str) -> Lease:
+        return self.book.resize(lease.id, parse_request(text))
+
+    def placed(self, lease: Lease) -> list[int]:
+        return [part.device.index for part in self.book.lease(lease.id).slices]
+
+    def held(self) -> list[int]:
+        return [status.held_milli for status in self.book.status("").devices]
+
+
+@pytest.fixture
+def pools(tmp_path: Path) -> Iterator[Callable[..., Pool]]:
+    made: list[Pool] = []
+
+    def make(*devices: Device, **settings: Any) -> Pool:
+        made.append(Pool(tmp_path / "store.db", *devices, **settings))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.database.close()
+
+
+def test_the_own_device_is_preferred_and_another_is_taken_where_it_is_full(pools: Any) -> None:
+    pool = pools(device(0), device(1))
+    other, lease = pool.ask("60%"), pool.ask("50%")
+    assert (pool.placed(lease), pool.held()) == ([1], [600, 500])
+    pool.resize(lease, "40%")
+    assert pool.placed(lease) == [1]
+    pool.resize(other, "70%")
+    assert (pool.placed(other), pool.held()) == ([0], [700, 400])
+    pool.resize(lease, "30%")
+    pool.resize(other, "20%")
+    pool.resize(lease, "90%")
+    assert pool.held() == [200, 900]
+    pool.resize(other, "2x5%")
+    assert pool.held() == [50, 950]
+
+
+def test_only_those_who_could_use_the_same_device_stand_in_the_way(pools: Any) -> None:
+    pool = pools(device(0, "V100"), device(1, "T4"))
+    small, large = pool.ask("50% model=V100"), pool.ask("50% model=T4")
+    assert pool.ask("1 model=V100").state is LeaseState.WAITING
+    with pytest.raises(TimedOut, match="others wait"):
+        pool.resize(small, "60% model=V100")
+    assert pool.resize(large, "1 model=T4").state is LeaseState.HELD
+    assert pool.held() == [500, 1000]
+
+
+def test_on_a_drained_device_a_slice_may_only_become_smaller(pools: Any) -> None:
+    pool = pools()
+    lease = pool.ask("50%")
+    pool.book.drain("0", drained=True)
+    with pytest.raises(TimedOut, match="not as much is free"):
+        pool.resize(lease, "60%")
+    pool.resize(lease, "40%")
+    assert pool.held() == [400]
+
+
+def test_a_device_of_one_size_is_left_alone_or_kept_to_its_size(pools: Any) -> None:
+    pool = pools(device(0, one_size=True))
+    lease, other = pool.ask("10%"), pool.ask("10%")
+    with pytest.raises(TimedOut):
+        pool.resize(lease, "20%")
+    pool.book.release(other.id, EndReason.RELEASED)
+    pool.resize(lease, "20%")
+    assert pool.held() == [200]
+
+
+def test_what_was_used_at_either_size_adds_up(pools: Any) -> None:
+    pool = pools(courses={"ml": {"per_user": {"gpu_hours_per_week": 1.2}}})
+    lease = pool.ask("100%", course="ml")
+    pool.now += 3600
+    pool.resize(lease, "10%")
+    pool.now += 3600
+    pool.book.park(lease.id)
+    pool.now += 3600
+    pool.book.resume(lease.id)
+    pool.now += 1800
+    pool.book.release(lease.id, EndReason.RELEASED)
+    (row,) = pool.book.history(0)
+    assert row["held_seconds"] == pytest.approx(2.5 * 3600)
+    assert row["gpu_seconds"] == pytest.approx(1.15 * 3600)
+    assert row["held_at"] == pytest.approx(START, abs=1)
+    # The same sum is what quotas go by: 1.15 of 1.2 hours.
+    last = pool.ask("100%", course="ml")
+    pool.now += 200
+    with pytest.raises(OverQuota, match=r"used 1\.2 GPU-hours"):
+        pool.ask("10%", course="ml")
+    assert pool.book.lease(last.id).state is LeaseState.HELD
+
+
+def test_the_longest_lease_goes_on_from_the_first_grant(pools: Any) -> None:
+    pool = pools(default_course={"longest_lease": "1h"})
+    lease = pool.ask("50%")
+    before = pool.book.lease(lease.id).terms.ends_at
+    pool.now += 1800
+    pool.resize(lease, "10%")
+    assert pool.book.lease(lease.id).terms.ends_at == pytest.approx(before)
+    pool.book.park(lease.id)
+    assert pool.book.resume(lease.id).terms.ends_at == pytest.approx(before)
+
+
+def test_a_quota_counts_the_new_size_in_place_of_the_old(pools: Any) -> None:
+    pool = pools(per_user={"share": "60%", "slices": 1})
+    lease = pool.ask("50%")
+    assert pool.resize(lease, "60%").state is LeaseState.HELD
+    with pytest.raises(OverQuota, match="may hold 60% of a GPU at most; you asked for 61% of a GPU. .* 60%"):
+        pool.resize(lease, "61%")
+    assert pool.held() == [600]
+
+
+def test_whoever_is_over_a_quota_that_was_lowered_may_take_less(pools: Any) -> None:
+    lease = pools().ask("50%")
+    pool = pools(per_user={"share": "30%"})
+    pool.resize(lease, "40%")
+    assert pool.held() == [400]
+
+
+def test_a_rule_of_the_pool_holds_for_a_change_too(pools: Any) -> None:
+    pool = pools(max_share=0.5)
+    lease = pool.ask("2%")
+    with pytest.raises(NotAllowed, match="the most this pool gives"):
+        pool.resize(lease, "51%")
+
+
+def test_a_parked_lease_need_not_return_to_a_device_that_cannot_hold_its_new_size(pools: Any) -> None:
+    pool = pools(device(0, "T4", 16384), device(1, "V100"))
+    lease = pool.ask("10%")
+    pool.book.park(lease.id)
+    pool.resize(lease, "20GiB")
+    assert pool.book.resume(lease.id).state is LeaseState.HELD
+    assert pool.placed(lease) == [1]
+
+
+def test_asking_for_what_it_has_changes_nothing(pools: Any) -> None:
+    pool = pools()
+    lease = pool.ask("50%")
+    pool.ask("1")
+    pool.now += 60
+    assert pool.resize(lease, "0.5").held_at == lease.held_at

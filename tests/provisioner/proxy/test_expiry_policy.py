@@ -1,0 +1,139 @@
+"""How long a kernel keeps its slice: the decisions, without a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_pool_client import Activity, EndReason, Terms, WhenIdle
+from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, KernelObservation, keep, step
+
+NOW = 1_000_000.0
+IDLE = KernelObservation(busy=False, idle_since=NOW, activity=Activity(initialised=False, working=False))
+ON_THE_DEVICE = replace(IDLE, activity=Activity(initialised=True, working=False))
+PARKS = Terms(idle_limit=600)
+ENDS = Terms(idle_limit=600, when_idle=WhenIdle.END, warn_before=60)
+
+
+def test_a_kernel_that_never_used_the_device_is_parked_when_it_has_been_idle_for_long() -> None:
+    assert step(PARKS, IDLE, NOW + 599).act is ExpiryAction.NOTHING
+    assert step(PARKS, IDLE, NOW + 600).act is ExpiryAction.PARK
+
+
+def test_it_is_looked_at_again_when_that_may_be_due() -> None:
+    assert step(PARKS, IDLE, NOW + 599).again_in == pytest.approx(1)
+    assert step(PARKS, IDLE, NOW).again_in == 30
+    assert step(Terms(idle_limit=5), replace(IDLE, busy=True), NOW).again_in == 5
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        replace(IDLE, busy=True),
+        replace(IDLE, kept_until=NOW + 10_001),
+        ON_THE_DEVICE,
+        replace(IDLE, activity=Activity()),
+    ],
+)
+def test_what_is_in_use_or_may_be_is_not_parked(seen: KernelObservation) -> None:
+    assert step(PARKS, seen, NOW + 10_000).act is ExpiryAction.NOTHING
+
+
+@pytest.mark.parametrize("working", [True, None])
+def test_busy_training_is_never_called_idle(working: bool | None) -> None:
+    training = replace(IDLE, activity=Activity(initialised=True, working=working))
+    assert step(ENDS, training, NOW + 10_000).act is ExpiryAction.NOTHING
+
+
+def test_what_is_asked_back_goes_as_soon_as_nothing_runs_whatever_its_course_says() -> None:
+    terms = Terms()
+    wanted = [replace(each, asked_back=True, kept_until=NOW + 3_600) for each in (IDLE, ON_THE_DEVICE)]
+    assert [step(terms, seen, NOW + 2.9).act for seen in wanted] == [ExpiryAction.NOTHING] * 2, (
+        "another cell may come"
+    )
+    parks, ends = [step(terms, seen, NOW + 3) for seen in wanted]
+    assert parks.act is ExpiryAction.PARK
+    assert (ends.act, ends.reason) == (ExpiryAction.END, EndReason.IDLE)
+    movable = replace(wanted[1], activity=Activity(initialised=True, working=False, movable=True))
+    assert step(terms, movable, NOW + 3).act is ExpiryAction.PARK
+    unknown = replace(IDLE, asked_back=True, activity=Activity())
+    assert step(terms, unknown, NOW + 59).act is ExpiryAction.NOTHING, "its GPU may work for it"
+    assert step(terms, unknown, NOW + 60).act is ExpiryAction.END
+    working = replace(IDLE, asked_back=True, activity=Activity(initialised=True, working=True))
+    for at_work in (working, replace(unknown, busy=True)):
+        assert step(terms, at_work, NOW + 10_000).act is ExpiryAction.NOTHING
+
+
+def test_what_could_not_be_parked_is_left_alone_for_a_while() -> None:
+    movable = replace(IDLE, activity=Activity(initialised=True, working=False, movable=True))
+    for seen in (IDLE, movable, ON_THE_DEVICE):
+        postponed = replace(seen, asked_back=True, postponed_until=NOW + 30)
+        left_alone = step(Terms(), postponed, NOW + 10)
+        assert (left_alone.act, left_alone.again_in) == (ExpiryAction.NOTHING, 20)
+        assert step(Terms(), postponed, NOW + 30).act is not ExpiryAction.NOTHING
+    assert step(PARKS, replace(IDLE, postponed_until=NOW + 700), NOW + 650).act is ExpiryAction.NOTHING
+
+
+def test_a_kernel_that_cannot_be_parked_is_ended_after_a_warning_where_its_course_says_so() -> None:
+    assert step(ENDS, ON_THE_DEVICE, NOW + 539).act is ExpiryAction.NOTHING
+    warning = step(ENDS, ON_THE_DEVICE, NOW + 541)
+    assert warning.act is ExpiryAction.WARN
+    assert "ends in 59s" in warning.words
+    warned = replace(ON_THE_DEVICE, warned=frozenset({warning.warns_of}))
+    assert step(ENDS, warned, NOW + 550).act is ExpiryAction.NOTHING
+    ending = step(ENDS, warned, NOW + 600)
+    assert ending.act is ExpiryAction.END
+    assert "idle for longer" in ending.words
+
+
+def test_in_a_pod_what_is_submitted_decides_alone() -> None:
+    unseen = replace(IDLE, activity=Activity())
+    assert step(ENDS, unseen, NOW + 10_000).act is ExpiryAction.NOTHING
+    in_pod = replace(ENDS, in_pod=True)
+    assert step(in_pod, unseen, NOW + 541).act is ExpiryAction.WARN
+    assert step(in_pod, unseen, NOW + 600).act is ExpiryAction.END
+    for used in (replace(unseen, busy=True), replace(unseen, kept_until=NOW + 10_000)):
+        assert step(in_pod, used, NOW + 600).act is ExpiryAction.NOTHING
+    assert step(replace(in_pod, when_idle=WhenIdle.KEEP), unseen, NOW + 10_000).act is ExpiryAction.NOTHING
+
+
+def test_the_longest_lease_ends_even_a_busy_kernel_after_a_warning() -> None:
+    terms = Terms(ends_at=NOW + 7200, warn_before=300)
+    busy = replace(IDLE, busy=True)
+    assert step(terms, busy, NOW + 6000).act is ExpiryAction.NOTHING
+    warning = step(terms, busy, NOW + 6900)
+    assert (warning.act, "ends in 5min" in warning.words) == (ExpiryAction.WARN, True)
+    assert (
+        step(terms, replace(busy, warned=frozenset({warning.warns_of})), NOW + 7199).act
+        is ExpiryAction.NOTHING
+    )
+    assert step(terms, busy, NOW + 7200).act is ExpiryAction.END
+
+
+def test_the_end_of_the_lease_comes_before_parking() -> None:
+    assert step(Terms(ends_at=NOW + 600, idle_limit=600), IDLE, NOW + 600).act is ExpiryAction.END
+
+
+def test_without_limits_nothing_is_done() -> None:
+    assert step(Terms(), IDLE, NOW + 10**9).act is ExpiryAction.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("terms", "seconds", "answer"),
+    [
+        (PARKS, 7_200, "for 2h, the most that its course allows at once."),
+        (replace(PARKS, keep_at_most=36_000), 10_800, "for 3h."),
+        (replace(PARKS, ends_at=NOW + 7_200), 7_200, "for 2h, the most that its course allows at once."),
+        (
+            replace(PARKS, ends_at=NOW + 51),
+            51,
+            "for 51s only, however long it is in use: its lease",
+        ),
+        (replace(PARKS, ends_at=NOW - 1), 0, "for 0s only"),
+    ],
+)
+def test_who_keeps_a_kernel_is_told_the_earliest_end(terms: Terms, seconds: float, answer: str) -> None:
+    kept, told = keep(terms, 10_800, NOW)
+    assert kept == seconds
+    assert told.startswith(f"This kernel keeps its GPU slice {answer}")

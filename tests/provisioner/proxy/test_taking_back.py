@@ -1,0 +1,384 @@
+"""Slices that somebody takes back: the kernel lives on where it can, and its user reads by whom it was."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.devices import Inventory, activity
+from gpu_pool.embedded import pool
+from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.policy.revocation import Effect
+from gpu_pool.settings import load_settings
+from gpu_pool_client import (
+    Activity,
+    BadRequest,
+    EndReason,
+    Lease,
+    LeaseState,
+    NotAllowed,
+    PoolUnreachable,
+    Process,
+)
+from gpu_pool_provisioner.proxy import expiry_policy, idle_culler
+from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep
+from support.classroom import Classroom, Managers, eventually
+from support.pools import device, take, until
+from support.room import Frontend, frontend
+
+#: Stands for CUDA's device: whoever has it open has initialised CUDA.
+CUDA = "/dev/full"
+USE_CUDA = f"used = open({CUDA!r}, 'w')"
+EXAM = "The exam begins at ten."
+
+
+@pytest.fixture
+def served(classroom: Classroom, course: Any, monkeypatch: pytest.MonkeyPatch) -> Classroom:
+    """A classroom whose card is none of the simulated ones, and whose kernels are looked at often."""
+    card = replace(device(0), simulated=False, uuid="GPU-0")
+
+    def open_pool(url: str) -> EmbeddedPool:
+        settings = load_settings()
+        settings.watchdog = "warn"  # such a pool's kernels look at their lease often, as at gpu-pool serve
+        return EmbeddedPool(pool.store_path(url), settings, lambda: Inventory((card,), "test"))
+
+    course(idle_limit="1h")
+    monkeypatch.setattr(pool, "open_embedded", open_pool)
+    monkeypatch.setattr(activity, "_CUDA_DEVICE", CUDA)
+    monkeypatch.setattr(idle_culler, "_GUARDED_EVERY", 0.2)
+    monkeypatch.setattr(expiry_policy, "_PAUSE", 0.2)
+    monkeypatch.setattr(expiry_policy, "_MAY_WORK", 0.2)  # nobody can say what this card does
+    return classroom
+
+
+def pool_of(served: Classroom) -> EmbeddedPool:
+    assert isinstance(served.pool, EmbeddedPool)
+    return served.pool
+
+
+async def has_noticed(km: Any) -> None:
+    """Return once what stands in front of the kernel holds back its cells: until then one may yet run."""
+    await until(lambda: km.provisioner._room._stay._parking and km.provisioner._room._stay._parking._taken)
+
+
+async def shown(page: Frontend, code: str) -> str:
+    return " ".join("".join((await page.run(code).done()).outputs).split())
+
+
+async def test_a_kernel_that_has_not_used_cuda_lives_on_and_its_next_cell_says_who_took_its_slice(
+    served: Classroom, manager: Managers
+) -> None:
+    km = manager(served.install("all", "1"))
+    await km.start_kernel()
+    pool = pool_of(served)
+    async with frontend(km) as page:
+        await page.run("kept = 42").done()
+        lease = await served.only_lease()
+        assert await pool.effect_of_taking(lease.id) is Effect.KEEPS_KERNEL
+        taken = await pool.withdraw(lease.id, EXAM, EndReason.REVOKED)
+        assert (taken.state, taken.asked_back) == (LeaseState.PARKED, EndReason.REVOKED)
+        await has_noticed(km)
+        other = await served.fill("1")
+        assert other.state is LeaseState.HELD, "it was free at once"
+        cell = page.run("print(kept)")
+        await cell.shows(
+            "An administrator took this kernel's GPU slice back; its variables are kept. "
+            f"\u201c{EXAM}\u201d Waiting for a whole GPU."
+        )
+        await pool.release(other.id)
+        assert "42\n" in (await cell.done()).outputs
+        assert any(EXAM in text for text in cell.outputs), "it stays to be read below the cell"
+        held = await served.only_lease()
+        assert (held.id, held.state, held.asked_back, held.notice) == (lease.id, LeaseState.HELD, None, "")
+
+
+async def test_a_kernel_that_has_used_cuda_is_ended_and_the_page_can_know_before(
+    served: Classroom, manager: Managers
+) -> None:
+    km = manager(served.install("two"))
+    await km.start_kernel()
+    pool = pool_of(served)
+    async with frontend(km) as page:
+        await page.run(USE_CUDA).done()
+        lease = await served.only_lease()
+        assert await pool.effect_of_taking(lease.id) is Effect.ENDS_KERNEL
+        with pytest.raises(NotAllowed, match="has used the GPU"):
+            await pool.withdraw(lease.id, EXAM, EndReason.REVOKED)
+        assert (await served.only_lease()).state is LeaseState.HELD
+        await pool.revoke(lease.id, EXAM)
+
+        async def is_ended() -> bool:
+            return "an administrator took its GPU slice back" in await shown(page, "1")
+
+        await eventually(is_ended)
+        assert await shown(page, "print('anew')") == "anew"
+
+
+async def test_a_cell_that_uses_cuda_after_its_slice_was_taken_is_ended(
+    served: Classroom, manager: Managers, tmp_path: Path
+) -> None:
+    km = manager(served.install("two"))
+    await km.start_kernel()
+    pool = pool_of(served)
+    go_on = tmp_path / "go on"
+    waits = f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.05)\n"
+    async with frontend(km) as page:
+        cell = page.run(f"print('begun', flush=True)\n{waits}{USE_CUDA}\ntime.sleep(600)")
+        await cell.shows("begun")
+        await pool.withdraw((await served.only_lease()).id, EXAM, EndReason.REVOKED)
+        await cell.shows("An administrator took this kernel's GPU slice back")
+        go_on.touch()
+        text = " ".join("".join((await cell.done()).outputs).split())
+        assert "it used the GPU after its slice had been taken back. An administrator took" in text
+        assert EXAM in text
+
+
+@pytest.mark.parametrize(("by", "told"), [(EndReason.REVOKED, EXAM), (EndReason.RELEASED, "")])
+async def test_what_is_asked_back_goes_when_the_cell_that_runs_has_ended(
+    served: Classroom, manager: Managers, tmp_path: Path, by: EndReason, told: str
+) -> None:
+    km = manager(served.install("two"))
+    await km.start_kernel()
+    pool = pool_of(served)
+    go_on = tmp_path / "go on"
+    waits = f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.05)\n"
+    async with frontend(km) as page:
+        cell = page.run(f"{USE_CUDA}\nprint('begun', flush=True)\n{waits}print('done')")
+        await cell.shows("begun")
+        lease = await served.only_lease()
+        await pool.ask_back(lease.id, told, by)
+        await cell.shows("it goes back as soon as the kernel is idle.")
+        go_on.touch()
+        assert "done" in "".join((await cell.done()).outputs)
+        await eventually(served.is_empty)
+        assert (await pool.lease(lease.id)).end_reason is by
+        said = await shown(page, "1")
+        assert "its GPU slice was asked back for when it is idle" in said
+        assert ("An administrator asks" in said) == (by is EndReason.REVOKED)
+        assert told in said
+
+
+async def test_what_is_asked_back_of_a_kernel_that_has_not_used_cuda_is_parked(
+    served: Classroom, manager: Managers
+) -> None:
+    km = manager(served.install("two"))
+    await km.start_kernel()
+    pool = pool_of(served)
+    async with frontend(km) as page:
+        await page.run("kept = 42").done()
+        await pool.ask_back((await served.only_lease()).id, "", EndReason.RELEASED)
+        await has_noticed(km)
+        said = await shown(page, "print(kept)")
+        assert "42" in said
+        assert "You gave this kernel's GPU slice back on the pool's page; its variables are kept." in said
+
+
+async def test_whoever_takes_a_parked_kernel_s_lease_is_told_of_with_their_words(
+    served: Classroom, manager: Managers
+) -> None:
+    km = manager(served.install("two"))
+    await km.start_kernel()
+    pool = pool_of(served)
+    async with frontend(km) as page:
+        await page.run("1").done()
+        lease = await served.only_lease()
+        await pool.withdraw(lease.id, "", EndReason.RELEASED)
+        await has_noticed(km)
+        assert await pool.effect_of_taking(lease.id) is Effect.ENDS_KERNEL
+        await pool.revoke(lease.id, EXAM)
+
+        async def is_told() -> bool:
+            return EXAM in await shown(page, "1")
+
+        await eventually(is_told)
+
+
+async def test_what_no_kernel_manager_looks_after_goes_at_once_or_not_at_all(served: Classroom) -> None:
+    pool = pool_of(served)
+    held = await take(pool, "60%", "held")
+    waiting = await take(pool, "60%", "waiting")
+    await pool.attach(held, Process.current())
+    assert await pool.effect_of_taking(held) is Effect.FREES_SLICE
+    assert await pool.effect_of_taking(waiting) is Effect.LEAVES_QUEUE
+    with pytest.raises(NotAllowed):
+        await pool.withdraw(held, "", EndReason.RELEASED)
+    with pytest.raises(BadRequest, match="Only a kernel's"):
+        await pool.ask_back(held, "", EndReason.RELEASED)
+
+
+def waits_for(go_on: Path) -> str:
+    """Return a cell that says when it has begun, and ends once the file is there."""
+    waits = f"while not os.path.exists({str(go_on)!r}): time.sleep(0.05)"
+    return f"import os, time\nprint('begun', flush=True)\n{waits}\nprint('done')"
+
+
+async def test_a_pool_that_cannot_park_what_is_asked_back_is_left_alone_for_a_while(
+    served: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    km = manager(served.install("two"))
+    await km.start_kernel()
+    pool = pool_of(served)
+    asked, looked = [], []
+    look = pool.lease
+
+    async def park(lease_id: str, **_: Any) -> Lease:
+        asked.append(lease_id)
+        looked.clear()
+        raise PoolUnreachable("The disk is full.")
+
+    async def count(lease_id: str) -> Lease:
+        looked.append(lease_id)
+        return await look(lease_id)
+
+    monkeypatch.setattr(pool, "park", park)
+    monkeypatch.setattr(pool, "lease", count)
+    async with frontend(km) as page:
+        await page.run("kept = 42").done()
+        await pool.ask_back((await served.only_lease()).id, "", EndReason.RELEASED)
+        await until(lambda: asked and len(looked) > 5)
+        assert len(asked) == 1
+        assert (await page.run("print(kept)").done()).outputs[-1] == "42\n"
+
+
+async def test_a_cell_that_begins_while_its_device_is_looked_at_is_not_cut_off(
+    served: Classroom, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    km = manager(served.install("two"))
+    await km.start_kernel()
+    pool = pool_of(served)
+    looks, goes_on = threading.Event(), threading.Event()
+
+    async def activity(_: str) -> Activity:
+        looks.set()
+        await asyncio.to_thread(goes_on.wait)
+        return Activity(initialised=True, working=False)
+
+    # Whoever decides on what was known before the look ends the kernel, whatever is asked of it then.
+    monkeypatch.setattr("gpu_pool_provisioner.proxy.parking.Parking.finds_idle", _says_yes)
+    async with frontend(km) as page:
+        lease = await served.only_lease()
+        await page.run("1").done()
+        monkeypatch.setattr(pool, "activity", activity)
+        await pool.ask_back(lease.id, EXAM, EndReason.REVOKED)
+        await until(looks.is_set)
+        cell = page.run(waits_for(tmp_path / "go on"))
+        await cell.shows("begun")
+        goes_on.set()
+        await has_looked_again(pool, monkeypatch)
+        (tmp_path / "go on").touch()
+        assert "done" in "".join((await cell.done()).outputs)
+
+
+async def _says_yes(_: object) -> bool:
+    return True
+
+
+async def has_looked_again(pool: EmbeddedPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return once whoever looks after a kernel has begun its look at the lease twice more."""
+    look, looked = pool.lease, []
+
+    async def count(lease_id: str) -> Lease:
+        looked.append(lease_id)
+        return await look(lease_id)
+
+    monkeypatch.setattr(pool, "lease", count)
+    await until(lambda: len(looked) > 1)
+
+
+async def test_a_cell_that_begins_when_its_kernel_is_about_to_be_ended_is_not_cut_off(
+    served: Classroom, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    km = manager(served.install("two"))
+    time_is_up, ends, goes_on = idle_culler.IdleCuller.time_is_up, threading.Event(), threading.Event()
+
+    async def late(self: idle_culler.IdleCuller) -> ExpiryStep:
+        step = await time_is_up(self)
+        if step.act is ExpiryAction.END:
+            ends.set()
+            await asyncio.to_thread(goes_on.wait)
+        return step
+
+    monkeypatch.setattr(idle_culler.IdleCuller, "time_is_up", late)
+    await km.start_kernel()
+    pool = pool_of(served)
+    async with frontend(km) as page:
+        await page.run(USE_CUDA).done()
+        lease = await served.only_lease()
+        await pool.ask_back(lease.id, EXAM, EndReason.REVOKED)
+        await until(ends.is_set)
+        cell = page.run(waits_for(tmp_path / "go on"))
+        await cell.shows("begun")
+        goes_on.set()
+        await has_looked_again(pool, monkeypatch)
+        (tmp_path / "go on").touch()
+        assert "done" in "".join((await cell.done()).outputs)
+        await eventually(served.is_empty)
+        assert (await pool.lease(lease.id)).end_reason is EndReason.REVOKED, "then it goes"
+
+
+@pytest.mark.parametrize("at_work", [False, True], ids=["idle", "at work"])
+async def test_a_kernel_whose_parking_was_not_answered_is_parked_all_the_same(
+    served: Classroom, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: bool
+) -> None:
+    km = manager(served.install("two"))
+    await km.start_kernel()
+    pool = pool_of(served)
+    park, asked = pool.park, threading.Event()
+    monkeypatch.setattr(idle_culler, "_TRY_AGAIN", 3_600)  # what is late is seen, and not asked again
+
+    async def activity(_: str) -> Activity:
+        return Activity(initialised=True, working=False, movable=True)
+
+    async def late(lease_id: str) -> Lease:
+        if asked.is_set():
+            return await park(lease_id)
+        asked.set()
+        raise PoolUnreachable("Nobody answers.")
+
+    monkeypatch.setattr(pool, "activity", activity)
+    monkeypatch.setattr(pool, "park", late)
+    async with frontend(km) as page:
+        await page.run("kept = 42").done()
+        lease = await served.only_lease()
+        await pool.ask_back(lease.id, EXAM, EndReason.REVOKED)
+        await until(asked.is_set)
+        cell = page.run(waits_for(tmp_path / "go on")) if at_work else None
+        if cell is not None:
+            await cell.shows("begun")
+        await pool._do(lambda book: book.park(lease.id))
+        if cell is not None:
+            (tmp_path / "go on").touch()
+            assert "done" in "".join((await cell.done()).outputs)
+        else:
+            await has_noticed(km)
+        assert "42\n" in (await page.run("print(kept)").done()).outputs
+    held = await served.only_lease()
+    assert held.id == lease.id
+
+
+async def test_a_user_does_not_replace_what_an_administrator_has_said(
+    served: Classroom, manager: Managers
+) -> None:
+    km = manager(served.install("two"))
+    await km.start_kernel()
+    pool = pool_of(served)
+    lease = await served.only_lease()
+    for by, words in [(EndReason.RELEASED, ""), (EndReason.REVOKED, EXAM), (EndReason.RELEASED, "")]:
+        asked = await pool.ask_back(lease.id, words, by)
+    assert (asked.asked_back, asked.notice) == (EndReason.REVOKED, EXAM)
+
+
+async def test_what_is_parked_at_its_user_s_wish_keeps_an_administrator_s_reason(
+    served: Classroom,
+) -> None:
+    pool = pool_of(served)
+    held = await take(pool, "60%", "held")
+    await pool.attach(held, Process.current(), grace=5.0)
+    await pool.ask_back(held, EXAM, EndReason.REVOKED)
+    parked = await pool._do(lambda book: book.ask_back(held, "", EndReason.RELEASED, now=True))
+    assert (parked.state, parked.asked_back, parked.notice) == (LeaseState.PARKED, EndReason.REVOKED, EXAM)

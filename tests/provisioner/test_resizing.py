@@ -1,0 +1,281 @@
+"""``%gpu use 10%`` in real kernels that were launched directly."""
+
+from __future__ import annotations
+
+import gc
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from jupyter_client.ioloop import AsyncIOLoopKernelManager
+
+from gpu_pool_client import Activity, LeaseState, NotAllowed, Pool, SliceRequest, connect
+from gpu_pool_provisioner.proxy.thread import proxy_loop
+from gpu_pool_provisioner.resize_requests import ResizeRequests, _parse
+from support.classroom import IPYKERNEL, Classroom, Managers, answer, eventually, kill, restarting_soon
+from support.frameworks import write_tensorflow, write_torch
+from support.pools import take
+from support.room import Frontend, frontend
+from support.service import Nursery, nursery, serving
+
+__all__ = ["nursery"]
+
+FACTS = "import os; print(*[os.environ.get(n) for n in ('GPU_POOL_SLICE', 'GPU_POOL_MEMORY_MIB')])"
+
+
+def use_cuda(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the pool see what it would see of a process that has initialised CUDA, until the process ends."""
+    resize = pool.resize
+
+    async def activity(lease_id: str) -> Activity:
+        process = (await pool.lease(lease_id)).process
+        return Activity(initialised=process is not None and bool(process.is_alive()))
+
+    async def refuse(lease_id: str, request: SliceRequest) -> object:
+        if (await activity(lease_id)).initialised:
+            raise NotAllowed("Its process has initialised CUDA.")
+        return await resize(lease_id, request)
+
+    monkeypatch.setattr(pool, "activity", activity)
+    monkeypatch.setattr(pool, "resize", refuse)
+
+
+def mode(path: Path) -> int | None:
+    return stat.S_IMODE(path.lstat().st_mode) if path.exists() else None
+
+
+async def printed(page: Frontend, code: str) -> str:
+    return "".join((await page.run(code).done()).outputs)
+
+
+async def test_a_kernel_changes_its_size_and_keeps_it_over_a_restart(
+    classroom: Classroom, manager: Managers
+) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    before = await classroom.only_lease()
+    async with frontend(km) as page:
+        told = await printed(page, "%gpu use 10%")
+        assert told == "This kernel now has 10% of a GPU: 3276MiB on V100-SXM2-32GB (simulated).\n"
+        assert await printed(page, FACTS) == "10% 3276\n"
+        lease = await classroom.only_lease()
+        assert (lease.id, lease.slices[0].milli) == (before.id, 100)
+        shown = str((await page.run("%gpu").done()).heard)
+        assert "10%" in shown
+        await km.restart_kernel()
+        await page.is_connected()
+        assert await printed(page, FACTS) == "10% 3276\n"
+    await km.shutdown_kernel()
+    assert await classroom.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        ("60%", "cannot become 60% now: not as much is free. It stays as it is."),
+        ("lots", "'lots' is not a GPU slice"),
+        ("3", "that is 3 GPUs; this pool has one"),
+        ("2% model=A100", "no GPU here is like that"),
+    ],
+)
+async def test_what_cannot_be_is_refused_in_words_and_changes_nothing(
+    classroom: Classroom, manager: Managers, size: str, words: str
+) -> None:
+    await classroom.fill("50%")
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = await page.run(f"%gpu use {size}").done()
+        assert words in "".join(cell.outputs)
+        assert {m["content"]["name"] for m in cell.heard if m["msg_type"] == "stream"} == {"stderr"}
+        assert await printed(page, FACTS) == "2% 655\n"
+
+
+def imitated(folder: Path) -> tuple[str, Path]:
+    """Make an environment; return its Python, and its site-packages, which are empty."""
+    python, packages = folder / "bin/python", folder / f"lib/python3.{sys.version_info[1]}/site-packages"
+    packages.mkdir(parents=True)
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    (folder / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).parent}\n")
+    return str(python), packages
+
+
+#: The environment is an imitation, so its kernels take what they need from this one.
+HERE = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+async def test_limits_that_are_set_at_import_follow_until_the_gpu_is_used(
+    classroom: Classroom, manager: Managers, tmp_path: Path
+) -> None:
+    python, packages = imitated(tmp_path / "env")
+    write_torch(packages)
+    write_tensorflow(packages)
+    km = manager(classroom.install("two", argv=(python, *IPYKERNEL[1:]), env=HERE))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        enforced = "cooperative (framework caps: torch, tensorflow only in the kernel itself)"
+        assert enforced in str((await page.run("%gpu").done()).heard)
+        assert await printed(page, "import torch, tensorflow") == ""
+        assert await printed(page, "%gpu use 50%") == (
+            "This kernel now has 50% of a GPU: 16GiB on V100-SXM2-32GB (simulated).\n"
+        )
+        used = "torch.cuda.init(); print(torch.cuda.fractions[0])"
+        assert await printed(page, used) == "0.48443\n"
+        told = await printed(page, "%gpu use 10%")
+        assert "torch has begun to use the GPU and keeps its old memory limit" in told
+        assert "tensorflow" not in told
+        used = "tensorflow.constant(1); print(tensorflow.context.initialised_with['GPU:0'])"
+        assert await printed(page, used) == "[2766]\n"
+
+
+async def test_a_kernel_that_shrinks_from_a_whole_gpu_is_limited_from_then_on(
+    classroom: Classroom, manager: Managers, tmp_path: Path
+) -> None:
+    python, packages = imitated(tmp_path / "env")
+    write_torch(packages)
+    km = manager(classroom.install("whole", "1", argv=(python, *IPYKERNEL[1:]), env=HERE))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        assert await printed(page, "import torch") == ""
+        await page.run("%gpu use 50%").done()
+        used = "torch.cuda.init(); print(torch.cuda.fractions[0])"
+        assert await printed(page, used) == "0.48443\n"
+
+
+async def test_limits_of_frameworks_follow_but_for_those_that_the_user_has_changed(
+    classroom: Classroom, manager: Managers, tmp_path: Path
+) -> None:
+    python, packages = imitated(tmp_path / "env")
+    for framework in ("cupy-13.0.0", "jaxlib-0.5.0"):
+        (packages / f"{framework}.dist-info").mkdir(parents=True)
+    km = manager(classroom.install("two", argv=(python, *IPYKERNEL[1:]), env=HERE))
+    await km.start_kernel()
+    limits = (
+        "print(*[os.environ.get(n) for n in ('CUPY_GPU_MEMORY_LIMIT', 'XLA_PYTHON_CLIENT_MEM_FRACTION')])"
+    )
+    async with frontend(km) as page:
+        page.run("import os, sys; os.environ['CUPY_GPU_MEMORY_LIMIT'] = '1'; sys.modules['jax'] = sys")
+        told = await printed(page, "%gpu use 50%")
+        assert "jax was imported before the change" in told
+        assert "cupy" not in told
+        assert await printed(page, limits) == "1 0.48443\n"
+        await page.run("%gpu use 1").done()
+        assert await printed(page, limits) == "1 None\n"
+
+
+@pytest.mark.long
+async def test_after_cuda_was_used_the_size_changes_at_the_next_restart(
+    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_cuda(classroom.pool, monkeypatch)
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        told = await printed(page, "%gpu use 10%")
+        assert "it has used the GPU" in told
+        assert "Restart the kernel: it then changes to 10%, if that is free." in told
+        assert await printed(page, FACTS) == "2% 655\n"
+        await km.restart_kernel()
+        await page.is_connected()
+        assert await printed(page, FACTS) == "10% 3276\n"
+
+
+@pytest.mark.long
+async def test_a_size_that_is_not_free_at_the_restart_is_told_below_the_first_cell(
+    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_cuda(classroom.pool, monkeypatch)
+    km = manager(classroom.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("%gpu use 10%").done()
+    await classroom.fill("98%")
+    pid = km.provisioner.pid
+    kill(pid)
+
+    async def is_another() -> bool:
+        return km.provisioner.pid not in (None, pid)
+
+    await eventually(is_another)
+    async with frontend(km) as page:
+        assert (await printed(page, "1")).startswith("You asked for 10%. This kernel still has 2% of a GPU.")
+        assert await printed(page, FACTS) == "2% 655\n"
+
+
+async def test_the_place_for_wishes_is_private_and_goes_with_the_kernel(
+    classroom: Classroom, manager: Managers
+) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    folder = Path((await answer(km, "import os; print(os.environ['GPU_POOL_WISHES'])")).strip())
+    assert folder.parent == Path(km.connection_file).parent
+    assert [mode(folder), mode(folder / "wishes")] == [0o700, 0o600]
+    await km.shutdown_kernel()
+    assert mode(folder) is None
+
+
+def test_a_place_that_nobody_needs_any_more_goes_away(tmp_path: Path) -> None:
+    wishes = ResizeRequests(str(tmp_path / "kernel.json"), proxy_loop())
+    (folder,) = tmp_path.iterdir()
+    assert wishes.variables == {"GPU_POOL_WISHES": str(folder)}
+    del wishes
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"", b"\xff", b"[" * 4000, b"null", b"7", b'{"size": "50%"}', b'{"wish": 1, "size": "50%"}'),
+        *(b'{"wish": "1", "size": []}', b'{"wish": "../x", "size": "50%"}', b'{"wish": "", "size": "50%"}'),
+    ],
+)
+def test_what_is_no_wish_is_none(line: bytes) -> None:
+    assert _parse(line) is None
+    assert _parse(b'{"wish": "1", "size": "50%"}') == ("1", "50%")
+
+
+async def test_nonsense_in_the_pipe_is_passed_over(classroom: Classroom, manager: Managers) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    folder = Path((await answer(km, "import os; print(os.environ['GPU_POOL_WISHES'])")).strip())
+    for nonsense in (b"\n", b"\xff" * 4000, b"[" * 4000 + b"\n", b'{"wish": "../x", "size": "50%"}\n'):
+        with (folder / "wishes").open("wb", buffering=0) as pipe:
+            pipe.write(nonsense)
+    (folder / "answer").mkdir()
+    async with frontend(km) as page:
+        page.run("%gpu use 10%")
+        (folder / "answer").rmdir()
+        assert "now has 20%" in await printed(page, "%gpu use 20%")
+    assert (await classroom.only_lease()).state is LeaseState.HELD
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_kernel_of_a_service_changes_its_size(
+    classroom: Classroom, manager: Managers, nursery: Nursery, tmp_path: Path, waits: bool
+) -> None:
+    async with serving(nursery, tmp_path / "service", "") as service, connect(service.url) as pool:
+        held = await take(pool, "1", "teacher") if waits else ""
+        km = manager(classroom.install("two", pool_url=service.url))
+        await km.start_kernel()
+        async with frontend(km) as page:
+            cell = page.run("%gpu use 10%")
+            if waits:
+                await cell.shows("Waiting for a GPU slice of 2%")
+                await pool.release(held)
+            await cell.shows("This kernel now has 10% of a GPU")
+            assert await printed(page, FACTS) == "10% 3276\n"
+        await km.shutdown_kernel()
+        (row,) = [row for row in await pool.history() if row["request"] == "10%"]
+        assert row["milli"] == 100
+
+
+async def test_a_whole_gpu_is_called_so(classroom: Classroom, manager: Managers) -> None:
+    km = manager(classroom.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        told = await printed(page, "%gpu use 1")
+        assert told == "This kernel now has a whole GPU: 32GiB on V100-SXM2-32GB (simulated).\n"
