@@ -242,8 +242,8 @@ c.ServeApp.kubernetes = True
 c.KubernetesSettings.kubeconfig = {str(cluster.kubeconfig)!r}
 c.KubernetesSettings.namespace = {namespace!r}
 """
-    with contextlib.closing(Nursery("import gpu_pool.cluster.pool")) as nursery:
-        async with serving(nursery, folder / "service", settings) as service:
+    with contextlib.closing(Nursery("import gpu_pool.cluster.pool")) as children:
+        async with serving(children, folder / "service", settings) as service:
             os.environ["GPU_POOL_URL"] = service.url
             yield Classroom(folder, service.url), service.url
 

@@ -32,16 +32,16 @@ SETTINGS = f"c.PoolSettings.max_waiting = {CLASS}\n"
 @asynccontextmanager
 async def serving(folder: Path, settings: str = SETTINGS, devices: str = "") -> AsyncIterator[HubService]:
     """Run a Hub, and behind it a service, by default over one simulated V100 with room for fifty."""
-    hub, nursery = Hub(folder / "hub", free_port(), free_port()), Nursery()
+    hub, children = Hub(folder / "hub", free_port(), free_port()), Nursery()
     hub.folder.mkdir()
     write_hub(hub)
     hub.start()
     try:
-        async with serving_hub(nursery, hub, folder / "pool", settings, devices=devices) as behind:
+        async with serving_hub(children, hub, folder / "pool", settings, devices=devices) as behind:
             yield behind
     finally:
         hub.close()
-        nursery.close()
+        children.close()
 
 
 async def students(behind: HubService, count: int = CLASS) -> list[Pool]:

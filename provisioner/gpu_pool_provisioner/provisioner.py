@@ -103,8 +103,8 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
         if self._slice is None:
             return await super().launch_kernel(cmd, **kwargs)
         async with self._undone_on_failure():
-            if self._room is not None or self._lease is None or self._needs_room(self._lease):
-                await self._wait_in_room(self._slice, self._lease, cmd, kwargs)
+            if self._proxy is not None or self._lease is None or self._needs_proxy(self._lease):
+                await self._wait_in_proxy(self._slice, self._lease, cmd, kwargs)
             else:
                 await self._launch_on(self._lease, cmd, kwargs)
                 await self._attach_kernel(self._slice.pool, self._lease.id)
@@ -128,26 +128,26 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
             await self._keep_slice(self._slice)
         elif self._slice is not None:
             in_pod = self._in_pod
-            await self._leave_room()  # first: nobody would give back what is still being asked for
+            await self._leave_proxy()  # first: nobody would give back what is still being asked for
             # A process that the system does not let die still has its slice, until the pool sees it gone.
             if in_pod or await self.poll() is not None:
                 await self._slice.give_back()
             self._slice.forget()
             self._started = False
-            self._close_wishes()
+            self._close_resize_requests()
             self._close_ports()
         await super().cleanup(restart=restart)
 
     async def _keep_slice(self, claim: KernelSlice) -> None:
         """Keep the slice over a restart; the pool may take its time."""
-        if self._room is not None:
-            await on_proxy_thread(self._room.being_restarted())
+        if self._proxy is not None:
+            await on_proxy_thread(self._proxy.being_restarted())
         try:
             await claim.fulfil()  # before something that lives stands in for what used the devices
             await claim.stand_in(self.restart_grace + _MARGIN)
         finally:
-            if self._room is not None:
-                await on_proxy_thread(self._room.being_restarted(within=_ANSWERS_WITHIN))
+            if self._proxy is not None:
+                await on_proxy_thread(self._proxy.being_restarted(within=_ANSWERS_WITHIN))
 
     async def get_provisioner_info(self) -> dict[str, Any]:
         """Return what another process needs to manage this kernel: jupyter_client's way to persist it."""
@@ -168,7 +168,7 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
 
     @property
     def _in_pod(self) -> bool:
-        return self._room is not None and self._room.in_pod
+        return self._proxy is not None and self._proxy.in_pod
 
     def _new_slice(self) -> KernelSlice:
         return KernelSlice(
@@ -179,9 +179,9 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
         """Return the slice's lease; None where the pool has yet to answer, and a room is to wait for that."""
         try:
             wanted = self._slice = self._slice or self._new_slice()
-            if not self.waiting_room:
+            if not self.waiting_proxy:
                 return await wanted.take(self._holder(), self.wait_timeout)
-            return await on_proxy_thread(self._turn_for(wanted).begin(_ANSWERS_WITHIN))
+            return await on_proxy_thread(self._lease_client_for(wanted).begin(_ANSWERS_WITHIN))
         except TimedOut as error:
             fitting = await self._kernels_that_fit(error, wanted)
             advised = advice.with_advice(error, fitting, self.contact)
@@ -189,9 +189,9 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
         except GpuPoolError as error:
             raise advice.for_dialog(error) from error
 
-    def _turn_for(self, claim: KernelSlice) -> LeaseClient:
-        self._turn = self._turn or LeaseClient(claim, self._holder(), self.outage_timeout)
-        return self._turn
+    def _lease_client_for(self, claim: KernelSlice) -> LeaseClient:
+        self._lease_client = self._lease_client or LeaseClient(claim, self._holder(), self.outage_timeout)
+        return self._lease_client
 
     def _holder(self) -> Holder:
         name = f"{advice.kernel_name(self.kernel_spec.display_name, 180)} [{str(self.kernel_id)[:8]}]"
@@ -216,11 +216,13 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
         """Launch the kernel's process with its slice's environment; return its pid."""
         assert self._slice is not None
         environment = kwargs["env"]
-        outfit = SliceEnvironment(cmd, environment, lease)
-        wishing = self._hear_wishes(self._manager.connection_file, partial(grant, self._slice, outfit))
+        slice_variables = SliceEnvironment(cmd, environment, lease)
+        wishing = self._hear_resize_requests(
+            self._manager.connection_file, partial(grant, self._slice, slice_variables)
+        )
         # Last, so that nothing in the kernelspec's own environment overrides it.
         ours = {
-            **outfit.variables,
+            **slice_variables.variables,
             **wishing,
             **self._slice.news,
             URL_VARIABLE: self._slice.pool.url,
@@ -229,11 +231,11 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
         return await self._launch_process(kernel_command(cmd), **{**kwargs, "env": {**environment, **ours}})
 
     @staticmethod
-    def _needs_room(lease: Lease) -> bool:
+    def _needs_proxy(lease: Lease) -> bool:
         """Whether something must stand in front of the kernel: to wait, or to warn and to hold later."""
         return lease.state is LeaseState.WAITING or lease.terms.has_limits or lease.terms.in_pod
 
-    async def _wait_in_room(
+    async def _wait_in_proxy(
         self, claim: KernelSlice, lease: Lease | None, cmd: list[str], kwargs: dict[str, Any]
     ) -> None:
         async def here(lease: Lease, inner: BackendConnection) -> int:
@@ -253,7 +255,7 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
             ending=lambda: self._manager.shutting_down,
             start_timeout=self.start_timeout,
         )
-        await self._enter_room(kernel, self._turn_for(claim), lease, Launch(here, in_pod))
+        await self._enter_proxy(kernel, self._lease_client_for(claim), lease, Launch(here, in_pod))
 
     def _for_pod(
         self, cmd: list[str], kwargs: dict[str, Any], connection: Mapping[str, Any]
@@ -304,7 +306,7 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
 
     async def _undo_start(self) -> None:
         await self._stop_watch()
-        await self._leave_room()
+        await self._leave_proxy()
         await self.kill()
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.wait(), _KILLED_WITHIN)
@@ -312,5 +314,5 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
             await self._slice.give_back()
             if not self._started:
                 self._slice.forget()
-        self._close_wishes()
+        self._close_resize_requests()
         self._close_ports()

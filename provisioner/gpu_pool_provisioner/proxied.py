@@ -25,56 +25,56 @@ from gpu_pool_provisioner.resize_requests import Grant, ResizeRequests, accept_r
 class ProxiedProvisioner(LocalProvisioner):
     """The stock provisioner, with a room before the process and in front of it."""
 
-    _room: KernelProxy | None = None
+    _proxy: KernelProxy | None = None
     #: Asks for the slice, from the first start on.
-    _turn: LeaseClient | None = None
+    _lease_client: LeaseClient | None = None
     #: The ports and keys on which the room listens.
-    _room_connection: KernelConnectionInfo | None = None
+    _proxy_connection: KernelConnectionInfo | None = None
     #: Where the running kernel asks for another size of its slice.
-    _wishes: ResizeRequests | None = None
+    _resize_requests: ResizeRequests | None = None
 
-    async def _enter_room(
-        self, kernel: ProxiedKernel, turn: LeaseClient, lease: Lease | None, launch: Launch
+    async def _enter_proxy(
+        self, kernel: ProxiedKernel, lease_client: LeaseClient, lease: Lease | None, launch: Launch
     ) -> None:
         """Let a room speak for the kernel: a new one, or after a restart the same one.
 
         Without a lease the turn still asks for it.
         """
-        if self._room is not None and (self._room.closed or self._room_connection != self.connection_info):
-            await self._leave_room()
-        if self._room is None:
-            room = KernelProxy(kernel, turn)
-            await on_proxy_thread(room.open())
-            self._room, self._room_connection = room, dict(self.connection_info)  # type: ignore[assignment]
-        await on_proxy_thread(self._room.start(lease, launch))
+        if self._proxy is not None and (self._proxy.closed or self._proxy_connection != self.connection_info):
+            await self._leave_proxy()
+        if self._proxy is None:
+            proxy = KernelProxy(kernel, lease_client)
+            await on_proxy_thread(proxy.open())
+            self._proxy, self._proxy_connection = proxy, dict(self.connection_info)  # type: ignore[assignment]
+        await on_proxy_thread(self._proxy.start(lease, launch))
 
-    async def _leave_room(self) -> None:
+    async def _leave_proxy(self) -> None:
         """Close the room's ports, and ask for nothing more. May be repeated."""
-        room, self._room = self._room, None
-        if room is not None:
-            await on_proxy_thread(room.close())
-        if self._turn is not None:
-            await on_proxy_thread(self._stop_asking(self._turn))
+        proxy, self._proxy = self._proxy, None
+        if proxy is not None:
+            await on_proxy_thread(proxy.close())
+        if self._lease_client is not None:
+            await on_proxy_thread(self._stop_asking(self._lease_client))
 
     @staticmethod
-    async def _stop_asking(turn: LeaseClient) -> None:
-        turn.stop()
+    async def _stop_asking(lease_client: LeaseClient) -> None:
+        lease_client.stop()
 
-    def _hear_wishes(self, connection_file: str, grant: Grant) -> Mapping[str, str]:
+    def _hear_resize_requests(self, connection_file: str, grant: Grant) -> Mapping[str, str]:
         """Let the kernel that is about to be launched wish for things; return the variables it needs."""
-        if self._wishes is None or self._wishes.connection_file != connection_file:
-            self._close_wishes()
-            self._wishes = accept_resize_requests(connection_file, proxy_loop())
-        if self._wishes is None:
+        if self._resize_requests is None or self._resize_requests.connection_file != connection_file:
+            self._close_resize_requests()
+            self._resize_requests = accept_resize_requests(connection_file, proxy_loop())
+        if self._resize_requests is None:
             return {}
-        self._wishes.grant = grant
-        return self._wishes.variables
+        self._resize_requests.grant = grant
+        return self._resize_requests.variables
 
-    def _close_wishes(self) -> None:
+    def _close_resize_requests(self) -> None:
         """Hear no more. May be repeated."""
-        if self._wishes is not None:
-            self._wishes.close()
-            self._wishes = None
+        if self._resize_requests is not None:
+            self._resize_requests.close()
+            self._resize_requests = None
 
     @property
     def has_process(self) -> bool:
@@ -83,7 +83,7 @@ class ProxiedProvisioner(LocalProvisioner):
 
     @property
     def _stands_in(self) -> bool:
-        return self._room is not None and self._room.standing_in
+        return self._proxy is not None and self._proxy.standing_in
 
     async def poll(self) -> int | None:
         """Return None while the kernel lives. Called by ``is_alive``, often."""
@@ -97,27 +97,27 @@ class ProxiedProvisioner(LocalProvisioner):
 
     async def send_signal(self, signum: int) -> None:
         """Pass a signal on; an interrupt gives up a wait. Also called by kill and terminate."""
-        room = self._room
-        if room is not None and signum == signal.SIGINT and room.takes_interrupts:
-            await on_proxy_thread(room.interrupt())
-        elif room is not None and room.standing_in:
+        proxy = self._proxy
+        if proxy is not None and signum == signal.SIGINT and proxy.takes_interrupts:
+            await on_proxy_thread(proxy.interrupt())
+        elif proxy is not None and proxy.standing_in:
             # What is not here takes no other signals.
             if signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGHUP):
-                await on_proxy_thread(room.stop())
+                await on_proxy_thread(proxy.stop())
         else:
             await super().send_signal(signum)
 
     async def kill(self, restart: bool = False) -> None:
         """End the kernel at once."""
-        if self._room is not None and self._room.standing_in:
-            await on_proxy_thread(self._room.stop())
+        if self._proxy is not None and self._proxy.standing_in:
+            await on_proxy_thread(self._proxy.stop())
         else:
             await super().kill(restart=restart)
 
     async def terminate(self, restart: bool = False) -> None:
         """Ask the kernel to end."""
-        if self._room is not None and self._room.standing_in:
-            await on_proxy_thread(self._room.stop())
+        if self._proxy is not None and self._proxy.standing_in:
+            await on_proxy_thread(self._proxy.stop())
         else:
             await super().terminate(restart=restart)
 

@@ -111,14 +111,16 @@ def _open_pipe(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
 
-def _add_reader(loop: asyncio.AbstractEventLoop, pipe: int, wishes: weakref.ref[ResizeRequests]) -> None:
+def _add_reader(
+    loop: asyncio.AbstractEventLoop, pipe: int, resize_requests: weakref.ref[ResizeRequests]
+) -> None:
     # The loop must not keep alive what nobody else needs any more.
     def hear() -> None:
-        found = wishes()
+        found = resize_requests()
         if found is not None:
             found.hear()
 
-    if wishes() is not None:
+    if resize_requests() is not None:
         loop.add_reader(pipe, hear)
 
 

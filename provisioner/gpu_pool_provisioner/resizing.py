@@ -42,7 +42,7 @@ class SliceEnvironment:
 
 
 async def grant(
-    claim: KernelSlice, outfit: SliceEnvironment, size: str, *, can_restart: bool = True
+    claim: KernelSlice, slice_variables: SliceEnvironment, size: str, *, can_restart: bool = True
 ) -> dict[str, Any]:
     """Change a running kernel's slice; return what the kernel does and says about it.
 
@@ -60,7 +60,7 @@ async def grant(
     except GpuPoolError as error:
         return _refused(error)
     until = "" if can_restart else " A restart brings back the size it was started with."
-    return {"granted": True, "words": _has(lease) + until, "variables": outfit.change(lease)}
+    return {"granted": True, "words": _has(lease) + until, "variables": slice_variables.change(lease)}
 
 
 def request_resize(claim: KernelSlice, size: str) -> str:

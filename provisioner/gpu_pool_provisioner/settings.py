@@ -41,7 +41,7 @@ class SliceSettings(LocalProvisioner):
         config=True,
         help="The course in whose name slices are asked for. Empty: $GPU_POOL_COURSE, or else none.",
     )
-    waiting_room = Bool(
+    waiting_proxy = Bool(
         True,
         config=True,
         help="""Whether a kernel for which no slice is free starts all the same, and waits in line.

@@ -282,11 +282,11 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         """Return what the cluster has, and log what it cannot give of what servers are offered."""
         api = shared_client("CoreV1Api").api_client
         options = DialectOptions(**self.dialect_options)
-        sight = cluster_reader_of(api, self.dialect, options)
-        supply = await sight.look(fresh=fresh)
+        snapshot = cluster_reader_of(api, self.dialect, options)
+        supply = await snapshot.look(fresh=fresh)
         if supply is not None:
             for words in faults(self._courses(), configured_pod(self), supply.dialect):
-                sight.tell(words)
+                snapshot.tell(words)
         return supply
 
     async def _make_claim_templates(self) -> None:

@@ -10,9 +10,9 @@ from playwright.async_api import Page, async_playwright, expect
 from gpu_pool_client import Holder, Process, connect, parse_request
 from support.front import front
 from support.hub import ADMIN, PREFIX, Hub, hub, serving_hub
-from support.service import Nursery, nursery
+from support.service import Nursery, children
 
-__all__ = ["hub", "nursery"]
+__all__ = ["children", "hub"]
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]
 COURSE = "title: Machine Learning\ninstructors: [ada]\nslices: [{name: Part, request: 20%}]\n"
@@ -27,14 +27,14 @@ async def log_in(page: Page, address: str, user: str) -> None:
 
 
 async def test_a_student_and_an_administrator_log_in_at_the_hub(
-    chromium: str, nursery: Nursery, hub: Hub, tmp_path: Path
+    chromium: str, children: Nursery, hub: Hub, tmp_path: Path
 ) -> None:
     courses = tmp_path / "courses"
     courses.mkdir()
     (courses / "ml.yaml").write_text(COURSE)
     settings = f"c.PoolSettings.courses_dir = {str(courses)!r}\n"
     async with (
-        serving_hub(nursery, hub, tmp_path / "pool", settings) as served,
+        serving_hub(children, hub, tmp_path / "pool", settings) as served,
         front(hub.port, hub.service_port, PREFIX) as address,
         async_playwright() as playwright,
         connect(served.service.url) as pool,

@@ -152,7 +152,7 @@ def test_a_folder_of_the_home_that_is_another_volume_of_its_claim_stays_as_it_is
     assert found == HomeVolume(ALL, (HomeMount(), HomeMount("graded", read_only=expected, below="graded")))
 
 
-def test_another_volume_of_the_homes_claim_is_refused_if_it_is_not_understood() -> None:
+def test_another_volume_of_the_volume_claims_claim_is_refused_if_it_is_not_understood() -> None:
     mount = {"name": "x", "mountPath": f"{HOME}/graded"}
     with pytest.raises(UnclearMount, match="its volume claim says 'next'"):
         read({}, mount, volumes=[claimed("x", next=1)])

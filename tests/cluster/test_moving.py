@@ -6,11 +6,11 @@ from pathlib import Path
 
 from support.fake_kubernetes import FakeKubernetes
 from support.hub import Hub, hub, serving_hub
-from support.kernel_pods import cluster_nursery
+from support.kernel_pods import cluster_children
 from support.pools import eventually
 from support.service import Nursery
 
-__all__ = ["cluster_nursery", "hub"]
+__all__ = ["cluster_children", "hub"]
 
 #: Run by the service first: it sees another boot, of a machine that is up for a month longer.
 ANOTHER_NODE = """
@@ -27,7 +27,7 @@ assert processes.boot_id() == "another"
 
 
 async def test_leases_are_kept_on_another_node(
-    cluster_nursery: Nursery, hub: Hub, fake: FakeKubernetes, tmp_path: Path
+    cluster_children: Nursery, hub: Hub, fake: FakeKubernetes, tmp_path: Path
 ) -> None:
     token = await hub.token("ada")
     settings = (
@@ -35,7 +35,7 @@ async def test_leases_are_kept_on_another_node(
     )
     config = str(fake.kubeconfig(tmp_path / "kubeconfig"))
     serving = serving_hub(
-        cluster_nursery, hub, tmp_path / "pool", settings, "--kubernetes", kubeconfig=config
+        cluster_children, hub, tmp_path / "pool", settings, "--kubernetes", kubeconfig=config
     )
     async with serving as behind:
         holds = await behind.take(token, "60%", "holds", Gpu_Pool_Client="0123456789abcdef")

@@ -15,11 +15,11 @@ from gpu_pool_client import Holder, LeaseState, NotAllowed, PodPhase, connect, p
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
 from support.hub import ADMIN
-from support.kernel_pods import claim, cluster_nursery, command, held, notebook, running, serving_cluster
+from support.kernel_pods import claim, cluster_children, command, held, notebook, running, serving_cluster
 from support.pools import embedded, until
 from support.service import Nursery, Service
 
-__all__ = ["cluster_nursery"]
+__all__ = ["cluster_children"]
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ async def fake() -> AsyncIterator[FakeKubernetes]:
 
 
 @pytest.fixture
-async def service(cluster_nursery: Nursery, fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Service]:
+async def service(cluster_children: Nursery, fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Service]:
     config = fake.kubeconfig(tmp_path / "kubeconfig")
-    async with serving_cluster(cluster_nursery, tmp_path / "service", config) as service:
+    async with serving_cluster(cluster_children, tmp_path / "service", config) as service:
         yield service
 
 
@@ -56,7 +56,7 @@ async def test_a_client_starts_follows_and_ends_a_kernel(service: Service, fake:
 
 
 async def test_a_kernel_gets_what_its_course_says(
-    cluster_nursery: Nursery, fake: FakeKubernetes, tmp_path: Path
+    cluster_children: Nursery, fake: FakeKubernetes, tmp_path: Path
 ) -> None:
     (tmp_path / "courses").mkdir()
     course = "{kernel_image: kernel:2, kernel_memory: 2GiB, home: none}"
@@ -64,7 +64,7 @@ async def test_a_kernel_gets_what_its_course_says(
     (tmp_path / "courses" / "cs101.yaml").write_text(text)
     settings = f"c.PoolSettings.courses_dir = {str(tmp_path / 'courses')!r}"
     config = fake.kubeconfig(tmp_path / "kubeconfig")
-    serving = serving_cluster(cluster_nursery, tmp_path / "service", config, settings)
+    serving = serving_cluster(cluster_children, tmp_path / "service", config, settings)
     async with serving as service, connect(service.url) as pool:
         lease = await pool.request(parse_request("2%"), Holder("ada", "cs101"), "key")
         await pool.launch(lease.id, command())
@@ -133,11 +133,11 @@ async def test_a_pool_without_a_cluster_starts_no_kernels(tmp_path: Path) -> Non
     ],
 )
 async def test_a_wrong_setting_is_told_at_the_start(
-    cluster_nursery: Nursery, fake: FakeKubernetes, tmp_path: Path, settings: str, words: str
+    cluster_children: Nursery, fake: FakeKubernetes, tmp_path: Path, settings: str, words: str
 ) -> None:
     config = fake.kubeconfig(tmp_path / "kubeconfig")
     service = Service(
-        cluster_nursery, tmp_path / "service", ("--kubernetes",), environment={"KUBECONFIG": str(config)}
+        cluster_children, tmp_path / "service", ("--kubernetes",), environment={"KUBECONFIG": str(config)}
     )
     service.configure(settings)
     process = service.launch()
@@ -146,10 +146,10 @@ async def test_a_wrong_setting_is_told_at_the_start(
 
 
 async def test_a_cluster_that_cannot_be_reached_is_told_at_the_start(
-    cluster_nursery: Nursery, tmp_path: Path
+    cluster_children: Nursery, tmp_path: Path
 ) -> None:
     service = Service(
-        cluster_nursery, tmp_path / "service", ("--kubernetes",), environment={"KUBECONFIG": "/nowhere"}
+        cluster_children, tmp_path / "service", ("--kubernetes",), environment={"KUBECONFIG": "/nowhere"}
     )
     service.configure("")
     process = service.launch()

@@ -13,11 +13,11 @@ from gpu_pool_client import Device, Pool, connect
 from support.clusters import hami
 from support.fake_kubernetes import fake_kubernetes
 from support.hub import ADMIN, Hub, hub, serving_hub
-from support.kernel_pods import CARD, cluster_nursery, serving_cluster
+from support.kernel_pods import CARD, cluster_children, serving_cluster
 from support.pools import embedded
-from support.service import DEVICES, Nursery, nursery, serving
+from support.service import DEVICES, Nursery, children, serving
 
-__all__ = ["cluster_nursery", "hub", "nursery"]
+__all__ = ["children", "cluster_children", "hub"]
 
 _SETTINGS = 'c.PoolSettings.courses = {"cs101": {}}'
 #: What a pool promises of processes that it sees: over TCP none (tests/pool/service/test_heartbeats.py).
@@ -51,7 +51,7 @@ async def pool(
     tmp_path: Path,
     backend: str,
     device: Device,
-    nursery: Nursery,
+    children: Nursery,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Pool]:
     """An empty pool over one V100 with 32 GiB, simulated or a cluster's."""
@@ -66,11 +66,11 @@ async def pool(
             hub: Hub = request.getfixturevalue("hub")
             monkeypatch.setenv("GPU_POOL_TOKEN", await hub.token(ADMIN))
             behind = await stack.enter_async_context(
-                serving_hub(nursery, hub, tmp_path / "service", _SETTINGS)
+                serving_hub(children, hub, tmp_path / "service", _SETTINGS)
             )
             opened = connect(behind.url)
         else:
-            service = await stack.enter_async_context(serving(nursery, tmp_path / "service", _SETTINGS))
+            service = await stack.enter_async_context(serving(children, tmp_path / "service", _SETTINGS))
             opened = connect(service.url)
         yield await stack.enter_async_context(opened)
 
@@ -78,9 +78,11 @@ async def pool(
 async def _cluster(request: pytest.FixtureRequest, stack: AsyncExitStack, folder: Path) -> str:
     """Serve a cluster with one GPU; return the URL."""
     pytest.importorskip("kubernetes_asyncio", reason="the extra [kubernetes] is not installed")
-    nursery: Nursery = request.getfixturevalue("cluster_nursery")
+    children: Nursery = request.getfixturevalue("cluster_children")
     fake = await stack.enter_async_context(fake_kubernetes())
     fake.put("nodes", hami("n1", model="V100-SXM2-32GB"))
     config = fake.kubeconfig(folder / "kubeconfig")
-    service = await stack.enter_async_context(serving_cluster(nursery, folder / "service", config, _SETTINGS))
+    service = await stack.enter_async_context(
+        serving_cluster(children, folder / "service", config, _SETTINGS)
+    )
     return service.url

@@ -16,9 +16,9 @@ from fuzz.corpus import kept
 from gpu_pool_client import GpuPoolError
 from gpu_pool_client.remote.exchange import ask
 from gpu_pool_client.remote.problems import error_of
-from support.service import Nursery, Service, nursery
+from support.service import Nursery, Service, children
 
-__all__ = ["nursery"]
+__all__ = ["children"]
 
 _ADDRESSES = [
     ("POST", "leases"), ("POST", "leases/1-00000000/attach"), ("POST", "leases/1-00000000/renew"),
@@ -63,9 +63,9 @@ BODIES = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def service(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(children: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder: Path = tmp_path_factory.mktemp("bodies")
-    service = Service(nursery, folder)
+    service = Service(children, folder)
     service.configure("c.ServeApp.max_decisions = 1_000_000")
     asyncio.run(service.start())
     yield service

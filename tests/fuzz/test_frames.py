@@ -151,8 +151,8 @@ def test_the_relay_outlives_what_is_said_on_both_sides(
                 for side, channel, parts in conversation:
                     if channel == "hb":
                         continue  # passed on unread, on another thread
-                    wire = front[channel] if side == "front" else made.back[channel]
-                    wire.on_message(_frames(parts))
+                    channel = front[channel] if side == "front" else made.back[channel]
+                    channel.on_message(_frames(parts))
                     made.tell("a line")
             made.unanswered()
 
@@ -162,23 +162,23 @@ def test_the_relay_outlives_what_is_said_on_both_sides(
 @kept("frames", _read)
 @settings(max_examples=50)
 @given(CONVERSATIONS)
-def test_the_reception_outlives_what_pages_say(conversation: list[tuple[str, str, list[bytes]]]) -> None:
+def test_the_pending_outlives_what_pages_say(conversation: list[tuple[str, str, list[bytes]]]) -> None:
     front = _recorders()
     calls = PendingKernelCalls(lambda: None, lambda: None, lambda: None)
-    reception = PendingKernel(
+    pending = PendingKernel(
         Session(key=_KEY), front, calls, messages.introduction("python", [], debugger=True)
     )
     for _, channel, parts in conversation:
-        reception.receive("control" if channel == "control" else "shell", _frames(parts))
-        reception.hold("shell", _frames(parts))
+        pending.receive("control" if channel == "control" else "shell", _frames(parts))
+        pending.hold("shell", _frames(parts))
         front["iopub"].on_message(_frames([b"\x01" + parts[0]]))
-        reception.show("2nd in line")
-    reception.refuse("no")
-    assert not reception.holds_code  # what would run was answered
-    reception.drop()
-    assert not reception.holds_work
+        pending.show("2nd in line")
+    pending.refuse("no")
+    assert not pending.holds_code  # what would run was answered
+    pending.drop()
+    assert not pending.holds_work
     passed: list[str] = []
-    reception.hand_over(lambda channel, frames: passed.append(channel))
+    pending.hand_over(lambda channel, frames: passed.append(channel))
     assert passed == []
 
 
@@ -200,7 +200,7 @@ def test_what_is_no_peer_is_no_end_either() -> None:
     async def listen() -> None:
         where = _address()
         heard: list[list[zmq.Frame]] = []
-        wires = connect_back(
+        channels = connect_back(
             where,
             dict.fromkeys((*_CHANNELS, "connected"), heard.append),
         )
@@ -215,9 +215,9 @@ def test_what_is_no_peer_is_no_end_either() -> None:
             await asyncio.sleep(0.2)
         for writer in writers:
             writer.close()
-        for wire in wires.values():
-            wire.close()
-            wire.close()
+        for channel in channels.values():
+            channel.close()
+            channel.close()
         assert all(len(frames) < 10 for frames in heard)
 
     asyncio.run(listen())

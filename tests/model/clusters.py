@@ -60,8 +60,8 @@ class ClusterGround(Socket):
         Device("GPU-n3-0", 0, node="n3", model="NVIDIA-A100-SXM4-40GB", memory_mib=40960, contexts=50),
     )
 
-    def __init__(self, nursery: Nursery) -> None:
-        super().__init__(nursery)
+    def __init__(self, children: Nursery) -> None:
+        super().__init__(children)
         self._loop = LoopThread("cluster")
         self.fake = FakeKubernetes()
         self.run(self.fake.start())

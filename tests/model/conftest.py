@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from support.hub import hub
-from support.kernel_pods import cluster_nursery
-from support.service import nursery
+from support.kernel_pods import cluster_children
+from support.service import children
 
-__all__ = ["cluster_nursery", "hub", "nursery"]
+__all__ = ["children", "cluster_children", "hub"]
 
 # What is asserted there says what it saw, as in a test.
 pytest.register_assert_rewrite("model")

@@ -60,12 +60,12 @@ class Ground(ABC):
     #: All devices that there can be.
     devices: Sequence[Device] = DEVICES
 
-    def __init__(self, nursery: Nursery) -> None:
+    def __init__(self, children: Nursery) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gpu-pool-model-"))
         (self.folder / "courses").mkdir()
         self.store = self.folder / "store.db"
         self.clocks = Clocks(self.folder / "clocks")
-        self.nursery = nursery
+        self.children = children
         self._parties: list[Process] = []
         self._reader: sqlite3.Connection | None = None
 
@@ -108,7 +108,7 @@ class Ground(ABC):
         code = _PARTY.format(
             tests=str(_TESTS), open=self.asking(), size=size, user=user, course=course, key=key
         )
-        process = self.nursery.start(code, self.environment(), log)
+        process = self.children.start(code, self.environment(), log)
         self._parties.append(process)
         end = time.monotonic() + 60
         while not (answer := log.read_text()).endswith("\n"):
@@ -187,8 +187,8 @@ class Embedded(Ground):
     reads_alone = True
     users = ("ada", "bob", "grace")
 
-    def __init__(self, nursery: Nursery) -> None:
-        super().__init__(nursery)
+    def __init__(self, children: Nursery) -> None:
+        super().__init__(children)
         self._pool: Pool | None = None
 
     async def open(self) -> Pool:
@@ -227,10 +227,10 @@ def serving_still(where: str, replaced: str, of: str, still: str) -> str:
 class Socket(Ground):
     """A service on a Unix socket."""
 
-    def __init__(self, nursery: Nursery) -> None:
-        super().__init__(nursery)
+    def __init__(self, children: Nursery) -> None:
+        super().__init__(children)
         prelude = serving_still("gpu_pool.service.app", "EmbeddedPool", "model.still", "StillPool")
-        self.service = Service(nursery, self.folder, prelude=prelude)
+        self.service = Service(children, self.folder, prelude=prelude)
 
     def configuration(self) -> str:
         return "".join(f"c.PoolSettings.{name} = {value!r}\n" for name, value in self.settings().items())
@@ -260,8 +260,8 @@ class Tcp(Socket):
 
     sees = False
 
-    def __init__(self, nursery: Nursery, hub: Hub, token: str) -> None:
-        super().__init__(nursery)
+    def __init__(self, children: Nursery, hub: Hub, token: str) -> None:
+        super().__init__(children)
         self._hub, self._token = hub, token
         self.service.environment = dict(hub.environment)
 
@@ -283,11 +283,11 @@ class Tcp(Socket):
 
 #: What makes a ground for a test, by the name of the pool that is tried. A pool elsewhere adds its own here.
 GROUNDS: dict[str, Callable[[Nursery, Callable[[], Hub]], Ground]] = {
-    "embedded": lambda nursery, _: Embedded(nursery),
-    "unix": lambda nursery, _: Socket(nursery),
-    "http": lambda nursery, hub: _behind(nursery, hub()),
+    "embedded": lambda children, _: Embedded(children),
+    "unix": lambda children, _: Socket(children),
+    "http": lambda children, hub: _behind(children, hub()),
 }
 
 
-def _behind(nursery: Nursery, hub: Hub) -> Ground:
-    return Tcp(nursery, hub, asyncio.run(hub.token(ADMIN)))
+def _behind(children: Nursery, hub: Hub) -> Ground:
+    return Tcp(children, hub, asyncio.run(hub.token(ADMIN)))

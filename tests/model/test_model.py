@@ -38,22 +38,22 @@ pytestmark = [
 def test_a_pool_does_what_its_model_does(
     steps: int,
     ground: str,
-    nursery: Nursery,
+    children: Nursery,
     request: pytest.FixtureRequest,
 ) -> None:
     def find_hub() -> Hub:
         found: Hub = request.getfixturevalue("hub")
         return found
 
-    _hold(PoolMachine, ground, lambda: GROUNDS[ground](nursery, find_hub), steps)
+    _hold(PoolMachine, ground, lambda: GROUNDS[ground](children, find_hub), steps)
 
 
-def test_a_pool_over_a_cluster_does_what_its_model_does(steps: int, cluster_nursery: Nursery) -> None:
+def test_a_pool_over_a_cluster_does_what_its_model_does(steps: int, cluster_children: Nursery) -> None:
     pytest.importorskip("kubernetes_asyncio", reason="the extra [kubernetes] is not installed")
     from model.cluster_steps import ClusterMachine
     from model.clusters import ClusterGround
 
-    _hold(ClusterMachine, "kubernetes", lambda: ClusterGround(cluster_nursery), steps)
+    _hold(ClusterMachine, "kubernetes", lambda: ClusterGround(cluster_children), steps)
 
 
 def _hold(machine: type[PoolMachine], name: str, make: Callable[[], Ground], every: int) -> None:

@@ -94,7 +94,7 @@ def test_names_are_short_and_can_be_printed() -> None:
     assert kernels_that_fit({"mine": entry}, "python", "50%", device_mib=DEVICE_MIB) == ["Python 3 (GPU 2%)"]
 
 
-def test_the_forms_of_a_slice_stay_readable_in_the_dialog() -> None:
+def test_the_forms_of_a_slice_supervisor_readable_in_the_dialog() -> None:
     with pytest.raises(BadRequest) as refused:
         parse_request("2%%")
     words = str(for_dialog(refused.value))
@@ -119,7 +119,7 @@ def test_one_kernel_is_named_alone_and_never_more_than_three() -> None:
     assert '"A", "B" or "C".' in str(with_advice(error, ["A", "B", "C", "D"], ""))
 
 
-def test_with_nothing_to_add_the_words_stay() -> None:
+def test_with_nothing_to_add_the_words_supervisor() -> None:
     assert str(with_advice(TimedOut("Full.", "Wait."), [], "")) == "Full. Wait."
 
 

@@ -14,16 +14,16 @@ from gpu_pool_provisioner import returning
 from gpu_pool_provisioner.kernel_slice import KernelSlice
 from support.classroom import Classroom, Managers, answer, eventually, kill
 from support.pools import until
-from support.service import Nursery, nursery, serving
+from support.service import Nursery, children, serving
 
-__all__ = ["nursery"]
+__all__ = ["children"]
 
 
 async def test_a_slice_is_given_back_once_the_service_is_back(
-    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    children: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(returning, "_SOON", 0.1)
-    async with serving(nursery, tmp_path / "service", "") as service, connect(service.url) as pool:
+    async with serving(children, tmp_path / "service", "") as service, connect(service.url) as pool:
         mine = KernelSlice(service.url, parse_request("2%"))
         await mine.take(Holder("ada"))
         await mine.stand_in(3600)  # on this process, as between the two kernels of a restart
@@ -77,19 +77,19 @@ async def test_a_kernel_that_is_shut_down_during_its_restart_keeps_no_slice(
     assert await classroom.is_empty()
 
 
-async def test_the_room_of_a_kernel_that_was_shut_down_does_not_end_the_next_one(
+async def test_the_proxy_of_a_kernel_that_was_shut_down_does_not_end_the_next_one(
     classroom: Classroom, manager: Managers
 ) -> None:
     lesson = await classroom.fill("100%")
     km = manager(classroom.install("two"))
     await km.start_kernel()
-    room: Any = km.provisioner._room
+    proxy: Any = km.provisioner._proxy
     await classroom.pool.release(lesson.id)
     await answer(km, "1")
     kill(km.provisioner.pid)
-    await until(lambda: room._closing is not None)
+    await until(lambda: proxy._closing is not None)
     await km.shutdown_kernel(now=True)
     await km.start_kernel()
-    await room._abandon()  # as it does after a while
+    await proxy._abandon()  # as it does after a while
     assert await answer(km, "print('well')") == "well\n"
     assert await classroom.leases()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
+from support.proxy import Frontend, frontend
 
 from gpu_pool_client import Activity, LeaseState, NotAllowed, Pool, SliceRequest, connect
 from gpu_pool_provisioner.proxy.thread import proxy_loop
@@ -17,10 +18,9 @@ from gpu_pool_provisioner.resize_requests import ResizeRequests, _parse
 from support.classroom import IPYKERNEL, Classroom, Managers, answer, eventually, kill, restarting_soon
 from support.frameworks import write_tensorflow, write_torch
 from support.pools import take
-from support.room import Frontend, frontend
-from support.service import Nursery, nursery, serving
+from support.service import Nursery, children, serving
 
-__all__ = ["nursery"]
+__all__ = ["children"]
 
 FACTS = "import os; print(*[os.environ.get(n) for n in ('GPU_POOL_SLICE', 'GPU_POOL_MEMORY_MIB')])"
 
@@ -205,7 +205,7 @@ async def test_a_size_that_is_not_free_at_the_restart_is_told_below_the_first_ce
         assert await printed(page, FACTS) == "2% 655\n"
 
 
-async def test_the_place_for_wishes_is_private_and_goes_with_the_kernel(
+async def test_the_place_for_resize_requests_is_private_and_goes_with_the_kernel(
     classroom: Classroom, manager: Managers
 ) -> None:
     km = manager(classroom.install("two"))
@@ -218,10 +218,10 @@ async def test_the_place_for_wishes_is_private_and_goes_with_the_kernel(
 
 
 def test_a_place_that_nobody_needs_any_more_goes_away(tmp_path: Path) -> None:
-    wishes = ResizeRequests(str(tmp_path / "kernel.json"), proxy_loop())
+    resize_requests = ResizeRequests(str(tmp_path / "kernel.json"), proxy_loop())
     (folder,) = tmp_path.iterdir()
-    assert wishes.variables == {"GPU_POOL_WISHES": str(folder)}
-    del wishes
+    assert resize_requests.variables == {"GPU_POOL_WISHES": str(folder)}
+    del resize_requests
     gc.collect()
     assert list(tmp_path.iterdir()) == []
 
@@ -255,9 +255,9 @@ async def test_nonsense_in_the_pipe_is_passed_over(classroom: Classroom, manager
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_kernel_of_a_service_changes_its_size(
-    classroom: Classroom, manager: Managers, nursery: Nursery, tmp_path: Path, waits: bool
+    classroom: Classroom, manager: Managers, children: Nursery, tmp_path: Path, waits: bool
 ) -> None:
-    async with serving(nursery, tmp_path / "service", "") as service, connect(service.url) as pool:
+    async with serving(children, tmp_path / "service", "") as service, connect(service.url) as pool:
         held = await take(pool, "1", "teacher") if waits else ""
         km = manager(classroom.install("two", pool_url=service.url))
         await km.start_kernel()

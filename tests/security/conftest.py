@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Pool, connect
-from support.service import Nursery, Service, nursery, serving
+from support.service import Nursery, Service, children, serving
 
-__all__ = ["nursery"]
+__all__ = ["children"]
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def open_folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def service(nursery: Nursery, open_folder: Path) -> AsyncIterator[Service]:
+async def service(children: Nursery, open_folder: Path) -> AsyncIterator[Service]:
     """Serve every user of the machine."""
-    async with serving(nursery, open_folder / "pool", "", "--mode=0666") as service:
+    async with serving(children, open_folder / "pool", "", "--mode=0666") as service:
         yield service
 
 

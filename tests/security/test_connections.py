@@ -58,9 +58,9 @@ async def fill(stack: ExitStack, hub: StandInHub, service: HubService) -> list[s
 
 
 async def test_one_address_has_so_many_connections_and_is_not_shut_out_itself(
-    nursery: Nursery, open_folder: Path
+    children: Nursery, open_folder: Path
 ) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool", "c.ServeApp.max_unknown_clients = 5") as (
+    async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_clients = 5") as (
         hub,
         service,
     ):
@@ -75,8 +75,8 @@ async def test_one_address_has_so_many_connections_and_is_not_shut_out_itself(
         assert service.service.log.count(f"address {ATTACKER}: 5 connections already") == 1
 
 
-async def test_who_sends_a_request_slowly_gives_way_too(nursery: Nursery, open_folder: Path) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool", "c.ServeApp.max_unknown_clients = 5") as (
+async def test_who_sends_a_request_slowly_gives_way_too(children: Nursery, open_folder: Path) -> None:
+    async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_clients = 5") as (
         hub,
         service,
     ):
@@ -88,9 +88,9 @@ async def test_who_sends_a_request_slowly_gives_way_too(nursery: Nursery, open_f
             assert (await ask_from(service, ATTACKER, "grace")).status == 200
 
 
-async def test_many_addresses_together_shut_nobody_out(nursery: Nursery, open_folder: Path) -> None:
+async def test_many_addresses_together_shut_nobody_out(children: Nursery, open_folder: Path) -> None:
     settings = "c.ServeApp.max_clients = 20"
-    async with behind_stand_in(nursery, open_folder / "pool", settings) as (hub, service):
+    async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
         hub.users = {"grace": "grace"}
         with ExitStack() as stack:
             many = [f"127.0.1.{number // 2 + 1}" for number in range(40)]
@@ -101,9 +101,9 @@ async def test_many_addresses_together_shut_nobody_out(nursery: Nursery, open_fo
 
 
 async def test_a_connection_on_which_nothing_comes_ends_soon_and_one_that_has_asked_stays(
-    nursery: Nursery, open_folder: Path
+    children: Nursery, open_folder: Path
 ) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool", "c.ServeApp.first_request_within = 0.3") as (
+    async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.first_request_within = 0.3") as (
         hub,
         service,
     ):
@@ -119,10 +119,10 @@ async def test_a_connection_on_which_nothing_comes_ends_soon_and_one_that_has_as
 
 
 async def test_the_last_connections_are_kept_for_those_who_hold_slices_and_administrators(
-    nursery: Nursery, open_folder: Path
+    children: Nursery, open_folder: Path
 ) -> None:
     settings = "c.ServeApp.max_clients = 12\nc.ServeApp.reserved_clients = 6"
-    async with behind_stand_in(nursery, open_folder / "pool", settings) as (hub, service):
+    async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
         hub.users = {name: name for name in ("ada", "eve", "mallory", "grace", "root")}
         hub.admins = {"root"}
         assert (await service.take("ada"))["state"] == "held"
@@ -142,10 +142,10 @@ async def test_the_last_connections_are_kept_for_those_who_hold_slices_and_admin
 
 
 async def test_who_waits_to_be_known_shuts_out_neither_administrators_nor_others(
-    nursery: Nursery, open_folder: Path
+    children: Nursery, open_folder: Path
 ) -> None:
     settings = "c.ServeApp.max_clients = 4\nc.ServeApp.reserved_clients = 2"
-    async with behind_stand_in(nursery, open_folder / "pool", settings) as (hub, service):
+    async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
         hub.users, hub.admins = {"grace": "grace", "root": "root"}, {"root"}
         for token in ("grace", "root"):
             assert (await ask_from(service, STUDENT, token)).status == 200
@@ -160,10 +160,10 @@ async def test_who_waits_to_be_known_shuts_out_neither_administrators_nor_others
 
 
 async def test_one_address_has_so_many_connections_though_all_wait_to_be_known(
-    nursery: Nursery, open_folder: Path
+    children: Nursery, open_folder: Path
 ) -> None:
     settings = "c.ServeApp.max_unknown_clients = 1\nc.ServeApp.max_unknown_tokens = 2"
-    async with behind_stand_in(nursery, open_folder / "pool", settings) as (hub, service):
+    async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
         hub.users = {"grace": "grace"}
         assert (await ask_from(service, ATTACKER, "grace")).status == 200
         hub.is_kept = lambda token: token.startswith("made-up")
@@ -176,8 +176,8 @@ async def test_one_address_has_so_many_connections_though_all_wait_to_be_known(
         assert f"address {ATTACKER}: 3 connections already: the oldest end" in service.service.log
 
 
-async def test_one_user_has_so_many_connections_from_wherever(nursery: Nursery, open_folder: Path) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool", "c.ServeApp.max_connections = 3") as (
+async def test_one_user_has_so_many_connections_from_wherever(children: Nursery, open_folder: Path) -> None:
+    async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_connections = 3") as (
         hub,
         service,
     ):
@@ -192,9 +192,9 @@ async def test_one_user_has_so_many_connections_from_wherever(nursery: Nursery, 
             assert (await ask_from(service, ATTACKER, "grace")).status == 200
 
 
-async def test_clients_of_a_trusted_proxy_count_by_themselves(nursery: Nursery, open_folder: Path) -> None:
+async def test_clients_of_a_trusted_proxy_count_by_themselves(children: Nursery, open_folder: Path) -> None:
     settings = f"c.ServeApp.max_unknown_clients = 5\nc.ServeApp.trusted_downstream_ips = ['{PROXY}']"
-    async with behind_stand_in(nursery, open_folder / "pool", settings) as (hub, service):
+    async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
         hub.users = {"grace": "grace"}
         with ExitStack() as stack:
             passed_on = SLOW.format(more="X-Forwarded-For: 203.0.113.7\r\n")
@@ -240,7 +240,7 @@ class Openers:
         log = self._service.folder / f"opener-{len(self._started)}"
         log.touch()
         code = _OPENER.format(count=count, path=str(self._service.socket), sent=sent)
-        process = self._service.nursery.start(code, {}, log, uid)
+        process = self._service.children.start(code, {}, log, uid)
         self._started.append(process)
         await until(lambda: log.read_text().count("opened") == count or not process.is_alive())
 
@@ -280,11 +280,11 @@ STREAM = b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @BY_ROOT
 async def test_subordinate_uids_have_the_connections_of_their_owner(
-    nursery: Nursery, open_folder: Path
+    children: Nursery, open_folder: Path
 ) -> None:
     ranges = open_folder / "subuid"
     ranges.write_text("ada:100000:65536\n")
-    service = Service(nursery, open_folder / "pool", ("--mode=0666",))
+    service = Service(children, open_folder / "pool", ("--mode=0666",))
     service.prelude = _ADA_HAS_SUBORDINATES.format(file=str(ranges))
     service.configure("c.ServeApp.max_connections = 5")
     await service.start()
@@ -305,10 +305,10 @@ async def test_subordinate_uids_have_the_connections_of_their_owner(
 
 @BY_ROOT
 async def test_the_sockets_last_connections_are_kept_for_those_who_hold_slices_and_administrators(
-    nursery: Nursery, open_folder: Path
+    children: Nursery, open_folder: Path
 ) -> None:
     settings = "c.ServeApp.max_socket_clients = 12\nc.ServeApp.reserved_clients = 6"
-    async with serving(nursery, open_folder / "pool", settings, "--mode=0666") as service:
+    async with serving(children, open_folder / "pool", settings, "--mode=0666") as service:
         with openers(service) as attack, acting(service) as users:
             holds = "return (await pool.request(parse_request('2%'), Holder('x'), 'key')).state.value"
             # She lives on: with her process her lease would end.
@@ -327,10 +327,10 @@ async def test_the_sockets_last_connections_are_kept_for_those_who_hold_slices_a
 
 @BY_ROOT
 async def test_whoever_has_the_most_on_the_socket_loses_those_that_ask_nothing(
-    nursery: Nursery, open_folder: Path
+    children: Nursery, open_folder: Path
 ) -> None:
     settings = "c.ServeApp.max_socket_clients = 12\nc.ServeApp.reserved_clients = 2"
-    async with serving(nursery, open_folder / "pool", settings, "--mode=0666") as service:
+    async with serving(children, open_folder / "pool", settings, "--mode=0666") as service:
         with openers(service) as attack, acting(service) as users:
             for uid in range(64_001, 64_005):
                 await attack.open(uid, 5)
@@ -338,9 +338,9 @@ async def test_whoever_has_the_most_on_the_socket_loses_those_that_ask_nothing(
 
 
 async def test_there_are_no_more_connections_than_the_system_allows_files(
-    nursery: Nursery, open_folder: Path
+    children: Nursery, open_folder: Path
 ) -> None:
-    service = Service(nursery, open_folder / "pool")
+    service = Service(children, open_folder / "pool")
     service.prelude = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))"
     service.configure("c.ServeApp.max_connections = 1000")
     await service.start()
@@ -358,8 +358,8 @@ async def test_there_are_no_more_connections_than_the_system_allows_files(
         await service.end()
 
 
-async def test_an_idle_connection_to_the_socket_ends_soon(nursery: Nursery, open_folder: Path) -> None:
-    async with serving(nursery, open_folder / "pool", "c.ServeApp.first_request_within = 0.3") as service:
+async def test_an_idle_connection_to_the_socket_ends_soon(children: Nursery, open_folder: Path) -> None:
+    async with serving(children, open_folder / "pool", "c.ServeApp.first_request_within = 0.3") as service:
         with closing(socket.socket(socket.AF_UNIX)) as idle:
             idle.connect(str(service.socket))
             await until(lambda: is_closed(idle))

@@ -47,8 +47,8 @@ TWINS = (
 )
 
 
-async def test_no_two_users_of_a_hub_are_one_to_the_pool(nursery: Nursery, open_folder: Path) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool", "c.PoolSettings.max_waiting = 0") as (
+async def test_no_two_users_of_a_hub_are_one_to_the_pool(children: Nursery, open_folder: Path) -> None:
+    async with behind_stand_in(children, open_folder / "pool", "c.PoolSettings.max_waiting = 0") as (
         hub,
         service,
     ):

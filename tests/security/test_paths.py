@@ -170,11 +170,11 @@ async def walk(port: int, requests: list[bytes]) -> list[str]:
 @pytest.mark.parametrize("token", ["", "ada", "root"])
 @pytest.mark.parametrize("texts", [FEW, pytest.param(HOSTILE, marks=pytest.mark.long)], ids=["few", "all"])
 async def test_no_address_makes_an_error_or_a_traceback(
-    nursery: Nursery, open_folder: Path, texts: Sequence[str], token: str
+    children: Nursery, open_folder: Path, texts: Sequence[str], token: str
 ) -> None:
     # A stream that goes on for minutes is no answer to wait for.
     settings = "c.ServeApp.longest_stream = 0.01\nc.ServeApp.max_decisions = 1_000_000"
-    async with behind_stand_in(nursery, open_folder / "pool", settings) as (hub, service):
+    async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
         hub.users, hub.admins = {"ada": "ada", "root": "root"}, {"root"}
         headers = (f"Authorization: Bearer {token}".encode(),) if token else ()
         every = [*addresses_of_the_api(texts), *addresses_beside(texts)]
@@ -189,9 +189,9 @@ async def test_no_address_makes_an_error_or_a_traceback(
 
 
 @pytest.mark.long
-async def test_no_header_makes_an_error_or_a_traceback(nursery: Nursery, open_folder: Path) -> None:
+async def test_no_header_makes_an_error_or_a_traceback(children: Nursery, open_folder: Path) -> None:
     settings = "c.ServeApp.longest_stream = 0.01"
-    async with behind_stand_in(nursery, open_folder / "pool", settings) as (hub, service):
+    async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
         hub.users = {"ada": "ada"}
         paths = [
             "api/v1/status", "api/v1/events", "api/v1/leases", "api/v1/health", "metrics", "oauth_callback",
@@ -208,8 +208,8 @@ async def test_no_header_makes_an_error_or_a_traceback(nursery: Nursery, open_fo
         assert "ERROR" not in service.service.log
 
 
-async def test_a_file_s_name_that_none_can_have_is_not_found(nursery: Nursery, open_folder: Path) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool") as (_, service):
+async def test_a_file_s_name_that_none_can_have_is_not_found(children: Nursery, open_folder: Path) -> None:
+    async with behind_stand_in(children, open_folder / "pool") as (_, service):
         for path in ("static/pool.js%00.css", "static/%00", f"static/{'a' * 5000}", "static/%ff"):
             found = await answer_of(service.hub.service_port, request_of("GET", path))
             assert found is not None
@@ -220,8 +220,8 @@ async def test_a_file_s_name_that_none_can_have_is_not_found(nursery: Nursery, o
 
 
 @pytest.mark.long
-async def test_no_address_of_the_socket_makes_an_error(nursery: Nursery, open_folder: Path) -> None:
-    async with serving(nursery, open_folder / "pool", "c.ServeApp.longest_stream = 0.01") as service:
+async def test_no_address_of_the_socket_makes_an_error(children: Nursery, open_folder: Path) -> None:
+    async with serving(children, open_folder / "pool", "c.ServeApp.longest_stream = 0.01") as service:
         for path in addresses_of_the_api(HOSTILE):
             with suppress(ConnectionError):  # what is no HTTP ends without an answer
                 answer = await ask(service.socket, "GET", f"/{path}", None, 30)

@@ -161,8 +161,8 @@ async def test_who_instructs_no_more_sees_no_names_any_more(site: Site, course: 
         assert "grace" not in str(parts)
 
 
-async def test_a_wait_tells_nothing_after_its_token_has_ended(nursery: Nursery, open_folder: Path) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool", "c.ServeApp.comment_every = 0.01") as (
+async def test_a_wait_tells_nothing_after_its_token_has_ended(children: Nursery, open_folder: Path) -> None:
+    async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.comment_every = 0.01") as (
         hub,
         service,
     ):

@@ -61,8 +61,8 @@ async def attacked(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_known_token_waits_for_no_made_up_ones(nursery: Nursery, open_folder: Path) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool") as (hub, service):
+async def test_a_known_token_waits_for_no_made_up_ones(children: Nursery, open_folder: Path) -> None:
+    async with behind_stand_in(children, open_folder / "pool") as (hub, service):
         hub.users = {ADA: "ada"}
         assert (await ask_from(service, STUDENT, ADA)).status == 200
         async with attacked(hub, service, 200) as attack:
@@ -77,10 +77,10 @@ async def test_a_known_token_waits_for_no_made_up_ones(nursery: Nursery, open_fo
 
 
 async def test_a_known_token_gets_through_though_all_that_its_address_may_have_is_taken(
-    nursery: Nursery, open_folder: Path
+    children: Nursery, open_folder: Path
 ) -> None:
     settings = "c.ServeApp.max_unknown_clients = 5\nc.ServeApp.max_unknown_tokens = 5"
-    async with behind_stand_in(nursery, open_folder / "pool", settings) as (hub, service):
+    async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
         hub.users = {ADA: "ada"}
         assert (await ask_from(service, ATTACKER, ADA)).status == 200
         async with attacked(hub, service, 5) as attack:
@@ -91,9 +91,9 @@ async def test_a_known_token_gets_through_though_all_that_its_address_may_have_i
 
 
 async def test_who_is_new_is_next_though_hundreds_of_another_address_wait(
-    nursery: Nursery, open_folder: Path
+    children: Nursery, open_folder: Path
 ) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool") as (hub, service):
+    async with behind_stand_in(children, open_folder / "pool") as (hub, service):
         hub.users = {GRACE: "grace"}
         async with attacked(hub, service, 200) as attack:
             await until(lambda: len(hub.asked) == 4)
@@ -111,8 +111,8 @@ async def test_who_is_new_is_next_though_hundreds_of_another_address_wait(
             assert sum(each.done() for each in attack) <= 3
 
 
-async def test_a_made_up_token_is_asked_about_once_in_a_while(nursery: Nursery, open_folder: Path) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool") as (hub, service):
+async def test_a_made_up_token_is_asked_about_once_in_a_while(children: Nursery, open_folder: Path) -> None:
+    async with behind_stand_in(children, open_folder / "pool") as (hub, service):
         (token,) = made_up(1)
         answers = await asyncio.gather(*(ask_from(service, ATTACKER, token) for _ in range(20)))
         assert {each.status for each in answers} == {401}
@@ -122,8 +122,8 @@ async def test_a_made_up_token_is_asked_about_once_in_a_while(nursery: Nursery, 
         assert token not in service.service.log
 
 
-async def test_many_requests_with_a_new_token_are_one_question(nursery: Nursery, open_folder: Path) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 49") as (
+async def test_many_requests_with_a_new_token_are_one_question(children: Nursery, open_folder: Path) -> None:
+    async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 49") as (
         hub,
         service,
     ):
@@ -136,8 +136,8 @@ async def test_many_requests_with_a_new_token_are_one_question(nursery: Nursery,
         assert hub.asked == [ADA]
 
 
-async def test_a_failure_of_the_hub_holds_for_one_question(nursery: Nursery, open_folder: Path) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool") as (hub, service):
+async def test_a_failure_of_the_hub_holds_for_one_question(children: Nursery, open_folder: Path) -> None:
+    async with behind_stand_in(children, open_folder / "pool") as (hub, service):
         hub.users, hub.is_well = {ADA: "ada"}, False
         hub.is_kept = lambda token: token == ADA
         asking = [asyncio.create_task(ask_from(service, STUDENT, ADA)) for _ in range(5)]
@@ -149,9 +149,9 @@ async def test_a_failure_of_the_hub_holds_for_one_question(nursery: Nursery, ope
 
 
 async def test_one_address_may_have_so_many_requests_with_one_unknown_token_wait(
-    nursery: Nursery, open_folder: Path
+    children: Nursery, open_folder: Path
 ) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 5") as (
+    async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 5") as (
         hub,
         service,
     ):
@@ -187,8 +187,8 @@ async def test_a_request_goes_on_where_the_client_that_asked_first_with_its_toke
         await asyncio.gather(*attack, return_exceptions=True)
 
 
-async def test_one_address_may_have_so_many_unknown_tokens_wait(nursery: Nursery, open_folder: Path) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 5") as (
+async def test_one_address_may_have_so_many_unknown_tokens_wait(children: Nursery, open_folder: Path) -> None:
+    async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 5") as (
         hub,
         service,
     ):
@@ -210,9 +210,9 @@ async def test_one_address_may_have_so_many_unknown_tokens_wait(nursery: Nursery
 
 
 async def test_our_client_tries_again(
-    nursery: Nursery, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+    children: Nursery, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 1") as (
+    async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 1") as (
         hub,
         service,
     ):
@@ -239,9 +239,9 @@ async def test_our_client_tries_again(
         await asyncio.gather(*attack)
 
 
-async def test_of_a_trusted_proxy_each_client_counts_by_itself(nursery: Nursery, open_folder: Path) -> None:
+async def test_of_a_trusted_proxy_each_client_counts_by_itself(children: Nursery, open_folder: Path) -> None:
     settings = f"c.ServeApp.max_unknown_tokens = 5\nc.ServeApp.trusted_downstream_ips = ['{ATTACKER}']"
-    async with behind_stand_in(nursery, open_folder / "pool", settings) as (hub, service):
+    async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
         hub.users = {GRACE: "grace"}
         # The proxy appends where it was asked from; what stands before that was made up.
         async with attacked(hub, service, 20, X_Forwarded_For="198.51.100.1, 203.0.113.7") as attack:
@@ -254,8 +254,8 @@ async def test_of_a_trusted_proxy_each_client_counts_by_itself(nursery: Nursery,
             assert (await new).status == 200
 
 
-async def test_what_others_say_of_their_address_is_passed_over(nursery: Nursery, open_folder: Path) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 1") as (
+async def test_what_others_say_of_their_address_is_passed_over(children: Nursery, open_folder: Path) -> None:
+    async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 1") as (
         hub,
         service,
     ):
@@ -273,8 +273,8 @@ async def test_what_others_say_of_their_address_is_passed_over(nursery: Nursery,
         assert Counter([each.status for each in await asyncio.gather(*asking)]) == {401: 5, 429: 5}
 
 
-async def test_who_has_gone_takes_no_turn_and_no_place(nursery: Nursery, open_folder: Path) -> None:
-    async with behind_stand_in(nursery, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 5") as (
+async def test_who_has_gone_takes_no_turn_and_no_place(children: Nursery, open_folder: Path) -> None:
+    async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 5") as (
         hub,
         service,
     ):

@@ -11,9 +11,9 @@ import pytest
 
 from support.classroom import eventually
 from support.hub_with_proxy import REQUIRED, Hub, proxy_command
-from support.service import Nursery, nursery, serving
+from support.service import Nursery, children, serving
 
-__all__ = ["nursery"]
+__all__ = ["children"]
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -21,14 +21,14 @@ COURSE = "title: Introduction\nslices: [{name: Small, request: 2%}]\n"
 
 
 @pytest.fixture
-async def hub(nursery: Nursery, tmp_path: Path) -> AsyncIterator[Hub]:
+async def hub(children: Nursery, tmp_path: Path) -> AsyncIterator[Hub]:
     """Run a Hub with one course, whose pool is a service that follows the same files."""
     if proxy_command() is None:
         words = "configurable-http-proxy or node is missing (npm install configurable-http-proxy)"
         pytest.fail(words) if os.environ.get(REQUIRED) else pytest.skip(words)
     courses = tmp_path / "hub/courses"
     followed = f"c.PoolSettings.courses_dir = {str(courses)!r}\n"
-    async with serving(nursery, tmp_path / "pool", followed, "--mode=0666") as service:
+    async with serving(children, tmp_path / "pool", followed, "--mode=0666") as service:
         hub = Hub(
             tmp_path / "hub",
             {},

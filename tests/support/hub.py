@@ -255,7 +255,7 @@ def url(hub: Hub) -> str:
 
 @asynccontextmanager
 async def serving_hub(
-    nursery: Nursery,
+    children: Nursery,
     hub: Hub,
     folder: Path,
     settings: str = "",
@@ -268,5 +268,5 @@ async def serving_hub(
     others = {"JUPYTERHUB_API_URL": api, "GPU_POOL_DEVICES": devices, "KUBECONFIG": kubeconfig}
     environment = {**hub.environment, **{name: value for name, value in others.items() if value}}
     settings = f"c.ServeApp.bind = '127.0.0.1:{hub.service_port}'\n{settings}"
-    async with serving(nursery, folder, settings, *arguments, environment=environment) as service:
+    async with serving(children, folder, settings, *arguments, environment=environment) as service:
         yield HubService(hub, service)

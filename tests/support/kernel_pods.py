@@ -105,21 +105,21 @@ def volume(name: str, namespace: str, *modes: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def cluster_nursery() -> Iterator[Nursery]:
+def cluster_children() -> Iterator[Nursery]:
     """Where services of clusters come from: what they import takes a second and more."""
-    nursery = Nursery("import gpu_pool.cluster.pool")
-    yield nursery
-    nursery.close()
+    children = Nursery("import gpu_pool.cluster.pool")
+    yield children
+    children.close()
 
 
 @asynccontextmanager
 async def serving_cluster(
-    nursery: Nursery, folder: Path, kubeconfig: Path, settings: str = "", namespace: str = "hub"
+    children: Nursery, folder: Path, kubeconfig: Path, settings: str = "", namespace: str = "hub"
 ) -> AsyncIterator[Service]:
     """Run ``gpu-pool serve --kubernetes``."""
     settings += f"\nc.KubernetesSettings.namespace = {namespace!r}\n"
     environment = {"KUBECONFIG": str(kubeconfig)}
-    async with serving(nursery, folder, settings, "--kubernetes", environment=environment) as service:
+    async with serving(children, folder, settings, "--kubernetes", environment=environment) as service:
         yield service
 
 

@@ -84,18 +84,18 @@ class Nursery:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def children() -> Iterator[Nursery]:
     """Where services and their clients come from."""
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
+    children = Nursery()
+    yield children
+    children.close()
 
 
 @dataclass
 class Service:
     """``gpu-pool serve`` over one simulated V100 with 32 GiB, in a folder of its own."""
 
-    nursery: Nursery
+    children: Nursery
     folder: Path
     arguments: tuple[str, ...] = ()
     uid: int = 0
@@ -130,7 +130,7 @@ class Service:
             **self.environment,
         }
         code = f"{self.prelude}\nmain({[*arguments, *self.arguments]!r})"
-        self.process = self.nursery.start(code, environment, self.folder / "log", self.uid)
+        self.process = self.children.start(code, environment, self.folder / "log", self.uid)
         return self.process
 
     async def start(self) -> None:
@@ -155,14 +155,14 @@ class Service:
 
 @asynccontextmanager
 async def serving(
-    nursery: Nursery,
+    children: Nursery,
     folder: Path,
     settings: str = "",
     *arguments: str,
     environment: dict[str, str] | None = None,
 ) -> AsyncIterator[Service]:
     """Serve with these settings, the text of a ``gpu_pool_config.py``."""
-    service = Service(nursery, folder, arguments, environment=environment or {})
+    service = Service(children, folder, arguments, environment=environment or {})
     service.configure(settings)
     await service.start()
     try:

@@ -92,7 +92,7 @@ async def standing_in() -> AsyncIterator[tuple[StandInHub, int]]:
 
 @asynccontextmanager
 async def behind_stand_in(
-    nursery: Nursery, folder: Path, settings: str = "", *arguments: str
+    children: Nursery, folder: Path, settings: str = "", *arguments: str
 ) -> AsyncIterator[tuple[StandInHub, HubService]]:
     """Serve the users of a stand-in Hub, on all addresses of this machine's loopback."""
     async with standing_in() as (hub, port):
@@ -100,7 +100,7 @@ async def behind_stand_in(
         (service_port,) = free_ports(1, "0.0.0.0")
         place = Hub(folder, port, service_port)
         everywhere = f"{settings}\nc.ServeApp.bind = '0.0.0.0:{place.service_port}'\n"
-        async with serving_hub(nursery, place, folder, everywhere, *arguments) as service:
+        async with serving_hub(children, place, folder, everywhere, *arguments) as service:
             yield hub, service
 
 

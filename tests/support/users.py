@@ -56,7 +56,7 @@ class Users:
         log = self.service.folder / f"client-{next(self._numbers)}"
         code = _CLIENT.format(body=textwrap.indent(body, "    "), url=self.service.url, stays=stays)
         log.touch()
-        process = self.service.nursery.start(code, {}, log, uid)
+        process = self.service.children.start(code, {}, log, uid)
         self._started.append(process)
         await until(lambda: log.read_text().endswith("}\n") or not process.is_alive())
         return _told(log), process

@@ -48,12 +48,12 @@ def read_cluster(kubeconfig: str = "") -> Cluster:
     return look(kubeconfig).cluster
 
 
-def nodes_in_use(sight: ClusterSnapshot) -> tuple[NodeUse, ...]:
+def nodes_in_use(snapshot: ClusterSnapshot) -> tuple[NodeUse, ...]:
     """Return what is held on each node with GPUs. Raises ``NotAllowed`` where the cluster shows none."""
-    dialect = choose(sight.cluster).dialect
+    dialect = choose(snapshot.cluster).dialect
     if dialect is None:
-        raise NotAllowed(str(choose(sight.cluster)), "See: gpu-pool doctor --kubernetes")
-    return usage(dialect, sight.pods)
+        raise NotAllowed(str(choose(snapshot.cluster)), "See: gpu-pool doctor --kubernetes")
+    return usage(dialect, snapshot.pods)
 
 
 def node_rows(nodes: Sequence[NodeUse]) -> list[list[str]]:
@@ -137,21 +137,21 @@ def plain_nodes(nodes: Sequence[NodeUse]) -> list[dict[str, Any]]:
 def check_cluster() -> Iterator[Check]:
     """Look at a cluster: how it shares its GPUs, what it could not show, and what 2% would be there."""
     try:
-        sight = look()
+        snapshot = look()
     except GpuPoolError as error:
         yield Check("cluster", "broken", error.message, error.remedy)
     else:
-        yield from checks_of(sight)
+        yield from checks_of(snapshot)
 
 
-def checks_of(sight: ClusterSnapshot) -> Iterator[Check]:
+def checks_of(snapshot: ClusterSnapshot) -> Iterator[Check]:
     """Say the same of a cluster that was looked at."""
-    yield Check("cluster", "ok", f"{sight.url} answers: {len(sight.cluster.nodes)} nodes")
-    for problem in sight.problems:
+    yield Check("cluster", "ok", f"{snapshot.url} answers: {len(snapshot.cluster.nodes)} nodes")
+    for problem in snapshot.problems:
         yield Check(
             "rights", "note", problem, "examples/kubernetes/service/rbac.yaml has what the service needs"
         )
-    choice = choose(sight.cluster)
+    choice = choose(snapshot.cluster)
     if choice.dialect is None:
         yield Check("dialect", "broken", str(choice), "install one of the systems of docs/kubernetes")
         return
@@ -159,8 +159,8 @@ def checks_of(sight: ClusterSnapshot) -> Iterator[Check]:
     yield Check("dialect", "note" if choice.ambiguous else "ok", " ".join(choice.reasons), mend)
     table = choice.dialect.table
     yield Check("seen", "note", f"{table.name}: {table.seen}; see docs/kubernetes")
-    yield from _check_claims(sight, choice)
-    yield from _check_gpus(nodes_in_use(sight))
+    yield from _check_claims(snapshot, choice)
+    yield from _check_gpus(nodes_in_use(snapshot))
     try:
         words = str(choice.dialect.translate(_EXAMPLE).statement)
     except GpuPoolError as error:
@@ -169,9 +169,9 @@ def checks_of(sight: ClusterSnapshot) -> Iterator[Check]:
         yield Check(f"a slice of {_EXAMPLE}", "ok", words.replace("\n", "; "))
 
 
-def _check_claims(sight: ClusterSnapshot, choice: DialectChoice) -> Iterator[Check]:
+def _check_claims(snapshot: ClusterSnapshot, choice: DialectChoice) -> Iterator[Check]:
     """Say whether slices can be claims of parts of GPUs, which is what this project recommends."""
-    claims, chosen = Dra(sight.cluster), choice.dialect
+    claims, chosen = Dra(snapshot.cluster), choice.dialect
     if claims.shares:
         words = "the scheduler can share GPUs by claims of any size (consumable capacity)"
         if isinstance(chosen, Dra):
@@ -186,11 +186,11 @@ def _check_claims(sight: ClusterSnapshot, choice: DialectChoice) -> Iterator[Che
             "NVIDIA's DRA driver is there, and lets no GPU be shared by claims",
             "its chart has consumableShares and featureGates.ConsumableShares: see docs/kubernetes/dra",
         )
-    elif sight.version >= _CONSUMABLE and isinstance(chosen, DevicePlugin):
+    elif snapshot.version >= _CONSUMABLE and isinstance(chosen, DevicePlugin):
         yield Check(
             "claims",
             "note",
-            f"Kubernetes {'.'.join(map(str, sight.version))} can share GPUs by claims of any size "
+            f"Kubernetes {'.'.join(map(str, snapshot.version))} can share GPUs by claims of any size "
             "(consumable capacity), with nothing to configure beforehand",
             "NVIDIA's DRA driver does that in place of the device plugin: see docs/kubernetes/dra",
         )

@@ -32,11 +32,11 @@ class ApiWriter:
 
         Raises ``NotAllowed`` with the cluster's words where it refuses, and ``PoolUnreachable``.
         """
-        return await self._patiently("POST", path, body)
+        return await self._retrying("POST", path, body)
 
     async def read(self, path: str) -> Any:
         """Return an object, None if it is not there. Raises as :meth:`create` does."""
-        return await self._patiently("GET", path)
+        return await self._retrying("GET", path)
 
     async def delete(self, pod: Manifest) -> bool:
         """Delete a pod, however long it takes until there is an answer; return whether it is done."""
@@ -58,7 +58,7 @@ class ApiWriter:
             else:
                 return True
 
-    async def _patiently(self, method: str, path: str, body: Manifest | None = None) -> Any:
+    async def _retrying(self, method: str, path: str, body: Manifest | None = None) -> Any:
         give_up_at, pause = time.monotonic() + _PATIENCE, _FIRST_PAUSE
         while True:
             try:

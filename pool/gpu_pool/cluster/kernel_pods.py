@@ -80,7 +80,7 @@ class KernelPods:
         self.places: Mapping[str, int] = {}
         self._pace = PlacementRate()
         #: The last order of each lease, so that its pod can be made again.
-        self._orders: dict[str, KernelPodRequest] = {}
+        self._pod_builder: dict[str, KernelPodRequest] = {}
         #: What troubles starting pods, and which of them take too long, by uid; and how long that is.
         self._events: Mapping[str, PodFailureCause] = {}
         self._late: Set[str] = frozenset()
@@ -102,7 +102,7 @@ class KernelPods:
         for pod in pods:
             if pod is not made:
                 self._delete(pod)
-        self._orders[lease_id] = order  # first: its machine may refuse the pod before its answer is here
+        self._pod_builder[lease_id] = order  # first: its machine may refuse the pod before its answer is here
         made = await self._make(order, made)
         self._ended_leases.discard(lease_id)
         return self._read(made)[0]
@@ -123,7 +123,7 @@ class KernelPods:
 
     async def make_again(self, start: KernelStart) -> bool:
         """Make the pod of a start again if its machine has refused it; return whether it has."""
-        order = self._orders.get(start.lease_id)
+        order = self._pod_builder.get(start.lease_id)
         refused = [pod for pod in self._living(start.lease_id) if is_refused(pod)]
         if order is None or order.launch != start.launch or not refused:
             return False
@@ -136,7 +136,7 @@ class KernelPods:
             return True
         for pod in refused:  # not before, or there would be none for a moment, as if the kernel had ended
             self._delete(pod)
-        if self._orders.get(start.lease_id) is not order:
+        if self._pod_builder.get(start.lease_id) is not order:
             self.end(start.lease_id)  # it was ended, or started anew, meanwhile
         return True
 
@@ -174,7 +174,7 @@ class KernelPods:
     def end(self, lease_id: str) -> None:
         """End all pods of a lease; it is tried until it is done."""
         self._ended_leases.add(lease_id)
-        self._orders.pop(lease_id, None)
+        self._pod_builder.pop(lease_id, None)
         for pod in self._view.own.of(lease_id):
             self._delete(pod)
         self._wake(lease_id)
@@ -186,7 +186,9 @@ class KernelPods:
                 self._log.info("Ending the kernel of lease %s, which has ended", ascii(lease_id))
             self.end(lease_id)
         self._ended_leases &= set(live)
-        self._orders = {lease_id: order for lease_id, order in self._orders.items() if lease_id in live}
+        self._pod_builder = {
+            lease_id: order for lease_id, order in self._pod_builder.items() if lease_id in live
+        }
         for lease_id in self._waiters.keys() - set(live):
             self._wake(lease_id)
 
@@ -322,7 +324,7 @@ class KernelPods:
             is_gone=is_gone,
             queue=self._queue_words(pod),
             event=self._events.get(uid),
-            is_made_again=_lease_of(pod) in self._orders,
+            is_made_again=_lease_of(pod) in self._pod_builder,
             waited=self._late_after if uid in self._late else "",
         )
 

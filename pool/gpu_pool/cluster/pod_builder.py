@@ -18,8 +18,8 @@ from gpu_pool_client import BadRequest, KernelCommand, Lease, NotAllowed, PoolUn
 class PodBuilder:
     """Makes the orders of one pool's kernels."""
 
-    def __init__(self, settings: KubernetesSettings, view: ClusterView, homes: VolumeClaims) -> None:
-        self._settings, self._view, self._homes = settings, view, homes
+    def __init__(self, settings: KubernetesSettings, view: ClusterView, volume_claims: VolumeClaims) -> None:
+        self._settings, self._view, self._volume_claims = settings, view, volume_claims
 
     async def of(self, lease: Lease, kernel: KernelCommand, server: str) -> KernelPodRequest:
         """Return the order for a kernel on a lease that is held, beside its user's notebook server.
@@ -33,15 +33,15 @@ class PodBuilder:
         bans = dialect.table.bans
         check_command(kernel, bans, require_curve=self._settings.require_curve)
         notebook = self._notebook(lease.holder.user, server)
-        body = self._homes.body(lease.holder, notebook)
+        body = self._volume_claims.body(lease.holder, notebook)
         queue = kueue.queue_of(lease.holder.course) if self._settings.kueue else ""
         if queue:
-            node = await self._homes.only_node(lease.holder, notebook)
+            node = await self._volume_claims.only_node(lease.holder, notebook)
             asked = kueue.of_its_kind(lease, self._view.devices())
             translation = self._view.translate(with_indexes(asked, ()), node)
         else:
             node = lease.slices[0].device.node
-            await self._homes.check(lease.holder, notebook, node)
+            await self._volume_claims.check(lease.holder, notebook, node)
             translation = self._translate(lease, node)
         name, at_once = self._settings.pool, dialect.table.at_once
         return KernelPodRequest(

@@ -95,8 +95,8 @@ class ClusterPool(EmbeddedPool):
         writer = ApiWriter(api, log)
         self._kernels = KernelPods(writer, self._view, log, self._end_taken, self._keep_failure)
         self._growth = ScaleUpController(api, writer, self._view, kubernetes, settings.rules, self._do, log)
-        self._homes = VolumeClaims(api, kubernetes, courses, log)
-        self._orders = PodBuilder(kubernetes, self._view, self._homes)
+        self._volume_claims = VolumeClaims(api, kubernetes, courses, log)
+        self._pod_builder = PodBuilder(kubernetes, self._view, self._volume_claims)
         self._live: frozenset[str] = frozenset()
         #: What is written down of the cluster, with which leases lived then.
         self._seen: tuple[tuple[Device, ...], Mapping[str, ForeignUse]] | None = None
@@ -198,9 +198,9 @@ class ClusterPool(EmbeddedPool):
         if (devices, others) == self._seen:
             return
 
-        def take_over(book: LeaseStore) -> None:
-            book.register(devices, _SEEN_FROM, others)
-            book.set_others(others)
+        def take_over(store: LeaseStore) -> None:
+            store.register(devices, _SEEN_FROM, others)
+            store.set_others(others)
 
         await self._do(take_over)
         self._seen = devices, others
@@ -212,7 +212,7 @@ class ClusterPool(EmbeddedPool):
             return  # whoever came meanwhile was checked when they asked
         self._checked = devices
         there = self._view.lasting()
-        found = await self._do(lambda book: book.hopeless(there))
+        found = await self._do(lambda store: store.hopeless(there))
         now, patience = time.monotonic(), self._kubernetes.gpus_away_for
         self._hopeless = {lease_id: self._hopeless.get(lease_id, now) for lease_id in found}
         for lease_id, error in found.items():
@@ -248,7 +248,7 @@ class ClusterPool(EmbeddedPool):
 
     async def _counted(self, lease_id: str, *, waits: bool) -> Lease:
         """Count nothing for a lease that waits, and its slice from now on for one that does not."""
-        return await self._do(lambda book: book.park(lease_id) if waits else book.resume(lease_id))
+        return await self._do(lambda store: store.park(lease_id) if waits else store.resume(lease_id))
 
     def _counted_as(self, request: SliceRequest) -> SliceRequest:
         """Return what the cluster grants for a request, where it rounds that up."""
@@ -307,7 +307,9 @@ class ClusterPool(EmbeddedPool):
         if notebook is None:
             return ()
         rules = self._settings.rules
-        return await self._homes.devices_beside(request, holder, notebook, self._view.devices_on, rules)
+        return await self._volume_claims.devices_beside(
+            request, holder, notebook, self._view.devices_on, rules
+        )
 
     # -- Kernels -------------------------------------------------------------
 
@@ -319,7 +321,7 @@ class ClusterPool(EmbeddedPool):
                 lease = await self._counted(lease_id, waits=False)  # its pod waits in the cluster's queue
             if lease.state is not LeaseState.HELD:
                 raise BadRequest(f"The lease is {lease.state.value}.", "Start the kernel once it is held.")
-            order = await self._orders.of(lease, kernel, server or "")
+            order = await self._pod_builder.of(lease, kernel, server or "")
             if lease.process is None:
                 # Its turn and its image may take minutes, and whoever launches has come for it.
                 await self.attach(lease_id, lease.holder.process or Process.current())
@@ -381,7 +383,7 @@ class ClusterPool(EmbeddedPool):
         return {}
 
     async def _keep_failure(self, lease_id: str, failure: Failure) -> None:
-        await self._do(lambda book: book.accounts.fail(lease_id, failure))
+        await self._do(lambda store: store.accounts.fail(lease_id, failure))
 
     async def _end_taken(self, lease_id: str, taken: PodTaken) -> None:
         # What its machine can no longer give must not be granted to whoever waits.

@@ -94,7 +94,7 @@ class ScaleUpController:
 
     async def look(self) -> None:
         """Ask for the nodes that are needed now, and for no others."""
-        line = await self._do(lambda book: book.foremost(_FOREMOST))
+        line = await self._do(lambda store: store.queue_head(_FOREMOST))
         self._demand = demand(line, self._growable(), self._rules)
         for group in self._groups.values():
             wanted = [request for name, request in self._demand.nodes if name == group.name]
@@ -193,10 +193,10 @@ class ScaleUpController:
             self._come.add(pod["metadata"]["uid"])
             took = _age(pod)
             self._log.info("A node of %s came after %.0f s", ascii(group.name), took)
-            await self._do(lambda book, took=took: book.starts.add(group.name, took))  # type: ignore[misc]
+            await self._do(lambda store, took=took: store.starts.add(group.name, took))  # type: ignore[misc]
         # Those too whose node came while no service looked.
         self._come |= {pod["metadata"]["uid"] for pod in asking if _node_of(pod) in working}
-        known = await self._do(lambda book: book.starts.latest(group.name))
+        known = await self._do(lambda store: store.starts.latest(group.name))
         self._usual[group.name] = usual(known, group.usual)
 
     async def _listen(self) -> None:

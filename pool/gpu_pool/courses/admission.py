@@ -26,17 +26,17 @@ class CourseAdmission:
         self._required = settings.course_required
         self._folder = _open_folder(settings)
 
-    def keep_up(self, book: LeaseStore) -> LeaseStore:
+    def keep_up(self, store: LeaseStore) -> LeaseStore:
         """Let the book follow the files as they are now."""
         if self._folder is not None:
-            book.follow(self._folder.look())
-        return book
+            store.follow(self._folder.look())
+        return store
 
-    def reread(self, file: str, book: LeaseStore) -> None:
+    def reread(self, file: str, store: LeaseStore) -> None:
         """Let the book follow a file that has been replaced, at once."""
         if self._folder is not None:
             self._folder.reread(file)
-            book.follow(self._folder.look(), asked=True)
+            store.follow(self._folder.look(), asked=True)
 
     async def groups(self, holder: Holder, groups: Collection[str] | None) -> Collection[str]:
         """Return the holder's groups: those given, or those that the system knows.

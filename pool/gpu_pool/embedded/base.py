@@ -54,11 +54,11 @@ class OpenedPool(Pool):
         self._path = path
         self._settings = settings or PoolSettings()
         self._find_devices = find_devices
-        self._gate = CourseAdmission(self._settings)
+        self._course_admission = CourseAdmission(self._settings)
         self._owner = owner
         self._ownership: Ownership | None = None
         self._store = StoreThread(path, self._open)
-        self._looker = DevicePoller()
+        self._poller = DevicePoller()
         self._waits = ExpectedWaits()
         #: The real devices that are to take the place of simulated ones, once nobody uses those.
         self._awaited: Sequence[Device] = ()
@@ -77,37 +77,37 @@ class OpenedPool(Pool):
     async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
         """See ``Pool.drain``."""
         with self._asked({"device": device}):
-            return await self._do(lambda book: book.drain(device, drained))
+            return await self._do(lambda store: store.drain(device, drained))
 
     async def history(self, since: float = 0.0, *, user: str | None = None) -> list[Mapping[str, Any]]:
         """See ``Pool.history``. With ``user``, of that user alone."""
-        return await self._do(lambda book: book.history(since, user))
+        return await self._do(lambda store: store.history(since, user))
 
     async def course_versions(
         self, course: str, most: int, before: int | None = None
     ) -> tuple[CourseVersion, ...]:
         """Return the latest versions of a course file that were kept, see ``CourseVersionTable.latest``."""
-        return await self._do(lambda book: book.versions.latest(course, most, before))
+        return await self._do(lambda store: store.versions.latest(course, most, before))
 
     async def keep_versions(self, course: str, versions: Sequence[CourseVersion]) -> int:
         """Keep versions of a course file; return the number of the last."""
-        return await self._do(lambda book: book.versions.add(course, versions))
+        return await self._do(lambda store: store.versions.add(course, versions))
 
     async def remove_version(self, number: int) -> None:
         """Keep a version of a course file no longer."""
-        await self._do(lambda book: book.versions.remove(number))
+        await self._do(lambda store: store.versions.remove(number))
 
     async def reread_course(self, file: str) -> None:
         """Follow a course file that has been replaced, at once."""
-        await self._store.do(lambda book: self._gate.reread(file, book))
+        await self._store.do(lambda store: self._course_admission.reread(file, store))
 
     async def look_at_devices(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:
         """Return what each of these does, real ones alone, by uuid; None for one that does not answer."""
-        return await self._looker.look(devices)
+        return await self._poller.look(devices)
 
     async def try_writing(self, within: float) -> None:
         """Try whether decisions can be kept. Raises ``PoolUnreachable`` where not, within so many seconds."""
-        await self._store.do(lambda book: book.try_writing(), within)
+        await self._store.do(lambda store: store.try_writing(), within)
 
     async def launch(self, lease_id: str, kernel: KernelCommand, *, server: str | None = None) -> KernelPod:  # noqa: ARG002 - for pools that start kernels
         """See ``Pool.launch``. Asked by the holder's ``server`` at a JupyterHub, if by one."""
@@ -122,7 +122,7 @@ class OpenedPool(Pool):
 
     async def close(self) -> None:
         """Close the store once what was begun is done. Leases live on."""
-        await self._looker.close()
+        await self._poller.close()
         self._waits.close()
         await self._enforcer.close()
         await self._store.close()
@@ -149,42 +149,42 @@ class OpenedPool(Pool):
             database = opened.enter_context(contextlib.closing(Database(self._path)))
             ownership = opened.enter_context(contextlib.closing(Ownership(self._path, owner=self._owner)))
             # What is registered may serve the line, whose order the course files know.
-            book = self._gate.keep_up(LeaseStore(database, self._settings, self._clock))
-            book.give_up_at = give_up_at
+            store = self._course_admission.keep_up(LeaseStore(database, self._settings, self._clock))
+            store.give_up_at = give_up_at
             # A process that sees no devices (no driver in its container, no variable
             # in its terminal) must not take away those that another one registered:
             # real ones never, simulated ones not before nobody uses them.
             if devices:
-                self._register(book, devices)
-            elif book.has_simulated():
-                book.look()
-                book.forget_simulated()
-            self._enforcer.recover(book)
+                self._register(store, devices)
+            elif store.has_simulated():
+                store.look()
+                store.forget_simulated()
+            self._enforcer.recover(store)
             opened.pop_all()
         self._ownership = ownership
-        return database, book
+        return database, store
 
-    def _register(self, book: LeaseStore, devices: Sequence[Device]) -> None:
+    def _register(self, store: LeaseStore, devices: Sequence[Device]) -> None:
         """Make these the pool's devices; where simulated ones are still in use, do so once they are not."""
         self._awaited, self.note = (), ""
         try:
-            _take_over(book, devices)
+            _take_over(store, devices)
         except OtherDevices as error:
             # Whoever holds the simulated ones must be found and ended, which takes an open pool.
             if self._owner or any(device.simulated for device in devices):
                 raise
             self._awaited, self.note = devices, str(error)
 
-    def _for_new(self, book: LeaseStore) -> LeaseStore:
+    def _for_new(self, store: LeaseStore) -> LeaseStore:
         """Return the book for a new request. Raises ``OtherDevices`` while others' devices are in use."""
         if self._awaited:
-            _take_over(book, self._awaited)
+            _take_over(store, self._awaited)
             self._awaited, self.note = (), ""
-        return book
+        return store
 
     async def _do(self, job: Callable[[LeaseStore], T]) -> T:
         """Run a job on the store."""
-        return await self._store.do(lambda book: job(self._gate.keep_up(book)))
+        return await self._store.do(lambda store: job(self._course_admission.keep_up(store)))
 
     @contextlib.contextmanager
     def _asked(self, what: Mapping[str, object]) -> Iterator[None]:
@@ -194,10 +194,10 @@ class OpenedPool(Pool):
             yield
 
 
-def _take_over(book: LeaseStore, devices: Sequence[Device]) -> None:
+def _take_over(store: LeaseStore, devices: Sequence[Device]) -> None:
     """Register devices, if need be after a look for leases whose processes are gone."""
     try:
-        book.register(devices)
+        store.register(devices)
     except OtherDevices:
-        book.look()
-        book.register(devices)
+        store.look()
+        store.register(devices)

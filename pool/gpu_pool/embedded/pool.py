@@ -87,24 +87,24 @@ class EmbeddedPool(OpenedPool):
         what = {"user": holder.user, "course": holder.course, "request": str(request)}
         with self._asked(what):
             try:
-                known = await self._gate.groups(holder, groups)
-                check = partial(self._gate.check, request, holder, known)
+                known = await self._course_admission.groups(holder, groups)
+                check = partial(self._course_admission.check, request, holder, known)
                 within = await self._devices_for(request, holder, server)
                 counted = self._counted_as(request)
                 lease = await self._do(
-                    lambda book: self._for_new(book).request(counted, holder, key, check, within)
+                    lambda store: self._for_new(store).request(counted, holder, key, check, within)
                 )
                 if lease.state is LeaseState.WAITING:
-                    lease = await self._do(lambda book: _after_a_look(book, lease.id))
+                    lease = await self._do(lambda store: _after_a_look(store, lease.id))
             except (asyncio.CancelledError, PoolUnreachable):
                 # The decision may still be made, or has been, and nobody would know of it.
-                self._store.later(lambda book: book.release_key(key, EndReason.WITHDRAWN))
+                self._store.later(lambda store: store.release_key(key, EndReason.WITHDRAWN))
                 raise
         return await self._enforcer.hand_out(lease)
 
     async def lease(self, lease_id: str) -> Lease:
         """See ``Pool.lease``."""
-        return await self._enforcer.hand_out(await self._do(lambda book: book.lease(lease_id)))
+        return await self._enforcer.hand_out(await self._do(lambda store: store.lease(lease_id)))
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
         """See ``Pool.wait``."""
@@ -112,19 +112,19 @@ class EmbeddedPool(OpenedPool):
             return await self.until_held(lease_id, timeout)
         except asyncio.CancelledError:
             with self._asked({}):
-                self._store.later(lambda book: book.release(lease_id, EndReason.WITHDRAWN))
+                self._store.later(lambda store: store.release(lease_id, EndReason.WITHDRAWN))
             raise
 
     async def until_held(self, lease_id: str, timeout: float | None = None) -> Lease:
         """Do as :meth:`wait`, but withdraw nothing when cancelled: who asked may come back and ask again."""
         give_up_at = None if timeout is None else time.monotonic() + timeout
         while True:
-            lease = await self._do(lambda book: _after_a_look(book, lease_id, _LOOK))
+            lease = await self._do(lambda store: _after_a_look(store, lease_id, _LOOK))
             if lease.state is LeaseState.HELD:
                 return await self._enforcer.hand_back(lease)
             _refuse_unless_waiting(lease)
             if give_up_at is not None and time.monotonic() >= give_up_at:
-                raise await self._do(lambda book: book.shortage(lease_id))
+                raise await self._do(lambda store: store.shortage(lease_id))
             await asyncio.sleep(_POLL)
 
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
@@ -132,7 +132,7 @@ class EmbeddedPool(OpenedPool):
         last: Lease | None = None
         while last is None or last.state is not LeaseState.ENDED:
             lease = await self._enforcer.hand_out(
-                await self._do(lambda book: _after_a_look(book, lease_id, _LOOK))
+                await self._do(lambda store: _after_a_look(store, lease_id, _LOOK))
             )
             if lease != last:
                 yield lease
@@ -145,7 +145,7 @@ class EmbeddedPool(OpenedPool):
             prospects = await self._do(LeaseStore.prospects)
             if prospects is not None:
                 await self._waits.learn(prospects)
-        outlook = await self._do(lambda book: book.explain(lease_id))
+        outlook = await self._do(lambda store: store.explain(lease_id))
         return replace(outlook, wait=self._waits.of(lease_number(lease_id)))
 
     async def forecast(
@@ -159,10 +159,15 @@ class EmbeddedPool(OpenedPool):
         """See ``Pool.forecast``, and :meth:`request`. Nobody knows in which courses somebody new is."""
         check = None
         if holder.user:
-            check = partial(self._gate.check, request, holder, await self._gate.groups(holder, groups))
+            check = partial(
+                self._course_admission.check,
+                request,
+                holder,
+                await self._course_admission.groups(holder, groups),
+            )
         within = await self._devices_for(request, holder, server)
         counted = self._counted_as(request)
-        found = await self._do(lambda book: self._for_new(book).forecast(counted, holder, check, within))
+        found = await self._do(lambda store: self._for_new(store).forecast(counted, holder, check, within))
         if found is None or found.prospects is None:
             return found and found.outlook
         return replace(found.outlook, wait=await self._waits.foresee(found.number, found.prospects))
@@ -171,8 +176,8 @@ class EmbeddedPool(OpenedPool):
         self, holder: Holder, *, groups: Collection[str] | None = None
     ) -> tuple[SliceRequest, ...] | None:
         """See ``Pool.offers``; ``groups`` as for :meth:`request`."""
-        known = await self._gate.groups(holder, groups)
-        return await self._do(lambda _: self._gate.offers(holder, known))
+        known = await self._course_admission.groups(holder, groups)
+        return await self._do(lambda _: self._course_admission.offers(holder, known))
 
     async def attach(
         self,
@@ -183,13 +188,13 @@ class EmbeddedPool(OpenedPool):
         grace: float = 0.0,
     ) -> Lease:
         """See ``Pool.attach``."""
-        lease = await self._do(lambda book: book.attach(lease_id, process, ready_within, grace))
+        lease = await self._do(lambda store: store.attach(lease_id, process, ready_within, grace))
         await self._enforcer.attach(lease, process)
         return await self._enforcer.hand_out(lease)
 
     async def renew(self, lease_id: str, ttl: float | None = None) -> Lease:
         """See ``Pool.renew``."""
-        return await self._enforcer.hand_out(await self._do(lambda book: book.renew(lease_id, ttl)))
+        return await self._enforcer.hand_out(await self._do(lambda store: store.renew(lease_id, ttl)))
 
     async def activity(self, lease_id: str) -> Activity:
         """See ``Pool.activity``."""
@@ -230,12 +235,12 @@ class EmbeddedPool(OpenedPool):
                 "and what it keeps on the GPU would be in the way.",
                 "End the process to give the slice back.",
             )
-        known = await self._gate.groups(lease.holder, groups)
+        known = await self._course_admission.groups(lease.holder, groups)
         counted = self._counted_as(request)
 
-        def resize(book: LeaseStore) -> Lease:
-            self._gate.check(request, lease.holder, known)
-            return book.resize(lease_id, counted)
+        def resize(store: LeaseStore) -> Lease:
+            self._course_admission.check(request, lease.holder, known)
+            return store.resize(lease_id, counted)
 
         return await self._enforcer.hand_out(await self._do(resize))
 
@@ -243,7 +248,7 @@ class EmbeddedPool(OpenedPool):
         """See ``Pool.park``. Asked in the name of ``caller``, by default this process."""
 
         async def park() -> Lease:
-            return await self._do(lambda book: book.park(lease_id))
+            return await self._do(lambda store: store.park(lease_id))
 
         with self._asked({"lease": lease_id}):
             lease = await self._own(lease_id, caller, "be lent to others")
@@ -272,12 +277,12 @@ class EmbeddedPool(OpenedPool):
     async def resume(self, lease_id: str) -> Lease:
         """See ``Pool.resume``."""
         with self._asked({"lease": lease_id}):
-            return await self._enforcer.hand_back(await self._do(lambda book: book.resume(lease_id)))
+            return await self._enforcer.hand_back(await self._do(lambda store: store.resume(lease_id)))
 
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         """See ``Pool.release``."""
         with self._asked({"lease": lease_id}):
-            await self._do(lambda book: book.release(lease_id, reason))
+            await self._do(lambda store: store.release(lease_id, reason))
 
     async def revoke(self, lease_id: str, words: str, reason: EndReason = EndReason.REVOKED) -> None:
         """End a lease, by default in an administrator's name; its holder reads ``words``.
@@ -285,14 +290,14 @@ class EmbeddedPool(OpenedPool):
         Raises ``LeaseGone``.
         """
         with self._asked({"lease": lease_id}):
-            await self._do(lambda book: book.revoke(lease_id, words, reason))
+            await self._do(lambda store: store.revoke(lease_id, words, reason))
 
     async def effect_of_taking(self, lease_id: str) -> Effect:
         """Say what becomes of a lease's kernel if its slices are taken back now. Raises ``LeaseGone``."""
         lease = await self.lease(lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
-        is_kernel = await self._do(lambda book: book.has_manager(lease_id))
+        is_kernel = await self._do(lambda store: store.has_manager(lease_id))
         return effect_of(lease, await self._activity(lease), is_kernel=is_kernel)
 
     async def withdraw(self, lease_id: str, words: str, reason: EndReason) -> Lease:
@@ -307,16 +312,16 @@ class EmbeddedPool(OpenedPool):
                     "The slice cannot go without its kernel, which has used the GPU.",
                     "Take it back when the kernel is idle, or end the kernel.",
                 )
-            return await self._do(lambda book: book.ask_back(lease_id, words, reason, now=True))
+            return await self._do(lambda store: store.ask_back(lease_id, words, reason, now=True))
 
     async def ask_back(self, lease_id: str, words: str, reason: EndReason) -> Lease:
         """Let a kernel's slice go as soon as it is idle; see :meth:`withdraw`."""
         with self._asked({"lease": lease_id}):
-            if not await self._do(lambda book: book.has_manager(lease_id)):
+            if not await self._do(lambda store: store.has_manager(lease_id)):
                 raise BadRequest(
                     "Only a kernel's slice can be taken back when it is idle.", "Take it back now."
                 )
-            return await self._do(lambda book: book.ask_back(lease_id, words, reason, now=False))
+            return await self._do(lambda store: store.ask_back(lease_id, words, reason, now=False))
 
     async def status(self) -> PoolStatus:
         """See ``Pool.status``.
@@ -324,13 +329,13 @@ class EmbeddedPool(OpenedPool):
         Looks first for processes that are gone, and enforces no more what is not held.
         """
 
-        def look_and_read(book: LeaseStore) -> PoolStatus:
+        def look_and_read(store: LeaseStore) -> PoolStatus:
             note = self.note
             try:
-                book.look()
+                store.look()
             except NoSpace as error:  # what is written can still be read
                 note = f"Leases whose processes are gone may be among these. {error}"
-            return replace(book.status(self.url), note=note)
+            return replace(store.status(self.url), note=note)
 
         status = await self._do(look_and_read)
         await self._enforcer.settle([each for each in status.leases if each.state is LeaseState.HELD])
@@ -344,9 +349,9 @@ class EmbeddedPool(OpenedPool):
                 await asyncio.sleep(0)
 
 
-def _after_a_look(book: LeaseStore, lease_id: str, at_most_every: float = 0.0) -> Lease:
-    book.look(at_most_every)
-    return book.lease(lease_id)
+def _after_a_look(store: LeaseStore, lease_id: str, at_most_every: float = 0.0) -> Lease:
+    store.look(at_most_every)
+    return store.lease(lease_id)
 
 
 def _refuse_unless_waiting(lease: Lease) -> None:

@@ -59,12 +59,12 @@ class Enforcer:
         except TierFailed as failure:
             raise PoolUnreachable(failure.message, failure.remedy) from failure
 
-    def recover(self, book: LeaseStore) -> None:
+    def recover(self, lease_store: LeaseStore) -> None:
         """Find what an earlier process of the pool has left, when the store is opened."""
         if self._isolation.acts:
-            self._isolation.recover(held(book))
-        for lease_id in self._memory.recover(lambda each: _state(book, each)):
-            book.release(lease_id, EndReason.BROKEN)
+            self._isolation.recover(held(lease_store))
+        for lease_id in self._memory.recover(lambda each: _state(lease_store, each)):
+            lease_store.release(lease_id, EndReason.BROKEN)
 
     def state(self, lease: Lease) -> Lease:
         """Return a lease with the truth about its limits, and whether it is watched over."""
@@ -198,25 +198,25 @@ class Enforcer:
             raise gone(await self._end(lease_id, EndReason.BROKEN)) from None
 
     async def _end(self, lease_id: str, reason: EndReason) -> Lease:
-        def end(book: LeaseStore) -> Lease:
-            book.release(lease_id, reason, asked=False)
-            return book.lease(lease_id)
+        def end(lease_store: LeaseStore) -> Lease:
+            lease_store.release(lease_id, reason, asked=False)
+            return lease_store.lease(lease_id)
 
         return await self._store.do(end)
 
 
-def _tell(lease_id: str, words: str, book: LeaseStore) -> None:
-    book.accounts.tell(lease_id, words)
+def _tell(lease_id: str, words: str, lease_store: LeaseStore) -> None:
+    lease_store.accounts.tell(lease_id, words)
 
 
-def held(book: LeaseStore) -> list[Lease]:
+def held(lease_store: LeaseStore) -> list[Lease]:
     """Return the leases that are held now."""
-    return [lease for lease in book.status("").leases if lease.state is LeaseState.HELD]
+    return [lease for lease in lease_store.status("").leases if lease.state is LeaseState.HELD]
 
 
-def _state(book: LeaseStore, lease_id: str) -> LeaseState:
+def _state(lease_store: LeaseStore, lease_id: str) -> LeaseState:
     try:
-        return book.lease(lease_id).state
+        return lease_store.lease(lease_id).state
     except LeaseGone:
         return LeaseState.ENDED
 

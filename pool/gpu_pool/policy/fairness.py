@@ -123,7 +123,7 @@ class FairShares:
         return known[1]
 
 
-def turns(line: Iterable[Waiter], tally: FairShares) -> Iterator[Waiter]:
+def turns(line: Iterable[Waiter], shares: FairShares) -> Iterator[Waiter]:
     """Yield the waiters in order of turn.
 
     Whoever takes one charges it to the tally before asking for the next, which
@@ -131,20 +131,20 @@ def turns(line: Iterable[Waiter], tally: FairShares) -> Iterator[Waiter]:
     """
     waiters = sorted(line, key=lambda waiter: (-waiter.priority, waiter.since, waiter.number))
     for priority in sorted({waiter.priority for waiter in waiters}, reverse=True):
-        yield from _fair_turns([waiter for waiter in waiters if waiter.priority == priority], tally)
+        yield from _fair_turns([waiter for waiter in waiters if waiter.priority == priority], shares)
 
 
 _Users = list[tuple[tuple[float, float, int], deque[Waiter]]]
 
 
-def _fair_turns(arrivals: Sequence[Waiter], tally: FairShares) -> Iterator[Waiter]:
+def _fair_turns(arrivals: Sequence[Waiter], shares: FairShares) -> Iterator[Waiter]:
     """Yield waiters of one priority, given in order of arrival."""
     courses: list[tuple[float, float, int, _Users]] = []
     for course, users in _by_course(arrivals).items():
-        entries = [(tally.user_key(waiters[0]), waiters) for waiters in users.values()]
+        entries = [(shares.user_key(waiters[0]), waiters) for waiters in users.values()]
         heapify(entries)
         # Courses that have had the same come by their first arrival.
-        courses.append((tally.course_key(course), entries[0][1][0].since, len(courses), entries))
+        courses.append((shares.course_key(course), entries[0][1][0].since, len(courses), entries))
     heapify(courses)
     while courses:
         _, _, arrival, entries = heappop(courses)
@@ -153,9 +153,9 @@ def _fair_turns(arrivals: Sequence[Waiter], tally: FairShares) -> Iterator[Waite
         yield waiter
         # Only this course and user can have changed meanwhile.
         if waiters:
-            heappush(entries, (tally.user_key(waiters[0]), waiters))
+            heappush(entries, (shares.user_key(waiters[0]), waiters))
         if entries:
-            heappush(courses, (tally.course_key(waiter.course), entries[0][1][0].since, arrival, entries))
+            heappush(courses, (shares.course_key(waiter.course), entries[0][1][0].since, arrival, entries))
 
 
 def _by_course(arrivals: Iterable[Waiter]) -> dict[str, dict[str, deque[Waiter]]]:
@@ -165,9 +165,9 @@ def _by_course(arrivals: Iterable[Waiter]) -> dict[str, dict[str, deque[Waiter]]
     return courses
 
 
-def first_course(waiters: Sequence[Waiter], tally: FairShares) -> list[Waiter]:
+def first_course(waiters: Sequence[Waiter], shares: FairShares) -> list[Waiter]:
     """Return the waiters of the course whose turn it is."""
-    first = next(turns(waiters, tally), None)
+    first = next(turns(waiters, shares), None)
     return (
         []
         if first is None

@@ -80,10 +80,10 @@ def settled(reserved: Sequence[Waiter], statuses: Sequence[DeviceStatus], rules:
 
 def order(now: Situation) -> list[Waiter]:
     """Return the line in order of turn: as if there were a slice for each when its turn comes."""
-    tally = FairShares(now)
+    shares = FairShares(now)
     ordered = []
-    for waiter in turns(now.line, tally):
-        tally.charge(waiter)
+    for waiter in turns(now.line, shares):
+        shares.charge(waiter)
         ordered.append(waiter)
     return ordered
 
@@ -104,12 +104,12 @@ class _Round:
         self._known: dict[int, int] = {}
 
     @functools.cached_property
-    def _tally(self) -> FairShares:
+    def _shares(self) -> FairShares:
         """Who has had how much. Nobody asks where nothing fits, as it often is for a long line."""
         return FairShares(self._situation)
 
     def _turns(self, waiters: Sequence[Waiter]) -> Iterable[Waiter]:
-        return turns(waiters, self._tally) if waiters else ()
+        return turns(waiters, self._shares) if waiters else ()
 
     def _kind(self, waiter: Waiter) -> _Kind:
         """Return what is the same for waiters of the same wish, and for them alone."""
@@ -169,32 +169,32 @@ class _Round:
             return
         for waiter in self._waiting.values():
             if self._is_reserved(waiter):
-                self._tally.charge(waiter)
+                self._shares.charge(waiter)
         while not self.reservations.full and any(
             now - waiter.since >= policy.drain_after and self._kind(waiter) in hindered
             for waiter in unreserved
         ):
             due = (
                 waiter
-                for waiter in turns(first_course(unreserved, self._tally), self._tally)
+                for waiter in turns(first_course(unreserved, self._shares), self._shares)
                 if now - waiter.since >= self._patience(waiter, policy) and self._kind(waiter) in hindered
             )
             first = next(due, None)
             if first is None or not self.reservations.add(first, self._statuses, held):
                 return
-            self._tally.charge(first)
+            self._shares.charge(first)
             unreserved.remove(first)
 
     def _patience(self, waiter: Waiter, policy: Policy) -> float:
         """Return how long the waiter waits before devices are emptied for it, in seconds."""
-        return policy.drain_after * (_MORE_PATIENCE if self._tally.goes_over(waiter) else 1)
+        return policy.drain_after * (_MORE_PATIENCE if self._shares.goes_over(waiter) else 1)
 
     def _try(self, waiter: Waiter, statuses: Sequence[DeviceStatus]) -> bool:
         parts = placement.place(waiter.request, statuses, self._rules)
         if parts is None:
             return False
         self._statuses = placement.deduct(self._statuses, parts)
-        self._tally.charge(waiter)
+        self._shares.charge(waiter)
         self.reservations.by_number.pop(waiter.number, None)
         del self._waiting[waiter.number]
         self.grants.append((waiter, parts))

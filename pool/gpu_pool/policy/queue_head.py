@@ -39,12 +39,12 @@ def queue_head(
     reserved. They are read only as far as needed. ``now`` has everything but
     the line.
     """
-    tally = FairShares(now)
-    return [waiter for course, last in arrivals for waiter in _foremost(course, last, most, tally)]
+    shares = FairShares(now)
+    return [waiter for course, last in arrivals for waiter in _queue_head(course, last, most, shares)]
 
 
-def _foremost(
-    arrivals: Iterable[Waiter], last: Mapping[Wish, float], most: int, tally: FairShares
+def _queue_head(
+    arrivals: Iterable[Waiter], last: Mapping[Wish, float], most: int, shares: FairShares
 ) -> list[Waiter]:
     """Read one course's arrivals until whoever follows comes too late.
 
@@ -64,7 +64,7 @@ def _foremost(
             break
         found.append(waiter)
         user, wish = waiter.user, waiter.wish
-        turns[user] = max(turns.get(user, -math.inf), tally.user_key(waiter)[0])
+        turns[user] = max(turns.get(user, -math.inf), shares.user_key(waiter)[0])
         if (user, wish) not in seen:
             seen.add((user, wish))
             insort(soonest[wish], turns[user])

@@ -55,7 +55,7 @@ class ApiOptions:
 
 
 def api(
-    rooms: ApiOptions,
+    options: ApiOptions,
     identify: Identify,
     prefix: str = "/",
     more: Sequence[tuple[Any, ...]] = (),
@@ -63,14 +63,14 @@ def api(
 ) -> Application:
     """Return the application with the API below ``prefix``, and with ``more`` routes."""
     shared = {
-        "desk": rooms.desk,
+        "desk": options.desk,
         "identify": identify,
-        "under_way": rooms.under_way,
-        "log": rooms.log,
+        "under_way": options.under_way,
+        "log": options.log,
     }
     root = prefix.rstrip("/") + bodies.API
-    metrics = rooms.metrics
-    counted = {**shared, "metrics": metrics, "networks": rooms.metrics_from}
+    metrics = options.metrics
+    counted = {**shared, "metrics": metrics, "networks": options.metrics_from}
     return Application(
         [
             *((re.escape(root) + route.pattern, route.handler, shared) for route in ROUTES),
@@ -81,8 +81,8 @@ def api(
         default_handler_class=NothingHandler,
         default_handler_args=shared,
         description=describe(ROUTES, root),
-        streams=rooms.streams,
-        taken_within=timedelta(seconds=rooms.taken_within),
+        streams=options.streams,
+        taken_within=timedelta(seconds=options.taken_within),
         # Decisions are logged where they are made.
         log_function=metrics.answered if metrics else lambda _: None,
         **settings,

@@ -145,10 +145,10 @@ class ServeApp(ServeSettings, Program):
             self.log.info("There was no store: a new one was made, which knows of no leases")
         await heartbeats.look(pool, (*status.leases, *status.line), time.monotonic())
         changes = LeaseChanges(pool, self.log, heartbeats)
-        rooms = self._rooms(pool, changes, heartbeats)
-        servers = [self._open_socket(rooms, listening)]
+        options = self._options(pool, changes, heartbeats)
+        servers = [self._open_socket(options, listening)]
         if self._place is not None:
-            servers.append(self._open_hub(rooms, self._place))
+            servers.append(self._open_hub(options, self._place))
         looking = asyncio.create_task(changes.run())
         self.log.info("Serving %s at unix:%s", pool.url, listening.path)
         # What is there now lives as long as the service: the search for garbage need not go through it
@@ -159,19 +159,19 @@ class ServeApp(ServeSettings, Program):
         for server in servers:
             server.stop()
         listening.close()
-        await self._give_last_answers(rooms)
+        await self._give_last_answers(options)
         for server in servers:
             await server.close_all_connections()
         looking.cancel()
 
-    async def _give_last_answers(self, rooms: ApiOptions) -> None:
+    async def _give_last_answers(self, options: ApiOptions) -> None:
         """Let nobody wait for news any more, and finish what is being answered."""
-        for stop in (rooms.changes.stop, *rooms.stops):
+        for stop in (options.changes.stop, *options.stops):
             stop()
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(rooms.under_way.none(), _STOP_WITHIN)
+            await asyncio.wait_for(options.under_way.none(), _STOP_WITHIN)
 
-    def _rooms(self, pool: EmbeddedPool, changes: LeaseChanges, heartbeats: Heartbeats) -> ApiOptions:
+    def _options(self, pool: EmbeddedPool, changes: LeaseChanges, heartbeats: Heartbeats) -> ApiOptions:
         folder, courses = _courses(self._pool_settings)
         streams = EventStreams(pool, changes, self.log, self._limits())
         return ApiOptions(
@@ -227,20 +227,20 @@ class ServeApp(ServeSettings, Program):
         pace, others = DecisionRate(self.max_decisions), self.other_courses
         return AuthorizedPool(pool, changes, heartbeats, self.log, self.max_waits, pace, other_courses=others)
 
-    def _open_socket(self, rooms: ApiOptions, listening: ServiceSocket) -> LimitedServer:
+    def _open_socket(self, options: ApiOptions, listening: ServiceSocket) -> LimitedServer:
         named = named_by(self.system_users) if self._place is not None else None
         identify = PeerIdentity(os.geteuid(), self.admins, *([named] if named else []))
         limits = self._connection_limits(self.max_socket_clients)
-        server = PeerServer(api(rooms, identify), self.log, limits, identify, rooms.changes.holds)
+        server = PeerServer(api(options, identify), self.log, limits, identify, options.changes.holds)
         server.add_socket(listening.listener)
         return server
 
-    def _open_hub(self, rooms: ApiOptions, place: HubPlace) -> LimitedServer:
+    def _open_hub(self, options: ApiOptions, place: HubPlace) -> LimitedServer:
         with needs_extra("hub", "What a JupyterHub needs"):
             from gpu_pool.service.site import site
         limits = self._connection_limits(self.max_clients)
-        application = site(rooms, place, self.max_unknown_tokens)
-        server = LimitedServer(application, self.log, limits, rooms.changes.holds)
+        application = site(options, place, self.max_unknown_tokens)
+        server = LimitedServer(application, self.log, limits, options.changes.holds)
         try:
             server.listen(place.port, place.host, backlog=BACKLOG)
         except OSError as error:

@@ -21,20 +21,22 @@ from gpu_pool.service.hub_service import HubPlace
 _WEB: Final = Path(__file__).with_name("web")
 
 
-def site(rooms: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING) -> Application:
+def site(options: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING) -> Application:
     """Return the application for the Hub's users, all of it below the prefix of the place.
 
     Of one address at most ``most_waiting`` requests wait for the Hub to say whose their tokens are.
     """
-    identity = HubIdentity(place.hub, rooms.admins, rooms.pool.boot, most_waiting=most_waiting)
+    identity = HubIdentity(place.hub, options.admins, options.pool.boot, most_waiting=most_waiting)
     login = hub_login(place)
-    shared = Shared(rooms.desk, rooms.changes, identity, rooms.under_way, rooms.log, login, place.prefix)
-    dashboard = _dashboard(rooms)
-    rooms.stops.append(dashboard.stop)
+    shared = Shared(
+        options.desk, options.changes, identity, options.under_way, options.log, login, place.prefix
+    )
+    dashboard = _dashboard(options)
+    options.stops.append(dashboard.stop)
     prefix = re.escape(place.prefix)
     pages = [(Address(place.prefix, path, page), page, {"shared": shared}) for path, page in ROUTES]
     return api(
-        rooms,
+        options,
         identity,
         place.prefix,
         [(f"{prefix}oauth_callback", Callback, {"shared": shared}), *pages],
@@ -49,12 +51,12 @@ def site(rooms: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING) -
     )
 
 
-def _dashboard(rooms: ApiOptions) -> Dashboard:
+def _dashboard(options: ApiOptions) -> Dashboard:
     def sharing() -> Sharing:
-        return rooms.courses().sharing(rooms.settings.sharing)
+        return options.courses().sharing(options.settings.sharing)
 
     editor = None
-    if rooms.folder is not None:
-        editor = CourseEditor(rooms.pool, rooms.folder, rooms.settings.rules, rooms.desk)
-    limits = rooms.streams.limits
-    return Dashboard(rooms.pool, rooms.changes, rooms.log, rooms.courses, sharing, editor, limits)
+    if options.folder is not None:
+        editor = CourseEditor(options.pool, options.folder, options.settings.rules, options.desk)
+    limits = options.streams.limits
+    return Dashboard(options.pool, options.changes, options.log, options.courses, sharing, editor, limits)

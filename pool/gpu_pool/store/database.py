@@ -47,7 +47,7 @@ class Database:
             lock = path.with_name(path.name + ".lock")
             with contextlib.ExitStack() as opened:
                 self._lock = opened.enter_context(contextlib.closing(FairLock(lock)))
-                self.pulses = opened.enter_context(contextlib.closing(LivenessLocks(lock)))
+                self.liveness = opened.enter_context(contextlib.closing(LivenessLocks(lock)))
                 self._connection, self._is_frozen = _connect_to_read(path)
                 opened.callback(self._disconnect)
                 self._check_kind()
@@ -57,7 +57,7 @@ class Database:
                 self._opened = opened.pop_all()
         self._sql = queries()
         #: What the running transaction decides.
-        self.trail = AuditBuffer()
+        self.audit_buffer = AuditBuffer()
         #: The block of decisions that is under way, and whether its transaction has begun: :meth:`together`.
         self._block: contextlib.ExitStack | None = None
         self._has_begun = False
@@ -121,7 +121,7 @@ class Database:
 
     @contextlib.contextmanager
     def _begin(self, give_up_at: float | None) -> Iterator[None]:
-        self.trail.forget()
+        self.audit_buffer.forget()
         self._undone = None
         with _explained(self.path), self._lock:
             self._check_still_there()
@@ -140,7 +140,7 @@ class Database:
                     self._make_room()
                 raise
         # Not before it is kept, and not while others wait.
-        self.trail.tell()
+        self.audit_buffer.tell()
 
     @contextlib.contextmanager
     def _step(self, give_up_at: float | None) -> Iterator[None]:
@@ -148,11 +148,11 @@ class Database:
         self._refuse_if_late(give_up_at)
         self._refuse_if_undone()
         self._connection.execute("SAVEPOINT decision")
-        before = len(self.trail)
+        before = len(self.audit_buffer)
         try:
             yield
         except BaseException as error:
-            self.trail.forget(before)
+            self.audit_buffer.forget(before)
             if isinstance(error, sqlite3.Error) and not self._connection.in_transaction:
                 self._undone = error
             with contextlib.suppress(sqlite3.Error):

@@ -55,10 +55,10 @@ class LeaseStore(RequestStore):
                 url, tuple(self._devices.statuses()), self._leases.not_waiting(), self._leases.in_line()
             )
 
-    def foremost(self, most: int) -> list[Waiter]:
+    def queue_head(self, most: int) -> list[Waiter]:
         """Return the first who wait, in the order of their turns."""
         with self._db.snapshot():
-            return self._line.foremost(most)
+            return self._line.queue_head(most)
 
     def history(self, since: float, user: str | None = None) -> list[Mapping[str, Any]]:
         """Return the leases, or those of a user, that have ended since then; see ``Pool.history``."""
@@ -81,7 +81,7 @@ class LeaseStore(RequestStore):
                 "number": row["number"],
                 "process": records.write_process(process),
                 # What lives on without us is not given up when our sign of life has gone.
-                "outlives": row["pulse"] != self._db.pulses.own() or not _ends_with_us(process),
+                "outlives": row["pulse"] != self._db.liveness.own() or not _ends_with_us(process),
                 "grace": grace,
                 "ready_within": None if watched else ready_within,
                 "deadline": self._clock.uptime() + (ready_within or 0) if watched else None,
@@ -108,7 +108,7 @@ class LeaseStore(RequestStore):
             self._resizing.resize(before, request)
             row = self._leases.row(lease_id)
             parts = self._devices.read(row["slices"])
-            self._db.trail.decided("resized", row, parts, {"before": before["request"]})
+            self._db.audit_buffer.decided("resized", row, parts, {"before": before["request"]})
             self._line.serve()
             return self._leases.lease(lease_id)
 
@@ -129,7 +129,7 @@ class LeaseStore(RequestStore):
         self._db.run("park", {"number": row["number"], "home": home, "now": self._clock.wall()})
         self._devices.give_back(row["slices"])
         why = {"reason": row["asked_back"], "words": row["notice"] or None} if row["asked_back"] else {}
-        self._db.trail.decided("parked", row, parts, why)
+        self._db.audit_buffer.decided("parked", row, parts, why)
         self._line.serve()
 
     def ask_back(self, lease_id: str, words: str, reason: EndReason, *, now: bool) -> Lease:
@@ -149,7 +149,7 @@ class LeaseStore(RequestStore):
             if now:
                 self._park(self._leases.row(lease_id))
             else:
-                self._db.trail.decided(
+                self._db.audit_buffer.decided(
                     "asked-back", row, (), {"reason": reason.value, "words": words or None}
                 )
             return self._leases.lease(lease_id)
@@ -166,7 +166,7 @@ class LeaseStore(RequestStore):
             if row["state"] == LeaseState.PARKED:
                 values = {"number": row["number"], "turn": self._next_turn(), "now": self._clock.wall()}
                 self._db.run("resume", values)
-                self._db.trail.decided("resumed", row)
+                self._db.audit_buffer.decided("resumed", row)
                 self._line.serve()
             return self._leases.lease(lease_id)
 
@@ -204,14 +204,14 @@ class LeaseStore(RequestStore):
         self._db.run("delete_lease", values)
         self._devices.give_back(row["slices"])
         why = {"reason": row["ending"] or reason.value, "words": row["notice"] or None}
-        self._db.trail.decided("ended", row, self._devices.read(row["slices"]), why, asked=asked)
+        self._db.audit_buffer.decided("ended", row, self._devices.read(row["slices"]), why, asked=asked)
 
     def drain(self, device: str, drained: bool) -> DeviceStatus:
         """Grant nothing more on that device, or grant again; see ``Pool.drain``."""
         with self._db.transaction(self.give_up_at):
             chosen = admission.find_device(device, [status.device for status in self._devices.statuses()])
             self._devices.drain(chosen.uuid, drained, self._clock.wall())
-            self._db.trail.noted("drained" if drained else "undrained", {"device": chosen.uuid})
+            self._db.audit_buffer.noted("drained" if drained else "undrained", {"device": chosen.uuid})
             self._line.serve()
             return next(each for each in self._devices.statuses() if each.device == chosen)
 

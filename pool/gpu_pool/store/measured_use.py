@@ -82,7 +82,7 @@ class MeasuredUseTable:
             row = self._leases.live(lease_id)
             if notice and row is not None:
                 why = {"words": notice, "reason": ending.value if ending else None}
-                self._db.trail.decided("ending" if ending else "warned", row, (), why, asked=False)
+                self._db.audit_buffer.decided("ending" if ending else "warned", row, (), why, asked=False)
 
     def fail(self, lease_id: str, failure: Failure) -> None:
         """Take note of how the lease's kernel has failed, also where the lease has ended with it."""

@@ -76,7 +76,7 @@ class StoredQueue:
             return
         # A moment of another boot may be far ahead.
         in_order = 0 < self._db.one("sorted_until")[0] - self._clock.uptime() <= _LONGEST_PAUSE
-        if not (in_order and self._serve_foremost()):
+        if not (in_order and self._serve_queue_head()):
             began = time.thread_time()
             self._serve_all()
             pause = min(_LONGEST_PAUSE, _PAUSE * (time.thread_time() - began))
@@ -97,7 +97,7 @@ class StoredQueue:
         if rows:
             self._write_order(now, decision, rows)
 
-    def _serve_foremost(self) -> bool:
+    def _serve_queue_head(self) -> bool:
         """Grant to everybody whose turn has come, reading no more of the line than that takes.
 
         Returns False, having done nothing, where that takes the whole line: something
@@ -126,7 +126,7 @@ class StoredQueue:
         self._db.run("grant", {"number": waiter.number, **self.granted(row, parts)})
         self._devices.take(parts)
         waited = {"waited": round(max(0.0, now - waiter.since), 3)}
-        self._db.trail.decided("granted", row, parts, waited, asked=False)
+        self._db.audit_buffer.decided("granted", row, parts, waited, asked=False)
 
     def granted(self, row: records.Row, parts: Sequence[Slice]) -> dict[str, object]:
         """Return what changes in a lease's row when it is granted these slices."""
@@ -160,7 +160,7 @@ class StoredQueue:
             return None
         return ForecastInput(self._situation(self._line()), stays)
 
-    def foremost(self, most: int) -> list[Waiter]:
+    def queue_head(self, most: int) -> list[Waiter]:
         """Return the first who wait, in the order of their turns."""
         return [self._waiter(row) for row in self._db.run("foremost_waiters", {"most": most}).fetchall()]
 

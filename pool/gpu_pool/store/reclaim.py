@@ -32,16 +32,18 @@ def look(database: Database, now: float) -> Findings:
     with database.snapshot():
         lives = [row["life"].rpartition(" ") for row in database.run("lives")]
         overdue = database.one("overdue", now=now, margin=_MARGIN) is not None
-    dead = frozenset(text for text, _, pulse in lives if _is_dead(text, pulse, database.pulses))
+    dead = frozenset(
+        text for text, _, liveness_lock in lives if _is_dead(text, liveness_lock, database.liveness)
+    )
     return Findings(dead, overdue)
 
 
-def _is_dead(text: str, pulse: str, pulses: LivenessLocks) -> bool:
+def _is_dead(text: str, liveness_lock: str, liveness: LivenessLocks) -> bool:
     alive = records.read_process(text).is_alive()
-    if alive is None and pulse:
+    if alive is None and liveness_lock:
         # Of another container, say, where only those inside see processes. It is given up
         # when its keeper's sign of life has gone, for then nobody is left there who looks.
-        return not pulses.beats(int(pulse))
+        return not liveness.beats(int(liveness_lock))
     return alive is False
 
 

@@ -59,7 +59,7 @@ class RequestStore:
         self._sharing = self._set = settings.sharing
         self._courses: Courses | None = None
         self._most_waiting = settings.max_waiting
-        database.trail.log = audit_log(settings.audit_log)
+        database.audit_buffer.log = audit_log(settings.audit_log)
         self._clock = clock or Clock()
         self._devices = DeviceTable(database, self._rules.device_milli)
         self._leases = LeaseTable(database, self._devices, self._sharing, self._clock)
@@ -88,7 +88,7 @@ class RequestStore:
         """
         if courses is not self._courses:
             if self._courses is not None:
-                self._db.trail.courses_changed(self._courses.usable, courses.usable, asked=asked)
+                self._db.audit_buffer.courses_changed(self._courses.usable, courses.usable, asked=asked)
             self._courses, self._sharing = courses, courses.sharing(self._set)
             self._leases.follow(self._sharing)
             self._line.sharing = self._resizing.sharing = self._sharing
@@ -106,13 +106,13 @@ class RequestStore:
         ``OtherDevices`` where simulated and real devices would mix.
         """
         if any(device.simulated for device in devices):
-            self._db.pulses.use_simulated()
+            self._db.liveness.use_simulated()
         with self._db.snapshot():
             if not self._devices.is_news(devices):
                 return
             simulated = self._devices.has_simulated()
         with contextlib.ExitStack() as held:
-            alone = simulated and held.enter_context(self._db.pulses.nobody_simulates())
+            alone = simulated and held.enter_context(self._db.liveness.nobody_simulates())
             held.enter_context(self._db.transaction(self.give_up_at))
             self._devices.register(devices, seen_from or pid_namespace(), nobody_simulates=alone)
             if others is not None:
@@ -129,7 +129,7 @@ class RequestStore:
 
         What is known of leases that have ended is kept.
         """
-        with self._db.pulses.nobody_simulates() as alone:
+        with self._db.liveness.nobody_simulates() as alone:
             if alone:
                 with self._db.transaction(self.give_up_at):
                     self._devices.forget_simulated()
@@ -190,7 +190,7 @@ class RequestStore:
             "kernel": holder.kernel and records.plain(holder.kernel),
             "requested_at": self._clock.wall(),
             "keeper": records.write_process(keeper),
-            "pulse": self._db.pulses.own() if keeper == me else None,
+            "pulse": self._db.liveness.own() if keeper == me else None,
             "process": None,
             "notice": "",
             "asked_back": None,
@@ -216,13 +216,13 @@ class RequestStore:
         row.update(state="held", turn=None, waiting_since=None, held_at=granted.pop("now"), **granted)
         self._db.run("insert_lease", row)
         self._devices.take(parts)
-        self._db.trail.decided("granted", row, parts, {"waited": 0.0})
+        self._db.audit_buffer.decided("granted", row, parts, {"waited": 0.0})
 
     def _insert_waiting(self, row: dict[str, Any]) -> None:
         row.update(state="waiting", turn=self._next_turn(), waiting_since=row["requested_at"])
         row.update(slices="[]", held_at=None, ends_by=None, deadline=None, deadline_reason=None)
         self._db.run("insert_lease", row)
-        self._db.trail.decided("queued", row)
+        self._db.audit_buffer.decided("queued", row)
         self._line.serve()
 
     def shortage(self, lease_id: str) -> TimedOut:

@@ -68,8 +68,8 @@ class StoreThread:
         """
         context = copy_context()  # who asks is known there, too
 
-        def run(book: LeaseStore) -> object:
-            return context.run(job, book)
+        def run(lease_store: LeaseStore) -> object:
+            return context.run(job, lease_store)
 
         self._worker.submit(lambda: self._run_later(run))
 
@@ -87,16 +87,16 @@ class StoreThread:
         While one of these cannot be done, a job may read, and decide nothing: a request
         would else be ended by what was decided, of an earlier one of its key, before it.
         """
-        database, book = self._store(give_up_at)
-        with database.refusing(self._do_owed(book)):
-            return job(book)
+        database, lease_store = self._store(give_up_at)
+        with database.refusing(self._do_owed(lease_store)):
+            return job(lease_store)
 
-    def _do_owed(self, book: LeaseStore) -> StoreUnusable | None:
+    def _do_owed(self, lease_store: LeaseStore) -> StoreUnusable | None:
         """Do what there was no room for before; return why that is still not possible."""
         while self._owed:
             job = self._owed.pop(0)
             try:
-                job(book)
+                job(lease_store)
             except StoreUnusable as error:
                 self._owed.insert(0, job)
                 return error

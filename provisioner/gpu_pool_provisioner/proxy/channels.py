@@ -227,10 +227,10 @@ def ignore(frames: list[zmq.Frame]) -> None:
     """Do nothing with a message: nobody is there to answer."""
 
 
-def close_all(wires: Wires) -> None:
+def close_all(channels: Wires) -> None:
     """Close every socket of one side."""
-    for wire in wires.values():
-        wire.close()
+    for channel in channels.values():
+        channel.close()
 
 
 def _kind(channel: str) -> Callable[[zmq.Socket[bytes], Handler], Channel]:

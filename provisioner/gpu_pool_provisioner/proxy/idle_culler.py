@@ -40,10 +40,10 @@ KEEP: Final = "gpu_pool_keep"
 class IdleCuller:
     """One kernel's steward, from the grant of its slice to its end or parking."""
 
-    def __init__(self, lease: Lease, relay: Relay, turn: LeaseClient) -> None:
+    def __init__(self, lease: Lease, relay: Relay, lease_client: LeaseClient) -> None:
         self._terms = _on_our_clock(lease.terms)
         self._relay = relay
-        self._turn = turn
+        self._lease_client = lease_client
         self._idle_since = time.monotonic()
         self._kept_until = 0.0
         self._warned: frozenset[str] = frozenset()
@@ -85,7 +85,7 @@ class IdleCuller:
 
     async def _look(self) -> ExpiryStep:
         try:
-            lease = await self._turn.lease()
+            lease = await self._lease_client.lease()
             if lease.state is LeaseState.ENDED:
                 return taken(lease.end_reason.value if lease.end_reason else None, lease.notice)
             self._pass_on(messages.of_lease(lease))
@@ -106,7 +106,7 @@ class IdleCuller:
         """Say what is to be done where the lease of a kernel that may be at work has been parked."""
         if self._may_be_parked() and lease.state is LeaseState.PARKED:
             return ExpiryStep(ExpiryAction.PARK, is_parked=True)  # as this side has asked for
-        if lease.asked_back and (await self._turn.activity()).initialised:
+        if lease.asked_back and (await self._lease_client.activity()).initialised:
             return ExpiryStep(ExpiryAction.END, f"{_USED_MEANWHILE} {messages.of_lease(lease)}".rstrip())
         # Code that runs already cannot be held any more.
         return (
@@ -127,7 +127,7 @@ class IdleCuller:
     async def _seen(self, lease: Lease) -> KernelObservation:
         if not self._device_decides(self._heard(lease)):
             return self._heard(lease)  # looking at the device costs more, and decides nothing yet
-        activity = await self._turn.activity()
+        activity = await self._lease_client.activity()
         # Cells may have begun and ended meanwhile.
         return replace(self._heard(lease), activity=activity)
 

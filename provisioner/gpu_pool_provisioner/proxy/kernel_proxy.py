@@ -40,28 +40,28 @@ class KernelProxy:
     :meth:`open` was called.
     """
 
-    def __init__(self, kernel: ProxiedKernel, turn: LeaseClient) -> None:
+    def __init__(self, kernel: ProxiedKernel, lease_client: LeaseClient) -> None:
         self._kernel = kernel
-        self._turn = turn
+        self._lease_client = lease_client
         self._ended = asyncio.Event()
         self._somebody_looks = asyncio.Event()
         self._front: dict[str, Channel] = {}
         self._launch: Launch
         self._session: Session
-        self._reception: PendingKernel
+        self._pending: PendingKernel
         self._run: KernelRun | None = None
-        self._inner: BackendConnection | None = None
+        self._backend: BackendConnection | None = None
         self._phase = Phase.DOWN
         self._standing_in = False
         #: Whether the kernel runs in a pod, as far as its lease is known.
         self.in_pod = False
-        self._stay: RunSupervisor | None = None
+        self._supervisor: RunSupervisor | None = None
         #: Why a cell did not run since the kernel was ended, until somebody has read it.
-        self._obituary = ""
+        self._exit_message = ""
         #: How the kernel before came to its end, where that was no doing of anybody here.
         self._last_words = ""
         self._life: asyncio.Task[None] | None = None
-        self._errands: set[asyncio.Task[None]] = set()
+        self._background_tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.TimerHandle | None = None
 
     @property
@@ -82,7 +82,7 @@ class KernelProxy:
 
     @property
     def _resuming(self) -> bool:
-        return self._stay is not None and self._stay.resuming
+        return self._supervisor is not None and self._supervisor.resuming
 
     async def open(self, front: dict[str, Channel] | None = None) -> None:
         """Listen on the kernel's ports, unless somebody has done so already and passes them as ``front``.
@@ -100,8 +100,8 @@ class KernelProxy:
             interrupted=lambda: self._soon(self.interrupt()),
             ended=lambda: self._soon(self.stop()),
         )
-        self._reception = PendingKernel(self._session, self._front, calls, self._kernel.introduction)
-        self._turn.tell = self._reception.show
+        self._pending = PendingKernel(self._session, self._front, calls, self._kernel.introduction)
+        self._lease_client.tell = self._pending.show
 
     async def start(self, lease: Lease | None, launch: Launch) -> None:
         """Begin to speak for the kernel, or go on after a restart.
@@ -115,7 +115,7 @@ class KernelProxy:
         if self._life is not None:
             lease = None  # whoever read it may have done so before that life, in its last moment, parked it
         self._close_in(None)
-        self._standing_in, self._obituary = True, ""  # who restarts it knows that it has ended
+        self._standing_in, self._exit_message = True, ""  # who restarts it knows that it has ended
         self._ended.clear()
         self._receive(Phase.WAITING)
         if self._life is None or self._life.done():
@@ -134,20 +134,20 @@ class KernelProxy:
             return
         if self._phase is Phase.WAITING:
             self._receive(Phase.GIVEN_UP)
-            self._reception.refuse(messages.gave_up(self._turn.size))
-            self._reception.show("")
+            self._pending.refuse(messages.gave_up(self._lease_client.size))
+            self._pending.show("")
             if self._life is not None:
                 self._life.cancel()
-            await self._turn.give_up(EndReason.WITHDRAWN)
+            await self._lease_client.give_up(EndReason.WITHDRAWN)
         elif self._phase is Phase.LAUNCHING:
-            self._reception.refuse(messages.interrupted(self._turn.size), "KeyboardInterrupt")
-        elif self._stay is not None:
-            self._stay.give_up_resuming()
+            self._pending.refuse(messages.interrupted(self._lease_client.size), "KeyboardInterrupt")
+        elif self._supervisor is not None:
+            self._supervisor.give_up_resuming()
 
     async def stop(self) -> None:
         """End the kernel, as a signal would end a process. Its place in line stays until :meth:`close`."""
         if self._phase.is_before_kernel:
-            self._reception.drop()
+            self._pending.drop()
         if self._run is not None:
             self._run.kill()
         elif self._phase.is_before_kernel:
@@ -161,20 +161,20 @@ class KernelProxy:
         self._ended.set()
         if self._life is not None:
             self._life.cancel()
-        self._reception.drop()
+        self._pending.drop()
         close_all(self._front)
         if self._run is not None:
             self._run.leave()
-        if self._inner is not None:
-            self._inner.close()
+        if self._backend is not None:
+            self._backend.close()
 
     async def _live(self, lease: Lease | None) -> None:
         """Get the slice, launch the kernel, relay to it until it ends."""
         try:
-            lease = lease or await self._turn.ask()
+            lease = lease or await self._lease_client.ask()
             self.in_pod = lease.terms.in_pod
             if lease.state is LeaseState.WAITING:
-                lease = await self._turn.granted(lease.id, self._reception.show, self._somebody_looks)
+                lease = await self._lease_client.granted(lease.id, self._pending.show, self._somebody_looks)
         except GpuPoolError as error:
             await self._refused(error)
             return
@@ -189,7 +189,7 @@ class KernelProxy:
             return
         except (NotReadyError, OSError, GpuPoolError) as error:
             get_logger().error("The kernel with the GPU lease %s does not run: %s", lease.id, error)
-            self._reception.refuse(messages.not_run(str(error)))
+            self._pending.refuse(messages.not_run(str(error)))
         self._down()
 
     async def _refused(self, error: GpuPoolError) -> None:
@@ -197,47 +197,47 @@ class KernelProxy:
         if self._phase is not Phase.WAITING:
             return
         self._receive(Phase.GIVEN_UP)
-        self._reception.refuse(messages.not_run(str(error)))
-        self._reception.show("")
-        await self._turn.give_up(EndReason.WITHDRAWN)
+        self._pending.refuse(messages.not_run(str(error)))
+        self._pending.show("")
+        await self._lease_client.give_up(EndReason.WITHDRAWN)
 
     async def _launched(self, lease: Lease) -> bool:
         """Launch the real kernel and relay to it until it ends; return whether the room stands in for it."""
         self._phase = Phase.LAUNCHING
-        self._reception.show(messages.starting(self._turn.size))
+        self._pending.show(messages.starting(self._lease_client.size))
         run = await self._new_run(lease)
         self._run, self._standing_in = run, not run.is_process
         try:
-            self._reception.introduction = await run.until_ready(self._kernel)
+            self._pending.introduction = await run.until_ready(self._kernel)
             self._phase = Phase.RUNNING
             run.relay.begin()
             if self._last_words:
                 run.relay.tell(self._last_words)
-            self._reception.hand_over(run.relay.pass_on)
+            self._pending.hand_over(run.relay.pass_on)
             return await self._look_after(run, lease)
         except BaseException:
             run.kill()
             raise
 
     async def _new_run(self, lease: Lease) -> KernelRun:
-        sides = self._turn, self._session, self._front
+        sides = self._lease_client, self._session, self._front
         if lease.terms.in_pod:
             connection = pod_connection(self._kernel.connection())
-            return PodRun(self._launch, connection, *sides, self._reception.show)
+            return PodRun(self._launch, connection, *sides, self._pending.show)
         try:
-            self._inner = self._inner or BackendConnection(self._kernel.connection_file)
-            return await ProcessRun.launched(self._launch, lease, self._inner, *sides)
+            self._backend = self._backend or BackendConnection(self._kernel.connection_file)
+            return await ProcessRun.launched(self._launch, lease, self._backend, *sides)
         except (NotReadyError, OSError):
-            await self._turn.lose(EndReason.NOT_READY)
+            await self._lease_client.lose(EndReason.NOT_READY)
             raise
 
     async def _look_after(self, run: KernelRun, lease: Lease) -> bool:
         """Return when the kernel is over: False if it ended by itself, True if by the terms of its lease."""
-        self._stay = RunSupervisor(run, self._turn, self._front, self._reception)
+        self._supervisor = RunSupervisor(run, self._lease_client, self._front, self._pending)
         try:
-            step = await self._stay.until_over(lease)
+            step = await self._supervisor.until_over(lease)
         finally:
-            self._stay = None
+            self._supervisor = None
         self._last_words = "" if self._kernel.ending() else run.last_words
         if step is None:
             return False
@@ -246,21 +246,21 @@ class KernelProxy:
 
     async def _start_over(self, words: str, reason: EndReason) -> None:
         """End the kernel and its lease; the next cell is told why, the one after starts anew."""
-        self._standing_in, self._obituary = True, words
+        self._standing_in, self._exit_message = True, words
         run = self._run
-        self._reception.hold_all()
+        self._pending.hold_all()
         if run is not None:
             for frames in run.unanswered():
-                self._reception.hold("shell", frames)
+                self._pending.hold("shell", frames)
             run.kill()
             await run.end
             run.close()
             self._run = None
-        await self._turn.give_up(reason)
+        await self._lease_client.give_up(reason)
         self._receive(Phase.GIVEN_UP)
-        if self._reception.holds_code:
+        if self._pending.holds_code:
             self._submitted()
-        self._reception.show("")
+        self._pending.show("")
 
     def _down(self) -> None:
         """Hold what is submitted for a kernel that may be launched again; close if nobody does."""
@@ -271,7 +271,7 @@ class KernelProxy:
         if self._run is not None:
             self._run.close()
             self._run = None
-        self._reception.hold_all(answering=False)
+        self._pending.hold_all(answering=False)
         self._close_in(self._kernel.grace + MARGIN)
 
     async def being_restarted(self, *, within: float | None = None) -> None:
@@ -292,18 +292,18 @@ class KernelProxy:
         """Nobody launches the kernel again."""
         if not self.closed:  # otherwise the lease may be another room's by now
             await self.close()
-            await self._turn.lose(EndReason.WITHDRAWN)
+            await self._lease_client.lose(EndReason.WITHDRAWN)
 
     def _receive(self, phase: Phase) -> None:
         """Answer in the kernel's name."""
         self._phase = phase
-        self._reception.receive_all()
+        self._pending.receive_all()
 
     def _submitted(self) -> None:
         self._somebody_looks.set()
-        if self._obituary:
-            words, self._obituary = self._obituary, ""
-            self._reception.refuse(words)
+        if self._exit_message:
+            words, self._exit_message = self._exit_message, ""
+            self._pending.refuse(words)
         elif self._phase is Phase.GIVEN_UP:
             self._phase = Phase.WAITING
             self._begin(self._live(None))
@@ -315,15 +315,15 @@ class KernelProxy:
     def _soon(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something after what is being done. The loop itself holds tasks weakly."""
         task = asyncio.create_task(work)
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
 
     def _report(self, life: asyncio.Task[None]) -> None:
         """Let no mistake of ours leave cells waiting for ever."""
         if life.cancelled() or life.exception() is None:
             return
         get_logger().error("A waiting room failed.", exc_info=life.exception())
-        self._reception.refuse(messages.not_run(f"The waiting room failed: {life.exception()!r}."))
+        self._pending.refuse(messages.not_run(f"The waiting room failed: {life.exception()!r}."))
         self._down()
 
 

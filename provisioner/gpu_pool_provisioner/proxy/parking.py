@@ -46,11 +46,13 @@ _POISONED: Final = (
 class Parking:
     """One time that a kernel is parked."""
 
-    def __init__(self, turn: LeaseClient, run: KernelRun, front: Wires, reception: PendingKernel) -> None:
-        self._turn = turn
+    def __init__(
+        self, lease_client: LeaseClient, run: KernelRun, front: Wires, pending: PendingKernel
+    ) -> None:
+        self._lease_client = lease_client
         self._run = run
         self._front = front
-        self._reception = reception
+        self._pending = pending
         self._wanted = asyncio.Event()
         self._given_up = asyncio.Event()
         #: Whether something was submitted, and the slice is asked for again.
@@ -116,7 +118,7 @@ class Parking:
         """Lend the slice; return whether that was done."""
         self._moved = await self._initialised()
         try:
-            parked = await self._turn.park()
+            parked = await self._lease_client.park()
         except (NotAllowed, *NOT_NOW) as error:
             self.is_refused = isinstance(error, NotAllowed)
             self.is_unanswered = isinstance(error, PoolUnreachable)
@@ -161,42 +163,42 @@ class Parking:
                 task.cancel()
             await asyncio.gather(wait, giving_up, return_exceptions=True)
             self.resuming = False
-        self._reception.refuse(messages.gave_up(self._turn.size))
-        self._reception.show("")
+        self._pending.refuse(messages.gave_up(self._lease_client.size))
+        self._pending.show("")
         try:
-            await retry(self._turn.park, self._show_fault)
+            await retry(self._lease_client.park, self._show_fault)
         except NotAllowed:  # it was granted, and used, in the same moment
-            return await retry(self._turn.lease, self._show_fault)
+            return await retry(self._lease_client.lease, self._show_fault)
         return None
 
     async def _wait_for_slice(self) -> Lease:
-        lease = await retry(self._turn.resume, self._show_fault)
+        lease = await retry(self._lease_client.resume, self._show_fault)
         if lease.state is LeaseState.WAITING:
             looked_at = asyncio.Event()
             looked_at.set()
-            lease = await self._turn.granted(lease.id, self._show, looked_at)
+            lease = await self._lease_client.granted(lease.id, self._show, looked_at)
         return lease
 
     def _show_fault(self, error: GpuPoolError) -> None:
         """Show why the pool does not answer. It is asked again: there are variables to be kept."""
-        self._show(messages.unreachable(self._turn.size, error))
+        self._show(messages.unreachable(self._lease_client.size, error))
 
     async def _initialised(self) -> bool:
         try:
-            return bool((await self._turn.activity()).initialised)
+            return bool((await self._lease_client.activity()).initialised)
         except NOT_NOW:
             return False
 
     def _show(self, text: str) -> None:
-        self._reception.show(messages.resuming(text, self._taken))
+        self._pending.show(messages.resuming(text, self._taken))
 
     def _hold(self, frames: list[zmq.Frame]) -> None:
         """Pass on questions about the kernel's state; hold whatever makes it work."""
         if _is_one_of(_QUESTIONS, frames):
             self._run.relay.back["shell"].send(frames)
             return
-        self._reception.receive("shell", frames)
-        if self._reception.holds_work:
+        self._pending.receive("shell", frames)
+        if self._pending.holds_work:
             self._wanted.set()
 
     def _control(self, frames: list[zmq.Frame]) -> None:
@@ -205,14 +207,14 @@ class Parking:
         if _is_one_of(_HARMLESS, frames) and not interrupt:
             self._run.relay.back["control"].send(frames)
         else:
-            self._reception.receive("control", frames)
+            self._pending.receive("control", frames)
 
     def _relay_again(self) -> None:
         self._run.relay.begin()
-        self._reception.hand_over(self._run.relay.pass_on)
+        self._pending.hand_over(self._run.relay.pass_on)
 
     def _show_devices(self, visible: str) -> None:
-        language = self._reception.introduction.get("language_info", {}).get("name")
+        language = self._pending.introduction.get("language_info", {}).get("name")
         if language == "python":
             self._run.relay.run_silently(_VISIBLE.format(visible))
 

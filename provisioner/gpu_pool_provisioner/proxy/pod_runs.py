@@ -89,14 +89,14 @@ class PodRun(KernelRun):
         self,
         launch: Launch,
         connection: Mapping[str, Any],
-        turn: LeaseClient,
+        lease_client: LeaseClient,
         session: Session,
         front: Wires,
         tell: Callable[[str], None],
     ) -> None:
         """Take the connection that the pod is told; ``tell`` shows in words how far it is."""
         loop = asyncio.get_running_loop()
-        super().__init__(turn, loop.create_future())
+        super().__init__(lease_client, loop.create_future())
         self._connection = connection
         self._command = launch.in_pod(connection)
         self._sides = session, front
@@ -128,7 +128,7 @@ class PodRun(KernelRun):
         # No process here is the kernel. What ends with this one is the holder.
         holder = Process.current()
         within = min(kernel.start_timeout + kernel.ready_timeout + MARGIN, START_TIMEOUT)
-        await self._turn.attach(holder, ready_within=within, grace=0.0)
+        await self._lease_client.attach(holder, ready_within=within, grace=0.0)
         self._following = asyncio.create_task(self._follow())
         address = await self._started(kernel.start_timeout)
         self._relay = Relay({**self._connection, "ip": address}, *self._sides)
@@ -138,10 +138,10 @@ class PodRun(KernelRun):
             raise NotStartedError(_OLD_KERNEL) from None
         except asyncio.TimeoutError:
             raise NotStartedError(_SILENT.format(format_duration(kernel.ready_timeout))) from None
-        await self._turn.confirm(holder, 0.0)
+        await self._lease_client.confirm(holder, 0.0)
         self._relay.messages[USE] = self._wish
-        if self._turn.news:
-            self._relay.tell(self._turn.news)
+        if self._lease_client.news:
+            self._relay.tell(self._lease_client.news)
         return introduction
 
     async def _started(self, within: float) -> str:
@@ -156,15 +156,15 @@ class PodRun(KernelRun):
     def _wish(self, content: Mapping[str, Any]) -> None:
         size = content.get("size")
         if isinstance(size, str):
-            self.relay.tell(self._turn.wish(size))
+            self.relay.tell(self._lease_client.wish(size))
 
     async def _follow(self) -> None:
         """Launch the pod, and look at it until it has ended."""
         try:
-            pod = await retry(partial(self._turn.launch, self._command), self._note_fault)
+            pod = await retry(partial(self._lease_client.launch, self._command), self._note_fault)
             while pod.phase is not PodPhase.ENDED:
                 self._look(pod)
-                pod = await retry(partial(self._turn.pod, pod.version), self._note_fault)
+                pod = await retry(partial(self._lease_client.pod, pod.version), self._note_fault)
             await self._account_for(pod)
         except LeaseGone:
             await self._note_taken("")
@@ -185,7 +185,7 @@ class PodRun(KernelRun):
             self._address.set_result(pod.address)
         elif not self._address.done():
             say = messages.waiting if self._queued else messages.starting
-            self._tell(say(self._turn.size, pod.words))
+            self._tell(say(self._lease_client.size, pod.words))
 
     async def _account_for(self, pod: KernelPod) -> None:
         """Take note of why the pod has ended."""
@@ -205,7 +205,7 @@ class PodRun(KernelRun):
 
     async def _step(self, words: str) -> ExpiryStep:
         try:
-            lease = await retry(self._turn.lease, self._note_fault)
+            lease = await retry(self._lease_client.lease, self._note_fault)
         except LeaseGone as error:
             return taken(error.reason, words)
         if lease.state is LeaseState.ENDED:
@@ -216,7 +216,7 @@ class PodRun(KernelRun):
         """Take note of why the pool does not answer; it is asked again, and the pod goes on without us."""
         get_logger().warning("The pool cannot say how a kernel's pod is: %s", error)
         if not self._address.done():
-            self._tell(messages.starting(self._turn.size, f"{error} Still trying."))
+            self._tell(messages.starting(self._lease_client.size, f"{error} Still trying."))
 
     def kill(self) -> None:
         """End the pod, unless it has ended."""
@@ -225,7 +225,7 @@ class PodRun(KernelRun):
 
     async def _end_pod(self) -> None:
         try:
-            await asyncio.wait_for(self._turn.end_pod(), _END_WITHIN)
+            await asyncio.wait_for(self._lease_client.end_pod(), _END_WITHIN)
         except (GpuPoolError, asyncio.TimeoutError) as error:
             get_logger().warning("A kernel's pod ends with its lease, or at the next launch: %r", error)
         finally:

@@ -77,8 +77,8 @@ class KernelRun(abc.ABC):
     #: Whether it is a process of this machine: that takes signals, and is seen by whoever manages the kernel.
     is_process = True
 
-    def __init__(self, turn: LeaseClient, end: asyncio.Future[None]) -> None:
-        self._turn = turn
+    def __init__(self, lease_client: LeaseClient, end: asyncio.Future[None]) -> None:
+        self._lease_client = lease_client
         #: Done when the kernel has ended.
         self.end = end
         #: Why the pool has taken the slice; None where the kernel ended by itself.
@@ -122,8 +122,8 @@ class KernelRun(abc.ABC):
 class ProcessRun(KernelRun):
     """A process of this machine."""
 
-    def __init__(self, turn: LeaseClient, pid: int, relay: Relay) -> None:
-        super().__init__(turn, asyncio.ensure_future(ended(pid)))
+    def __init__(self, lease_client: LeaseClient, pid: int, relay: Relay) -> None:
+        super().__init__(lease_client, asyncio.ensure_future(ended(pid)))
         self._pid = pid
         self._relay = relay
 
@@ -132,17 +132,17 @@ class ProcessRun(KernelRun):
         cls,
         launch: Launch,
         lease: Lease,
-        inner: BackendConnection,
-        turn: LeaseClient,
+        backend: BackendConnection,
+        lease_client: LeaseClient,
         session: Session,
         front: Wires,
     ) -> ProcessRun:
         """Launch the kernel and begin to listen to it. Raises ``NotReadyError``."""
         try:
-            pid = await launch.here(lease, inner)
+            pid = await launch.here(lease, backend)
         except OSError as error:
             raise NotReadyError(f"The kernel could not be launched: {error}.") from error
-        return cls(turn, pid, Relay(inner.connection, session, front))
+        return cls(lease_client, pid, Relay(backend.connection, session, front))
 
     async def until_ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:
         """Return its introduction once its lease stands on it; see ``Run.until_ready``."""
@@ -150,14 +150,14 @@ class ProcessRun(KernelRun):
         if process is None:
             raise NotReadyError(_ENDED_EARLY)
         within = kernel.ready_timeout + MARGIN
-        await self._while_alive(self._turn.attach(process, ready_within=within, grace=kernel.grace))
+        await self._while_alive(self._lease_client.attach(process, ready_within=within, grace=kernel.grace))
         introduction = await self._answer(kernel.ready_timeout)
         if introduction is None:
             self.kill()
             await self.end
-            await self._turn.lose(EndReason.NOT_READY)
+            await self._lease_client.lose(EndReason.NOT_READY)
             raise NotReadyError(f"The kernel did not become ready within {kernel.ready_timeout:g} seconds.")
-        await self._while_alive(self._turn.confirm(process, kernel.grace))
+        await self._while_alive(self._lease_client.confirm(process, kernel.grace))
         return introduction
 
     async def _while_alive(self, telling: Coroutine[Any, Any, None]) -> None:

@@ -17,11 +17,13 @@ from gpu_pool_provisioner.proxy.runs import KernelRun
 class RunSupervisor:
     """Holds a kernel that is relayed to the terms of its lease."""
 
-    def __init__(self, run: KernelRun, turn: LeaseClient, front: Wires, reception: PendingKernel) -> None:
+    def __init__(
+        self, run: KernelRun, lease_client: LeaseClient, front: Wires, pending: PendingKernel
+    ) -> None:
         self._run = run
-        self._turn = turn
+        self._lease_client = lease_client
         self._front = front
-        self._reception = reception
+        self._pending = pending
         self._parking: Parking | None = None
 
     @property
@@ -36,22 +38,22 @@ class RunSupervisor:
 
     async def until_over(self, lease: Lease) -> ExpiryStep | None:
         """Return once the kernel is over: None if it ended by itself, else what its terms say."""
-        steward = IdleCuller(lease, self._run.relay, self._turn)
+        culler = IdleCuller(lease, self._run.relay, self._lease_client)
         while lease.terms.has_limits:
-            step: ExpiryStep | None = await before(self._run.end, steward.time_is_up())
+            step: ExpiryStep | None = await before(self._run.end, culler.time_is_up())
             if step is None:
                 return self._run.taken
             if step.act is ExpiryAction.END and not step.if_idle:
                 return step
-            self._parking = Parking(self._turn, self._run, self._front, self._reception)
+            self._parking = Parking(self._lease_client, self._run, self._front, self._pending)
             try:
                 if step.act is ExpiryAction.END:
                     if await before(self._run.end, self._parking.finds_idle()):
                         return step
-                    steward.found_at_work()
+                    culler.found_at_work()
                     continue
                 if not await self._parks(step, self._parking):
-                    steward.postpone(self._parking)
+                    culler.postpone(self._parking)
                     continue
                 resumed = await before(self._run.end, self._parking.until_resumed())
             except LeaseGone as error:
@@ -60,7 +62,7 @@ class RunSupervisor:
                 self._parking = None
             if resumed is None:
                 return self._run.taken
-            lease, steward = resumed, IdleCuller(resumed, self._run.relay, self._turn)
+            lease, culler = resumed, IdleCuller(resumed, self._run.relay, self._lease_client)
         await self._run.end
         return self._run.taken
 
@@ -74,7 +76,7 @@ class RunSupervisor:
     async def _taken(self, error: LeaseGone) -> ExpiryStep:
         """Say who took a parked kernel's lease, and in which words."""
         try:
-            words = (await self._turn.lease()).notice
+            words = (await self._lease_client.lease()).notice
         except (LeaseGone, *NOT_NOW):
             words = ""
         return taken(error.reason, words)

@@ -56,27 +56,31 @@ class WrappedKernel:
     """The real kernel's process, launched when its slice has come."""
 
     def __init__(
-        self, command: list[str], connection_file: str, claim: KernelSlice, wishes: ResizeRequests | None
+        self,
+        command: list[str],
+        connection_file: str,
+        claim: KernelSlice,
+        resize_requests: ResizeRequests | None,
     ) -> None:
         self._command = command
         self._connection_file = connection_file
         self._claim = claim
-        self._wishes = wishes
+        self._resize_requests = resize_requests
         self.process: subprocess.Popen[bytes] | None = None
 
-    async def here(self, lease: Lease, inner: BackendConnection) -> int:
+    async def here(self, lease: Lease, backend: BackendConnection) -> int:
         """Launch it with its slice's environment; see ``Launch``."""
-        outfit = SliceEnvironment(self._command, os.environ, lease)
-        if self._wishes is not None:
-            self._wishes.grant = partial(grant, self._claim, outfit, can_restart=False)
+        slice_variables = SliceEnvironment(self._command, os.environ, lease)
+        if self._resize_requests is not None:
+            self._resize_requests.grant = partial(grant, self._claim, slice_variables, can_restart=False)
         environment = {
             **os.environ,
-            **outfit.variables,
-            **(self._wishes.variables if self._wishes else {}),
+            **slice_variables.variables,
+            **(self._resize_requests.variables if self._resize_requests else {}),
             URL_VARIABLE: self._claim.pool.url,
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(jupyter_path("kernels")),
         }
-        command = inner.command(kernel_command(list(self._command)))
+        command = backend.command(kernel_command(list(self._command)))
         # A kernel that does not look after its parent itself must not outlive this process.
         self.process = launch_kernel(command, env=environment, preexec_fn=_die_with_parent())
         return self.process.pid
@@ -109,41 +113,41 @@ async def _serve(options: argparse.Namespace) -> int:
     # First: frontends take a kernel whose heart does not beat for dead, and what follows may take seconds.
     front = bind_front(kernel.connection())
     claim = KernelSlice(shared_pool(resolve_url("")).url, parse_request(options.slice))
-    wishes = accept_resize_requests(options.f, asyncio.get_running_loop())
-    wrapped = WrappedKernel(options.argv, options.f, claim, wishes)
+    resize_requests = accept_resize_requests(options.f, asyncio.get_running_loop())
+    wrapped = WrappedKernel(options.argv, options.f, claim, resize_requests)
     course = os.environ.get(COURSE_VARIABLE)
     holder = Holder(account_of(os.getuid()), course, _name(options), Process.current())
-    turn = LeaseClient(claim, holder, default_outage_timeout())
-    room = KernelProxy(kernel, turn)
-    await room.open(front)
+    lease_client = LeaseClient(claim, holder, default_outage_timeout())
+    proxy = KernelProxy(kernel, lease_client)
+    await proxy.open(front)
     told = asyncio.Event()
-    _take_signals(room, wrapped, told)
-    await room.start(None, Launch(wrapped.here, wrapped.in_pod))
+    _take_signals(proxy, wrapped, told)
+    await proxy.start(None, Launch(wrapped.here, wrapped.in_pod))
     try:
-        await first_of(room.ended(), told.wait(), ended(os.getppid()))
+        await first_of(proxy.ended(), told.wait(), ended(os.getppid()))
         wrapped.signal(signal.SIGTERM)
-        if room.standing_in:
-            await room.stop()
+        if proxy.standing_in:
+            await proxy.stop()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(room.ended(), _END_WITHIN)
+            await asyncio.wait_for(proxy.ended(), _END_WITHIN)
     finally:
-        if wishes is not None:
-            wishes.close()
-        await room.close()
-        await turn.give_up(EndReason.RELEASED)
+        if resize_requests is not None:
+            resize_requests.close()
+        await proxy.close()
+        await lease_client.give_up(EndReason.RELEASED)
     return await asyncio.to_thread(wrapped.exit_code)
 
 
-def _take_signals(room: KernelProxy, wrapped: WrappedKernel, told: asyncio.Event) -> None:
-    errands: set[asyncio.Task[None]] = set()
+def _take_signals(proxy: KernelProxy, wrapped: WrappedKernel, told: asyncio.Event) -> None:
+    background_tasks: set[asyncio.Task[None]] = set()
 
     def interrupt() -> None:
-        if not room.takes_interrupts:
+        if not proxy.takes_interrupts:
             wrapped.signal(signal.SIGINT)
             return
-        errand = asyncio.create_task(room.interrupt())
-        errands.add(errand)
-        errand.add_done_callback(errands.discard)
+        background_task = asyncio.create_task(proxy.interrupt())
+        background_tasks.add(background_task)
+        background_task.add_done_callback(background_tasks.discard)
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, interrupt)

@@ -224,7 +224,7 @@ async def test_a_home_that_one_machine_can_use_ties_the_kernel_to_it(
         await running(pool, lease.id)
 
 
-async def test_a_kernel_has_the_folder_of_its_user_in_a_volume_of_everybodys_homes(
+async def test_a_kernel_has_the_folder_of_its_user_in_a_volume_of_everybodys_volume_claims(
     card: Cluster, namespace: str, tmp_path: Path
 ) -> None:
     assert card.agent
@@ -241,14 +241,14 @@ async def test_a_kernel_has_the_folder_of_its_user_in_a_volume_of_everybodys_hom
         await pool.launch(lease.id, command("sh", "-c", "touch /home/jovyan/mine; sleep 600"))
         await running(pool, lease.id)
         (made,) = kernels(card, namespace)
-        homes = card.agent.claims(namespace, "homes")
-        await until((homes / "users/ada/mine").exists)
+        volume_claims = card.agent.claims(namespace, "homes")
+        await until((volume_claims / "users/ada/mine").exists)
     mounts = [each for each in made["spec"]["containers"][0]["volumeMounts"] if each["name"] == "home"]
     assert mounts == [
         {"name": "home", "mountPath": "/home/jovyan", "subPath": "users/ada"},
         {"name": "home", **materials},
     ]
-    assert sorted(each.name for each in homes.iterdir()) == ["materials", "users"]
+    assert sorted(each.name for each in volume_claims.iterdir()) == ["materials", "users"]
 
 
 async def test_a_kernel_touches_its_home_as_its_notebook_server_does(

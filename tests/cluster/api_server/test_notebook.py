@@ -20,9 +20,9 @@ from support.fixtures import classroom, manager
 from support.hub import Hub, hub, serving_hub
 from support.pod_pages import add_server, jupyter, kernels, nothing_runs, of_cluster, opened
 from support.room import frontend
-from support.service import Nursery, Service, nursery, serving
+from support.service import Nursery, Service, children, serving
 
-__all__ = ["classroom", "hub", "manager", "nursery"]
+__all__ = ["children", "classroom", "hub", "manager"]
 
 #: As whom the service knows those who ask over its socket.
 USER = psutil.Process().username()
@@ -41,11 +41,11 @@ def card(cluster: Cluster) -> Cluster:
 
 @pytest.fixture
 async def service(
-    card: Cluster, namespace: str, nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    card: Cluster, namespace: str, children: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Service]:
     """``gpu-pool serve`` for the cluster, and the pod of a notebook server."""
     add_server(card, namespace, USER)
-    async with serving(nursery, tmp_path / "service", of_cluster(card, namespace)) as service:
+    async with serving(children, tmp_path / "service", of_cluster(card, namespace)) as service:
         monkeypatch.setenv("GPU_POOL_URL", service.url)
         yield service
 
@@ -146,7 +146,7 @@ async def test_behind_a_hub_a_pod_gets_no_token_and_ends_when_its_server_is_not_
     classroom: Classroom,
     card: Cluster,
     namespace: str,
-    nursery: Nursery,
+    children: Nursery,
     hub: Hub,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -154,7 +154,7 @@ async def test_behind_a_hub_a_pod_gets_no_token_and_ends_when_its_server_is_not_
     add_server(card, namespace, "ada")
     token = await hub.start_server("ada")
     settings = f"{of_cluster(card, namespace)}\nc.ServeApp.ttl = 3.0"
-    async with serving_hub(nursery, hub, tmp_path / "service", settings) as service:
+    async with serving_hub(children, hub, tmp_path / "service", settings) as service:
         monkeypatch.setenv("GPU_POOL_URL", service.url)
         monkeypatch.setenv("JUPYTERHUB_API_TOKEN", token)
         kernel = classroom.install("course")

@@ -242,7 +242,9 @@ async def test_nothing_of_one_course_is_left_in_the_next(cluster: Cluster, hub: 
     await end(hub, "grace")
 
 
-async def test_a_course_without_homes_mounts_none_and_makes_no_claim(cluster: Cluster, hub: KubeHub) -> None:
+async def test_a_course_without_volume_claims_mounts_none_and_makes_no_claim(
+    cluster: Cluster, hub: KubeHub
+) -> None:
     karen = await logged_in(hub, "karen")
     assert "your work is lost when the server ends" in await karen.spawn_page()
 

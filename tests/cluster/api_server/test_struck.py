@@ -21,9 +21,9 @@ from support.clusters import hami, node
 from support.control_plane import Cluster
 from support.fixtures import classroom
 from support.pod_pages import Page, add_server, jupyter, kernels, nothing_runs, of_cluster, opened
-from support.service import Nursery, Service, nursery, serving
+from support.service import Nursery, Service, children, serving
 
-__all__ = ["classroom", "nursery"]
+__all__ = ["children", "classroom"]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 #: As whom the service knows those who ask over its socket.
@@ -123,7 +123,7 @@ class Struck:
 
 @pytest.fixture
 async def struck(
-    cluster: Cluster, namespace: str, nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, namespace: str, children: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Struck]:
     if cluster.agent is None:
         pytest.skip("this cluster has nodes of its own (KUBECONFIG)")
@@ -132,7 +132,7 @@ async def struck(
     cluster.add(node(apart))
     add_server(cluster, namespace, USER, node=apart)
     strikes = tmp_path / "strikes"
-    async with serving(nursery, tmp_path / "service", of_cluster(cluster, namespace)) as service:
+    async with serving(children, tmp_path / "service", of_cluster(cluster, namespace)) as service:
         service.prelude = _ARMED.format(tests=str(Path(__file__).parents[2]), strikes=str(strikes))
         await service.end()
         await service.start()

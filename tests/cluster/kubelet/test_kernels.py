@@ -22,9 +22,9 @@ from support.kernel_pods import notebook, volume
 from support.kubelet import RealCluster
 from support.node_agent import NodeAgent
 from support.room import Frontend, frontend
-from support.service import Nursery, Service, nursery, serving
+from support.service import Nursery, Service, children, serving
 
-__all__ = ["classroom", "manager", "nursery"]
+__all__ = ["children", "classroom", "manager"]
 
 #: As whom the service knows those who ask over its socket.
 USER = psutil.Process().username()
@@ -69,12 +69,12 @@ async def service(
     cluster: Cluster,
     namespace: str,
     home: Path,
-    nursery: Nursery,
+    children: Nursery,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Service]:
     """``gpu-pool serve`` for the cluster, beside it."""
-    async with serving(nursery, tmp_path / "service", of_cluster(cluster, namespace)) as service:
+    async with serving(children, tmp_path / "service", of_cluster(cluster, namespace)) as service:
         monkeypatch.setenv("GPU_POOL_URL", service.url)
         yield service
 
@@ -180,7 +180,7 @@ async def test_what_is_not_there_yet_is_waited_for_and_told(
     manager: Managers,
     cluster: Cluster,
     namespace: str,
-    nursery: Nursery,
+    children: Nursery,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -194,7 +194,7 @@ async def test_what_is_not_there_yet_is_waited_for_and_told(
     del claim["metadata"]["annotations"]
     cluster.apply(disk, claim, notebook(USER, namespace, image=cluster.image), namespace=namespace)
     settings = of_cluster(cluster, namespace, 'c.KubernetesSettings.image = "localhost/later:1"\n')
-    async with serving(nursery, tmp_path / "service", settings) as service:
+    async with serving(children, tmp_path / "service", settings) as service:
         monkeypatch.setenv("GPU_POOL_URL", service.url)
         km = manager(classroom.install("course"))
         await km.start_kernel()
@@ -217,12 +217,12 @@ async def test_a_lost_machine_is_told_and_given_up_and_what_comes_back_ends(
     cluster: Cluster,
     namespace: str,
     home: Path,
-    nursery: Nursery,
+    children: Nursery,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = of_cluster(cluster, namespace, "c.KubernetesSettings.lost_after = 5\n")
-    async with serving(nursery, tmp_path / "service", settings) as service:
+    async with serving(children, tmp_path / "service", settings) as service:
         monkeypatch.setenv("GPU_POOL_URL", service.url)
         km = manager(classroom.install("course"))
         await km.start_kernel()

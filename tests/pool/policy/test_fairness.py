@@ -90,20 +90,20 @@ def test_a_user_is_put_off_by_what_they_used() -> None:
 
 def test_a_clock_that_was_set_back_takes_nothing_away() -> None:
     mine = waiter(7, "2%", user="ada", course="a", since=5.0)
-    tally = FairShares(situation([mine], [now(0, 20, "a", ago=-500)]))
-    assert tally.user_key(mine)[0] == pytest.approx(5.0 + USER)
+    shares = FairShares(situation([mine], [now(0, 20, "a", ago=-500)]))
+    assert shares.user_key(mine)[0] == pytest.approx(5.0 + USER)
 
 
 def test_a_turn_is_charged_as_if_it_were_held() -> None:
     mine = waiter(7, "1", user="ada", course="a", since=5.0)
-    tally = FairShares(situation([mine]))
+    shares = FairShares(situation([mine]))
     for _ in range(3):
-        tally.charge(mine)
-    assert tally.user_key(mine)[0] == pytest.approx(5.0 + 3 * USER)
-    assert tally.course_key("a") == pytest.approx(3000 * 0.1 / (4000 * 1.1))
+        shares.charge(mine)
+    assert shares.user_key(mine)[0] == pytest.approx(5.0 + 3 * USER)
+    assert shares.course_key("a") == pytest.approx(3000 * 0.1 / (4000 * 1.1))
     together = waiter(8, "3", user="bob", course="b")
-    tally.charge(together)
-    assert tally.user_key(together)[0] == pytest.approx(together.since + USER)
+    shares.charge(together)
+    assert shares.user_key(together)[0] == pytest.approx(together.since + USER)
 
 
 @pytest.mark.parametrize(

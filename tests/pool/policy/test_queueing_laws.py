@@ -169,7 +169,7 @@ def crowd(
     return replace(now, line=[replace(each, reserved=kept.get(each.number, ())) for each in line])
 
 
-def foremost_of(now: Situation, prior: str) -> list[Waiter]:
+def queue_head_of(now: Situation, prior: str) -> list[Waiter]:
     """Return what a decision needs of the line, as the store reads it."""
     reserved = [each for each in now.line if each.reserved]
     taken = {uuid for each in reserved for uuid in each.reserved}
@@ -189,12 +189,12 @@ def foremost_of(now: Situation, prior: str) -> list[Waiter]:
 
 
 @given(crowds, occupied, uses, priors)
-def test_the_foremost_of_a_line_are_granted_what_they_are_in_the_whole_line(
+def test_the_queue_head_of_a_line_are_granted_what_they_are_in_the_whole_line(
     line: list[Waiter], held: list[Holding], used: dict[tuple[str, str], float], prior: str
 ) -> None:
     whole = crowd(line, held, used, prior)
     assume(queue.settled([each for each in whole.line if each.reserved], whole.statuses, RULES))
-    few = foremost_of(whole, prior)
+    few = queue_head_of(whole, prior)
     part = replace(whole, line=few, courses=frozenset(each.course for each in whole.line))
     event("read in full" if len(few) == len(line) else "shortened")
     assert queue.grant(part).grants == decide(whole).grants

@@ -12,10 +12,10 @@ from gpu_pool_client import Pool, connect
 from support.classroom import Classroom
 from support.fixtures import classroom, manager
 from support.hub import Hub, HubService, hub, serving_hub
-from support.service import Nursery, Service, nursery, serving
+from support.service import Nursery, Service, children, serving
 from support.users import Users
 
-__all__ = ["classroom", "hub", "manager", "nursery"]
+__all__ = ["children", "classroom", "hub", "manager"]
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def service(nursery: Nursery, folder: Path) -> AsyncIterator[Service]:
+async def service(children: Nursery, folder: Path) -> AsyncIterator[Service]:
     """Serve every user of the machine."""
-    async with serving(nursery, folder / "pool", "", "--mode=0666") as service:
+    async with serving(children, folder / "pool", "", "--mode=0666") as service:
         yield service
 
 
@@ -59,9 +59,9 @@ def users(service: Service) -> Iterator[Users]:
 
 
 @pytest.fixture
-async def behind_hub(nursery: Nursery, hub: Hub, folder: Path) -> AsyncIterator[HubService]:
+async def behind_hub(children: Nursery, hub: Hub, folder: Path) -> AsyncIterator[HubService]:
     """Serve the Hub's users, and every user of the machine."""
-    async with serving_hub(nursery, hub, folder / "pool", "", "--mode=0666") as service:
+    async with serving_hub(children, hub, folder / "pool", "", "--mode=0666") as service:
         yield service
 
 

@@ -26,9 +26,9 @@ def logging_to(path: Path) -> str:
     return f"c.PoolSettings.audit_log = {str(path)!r}\n"
 
 
-async def test_over_the_socket_it_is_the_system_that_says_who_asks(nursery: Nursery, folder: Path) -> None:
+async def test_over_the_socket_it_is_the_system_that_says_who_asks(children: Nursery, folder: Path) -> None:
     log = folder / "audit.jsonl"
-    async with serving(nursery, folder / "pool", logging_to(log), "--mode=0666") as service:
+    async with serving(children, folder / "pool", logging_to(log), "--mode=0666") as service:
         async with connect(service.url) as pool:
             lease_id = await take(pool, "2%", "key", Holder("somebody\nelse"))
             await pool.release(lease_id)
@@ -44,9 +44,9 @@ async def test_over_the_socket_it_is_the_system_that_says_who_asks(nursery: Nurs
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
-async def test_what_somebody_may_not_is_told_with_their_name(nursery: Nursery, folder: Path) -> None:
+async def test_what_somebody_may_not_is_told_with_their_name(children: Nursery, folder: Path) -> None:
     log = folder / "audit.jsonl"
-    async with serving(nursery, folder / "pool", logging_to(log), "--mode=0666") as service:
+    async with serving(children, folder / "pool", logging_to(log), "--mode=0666") as service:
         users = Users(service)
         with pytest.raises(NotAllowed):
             await users.run(NOBODY, "await pool.drain('0')")
@@ -57,10 +57,10 @@ async def test_what_somebody_may_not_is_told_with_their_name(nursery: Nursery, f
 
 
 async def test_behind_a_hub_it_is_the_hub_and_no_token_is_told(
-    nursery: Nursery, hub: Hub, folder: Path
+    children: Nursery, hub: Hub, folder: Path
 ) -> None:
     log = folder / "audit.jsonl"
-    async with serving_hub(nursery, hub, folder / "pool", logging_to(log)) as behind:
+    async with serving_hub(children, hub, folder / "pool", logging_to(log)) as behind:
         token, admin, server = (
             await hub.token("ada"),
             await hub.token(ADMIN),
@@ -85,19 +85,19 @@ async def test_behind_a_hub_it_is_the_hub_and_no_token_is_told(
 
 
 async def test_a_lease_that_is_not_heard_of_expires_in_nobodys_name(
-    nursery: Nursery, hub: Hub, folder: Path
+    children: Nursery, hub: Hub, folder: Path
 ) -> None:
     log = folder / "audit.jsonl"
     settings = f"c.ServeApp.ttl = 1\n{logging_to(log)}"
-    async with serving_hub(nursery, hub, folder / "pool", settings) as behind:
+    async with serving_hub(children, hub, folder / "pool", settings) as behind:
         await behind.take(await hub.token("ada"))
         await until(lambda: len(lines(log)) == 2, 120)
         assert (lines(log)[1]["reason"], "by" in lines(log)[1]) == ("expired", False)
 
 
-async def test_it_is_opened_anew_on_a_signal(nursery: Nursery, folder: Path) -> None:
+async def test_it_is_opened_anew_on_a_signal(children: Nursery, folder: Path) -> None:
     log = folder / "audit.jsonl"
-    async with serving(nursery, folder / "pool", logging_to(log)) as service:
+    async with serving(children, folder / "pool", logging_to(log)) as service:
         log.rename(folder / "audit.1")
         assert service.process
         os.kill(service.process.pid, signal.SIGHUP)
@@ -108,8 +108,8 @@ async def test_it_is_opened_anew_on_a_signal(nursery: Nursery, folder: Path) -> 
         assert [each["event"] for each in lines(log)] == ["granted"]
 
 
-async def test_a_full_disk_is_in_the_numbers_and_stops_nothing(nursery: Nursery, folder: Path) -> None:
-    async with serving(nursery, folder / "pool", logging_to(Path("/dev/full"))) as service:
+async def test_a_full_disk_is_in_the_numbers_and_stops_nothing(children: Nursery, folder: Path) -> None:
+    async with serving(children, folder / "pool", logging_to(Path("/dev/full"))) as service:
         async with connect(service.url) as pool:
             await pool.request(parse_request("2%"), Holder(""), "key")
             await pool.request(parse_request("2%"), Holder(""), "other")
@@ -119,9 +119,9 @@ async def test_a_full_disk_is_in_the_numbers_and_stops_nothing(nursery: Nursery,
 
 
 async def test_a_service_does_not_start_with_a_log_that_cannot_be_written(
-    nursery: Nursery, folder: Path
+    children: Nursery, folder: Path
 ) -> None:
-    service = Service(nursery, folder / "pool")
+    service = Service(children, folder / "pool")
     service.configure(logging_to(folder / "missing" / "audit.jsonl"))
     process = service.launch()
     await until(lambda: not process.is_alive(), 120)

@@ -179,12 +179,12 @@ def test_whoever_needs_no_service_pays_for_none() -> None:
 
 
 async def test_sizes_that_a_service_refuses_are_told_as_their_kernels_are_installed(
-    nursery: Nursery, folder: Path, tmp_path: Path
+    children: Nursery, folder: Path, tmp_path: Path
 ) -> None:
     # The client's own settings know nothing of the service's rules.
     variables = {"JUPYTER_DATA_DIR": f"{tmp_path}/data", "JUPYTER_CONFIG_DIR": f"{tmp_path}/config"}
     words = ("kernels", "install", "1%", "2%", "50%", "--user", "--json")
-    async with serving(nursery, folder / "pool", "c.PoolSettings.max_share = 0.4") as service:
+    async with serving(children, folder / "pool", "c.PoolSettings.max_share = 0.4") as service:
         done = await asyncio.to_thread(
             subprocess.run,
             [sys.executable, "-m", "gpu_pool.cli", "--pool", service.url, *words],

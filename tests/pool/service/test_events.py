@@ -115,8 +115,8 @@ async def test_who_waits_hears_of_their_place_and_estimate_until_the_end(
         await events.ends()
 
 
-async def test_who_comes_back_hears_only_what_is_new(nursery: Nursery, folder: Path) -> None:
-    async with serving(nursery, folder / "pool", SOON) as service, connect(service.url) as pool:
+async def test_who_comes_back_hears_only_what_is_new(children: Nursery, folder: Path) -> None:
+    async with serving(children, folder / "pool", SOON) as service, connect(service.url) as pool:
         lease_id = await take(pool, "2%", "key")
         async with stream(service.socket, of(lease_id)) as events:
             _, seen, _ = await events.event()
@@ -155,8 +155,8 @@ async def test_the_pool_is_told_as_each_may_see_it(service: Service, pool: Pool,
         await users.run(NOBODY, f"return (await pool.lease({lease_id!r})).id")
 
 
-async def test_something_is_sent_while_nothing_happens(nursery: Nursery, folder: Path) -> None:
-    async with serving(nursery, folder / "pool", SOON) as service, connect(service.url) as pool:
+async def test_something_is_sent_while_nothing_happens(children: Nursery, folder: Path) -> None:
+    async with serving(children, folder / "pool", SOON) as service, connect(service.url) as pool:
         lease_id = await take(pool, "2%", "key")
         for path in ("/api/v1/events", of(lease_id)):
             async with stream(service.socket, path) as events:
@@ -174,8 +174,8 @@ async def test_what_there_is_not_is_told_before_a_stream_begins(service: Service
     assert "Traceback" not in service.log
 
 
-async def test_one_user_has_so_many_streams(nursery: Nursery, folder: Path) -> None:
-    async with serving(nursery, folder / "pool", "c.ServeApp.max_streams = 2\n") as service:
+async def test_one_user_has_so_many_streams(children: Nursery, folder: Path) -> None:
+    async with serving(children, folder / "pool", "c.ServeApp.max_streams = 2\n") as service:
         async with stream(service.socket, "/api/v1/events") as one, stream(service.socket, "/api/v1/events"):
             await one.event()
             assert await status_of(service.socket, "/api/v1/events") == 429
@@ -199,9 +199,9 @@ async def test_streams_end_when_the_service_does(service: Service, pool: Pool) -
     assert "Traceback" not in service.log
 
 
-async def test_a_stream_ends_after_its_time(nursery: Nursery, folder: Path) -> None:
+async def test_a_stream_ends_after_its_time(children: Nursery, folder: Path) -> None:
     settings = "c.ServeApp.longest_stream = 0.3\n"
-    async with serving(nursery, folder / "pool", settings) as service:
+    async with serving(children, folder / "pool", settings) as service:
         await opened_and_ended(service)
 
 
@@ -212,8 +212,8 @@ async def opened_and_ended(service: Service) -> None:
 
 
 @pytest.mark.long
-async def test_a_stream_ends_with_its_token_and_its_server(nursery: Nursery, hub: Hub, folder: Path) -> None:
-    async with serving_hub(nursery, hub, folder / "pool", SOON) as behind:
+async def test_a_stream_ends_with_its_token_and_its_server(children: Nursery, hub: Hub, folder: Path) -> None:
+    async with serving_hub(children, hub, folder / "pool", SOON) as behind:
         path = f"{PREFIX}api/v1/events"
         assert await status_of(behind.where, path) == 401
         token, server = await hub.token("ada"), await hub.start_server("ada", "streams")
@@ -227,10 +227,10 @@ async def test_a_stream_ends_with_its_token_and_its_server(nursery: Nursery, hub
 
 @pytest.mark.long
 async def test_a_reader_that_reads_nothing_is_let_go_and_holds_no_memory(
-    nursery: Nursery, folder: Path
+    children: Nursery, folder: Path
 ) -> None:
     settings = "c.ServeApp.taken_within = 1\nc.ServeApp.max_decisions = 100000\n"
-    async with serving(nursery, folder / "pool", settings) as service, connect(service.url) as pool:
+    async with serving(children, folder / "pool", settings) as service, connect(service.url) as pool:
         for number in range(45):
             await take(pool, "2%", f"held-{number}")
         with ExitStack() as stack:

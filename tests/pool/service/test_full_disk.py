@@ -26,11 +26,11 @@ async def until_refused(pool: Pool) -> None:
 
 
 async def test_a_full_disk_is_called_so_the_pool_is_shown_and_releases_go_through_later(
-    nursery: Nursery, folder: Path, tmp_path: Path
+    children: Nursery, folder: Path, tmp_path: Path
 ) -> None:
     with small_disk(tmp_path / "disk") as disk:
         store = f"--store={disk.path / 'store.db'}"
-        async with serving(nursery, folder / "pool", "", store) as service, connect(service.url) as pool:
+        async with serving(children, folder / "pool", "", store) as service, connect(service.url) as pool:
             lease = await take(pool, "10%", "key")
             disk.fill()
 

@@ -20,11 +20,11 @@ _CHECKS = "not_a_server_error,ignored_auth,content_type_conformance,response_sch
 @pytest.mark.skipif(_PROGRAM is None, reason="schemathesis is not installed")
 @pytest.mark.parametrize("user", ["ada", ADMIN])
 async def test_no_request_makes_an_error_or_does_something_for_nobody(
-    nursery: Nursery, hub: Hub, folder: Path, user: str
+    children: Nursery, hub: Hub, folder: Path, user: str
 ) -> None:
     # A stream that goes on for ten minutes is no answer to wait for.
     settings = "c.ServeApp.max_decisions = 1_000_000\nc.ServeApp.longest_stream = 0.05"
-    async with serving_hub(nursery, hub, folder / "pool", settings) as behind:
+    async with serving_hub(children, hub, folder / "pool", settings) as behind:
         command = [str(_PROGRAM), "run", f"{behind.url}/api/v1/openapi.json", "--checks", _CHECKS]
         command += ["-H", f"Authorization: Bearer {await hub.token(user)}", "--max-examples", "40"]
         ran = await asyncio.to_thread(subprocess.run, command, cwd=folder, capture_output=True, text=True)

@@ -26,9 +26,9 @@ LOG = logging.getLogger("test")
 
 
 @pytest.fixture
-async def behind_hub(nursery: Nursery, hub: Hub, folder: Path) -> AsyncIterator[HubService]:
+async def behind_hub(children: Nursery, hub: Hub, folder: Path) -> AsyncIterator[HubService]:
     """Take back what was not heard of for a second."""
-    async with serving_hub(nursery, hub, folder / "pool", "c.ServeApp.ttl = 1") as service:
+    async with serving_hub(children, hub, folder / "pool", "c.ServeApp.ttl = 1") as service:
         yield service
 
 
@@ -123,13 +123,13 @@ async def test_a_restart_of_the_service_takes_nothing_from_those_who_live(
 
 @pytest.mark.long
 async def test_a_hub_that_is_away_is_held_against_nobody(
-    nursery: Nursery, hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
+    children: Nursery, hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPU_POOL_TOKEN", await hub.token("ada"))
     between, port = await way_to(hub)
     settings, api = "c.ServeApp.ttl = 1", f"http://127.0.0.1:{port}/hub/api"
     async with (
-        serving_hub(nursery, hub, folder / "pool", settings, api=api) as behind,
+        serving_hub(children, hub, folder / "pool", settings, api=api) as behind,
         connect(behind.url) as pool,
         connect(behind.service.url) as there,
     ):

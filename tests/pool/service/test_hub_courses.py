@@ -26,8 +26,8 @@ def settings(folder: Path) -> str:
 
 
 @pytest.fixture
-async def behind(nursery: Nursery, hub: Hub, folder: Path, tmp_path: Path) -> AsyncIterator[HubService]:
-    async with serving_hub(nursery, hub, folder / "pool", settings(tmp_path)) as behind:
+async def behind(children: Nursery, hub: Hub, folder: Path, tmp_path: Path) -> AsyncIterator[HubService]:
+    async with serving_hub(children, hub, folder / "pool", settings(tmp_path)) as behind:
         yield behind
 
 
@@ -98,10 +98,10 @@ async def test_where_the_hub_does_not_tell_the_course_its_members_may_use_it(
 
 
 async def test_an_administrator_may_allow_other_courses_of_the_user(
-    nursery: Nursery, hub: Hub, folder: Path, tmp_path: Path
+    children: Nursery, hub: Hub, folder: Path, tmp_path: Path
 ) -> None:
     allowed = settings(tmp_path) + "c.ServeApp.other_courses = True\n"
-    async with serving_hub(nursery, hub, folder / "pool", allowed) as behind:
+    async with serving_hub(children, hub, folder / "pool", allowed) as behind:
         token = await hub.start_server("ada", "lab", course="intro")
         assert await ask(behind, token, course="thesis") == (200, "thesis")
         assert (await ask(behind, token, course="secret", key="more"))[0] == 403

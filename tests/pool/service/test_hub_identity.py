@@ -190,10 +190,10 @@ async def test_the_hubs_users_and_the_machines_are_different_people(
 
 
 async def test_with_system_users_a_process_is_attached_over_the_socket(
-    nursery: Nursery, hub: Hub, folder: Path
+    children: Nursery, hub: Hub, folder: Path
 ) -> None:
     settings = 'c.ServeApp.system_users = "{username}"'
-    async with serving_hub(nursery, hub, folder / "pool", settings, "--mode=0666") as behind:
+    async with serving_hub(children, hub, folder / "pool", settings, "--mode=0666") as behind:
         users = Users(behind.service)
         token = await hub.token("nobody")
         lease = (await behind.take(token))["id"]
@@ -221,9 +221,9 @@ async def test_a_hub_that_does_not_answer_is_waited_for(
 
 
 async def test_without_a_hub_nobody_is_known(
-    nursery: Nursery, folder: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    children: Nursery, folder: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving_hub(nursery, hub, folder / "pool", "", api="http://127.0.0.1:1/hub/api") as behind:
+    async with serving_hub(children, hub, folder / "pool", "", api="http://127.0.0.1:1/hub/api") as behind:
         status, problem = await behind.ask("anything", "POST", "/leases", {"request": "2%", "key": "key"})
         assert (status, problem["code"]) == (503, "pool-unreachable")
         monkeypatch.setenv("GPU_POOL_TOKEN", "anything")

@@ -55,9 +55,9 @@ async def test_idle_and_slow_connections_hold_nobody_up(behind_hub: HubService, 
 
 
 async def test_there_are_so_many_connections_and_no_more_and_the_socket_is_free(
-    nursery: Nursery, hub: Hub, folder: Path
+    children: Nursery, hub: Hub, folder: Path
 ) -> None:
-    async with serving_hub(nursery, hub, folder / "pool", "c.ServeApp.max_clients = 5") as behind:
+    async with serving_hub(children, hub, folder / "pool", "c.ServeApp.max_clients = 5") as behind:
         with ExitStack() as stack:
             some = [stack.enter_context(connected(behind)) for _ in range(9)]
             await until(lambda: sum(map(is_closed, some)) >= 4)

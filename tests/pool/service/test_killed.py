@@ -31,10 +31,10 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 @pytest.fixture
 async def behind(
-    nursery: Nursery, hub: Hub, folder: Path, classroom: Classroom, monkeypatch: pytest.MonkeyPatch
+    children: Nursery, hub: Hub, folder: Path, classroom: Classroom, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[HubService]:
     """Serve a V100 with room for fifty kernels, which ask for it over HTTP as a student's."""
-    async with serving_hub(nursery, hub, folder / "pool", f"c.ServeApp.ttl = {TTL}") as behind:
+    async with serving_hub(children, hub, folder / "pool", f"c.ServeApp.ttl = {TTL}") as behind:
         monkeypatch.setenv("GPU_POOL_URL", behind.url)
         monkeypatch.setenv("GPU_POOL_TOKEN", await hub.token("ada"))
         classroom.url = behind.url

@@ -80,9 +80,9 @@ async def test_idle_and_slow_connections_hold_nobody_up(service: Service, pool: 
 
 
 @pytest.mark.long
-async def test_whoever_does_not_take_an_answer_loses_the_connection(nursery: Nursery, folder: Path) -> None:
+async def test_whoever_does_not_take_an_answer_loses_the_connection(children: Nursery, folder: Path) -> None:
     settings = "c.ServeApp.taken_within = 0.3\nc.PoolSettings.max_waiting = 0"
-    async with serving(nursery, folder / "pool", settings) as service, connect(service.url) as pool:
+    async with serving(children, folder / "pool", settings) as service, connect(service.url) as pool:
         # More than the system keeps for a client that does not read.
         for number in range(300):
             await take(pool, "1", f"key-{number}", Holder("ada", kernel="x" * 200))
@@ -92,8 +92,8 @@ async def test_whoever_does_not_take_an_answer_loses_the_connection(nursery: Nur
         assert len((await pool.status()).line) == 299
 
 
-async def test_one_user_has_so_many_connections_and_no_more(nursery: Nursery, folder: Path) -> None:
-    async with serving(nursery, folder / "pool", "c.ServeApp.max_connections = 5") as service:
+async def test_one_user_has_so_many_connections_and_no_more(children: Nursery, folder: Path) -> None:
+    async with serving(children, folder / "pool", "c.ServeApp.max_connections = 5") as service:
         with ExitStack() as stack:
             some = [stack.enter_context(connected(service)) for _ in range(9)]
             # Not at once five are left if the one that found out that it listens is still among them.
@@ -102,9 +102,9 @@ async def test_one_user_has_so_many_connections_and_no_more(nursery: Nursery, fo
             assert (await pool.status()).leases == ()
 
 
-async def test_one_user_waits_for_so_many_leases_and_no_more(nursery: Nursery, folder: Path) -> None:
+async def test_one_user_waits_for_so_many_leases_and_no_more(children: Nursery, folder: Path) -> None:
     async with (
-        serving(nursery, folder / "pool", "c.ServeApp.max_waits = 2") as service,
+        serving(children, folder / "pool", "c.ServeApp.max_waits = 2") as service,
         connect(service.url) as pool,
     ):
         await take(pool, "1", "held")
@@ -119,9 +119,9 @@ async def test_one_user_waits_for_so_many_leases_and_no_more(nursery: Nursery, f
         await asyncio.wait(others)
 
 
-async def test_a_client_that_leaves_ends_its_wait(nursery: Nursery, folder: Path) -> None:
+async def test_a_client_that_leaves_ends_its_wait(children: Nursery, folder: Path) -> None:
     async with (
-        serving(nursery, folder / "pool", "c.ServeApp.max_waits = 1") as service,
+        serving(children, folder / "pool", "c.ServeApp.max_waits = 1") as service,
         connect(service.url) as pool,
     ):
         lease = await take(pool, "1", "held")
@@ -200,9 +200,9 @@ async def test_health(service: Service) -> None:
     assert await question(service, "GET", "/api/v1/health") == (200, {"status": "ok"})
 
 
-async def test_one_user_waits_for_so_many_leases_and_is_told_so(nursery: Nursery, folder: Path) -> None:
+async def test_one_user_waits_for_so_many_leases_and_is_told_so(children: Nursery, folder: Path) -> None:
     settings = "c.PoolSettings.max_waiting = 2\n"
-    async with serving(nursery, folder / "pool", settings) as service, connect(service.url) as pool:
+    async with serving(children, folder / "pool", settings) as service, connect(service.url) as pool:
         for key in ("held", "one", "two"):
             await take(pool, "1", key)
         with pytest.raises(OverQuota, match="wait for 2 slices already") as refused:

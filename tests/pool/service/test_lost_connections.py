@@ -26,8 +26,8 @@ Enforcer.hand_back = hand_back
 """
 
 
-async def test_a_wait_that_is_cut_off_at_its_end_keeps_the_slice(nursery: Nursery, folder: Path) -> None:
-    async with serving(nursery, folder / "pool", "", "--mode=0666") as service:
+async def test_a_wait_that_is_cut_off_at_its_end_keeps_the_slice(children: Nursery, folder: Path) -> None:
+    async with serving(children, folder / "pool", "", "--mode=0666") as service:
         await service.end()
         service.prelude = SLOW.format(folder=str(folder))
         await service.start()

@@ -215,16 +215,16 @@ async def test_others_do_not_read_them_there(service: Service, users: Users) -> 
 
 
 async def test_behind_a_hub_they_are_for_administrators_and_named_networks(
-    nursery: Nursery, hub: Hub, folder: Path
+    children: Nursery, hub: Hub, folder: Path
 ) -> None:
     where, path = ServerAddress("127.0.0.1", hub.service_port), f"{PREFIX}metrics"
     student, admin = [f"token {await hub.token(name)}" for name in ("ada", HUB_ADMIN)]
-    async with serving_hub(nursery, hub, folder / "closed"):
+    async with serving_hub(children, hub, folder / "closed"):
         assert (await read(where, path))[0] == 401
         assert (await read(where, path, Authorization=student))[0] == 403
         status, text = await read(where, path, Authorization=admin)
         assert (status, "gpu_pool_device_info" in text) == (200, True)
-    async with serving_hub(nursery, hub, folder / "open", "c.ServeApp.metrics_from = ['127.0.0.0/8']"):
+    async with serving_hub(children, hub, folder / "open", "c.ServeApp.metrics_from = ['127.0.0.0/8']"):
         assert (await read(where, path))[0] == 200
         assert (await read(where, path, X_Forwarded_For="8.8.8.8"))[0] == 401
 

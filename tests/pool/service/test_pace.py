@@ -71,9 +71,9 @@ async def test_a_users_history_is_read_once_at_a_time(
 
 
 async def test_questions_do_not_count_and_administrators_may_ask_more(
-    nursery: Nursery, hub: Hub, folder: Path
+    children: Nursery, hub: Hub, folder: Path
 ) -> None:
-    async with serving_hub(nursery, hub, folder / "pool", "c.ServeApp.max_decisions = 2") as behind:
+    async with serving_hub(children, hub, folder / "pool", "c.ServeApp.max_decisions = 2") as behind:
         ada, admin = await hub.token("ada"), await hub.token(ADMIN)
         for token, number in ((ada, 2), (admin, 4)):
             for key in range(number):

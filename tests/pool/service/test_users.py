@@ -163,21 +163,21 @@ async def test_users_cannot_do_what_administrators_can(users: Users) -> None:
     assert await users.run(NOBODY, revoke + "await pool.release(lease.id, EndReason.IDLE)") is None
 
 
-async def test_administrators_are_named_in_the_settings(nursery: Nursery, folder: Path) -> None:
+async def test_administrators_are_named_in_the_settings(children: Nursery, folder: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can be other users")
     settings = 'c.ServeApp.admins = ["nobody"]\nc.ServeApp.mode = "0666"'
-    async with serving(nursery, folder / "pool", settings) as service:
+    async with serving(children, folder / "pool", settings) as service:
         users = Users(service)
         assert await users.run(NOBODY, 'return (await pool.drain("0")).drained')
         with pytest.raises(NotAllowed):
             await users.run(SOMEBODY, 'await pool.drain("0")')
 
 
-async def test_a_service_need_not_be_roots(nursery: Nursery, folder: Path) -> None:
+async def test_a_service_need_not_be_roots(children: Nursery, folder: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can be other users")
-    service = Service(nursery, folder / "pool", ("--mode=0666",), uid=NOBODY)
+    service = Service(children, folder / "pool", ("--mode=0666",), uid=NOBODY)
     service.configure("")
     os.chown(service.folder, NOBODY, NOBODY)
     await service.start()
@@ -191,10 +191,10 @@ async def test_a_service_need_not_be_roots(nursery: Nursery, folder: Path) -> No
     await service.end()
 
 
-async def test_whoever_may_not_connect_is_told(nursery: Nursery, folder: Path) -> None:
+async def test_whoever_may_not_connect_is_told(children: Nursery, folder: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can be other users")
-    async with serving(nursery, folder / "pool") as service, connect(service.url) as pool:
+    async with serving(children, folder / "pool") as service, connect(service.url) as pool:
         assert (await pool.status()).line == ()
         with pytest.raises(Exception, match="You may not use the pool"):
             await Users(service).run(NOBODY, "await pool.status()")

@@ -129,7 +129,7 @@ def test_a_look_reads_each_process_once_however_many_wait_for_it(
         office.ask("2", f"key-{number}", Holder("ada", process=[ME, *others][number % 3]))
     judged: list[str] = []
 
-    def judge(text: str, pulse: str, pulses: object) -> bool:
+    def judge(text: str, liveness_lock: str, liveness: object) -> bool:
         judged.append(text)
         return False
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 import pytest
+from support.proxy import frontend
 
 from gpu_pool_client import EndReason
 from support.classroom import IPYKERNEL, SLEEPER, TINY, Classroom, Managers, answer, eventually
-from support.room import frontend
 
 
 async def test_a_waiting_kernel_answers_and_is_alive(classroom: Classroom, manager: Managers) -> None:
@@ -156,8 +156,8 @@ async def test_a_kernel_of_another_language(classroom: Classroom, manager: Manag
     assert running["content"]["language_info"]["version"] == "1"
 
 
-async def test_a_slice_that_is_free_is_taken_without_a_room(classroom: Classroom, manager: Managers) -> None:
+async def test_a_slice_that_is_free_is_taken_without_a_proxy(classroom: Classroom, manager: Managers) -> None:
     km = manager(classroom.install("two", argv=IPYKERNEL))
     await km.start_kernel()
-    assert km.provisioner._room is None
+    assert km.provisioner._proxy is None
     assert await answer(km, "print(1)") == "1\n"

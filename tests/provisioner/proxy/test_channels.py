@@ -11,10 +11,10 @@ import pytest
 import zmq
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.session import DELIM
+from support.proxy import Cell, Frontend, frontend
 
 from support.classroom import TINY, Classroom, Managers, eventually
 from support.pools import until
-from support.room import Cell, Frontend, frontend
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ async def test_code_without_a_signature_is_not_waited_for(
 ) -> None:
     await open_up(classroom)
     await page.run("1").done()
-    relay = waiting.provisioner._room._run.relay
+    relay = waiting.provisioner._proxy._run.relay
     header = json.dumps({"msg_id": "a stranger's", "msg_type": "execute_request"}).encode()
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
@@ -177,7 +177,7 @@ async def test_the_relay_sees_who_works(
     assert page.run("", silent=True)
     await open_up(classroom)
     await cell.shows("begun")
-    relay = waiting.provisioner._room._run.relay
+    relay = waiting.provisioner._proxy._run.relay
     began = relay.last_activity
     assert relay.busy
     assert began is not None

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 from jupyter_client.manager import AsyncKernelManager
+from support.proxy import Cell, Frontend, frontend
 
 from gpu_pool_client import LeaseState
 from support.classroom import Classroom, Managers, eventually, kill
-from support.room import Cell, Frontend, frontend
 from support.server import Server
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -124,7 +124,7 @@ async def test_nobody_is_lost_when_others_give_up_and_crash(classroom: Classroom
     cells = [student.run() for student in students]
     await settled(cells, holders=25)
 
-    async def stay(student: Student, cell: Cell) -> None:
+    async def supervisor(student: Student, cell: Cell) -> None:
         await run_to_the_end([cell])
         await student.leave()
 
@@ -143,7 +143,7 @@ async def test_nobody_is_lost_when_others_give_up_and_crash(classroom: Classroom
     dice = random.Random(20260901)
     run = [number for number, cell in enumerate(cells) if cell.reply]
     wait = [number for number, cell in enumerate(cells) if not cell.reply]
-    fates = dict.fromkeys(range(60), stay)
+    fates = dict.fromkeys(range(60), supervisor)
     fates.update(dict.fromkeys(dice.sample(run, 8), crash))
     give_up = dice.sample(wait, len(wait) // 2)
     fates.update({number: dice.choice([close_the_notebook, interrupt_and_try_again]) for number in give_up})

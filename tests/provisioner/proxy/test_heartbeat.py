@@ -14,11 +14,11 @@ import pytest
 import zmq
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
+from support.proxy import frontend, listening
 
 from gpu_pool_provisioner.proxy import channels
 from gpu_pool_provisioner.proxy.thread import heartbeat_loop, proxy_loop
 from support.classroom import IPYKERNEL, WRAP, Classroom, Managers
-from support.room import frontend, listening
 
 #: Milliseconds in which a heart beats, on any machine.
 PATIENCE = 60_000
@@ -123,20 +123,20 @@ def heart() -> Iterator[channels.HeartbeatChannel]:
         socket = context.socket(zmq.ROUTER)
         socket.linger = 0
         socket.bind_to_random_port("tcp://127.0.0.1")
-        wire = channels.HeartbeatChannel(socket, channels.ignore)
+        channel = channels.HeartbeatChannel(socket, channels.ignore)
         try:
-            yield wire
+            yield channel
         finally:
-            wire.close()
+            channel.close()
             assert socket.closed
 
 
 def test_a_forked_child_that_closes_heartbeats_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "_CLOSES_WITHIN", 3_600)
-    with heart() as wire:
+    with heart() as channel:
         child = os.fork()
         if child == 0:
-            threading.Thread(target=lambda: (wire.close(), os._exit(0)), daemon=True).start()
+            threading.Thread(target=lambda: (channel.close(), os._exit(0)), daemon=True).start()
             threading.Event().wait(PATIENCE / 1000)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -144,5 +144,5 @@ def test_a_forked_child_that_closes_heartbeats_goes_on(monkeypatch: pytest.Monke
 
 def test_closing_heartbeats_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "_CLOSES_WITHIN", 0.1)
-    with heart() as wire, busy(heartbeat_loop()):
-        wire.close()
+    with heart() as channel, busy(heartbeat_loop()):
+        channel.close()

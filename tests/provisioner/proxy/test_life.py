@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
 from jupyter_client.manager import KernelManager
+from support.proxy import frontend
 
 from gpu_pool_client import EndReason, LeaseState, PoolUnreachable, Process, TimedOut
 from support.classroom import Classroom, Managers, answer, eventually, kill, restarting_soon
 from support.pools import until
-from support.room import frontend
 
 
 async def test_a_restart_while_waiting_keeps_the_place_in_line(
@@ -148,9 +148,11 @@ async def test_a_frontend_that_ends_the_kernel_while_it_waits(
         await eventually(is_dead)
 
 
-async def test_without_the_room_a_start_is_refused_as_before(classroom: Classroom, manager: Managers) -> None:
+async def test_without_the_proxy_a_start_is_refused_as_before(
+    classroom: Classroom, manager: Managers
+) -> None:
     await classroom.fill("1")
-    km = manager(classroom.install("two", waiting_room=False, wait_timeout=0))
+    km = manager(classroom.install("two", waiting_proxy=False, wait_timeout=0))
     with pytest.raises(TimedOut):
         await km.start_kernel()
 

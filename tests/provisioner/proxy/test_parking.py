@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.proxy import frontend
 
 from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, OverQuota, PoolUnreachable
 from gpu_pool_provisioner import outages
 from gpu_pool_provisioner.proxy import idle_culler
 from support.classroom import Classroom, Managers, eventually, kill
 from support.pools import until
-from support.room import frontend
 
 
 async def test_an_idle_kernel_lends_its_slice_and_keeps_its_variables(
@@ -185,7 +185,7 @@ async def test_a_kernel_that_was_ended_and_is_restarted_runs_its_first_cell(
     async with frontend(km) as page:
         await page.run("1").done()
         await classroom.pool.release((await classroom.only_lease()).id, EndReason.REVOKED)
-        await until(lambda: km.provisioner._room.standing_in)
+        await until(lambda: km.provisioner._proxy.standing_in)
         await km.restart_kernel()
         assert (await page.run("print('again')").done()).outputs == ["again\n"]
 

@@ -7,12 +7,12 @@ import time
 from typing import Any
 
 import pytest
+from support.proxy import frontend
 
 from gpu_pool_client import PodPhase, parse_request
 from support.classroom import Classroom, Managers, answer, eventually
 from support.pods import PodPool, pods
 from support.pools import until
-from support.room import frontend
 
 __all__ = ["pods"]
 

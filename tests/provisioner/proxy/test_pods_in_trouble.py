@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
+from support.proxy import frontend
 
 from gpu_pool_client import NotAllowed
 from support.classroom import Classroom, Managers, answer, eventually, kill, restarting_soon
 from support.pods import AWAY, PodPool, pods
-from support.room import frontend
 
 __all__ = ["pods"]
 

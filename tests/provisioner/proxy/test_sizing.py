@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from support.proxy import frontend
 
 from support.classroom import Classroom, Managers, eventually
-from support.room import frontend
 
 FACTS = "import os; print(*[os.environ.get(n) for n in ('GPU_POOL_SLICE', 'GPU_POOL_MEMORY_MIB')])"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.proxy import Frontend, frontend
 
 from gpu_pool.devices import Inventory, activity
 from gpu_pool.embedded import pool
@@ -29,7 +30,6 @@ from gpu_pool_provisioner.proxy import expiry_policy, idle_culler
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep
 from support.classroom import Classroom, Managers, eventually
 from support.pools import device, take, until
-from support.room import Frontend, frontend
 
 #: Stands for CUDA's device: whoever has it open has initialised CUDA.
 CUDA = "/dev/full"
@@ -63,7 +63,11 @@ def pool_of(served: Classroom) -> EmbeddedPool:
 
 async def has_noticed(km: Any) -> None:
     """Return once what stands in front of the kernel holds back its cells: until then one may yet run."""
-    await until(lambda: km.provisioner._room._stay._parking and km.provisioner._room._stay._parking._taken)
+    await until(
+        lambda: (
+            km.provisioner._proxy._supervisor._parking and km.provisioner._proxy._supervisor._parking._taken
+        )
+    )
 
 
 async def shown(page: Frontend, code: str) -> str:

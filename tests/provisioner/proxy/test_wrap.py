@@ -14,9 +14,9 @@ import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
 from jupyter_client.manager import AsyncKernelManager
+from support.proxy import frontend, listening
 
 from support.classroom import IPYKERNEL, TINY, WRAP, Classroom, Managers, eventually, is_running, kill
-from support.room import frontend, listening
 
 
 def install(classroom: Classroom, argv: tuple[str, ...] = IPYKERNEL, size: str = "2%") -> str:

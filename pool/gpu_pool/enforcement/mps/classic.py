@@ -54,7 +54,7 @@ class MpsTier(Tier):
         self._uid = os.geteuid() if uid is None else uid
         self._privileged = Privileged() if privileged is None else privileged
         self._hard, self._timeout = set(hard), timeout
-        self._desks: dict[str, MpsDevice] = {}
+        self._device_states: dict[str, MpsDevice] = {}
 
     def adapt(self, device: Device) -> Device:
         """Return the device with its context slots, and of one size where the limits are the daemon's."""
@@ -89,10 +89,10 @@ class MpsTier(Tier):
                 "MPS for other users than the pool's own needs a pool that runs as root.",
                 "Run gpu-pool serve as root, or leave MPS to the pool's own user.",
             )
-        if device.uuid not in self._desks:
-            desk = self._desk(device)
-            desk.prepare()
-            self._desks[device.uuid] = desk
+        if device.uuid not in self._device_states:
+            device_state = self._device_state(device)
+            device_state.prepare()
+            self._device_states[device.uuid] = device_state
 
     def open(self, lease: Lease) -> None:
         """Let the lease's processes in, with its size; it is the size of all who are in."""
@@ -105,50 +105,52 @@ class MpsTier(Tier):
         self._check_user(lease)
         part = lease.slices[0]
         self.prepare(part.device)
-        desk = self._desks[part.device.uuid]
+        device_state = self._device_states[part.device.uuid]
         size = size_of(part)
-        others = {held for lease_id, held in desk.held.items() if lease_id != lease.id}
+        others = {held for lease_id, held in device_state.held.items() if lease_id != lease.id}
         if self._of_one_size(part.device) and others - {size}:
             raise TierFailed(
                 f"GPU {part.device.index} is divided into slices of {others.pop().memory_mib} MiB now, and "
                 f"MPS gives all of them one size: {size.memory_mib} MiB must wait until the GPU is empty."
             )
-        desk.held[lease.id] = size
+        device_state.held[lease.id] = size
         try:
-            desk.fit()
+            device_state.fit()
         except TierFailed:
-            del desk.held[lease.id]
+            del device_state.held[lease.id]
             raise
 
     def evict(self, lease: Lease, pids: Sequence[int]) -> None:
         """Have MPS end the work of these processes, so that killing them disturbs no others."""
         for part in lease.slices:
-            if part.device.uuid in self._desks:
-                self._desks[part.device.uuid].ask.terminate(set(pids))
+            if part.device.uuid in self._device_states:
+                self._device_states[part.device.uuid].ask.terminate(set(pids))
 
     def close(self, lease: Lease) -> None:
         """Forget the lease; a device that nobody holds admits nobody."""
-        for desk in self._desks.values():
-            if desk.held.pop(lease.id, None) is not None and not desk.held:
-                desk.fit()
+        for device_state in self._device_states.values():
+            if device_state.held.pop(lease.id, None) is not None and not device_state.held:
+                device_state.fit()
 
     def recover(self, leases: Sequence[Lease]) -> None:
         """Enforce exactly these leases: on daemons that live still, or on new ones; end all others."""
         parts = [(lease.id, lease.slices[0]) for lease in leases if len(lease.slices) == 1]
         devices = {part.device.uuid: part.device for _, part in parts}
         for folder in self._runtime.iterdir() if self._runtime.exists() else ():
-            if folder.name not in {*devices, *self._desks}:
-                self._desk(Device(folder.name, 0, "", 0)).leave()
+            if folder.name not in {*devices, *self._device_states}:
+                self._device_state(Device(folder.name, 0, "", 0)).leave()
         for device in devices.values():
             self.prepare(device)
-        for uuid, desk in self._desks.items():
-            desk.held = {lease_id: size_of(part) for lease_id, part in parts if part.device.uuid == uuid}
-            desk.fit()
+        for uuid, device_state in self._device_states.items():
+            device_state.held = {
+                lease_id: size_of(part) for lease_id, part in parts if part.device.uuid == uuid
+            }
+            device_state.fit()
 
     def stop(self) -> None:
         """Stop the daemons, and put the compute modes back that were found."""
-        for uuid in list(self._desks):
-            self._desks.pop(uuid).leave()
+        for uuid in list(self._device_states):
+            self._device_states.pop(uuid).leave()
 
     def tend(self) -> dict[str, str]:
         """Look after the daemons, and mend what is broken; return what holders are to read, by lease id.
@@ -157,12 +159,12 @@ class MpsTier(Tier):
         blocks has its clients ended, and is started again if that does not help.
         """
         told: dict[str, str] = {}
-        for desk in self._desks.values():
+        for device_state in self._device_states.values():
             try:
-                trouble = desk.mend()
+                trouble = device_state.mend()
             except TierFailed as failure:  # the other devices need care, too
                 trouble = f"The GPU's MPS has stopped and could not be started again. {failure}"
-            told |= dict.fromkeys(desk.held, trouble) if trouble else {}
+            told |= dict.fromkeys(device_state.held, trouble) if trouble else {}
         return told
 
     def probe(self, device: Device) -> ProbeOutcome:
@@ -171,15 +173,15 @@ class MpsTier(Tier):
         Call it before the first lease. Nothing is hard where the daemon runs as
         the user of its clients.
         """
-        desk = self._desks[device.uuid]
-        if desk.held or not self._of_one_size(device):
+        device_state = self._device_states[device.uuid]
+        if device_state.held or not self._of_one_size(device):
             return ProbeOutcome.UNKNOWN
-        pipe = {PIPES: f"{desk.control.pipe}"}
-        desk.limit(_TRIED)
+        pipe = {PIPES: f"{device_state.control.pipe}"}
+        device_state.limit(_TRIED)
         try:
             outcome = attempts(device.uuid, self._uid, pipe, 2 * _TRIED.memory_mib)
         finally:
-            desk.fit()
+            device_state.fit()
         self._hard -= {device.uuid}
         if outcome is ProbeOutcome.REFUSED:
             self._hard.add(device.uuid)
@@ -199,7 +201,7 @@ class MpsTier(Tier):
                 "Have the administrator run gpu-pool serve as root, with MPS for several users.",
             )
 
-    def _desk(self, device: Device) -> MpsDevice:
+    def _device_state(self, device: Device) -> MpsDevice:
         return MpsDevice(
             device,
             self._control(device),

@@ -87,7 +87,7 @@ class CgroupTier(Tier):
             timeout=timeout,
         )
         self._daemon = NamespaceDaemon(control, timeout)
-        self._desks: dict[str, _NamespaceDevice] = {}
+        self._device_states: dict[str, _NamespaceDevice] = {}
 
     def adapt(self, device: Device) -> Device:
         """Return the device with its context slots; its slices may have any sizes."""
@@ -114,17 +114,17 @@ class CgroupTier(Tier):
                 "Memory limits of control groups need root.",
                 "Install gpu-pool-privileged, as the documentation for administrators says.",
             )
-        if device.uuid in self._desks:
+        if device.uuid in self._device_states:
             return
         claim = DeviceClaim(device, self._runtime / device.uuid, self._daemon.control.pipe, self._privileged)
-        desk = _NamespaceDevice(device, claim)
-        if not self._daemon.works() or desk.server not in self._daemon.servers():
+        device_state = _NamespaceDevice(device, claim)
+        if not self._daemon.works() or device_state.server not in self._daemon.servers():
             try:
-                self._start(desk)
+                self._start(device_state)
             except TierFailed:
-                self._leave(desk)
+                self._leave(device_state)
                 raise
-        self._desks[device.uuid] = desk
+        self._device_states[device.uuid] = device_state
 
     def open(self, lease: Lease) -> None:
         """Make the lease's control group and namespace, with their limits, before any process is in them."""
@@ -136,11 +136,11 @@ class CgroupTier(Tier):
             )
         part = lease.slices[0]
         self.prepare(part.device)
-        desk, size = self._desks[part.device.uuid], size_of(part)
+        device_state, size = self._device_states[part.device.uuid], size_of(part)
         self._privileged.call("cgroup-make", lease.id)
         self._limit_group(lease.id, part.device, size.memory_mib)
-        self._daemon.make_namespace(desk.server, _namespace(lease.id), size)
-        desk.held[lease.id] = size
+        self._daemon.make_namespace(device_state.server, _namespace(lease.id), size)
+        device_state.held[lease.id] = size
 
     def attach(self, lease: Lease, process: Process) -> None:
         """Put a process and what it has started into the control group, where what it starts later is too."""
@@ -153,22 +153,22 @@ class CgroupTier(Tier):
     def evict(self, lease: Lease, pids: Sequence[int]) -> None:
         """Have MPS end the work of these processes, so that killing them disturbs no others."""
         for part in lease.slices:
-            if part.device.uuid in self._desks:
+            if part.device.uuid in self._device_states:
                 self._daemon.terminate(_server(part.device), set(pids))
 
     def close(self, lease: Lease) -> None:
         """Remove the namespace and the control group of a lease."""
-        for desk in self._desks.values():
-            if desk.held.pop(lease.id, None) is not None:
-                self._daemon.delete_namespace(desk.server, _namespace(lease.id))
+        for device_state in self._device_states.values():
+            if device_state.held.pop(lease.id, None) is not None:
+                self._daemon.delete_namespace(device_state.server, _namespace(lease.id))
                 self._remove_group(lease.id)
 
     def recover(self, leases: Sequence[Lease]) -> None:
         """Enforce exactly these leases, and remove the namespaces and control groups of all others."""
         held = {lease.id for lease in leases}
-        for desk in self._desks.values():
-            for name in self._daemon.namespaces(desk.server) - {_DEFAULT, *map(_namespace, held)}:
-                self._daemon.delete_namespace(desk.server, name)
+        for device_state in self._device_states.values():
+            for name in self._daemon.namespaces(device_state.server) - {_DEFAULT, *map(_namespace, held)}:
+                self._daemon.delete_namespace(device_state.server, name)
         groups = self._privileged.system.folder
         for group in sorted(groups.iterdir()) if groups.exists() else ():
             if group.is_dir() and group.name not in held:
@@ -180,19 +180,23 @@ class CgroupTier(Tier):
     def stop(self) -> None:
         """Stop the daemon with all its servers, and leave the devices as they were found."""
         self._daemon.quit()
-        for uuid in list(self._desks):
-            self._desks.pop(uuid).claim.give_back()
+        for uuid in list(self._device_states):
+            self._device_states.pop(uuid).claim.give_back()
 
     def tend(self) -> dict[str, str]:
         """Start a daemon again that is gone or hangs; return what holders are to read, by lease id."""
-        if not self._desks or self._daemon.works():
+        if not self._device_states or self._daemon.works():
             return {}
         self._daemon.control.kill()
-        for desk in self._desks.values():
-            self._start(desk)
-            for lease_id, size in desk.held.items():
-                self._daemon.make_namespace(desk.server, _namespace(lease_id), size)
-        return {lease_id: _RESTARTED for desk in self._desks.values() for lease_id in desk.held}
+        for device_state in self._device_states.values():
+            self._start(device_state)
+            for lease_id, size in device_state.held.items():
+                self._daemon.make_namespace(device_state.server, _namespace(lease_id), size)
+        return {
+            lease_id: _RESTARTED
+            for device_state in self._device_states.values()
+            for lease_id in device_state.held
+        }
 
     def probe(self, device: Device) -> ProbeOutcome:
         """Try to use a prepared device without a lease; once that is refused, its limits are hard.
@@ -206,17 +210,17 @@ class CgroupTier(Tier):
             self._hard.add(device.uuid)
         return outcome
 
-    def _start(self, desk: _NamespaceDevice) -> None:
-        desk.claim.take()
+    def _start(self, device_state: _NamespaceDevice) -> None:
+        device_state.claim.take()
         if not self._daemon.works():
             self._daemon.control.start()
         uid = 0 if self._multiuser else self._uid
-        self._daemon.start_server(desk.server, uid, desk.device.uuid)
+        self._daemon.start_server(device_state.server, uid, device_state.device.uuid)
 
-    def _leave(self, desk: _NamespaceDevice) -> None:
-        if not self._desks:
+    def _leave(self, device_state: _NamespaceDevice) -> None:
+        if not self._device_states:
             self._daemon.quit()
-        desk.claim.give_back()
+        device_state.claim.give_back()
 
     def _limit_group(self, lease_id: str, device: Device, mib: int) -> None:
         said = str(self._privileged.call("cgroup-limit", lease_id, device.uuid, f"{mib}").get("said"))
@@ -230,8 +234,8 @@ class CgroupTier(Tier):
             self._privileged.call("cgroup-remove", lease_id)
         except TierFailed:
             # The process of a parked lease lives on in it, and may not use any device meanwhile.
-            for desk in self._desks.values():
-                self._limit_group(lease_id, desk.device, 0)
+            for device_state in self._device_states.values():
+                self._limit_group(lease_id, device_state.device, 0)
 
 
 def _server(device: Device) -> str:

@@ -52,10 +52,10 @@ class UsageMeter:
             for part in lease.slices:
                 if part.device.uuid in seen:
                     self._begun.add(lease.id)
-                    tally = self._tallies.get(lease.id) or self._tallies.setdefault(lease.id, _Tally())
+                    shares = self._tallies.get(lease.id) or self._tallies.setdefault(lease.id, _Tally())
                     owned = used.get(part.device.uuid) if used else None
                     if owned:
-                        tally.add(_total_mib(owned), seconds)
+                        shares.add(_total_mib(owned), seconds)
 
     def news(self, leases: Sequence[Lease], now: float) -> Mapping[str, Measured]:
         """Return what is to be written down now: when it is time, or when a lease with news has ended."""

@@ -187,23 +187,23 @@ class OwnStore:
 
     def held(self) -> Sequence[Lease]:
         """See ``MeasuredUseTable.held``."""
-        return self._book().accounts.held()
+        return self._lease_store().accounts.held()
 
     def devices(self) -> Sequence[Device]:
         """See ``MeasuredUseTable.devices``."""
-        return self._book().accounts.devices()
+        return self._lease_store().accounts.devices()
 
     def add(self, news: Mapping[str, Measured]) -> None:
         """See ``MeasuredUseTable.add``."""
-        self._book().accounts.add(news)
+        self._lease_store().accounts.add(news)
 
     def tell(self, lease_id: str, notice: str, ending: EndReason | None = None) -> None:
         """See ``MeasuredUseTable.tell``."""
-        self._book().accounts.tell(lease_id, notice, ending)
+        self._lease_store().accounts.tell(lease_id, notice, ending)
 
     def end(self, lease_id: str, reason: EndReason) -> None:
         """See ``LeaseStore.release``."""
-        self._book().release(lease_id, reason)
+        self._lease_store().release(lease_id, reason)
 
     def close(self) -> None:
         """Close the connection."""
@@ -211,7 +211,7 @@ class OwnStore:
             self._opened[0].close()
             self._opened = None
 
-    def _book(self) -> LeaseStore:
+    def _lease_store(self) -> LeaseStore:
         if self._opened is None:
             database = Database(self._path)
             self._opened = database, LeaseStore(database, self._settings)
