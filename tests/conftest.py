@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -32,24 +32,25 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("default")
 
-#: Tests of which one process runs those of a line, one after the other: they share what is expensive to
-#: make, or look at something of which the machine has one, as MPS.
+#: Where the tests of a file are run by one process, one after the other: they share what is expensive to
+#: make, as a Hub, a cluster or a build, and each process would make one of its own.
 _TOGETHER = (
-    ("acceptance/",),
-    ("cli/test_enforcement.py", "pool/isolation/", "security/test_mps.py"),
-    ("fuzz/test_bodies.py",),
-    ("kubernetes/",),
-    ("packaging/test_distribution.py",),
-    ("spawner/test_hub.py",),
-    ("spawner/test_spawn_page.py",),
+    "tests/acceptance/",
+    "tests/fuzz/test_bodies.py",
+    "tests/kubernetes/",
+    "tests/packaging/test_distribution.py",
+    "tests/spawner/test_hub.py",
+    "tests/spawner/test_spawn_page.py",
 )
-_HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests stay together when several processes run them: --dist loadgroup."""
-    for item in items:
-        name = item.path.relative_to(_HERE).as_posix()
-        group = next((each for each in _TOGETHER if name.startswith(each)), None)
-        if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group[0]))
+@pytest.hookimpl(optionalhook=True)  # the Python for tests that need a GPU may lack pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand the other tests out one by one: --dist loadgroup. Called by pytest-xdist."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid.partition("::")[0] if nodeid.startswith(_TOGETHER) else nodeid
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadgroup" else None

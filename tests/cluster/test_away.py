@@ -110,3 +110,19 @@ async def test_who_waits_for_what_another_node_has_is_not_refused(
         on_n2 = next(each for each in leases if each.slices and each.slices[0].device.node == "n2")
         await pool.release(on_n2.id)
         assert (await pool.wait(waiting.id, 60)).state is LeaseState.HELD
+
+
+async def test_who_asks_as_soon_as_another_node_has_come_is_not_refused(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    for task in pool._following:  # as between two looks at what has changed
+        task.cancel()
+    fake.remove("nodes", "n1")
+    await until(lambda: not pool._view.devices())
+    await pool._follow_once()
+    with pytest.raises(NeverFits):
+        await asked(pool)
+    fake.put("nodes", shown("n2"))
+    await until(lambda: bool(pool._view.devices()))
+    assert await pool.forecast(parse_request("2%"), Holder("ada")) is None
+    assert (await asked(pool)).slices[0].device.node == "n2"

@@ -17,7 +17,7 @@ import pytest
 
 from gpu_pool.cluster.pool import ClusterPool
 from gpu_pool_client import Holder, LeaseState, NeverFits, parse_request
-from support.clusters import hami
+from support.clusters import hami, node
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
 from support.kernel_pods import claim, cluster_pool, command, held, notebook
 from support.pools import eventually, take, until
@@ -206,6 +206,25 @@ async def test_without_the_right_to_read_events_the_node_is_asked_for_all_the_sa
     waiting = await take(pool, "2%", "first", ADA)
     await until(lambda: "What the autoscaler says is not told" in caplog.text)
     await until_told(pool, waiting, "A machine is being started")
+
+
+async def test_a_node_of_a_group_that_is_away_may_be_replaced_and_another_may_not(
+    pool: ClusterPool, fake: FakeKubernetes
+) -> None:
+    fake.put("nodes", of_group("new-1"))
+    fake.put("nodes", hami("other", gpus=2))
+    await until(lambda: {each.node for each in pool._view.devices()} == {"new-1", "other"})
+    for request in ("2", "1"):
+        await take(pool, request, f"held-{request}", ADA)
+    both = await take(pool, "2", "both", ADA)
+    one = await take(pool, "1", "one", ADA)
+    for name, more in (("new-1", {"labels": {"pool": "gpu"}}), ("other", {})):
+        fake.put("nodes", node(name, **more))
+    await until(lambda: pool._view.away == {"new-1", "other"})
+    await pool._refuse_the_hopeless()
+    assert {each.node for each in pool._view.lasting()} == {"new-1"}
+    assert pool._hopeless.keys() == {both}
+    assert (await pool.lease(one)).state is LeaseState.WAITING
 
 
 async def test_a_kernel_is_not_moved_by_an_autoscaler(pool: ClusterPool, fake: FakeKubernetes) -> None:

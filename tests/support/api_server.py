@@ -179,7 +179,7 @@ def _await_ready(server: ApiServer, process: subprocess.Popen[bytes], log: Path)
 def _is_ready(server: ApiServer) -> bool:
     """Whether it serves, and has made the namespace and the roles that the tests use."""
     try:
-        paths = ("/api/v1/namespaces/default", "/healthz")
+        paths = ("/api/v1/namespaces/default", "/readyz")
         return all(server.call("GET", path)[0] == 200 for path in paths)
     except OSError:
         return False

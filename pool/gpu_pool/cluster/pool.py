@@ -300,6 +300,8 @@ class ClusterPool(EmbeddedPool):
         if holder.user:
             refuse_beside_server(holder.course, self._courses())
         translation, dialect = self._view.translate(request), self._view.choice.dialect
+        if self._seen is None or self._view.devices() != self._seen[0]:
+            await self._follow_once()  # nobody is refused for want of a node that came just now
         if self._kubernetes.kueue and holder.user and dialect is not None:
             kueue.check_counted(translation.pod.limits, dialect.table.title)
             kueue.queue_of(holder.course)

@@ -25,7 +25,9 @@ from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 _CONNECT_WITHIN: Final = 3.0
 #: After so many seconds without a word on a network's connection it is looked, so often and so many
 #: times, whether the other end is still there: the machine of a service may go in the middle of an answer.
-_KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
+#: The system does not look while it sends a question again that nobody has confirmed; that it gives up
+#: after as many milliseconds as the looking takes.
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 19_000}
 #: Bytes of the largest answer that is read: a history of years.
 _MOST_ANSWER: Final = 256 * 2**20
 

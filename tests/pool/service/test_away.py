@@ -15,12 +15,24 @@ from gpu_pool_client import Holder, PoolUnreachable, parse_request
 from gpu_pool_provisioner import provisioner
 from gpu_pool_provisioner.kernel_slice import KernelSlice
 from gpu_pool_provisioner.outages import default_outage_timeout
+from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
+from gpu_pool_provisioner.proxy.thread import proxy_loop
 from support.classroom import IPYKERNEL, WRAP, Classroom, Managers, answer, eventually, is_running
 from support.room import frontend
 from support.service import Service
 
 WAITS = "Your kernel starts once the pool answers (waiting"
+
+
+def lives() -> set[asyncio.Task[Any]]:
+    """Return what looks after a kernel in this process: as long as it does, it asks for a slice."""
+    found = asyncio.all_tasks(proxy_loop())
+    return {
+        each
+        for each in found
+        if getattr(each.get_coro(), "__qualname__", "") == KernelProxy._live.__qualname__
+    }
 
 
 @pytest.fixture
@@ -97,14 +109,22 @@ async def test_an_interrupt_gives_up_and_the_next_cell_asks_again(
 
 
 async def test_a_kernel_that_is_shut_down_while_it_waits_leaves_nothing(
-    served: Classroom, service: Service, manager: Managers
+    served: Classroom, service: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(provisioner, "_BRIEF_GRACE", 600.0)  # what is forgotten would end by itself after it
     await service.end(signal.SIGKILL)
     km = manager(served.install("half", "50%", outage_timeout=600))
+    others = lives()
     await km.start_kernel()
     async with frontend(km) as page:
         await page.run("print('never')").shows(WAITS)
+        assert lives() - others
         await asyncio.wait_for(km.shutdown_kernel(), 60)
+
+    async def asks_no_more() -> bool:
+        return not lives() - others
+
+    await eventually(asks_no_more)
     await service.start()
     assert await served.is_empty()
 
@@ -132,12 +152,14 @@ async def test_a_kernel_that_waits_is_restarted_and_asks_once(
 ) -> None:
     await service.end(signal.SIGKILL)
     km = manager(served.install("half", "50%", outage_timeout=600))
+    others = lives()
     await km.start_kernel()
     async with frontend(km) as page:
         await page.run("print('never')").shows(WAITS)
         await km.restart_kernel()
         cell = page.run("print('well')")
         await cell.shows(WAITS)
+        assert len(lives() - others) == 1
         await service.start()
         assert (await cell.done()).outputs == ["well\n"]
     assert await served.only_lease()

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import signal
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_pool_client import PoolUnreachable, connect
 from gpu_pool_client.remote import exchange
-from gpu_pool_client.remote.exchange import NotConnectedError, ServerAddress, ask
+from gpu_pool_client.remote.exchange import NotConnectedError, ServerAddress, ServiceAnswer, ask
+from gpu_pool_client.remote.unreachable import is_soon_over
+from support.namespaces import Machine, machine, may_make_machines
 from support.streams import closing
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
@@ -99,3 +106,80 @@ async def test_whoever_has_chosen_the_pool_is_told_how_to_choose(tmp_path: Path)
     async with connect(f"unix:{tmp_path}/nothing.sock") as pool:
         with pytest.raises(PoolUnreachable, match="Start .gpu-pool serve., .*or unset GPU_POOL_URL"):
             await pool.status()
+
+
+#: Takes one connection at the machine's address, answers the question in part, and says no more.
+_BREAKS_OFF = """
+import signal, socket
+server = socket.create_server(("0.0.0.0", 8000))
+print("listens", flush=True)
+connection, _ = server.accept()
+while b"\\r\\n\\r\\n" not in connection.recv(65536, socket.MSG_PEEK):
+    pass
+connection.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 9\\r\\n\\r\\n{")
+signal.pause()
+"""
+
+
+@asynccontextmanager
+async def serving_machine() -> AsyncIterator[Machine]:
+    """Make a machine on which a service breaks off its answer."""
+    if not may_make_machines() or shutil.which("ip") is None:
+        pytest.skip("making a machine takes root, unshare and ip")
+    with machine([]) as made:
+        command = made.inside(sys.executable, "-c", _BREAKS_OFF)
+        server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        try:
+            assert server.stdout is not None
+            assert await server.stdout.readline() == b"listens\n"
+            yield made
+        finally:
+            # With nsenter's end, what it started there would live on, and keep the pipe open.
+            os.kill(made.keeper, signal.SIGKILL)
+            await server.wait()
+
+
+def vanish(made: Machine) -> None:
+    """Take a machine off its network: nothing that is sent to it is answered, or refused."""
+    made.run("ip", "link", "set", "group", "default", "down")
+
+
+async def assert_is_noticed(asking: asyncio.Task[ServiceAnswer]) -> None:
+    with pytest.raises(OSError) as caught:
+        await asyncio.wait_for(asking, 300)
+    assert is_soon_over(caught.value), repr(caught.value)  # unlike the end of the time that was given
+
+
+@pytest.mark.long
+async def test_a_machine_that_goes_in_the_middle_of_an_answer_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began = asyncio.Event()
+
+    class Watched(ServiceAnswer):
+        def headers_received(self, *args: Any) -> None:
+            super().headers_received(*args)
+            began.set()
+
+    monkeypatch.setattr(exchange, "Answer", Watched)
+    async with serving_machine() as made:
+        asking = asyncio.create_task(ask(ServerAddress(made.address, 8000), "GET", "/", None, within=3600.0))
+        await began.wait()
+        vanish(made)
+        await assert_is_noticed(asking)
+
+
+@pytest.mark.long
+async def test_a_machine_that_goes_before_it_has_heard_the_question_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = exchange._exchange
+    async with serving_machine() as made:
+
+        async def too_late(*args: Any) -> ServiceAnswer:
+            vanish(made)
+            return await go_on(*args)
+
+        monkeypatch.setattr(exchange, "_exchange", too_late)
+        asking = asyncio.create_task(ask(ServerAddress(made.address, 8000), "GET", "/", None, within=3600.0))
+        await assert_is_noticed(asking)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Final
 
 from gpu_pool.policy.revocation import Effect
@@ -65,7 +66,7 @@ class LeasePage(_OfLease):
         await self.draw_lease(lease_id, await self.desk.effect_of_taking(self.caller, lease_id))
 
 
-class _TakeBack(_OfLease, FormAction):
+class _TakeBack(_OfLease, FormAction, ABC):
     """Something that the forms of a lease's page do."""
 
     #: What is said where the kernel lives on, and otherwise.
@@ -100,9 +101,9 @@ class _TakeBack(_OfLease, FormAction):
         else:
             self.done(self.page, self.kept)
 
+    @abstractmethod
     async def end(self, lease_id: str, why: str) -> None:
         """End the lease, and with it its kernel."""
-        raise NotImplementedError
 
 
 class GiveBack(_TakeBack):

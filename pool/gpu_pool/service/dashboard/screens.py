@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
@@ -83,15 +84,15 @@ class DashboardPage(BrowserPage):
             raise NotAllowed("This page is for administrators.", "Ask the administrator.")
 
 
-class LivePage(DashboardPage):
+class LivePage(DashboardPage, ABC):
     """A page whose parts are sent again when they change, to whoever adds ``?live=1``."""
 
     template: ClassVar[str]
     _stream: asyncio.Task[None] | None = None
 
+    @abstractmethod
     async def parts(self, scene: PoolScene, *where: str, token: str = "") -> Parts:
         """Return what changes of the page; ``where`` is what the address says."""
-        raise NotImplementedError
 
     async def get(self, *where: str) -> None:
         """Show the page, or keep it live."""
