@@ -37,7 +37,7 @@ hypothesis.settings.load_profile("default")
 _TOGETHER = (
     "tests/acceptance/",
     "tests/fuzz/test_bodies.py",
-    "tests/kubernetes/",
+    "tests/cluster/api_server/",
     "tests/packaging/test_distribution.py",
     "tests/spawner/test_hub.py",
     "tests/spawner/test_spawn_page.py",

@@ -152,7 +152,7 @@ class Metrics:
 
     def answered(self, handler: RequestHandler) -> None:
         """Count a request. Called by tornado as the application's ``log_function``."""
-        self._answered[type(handler).__name__, handler.get_status()] += 1
+        self._answered[type(handler).__name__.removesuffix("Handler").lower(), handler.get_status()] += 1
 
     async def page(self) -> tuple[bytes, str]:
         """Return all numbers as text, and its media type."""
@@ -174,7 +174,7 @@ class Metrics:
         """Count what was answered, what was granted and what has ended since the last time."""
         answered, self._answered = self._answered, Counter()
         for (handler, status_code), number in answered.items():
-            self._answers.labels(handler.lower(), _outcome(status_code)).inc(number)
+            self._answers.labels(handler, _outcome(status_code)).inc(number)
         for course, seconds in self._looking.granted((*status.leases, *status.line), rows):
             self._granted.labels(course_of(course, known)).observe(seconds)
         for row in self._looking.ended(rows):

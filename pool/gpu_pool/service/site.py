@@ -18,7 +18,7 @@ from gpu_pool.service.dashboard.dashboard import Dashboard
 from gpu_pool.service.hub import MOST_WAITING, HubIdentity
 from gpu_pool.service.hub_service import HubPlace
 
-_WEB: Final = Path(__file__).with_name("web")
+_DASHBOARD: Final = Path(__file__).with_name("dashboard")
 
 
 def site(options: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING) -> Application:
@@ -40,8 +40,8 @@ def site(options: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING)
         identity,
         place.prefix,
         [(f"{prefix}oauth_callback", Callback, {"shared": shared}), *pages],
-        template_path=str(_WEB / "templates"),
-        static_path=str(_WEB / "static"),
+        template_path=str(_DASHBOARD / "templates"),
+        static_path=str(_DASHBOARD / "static"),
         static_url_prefix=f"{place.prefix}static/",
         static_handler_class=Files,
         # Logins end with the service; a browser gets a new one without a question.

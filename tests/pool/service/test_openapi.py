@@ -43,10 +43,10 @@ def test_every_reference_leads_somewhere() -> None:
     names = set(found["components"]["schemas"])
     references = json.dumps(found).split('"$ref": "')[1:]
     assert {each.partition('"')[0].rpartition("/")[2] for each in references} <= names
-    assert {"Lease", "Wanted", "Problem"} <= names
+    assert {"Lease", "RequestBody", "ProblemDocument"} <= names
 
 
 def test_what_is_described_is_what_is_read() -> None:
     schemas = description()["components"]["schemas"]
-    assert schemas["Wanted"]["required"] == ["request", "key"]
+    assert schemas["RequestBody"]["required"] == ["request", "key"]
     assert schemas["Lease"]["properties"]["request"]["type"] == "string"
