@@ -80,6 +80,13 @@ CLUSTER: Final = (
     "gpu_pool.cluster.pool:ClusterPool.pod:before",
     "gpu_pool.cluster.pool:ClusterPool.pod:after",
 )
+#: The same where it waits in line, and gets its slice when another kernel ends.
+CLUSTER_WAITS: Final = (
+    "gpu_pool.store.leases:Book._insert_waiting:before",
+    "gpu_pool.store.leases:Book._insert_waiting:after",
+    "gpu_pool.store.queue:Line._grant:before",
+    "gpu_pool.store.queue:Line._grant:after",
+)
 #: The same at a restart of the kernel, and at its end.
 CLUSTER_ENDS: Final = (
     "gpu_pool.cluster.kernel_pods:Kernels._delete_until_done:before",

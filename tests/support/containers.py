@@ -373,7 +373,8 @@ def _script(container: Container, sandbox: Sandbox, image: Image, layer: Path) -
         for each in sorted(container.mounts, key=lambda mount: mount.target)
     ]
     become = shlex.join(
-        [*_privileges(container), "env", "-i", "-C", container.folder]
+        # Signals that whoever runs the tests ignores, as nohup does, are no container's affair.
+        [*_privileges(container), "env", "-i", "--default-signal", "-C", container.folder]
         + [f"{name}={value}" for name, value in container.environment.items()]
     )
     return "\n".join([*lines, _FILES, *mounts, _RUN, f'exec chroot "$root" {become} "$@"'])

@@ -22,12 +22,14 @@ from support.control_plane import ASSETS
 from support.guide import Guide
 from support.images import ROOT, archive_of, build_base, building, name_of
 from support.kube_examples import copied
-from support.kubelet import RealCluster, has_names
+from support.kubelet import PAUSE, RealCluster, has_names
 
 #: The folder of the chart of Zero to JupyterHub.
 CHART = "GPU_POOL_TEST_CHART"
 NAMESPACE = "jupyterhub"
 PASSWORD = "a password for this test"
+#: The name of the file of :data:`_VALUES`.
+_HERE = "here.yaml"
 _TARGETS = ("service", "hub", "notebook")
 _DEPLOYMENTS = ("hub", "proxy", "gpu-pool")
 
@@ -89,6 +91,18 @@ class Installation:
         else:
             path.write_text(text + more)
 
+    def fetch(self, image: str) -> None:
+        """Let a course name this image, and the chart fetch it from its next upgrade on."""
+        course, values = self.folder / "courses/vision.yaml", self.folder.parent / _HERE
+        told = yaml.safe_load(course.read_text())
+        told["kubernetes"]["image"] = image
+        course.write_text(yaml.safe_dump(told))
+        name, _, tag = PAUSE.partition(":")
+        more = {
+            "prePuller": {"continuous": {"enabled": True}, "pause": {"image": {"name": name, "tag": tag}}}
+        }
+        values.write_text(yaml.safe_dump(_merged(_VALUES, more)))
+
     def pool(self, words: str) -> str:
         """Return what ``gpu-pool`` prints in the service's container."""
         return self.guide.type(
@@ -120,6 +134,7 @@ def _follow(made: Installation) -> None:
         made.follow(heading, ROOT)
     _hand_over_images(made)
     _write_names(made.folder)
+    _make_kernels_small(made.folder / "courses/intro-ml.yaml")
     for heading in ("3. Courses", "4. The service"):
         made.follow(heading)
     # From now on: what the chart, the Hub and the service make keeps the strictest rules.
@@ -137,7 +152,7 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def _replaced(folder: Path) -> dict[str, str]:
-    (folder / "here.yaml").write_text(yaml.safe_dump(_VALUES))
+    (folder / _HERE).write_text(yaml.safe_dump(_VALUES))
     return {
         # It is in this environment.
         'pip install "jupyter-gpu-pool[kubernetes]"': "gpu-pool --version",
@@ -145,11 +160,13 @@ def _replaced(folder: Path) -> dict[str, str]:
         "REGISTRY/": "localhost/",
         "HUB_IMAGE=IMAGE:TAG": f"HUB_IMAGE={build_base('hub', folder)}",
         "NOTEBOOK_IMAGE=IMAGE:TAG": f"NOTEBOOK_IMAGE={build_base('notebook', folder)}",
+        "docker push": "true",
         "helm repo add jupyterhub https://hub.jupyter.org/helm-chart/": "helm version",
+        "helm search repo jupyterhub/jupyterhub --versions": "helm version",
         "jupyterhub/jupyterhub --version VERSION": os.environ[CHART],
         "password: …": f"password: {PASSWORD}",
         "research: {users: [edsger]}": "research: {users: [edsger]}\n        vision: {users: [alan]}",
-        "--values login.yaml": f"--values login.yaml --values {folder / 'here.yaml'}",
+        "--values login.yaml": f"--values login.yaml --values {folder / _HERE}",
     }
 
 
@@ -179,6 +196,13 @@ def _write_names(folder: Path) -> None:
         text = path.read_text()
         assert text.count(f" {key}: {image}") == 1, f"{file}: where is {image}?"
         path.write_text(text.replace(f" {key}: {image}", f" {key}: localhost/{image}"))
+
+
+def _make_kernels_small(course: Path) -> None:
+    """Let several kernels be on a machine of two cores."""
+    told = yaml.safe_load(course.read_text())
+    told["kubernetes"] |= {"kernel_cpu": 0.1, "kernel_memory": "1GiB"}
+    course.write_text(yaml.safe_dump(told))
 
 
 def _disks(folder: Path) -> list[Any]:

@@ -56,7 +56,7 @@ _SYSTEM = (
 _CNI = Path("/usr/lib/cni")
 NODE = "node-1"
 #: What pods stand on: does nothing but take over their orphans.
-_PAUSE = "localhost/pause:1"
+PAUSE = "localhost/pause:1"
 _SOCKET = "/run/containerd/containerd.sock"
 
 
@@ -222,7 +222,7 @@ class _Programs:
         (networks / "10-bridge.conflist").write_text(json.dumps(_network(self._machine)))
         settings = self._folder / "containerd.toml"
         settings.write_text(
-            _CONTAINERD.format(folder=self._folder, socket=_SOCKET, networks=networks, pause=_PAUSE, cni=_CNI)
+            _CONTAINERD.format(folder=self._folder, socket=_SOCKET, networks=networks, pause=PAUSE, cni=_CNI)
         )
         self._start("containerd", "--config", settings)
         socket = self._folder / "run" / Path(_SOCKET).name
@@ -332,7 +332,7 @@ def _pause_image(folder: Path) -> Path:
     _out("buildah", "copy", container, shutil.which("catatonit"), "/catatonit")
     _out("buildah", "config", "--entrypoint", '["/catatonit", "-P"]', container)
     archive = folder / "pause.tar"
-    _out("buildah", "commit", "--rm", container, f"docker-archive:{archive}:{_PAUSE}")
+    _out("buildah", "commit", "--rm", container, f"docker-archive:{archive}:{PAUSE}")
     return archive
 
 

@@ -256,7 +256,7 @@ def _next_address() -> str:
     return f"127.{20 + pid % 200}.{pid // 200 % 250}.{number % 250 + 1}"
 
 
-AWAY = PoolUnreachable("The pool's service is not there.")
+AWAY = PoolUnreachable("The pool's service is not there.", "Try again in a minute.")
 
 
 @pytest.fixture

@@ -162,7 +162,8 @@ class RemotePool(Pool):
 
     async def pod(self, lease_id: str, seen: str = "") -> KernelPod:
         """See ``Pool.pod``."""
-        answer = await self._poll(lease_id, "pod", bodies.POD_POLL, seen=seen)
+        # Whoever follows a start tells its user why there is no news, and asks again.
+        answer = await self._poll(lease_id, "pod", bodies.POD_POLL, _PATIENCE, seen=seen)
         return _read(bodies.POD, answer)
 
     async def end_pod(self, lease_id: str) -> None:
@@ -209,10 +210,17 @@ class RemotePool(Pool):
         lease = await self._lease("POST", "leases", wanted)
         await self._release(lease.id, EndReason.WITHDRAWN)
 
-    async def _poll(self, lease_id: str, what: str, seconds: float, **more: object) -> ServiceAnswer:
+    async def _poll(
+        self,
+        lease_id: str,
+        what: str,
+        seconds: float,
+        patience: float = _WAITING_PATIENCE,
+        **more: object,
+    ) -> ServiceAnswer:
         """Ask for news, for which the service waits for so many seconds."""
         address = f"{_lease_address(lease_id, what)}?{urlencode({'seconds': seconds, **more})}"
-        return await self._ask("GET", address, patience=_WAITING_PATIENCE, within=seconds + _ANSWER_WITHIN)
+        return await self._ask("GET", address, patience=patience, within=seconds + _ANSWER_WITHIN)
 
     async def _ask(
         self,

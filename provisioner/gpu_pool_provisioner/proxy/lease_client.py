@@ -184,7 +184,7 @@ class LeaseClient:
     def _note_fault(self, error: GpuPoolError) -> None:
         """Tell whoever waits for the kernel to start why that takes long."""
         self._log(error)
-        self.tell(messages.starting(self.size, f"{error} Still trying."))
+        self.tell(messages.starting(self.size, f"{error.message} Still trying."))
 
     def _log(self, error: GpuPoolError) -> None:
         get_logger().warning("The GPU pool at %s does not answer a kernel: %s", self._claim.url, error)

@@ -82,7 +82,7 @@ def starting(size: str, words: str = "") -> str:
 
 def unreachable(size: str, error: GpuPoolError) -> str:
     """Say that nobody knows how long it takes."""
-    return waiting(size, f"{error} Still trying.")
+    return waiting(size, f"{error.message} Still trying.")
 
 
 def away(size: str, why: str, waited: str) -> str:

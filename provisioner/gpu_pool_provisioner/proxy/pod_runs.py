@@ -216,7 +216,7 @@ class PodRun(KernelRun):
         """Take note of why the pool does not answer; it is asked again, and the pod goes on without us."""
         get_logger().warning("The pool cannot say how a kernel's pod is: %s", error)
         if not self._address.done():
-            self._tell(messages.starting(self._lease_client.size, f"{error} Still trying."))
+            self._tell(messages.starting(self._lease_client.size, f"{error.message} Still trying."))
 
     def kill(self) -> None:
         """End the pod, unless it has ended."""

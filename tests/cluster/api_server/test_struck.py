@@ -21,6 +21,7 @@ from support.clusters import hami, node
 from support.control_plane import Cluster
 from support.fixtures import classroom
 from support.pod_pages import Page, add_server, jupyter, kernels, nothing_runs, of_cluster, opened
+from support.room import Cell
 from support.service import Nursery, Service, children, serving
 
 __all__ = ["children", "classroom"]
@@ -28,13 +29,15 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 #: As whom the service knows those who ask over its socket.
 USER = psutil.Process().username()
+#: Where a kernel gets its slice that has waited for it.
+_GRANT = "gpu_pool.store.queue:Line._grant"
 _ARMED = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import gpu_pool.cluster.pool
 from chaos import points
-points.arm((*points.CLUSTER, *points.CLUSTER_ENDS), Path({strikes!r}))
+points.arm((*points.CLUSTER, *points.CLUSTER_WAITS, *points.CLUSTER_ENDS), Path({strikes!r}))
 """
 
 
@@ -86,6 +89,15 @@ class Struck:
             assert told.startswith("GpuSliceNotGranted: "), told
             assert "GPU_POOL" not in told
         raise AssertionError(f"no cell has run: {told}")
+
+    async def ends_well(self, page: Page, cell: Cell, name: str) -> None:
+        """Wait until a cell that prints *well*, or one after it that says why not, runs on a node."""
+        done = await cell.done(within=240)
+        if done.outputs != ["well\n"]:
+            assert "GpuSliceNotGranted" in "".join(done.outputs)
+            await self.knows(name)
+            await self.runs(page, 3)
+        await self.runs_on(name)
 
     async def knows(self, name: str) -> None:
         """Wait until the pool has seen a node: none may be there for a moment, and nothing ever fits."""
@@ -187,12 +199,86 @@ async def test_the_node_is_lost_at_every_point_and_the_cell_runs_elsewhere(
                 await struck.lose(lost)
                 struck.cluster.add(card_of(other))
                 (struck.strikes / f"{point}.go").touch()
-                done = await cell.done(within=240)
-                if done.outputs != ["well\n"]:
-                    assert "GpuSliceNotGranted" in "".join(done.outputs)
+                await struck.ends_well(page, cell, other)
+                await page.shut_down()
+            await struck.is_left_with_nothing()
+    await struck.lose(other)
+
+
+async def test_the_service_is_lost_while_a_kernel_waits_in_line_and_its_turn_comes(
+    classroom: Classroom, struck: Struck
+) -> None:
+    struck.cluster.add(card_of("waiting-1"))
+    kernel = classroom.install("course", "60%", outage_timeout=600)
+    async with jupyter(classroom) as server, reviving(struck):
+        for number, point in enumerate(points.CLUSTER_WAITS):
+            print(point)
+            async with opened(server, classroom, f"{number}.ipynb", kernel) as first:
+                await struck.runs(first, 1)
+                struck.strike(point, points.KILL)
+                async with opened(server, classroom, f"{number}-next.ipynb", kernel) as page:
+                    cell = page.run("print('well')")
+                    await cell.shows("Waiting for a GPU slice of 60%.")
+                    await first.shut_down()
+                    assert (await cell.done(within=240)).outputs == ["well\n"]
+                    await page.shut_down()
+            await struck.is_hit()
+            await struck.is_left_with_nothing()
+    await struck.lose("waiting-1")
+
+
+async def test_the_node_is_lost_while_a_kernel_waits_in_line_and_its_turn_comes(
+    classroom: Classroom, struck: Struck
+) -> None:
+    kernel = classroom.install("course", "60%", outage_timeout=600)
+    struck.cluster.add(card_of("turn-a"))
+    async with jupyter(classroom) as server:
+        for number, point in enumerate(points.CLUSTER_WAITS):
+            print(point)
+            lost, other = f"turn-{chr(97 + number)}", f"turn-{chr(98 + number)}"
+            async with opened(server, classroom, f"{number}.ipynb", kernel) as first:
+                await struck.runs(first, 1)
+                struck.strike(point, points.HOLD)
+                async with opened(server, classroom, f"{number}-next.ipynb", kernel) as page:
+                    cell = page.run("print('well')")
+                    if point.startswith(_GRANT):
+                        await cell.shows("Waiting for a GPU slice of 60%.")
+                        await first.shut_down()
+                    await struck.is_hit()
+                    await struck.lose(lost)
+                    struck.cluster.add(card_of(other))
+                    (struck.strikes / f"{point}.go").touch()
+                    await struck.ends_well(page, cell, other)
+                    await page.shut_down()
+                if not point.startswith(_GRANT):
+                    await first.shut_down()
+            await struck.is_left_with_nothing()
+    await struck.lose(other)
+
+
+async def test_the_node_is_lost_while_a_kernel_is_restarted_or_ended(
+    classroom: Classroom, struck: Struck
+) -> None:
+    kernel = classroom.install("course", "50%", outage_timeout=600)
+    struck.cluster.add(card_of("end-a"))
+    async with jupyter(classroom) as server:
+        for number, point in enumerate(points.CLUSTER_ENDS):
+            print(point)
+            lost, other = f"end-{chr(97 + number)}", f"end-{chr(98 + number)}"
+            async with opened(server, classroom, f"{number}.ipynb", kernel) as page:
+                await struck.runs(page, 1)
+                struck.strike(point, points.HOLD)
+                is_restart = "_delete_until_done" in point
+                acting = asyncio.create_task(page.do("restart") if is_restart else page.shut_down())
+                await struck.is_hit()
+                await struck.lose(lost)
+                struck.cluster.add(card_of(other))
+                (struck.strikes / f"{point}.go").touch()
+                await acting
+                if is_restart:
                     await struck.knows(other)
                     await struck.runs(page, 3)
-                await struck.runs_on(other)
-                await page.shut_down()
+                    await struck.runs_on(other)
+                    await page.shut_down()
             await struck.is_left_with_nothing()
     await struck.lose(other)

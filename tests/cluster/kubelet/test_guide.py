@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.async_api import Browser, expect
@@ -15,10 +18,12 @@ from support import installation
 from support.browsers import chromium
 from support.classroom import eventually
 from support.control_plane import Cluster
+from support.images import name_of
 from support.installation import NAMESPACE, PASSWORD, Installation, installing
-from support.kubelet import RealCluster
+from support.kubelet import NODE, RealCluster
 from support.looking import browser
 from support.notebook import NAMES, run_cell, start_notebook
+from support.room import Cell
 from support.student import LONG, Student
 
 __all__ = ["browser", "chromium"]
@@ -29,6 +34,17 @@ pytestmark = pytest.mark.timeout(1800)
 Visit = Callable[[str], Awaitable[Student]]
 #: Python on 2%, as the launcher shows it.
 KERNEL = NAMES[0]
+#: Ends as soon as its home has the file.
+UNTIL_TOLD = """
+import pathlib, time
+x = 41
+print('begun', flush=True)
+while not pathlib.Path('go-on').exists():
+    time.sleep(0.1)
+print(x + 1)
+"""
+#: What is told of a service that is away.
+AWAY = "The GPU pool does not answer at the moment."
 
 
 @pytest.fixture(scope="module")
@@ -74,16 +90,17 @@ async def returned(installed: Installation) -> None:
 
 
 def test_what_the_page_lets_one_look_at(installed: Installation) -> None:
-    _, found, listed = installed.printed["What must be there"]
+    *_, found, listed = installed.printed["What must be there"]
     assert "hami" in found
     assert "655MiB" in found
     assert "node-1" in listed
     (fits,) = installed.printed["3. Courses"]
     assert "intro-ml" in fits
-    pods, log, gpus = installed.printed["6. Look at it"]
+    pods, log, gpus, address = installed.printed["6. Look at it"]
     assert {line.split()[2] for line in pods.splitlines()[1:]} == {"Running"}
     assert "hami" in log
     assert "V100" in gpus
+    assert installed.url.removeprefix("http://") in address
 
 
 async def test_a_student_runs_a_cell_on_two_percent_and_everything_is_given_back(
@@ -126,6 +143,80 @@ async def test_a_service_that_starts_anew_is_not_noticed_in_a_notebook(
     await returned(installed)
 
 
+@contextmanager
+def image_away(installed: Installation) -> Iterator[None]:
+    """Keep the image of kernels from the node, so that none starts."""
+    name, kept = name_of("notebook"), "localhost/kept:1"
+    images = partial(installed.cluster.ctr, "images")
+    images("tag", name, kept)
+    images("rm", name)
+    try:
+        yield
+    finally:
+        images("tag", kept, name)
+        images("rm", kept)
+
+
+@contextmanager
+def service_away(installed: Installation) -> Iterator[None]:
+    """End the service's pod and let no machine have the next one, so that it comes back in the end."""
+    selector = "app.kubernetes.io/name=gpu-pool"
+    installed.cluster.kubectl("cordon", NODE)
+    try:
+        installed.cluster.kubectl("delete", "pod", "-n", NAMESPACE, "-l", selector)
+        yield
+    finally:
+        installed.cluster.kubectl("uncordon", NODE)
+        installed.wait()
+
+
+@contextmanager
+def gpu_drained(installed: Installation) -> Iterator[None]:
+    """Let whoever asks for a slice wait in line."""
+    installed.pool("drain 0")
+    try:
+        yield
+    finally:
+        installed.pool("undrain 0")
+
+
+def device_of(installed: Installation) -> Any:
+    """Return how the one GPU is."""
+    (device,) = json.loads(installed.pool("status --json"))["devices"]
+    return device
+
+
+async def test_while_the_service_is_moved_who_waits_reads_why_and_nothing_is_lost(
+    installed: Installation, visit: Visit
+) -> None:
+    ada, grace = await visit("ada"), await visit("grace")
+    for each in (ada, grace):
+        await each.start_server("intro-ml")
+    async with AsyncExitStack() as notebooks:
+
+        async def begin(student: Student, code: str, told: str) -> Cell:
+            notebook = await notebooks.enter_async_context(student.notebook(KERNEL))
+            cell = notebook.run(code)
+            await cell.shows(told)
+            return cell
+
+        runs = await begin(ada, UNTIL_TOLD, "begun")
+        with image_away(installed):
+            starts = await begin(ada, "print('started')", "software cannot be fetched at the moment")
+            with gpu_drained(installed):
+                waits = await begin(grace, "print('granted')", "Waiting for a GPU slice of 2%.")
+                with service_away(installed):
+                    asks = await begin(grace, "print('asked')", AWAY)
+                    for each in (starts, waits):
+                        await each.shows(f"{AWAY} Still trying.")
+                    await ada.write("go-on", "")
+                    assert "".join((await runs.done(within=LONG)).outputs) == "begun\n42\n"
+        for cell, printed in ((starts, "started\n"), (waits, "granted\n"), (asks, "asked\n")):
+            assert (await cell.done(within=LONG)).outputs == [printed]
+        assert await leases(installed) == 4
+    await returned(installed)
+
+
 async def test_a_server_with_a_slice_has_it_for_all_its_notebooks(
     installed: Installation, visit: Visit
 ) -> None:
@@ -153,9 +244,34 @@ async def test_prometheus_reads_with_the_token_that_the_page_describes(
     assert "gpu_pool_" in answer.body.decode()
 
 
-def test_the_store_is_copied_as_the_page_says(installed: Installation) -> None:
-    installed.guide.follow("The store", installed.folder)
-    assert Path(installed.folder, "copy.db").read_bytes().startswith(b"SQLite format 3")
+def test_images_of_courses_are_fetched_before_anybody_comes(installed: Installation) -> None:
+    image = "localhost/of-a-course:1"
+    installed.cluster.ctr("images", "tag", name_of("notebook"), image)
+    installed.fetch(image)
+    installed.follow("Images before class")
+    daemon = ("rollout", "status", "-n", NAMESPACE, "daemonset/continuous-image-puller", "--timeout=300s")
+    installed.cluster.kubectl(*daemon)
+    words = "kubectl -n jupyterhub get pods -l component=continuous-image-puller -o wide"
+    assert NODE in installed.guide.type(installed.guide.says(words), installed.folder)
+    puller = installed.cluster.get("daemonset", "-n", NAMESPACE, "continuous-image-puller")
+    assert image in {each["image"] for each in puller["spec"]["template"]["spec"]["initContainers"]}
+
+
+def test_the_store_is_copied_and_brought_back_as_the_page_says(installed: Installation) -> None:
+    heading = "The store"
+    text = installed.guide.file(heading, "restore.yaml")
+    Path(installed.folder, "restore.yaml").write_text(text)
+    typed = installed.guide.commands(heading)
+    copied = next(number for number, each in enumerate(typed) if "> copy.db" in each) + 1
+    for each in typed[:copied]:
+        installed.guide.type(each, installed.folder)
+    with gpu_drained(installed):
+        assert device_of(installed)["drained"]
+        for each in typed[copied:]:
+            installed.guide.type(each, installed.folder)
+        installed.wait()
+        assert not device_of(installed)["drained"]
+    assert "new one was made" not in installed.cluster.kubectl("logs", "-n", NAMESPACE, "deploy/gpu-pool")
 
 
 async def test_a_student_in_a_browser(installed: Installation, browser: Browser, visit: Visit) -> None:
@@ -203,3 +319,13 @@ async def test_a_course_in_a_namespace_of_its_own(
         (owner,) = pod["metadata"]["ownerReferences"]
         assert owner["name"] == "jupyter-ada"
     await returned(installed)
+
+
+def test_it_is_taken_away_as_the_page_says(installed: Installation) -> None:
+    installed.follow("Take it away")
+    kinds = "deployments,daemonsets,services,roles,clusterroles,clusterrolebindings"
+    left = installed.cluster.get(kinds, "--all-namespaces")["items"]
+    names = [each["metadata"]["name"] for each in left]
+    assert [each for each in names if each.startswith(("gpu-pool", "hub"))] == []
+    claims = installed.cluster.get("pvc", "-n", NAMESPACE)["items"]
+    assert "claim-ada" in {each["metadata"]["name"] for each in claims}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import PoolUnreachable, connect
-from gpu_pool_client.remote import exchange
+from gpu_pool_client.remote import client, exchange
 from gpu_pool_client.remote.exchange import NotConnectedError, ServerAddress, ServiceAnswer, ask
 from gpu_pool_client.remote.unreachable import is_soon_over
 from support.namespaces import Machine, machine, may_make_machines
@@ -161,7 +161,7 @@ async def test_a_machine_that_goes_in_the_middle_of_an_answer_is_noticed(
             super().headers_received(*args)
             began.set()
 
-    monkeypatch.setattr(exchange, "Answer", Watched)
+    monkeypatch.setattr(exchange, "ServiceAnswer", Watched)
     async with serving_machine() as made:
         asking = asyncio.create_task(ask(ServerAddress(made.address, 8000), "GET", "/", None, within=3600.0))
         await began.wait()
@@ -183,3 +183,13 @@ async def test_a_machine_that_goes_before_it_has_heard_the_question_is_noticed(
         monkeypatch.setattr(exchange, "_exchange", too_late)
         asking = asyncio.create_task(ask(ServerAddress(made.address, 8000), "GET", "/", None, within=3600.0))
         await assert_is_noticed(asking)
+
+
+async def test_whoever_follows_the_start_of_a_kernel_hears_of_it_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A student reads why nothing happens; a wait for a turn has others who tell that."""
+    monkeypatch.setattr(client, "_PATIENCE", 0.2)
+    async with connect(f"unix:{tmp_path / 'pool.sock'}") as pool:
+        with pytest.raises(PoolUnreachable):
+            await asyncio.wait_for(pool.pod("1-0123abcd"), 30)
