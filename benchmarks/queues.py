@@ -60,7 +60,7 @@ def at_random(stream: random.Random, statuses: Sequence[DeviceStatus]) -> Sequen
 def backfill(now: Situation, *, line: Iterable[Waiter] | None = None, sort: Sort = list) -> Decision:
     """Grant whoever can be placed, in the order of arrival or another, on the first device in that order."""
     free, grants, refused = list(now.statuses), [], set()
-    for waiter in now.line if line is None else line:
+    for waiter in now.queue if line is None else line:
         parts = None if waiter.request in refused else placement.place(waiter.request, sort(free), now.rules)
         if parts is None:
             refused.add(waiter.request)
@@ -73,7 +73,7 @@ def backfill(now: Situation, *, line: Iterable[Waiter] | None = None, sort: Sort
 def shortest_first(coming: Sequence[Arrival]) -> Order:
     """Let those go first who will stay for the shortest: nobody can know, so this is told."""
     stays = [arrival.stay for arrival in coming]
-    return lambda now: backfill(now, line=sorted(now.line, key=lambda waiter: stays[waiter.number]))
+    return lambda now: backfill(now, queue=sorted(now.queue, key=lambda waiter: stays[waiter.number]))
 
 
 def observed(order: Order, seen: list[float]) -> Order:

@@ -42,7 +42,7 @@ async def answers(pools: Sequence[Pool], question: Question) -> list[float]:
 async def measure() -> tuple[dict[str, float], dict[str, list[float]]]:
     """Return the service's seconds of processor for one answer, and how long all took, by the question."""
     questions: dict[str, Question] = {
-        "places": lambda pool: pool.places(),
+        "places": lambda pool: pool.positions(),
         "status": lambda pool: pool.status(),
     }
     used = dict.fromkeys(questions, 0.0)

@@ -15,8 +15,8 @@ _LONG: Final = 3 * _HOUR
 class Outlook:
     """Why a lease waits and how long it may still take. Names no other user."""
 
-    #: Place in line, 1 for the next.
-    place: int
+    #: Position in the queue, 1 for the next.
+    position: int
     #: One or two sentences: what is needed, what is free, who is before it.
     why: str
     #: Seconds, (likely soonest, likely latest): a guess from what others did before, and no promise.
@@ -39,5 +39,5 @@ class Outlook:
         return f"perhaps about {last} {unit}" if first == last else f"perhaps about {first} to {last} {unit}"
 
     def __str__(self) -> str:
-        place = "You are next in line" if self.place == 1 else f"You are number {self.place} in line"
+        place = "You are next in line" if self.position == 1 else f"You are number {self.position} in line"
         return f"{', '.join(filter(None, (place, self.expected)))}. {self.why}".strip()

@@ -216,13 +216,13 @@ class Pool(abc.ABC):
     async def status(self) -> PoolStatus:
         """Return devices, leases and line as one consistent snapshot."""
 
-    async def places(self) -> Mapping[str, int]:
+    async def positions(self) -> Mapping[str, int]:
         """Return the places in line of one's own leases, 1 for the next, by lease id.
 
         All that one has asked for oneself counts; what others did lately may not yet. This is for
         those who ask again and again: where many do, it costs a small part of :meth:`status`.
         """
-        return {lease.id: lease.place for lease in (await self.status()).line if lease.place}
+        return {lease.id: lease.position for lease in (await self.status()).queue if lease.position}
 
     async def offers(self, holder: Holder) -> tuple[SliceRequest, ...] | None:
         """Return the slices that the holder's course offers now; None where no course file says.

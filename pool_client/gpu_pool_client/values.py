@@ -204,8 +204,8 @@ class Lease:
     notice: str = ""
     #: The attached process, whose death ends the lease.
     process: Process | None = None
-    #: Place in line, 1 for the next; None unless the state is WAITING.
-    place: int | None = None
+    #: Position in the queue, 1 for the next; None unless the state is WAITING.
+    position: int | None = None
     terms: Terms = field(default_factory=Terms)
     #: By whom its slices are asked back: RELEASED by its user, REVOKED by an administrator. They go as soon
     #: as its kernel is idle; those of a parked lease have gone. None unless somebody did.
@@ -322,8 +322,8 @@ class PoolStatus:
     devices: tuple[DeviceStatus, ...]
     #: Held and parked leases, oldest first.
     leases: tuple[Lease, ...]
-    #: Waiting leases in the order of the line.
-    line: tuple[Lease, ...]
+    #: Waiting leases in the order of the queue.
+    queue: tuple[Lease, ...]
     #: What keeps all this from being used, or from being up to date; empty for nothing.
     note: str = ""
 

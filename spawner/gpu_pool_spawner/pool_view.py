@@ -125,7 +125,9 @@ async def _met(pool: Pool, course: str, request: SliceRequest) -> _Outcome:
 def _say(outlook: Outlook) -> str:
     if outlook.expected:
         return f"a wait of {outlook.expected}"
-    return "you would be next in line" if outlook.place == 1 else f"{outlook.place - 1} in line before you"
+    return (
+        "you would be next in line" if outlook.position == 1 else f"{outlook.position - 1} in line before you"
+    )
 
 
 @functools.cache

@@ -29,7 +29,7 @@ class Laws:
             status = await pool.status()
             ended = Counter(str(row["id"]) for row in await pool.history())
         kernels = self.world.kernels()
-        live = {lease.id: lease for lease in (*status.leases, *status.line)}
+        live = {lease.id: lease for lease in (*status.leases, *status.queue)}
         self.seen |= live.keys()
         self.problems = [
             *_amounts(status),
@@ -45,12 +45,12 @@ class Laws:
 
     def rest(self, status: PoolStatus) -> None:
         """Remember the line of a world at rest."""
-        self.line = [lease.id for lease in status.line]
+        self.queue = [lease.id for lease in status.queue]
 
     def _order(self, status: PoolStatus) -> list[str]:
         """All are one user's requests of one course: those that wait still keep their order."""
-        now = [lease.id for lease in status.line if lease.id in self.line]
-        before = [each for each in self.line if each in now]
+        now = [lease.id for lease in status.queue if lease.id in self.queue]
+        before = [each for each in self.queue if each in now]
         return [] if now == before else [f"the line was {before} and is {now}"]
 
 
@@ -68,12 +68,12 @@ def _amounts(status: PoolStatus) -> list[str]:
 
 def _line(status: PoolStatus) -> list[str]:
     problems = []
-    if [lease.place for lease in status.line] != list(range(1, len(status.line) + 1)):
-        problems.append(f"the places are {[lease.place for lease in status.line]}")
-    if status.line and status.devices:
-        wanted, device = status.line[0].request.milli or 0, status.devices[0]
+    if [lease.position for lease in status.queue] != list(range(1, len(status.queue) + 1)):
+        problems.append(f"the places are {[lease.position for lease in status.queue]}")
+    if status.queue and status.devices:
+        wanted, device = status.queue[0].request.milli or 0, status.devices[0]
         if wanted <= device.free_milli and wanted * 32768 // 1000 <= device.free_memory_mib:
-            problems.append(f"{status.line[0].id} waits for {wanted}, and free are {device.free_milli}")
+            problems.append(f"{status.queue[0].id} waits for {wanted}, and free are {device.free_milli}")
     return problems
 
 

@@ -242,4 +242,4 @@ class Schedule:
 
 async def _is_empty(pool: Pool) -> bool:
     status = await pool.status()
-    return not status.leases and not status.line
+    return not status.leases and not status.queue

@@ -75,7 +75,7 @@ async def test_whoever_waits_for_what_is_not_there_any_more_waits_until_it_is_ag
     async with service() as pool:
         with pytest.raises(NeverFits):
             await held(pool, "2%")
-        assert (await pool.lease(waiting)).place == 1
+        assert (await pool.lease(waiting)).position == 1
         fake.put("nodes", hami("n1"))
         lease = await pool.wait(waiting, 30)
         assert lease.slices[0].device.node == "n1"

@@ -65,36 +65,36 @@ async def test_what_can_never_fit_is_refused_at_once_with_the_largest_that_would
         await pool.request(parse_request("33GiB"), ME, key())
     with pytest.raises(NeverFits, match="is 163 MiB.*CUDA itself takes about 350 MiB"):
         await pool.request(parse_request("0.5%"), ME, key())
-    assert (await pool.status()).line == ()
+    assert (await pool.status()).queue == ()
 
 
 async def test_the_line_is_first_come_first_served(pool: Pool) -> None:
     first = await take(pool, "1", key())
     waiting = [await take(pool, "50%", key()) for _ in range(4)]
-    assert [(await pool.lease(each)).place for each in waiting] == [1, 2, 3, 4]
+    assert [(await pool.lease(each)).position for each in waiting] == [1, 2, 3, 4]
     await pool.release(first)
     states = [(await pool.lease(each)).state for each in waiting]
     assert states == [LeaseState.HELD] * 2 + [LeaseState.WAITING] * 2
-    assert (await pool.lease(waiting[2])).place == 1
+    assert (await pool.lease(waiting[2])).position == 1
 
 
 async def test_the_places_of_ones_own_are_told_as_of_what_one_has_done(pool: Pool) -> None:
-    assert await pool.places() == {}
+    assert await pool.positions() == {}
     first = await take(pool, "1", key())
-    assert await pool.places() == {}
+    assert await pool.positions() == {}
     waiting = [await take(pool, "1", key()) for _ in range(3)]
-    assert await pool.places() == {each: place for place, each in enumerate(waiting, 1)}
+    assert await pool.positions() == {each: place for place, each in enumerate(waiting, 1)}
     await pool.release(waiting[0])
-    assert await pool.places() == {waiting[1]: 1, waiting[2]: 2}
+    assert await pool.positions() == {waiting[1]: 1, waiting[2]: 2}
     await pool.release(first)
-    assert await pool.places() == {waiting[2]: 1}
+    assert await pool.positions() == {waiting[2]: 1}
 
 
 async def test_a_small_request_need_not_wait_for_what_a_large_one_cannot_use(pool: Pool) -> None:
     await take(pool, "50%", key())
     whole = await take(pool, "1", key())
     small = await take(pool, "2%", key())
-    assert (await pool.lease(whole)).place == 1
+    assert (await pool.lease(whole)).position == 1
     assert (await pool.lease(small)).state is LeaseState.HELD
 
 
@@ -112,7 +112,7 @@ async def test_wait_keeps_the_place_in_line_after_a_timeout(pool: Pool) -> None:
     with pytest.raises(TimedOut, match="No GPU slice of 2% is free now") as caught:
         await pool.wait(second, 0)
     assert caught.value.largest_now is None
-    assert (await pool.lease(second)).place == 1
+    assert (await pool.lease(second)).position == 1
 
 
 async def test_the_shortage_names_what_is_free(pool: Pool) -> None:
@@ -140,7 +140,7 @@ async def test_acquire_leaves_nothing_behind_when_time_is_up(pool: Pool) -> None
     with pytest.raises(TimedOut):
         await pool.acquire(HALF, ME, mine, timeout=0)
     assert (await pool.request(HALF, ME, mine)).end_reason is EndReason.WITHDRAWN
-    assert (await pool.status()).line == ()
+    assert (await pool.status()).queue == ()
 
 
 async def test_acquire_leaves_nothing_behind_when_it_is_cancelled(pool: Pool) -> None:
@@ -151,7 +151,7 @@ async def test_acquire_leaves_nothing_behind_when_it_is_cancelled(pool: Pool) ->
             await asyncio.sleep(0)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-    assert (await pool.status()).line == ()
+    assert (await pool.status()).queue == ()
 
 
 async def test_release_may_be_repeated_and_is_silent_about_the_unknown(pool: Pool) -> None:
@@ -184,7 +184,7 @@ async def test_watch_tells_every_change_and_ends_with_the_lease(pool: Pool) -> N
         ("held", None): third,
     }
     async for lease in pool.watch(third):
-        seen.append((lease.state.value, lease.place))
+        seen.append((lease.state.value, lease.position))
         if seen[-1] in follow:
             await pool.release(follow.pop(seen[-1]))
     assert seen == [("waiting", 2), ("waiting", 1), ("held", None), ("ended", None)]
@@ -195,7 +195,7 @@ async def test_status_is_one_snapshot(pool: Pool, device: Device) -> None:
     waiting = await take(pool, "50%", key())
     status = await pool.status()
     assert [lease.id for lease in status.leases] == [held]
-    assert [(lease.id, lease.place) for lease in status.line] == [(waiting, 1)]
+    assert [(lease.id, lease.position) for lease in status.queue] == [(waiting, 1)]
     assert (status.leases[0].holder.course, status.leases[0].holder.kernel) == ("cs101", "Python 3 (GPU 70%)")
     assert (status.devices[0].free_milli, status.devices[0].free_memory_mib) == (300, 32768 - 22937)
     assert status.simulated == device.simulated
@@ -227,7 +227,7 @@ async def test_why_a_lease_waits(pool: Pool) -> None:
     await take(pool, "1", "first")
     waiting = await take(pool, "2%", "second")
     outlook = await pool.explain(waiting)
-    assert outlook.place == 2
+    assert outlook.position == 2
     assert "2%" in outlook.why
     with pytest.raises(BadRequest, match="does not wait"):
         await pool.explain(held)
@@ -243,12 +243,12 @@ async def test_what_a_request_would_meet(pool: Pool, name: str) -> None:
     await take(pool, "60%", "held")
     outlook = await pool.forecast(half, holder)
     assert outlook is not None
-    assert outlook.place == 1
+    assert outlook.position == 1
     assert "50%" in outlook.why
     # There is room for this one, and nothing was asked for.
     assert await pool.forecast(parse_request("40%"), holder) is None
     status = await pool.status()
-    assert ([lease.key for lease in status.leases], status.line) == (["held"], ())
+    assert ([lease.key for lease in status.leases], status.queue) == (["held"], ())
     assert await pool.history() == []
 
 

@@ -40,19 +40,19 @@ async def test_attaching_while_waiting_is_legal(pool: Pool) -> None:
         await take(pool, "1", key())
         second = await take(pool, "1", key())
         lease = await pool.attach(second, identity(kernel))
-        assert (lease.state, lease.place) == (LeaseState.WAITING, 1)
+        assert (lease.state, lease.position) == (LeaseState.WAITING, 1)
         kernel.kill()
         kernel.wait()
-        assert (await pool.status()).line == ()
+        assert (await pool.status()).queue == ()
 
 
 async def test_the_requesters_death_ends_what_nothing_was_attached_to(pool: Pool) -> None:
     with asking(pool.url, "50%", "1") as (server, leases):
-        assert [(await pool.lease(each)).place for each in leases] == [None, 1]
+        assert [(await pool.lease(each)).position for each in leases] == [None, 1]
         server.kill()
         server.wait()
         status = await pool.status()
-    assert (status.leases, status.line) == ((), ())
+    assert (status.leases, status.queue) == ((), ())
 
 
 async def test_the_kernel_outlives_the_requester(pool: Pool) -> None:

@@ -28,7 +28,7 @@ async def test_a_parked_lease_gives_its_slice_away_and_returns_to_its_device(
     second = await take(pool, "1", key())
     assert (await pool.park(first)).slices == ()
     assert (await pool.lease(second)).state is LeaseState.HELD
-    assert (await pool.resume(first)).place == 1
+    assert (await pool.resume(first)).position == 1
     await pool.release(second)
     lease = await pool.lease(first)
     assert (lease.state, lease.slices[0].device.uuid) == (LeaseState.HELD, device.uuid)
@@ -45,7 +45,7 @@ async def test_a_waiting_lease_cannot_be_parked(pool: Pool) -> None:
 async def test_whoever_waits_to_resume_may_leave_the_line(pool: Pool) -> None:
     parked, other = await take(pool, "1", key()), await take(pool, "1", key())
     await pool.park(parked)
-    assert (await pool.resume(parked)).place == 1
+    assert (await pool.resume(parked)).position == 1
     assert (await pool.park(parked)).state is LeaseState.PARKED
     await pool.release(other)
     assert (await pool.lease(parked)).state is LeaseState.PARKED
@@ -88,9 +88,9 @@ async def test_nobody_grows_past_those_who_wait_and_what_is_given_back_serves_th
 async def test_whoever_waits_keeps_the_place_only_for_no_more_than_before(pool: Pool) -> None:
     await take(pool, "1", key())
     first, second = [await take(pool, "50%", key()) for _ in range(2)]
-    assert (await pool.resize(first, parse_request("40%"))).place == 1
-    assert (await pool.resize(first, parse_request("41%"))).place == 2
-    assert (await pool.lease(second)).place == 1
+    assert (await pool.resize(first, parse_request("40%"))).position == 1
+    assert (await pool.resize(first, parse_request("41%"))).position == 2
+    assert (await pool.lease(second)).position == 1
 
 
 async def test_a_parked_lease_resumes_with_the_size_it_was_given_meanwhile(pool: Pool) -> None:

@@ -37,7 +37,7 @@ class Admitting:
         self.wall = self.uptime = 0.0
         self.leases: dict[str, Known] = {}
         #: Waiting leases in order of turn.
-        self.line: list[Known] = []
+        self.queue: list[Known] = []
         self._settings = settings
         self._attach_within = attach_within
         self._most_waiting = most_waiting
@@ -124,8 +124,8 @@ class Admitting:
         admission.check(request, self._devices(), self.rules)
         milli, memory_mib = self._size(request)
         self._check_quotas(quotas.Account(user, name, 1, milli, memory_mib))
-        if self.line or placement.place(request, self.granted_from(), self.rules) is None:
-            waiting = sum(each.user == user and not each.home for each in self.line)
+        if self.queue or placement.place(request, self.granted_from(), self.rules) is None:
+            waiting = sum(each.user == user and not each.home for each in self.queue)
             admission.check_waiting(request, waiting, self._most_waiting)
 
     def _check_quotas(self, asked: quotas.Account) -> None:

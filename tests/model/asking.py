@@ -86,7 +86,7 @@ class Asking(Driving):
             lease = self.do(self.pool.wait(known.id, 0))
             assert lease.state is _HELD
 
-    @precondition(lambda self: self.model.line)
+    @precondition(lambda self: self.model.queue)
     @rule(one=which)
     def cancel_a_wait(self, one: int) -> None:
         known = self.pick(one, _WAITING)
@@ -129,7 +129,7 @@ class Asking(Driving):
         self.catch_up()
         lease = self.do(self.pool.lease(known.id))
         assert lease.state is seen.state is known.state
-        assert lease.place == seen.place == self.place_of(known)
+        assert lease.position == seen.position == self.place_of(known)
         with self.refused(None if known.state is _WAITING else BadRequest):
             outlook = self.do(self.pool.explain(known.id))
-            assert outlook.place == self.place_of(known)
+            assert outlook.position == self.place_of(known)

@@ -31,8 +31,8 @@ class Checks(Driving):
     def the_pool_is_as_it_should_be(self) -> None:
         self.catch_up()
         assert self.kept() == self.line()
-        line = [(lease.id, lease.place) for lease in self.status.line]
-        assert line == [(known.id, place) for place, known in enumerate(self.model.line, 1)]
+        line = [(lease.id, lease.position) for lease in self.status.queue]
+        assert line == [(known.id, place) for place, known in enumerate(self.model.queue, 1)]
         leases = {lease.id: lease for lease in self.status.leases}
         assert list(leases) == [known.id for known in self.model.all_in(_HELD, _PARKED)]
         for known in self.model.all_in(_HELD, _PARKED):
@@ -67,7 +67,7 @@ class Checks(Driving):
 
     def nobody_waits_for_what_is_free_and_theirs(self) -> None:
         reserved = dict(self.ground.rows("SELECT number, reserved FROM lease WHERE turn IS NOT NULL"))
-        waiting = {int(lease.id.partition("-")[0]): lease for lease in self.status.line}
+        waiting = {int(lease.id.partition("-")[0]): lease for lease in self.status.queue}
         assert reserved.keys() == waiting.keys(), "something is kept free for nobody"
         kept = [uuid for uuids in reserved.values() for uuid in uuids.split(",") if uuid]
         assert len(kept) == len(set(kept))
@@ -91,7 +91,7 @@ class Checks(Driving):
         self.ended = reasons
         ended = self.model.all_in(_ENDED)
         assert reasons == {known.id: known.reason for known in ended}
-        living = {lease.id for lease in (*self.status.leases, *self.status.line)}
+        living = {lease.id for lease in (*self.status.leases, *self.status.queue)}
         assert not living & reasons.keys()
         assert living | reasons.keys() == self.model.leases.keys()
         rows = {row["id"]: row for row in history}

@@ -98,7 +98,7 @@ class ClusterMachine(PoolMachine):
         self._has_ended(known, EndReason.TAKEN)
 
     # In which order the leases of several end, nobody says; where somebody waits, it decides who is next.
-    @precondition(lambda self: len(self.running) == 1 or (self.running and not self.model.line))
+    @precondition(lambda self: len(self.running) == 1 or (self.running and not self.model.queue))
     @rule()
     def the_notebook_server_stops(self) -> None:
         mine = [self.model.leases[lease_id] for lease_id in self.running]

@@ -180,7 +180,7 @@ class Driving(RuleBasedStateMachine):
         return self.ground.rows("SELECT id, reserved FROM lease WHERE turn IS NOT NULL ORDER BY turn")
 
     def line(self) -> list[tuple[str, str]]:
-        return [(known.id, ",".join(known.reserved)) for known in self.model.line]
+        return [(known.id, ",".join(known.reserved)) for known in self.model.queue]
 
     def place_of(self, known: Known) -> int | None:
-        return self.model.line.index(known) + 1 if known in self.model.line else None
+        return self.model.queue.index(known) + 1 if known in self.model.queue else None

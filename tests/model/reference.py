@@ -34,9 +34,9 @@ class Reference(Resizing):
             lease_id, key, user, name, request, keeper, self.wall, self.wall, milli, memory_mib
         )  # fmt: skip
         self.leases[lease_id] = known
-        parts = None if self.line else placement.place(request, self.granted_from(), self.rules)
+        parts = None if self.queue else placement.place(request, self.granted_from(), self.rules)
         if parts is None:
-            self.line.append(known)
+            self.queue.append(known)
         else:
             self._grant(known, parts)
         return known
@@ -64,7 +64,7 @@ class Reference(Resizing):
         if known.state is LeaseState.PARKED:
             return
         if known.state is LeaseState.WAITING:
-            self.line.remove(known)
+            self.queue.remove(known)
         else:
             known.home = frozenset(part.device.uuid for part in known.parts)
         known.stop_holding(self.wall)
@@ -73,13 +73,13 @@ class Reference(Resizing):
     def resume(self, known: Known) -> None:
         if known.state is LeaseState.PARKED:
             known.state, known.since = LeaseState.WAITING, self.wall
-            self.line.append(known)
+            self.queue.append(known)
 
     def end(self, known: Known, reason: EndReason) -> None:
         """End a lease; the line is to be served afterwards."""
         assert known.state is not LeaseState.ENDED
-        if known in self.line:
-            self.line.remove(known)
+        if known in self.queue:
+            self.queue.remove(known)
         known.stop_holding(self.wall)
         known.state, known.reason, known.ended_at = LeaseState.ENDED, reason, self.wall
 
@@ -108,21 +108,21 @@ class Reference(Resizing):
 
     def serve(self, usage: Usage) -> None:
         """Grant to everybody whose turn it is, and put the others in order; ``usage`` is that of now."""
-        if not self.line:
+        if not self.queue:
             return
         now = self._situation(usage)
         decision = decide(now)
         holdings = list(now.holdings)
-        by_number = {known.number: known for known in self.line}
+        by_number = {known.number: known for known in self.queue}
         for waiter, parts in decision.grants:
             known = by_number.pop(waiter.number)
-            self.line.remove(known)
+            self.queue.remove(known)
             self._grant(known, parts)
             holdings.append(Holding(waiter.user, waiter.course, parts, since=self.wall))
-        left = [waiter for waiter in now.line if waiter.number in by_number]
-        after = order(replace(now, line=left, holdings=holdings))
-        self.line = [by_number[waiter.number] for waiter in after]
-        for known in self.line:
+        left = [waiter for waiter in now.queue if waiter.number in by_number]
+        after = order(replace(now, queue=left, holdings=holdings))
+        self.queue = [by_number[waiter.number] for waiter in after]
+        for known in self.queue:
             known.reserved = decision.reservations.get(known.number, ())
 
     def _situation(self, usage: Usage) -> Situation:
@@ -133,7 +133,7 @@ class Reference(Resizing):
             )
             for each in self.held
         ]
-        line = [self._waiter(known) for known in self.line]
+        line = [self._waiter(known) for known in self.queue]
         policy = self.sharing.policy
         return Situation(line, holdings, self.granted_from(), self.rules, policy, usage, self.wall)
 

@@ -73,7 +73,7 @@ class Resizing(Admitting):
     def _is_waited_for(self, device: Device) -> bool:
         return any(
             any(placement.candidates(each.request, [device], self.rules))
-            for each in self.line
+            for each in self.queue
             if not each.home or device.uuid in each.home
         )
 
@@ -83,8 +83,8 @@ class Resizing(Admitting):
         known.request, known.milli, known.memory_mib, known.reserved = request, milli, memory_mib, ()
         if known.state is LeaseState.WAITING and not keeps_turn:
             known.since = self.wall
-            self.line.remove(known)
-            self.line.append(known)
+            self.queue.remove(known)
+            self.queue.append(known)
         at_home = [each for each in self._devices() if each.uuid in known.home]
         if len(list(placement.candidates(request, at_home, self.rules))) < request.count:
             known.home = frozenset()

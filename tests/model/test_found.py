@@ -20,7 +20,7 @@ async def test_a_device_that_appears_serves_the_line_by_the_course_files_too(tmp
         await take(pool, "1", "first", Holder("ada", "lab"))
         second = await take(pool, "1", "second", Holder("carl"))
         preferred = await take(pool, "1", "third", Holder("bob", "lab"))
-        assert [lease.id for lease in (await pool.status()).line] == [preferred, second]
+        assert [lease.id for lease in (await pool.status()).queue] == [preferred, second]
         async with embedded(path, device(0), device(1), **settings) as later:
             assert (await later.lease(preferred)).state is LeaseState.HELD
             assert (await later.lease(second)).state is LeaseState.WAITING

@@ -113,7 +113,7 @@ async def test_nothing_free_leaves_nobody_in_line(classroom: Classroom, manager:
     await classroom.fill("1")
     with pytest.raises(TimedOut):
         await manager(classroom.install("two", waiting_proxy=False, wait_timeout=0)).start_kernel()
-    assert not (await classroom.pool.status()).line
+    assert not (await classroom.pool.status()).queue
 
 
 async def test_a_crash_loop_past_the_restart_limit(classroom: Classroom, manager: Managers) -> None:

@@ -58,12 +58,12 @@ async def test_no_two_users_of_a_hub_are_one_to_the_pool(children: Nursery, open
         assert len(set(leases)) == len(TWINS)
         for number in range(len(TWINS)):
             _, seen = await service.ask(f"token-{number}", "GET", "/status")
-            mine = [each["id"] for each in (*seen["leases"], *seen["line"])]
+            mine = [each["id"] for each in (*seen["leases"], *seen["queue"])]
             assert mine == [leases[number]], TWINS[number]
             other = leases[number - 1]
             assert (await service.ask(f"token-{number}", "GET", f"/leases/{other}"))[0] == 404
         _, seen = await service.ask("admin", "GET", "/status")
-        names = [each["holder"]["user"] for each in (*seen["leases"], *seen["line"])]
+        names = [each["holder"]["user"] for each in (*seen["leases"], *seen["queue"])]
         assert len(set(names)) == len(TWINS)
         assert all(each.isprintable() and len(each) <= LONGEST and "/" not in each for each in names)
         # What can be seen is as it was.

@@ -59,7 +59,7 @@ async def test_where_none_is_free_the_wait_is_that_of_somebody_new(url: str) -> 
     assert behind.waits["ml", MOST].startswith("a wait of perhaps about")
     assert ("ml", SMALL) not in behind.waits  # there is room for it beside those who wait
     async with connect(url) as pool:
-        assert [lease.key for lease in (await pool.status()).line] == ["waits"]
+        assert [lease.key for lease in (await pool.status()).queue] == ["waits"]
 
 
 async def test_where_nothing_is_known_of_the_wait_the_place_is_told(url: str) -> None:

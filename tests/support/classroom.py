@@ -73,7 +73,7 @@ class Classroom:
         )
 
     async def has_a_line(self) -> bool:
-        return bool((await self.pool.status()).line)
+        return bool((await self.pool.status()).queue)
 
     async def is_parked(self) -> bool:
         """Whether some kernel's slice is lent to others."""
@@ -81,7 +81,7 @@ class Classroom:
 
     async def is_empty(self) -> bool:
         status = await self.pool.status()
-        return not status.leases and not status.line
+        return not status.leases and not status.queue
 
 
 def restarting_soon(limit: int = 5) -> Config:

@@ -37,7 +37,7 @@ class Lab:
 
     async def is_empty(self) -> bool:
         status = await self.status()
-        return not status["leases"] and not status["line"]
+        return not status["leases"] and not status["queue"]
 
 
 def environment(folder: Path) -> Mapping[str, str]:

@@ -63,7 +63,7 @@ class Terminal:
     def is_empty(self) -> bool:
         """Whether nothing is held and nobody waits."""
         status = self.status()
-        return not status.leases and not status.line
+        return not status.leases and not status.queue
 
     def hold(self, size: str) -> str:
         """Hold a slice in the name of this test's process; return the lease's id."""

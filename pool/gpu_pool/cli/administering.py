@@ -29,8 +29,8 @@ def why(session: CommandSession, lease_id: str | None) -> int:
     if session.as_json:
         screen.show_json(
             {
-                "line": [
-                    {"lease": name, "place": each.place, "why": each.why, "wait_seconds": each.wait}
+                "queue": [
+                    {"lease": name, "position": each.position, "why": each.why, "wait_seconds": each.wait}
                     for name, each in found.items()
                 ],
                 "failure": plain_failure(failure),
@@ -150,7 +150,7 @@ async def _why(session: CommandSession, lease_id: str | None) -> tuple[dict[str,
             with naming_leases():
                 return await _why_one(pool, lease_id)
         found: dict[str, Outlook] = {}
-        for lease in (await pool.status()).line:
+        for lease in (await pool.status()).queue:
             with contextlib.suppress(BadRequest, LeaseGone):  # it may not wait any more
                 found[lease.id] = await pool.explain(lease.id)
         return found, None

@@ -63,7 +63,7 @@ def check_pool(session: CommandSession) -> Iterator[Check]:
     else:
         yield Check("pool", "ok", f"{found.url} answers")
     yield from _devices(found)
-    held, waiting = len(found.leases), len(found.line)
+    held, waiting = len(found.leases), len(found.queue)
     yield Check("leases", "ok", f"{held} held, {waiting} waiting")
     yield from _limits(found)
     yield from _lost(found)

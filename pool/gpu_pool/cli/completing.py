@@ -71,7 +71,7 @@ def _told(leases: Iterable[Lease]) -> Iterator[tuple[str, str]]:
 
 def _leases(session: CommandSession) -> _Offers:
     status = _status(session)
-    return _told((*status.leases, *status.line))
+    return _told((*status.leases, *status.queue))
 
 
 def _held_leases(session: CommandSession) -> _Offers:
@@ -79,7 +79,7 @@ def _held_leases(session: CommandSession) -> _Offers:
 
 
 def _waiting_leases(session: CommandSession) -> _Offers:
-    return _told(_status(session).line)
+    return _told(_status(session).queue)
 
 
 def _devices(session: CommandSession) -> _Offers:

@@ -49,7 +49,7 @@ def ordinal(number: int) -> str:
 
 def waiting(lease: Lease, expected: str = "") -> str:
     """Say where a waiting lease stands, and what wait is expected."""
-    place = f"{ordinal(lease.place)} in line" if lease.place else ""
+    place = f"{ordinal(lease.position)} in line" if lease.position else ""
     where = ", ".join(filter(None, (place, expected)))
     return f"waiting for {lease.request.named}{': ' if where else ''}{where}"
 
@@ -157,7 +157,7 @@ def lease_row(lease: Lease, now: float) -> list[str]:
     is_waiting = lease.state is LeaseState.WAITING
     state = "queued" if lease.is_queued else lease.state.value
     return [
-        f"{ordinal(lease.place)} in line" if is_waiting and lease.place else state,
+        f"{ordinal(lease.position)} in line" if is_waiting and lease.position else state,
         safe(str(lease.request)),
         _devices(lease),
         format_memory(lease.memory_mib) if lease.slices else "-",
@@ -176,7 +176,7 @@ def _limits(enforcement: Enforcement) -> str:
 
 def lease_rows(status: PoolStatus, now: float) -> list[list[str]]:
     """Leases, then the line, as cells under :data:`LEASE_COLUMNS`."""
-    return [lease_row(lease, now) for lease in (*status.leases, *status.line)]
+    return [lease_row(lease, now) for lease in (*status.leases, *status.queue)]
 
 
 def slice_lines(lease: Lease, used: dict[str, int], now: float) -> list[tuple[str, str]]:

@@ -57,7 +57,7 @@ def plain_lease(lease: Lease) -> Plain:
         "id": lease.id,
         "request": str(lease.request),
         "state": lease.state.value,
-        "place": lease.place,
+        "position": lease.position,
         "user": lease.holder.user,
         "course": lease.holder.course,
         "kernel": lease.holder.kernel,
@@ -97,7 +97,7 @@ def plain_status(status: PoolStatus) -> Plain:
     return {
         **plain_devices(status),
         "leases": [plain_lease(lease) for lease in status.leases],
-        "line": [plain_lease(lease) for lease in status.line],
+        "queue": [plain_lease(lease) for lease in status.queue],
     }
 
 

@@ -134,7 +134,7 @@ async def _all_of_mine(pool: Pool) -> list[Lease]:
     A service knows us by a name of its own: the Hub's, or that of a container's uid.
     """
     status = await pool.status()
-    shown = [*status.leases, *status.line]
+    shown = [*status.leases, *status.queue]
     mine = [lease for lease in shown if lease.holder.user == account_of(os.getuid())]
     if not shown or urlsplit(status.url).scheme == "embedded":
         return mine

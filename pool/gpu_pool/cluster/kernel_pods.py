@@ -77,7 +77,7 @@ class KernelPods:
         #: Leases whose pods the pool has ended, so that nobody takes their absence for a loss.
         self._ended_leases: set[str] = set()
         #: Where those are that wait in the cluster's queue, by uid, as far as that is known.
-        self.places: Mapping[str, int] = {}
+        self.positions: Mapping[str, int] = {}
         self._pace = PlacementRate()
         #: The last order of each lease, so that its pod can be made again.
         self._pod_builder: dict[str, KernelPodRequest] = {}
@@ -220,7 +220,7 @@ class KernelPods:
 
     def tell_places(self, places: Mapping[str, int]) -> None:
         """Take note of who is where in the cluster's queues, by uid, and tell those who moved."""
-        before, self.places = self.places, places
+        before, self.positions = self.positions, places
         for uid in before.keys() | places.keys():
             if before.get(uid) != places.get(uid):
                 self._workload_changed(uid)
@@ -332,7 +332,7 @@ class KernelPods:
         if not kueue.is_queued(pod):
             return ""
         uid = pod["metadata"]["uid"]
-        return kueue.words(self._view.workload(uid), self.places.get(uid))
+        return kueue.words(self._view.workload(uid), self.positions.get(uid))
 
     def _changed(self, before: Manifest | None, now: Manifest | None) -> None:
         pod = now or before

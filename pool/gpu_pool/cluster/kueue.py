@@ -90,7 +90,7 @@ def pending_path(namespace: str, queue: str) -> str:
     return f"{_VISIBILITY}/namespaces/{namespace}/localqueues/{queue}/pendingworkloads"
 
 
-def places(answer: Manifest) -> Iterator[tuple[str, int]]:
+def positions(answer: Manifest) -> Iterator[tuple[str, int]]:
     """Yield the uid of each pod that waits in a queue, and its place there, the first being 1."""
     for each in listing(answer.get("items")):
         position = each.get("positionInLocalQueue")

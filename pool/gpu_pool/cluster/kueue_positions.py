@@ -45,4 +45,4 @@ class KueuePositions:
             self._refused = True
             return {}
         self._refused = False
-        return dict(kueue.places(answer))
+        return dict(kueue.positions(answer))

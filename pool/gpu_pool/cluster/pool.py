@@ -226,7 +226,7 @@ class ClusterPool(EmbeddedPool):
         """See ``Pool.status``. Ends the kernels of leases that have ended."""
         known = self._view.own.leases()
         status = await super().status()
-        self._live = frozenset(each.id for each in (*status.leases, *status.line))
+        self._live = frozenset(each.id for each in (*status.leases, *status.queue))
         self._kernels.settle(known, self._live)
         for lease in status.leases:
             parts = [part for part in lease.slices if not part.device.unbounded]

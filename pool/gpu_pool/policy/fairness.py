@@ -35,7 +35,7 @@ class FairShares:
     """What every course and user has had and has: held slices, and what is left of earlier use."""
 
     def __init__(self, situation: Situation) -> None:
-        line, holdings, statuses = situation.line, situation.holdings, situation.statuses
+        line, holdings, statuses = situation.queue, situation.holdings, situation.statuses
         rules, policy, usage, now = situation.rules, situation.policy, situation.usage, situation.now
         self._devices = [status.device for status in statuses]
         self._rules, self._policy = rules, policy

@@ -52,7 +52,7 @@ def explain(number: int, now: Situation, drained: Sequence[DeviceStatus] = ()) -
     ``drained`` are the devices on which nothing new is granted, which the situation leaves out.
     """
     waiter = now.waiter(number)
-    kept = {uuid for other in now.line if other is not waiter for uuid in other.reserved}
+    kept = {uuid for other in now.queue if other is not waiter for uuid in other.reserved}
     sentences = [_needed(waiter, [*now.statuses, *drained]), _free(waiter, now.statuses, kept)]
     closed = [status for status in drained if _could_be_on(waiter, status)]
     if closed:
@@ -80,7 +80,7 @@ def expected_waits(now: Situation, stays: Sequence[HoldingTime]) -> dict[int, tu
     run forward with ``decide``. Nobody new is supposed to come. Whoever would have to
     wait for a lease that has outlasted all that are known is told nothing.
     """
-    return _expected(now, stays, [waiter.number for waiter in now.line])
+    return _expected(now, stays, [waiter.number for waiter in now.queue])
 
 
 def _expected(
@@ -166,7 +166,7 @@ class _Future:
 
     def __init__(self, future: int, situation: Situation, stays: _HoldingTimes) -> None:
         self._future, self._stays, self._begun, self._now = future, stays, situation, situation.now
-        self._line = {waiter.number: waiter for waiter in situation.line}
+        self._line = {waiter.number: waiter for waiter in situation.queue}
         self._held = dict(enumerate(situation.holdings))
         self._next_key = len(self._held)
         self._statuses = list(situation.statuses)
@@ -186,7 +186,7 @@ class _Future:
             decision = decide(
                 replace(
                     self._begun,
-                    line=list(self._line.values()),
+                    queue=list(self._line.values()),
                     holdings=list(self._held.values()),
                     statuses=self._statuses,
                     now=self._now,

@@ -82,7 +82,7 @@ def order(now: Situation) -> list[Waiter]:
     """Return the line in order of turn: as if there were a slice for each when its turn comes."""
     shares = FairShares(now)
     ordered = []
-    for waiter in turns(now.line, shares):
+    for waiter in turns(now.queue, shares):
         shares.charge(waiter)
         ordered.append(waiter)
     return ordered
@@ -93,7 +93,7 @@ class _Round:
 
     def __init__(self, now: Situation) -> None:
         self._situation = now
-        self._waiting = {waiter.number: waiter for waiter in now.line}
+        self._waiting = {waiter.number: waiter for waiter in now.queue}
         self._statuses, self._rules = list(now.statuses), now.rules
         self.reservations = Reservations([status.device for status in now.statuses], now.rules)
         self.grants: list[tuple[Waiter, tuple[Slice, ...]]] = []

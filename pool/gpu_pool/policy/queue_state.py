@@ -114,7 +114,7 @@ class Policy:
 class Situation:
     """Everything that the queue decides by, at one moment."""
 
-    line: Sequence[Waiter]
+    queue: Sequence[Waiter]
     #: All held leases.
     holdings: Sequence[Holding]
     #: The devices that may be granted from, in placement order.
@@ -128,7 +128,7 @@ class Situation:
 
     def waiter(self, number: int) -> Waiter:
         """Return the waiter of that number. Raises ``KeyError`` if it is not in line."""
-        for waiter in self.line:
+        for waiter in self.queue:
             if waiter.number == number:
                 return waiter
         raise KeyError(number)

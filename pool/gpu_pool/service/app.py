@@ -143,7 +143,7 @@ class ServeApp(ServeSettings, Program):
         status = await pool.status()  # a store that cannot be opened is told now
         if self._is_new:  # said aloud: where the whole folder of another is lost, nothing else tells of it
             self.log.info("There was no store: a new one was made, which knows of no leases")
-        await heartbeats.look(pool, (*status.leases, *status.line), time.monotonic())
+        await heartbeats.look(pool, (*status.leases, *status.queue), time.monotonic())
         changes = LeaseChanges(pool, self.log, heartbeats)
         options = self._options(pool, changes, heartbeats)
         servers = [self._open_socket(options, listening)]

@@ -166,21 +166,21 @@ class AuthorizedPool:
         """Return the devices, and of leases and line the caller's own, at their true places."""
         found = await self._pool.status()
         if caller.is_service:
-            return replace(found, leases=(), line=())
+            return replace(found, leases=(), queue=())
 
         def own(leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
             return tuple(
                 caller.shown(each) for each in leases if caller.is_admin or each.holder.user == caller.user
             )
 
-        return replace(found, leases=own(found.leases), line=own(found.line))
+        return replace(found, leases=own(found.leases), queue=own(found.queue))
 
-    async def places(self, caller: Caller) -> Mapping[str, int]:
-        """Return the places in line of the caller's own leases; see ``Pool.places``."""
-        places = self._changes.places(caller.user)
+    async def positions(self, caller: Caller) -> Mapping[str, int]:
+        """Return the places in line of the caller's own leases; see ``Pool.positions``."""
+        places = self._changes.positions(caller.user)
         if places is None:
-            line = (await self._pool.status()).line
-            places = {each.id: each.place or 0 for each in line if each.holder.user == caller.user}
+            line = (await self._pool.status()).queue
+            places = {each.id: each.position or 0 for each in line if each.holder.user == caller.user}
         return places
 
     async def history(self, caller: Caller, since: float) -> list[Mapping[str, Any]]:

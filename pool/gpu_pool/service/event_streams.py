@@ -113,20 +113,20 @@ class _Cast:
         self.snapshot = snapshot
         self._devices = _DEVICES.dump_json(snapshot.status.devices)
         self._of: dict[str, tuple[list[Lease], list[Lease]]] = {}
-        for place, leases in enumerate((snapshot.status.leases, snapshot.status.line)):
+        for place, leases in enumerate((snapshot.status.leases, snapshot.status.queue)):
             for lease in leases:
                 self._of.setdefault(lease.holder.user, ([], []))[place].append(lease)
 
     def view(self, caller: Caller) -> tuple[str, bytes]:
         """Return the JSON of ``wire.Status``, and its tag."""
         status = self.snapshot.status
-        of_all = status.leases, status.line
+        of_all = status.leases, status.queue
         leases, line = of_all if caller.is_admin else self._of.get(caller.user, ((), ()))
         parts = [self._devices, _write(caller, leases), _write(caller, line)]
         # When a lease ends is reckoned anew, and so a little differently, by every look.
         lasting = [self._devices, _write(caller, _lasting(leases)), _write(caller, _lasting(line))]
         tag = hashlib.blake2s(b"\0".join(lasting), digest_size=12).hexdigest()
-        return tag, b'{"devices":%b,"leases":%b,"line":%b}' % tuple(parts)
+        return tag, b'{"devices":%b,"leases":%b,"queue":%b}' % tuple(parts)
 
 
 def _write(caller: Caller, leases: Sequence[Lease]) -> bytes:

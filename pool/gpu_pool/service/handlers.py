@@ -276,9 +276,9 @@ class StatusHandler(Handler):
     async def get(self) -> None:
         """Return the devices, and the leases and the line that the caller may see."""
         found = await self.desk.status(self.caller)
-        leases, line = (tuple(map(without_keepers, each)) for each in (found.leases, found.line))
+        leases, line = (tuple(map(without_keepers, each)) for each in (found.leases, found.queue))
         status = bodies.StatusBody.model_construct(
-            devices=found.devices, leases=leases, line=line, note=found.note
+            devices=found.devices, leases=leases, queue=line, note=found.note
         )
         await self.answer(bodies.STATUS.dump_json(status))
 
@@ -288,7 +288,7 @@ class PositionsHandler(Handler):
 
     async def get(self) -> None:
         """Return the places in line of the caller's own leases, which may lag by a moment."""
-        await self.answer(bodies.PLACES.dump_json(dict(await self.desk.places(self.caller))))
+        await self.answer(bodies.POSITIONS.dump_json(dict(await self.desk.positions(self.caller))))
 
 
 class HistoryHandler(Handler):

@@ -64,7 +64,7 @@ class LeaseChanges:
         """Whether a user had a slice when it was last looked."""
         return user in self._holders
 
-    def places(self, user: str) -> Mapping[str, int] | None:
+    def positions(self, user: str) -> Mapping[str, int] | None:
         """Return the places in line of a user's leases as of the last look.
 
         None where the user has changed something since, or that look failed.
@@ -124,7 +124,7 @@ class LeaseChanges:
             began = time.monotonic()
             try:
                 status = await self._pool.status()
-                await self._heartbeats.look(self._pool, (*status.leases, *status.line), began)
+                await self._heartbeats.look(self._pool, (*status.leases, *status.queue), began)
             except GpuPoolError as error:
                 self._failed()
                 self._log.error("Looking at the leases failed: %s", error)
@@ -148,15 +148,15 @@ class LeaseChanges:
     def _remember(self, status: PoolStatus, began: float) -> None:
         self._looked, self._in_line = began, {}
         self._holders = frozenset(lease.holder.user for lease in status.leases)
-        for lease in status.line:
-            self._in_line.setdefault(lease.holder.user, {})[lease.id] = lease.place or 0
-        self._known_to_wait = frozenset(lease.id for lease in status.line)
+        for lease in status.queue:
+            self._in_line.setdefault(lease.holder.user, {})[lease.id] = lease.position or 0
+        self._known_to_wait = frozenset(lease.id for lease in status.queue)
         self._decided_at = {user: at for user, at in self._decided_at.items() if at >= began}
 
     def _tell(self, status: PoolStatus) -> None:
         if self._watchers:
             self._tell_watchers(status)
-        now = {lease.id: lease for lease in (*status.leases, *status.line)}
+        now = {lease.id: lease for lease in (*status.leases, *status.queue)}
         for lease_id, waiters in self._waiters.items():
             for is_news, news in waiters:
                 if is_news(now.get(lease_id)):
@@ -164,7 +164,7 @@ class LeaseChanges:
 
     def _tell_watchers(self, status: PoolStatus) -> None:
         # The time of a lease's end is reckoned anew, and so a little differently, by every look.
-        leases = [replace(lease, terms=Terms()) for lease in (*status.leases, *status.line)]
+        leases = [replace(lease, terms=Terms()) for lease in (*status.leases, *status.queue)]
         seen = status.devices, leases
         if seen != self._seen:
             self._seen = seen

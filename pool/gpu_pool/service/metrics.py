@@ -175,7 +175,7 @@ class Metrics:
         answered, self._answered = self._answered, Counter()
         for (handler, status_code), number in answered.items():
             self._answers.labels(handler, _outcome(status_code)).inc(number)
-        for course, seconds in self._looking.granted((*status.leases, *status.line), rows):
+        for course, seconds in self._looking.granted((*status.leases, *status.queue), rows):
             self._granted.labels(course_of(course, known)).observe(seconds)
         for row in self._looking.ended(rows):
             course = course_of(row["course"], known)
@@ -296,8 +296,8 @@ class _Now:
     def _line(self) -> Iterable[Metric]:
         from prometheus_client.core import GaugeMetricFamily
 
-        waits = [self._now - lease.requested_at for lease in self._status.line]
-        waiting = Counter(course_of(lease.holder.course, self._known) for lease in self._status.line)
+        waits = [self._now - lease.requested_at for lease in self._status.queue]
+        waiting = Counter(course_of(lease.holder.course, self._known) for lease in self._status.queue)
         length = GaugeMetricFamily("gpu_pool_line_length", "Requests that wait.", labels=["course"])
         for course in sorted(self._known | {NONE, *waiting}):
             length.add_metric([course], waiting[course])
@@ -306,7 +306,7 @@ class _Now:
         yield GaugeMetricFamily(
             "gpu_pool_line_longest_wait_seconds", "The longest wait so far.", value=longest
         )
-        wanted = sum((lease.request.milli or 0) * lease.request.count for lease in self._status.line) / WHOLE
+        wanted = sum((lease.request.milli or 0) * lease.request.count for lease in self._status.queue) / WHOLE
         yield GaugeMetricFamily(
             "gpu_pool_line_wanted_share",
             "Compute that is waited for, in GPUs, where asked for so.",

@@ -74,7 +74,7 @@ ROUTES: Final = (
     ),
     Route("/events", events.PoolEvents, {"get": _EVENTS}),
     Route("/status", handlers.StatusHandler, {"get": Operation(bodies.STATUS)}),
-    Route("/places", handlers.PositionsHandler, {"get": Operation(bodies.PLACES)}),
+    Route("/positions", handlers.PositionsHandler, {"get": Operation(bodies.POSITIONS)}),
     Route(
         "/history",
         handlers.HistoryHandler,

@@ -47,7 +47,7 @@ class Snapshots:
         async with self._one_at_a_time:
             self._next = None  # what happens from here on may not be seen by this look
             status = await self._pool.status()
-        essence = status.devices, tuple(map(_lasting, status.leases)), tuple(map(_lasting, status.line))
+        essence = status.devices, tuple(map(_lasting, status.leases)), tuple(map(_lasting, status.queue))
         if self._last is None or essence != self._essence:
             self._last = Snapshot(self._last.number + 1 if self._last else 1, status)
             self._essence = essence

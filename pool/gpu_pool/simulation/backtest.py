@@ -55,7 +55,7 @@ def _told(
     now = moment.situation.now
     granted = {waiter.number for waiter, _ in moment.decision.grants}
     waits = expected_waits(moment.situation, _stays(outcomes, now))
-    return [(w.number, now, waits.get(w.number)) for w in moment.situation.line if w.number not in granted]
+    return [(w.number, now, waits.get(w.number)) for w in moment.situation.queue if w.number not in granted]
 
 
 def _stays(outcomes: Sequence[ArrivalOutcome], now: float) -> list[HoldingTime]:

@@ -14,12 +14,12 @@ Order = Callable[[Situation], Decision]
 
 def strict(now: Situation) -> Decision:
     """First come, first served: nobody passes anybody."""
-    return _in_order(now.line, now, stop=True)
+    return _in_order(now.queue, now, stop=True)
 
 
 def backfill(now: Situation) -> Decision:
     """First come, first served, passing over whoever cannot be placed now."""
-    return _in_order(now.line, now)
+    return _in_order(now.queue, now)
 
 
 def smallest_first(now: Situation) -> Decision:
@@ -28,7 +28,7 @@ def smallest_first(now: Situation) -> Decision:
     def size(waiter: Waiter) -> int:
         return waiter.request.count * (waiter.request.milli or waiter.request.memory_mib or 0)
 
-    return _in_order(sorted(now.line, key=size), now)
+    return _in_order(sorted(now.queue, key=size), now)
 
 
 def _in_order(line: Iterable[Waiter], now: Situation, *, stop: bool = False) -> Decision:

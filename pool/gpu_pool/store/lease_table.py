@@ -72,7 +72,7 @@ class LeaseTable:
         for place, row in enumerate(self._db.run("line").fetchall(), 1):
             values = tuple(row)
             lease = known.get(values) or self.value(row, (), place)
-            self._in_line[values] = lease if lease.place == place else replace(lease, place=place)
+            self._in_line[values] = lease if lease.position == place else replace(lease, position=place)
         return tuple(self._in_line.values())
 
     def live(self, lease_id: str) -> sqlite3.Row | None:
@@ -88,7 +88,7 @@ class LeaseTable:
             raise gone(self.lease(lease_id))
         return row
 
-    def place(self, row: sqlite3.Row) -> int | None:
+    def position(self, row: sqlite3.Row) -> int | None:
         """Return a lease's place in line, or None if it does not wait."""
         turn = row["turn"]
         return None if turn is None else int(self._db.one("place_in_line", turn=turn)[0])
@@ -103,7 +103,7 @@ class LeaseTable:
         return self._sharing.terms(row["course"], ends_at)
 
     def _read(self, row: sqlite3.Row) -> Lease:
-        return self.value(row, self._devices.read(row["slices"]), self.place(row))
+        return self.value(row, self._devices.read(row["slices"]), self.position(row))
 
 
 def gone(lease: Lease) -> LeaseGone:

@@ -112,7 +112,7 @@ class StoredQueue:
             # One alone is compared with nobody.
             now = self._bare() if ahead.is_one else self._situation([], ahead.courses)
             line = [*reserved, *ahead.waiters(now, self._prior)]
-            for waiter, parts in queue.grant(replace(now, line=line)).grants:
+            for waiter, parts in queue.grant(replace(now, queue=line)).grants:
                 self._grant(waiter, parts, now.now)
         return True
 
@@ -150,7 +150,7 @@ class StoredQueue:
         line = {each.number: each for each in (waiter, *reserved)}
         # Whoever has something reserved is told when it will be free.
         holdings = self._holdings() if waiter.reserved else []
-        now = replace(self._bare(), line=list(line.values()), holdings=holdings)
+        now = replace(self._bare(), queue=list(line.values()), holdings=holdings)
         return Outlook(place, forecasting.explain(waiter.number, now, self._devices.drained()))
 
     def prospects(self) -> ForecastInput | None:
@@ -186,8 +186,8 @@ class StoredQueue:
     def _write_order(self, now: Situation, decision: Decision, rows: Mapping[int, sqlite3.Row]) -> None:
         """Write the places in line of those who still wait, and what is emptied for them."""
         granted = [Holding(w.user, w.course, parts, since=now.now) for w, parts in decision.grants]
-        left = [waiter for waiter in now.line if waiter.number in rows]
-        after = replace(now, line=left, holdings=[*now.holdings, *granted])
+        left = [waiter for waiter in now.queue if waiter.number in rows]
+        after = replace(now, queue=left, holdings=[*now.holdings, *granted])
         # The turns are those that there are, or whoever follows somebody that left would get another.
         turns = sorted(row["turn"] for row in rows.values())
         for turn, waiter in zip(turns, queue.order(after), strict=True):
@@ -204,7 +204,7 @@ class StoredQueue:
         usage = self._use.usage(of_few=of_few)
         bare = self._bare()
         return replace(
-            bare, line=line, holdings=self._holdings(), usage=usage, courses=courses or bare.courses
+            bare, queue=line, holdings=self._holdings(), usage=usage, courses=courses or bare.courses
         )
 
     def _bare(self) -> Situation:

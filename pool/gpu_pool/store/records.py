@@ -80,7 +80,7 @@ def live_lease(row: Row, parts: tuple[Slice, ...], place: int | None, terms: Ter
         slices=parts,
         notice=row["notice"],
         process=read_process(row["process"]) if row["process"] else None,
-        place=place,
+        position=place,
         terms=terms,
         asked_back=EndReason(row["asked_back"]) if row["asked_back"] else None,
         failure=read_failure(row["failure"]),

@@ -231,7 +231,7 @@ class RequestStore:
             row = self._leases.row(lease_id)
             wished = wished_devices(row)
             statuses = [s for s in self._devices.present() if not wished or s.device.uuid in wished]
-            ahead = (self._leases.place(row) or 1) - 1
+            ahead = (self._leases.position(row) or 1) - 1
         request = records.read_request(row["request"])
         drained = [status for status in statuses if status.drained]
         usable = [status for status in statuses if not status.drained]
@@ -267,7 +267,7 @@ class RequestStore:
         """Say why this lease waits."""
         with self._db.snapshot():
             row = self._leases.row(lease_id)
-            place = self._leases.place(row)
+            place = self._leases.position(row)
             if place is None:
                 raise BadRequest(f"Lease {lease_id} does not wait: it is {row['state']}.")
             return self._line.explain(row, place)

@@ -55,7 +55,7 @@ ACTIVITY: Final = TypeAdapter(Activity)
 DEVICE: Final = TypeAdapter(DeviceStatus)
 POD: Final = TypeAdapter(KernelPod)
 HISTORY: Final = TypeAdapter(list[dict[str, Any]])
-PLACES: Final = TypeAdapter(dict[str, int])
+POSITIONS: Final = TypeAdapter(dict[str, int])
 OFFERS: Final[TypeAdapter[list[str] | None]] = TypeAdapter(list[str] | None)
 
 
@@ -127,7 +127,7 @@ class StatusBody(BaseModel):
 
     devices: tuple[DeviceStatus, ...]
     leases: tuple[WireLease, ...]
-    line: tuple[WireLease, ...]
+    queue: tuple[WireLease, ...]
     note: str = ""
 
 

@@ -183,11 +183,11 @@ class RemotePool(Pool):
     async def status(self) -> PoolStatus:
         """See ``Pool.status``. All devices, and one's own leases; all for administrators."""
         found = _read(bodies.STATUS, await self._ask("GET", "status"))
-        return PoolStatus(self.url, found.devices, found.leases, found.line, found.note)
+        return PoolStatus(self.url, found.devices, found.leases, found.queue, found.note)
 
-    async def places(self) -> Mapping[str, int]:
-        """See ``Pool.places``."""
-        return _read(bodies.PLACES, await self._ask("GET", "places"))
+    async def positions(self) -> Mapping[str, int]:
+        """See ``Pool.positions``."""
+        return _read(bodies.POSITIONS, await self._ask("GET", "positions"))
 
     async def close(self) -> None:
         """Do nothing: every call has closed what it opened."""

@@ -138,7 +138,7 @@ class LeaseClient:
                     await standing.until_left(_SOON)
                 else:
                     told = await self._explain(lease_id, standing, told, tell)
-                    await standing.until_left(_pace(standing.place))
+                    await standing.until_left(_pace(standing.position))
         # Cancelling a pool's wait would withdraw the lease.
         return await retry(
             lambda: asyncio.shield(self._claim.pool.wait(lease_id)),
@@ -155,7 +155,7 @@ class LeaseClient:
         """Tell how things stand, unless that was told of the same place lately; return when and of which."""
         when, place = told
         now = time.monotonic()
-        if place is not None and place > _FEW and place == standing.place and now < when + _SELDOM:
+        if place is not None and place > _FEW and place == standing.position and now < when + _SELDOM:
             return told
         try:
             outlook = await self._claim.pool.explain(lease_id)
@@ -165,7 +165,7 @@ class LeaseClient:
             tell(messages.unreachable(self.size, error))
             return told
         tell(messages.waiting(self.size, str(outlook)))
-        return now, outlook.place
+        return now, outlook.position
 
     async def attach(self, process: Process, *, ready_within: float, grace: float) -> None:
         """Tie the lease to the kernel's process, which has yet to work. Raises ``LeaseGone``.

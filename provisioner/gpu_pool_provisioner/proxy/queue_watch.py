@@ -24,7 +24,7 @@ class QueueEntry:
 
     def __init__(self) -> None:
         #: Its place when it was last seen, 1 for the next; None before the first look.
-        self.place: int | None = None
+        self.position: int | None = None
         #: Why nothing is known at the moment.
         self.fault: GpuPoolError | None = None
         self._left = asyncio.Event()
@@ -80,15 +80,15 @@ class QueueWatch:
             await self._wait_a_while(pool)
             # Of who gets in line while the answer is under way, it says nothing.
             asked = list(self._standings.items())
-            places = await pool.places()
+            places = await pool.positions()
         except NOT_NOW as error:
             for standing in self._standings.values():
                 standing.fault = error
             await asyncio.sleep(RETRY_EVERY)
             return
         for lease_id, standing in asked:
-            standing.place, standing.fault = places.get(lease_id), None
-            if standing.place is None:
+            standing.position, standing.fault = places.get(lease_id), None
+            if standing.position is None:
                 standing.leave()
                 if self._standings.get(lease_id) is standing:
                     del self._standings[lease_id]
@@ -96,7 +96,7 @@ class QueueWatch:
     async def _wait_a_while(self, pool: Pool) -> None:
         """Return after a second, or when the delegate has left the line."""
         if self._delegate is None:
-            first = min(self._standings, key=lambda lease_id: self._standings[lease_id].place or 0)
+            first = min(self._standings, key=lambda lease_id: self._standings[lease_id].position or 0)
             self._delegate = asyncio.create_task(pool.wait(first))
             self._delegate.add_done_callback(noticed)
         await asyncio.wait({self._delegate}, timeout=_LOOK_EVERY)

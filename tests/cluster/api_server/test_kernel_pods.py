@@ -89,7 +89,7 @@ async def test_fifty_slices_fill_a_card_and_the_next_runs_when_one_ends(
     leases = [await held(pool) for _ in range(50)]
     await asyncio.gather(*(pool.launch(each.id, command()) for each in leases))
     next_one = await take(pool, "2%", "the-next", Holder("ada"))
-    assert (await pool.lease(next_one)).place == 1
+    assert (await pool.lease(next_one)).position == 1
     await asyncio.gather(*(running(pool, each.id) for each in leases))
     assert len({each["metadata"]["name"] for each in kernels(card, namespace)}) == 50
     await pool.release(leases[7].id)
@@ -325,7 +325,7 @@ async def test_two_hubs_share_the_gpus_of_a_cluster_and_nothing_else(
             )  # fmt: skip
             await until_free(two, 400)
             waiting = await take(two, "60%", "waits", Holder("ada"))
-            assert (await two.lease(waiting)).place == 1
+            assert (await two.lease(waiting)).position == 1
             await one.release(lease.id)
             lease = await two.wait(waiting, 120)
             await two.launch(lease.id, command())

@@ -125,7 +125,7 @@ class Struck:
         async def no_lease() -> bool:
             async with connect(self.service.url) as pool:
                 status = await pool.status()
-            return not status.leases and not status.line
+            return not status.leases and not status.queue
 
         await eventually(no_lease, within=120)
         await eventually(lambda: nothing_runs(self.cluster, self.namespace), within=120)

@@ -38,8 +38,8 @@ def test_why_a_lease_waits(terminal: Terminal) -> None:
     terminal.hold("1")
     waiting = terminal.hold("2%")
     assert terminal.run("why", waiting).stdout.startswith(f"{waiting}: You are next in line")
-    (line,) = json.loads(terminal.run("why", "--json").stdout)["line"]
-    assert (line["lease"], line["place"]) == (waiting, 1)
+    (line,) = json.loads(terminal.run("why", "--json").stdout)["queue"]
+    assert (line["lease"], line["position"]) == (waiting, 1)
 
 
 @pytest.mark.long
@@ -67,7 +67,7 @@ def test_how_a_kernel_failed_in_its_pod_is_told_by_why_and_history(terminal: Ter
     expected = "It ended with status 1. Its last words: no torch (pod pod-1 on n1, image lab:1)\n"
     assert terminal.run("why", lease_id).stdout.endswith(expected)
     told = json.loads(terminal.run("why", lease_id, "--json").stdout)
-    assert (told["line"], told["failure"]["pod"]) == ([], "pod-1")
+    assert (told["queue"], told["failure"]["pod"]) == ([], "pod-1")
     (lease,) = json.loads(terminal.run("status", "--json").stdout)["leases"]
     assert lease["failure"] == told["failure"]
     terminal.free(lease_id)

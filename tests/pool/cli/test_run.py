@@ -140,7 +140,7 @@ def test_no_wait_refuses_and_says_what_there_is(terminal):
     done = terminal.run("run", "2%", "--no-wait", *python("print('ran')"))
     assert (done.returncode, done.stdout) == (6, "")
     assert "Traceback" not in done.stderr
-    assert not terminal.status().line
+    assert not terminal.status().queue
 
 
 def test_the_timeout_ends_the_wait_and_withdraws_the_request(terminal):
@@ -148,7 +148,7 @@ def test_the_timeout_ends_the_wait_and_withdraws_the_request(terminal):
     for time in ("0.2", "0.2s"):
         done = terminal.run("run", "2%", "--timeout", time, *python("print('ran')"))
         assert (done.returncode, done.stdout) == (6, "")
-        assert not terminal.status().line
+        assert not terminal.status().queue
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -157,7 +157,7 @@ def test_a_signal_while_waiting_withdraws_the_request(terminal, signum):
     program.send_signal(signum)
     out, errors = program.communicate(timeout=120)
     assert (program.returncode, out, errors) == (128 + signum, "", "")
-    assert not terminal.status().line
+    assert not terminal.status().queue
 
 
 def test_kill_9_while_waiting_leaves_nobody_in_line(terminal):
@@ -166,7 +166,7 @@ def test_kill_9_while_waiting_leaves_nobody_in_line(terminal):
     program.kill()
     eventually(lambda: is_in(child.pid, "gone", psutil.STATUS_ZOMBIE))
     program.wait(60)
-    assert not terminal.status().line
+    assert not terminal.status().queue
 
 
 def test_what_can_never_fit_is_refused_at_once(terminal):
@@ -204,7 +204,7 @@ def test_what_cannot_be_executed_is_told_from_what_is_not_there(terminal, verb, 
     done = terminal.run(*verb, program, cwd=here, env={"PATH": path})
     assert (done.returncode, done.stdout) == (status, "")
     assert words in done.stderr
-    assert not terminal.status().line
+    assert not terminal.status().queue
 
 
 def test_a_script_without_its_interpreter_is_not_called_missing(terminal):

@@ -68,10 +68,15 @@ def test_the_status_as_json(terminal):
     held, waiting = terminal.hold("100%"), terminal.hold("2%")
     printed = json.loads(terminal.run("status", "--json").stdout)
     assert set(printed) == {"url", "simulated", "note", "devices", "leases", "line"}
-    (lease,), (waiter,) = printed["leases"], printed["line"]
+    (lease,), (waiter,) = printed["leases"], printed["queue"]
     assert set(lease) == set(waiter) == LEASE
     assert (lease["id"], lease["state"], lease["slices"][0]["milli"]) == (held, "held", 1000)
-    assert (waiter["id"], waiter["state"], waiter["place"], waiter["slices"]) == (waiting, "waiting", 1, [])
+    assert (waiter["id"], waiter["state"], waiter["position"], waiter["slices"]) == (
+        waiting,
+        "waiting",
+        1,
+        [],
+    )
 
 
 def test_watching_as_json_prints_a_line_for_each_change(terminal):

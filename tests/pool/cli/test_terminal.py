@@ -119,7 +119,7 @@ def test_ctrl_c_gives_up_waiting(terminal, screen):
     typed.press(CTRL_C)
     assert typed.end() == 130
     assert "Traceback" not in typed.text
-    assert not terminal.status().line
+    assert not terminal.status().queue
 
 
 def test_watching_shows_changes_and_ends_cleanly(terminal, screen):

@@ -76,7 +76,7 @@ def test_what_was_granted(held, text):
 
 def test_where_a_waiter_stands():
     assert (
-        formatting.waiting(lease("a", "2%", state=LeaseState.WAITING, place=3))
+        formatting.waiting(lease("a", "2%", state=LeaseState.WAITING, position=3))
         == "waiting for 2%: 3rd in line"
     )
     assert formatting.waiting(lease("a", "2%", state=LeaseState.WAITING)) == "waiting for 2%"
@@ -97,7 +97,7 @@ def test_context_slots_are_shown_where_they_are_counted():
 
 
 def test_the_line_follows_the_leases():
-    held, waiting = lease("a", "2%", REAL), lease("b", "4%", state=LeaseState.WAITING, place=1)
+    held, waiting = lease("a", "2%", REAL), lease("b", "4%", state=LeaseState.WAITING, position=1)
     rows = formatting.lease_rows(PoolStatus("", (), (held,), (waiting,)), now=150.0)
     assert [(row[0], row[1], row[8]) for row in rows] == [
         ("held", "2%", "50 s"),

@@ -94,7 +94,7 @@ def test_places_in_line_are_the_order_of_turn(pools: Any) -> None:
     pool = pools(courses={"urgent": {"priority": 1}, "other": {}})
     pool.ask("1", "bob", "other")
     later, sooner = pool.ask("1", "ada", "other"), pool.ask("1", "eve", "urgent")
-    assert [pool.book.lease(lease.id).place for lease in (sooner, later)] == [1, 2]
+    assert [pool.book.lease(lease.id).position for lease in (sooner, later)] == [1, 2]
 
 
 def test_the_longest_lease(pools: Any) -> None:
@@ -151,7 +151,7 @@ def test_over_quota_is_told_apart_from_full(pools: Any, settings: dict[str, Any]
         pool.ask("50%", course="ml101")
     with pytest.raises(OverQuota):
         pool.ask("50%", course="of my own invention" if "courses" not in settings else "ml101")
-    assert not pool.book.status("").line
+    assert not pool.book.status("").queue
     pool.end(first)
     assert pool.ask("50%", course="ml101").state is LeaseState.HELD
 

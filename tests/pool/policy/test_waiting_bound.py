@@ -20,7 +20,7 @@ async def test_one_more_than_may_wait_is_refused_with_what_to_do(tmp_path: Path)
         with pytest.raises(OverQuota, match="wait for 2 slices already; 2 is the most") as refused:
             await take(pool, "1", "three")
         assert "gpu-pool release" in refused.value.remedy
-        assert [lease.id for lease in (await pool.status()).line] == waiting
+        assert [lease.id for lease in (await pool.status()).queue] == waiting
 
 
 async def test_who_would_be_refused_is_not_promised_a_place(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ async def test_what_is_granted_at_once_does_not_wait(tmp_path: Path) -> None:
         await pool.drain("1")
         with pytest.raises(OverQuota):
             await take(pool, "1", "more")
-        await pool.release((await pool.status()).line[0].id)
+        await pool.release((await pool.status()).queue[0].id)
         lease = await pool.request(parse_request("20%"), GRACE, "small")
         assert lease.state is LeaseState.HELD
 
@@ -75,11 +75,11 @@ async def test_no_more_wait_however_many_ask_at_the_same_time(tmp_path: Path) ->
         asked = [take(each, "1", f"{number}-{each is one}") for number in range(6) for each in (one, other)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         assert sum(isinstance(each, OverQuota) for each in answers) == 9
-        assert len((await one.status()).line) == 3
+        assert len((await one.status()).queue) == 3
 
 
 async def test_nought_is_no_limit(tmp_path: Path) -> None:
     async with embedded(tmp_path / "store.db", max_waiting=0) as pool:
         for number in range(110):
             await take(pool, "1", f"key-{number}")
-        assert len((await pool.status()).line) == 109
+        assert len((await pool.status()).queue) == 109

@@ -69,7 +69,7 @@ async def test_after_a_reboot_every_slice_is_back_once(service: Service, pool: P
         boot(service, "second", kernel.pid, uptime=0)
         await service.start()
         status = await pool.status()
-        assert (status.leases, status.line) == ((), ())
+        assert (status.leases, status.queue) == ((), ())
         history = await ended(pool)
         assert history == [(each, EndReason.PROCESS_GONE) for each in (with_kernel, without, next_one)]
         again = await take(pool, "1", "again")
@@ -98,7 +98,7 @@ async def test_a_clock_that_jumps_ends_nothing_and_gives_nothing_back_twice(
         for _ in range(2):  # looks at who is there
             status = await pool.status()
             assert [lease.id for lease in status.leases] == [held, beside]
-            assert [lease.id for lease in status.line] == [next_one]
+            assert [lease.id for lease in status.queue] == [next_one]
         kernel.kill()
         kernel.wait()
         assert (await pool.wait(next_one, 20)).state is LeaseState.HELD

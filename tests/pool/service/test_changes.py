@@ -101,15 +101,15 @@ async def test_places_are_those_of_the_last_look_except_to_whoever_has_done_some
     mine, theirs = [
         (await pool.request(parse_request("1"), Holder(user), user)).id for user in ("grace", "hopper")
     ]
-    assert news.places("grace") is None  # nobody has looked yet
+    assert news.positions("grace") is None  # nobody has looked yet
     await look(news)
-    assert [news.places(user) for user in ("grace", "hopper", "turing")] == [{mine: 1}, {theirs: 2}, {}]
+    assert [news.positions(user) for user in ("grace", "hopper", "turing")] == [{mine: 1}, {theirs: 2}, {}]
     await pool.release(mine)
     news.decided("grace")
-    assert news.places("grace") is None
-    assert news.places("hopper") == {theirs: 2}
+    assert news.positions("grace") is None
+    assert news.positions("hopper") == {theirs: 2}
     await look(news)
-    assert [news.places(user) for user in ("grace", "hopper")] == [{}, {theirs: 1}]
+    assert [news.positions(user) for user in ("grace", "hopper")] == [{}, {theirs: 1}]
 
 
 async def test_a_look_that_fails_is_not_the_last(
@@ -131,7 +131,7 @@ async def test_a_look_that_fails_is_not_the_last(
         await failed.wait()
         # Whoever asks is to learn what is wrong.
         assert not news.knows_to_wait(waits)
-        assert news.places("somebody") is None
+        assert news.positions("somebody") is None
     await pool.release(held)
     news.decided()
     await wait

@@ -100,12 +100,12 @@ async def test_who_waits_hears_of_their_place_and_estimate_until_the_end(
     held, before, mine = [await take(pool, "1", key) for key in ("held", "before", "mine")]
     async with stream(service.socket, of(mine)) as events:
         name, _, told = await events.event()
-        assert (name, told["lease"]["id"], told["lease"]["place"]) == ("lease", mine, 2)
-        assert told["outlook"]["place"] == 2
+        assert (name, told["lease"]["id"], told["lease"]["position"]) == ("lease", mine, 2)
+        assert told["outlook"]["position"] == 2
         assert told["outlook"]["why"]
         await pool.release(before)
         _, _, told = await events.event()
-        assert (told["lease"]["place"], told["outlook"]["place"]) == (1, 1)
+        assert (told["lease"]["position"], told["outlook"]["position"]) == (1, 1)
         await pool.release(held)
         _, _, told = await events.event()
         assert (told["lease"]["state"], told["lease"]["key"], told["outlook"]) == ("held", "mine", None)

@@ -118,7 +118,7 @@ async def test_a_restart_of_the_service_takes_nothing_from_those_who_live(
         # Who is gone is given the whole time anew, and then found out.
         assert await end_of(pool, lost) is EndReason.EXPIRED
     assert (await pool.lease(mine)).state is LeaseState.HELD
-    assert (await pool.lease(waiting)).place == 1
+    assert (await pool.lease(waiting)).position == 1
 
 
 @pytest.mark.long

@@ -44,7 +44,7 @@ async def test_a_kernel_that_waits_and_one_that_works_outlive_the_service(
     await service.start()
     status = await served.pool.status()
     assert [lease.process for lease in status.leases] == [Process.of(works.provisioner.pid)]
-    assert [lease.state for lease in status.line] == [LeaseState.WAITING]
+    assert [lease.state for lease in status.queue] == [LeaseState.WAITING]
     await works.shutdown_kernel()
     assert await answer(waits, "print(3)") == "3\n"
     await waits.shutdown_kernel()

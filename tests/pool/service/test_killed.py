@@ -91,7 +91,7 @@ async def test_kernels_go_on_and_nothing_is_lost_or_granted_twice(
         seconds = time.monotonic() - began
         print(f"right again {seconds:.2f} s after its start, imports apart, under {KERNELS} kernels")
         assert {lease.id: lease for lease in status.leases} == before
-        assert [lease.id for lease in status.line] == [forgotten["id"]]
+        assert [lease.id for lease in status.queue] == [forgotten["id"]]
         assert [each.held_milli for each in status.devices] == [1000]
         assert all(is_running(pid_of(each)) for each in managers)
 
@@ -105,7 +105,7 @@ async def test_kernels_go_on_and_nothing_is_lost_or_granted_twice(
         waiting = [await ask(pool, f"next-{number}") for number in range(2)]
         await managers[-1].shutdown_kernel()
         granted = await pool.wait(waiting[0].id, 120)
-        assert (await pool.lease(waiting[1].id)).place == 1
+        assert (await pool.lease(waiting[1].id)).position == 1
         after = await held(pool)
         assert len(after) == KERNELS
         assert after.keys() - before.keys() == {granted.id}
@@ -118,4 +118,4 @@ async def test_kernels_go_on_and_nothing_is_lost_or_granted_twice(
 
 async def _is_empty(pool: Pool) -> bool:
     status = await pool.status()
-    return not (status.leases or status.line)
+    return not (status.leases or status.queue)

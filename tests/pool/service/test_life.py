@@ -38,7 +38,7 @@ async def test_killed_and_started_again_it_has_the_same_leases_once(service: Ser
             await service.start()
             status = await pool.status()
             assert [lease.id for lease in status.leases] == [held]
-            assert [(lease.id, lease.place) for lease in status.line] == [(next_one, 1)]
+            assert [(lease.id, lease.position) for lease in status.queue] == [(next_one, 1)]
             assert (await take(pool, "1", "held"), await take(pool, "50%", "next")) == (held, next_one)
             assert not wait.done()
             await pool.release(held)
@@ -107,7 +107,7 @@ async def test_it_ends_at_once_though_somebody_waits(service: Service, pool: Poo
         assert not service.socket.exists()
         assert "Traceback" not in service.log
         await service.start()
-        assert [lease.id for lease in (await pool.status()).line] == [next_one]
+        assert [lease.id for lease in (await pool.status()).queue] == [next_one]
 
 
 async def test_a_second_service_is_refused(service: Service, pool: Pool) -> None:

@@ -89,7 +89,7 @@ async def test_whoever_does_not_take_an_answer_loses_the_connection(children: Nu
         with connected(service, b"GET /api/v1/status HTTP/1.1\r\nHost: x\r\n\r\n") as connection:
             await until(lambda: is_hung_up(connection))
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
-        assert len((await pool.status()).line) == 299
+        assert len((await pool.status()).queue) == 299
 
 
 async def test_one_user_has_so_many_connections_and_no_more(children: Nursery, folder: Path) -> None:

@@ -29,7 +29,7 @@ async def test_all_have_one_answer_each(behind_hub: HubService, hub: Hub) -> Non
     assert [each["id"] for each in again] == [each["id"] for each in leases]
 
     _, status = await behind_hub.ask(await hub.token(ADMIN), "GET", "/status")
-    assert [each["place"] for each in status["line"]] == list(range(1, STUDENTS - 49))
-    everybody = {each["id"] for each in (*status["leases"], *status["line"])}
+    assert [each["position"] for each in status["queue"]] == list(range(1, STUDENTS - 49))
+    everybody = {each["id"] for each in (*status["leases"], *status["queue"])}
     assert everybody == {each["id"] for each in leases}
     assert [each["held_milli"] for each in status["devices"]] == [1000]

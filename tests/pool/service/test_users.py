@@ -103,14 +103,14 @@ async def test_others_are_seen_as_totals_and_places_only(users: Users, pool: Poo
     body = """
 mine = await pool.request(parse_request("2%"), Holder(""), "key")
 status = await pool.status()
-return [mine.id, [lease.id for lease in (*status.leases, *status.line)], status.line[0].place,
+return [mine.id, [lease.id for lease in (*status.leases, *status.queue)], status.queue[0].position,
         status.devices[0].held_milli, await pool.history()]
 """
     await pool.release(await take(pool, "2%", "ended"))
     mine, seen, place, total, history = await users.run(NOBODY, body)
     assert (seen, place, total, history) == ([mine], 2, 1000, [])
     status = await pool.status()
-    assert [lease.id for lease in (*status.leases, *status.line)][:2] == [held, first]
+    assert [lease.id for lease in (*status.leases, *status.queue)][:2] == [held, first]
 
 
 async def test_administrators_see_and_end_all(users: Users, pool: Pool) -> None:
@@ -195,6 +195,6 @@ async def test_whoever_may_not_connect_is_told(children: Nursery, folder: Path) 
     if os.geteuid() != 0:
         pytest.skip("only root can be other users")
     async with serving(children, folder / "pool") as service, connect(service.url) as pool:
-        assert (await pool.status()).line == ()
+        assert (await pool.status()).queue == ()
         with pytest.raises(Exception, match="You may not use the pool"):
             await Users(service).run(NOBODY, "await pool.status()")

@@ -85,12 +85,12 @@ async def test_a_request_given_up_on_a_full_disk_is_no_more_once_there_is_room(d
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-            assert len((await pool.status()).line) == 1
+            assert len((await pool.status()).queue) == 1
             with pytest.raises(NoSpace):
                 await take(pool, "2%", "third")
         disk.empty()
         await take(pool, "2%", "fourth")
-        assert [each.key for each in (await pool.status()).line] == ["fourth"]
+        assert [each.key for each in (await pool.status()).queue] == ["fourth"]
 
 
 async def test_a_disk_without_inodes_is_told(disk: Disk) -> None:

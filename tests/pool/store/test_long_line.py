@@ -47,7 +47,7 @@ class Desk:
         return {lease.key: [part.device.uuid for part in lease.slices] for lease in leases if lease.slices}
 
     def line(self) -> list[str]:
-        return [lease.key for lease in self.book.status("").line]
+        return [lease.key for lease in self.book.status("").queue]
 
     def sort_later(self) -> None:
         """Let every decision be as where the line has just been put in order and is long."""
@@ -173,7 +173,7 @@ def test_leaving_moves_up_whoever_follows_and_writes_nothing_about_them(desk: De
     turns = {row["number"]: row["turn"] for row in desk.database.run("waiters").fetchall()}
     desk.end("w1")
     assert desk.line() == ["w0", "w2", "w3", "w4"]
-    assert [lease.place for lease in desk.book.status("").line] == [1, 2, 3, 4]
+    assert [lease.position for lease in desk.book.status("").queue] == [1, 2, 3, 4]
     assert all(turns[row["number"]] == row["turn"] for row in desk.database.run("waiters").fetchall())
 
 
@@ -186,7 +186,7 @@ def test_how_long_the_wait_may_be_is_not_worked_out_for_a_long_line(
         desk.end(f"past-{number}")
     desk.ask("4", "all")
     desk.ask("1", "next")
-    [waiting] = desk.book.status("").line
+    [waiting] = desk.book.status("").queue
     assert desk.book.prospects() is not None
     told = desk.book.explain(waiting.id)
     monkeypatch.setattr(queue, "_LONG", 0)

@@ -99,7 +99,7 @@ async def test_processes_killed_in_the_middle_leave_nothing_held_and_nothing_bro
         for worker in workers:
             worker.communicate()
         status = await pool.status()
-        assert (status.leases, status.line) == ((), ())
+        assert (status.leases, status.queue) == ((), ())
         lease = await pool.lease(await take(pool, "1", "afterwards"))
         assert lease.state is LeaseState.HELD
     assert total(path) == (1000, 1000)

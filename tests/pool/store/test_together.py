@@ -132,7 +132,7 @@ async def test_all_who_ask_a_pool_at_once_have_their_own_answer(tmp_path: Path) 
         assert [each.key for each in leases] == [str(n) for n in range(0, 120, 2)]
         assert [each.state for each in leases].count(LeaseState.HELD) == 50
         status = await pool.status()
-        assert (len(status.leases), len(status.line)) == (50, 10)
+        assert (len(status.leases), len(status.queue)) == (50, 10)
 
 
 async def test_jobs_are_done_together_and_told_so_if_that_fails() -> None:

@@ -45,7 +45,7 @@ class Office:
 
     def told(self) -> list[Lease]:
         status = self.book.status("")
-        return [*status.leases, *status.line]
+        return [*status.leases, *status.queue]
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ async def test_a_lease_that_is_taken_away_fails_the_cell(classroom: Classroom, m
     async with frontend(km) as page:
         cell = page.run("print('never')")
         await cell.shows("Waiting")
-        (waiting,) = (await classroom.pool.status()).line
+        (waiting,) = (await classroom.pool.status()).queue
         await classroom.pool.release(waiting.id)
         assert (await cell.done()).status == "error"
         assert "GpuSliceNotGranted: This cell did not run." in cell.outputs[0]
@@ -114,7 +114,7 @@ async def test_a_kernel_that_never_answers_fails_the_cell_and_loses_its_slice(
     async with frontend(km) as page:
         cell = page.run("print('never')")
         await cell.shows("Waiting")
-        (lease,) = (await classroom.pool.status()).line
+        (lease,) = (await classroom.pool.status()).queue
         await classroom.pool.release(held.id)
         assert "did not become ready within 1 seconds" in (await cell.done()).outputs[0]
     await eventually(classroom.is_empty)

@@ -158,7 +158,7 @@ async def test_who_waits_gets_what_a_killed_server_held(classroom: Classroom, en
     try:
         await eventually(server.started)
         await asyncio.gather(*(server.open_notebook(f"{number}.ipynb", kernel) for number in range(30)))
-        assert len((await classroom.pool.status()).line) == 5
+        assert len((await classroom.pool.status()).queue) == 5
         students = await enrol(kernel, 20)
         cells = [student.run() for student in students]
         await asyncio.gather(*(cell.shows("in line") for cell in cells))
@@ -169,7 +169,7 @@ async def test_who_waits_gets_what_a_killed_server_held(classroom: Classroom, en
 
     async def only_they_are_left() -> bool:
         status = await classroom.pool.status()
-        return len(status.leases) == 20 and not status.line
+        return len(status.leases) == 20 and not status.queue
 
     await eventually(only_they_are_left)
     await all_leave(students)

@@ -26,14 +26,14 @@ async def test_a_restart_while_waiting_keeps_the_place_in_line(
     held = await classroom.fill("1")
     km = manager(classroom.install("two"))
     await km.start_kernel()
-    (before,) = (await classroom.pool.status()).line
+    (before,) = (await classroom.pool.status()).queue
     async with frontend(km) as page:
         dropped = page.run("print('dropped')")
         await dropped.shows("Waiting")
         await km.restart_kernel()
         assert (await dropped.done()).status == "aborted"
-        (after,) = (await classroom.pool.status()).line
-        assert (after.id, after.place) == (before.id, before.place)
+        (after,) = (await classroom.pool.status()).queue
+        assert (after.id, after.position) == (before.id, before.position)
         await km.restart_kernel(now=True)
         cell = page.run("print('well')")
         await cell.shows("Waiting")

@@ -16,7 +16,7 @@ async def test_a_kernel_that_gets_in_line_during_a_look_has_not_left_it(
     classroom: Classroom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lesson, first = await classroom.fill("1"), await classroom.fill("2%")
-    line, places = queue_watch_of(classroom.pool), classroom.pool.places
+    line, places = queue_watch_of(classroom.pool), classroom.pool.positions
     answered, may_arrive = asyncio.Event(), asyncio.Event()
 
     async def late() -> Mapping[str, int]:
@@ -31,7 +31,7 @@ async def test_a_kernel_that_gets_in_line_during_a_look_has_not_left_it(
         second = await classroom.fill("2%")
         with line.standing(second.id) as other:
             may_arrive.set()
-            await until(lambda: other.left or other.place)
-            assert [(one.left, one.place), (other.left, other.place)] == [(False, 1), (False, 2)]
+            await until(lambda: other.left or other.position)
+            assert [(one.left, one.position), (other.left, other.position)] == [(False, 1), (False, 2)]
             await classroom.pool.release(lesson.id)
             await until(lambda: one.left and other.left)

@@ -85,7 +85,7 @@ def course_links(
 def course_view(name: str, course: CourseFile, status: PoolStatus, now: datetime) -> CourseView:
     """Return a course's page."""
     held = [lease for lease in status.leases if lease.holder.course == name and lease.slices]
-    waiting = sum(lease.holder.course == name for lease in status.line)
+    waiting = sum(lease.holder.course == name for lease in status.queue)
     milli = sum(part.milli for lease in held for part in lease.slices)
     return CourseView(
         name=name,

@@ -66,7 +66,7 @@ class Dashboard:
         if last and not more and last.snapshot is snapshot and last.courses is courses:
             return last
         status = snapshot.status
-        found = [lease.holder.course for lease in (*status.leases, *status.line)]
+        found = [lease.holder.course for lease in (*status.leases, *status.queue)]
         configured = {*courses.usable, *self.sharing().courses}
         scene = PoolScene(snapshot, courses, marks(configured, (*found, *more)))
         if not more:

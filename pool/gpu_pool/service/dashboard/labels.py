@@ -88,7 +88,7 @@ def reason_words(reason: str) -> str:
 def state_words(lease: Lease) -> str:
     """Say where a lease is in its life."""
     if lease.state is LeaseState.WAITING:
-        return "next in the queue" if lease.place == 1 else f"position {lease.place} in the queue"
+        return "next in the queue" if lease.position == 1 else f"position {lease.position} in the queue"
     return "in the cluster's queue" if lease.is_queued else _STATES[lease.state]
 
 

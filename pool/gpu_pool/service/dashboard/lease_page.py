@@ -38,7 +38,7 @@ class _OfLease(DashboardPage):
         """Show it, with what can be done and what each of that does."""
         scene = await self.dashboard.look()
         status = scene.snapshot.status
-        lease = next((each for each in (*status.leases, *status.line) if each.id == lease_id), None)
+        lease = next((each for each in (*status.leases, *status.queue) if each.id == lease_id), None)
         if lease is None:
             raise LeaseGone("There is no such lease any more.", "See the history for how it ended.")
         (row,) = pool_view.lease_rows(status, scene.marks, lambda each: each.id == lease_id)

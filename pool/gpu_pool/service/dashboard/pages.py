@@ -72,7 +72,7 @@ class PoolPage(LivePage):
     def _line(self, scene: PoolScene) -> str:
         crowd = without_names(scene.snapshot.status)
         waiting = pool_view.line_by_course(crowd, scene.marks)
-        return self.draw("part_line.html", waiting=waiting, total=len(crowd.line))
+        return self.draw("part_line.html", waiting=waiting, total=len(crowd.queue))
 
     async def _taken_away(self, living: frozenset[str]) -> tuple[PastRow, ...]:
         """Return what was taken away in the last hour. ``living`` are the viewer's leases."""
@@ -84,10 +84,10 @@ class PoolPage(LivePage):
     async def _explain(self, status: PoolStatus) -> Mapping[str, Outlook]:
         """Return why the viewer's own leases wait."""
         known = self._outlooks or {}
-        own = [lease for lease in status.line if self.viewer.owns(lease)]
+        own = [lease for lease in status.queue if self.viewer.owns(lease)]
         self._outlooks = {}
         for lease in own:
-            place = (lease.id, lease.place)
+            place = (lease.id, lease.position)
             try:
                 self._outlooks[place] = known.get(place) or await self.desk.explain(self.caller, lease.id)
             except GpuPoolError:

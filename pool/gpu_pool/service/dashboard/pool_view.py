@@ -45,7 +45,7 @@ class QuotaRow:
 
 def quota_rows(sharing: Sharing, status: PoolStatus) -> tuple[QuotaRow, ...]:
     """Return every quota that limits anything, with what is held and waited for of it now."""
-    return tuple(_rows(sharing, [*status.leases, *status.line]))
+    return tuple(_rows(sharing, [*status.leases, *status.queue]))
 
 
 def _rows(sharing: Sharing, leases: Sequence[Lease]) -> Iterable[QuotaRow]:
@@ -209,7 +209,7 @@ class Waiting:
 
 def line_by_course(status: PoolStatus, marks: Mapping[str, Mark]) -> tuple[Waiting, ...]:
     """Return how many wait, by course."""
-    courses = [course_label(lease.holder.course) for lease in status.line]
+    courses = [course_label(lease.holder.course) for lease in status.queue]
     return tuple(Waiting(course, marks[course], courses.count(course)) for course in sorted(set(courses)))
 
 
@@ -246,7 +246,7 @@ def lease_rows(
 ) -> tuple[LeaseRow, ...]:
     """Return the wanted leases: those held and parked, oldest first, then the line in its order."""
     known = outlooks or {}
-    every = (*status.leases, *status.line)
+    every = (*status.leases, *status.queue)
     return tuple(_row(lease, marks, known.get(lease.id)) for lease in every if is_wanted(lease))
 
 
@@ -287,7 +287,7 @@ def news(before: PoolStatus, now: PoolStatus, viewer: Viewer, ends: Mapping[str,
     ]
     for lease_id, lease in new.items():
         known = old.get(lease_id)
-        if known is None or (known.state, known.place) != (lease.state, lease.place):
+        if known is None or (known.state, known.position) != (lease.state, lease.position):
             where = where_words(lease)
             told.append(
                 f"Your slice of {lease.request}: {state_words(lease)}{f' on {where}' if where else ''}."
@@ -298,4 +298,4 @@ def news(before: PoolStatus, now: PoolStatus, viewer: Viewer, ends: Mapping[str,
 
 
 def _own(status: PoolStatus, viewer: Viewer) -> dict[str, Lease]:
-    return {lease.id: lease for lease in (*status.leases, *status.line) if viewer.owns(lease)}
+    return {lease.id: lease for lease in (*status.leases, *status.queue) if viewer.owns(lease)}

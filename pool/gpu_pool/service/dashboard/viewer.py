@@ -43,7 +43,7 @@ def _shown(status: PoolStatus, is_open: Callable[[Lease], bool]) -> PoolStatus:
     def shown(leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
         return tuple(lease if is_open(lease) else _anonymous(lease) for lease in leases)
 
-    return replace(status, leases=shown(status.leases), line=shown(status.line))
+    return replace(status, leases=shown(status.leases), queue=shown(status.queue))
 
 
 def _anonymous(lease: Lease) -> Lease:

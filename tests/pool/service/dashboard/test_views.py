@@ -61,7 +61,7 @@ def lease(
 
 
 def waiting(number: int, place: int, **facts: Any) -> Lease:
-    return lease(number, state=LeaseState.WAITING, place=place, **facts)
+    return lease(number, state=LeaseState.WAITING, position=place, **facts)
 
 
 def pool(*leases: Lease, line: tuple[Lease, ...] = (), of: Device = GPU, **facts: Any) -> PoolStatus:
@@ -72,10 +72,10 @@ def pool(*leases: Lease, line: tuple[Lease, ...] = (), of: Device = GPU, **facts
 
 class TestViewer:
     def test_of_others_only_course_size_and_place_are_left(self) -> None:
-        crowd = without_names(pool(lease(1), line=(waiting(2, 1, user="grace"),)))
+        crowd = without_names(pool(lease(1), queue=(waiting(2, 1, user="grace"),)))
         told = repr(crowd)
         assert not any(word in told for word in ("ada", "grace", "abcdef", "secret-key", "kernel of"))
-        assert [each.holder.course for each in (*crowd.leases, *crowd.line)] == ["ml", "ml"]
+        assert [each.holder.course for each in (*crowd.leases, *crowd.queue)] == ["ml", "ml"]
         assert crowd.leases[0].slices == lease(1).slices
 
     def test_one_sees_own_leases_and_those_of_courses_that_one_teaches(self) -> None:
@@ -159,7 +159,7 @@ class TestLeases:
 
     def test_a_row_says_for_how_long_it_waits_and_why(self) -> None:
         outlook = Outlook(2, "All is held.", (120, 300))
-        status = pool(line=(waiting(7, 2),))
+        status = pool(queue=(waiting(7, 2),))
         (row,) = pool_view.lease_rows(status, MARKS, ADA.owns, {"7-abcdef": outlook})
         assert row.state == "position 2 in the queue"
         assert row.outlook == "perhaps about 2 to 5 min. All is held."
@@ -174,15 +174,15 @@ class TestLeases:
 
     def test_the_line_is_counted_by_course(self) -> None:
         line = (waiting(1, 1), waiting(2, 2, user="x"), waiting(3, 3, course=None))
-        found = pool_view.line_by_course(pool(line=line), MARKS)
+        found = pool_view.line_by_course(pool(queue=line), MARKS)
         assert [(each.course, each.number) for each in found] == [("ml", 2), ("no course", 1)]
 
 
 class TestNews:
     def test_what_becomes_of_own_leases_is_said(self) -> None:
-        before = pool(line=(waiting(1, 2),))
+        before = pool(queue=(waiting(1, 2),))
         assert (
-            pool_view.news(before, pool(line=(waiting(1, 1),)), ADA, {})
+            pool_view.news(before, pool(queue=(waiting(1, 1),)), ADA, {})
             == "Your slice of 10%: next in the queue."
         )
         held = pool(lease(1))
@@ -271,7 +271,7 @@ class TestCourses:
         assert seen(ADMIN) == 1
 
     def test_it_says_how_much_is_held_and_by_how_many(self) -> None:
-        status = pool(lease(1), lease(2, "x"), lease(3, "x", "nlp"), line=(waiting(4, 1),))
+        status = pool(lease(1), lease(2, "x"), lease(3, "x", "nlp"), queue=(waiting(4, 1),))
         view = course_view.course_view("ml", self.COURSES.usable["ml"], status, self.AT)
         assert (view.held, view.waiting) == ("2 slices, 20%", "1 request")
         assert [(offer.name, offer.is_default) for offer in view.offers] == [("Small", True), ("Half", False)]
