@@ -106,7 +106,7 @@ async def measure() -> list[Line]:
     async with a_full_pool() as site:
         for what, path, user in (("the pool, a student's", "", "user1"), ("administration", "admin", ADMIN)):
             seconds, size = await rendering(site, path, user)
-            made_of = f"{LEASES} leases, 100 in line; {size} KiB; {1000 * seconds:.0f} ms, of {ROUNDS}"
+            made_of = f"{LEASES} leases, 100 in the queue; {size} KiB; {1000 * seconds:.0f} ms, of {ROUNDS}"
             lines.append(_of_time(f"{what}: to the whole page", seconds, made_of))
             paint = await painting(site, path, user)
             if paint is not None:

@@ -40,7 +40,7 @@ class Day:
 
     #: Milliseconds of work for a decision, by percentile. Those of each would be a growth of our own.
     took: dict[int, float]
-    #: How many of these put somebody in line.
+    #: How many of these put somebody in the queue.
     waited: int
     memory_mib: float
     files: int

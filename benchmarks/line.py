@@ -1,4 +1,4 @@
-"""Whether a grant stays as quick when very many wait in line."""
+"""Whether a grant stays as quick when very many wait in the queue."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run() -> Iterator[Line]:
             explanations.append(explain(long[1], last))
         for database, _ in (empty, long):
             database.close()
-    # The mean: some decisions put the whole line in order, and that counts.
+    # The mean: some decisions put the whole queue in order, and that counts.
     none = statistics.fmean(beside_none)
     yield _line(f"one acquire and release beside {WAITERS:,} waiters to beside none", pairs, none, 20.0)
     yield _line(f"a release that grants to the first of {WAITERS:,} to such a pair", turns, none, 20.0)

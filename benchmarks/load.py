@@ -1,4 +1,4 @@
-"""A big school: 500 users who take and give back 2,000 slices a minute while 10,000 others wait in line."""
+"""A big school: 500 users who take and give back 2,000 slices a minute while 10,000 others wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpu_pool_client import Holder, Pool, connect, parse_request
 USERS, A_MINUTE, WAITERS = sized((500, 2_000, 10_000), (20, 600, 300))
 #: Seconds that each part is measured for.
 SECONDS = sized(60.0, 3.0)
-#: So many get in line at once.
+#: So many join the queue at once.
 TOGETHER = 32
 SIZE = parse_request("2%")
 #: What the waiters wait for: the model of a device that is drained, so that nobody else is in their way.
@@ -62,7 +62,7 @@ async def grants(pools: Sequence[Pool], run: str) -> list[float]:
 
 @asynccontextmanager
 async def waiting(behind: HubService, service: psutil.Process) -> AsyncIterator[float]:
-    """Let everybody else get in line, and wait for their turn; yield after how many seconds all do."""
+    """Let everybody else join the queue, and wait for their turn; yield after how many seconds all do."""
     # More connect at once than the system queues; those it sends away try again.
     logging.getLogger("tornado.general").setLevel(logging.ERROR)
     async with connect(behind.service.url) as pool:
@@ -82,7 +82,7 @@ async def waiting(behind: HubService, service: psutil.Process) -> AsyncIterator[
 
 
 async def measure() -> Iterator[Line]:
-    """Measure with nobody in line, and with everybody."""
+    """Measure with nobody in the queue, and with everybody."""
     # Each waiter is a connection, seen from both of its ends.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -130,7 +130,7 @@ def lines(
             unit="ms",
         )
     yield Line(
-        f"from the first to the last of {WAITERS:,} who get in line together",
+        f"from the first to the last of {WAITERS:,} who join the queue together",
         settled,
         f"each asks, and then waits over a connection of its own: {WAITERS / settled:.0f} a second",
         ours=settled,
@@ -140,7 +140,7 @@ def lines(
     yield Line(
         f"the service's memory after another {SECONDS:.0f} s of it, to before",
         later / full,
-        f"{later:.0f} to {full:.0f} MiB with everybody in line, {empty:.0f} MiB with nobody: "
+        f"{later:.0f} to {full:.0f} MiB with everybody in the queue, {empty:.0f} MiB with nobody: "
         f"{(full - empty) / WAITERS * 1024:.0f} KiB for each; "
         f"99th percentile of a grant then {percentile(again, 0.99) * 1e3:.0f} ms",
         1.05,
@@ -151,7 +151,7 @@ def lines(
     yield Line(
         "its open files then, to before",
         after / many,
-        f"{after} to {many}, {few} with nobody in line",
+        f"{after} to {many}, {few} with nobody in the queue",
         1.02,
         ours=float(after),
         yardstick=float(many),

@@ -1,4 +1,4 @@
-"""The line and the placement in simulated time, against what one would write first.
+"""The queue and the placement in simulated time, against what one would write first.
 
 Everything is simulated, from seeds: the same figures on every machine.
 """
@@ -24,7 +24,7 @@ from gpu_pool_client import WHOLE, DeviceStatus
 HOUR = 3600.0
 LASTS = sized(4 * 24 * HOUR, 3 * HOUR)
 SEEDS = sized((1, 2, 3), (1,))
-#: The baselines of the line that the simulator has.
+#: The baselines of the queue that the simulator has.
 LINES = ("strict order", "smallest first", "backfill")
 Sort = Callable[[Sequence[DeviceStatus]], Sequence[DeviceStatus]]
 
@@ -116,7 +116,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def by_line(workload: Workload) -> dict[str, Result]:
-    """Run the orders of the line; placement is ours in all."""
+    """Run the orders of the queue; placement is ours in all."""
     orders: dict[str, Callable[[Sequence[Arrival]], Order]] = {
         "ours": lambda _: decide,
         **{name: partial(_named, name) for name in LINES},
@@ -130,7 +130,7 @@ def _named(name: str, _: Sequence[Arrival]) -> Order:
 
 
 def by_placement(workload: Workload) -> dict[str, Result]:
-    """Run the placements; the line is first come, first served, passing over whoever does not fit."""
+    """Run the placements; the queue is first come, first served, passing over whoever does not fit."""
     sorts: dict[str, Sort] = {
         "first fit (ours)": list,
         "best fit": best_fit,

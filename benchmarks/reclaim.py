@@ -1,4 +1,4 @@
-"""How soon the next in line has the slice of a process that was killed."""
+"""How soon the next in the queue has the slice of a process that was killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def start() -> tuple[subprocess.Popen[bytes], Process]:
 
 
 async def reclaim(pool: Pool, number: int) -> float:
-    """Kill a process that holds the only device; return the seconds until the next in line has it."""
+    """Kill a process that holds the only device; return the seconds until the next in the queue has it."""
     kernel, process = start()
     held = await pool.request(WHOLE, HOLDER, f"held-{number}")
     await pool.attach(held.id, process)

@@ -1,4 +1,4 @@
-"""A class whose kernels wait: each student's Jupyter server asks every second how they stand in line."""
+"""A class whose kernels wait: each student's Jupyter server asks every second how they wait in the queue."""
 
 from __future__ import annotations
 

@@ -39,5 +39,9 @@ class Outlook:
         return f"perhaps about {last} {unit}" if first == last else f"perhaps about {first} to {last} {unit}"
 
     def __str__(self) -> str:
-        place = "You are next in line" if self.position == 1 else f"You are number {self.position} in line"
+        place = (
+            "You are next in the queue"
+            if self.position == 1
+            else f"You are number {self.position} in the queue"
+        )
         return f"{', '.join(filter(None, (place, self.expected)))}. {self.why}".strip()

@@ -64,7 +64,7 @@ class Pool(abc.ABC):
         """Return the lease once it is HELD.
 
         Raises ``TimedOut`` after ``timeout`` seconds; the lease then keeps its
-        place in line. Cancelling this call withdraws the request.
+        position in the queue. Cancelling this call withdraws the request.
         """
 
     async def acquire(
@@ -135,7 +135,7 @@ class Pool(abc.ABC):
 
         A held lease has other slices at once, on its own devices if it can;
         its holder is to give its process the new :attr:`Lease.environment`. One
-        that waits keeps its place only if it asks for no more than before; a
+        that waits keeps its position only if it asks for no more than before; a
         parked one asks for the new size when it resumes.
 
         Raises what :meth:`request` raises; ``TimedOut`` where a held lease
@@ -149,7 +149,7 @@ class Pool(abc.ABC):
     async def park(self, lease_id: str) -> Lease:
         """Give the slices of a held lease to others, and keep the lease.
 
-        One that waits in line to resume leaves the line and is parked again.
+        One that waits in the queue to resume leaves the queue and is parked again.
         Raises ``NotAllowed`` where its process has initialised CUDA: what it
         keeps on the device would be in the next holder's way. It is also raised
         to anybody but the process that asked for the lease, since nobody else
@@ -158,7 +158,7 @@ class Pool(abc.ABC):
 
     @abc.abstractmethod
     async def resume(self, lease_id: str) -> Lease:
-        """Ask again for the slices of a parked lease; it may have to wait in line.
+        """Ask again for the slices of a parked lease; it may have to wait in the queue.
 
         It gets the same devices as before.
         """
@@ -217,7 +217,7 @@ class Pool(abc.ABC):
         """Return devices, leases and line as one consistent snapshot."""
 
     async def positions(self) -> Mapping[str, int]:
-        """Return the places in line of one's own leases, 1 for the next, by lease id.
+        """Return the positions in the queue of one's own leases, 1 for the next, by lease id.
 
         All that one has asked for oneself counts; what others did lately may not yet. This is for
         those who ask again and again: where many do, it costs a small part of :meth:`status`.

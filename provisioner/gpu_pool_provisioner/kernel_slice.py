@@ -62,7 +62,7 @@ class KernelSlice:
         return {NEWS: self.notice} if self.notice else {}
 
     async def take(self, holder: Holder, timeout: float | None = None) -> Lease:
-        """Return the lease of before a restart, or a new one, which may still be in line.
+        """Return the lease of before a restart, or a new one, which may still be in the queue.
 
         With a ``timeout``, one that is held within so many seconds. Raises
         ``LeaseGone`` when the lease of before has ended, and what

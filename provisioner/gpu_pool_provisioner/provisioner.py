@@ -76,7 +76,7 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
     """
 
     _slice: KernelSlice | None = None
-    #: The slice's lease as it was before the launch: held, or in line.
+    #: The slice's lease as it was before the launch: held, or in the queue.
     _lease: Lease | None = None
     #: Whether a start went through. Then only cleanup(False) makes the slice forgotten.
     _started = False

@@ -23,7 +23,7 @@ _trying: set[tuple[str, str]] = set()
 async def give_back(pool: Pool, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
     """Release a lease; where its pool cannot hear of it now, as soon as it can. May be repeated.
 
-    A lease that stands on the process of a server, as one in line does, would
+    A lease that stands on the process of a server, as one in the queue does, would
     otherwise stay there for as long as the server runs. Whoever shuts a kernel
     down waits for the pool for a moment only.
     """

@@ -44,7 +44,7 @@ class SliceSettings(LocalProvisioner):
     waiting_proxy = Bool(
         True,
         config=True,
-        help="""Whether a kernel for which no slice is free starts all the same, and waits in line.
+        help="""Whether a kernel for which no slice is free starts all the same, and waits in the queue.
 
         Its first cell shows its place and runs when the slice has come. If
         false, the start fails after wait_timeout. A kernel whose slice can be

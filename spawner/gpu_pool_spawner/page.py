@@ -147,7 +147,7 @@ def _free(course: str, request: SliceRequest, granted: SliceRequest, supply: Poo
     number, wait = free_now(granted, supply.devices), supply.waits.get((course, request), "")
     if number and not wait:
         return f"{number} free now"
-    # What is free may be kept for those in line.
+    # What is free may be kept for those in the queue.
     words = ", ".join(filter(None, ("none free for you now" if number else "none free now", wait)))
     drained = [each for each in supply.devices if each.drained and accepts(granted.filters, each.device)]
     return f"{words}. {say_drained(drained)}" if drained else words

@@ -77,7 +77,7 @@ class PoolView:
             self._pool = connect(self._url)
         pool = self._pool
         status: PoolStatus = await self._recent("status", pool.status)
-        # Of what is free, too: it may be kept for those in line, whom not everybody sees.
+        # Of what is free, too: it may be kept for those in the queue, whom not everybody sees.
         met = await asyncio.gather(
             *(self._recent(each, functools.partial(_met, pool, *each)) for each in offered)
         )
@@ -126,7 +126,9 @@ def _say(outlook: Outlook) -> str:
     if outlook.expected:
         return f"a wait of {outlook.expected}"
     return (
-        "you would be next in line" if outlook.position == 1 else f"{outlook.position - 1} in line before you"
+        "you would be next in the queue"
+        if outlook.position == 1
+        else f"{outlook.position - 1} in the queue before you"
     )
 
 

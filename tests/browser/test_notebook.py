@@ -32,7 +32,7 @@ async def test_a_cell_waits_for_its_slice_and_runs(page: Page, lab: Lab, tmp_pat
         await page.locator(".jp-CodeCell .cm-content").first.click()
         await page.keyboard.press("Shift+Enter")
         output = page.locator(".jp-OutputArea-output").first
-        await expect(output).to_contain_text("You are next in line")
+        await expect(output).to_contain_text("You are next in the queue")
         await pool.release(held.id)
         await expect(output).to_have_text("It runs")
     await page.get_by_role("menuitem", name="Kernel", exact=True).click()

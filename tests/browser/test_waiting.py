@@ -28,10 +28,10 @@ async def test_a_cell_waits_for_its_slice_and_runs(page: Page, lab: Lab, snap: S
         await start_notebook(page, HALF)
         await run_cell(page, "print('It', 'runs')", HALF)
         output = page.locator(".jp-OutputArea-output").first
-        await expect(output).to_contain_text("You are number 2 in line")
+        await expect(output).to_contain_text("You are number 2 in the queue")
         await snap("waiting.png")
         await pool.release(before.id)
-        await expect(output).to_contain_text("You are next in line")
+        await expect(output).to_contain_text("You are next in the queue")
         await pool.release(held[0].id)
         await expect(output).to_have_text("It runs")
         await expect(page.locator(".jp-OutputArea-output")).to_have_count(1)

@@ -80,7 +80,7 @@ CLUSTER: Final = (
     "gpu_pool.cluster.pool:ClusterPool.pod:before",
     "gpu_pool.cluster.pool:ClusterPool.pod:after",
 )
-#: The same where it waits in line, and gets its slice when another kernel ends.
+#: The same where it waits in the queue, and gets its slice when another kernel ends.
 CLUSTER_WAITS: Final = (
     "gpu_pool.store.leases:Book._insert_waiting:before",
     "gpu_pool.store.leases:Book._insert_waiting:after",

@@ -84,7 +84,7 @@ async def test_a_node_is_asked_for_and_used_once_it_has_come(pool: ClusterPool, 
     assert (await pool.lease(waiting)).state is LeaseState.WAITING
     await until(lambda: len(placeholders(fake)) == 1)
     await until_told(pool, waiting, "A machine is being started, which takes some minutes.")
-    assert str(await pool.explain(waiting)).startswith("You are next in line. A machine")
+    assert str(await pool.explain(waiting)).startswith("You are next in the queue. A machine")
     fake.put("nodes", of_group("new-1"))
     lease = await pool.wait(waiting, 60)
     assert lease.slices[0].device.node == "new-1"

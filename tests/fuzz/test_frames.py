@@ -172,7 +172,7 @@ def test_the_pending_outlives_what_pages_say(conversation: list[tuple[str, str, 
         pending.receive("control" if channel == "control" else "shell", _frames(parts))
         pending.hold("shell", _frames(parts))
         front["iopub"].on_message(_frames([b"\x01" + parts[0]]))
-        pending.show("2nd in line")
+        pending.show("2nd in the queue")
     pending.refuse("no")
     assert not pending.holds_code  # what would run was answered
     pending.drop()

@@ -154,7 +154,7 @@ class Driving(RuleBasedStateMachine):
         self.serve()
 
     def serve(self) -> None:
-        """Let the model serve its line, now that the pool has served its own."""
+        """Let the model serve its queue, now that the pool has served its own."""
         self.model.serve(self.ground.usage())
 
     def look(self) -> bool:
@@ -171,12 +171,12 @@ class Driving(RuleBasedStateMachine):
                 return
 
     def catch_up(self) -> None:
-        """Serve the line if the pool has, as it does now and then: time changes the order."""
+        """Serve the queue if the pool has, as it does now and then: time changes the order."""
         if self.kept() != self.line():
             self.serve()
 
     def kept(self) -> list[tuple[Any, ...]]:
-        """Return the line as the store has it: ids, and the devices that are kept free for each."""
+        """Return the queue as the store has it: ids, and the devices that are kept free for each."""
         return self.ground.rows("SELECT id, reserved FROM lease WHERE turn IS NOT NULL ORDER BY turn")
 
     def line(self) -> list[tuple[str, str]]:

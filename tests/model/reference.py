@@ -76,7 +76,7 @@ class Reference(Resizing):
             self.queue.append(known)
 
     def end(self, known: Known, reason: EndReason) -> None:
-        """End a lease; the line is to be served afterwards."""
+        """End a lease; the queue is to be served afterwards."""
         assert known.state is not LeaseState.ENDED
         if known in self.queue:
             self.queue.remove(known)
@@ -104,7 +104,7 @@ class Reference(Resizing):
                 self.end(known, EndReason.PROCESS_GONE)
         return bool(overdue or gone)
 
-    # -- The line ----------------------------------------------------------
+    # -- The queue ----------------------------------------------------------
 
     def serve(self, usage: Usage) -> None:
         """Grant to everybody whose turn it is, and put the others in order; ``usage`` is that of now."""

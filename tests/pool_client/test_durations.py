@@ -68,8 +68,10 @@ def test_what_is_written_is_read_back_within_its_smaller_unit(seconds: int) -> N
 
 def test_what_somebody_who_waits_is_told() -> None:
     why = "You need 2%, and nothing is free."
-    assert str(Outlook(1, why)) == f"You are next in line. {why}"
-    assert str(Outlook(3, why, (240, 540))) == f"You are number 3 in line, perhaps about 4 to 9 min. {why}"
+    assert str(Outlook(1, why)) == f"You are next in the queue. {why}"
+    assert (
+        str(Outlook(3, why, (240, 540))) == f"You are number 3 in the queue, perhaps about 4 to 9 min. {why}"
+    )
     assert Outlook(2, why, (5, 20)).expected == "perhaps less than a minute"
     assert Outlook(2, why, (5, 120)).expected == "perhaps about 0 to 2 min"
     assert Outlook(2, why, (230, 250)).expected == "perhaps about 4 min"

@@ -48,7 +48,7 @@ async def test_where_none_is_free_the_wait_is_that_of_somebody_new(url: str) -> 
         for number in range(30):
             await pool.release(await take(pool, SMALL, f"before-{number}"))
         await take(pool, MOST, "held")
-        # Nobody waits in line yet.
+        # Nobody waits in the queue yet.
         alone = await PoolView(url).look(OFFERED)
         await take(pool, MOST, "waits")
         behind = await PoolView(url).look(OFFERED)
@@ -70,8 +70,8 @@ async def test_where_nothing_is_known_of_the_wait_the_place_is_told(url: str) ->
         second = await PoolView(url).look(OFFERED)
     assert first is not None
     assert second is not None
-    assert first.waits["ml", MOST] == "you would be next in line"
-    assert second.waits["ml", MOST] == "1 in line before you"
+    assert first.waits["ml", MOST] == "you would be next in the queue"
+    assert second.waits["ml", MOST] == "1 in the queue before you"
 
 
 async def test_what_a_quota_forbids_is_told(url: str) -> None:

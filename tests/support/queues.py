@@ -43,7 +43,7 @@ def decided(
     policy: Policy | None = None,
     usage: Usage | None = None,
 ) -> Decision:
-    """Decide about the line."""
+    """Decide about the queue."""
     found = statuses(held, count)
     return decide(Situation(line, held, found, RULES, policy or Policy(), usage or Usage(), now))
 
@@ -54,7 +54,7 @@ def granted(decision: Decision) -> list[int]:
 
 
 def ordered(line: Sequence[Waiter], held: Sequence[Holding] = (), **given: object) -> list[int]:
-    """Return the numbers of the line in order of turn."""
+    """Return the numbers of the queue in order of turn."""
     policy, usage = given.get("policy", Policy()), given.get("usage", Usage())
     found = order(Situation(line, held, statuses(held), RULES, policy, usage, 100.0))  # type: ignore[arg-type]
     return [each.number for each in found]

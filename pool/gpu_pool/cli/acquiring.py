@@ -1,4 +1,4 @@
-"""Asking for a slice and standing in line for it, with word of the place on standard error."""
+"""Asking for a slice and waiting in the queue for it, with word of the place on standard error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def acquire(
 ) -> Lease:
     """Return a held lease that lives as long as ``keeper``.
 
-    Until it is held it is tied to this process, so that nobody stands in line
+    Until it is held it is tied to this process, so that nobody waits in the queue
     for a command that was given up. Waits ``timeout`` seconds (None: however
     long it takes); whatever goes wrong, the request is withdrawn.
     """
@@ -84,7 +84,7 @@ async def _tell(pool: Pool, lease_id: str, progress: _QueueProgress) -> None:
 
 
 class _QueueProgress:
-    """The place in line: one living line in a terminal, else one line for each change."""
+    """The position in the queue: one living line in a terminal, else one line for each change."""
 
     def __init__(self) -> None:
         self._status: Status | None = None

@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 def ordinal(number: int) -> str:
-    """Write a place in line: ``1st``, ``2nd``, ``11th``."""
+    """Write a position in the queue: ``1st``, ``2nd``, ``11th``."""
     if number % 100 in (11, 12, 13):
         return f"{number}th"
     return f"{number}" + {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
@@ -49,7 +49,7 @@ def ordinal(number: int) -> str:
 
 def waiting(lease: Lease, expected: str = "") -> str:
     """Say where a waiting lease stands, and what wait is expected."""
-    place = f"{ordinal(lease.position)} in line" if lease.position else ""
+    place = f"{ordinal(lease.position)} in the queue" if lease.position else ""
     where = ", ".join(filter(None, (place, expected)))
     return f"waiting for {lease.request.named}{': ' if where else ''}{where}"
 
@@ -157,7 +157,7 @@ def lease_row(lease: Lease, now: float) -> list[str]:
     is_waiting = lease.state is LeaseState.WAITING
     state = "queued" if lease.is_queued else lease.state.value
     return [
-        f"{ordinal(lease.position)} in line" if is_waiting and lease.position else state,
+        f"{ordinal(lease.position)} in the queue" if is_waiting and lease.position else state,
         safe(str(lease.request)),
         _devices(lease),
         format_memory(lease.memory_mib) if lease.slices else "-",

@@ -46,7 +46,7 @@ def waiting_options(function: F) -> F:
             help="Wait this long at most (90s, 15min, 2h), then fail with exit status 6.",
         ),
         click.option(
-            "--wait/--no-wait", default=True, help="Wait in line (the default), or fail unless free."
+            "--wait/--no-wait", default=True, help="Wait in the queue (the default), or fail unless free."
         ),
     ):
         function = option(function)
@@ -95,7 +95,7 @@ def run(
 ) -> int:
     """Take a slice, run a command on it, give the slice back.
 
-    Waits in line if nothing is free; Ctrl-C gives up. The exit status is the
+    Waits in the queue if nothing is free; Ctrl-C gives up. The exit status is the
     command's, 128+n if signal n ended it. Signals are passed on. If this
     program is killed, the command gets SIGTERM (on Linux, unless it is
     setuid); the slice is back when the command has ended.

@@ -63,7 +63,7 @@ def list_(session: CommandSession, details: bool, nodes: bool) -> int:
 @click.option("-w", "--watch", is_flag=True, help="Keep showing it until Ctrl-C.")
 @json_option
 def status(session: CommandSession, watch: bool) -> int:
-    """Show the leases, and who waits in line for one."""
+    """Show the leases, and who waits in the queue for one."""
     if not watch:
         found = complete(_status(session))
         if session.as_json:

@@ -60,7 +60,7 @@ class Demand:
 
 
 def demand(line: Iterable[Waiter], groups: Sequence[Growable], rules: Rules) -> Demand:
-    """Return which nodes those in line need, who have the right to what is free and found none.
+    """Return which nodes those in the queue need, who have the right to what is free and found none.
 
     ``line`` is in the order of their turns. Who can only be on devices that there are, such as
     those beside a home, needs no other node.

@@ -89,7 +89,7 @@ def _explained(file: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # A file that is mounted by itself, as containers do, keeps its place.
+        # A file that is mounted by itself, as containers do, keeps its position.
         is_mounted = error.errno == errno.EBUSY
         why = "it is mounted by itself" if is_mounted else (error.strerror or str(error))
         remedy = _AT_ITS_SOURCE if is_mounted else "Nothing was changed. Ask the administrator."

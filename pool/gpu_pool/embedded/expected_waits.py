@@ -1,4 +1,4 @@
-"""Expected waits of all who stand in line, worked out beside everything else, and seldom."""
+"""Expected waits of all who wait in the queue, worked out beside everything else, and seldom."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_pool.worker import Worker
 
 T = TypeVar("T")
 #: What was worked out is told for so many times as long as that took, in seconds of work, and no
-#: longer than so many seconds: everybody asks, and seconds of work stand behind a line of two hundred.
+#: longer than so many seconds: everybody asks, and seconds of work stand behind a queue of two hundred.
 _TIMES: Final = 100.0
 _LONGEST: Final = 300.0
 #: Whoever asks waits no longer than this for what is being worked out.

@@ -358,4 +358,4 @@ def _refuse_unless_waiting(lease: Lease) -> None:
     if lease.state is LeaseState.ENDED:
         raise gone(lease)
     if lease.state is LeaseState.PARKED:
-        raise BadRequest("A parked lease is not in line.", "Resume it first.")
+        raise BadRequest("A parked lease is not in the queue.", "Resume it first.")

@@ -39,7 +39,7 @@ def check_rules(request: SliceRequest, rules: Rules) -> None:
 
 
 def check_waiting(request: SliceRequest, waiting: int, most: int) -> None:
-    """Refuse, with ``OverQuota``, one more in line of a user who has so many waiting; 0 is no limit."""
+    """Refuse, with ``OverQuota``, one more in the queue of a user who has so many waiting; 0 is no limit."""
     if most and waiting >= most:
         raise OverQuota(
             f"You asked for {request}, and you wait for {waiting} slices already; "

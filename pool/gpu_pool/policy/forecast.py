@@ -76,7 +76,7 @@ def expected_waits(now: Situation, stays: Sequence[HoldingTime]) -> dict[int, tu
 
     ``stays`` are of leases that have ended, the most recent first. What is
     held is supposed to last as long as those of these that lasted as long as it
-    has by now, of the same course and size where there are enough; then the line is
+    has by now, of the same course and size where there are enough; then the queue is
     run forward with ``decide``. Nobody new is supposed to come. Whoever would have to
     wait for a lease that has outlasted all that are known is told nothing.
     """
@@ -162,7 +162,7 @@ def _survival(ended: Sequence[float], going_on: Sequence[float]) -> tuple[list[f
 
 
 class _Future:
-    """The pool as it may go on: who holds now leaves one after the other, and the line moves up."""
+    """The pool as it may go on: who holds now leaves one after the other, and the queue moves up."""
 
     def __init__(self, future: int, situation: Situation, stays: _HoldingTimes) -> None:
         self._future, self._stays, self._begun, self._now = future, stays, situation, situation.now

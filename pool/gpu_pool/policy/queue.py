@@ -1,8 +1,8 @@
 """Whose turn it is: pure functions, without I/O, clock or randomness.
 
 ``decide`` says who is granted what now, and which devices are kept free for
-whom; ``order`` says in which order turns come. For long lines ``grant`` says
-the first half of a decision alone; ``foremost`` says which part of the line is
+whom; ``order`` says in which order turns come. For long queues ``grant`` says
+the first half of a decision alone; ``foremost`` says which part of the queue is
 enough for it, and ``settled`` whether it may be asked. All follow the same rules:
 higher priorities first, then courses by weight, then the users of a course by
 what they hold and have used lately, then first come, first served. Whoever
@@ -62,7 +62,7 @@ def decide(now: Situation) -> Decision:
 def grant(now: Situation) -> Decision:
     """Say who is granted what now, as :func:`decide` does, and reserve nothing that is not reserved yet.
 
-    Of the line it needs those with reservations, which have to be :func:`settled`, and
+    Of the queue it needs those with reservations, which have to be :func:`settled`, and
     :func:`gpu_pool.policy.queue.foremost`.
     """
     decision = _Round(now)
@@ -79,7 +79,7 @@ def settled(reserved: Sequence[Waiter], statuses: Sequence[DeviceStatus], rules:
 
 
 def order(now: Situation) -> list[Waiter]:
-    """Return the line in order of turn: as if there were a slice for each when its turn comes."""
+    """Return the queue in order of turn: as if there were a slice for each when its turn comes."""
     shares = FairShares(now)
     ordered = []
     for waiter in turns(now.queue, shares):
@@ -105,7 +105,7 @@ class _Round:
 
     @functools.cached_property
     def _shares(self) -> FairShares:
-        """Who has had how much. Nobody asks where nothing fits, as it often is for a long line."""
+        """Who has had how much. Nobody asks where nothing fits, as it often is for a long queue."""
         return FairShares(self._situation)
 
     def _turns(self, waiters: Sequence[Waiter]) -> Iterable[Waiter]:
@@ -128,7 +128,7 @@ class _Round:
             pass
 
     def _grant_by_turn(self) -> bool:
-        """Go through the line once; return whether a reservation became needless on the way."""
+        """Go through the queue once; return whether a reservation became needless on the way."""
         self._fits.clear()
         freed = False
         able = [

@@ -1,4 +1,4 @@
-"""Which part of a long line is enough to decide who is granted something now."""
+"""Which part of a long queue is enough to decide who is granted something now."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def room(request: SliceRequest, statuses: Sequence[DeviceStatus], rules: Rules) 
 def queue_head(
     now: Situation, arrivals: Iterable[tuple[Iterable[Waiter], Mapping[Wish, float]]], most: int
 ) -> list[Waiter]:
-    """Return those of a long line who come before all others when at most ``most`` can be granted something.
+    """Return those of a long queue who come before all others when at most ``most`` can be granted something.
 
     ``arrivals`` are the waiters that something fits for, by course, in order
     of arrival, with the last arrival of each wish; those of a course have one
-    priority, but for some who are in the line in any case, and nothing
+    priority, but for some who are in the queue in any case, and nothing
     reserved. They are read only as far as needed. ``now`` has everything but
-    the line.
+    the queue.
     """
     shares = FairShares(now)
     return [waiter for course, last in arrivals for waiter in _queue_head(course, last, most, shares)]

@@ -127,7 +127,7 @@ class Situation:
     courses: frozenset[str] = frozenset()
 
     def waiter(self, number: int) -> Waiter:
-        """Return the waiter of that number. Raises ``KeyError`` if it is not in line."""
+        """Return the waiter of that number. Raises ``KeyError`` if it is not in the queue."""
         for waiter in self.queue:
             if waiter.number == number:
                 return waiter

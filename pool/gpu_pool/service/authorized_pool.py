@@ -176,7 +176,7 @@ class AuthorizedPool:
         return replace(found, leases=own(found.leases), queue=own(found.queue))
 
     async def positions(self, caller: Caller) -> Mapping[str, int]:
-        """Return the places in line of the caller's own leases; see ``Pool.positions``."""
+        """Return the positions in the queue of the caller's own leases; see ``Pool.positions``."""
         places = self._changes.positions(caller.user)
         if places is None:
             line = (await self._pool.status()).queue

@@ -109,7 +109,7 @@ class LeasesHandler(Handler):
     """The requests for slices."""
 
     async def post(self) -> None:
-        """Ask for a slice: it is granted at once, or put in line."""
+        """Ask for a slice: it is granted at once, or queued."""
         await self.answer_lease(await self.desk.request(self.caller, self.read(bodies.RequestBody)))
 
 
@@ -284,10 +284,10 @@ class StatusHandler(Handler):
 
 
 class PositionsHandler(Handler):
-    """Where the caller's leases are in line."""
+    """Where the caller's leases are in the queue."""
 
     async def get(self) -> None:
-        """Return the places in line of the caller's own leases, which may lag by a moment."""
+        """Return the positions in the queue of the caller's own leases, which may lag by a moment."""
         await self.answer(bodies.POSITIONS.dump_json(dict(await self.desk.positions(self.caller))))
 
 

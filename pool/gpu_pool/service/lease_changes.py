@@ -65,7 +65,7 @@ class LeaseChanges:
         return user in self._holders
 
     def positions(self, user: str) -> Mapping[str, int] | None:
-        """Return the places in line of a user's leases as of the last look.
+        """Return the positions in the queue of a user's leases as of the last look.
 
         None where the user has changed something since, or that look failed.
         """
@@ -74,7 +74,7 @@ class LeaseChanges:
         return self._in_line.get(user, {})
 
     def decided(self, user: str = "") -> None:
-        """Say that something was decided for a user, of whatever lease: a place in line depends on many."""
+        """Say that something was decided for a user, of whatever lease: positions depend on many."""
         self._decided_at[user] = time.monotonic()
         if self._waiters or self._watchers or self._known_to_wait:
             self._decided.set()

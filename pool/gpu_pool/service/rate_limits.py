@@ -18,7 +18,7 @@ _SPREAD: Final = 0.6
 
 
 def spread(seconds: float) -> float:
-    """Return these seconds or fewer: a class that gets in line together is not to come back together."""
+    """Return these seconds or fewer: a class that joins the queue together is not to come back together."""
     return seconds * random.uniform(_SPREAD, 1.0)  # noqa: S311 - nothing hangs on it
 
 

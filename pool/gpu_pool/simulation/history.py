@@ -22,7 +22,7 @@ def read_history(lines: Iterable[str]) -> list[Arrival]:
 
     Leases that were never held are left out: how long they would have been
     held is not known. Raises :class:`~gpu_pool_client.BadRequest` that names
-    the line which is not understood.
+    the queue which is not understood.
     """
     found = []
     for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""Orders of the line to compare: ours, and the three that one would write first."""
+"""Orders of the queue to compare: ours, and the three that one would write first."""
 
 from __future__ import annotations
 

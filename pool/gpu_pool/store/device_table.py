@@ -51,7 +51,7 @@ class DeviceTable:
         self._milli = milli
         self._known: dict[int, tuple[int, bool, Device]] = {}
         self._numbers: dict[str, int] = {}
-        #: Slices by what is written of them: every decision in line reads all that is held.
+        #: Slices by what is written of them: every decision in the queue reads all that is held.
         self._slices: dict[str, tuple[Slice, ...]] = {}
         #: Statuses by the rows they are of: one grant changes few of a cluster's thousands of devices.
         self._statuses: dict[tuple[Any, ...], DeviceStatus] = {}

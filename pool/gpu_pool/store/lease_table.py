@@ -67,7 +67,7 @@ class LeaseTable:
         return tuple(self._not_waiting.values())
 
     def in_line(self) -> tuple[Lease, ...]:
-        """Return waiting leases in the order of the line."""
+        """Return waiting leases in the order of the queue."""
         known, self._in_line = self._in_line, {}
         for place, row in enumerate(self._db.run("line").fetchall(), 1):
             values = tuple(row)
@@ -89,7 +89,7 @@ class LeaseTable:
         return row
 
     def position(self, row: sqlite3.Row) -> int | None:
-        """Return a lease's place in line, or None if it does not wait."""
+        """Return a lease's position in the queue, or None if it does not wait."""
         turn = row["turn"]
         return None if turn is None else int(self._db.one("place_in_line", turn=turn)[0])
 

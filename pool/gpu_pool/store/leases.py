@@ -113,11 +113,13 @@ class LeaseStore(RequestStore):
             return self._leases.lease(lease_id)
 
     def park(self, lease_id: str) -> Lease:
-        """Give a held lease's slices to the next in line, or leave the line if they were parked before."""
+        """Give a held lease's slices to the next; one that waits to resume leaves the queue."""
         with self._db.transaction(self.give_up_at):
             row = self._leases.row(lease_id)
             if row["state"] == LeaseState.WAITING and not row["home"]:
-                raise BadRequest("A lease that waits in line holds nothing to park.", "Release it instead.")
+                raise BadRequest(
+                    "A lease that waits in the queue holds nothing to park.", "Release it instead."
+                )
             if row["state"] != LeaseState.PARKED:
                 self._park(row)
             return self._leases.lease(lease_id)
@@ -160,7 +162,7 @@ class LeaseStore(RequestStore):
             return bool(self._leases.row(lease_id)["grace"])
 
     def resume(self, lease_id: str) -> Lease:
-        """Put a parked lease in line for its devices."""
+        """Put a parked lease in the queue for its devices."""
         with self._db.transaction(self.give_up_at):
             row = self._leases.row(lease_id)
             if row["state"] == LeaseState.PARKED:

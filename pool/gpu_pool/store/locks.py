@@ -52,7 +52,7 @@ class FairLock:
         self._ticket = 0
 
     def close(self) -> None:
-        """Close the files, and so give up the lock and the place in line."""
+        """Close the files, and so give up the lock and the position in the queue."""
         os.close(self._file)
         os.close(self._file)
 

@@ -80,7 +80,7 @@ FROM lease WHERE turn IS NOT NULL ORDER BY turn LIMIT :most;
 SELECT 1 FROM lease WHERE turn IS NOT NULL LIMIT 1 OFFSET :most;
 
 -- name: kinds
--- What kinds of lease are in line, found by going from kind to kind, not through the line.
+-- What kinds of lease are in the queue, found by going from kind to kind, not through the line.
 WITH RECURSIVE found (kind) AS (
     SELECT min(kind) FROM lease WHERE turn IS NOT NULL
     UNION ALL
@@ -263,14 +263,14 @@ FROM lease WHERE number = :number;
 DELETE FROM lease WHERE number = :number;
 
 -- name: overdue
--- A longest lease ends of what is held alone. Those in line, who may be many, are not looked through.
+-- A longest lease ends of what is held alone. Those in the queue, who may be many, are not looked through.
 SELECT *, iif(deadline <= :now, deadline_reason, 'longest-lease') AS why
 FROM lease WHERE turn IS NULL AND (deadline <= :now OR ends_by + :margin <= :now)
 UNION ALL
 SELECT *, deadline_reason AS why FROM lease WHERE turn IS NOT NULL AND deadline IS NOT NULL AND deadline <= :now;
 
 -- name: lives
--- What keeps leases alive, each once: of those in line found by going from one to the next.
+-- What keeps leases alive, each once: of those in the queue found by going from one to the next.
 WITH RECURSIVE found (life) AS (
     SELECT min(life) FROM lease WHERE turn IS NOT NULL
     UNION ALL

@@ -1,4 +1,4 @@
-"""The line of waiters in the store: served by the pure queue, written down in its order."""
+"""The queue of waiters in the store: served by the pure queue, written down in its order."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from gpu_pool_client import EndReason, Outlook, Slice
 
 #: Ended leases from which an expected wait is learnt.
 _STAYS = 200
-#: A line of more than this is put in order from time to time only: whenever so many times as long
+#: A queue of more than this is put in order from time to time only: whenever so many times as long
 #: has passed as that takes, in seconds of work, and at the latest after so many seconds.
 _LONG = 200
 _PAUSE = 20.0
 _LONGEST_PAUSE = 60.0
-#: In a longer line a wait is not foreseen for whoever only asks about it.
+#: In a longer queue a wait is not foreseen for whoever only asks about it.
 _FORESEEABLE = 50
 
 
 class QueueForecast(NamedTuple):
-    """What a lease would meet in line that is not there."""
+    """What a lease would meet in the queue that is not there."""
 
     outlook: Outlook
     #: Its number in the prospects.
@@ -98,9 +98,9 @@ class StoredQueue:
             self._write_order(now, decision, rows)
 
     def _serve_queue_head(self) -> bool:
-        """Grant to everybody whose turn has come, reading no more of the line than that takes.
+        """Grant to everybody whose turn has come, reading no more of the queue than that takes.
 
-        Returns False, having done nothing, where that takes the whole line: something
+        Returns False, having done nothing, where that takes the whole queue: something
         that was reserved may become free.
         """
         reserved = [self._waiter(row) for row in self._db.run("reserved").fetchall()]
@@ -154,7 +154,7 @@ class StoredQueue:
         return Outlook(place, forecasting.explain(waiter.number, now, self._devices.drained()))
 
     def prospects(self) -> ForecastInput | None:
-        """Return what expected waits are worked out from; None for a long line, or where nothing is known."""
+        """Return what expected waits are worked out from; None for a long queue or without facts."""
         stays = self._stays()
         if not stays or self._is_longer_than(_LONG):
             return None
@@ -165,7 +165,7 @@ class StoredQueue:
         return [self._waiter(row) for row in self._db.run("foremost_waiters", {"most": most}).fetchall()]
 
     def forecast(self, row: records.Row) -> QueueForecast | None:
-        """Say what a lease would meet in line that is not there; None if it would be granted at once."""
+        """Say what a lease would meet in the queue that is not there; None if it would be granted at once."""
         line = self._line()
         number = 1 + max((each.number for each in line), default=0)
         now = self._situation([*line, self._waiter({**row, "number": number})])
@@ -184,7 +184,7 @@ class StoredQueue:
         return [forecasting.HoldingTime(row["course"], row["milli"], row["held_seconds"]) for row in rows]
 
     def _write_order(self, now: Situation, decision: Decision, rows: Mapping[int, sqlite3.Row]) -> None:
-        """Write the places in line of those who still wait, and what is emptied for them."""
+        """Write the positions in the queue of those who still wait, and what is emptied for them."""
         granted = [Holding(w.user, w.course, parts, since=now.now) for w, parts in decision.grants]
         left = [waiter for waiter in now.queue if waiter.number in rows]
         after = replace(now, queue=left, holdings=[*now.holdings, *granted])
@@ -199,7 +199,7 @@ class StoredQueue:
         return [self._waiter(row) for row in self._db.run("waiters").fetchall()]
 
     def _situation(self, line: Sequence[Waiter], courses: frozenset[str] | None = None) -> Situation:
-        """Return what the queue is told; with ``courses``, those of all who wait, of a part of the line."""
+        """Return what the queue is told; with ``courses``, those of all who wait, of a part of the queue."""
         of_few = courses is not None
         usage = self._use.usage(of_few=of_few)
         bare = self._bare()

@@ -1,4 +1,4 @@
-"""The part of a long line whose turn may have come, read from the store without reading the rest."""
+"""The part of a long queue whose turn may have come, read from the store without reading the rest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _wish(row: records.Row) -> Wish:
 class QueueHead:
     """The waiters that something fits for, as far as they come before all others.
 
-    A few kinds of lease make up a long line: those of one course who wish the
+    A few kinds of lease make up a long queue: those of one course who wish the
     same. What does not fit one of a kind fits none. Nothing is remembered from
     one decision to the next.
     """
@@ -68,7 +68,7 @@ class QueueHead:
         return len(self._first) == 1
 
     def waiters(self, now: Situation, prior: Iterable[str]) -> list[Waiter]:
-        """Return those without reservation who come first; ``now`` needs nothing of the line but the courses.
+        """Return those without reservation who come first; ``now`` needs only the courses.
 
         ``prior`` are the users who may have a higher priority than others of their course.
         """

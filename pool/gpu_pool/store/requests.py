@@ -1,4 +1,4 @@
-"""Asking for a slice: granted at once, put in line or refused; and what whoever asks can be told.
+"""Asking for a slice: granted at once, queued or refused; and what whoever asks can be told.
 
 What fits and whose turn it is, pure functions say (``admission``,
 ``placement``, ``queueing``); this module reads what they need and writes what
@@ -148,7 +148,7 @@ class RequestStore:
         check: Callable[[], None] | None = None,
         within: Collection[str] = (),
     ) -> Lease:
-        """Grant, or put in line; repeated with the same key, return what became of it.
+        """Grant, or queued; repeated with the same key, return what became of it.
 
         ``within`` are the uuids of the devices that it may have; none mean all.
         """
@@ -239,7 +239,7 @@ class RequestStore:
         return TimedOut(message, remedy, largest_now=largest)
 
     def hopeless(self, devices: Sequence[Device]) -> dict[str, NeverFits]:
-        """Return the leases in line that these devices could never be granted to, by id, each with why."""
+        """Return the waiting leases that could never have these devices, by id, each with why."""
         with self._db.snapshot():
             rows = self._db.run("waiters").fetchall()
         found: dict[str, NeverFits] = {}

@@ -1,4 +1,4 @@
-"""A lease that changes its size: what it may have now, without passing those in line."""
+"""A lease that changes its size: what it may have now, without passing those in the queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpu_pool_client import Device, DeviceStatus, LeaseState, Slice, SliceReques
 
 
 class Resizing:
-    """Changes what leases ask for, inside the transactions of its caller, who then serves the line."""
+    """Changes what leases ask for, inside the transactions of its caller, who then serves the queue."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Resizing:
                 yield _nothing_but(mine[uuid], status)
 
     def _wanted(self, devices: Sequence[Device]) -> set[str]:
-        """Return the uuids of the devices on which somebody in line could be placed."""
+        """Return the uuids of the devices on which somebody in the queue could be placed."""
         wishes = {(row["request"], row["home"] or row["within"]) for row in self._db.run("kinds").fetchall()}
         return {
             part.device.uuid
@@ -109,7 +109,7 @@ class Resizing:
 
     def _refusal(self, row: Row, request: SliceRequest, rooms: Sequence[DeviceStatus]) -> TimedOut:
         line = self._db.one("last_turn")[0]
-        why = "others wait in line, and nobody passes them" if line else "not as much is free"
+        why = "others wait in the queue, and nobody passes them" if line else "not as much is free"
         milli = placement.largest(rooms, self._rules)
         largest = SliceRequest(milli=milli).size if milli else None
         now = records.read_request(row["request"]).named

@@ -95,7 +95,7 @@ async def ask(
     for family, address in await _addresses(where):
         stream = _stream(where, family)
         # Closing the stream ends every call that waits for it. asyncio.wait_for would do, but until
-        # Python 3.12 it can lose a cancellation, and a wait that goes on unnoticed holds a place in line.
+        # Python 3.12 it can lose a cancellation, and a wait that goes on unnoticed keeps its position.
         loop = asyncio.get_running_loop()
         alarm = loop.call_later(within, stream.close, TimeoutError("no answer"))
         first = _CONNECT_WITHIN if isinstance(where, ServerAddress) else within

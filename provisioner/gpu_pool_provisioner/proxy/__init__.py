@@ -6,6 +6,6 @@
                                                └── Relay ── back ── the real kernel
 
 ``wires`` moves frames, ``notice`` words them, ``reception`` answers and holds,
-``turn`` stands in line, ``room`` puts them together, ``thread`` is where the
+``turn`` waits in the queue, ``room`` puts them together, ``thread`` is where the
 rooms of a server live, ``wrap`` is a room in a process of its own.
 """

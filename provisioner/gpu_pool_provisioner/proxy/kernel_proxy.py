@@ -1,4 +1,4 @@
-"""The life of a waiting room: in line, launching, relaying, down, and up again.
+"""The life of a waiting room: in the queue, launching, relaying, down, and up again.
 
 The promise: no submitted cell runs without its slice. So what is submitted is
 held here until the slice is held and the real kernel answers; where that comes
@@ -106,7 +106,7 @@ class KernelProxy:
     async def start(self, lease: Lease | None, launch: Launch) -> None:
         """Begin to speak for the kernel, or go on after a restart.
 
-        ``lease`` is in line or held; without one, it is asked for, and a
+        ``lease`` is in the queue or held; without one, it is asked for, and a
         refusal is what the first cell reads.
         """
         self._launch = launch
@@ -145,7 +145,7 @@ class KernelProxy:
             self._supervisor.give_up_resuming()
 
     async def stop(self) -> None:
-        """End the kernel, as a signal would end a process. Its place in line stays until :meth:`close`."""
+        """End the kernel, as a signal would end a process. Its position stays until :meth:`close`."""
         if self._phase.is_before_kernel:
             self._pending.drop()
         if self._run is not None:
@@ -330,7 +330,7 @@ class KernelProxy:
 class Phase(enum.Enum):
     """What a room does."""
 
-    WAITING = "its lease is in line"
+    WAITING = "its lease is in the queue"
     GIVEN_UP = "nothing is asked for until code is submitted"
     LAUNCHING = "the real kernel has been launched and has not answered yet"
     RUNNING = "everything is relayed to the real kernel, unless its slice is parked"

@@ -1,4 +1,4 @@
-"""One kernel's turn: its place in line, what can be said about it, and the lease that comes of it."""
+"""One kernel's turn: its position in the queue, what can be said about it, and the lease that comes of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gpu_pool_provisioner.proxy.queue_watch import QueueEntry, noticed, queue_wa
 from gpu_pool_provisioner.resizing import request_resize
 from gpu_pool_provisioner.returning import give_back
 
-#: Seconds between two explanations, which cost a few milliseconds each: for the first in line, for
+#: Seconds between two explanations, which cost a few milliseconds each: for the first in the queue, for
 #: those further back (their place over two), and for those whose place has not changed.
 _SOON: Final = 3.0
 _SELDOM: Final = 60.0
@@ -72,7 +72,7 @@ class LeaseClient:
             return None
 
     async def ask(self) -> Lease:
-        """Get in line, at its end; where the pool is away, tell so and wait for it.
+        """Join the queue, at its end; where the pool is away, tell so and wait for it.
 
         Raises what ``Pool.request`` raises, and ``PoolUnreachable`` after the outage's timeout.
         """
@@ -126,7 +126,7 @@ class LeaseClient:
     ) -> Lease:
         """Return the lease once it is held; meanwhile ``tell`` in words how things stand, if somebody looks.
 
-        Raises ``LeaseGone`` when it has ended. Cancelling leaves it in line.
+        Raises ``LeaseGone`` when it has ended. Cancelling leaves it in the queue.
         """
         with queue_watch_of(self._claim.pool).standing(lease_id) as standing:
             told: tuple[float, int | None] = (0.0, None)
@@ -159,7 +159,7 @@ class LeaseClient:
             return told
         try:
             outlook = await self._claim.pool.explain(lease_id)
-        except (BadRequest, LeaseGone):  # it has just left the line
+        except (BadRequest, LeaseGone):  # it has just left the queue
             return told
         except NOT_NOW as error:
             tell(messages.unreachable(self.size, error))
@@ -198,11 +198,11 @@ class LeaseClient:
         return await self._claim.pool.activity(self._held)
 
     async def park(self) -> Lease:
-        """Lend the slice to others, or leave the line for it. Raises ``NotAllowed`` where it holds state."""
+        """Lend the slice to others, or leave the queue for it. Raises ``NotAllowed`` where it holds state."""
         return await self._claim.pool.park(self._held)
 
     async def resume(self) -> Lease:
-        """Ask for the parked slice again; it may have to wait in line."""
+        """Ask for the parked slice again; it may have to wait in the queue."""
         return await self._claim.pool.resume(self._held)
 
     async def launch(self, kernel: KernelCommand) -> KernelPod:
@@ -233,7 +233,7 @@ class LeaseClient:
         return self._claim.lease_id
 
     async def give_up(self, reason: EndReason) -> None:
-        """Leave the line, or give the slice back. The next :meth:`ask` begins anew."""
+        """Leave the queue, or give the slice back. The next :meth:`ask` begins anew."""
         await self._release(self._claim.let_go(), reason)
 
     async def lose(self, reason: EndReason) -> None:

@@ -1,6 +1,6 @@
-"""The line in front of a pool, watched once for all rooms that wait in it.
+"""The queue in front of a pool, watched once for all rooms that wait in it.
 
-A look costs a few milliseconds with hundreds in line. Were every room to look
+A look costs a few milliseconds with hundreds in the queue. Were every room to look
 for itself, two hundred of them would keep a core busy.
 """
 
@@ -15,12 +15,12 @@ from typing import Final
 from gpu_pool_client import BadRequest, GpuPoolError, Lease, LeaseGone, Pool
 from gpu_pool_provisioner.outages import NOT_NOW, RETRY_EVERY
 
-#: Seconds between two looks; a grant is noticed that late at most, and at once for the first in line.
+#: Seconds between two looks; a grant is noticed that late at most, and at once for the first in the queue.
 _LOOK_EVERY: Final = 1.0
 
 
 class QueueEntry:
-    """How one lease stands in line."""
+    """How one lease waits in the queue."""
 
     def __init__(self) -> None:
         #: Its place when it was last seen, 1 for the next; None before the first look.
@@ -31,15 +31,15 @@ class QueueEntry:
 
     @property
     def left(self) -> bool:
-        """Whether it is no longer in line: held, or gone."""
+        """Whether it is no longer in the queue: held, or gone."""
         return self._left.is_set()
 
     def leave(self) -> None:
-        """Note that it is no longer in line."""
+        """Note that it is no longer in the queue."""
         self._left.set()
 
     async def until_left(self, seconds: float) -> None:
-        """Return when it has left the line, or after so many seconds."""
+        """Return when it has left the queue, or after so many seconds."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._left.wait(), seconds)
 
@@ -51,8 +51,8 @@ class QueueWatch:
         self._pool = weakref.ref(pool)
         self._standings: dict[str, QueueEntry] = {}
         self._watching: asyncio.Task[None] | None = None
-        #: Waits in the name of one of them, so that the pool does what is due in its line meanwhile.
-        #: Never cancelled, which would withdraw that one; it ends when that one leaves the line.
+        #: Waits in the name of one of them, so that the pool does what is due in its queue meanwhile.
+        #: Never cancelled, which would withdraw that one; it ends when that one leaves the queue.
         self._delegate: asyncio.Task[Lease] | None = None
 
     @contextlib.contextmanager
@@ -78,7 +78,7 @@ class QueueWatch:
     async def _look(self, pool: Pool) -> None:
         try:
             await self._wait_a_while(pool)
-            # Of who gets in line while the answer is under way, it says nothing.
+            # Of who joins the queue while the answer is under way, it says nothing.
             asked = list(self._standings.items())
             places = await pool.positions()
         except NOT_NOW as error:
@@ -94,7 +94,7 @@ class QueueWatch:
                     del self._standings[lease_id]
 
     async def _wait_a_while(self, pool: Pool) -> None:
-        """Return after a second, or when the delegate has left the line."""
+        """Return after a second, or when the delegate has left the queue."""
         if self._delegate is None:
             first = min(self._standings, key=lambda lease_id: self._standings[lease_id].position or 0)
             self._delegate = asyncio.create_task(pool.wait(first))
@@ -116,5 +116,5 @@ _LINES: weakref.WeakKeyDictionary[Pool, QueueWatch] = weakref.WeakKeyDictionary(
 
 
 def queue_watch_of(pool: Pool) -> QueueWatch:
-    """Return the line in front of a pool, as seen from the one event loop on which rooms live."""
+    """Return the queue in front of a pool, as seen from the one event loop on which rooms live."""
     return _LINES.setdefault(pool, QueueWatch(pool))

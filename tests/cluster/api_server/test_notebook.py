@@ -71,7 +71,7 @@ async def test_the_one_more_than_fit_is_first_in_line_and_runs_when_one_ends(
         assert len(kernels(card, namespace)) == count
         last = await stack.enter_async_context(opened(server, classroom, "last.ipynb", kernel))
         cell = last.run("print('my turn')")
-        await cell.shows("You are next in line")
+        await cell.shows("You are next in the queue")
         assert len(kernels(card, namespace)) == count
         await pages[0].shut_down()
         assert (await cell.done(within=120)).outputs == ["my turn\n"]

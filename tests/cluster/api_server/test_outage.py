@@ -125,7 +125,7 @@ async def test_while_the_api_server_is_away_nothing_is_lost_and_nothing_is_grant
     with pytest.raises(PoolUnreachable, match="cluster does not answer at the moment.*Your slice is kept"):
         await pool.launch(last.id, kernel)
     assert [(await pool.lease(each)).position for each in (first_in_line, second_in_line)] == places == [1, 2]
-    # What is given back meanwhile goes to the first in line, once and no more.
+    # What is given back meanwhile goes to the first in the queue, once and no more.
     await pool.release(given_back.id)
     granted = await pool.wait(first_in_line, 30)
     assert (await pool.lease(second_in_line)).position == 1

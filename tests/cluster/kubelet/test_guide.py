@@ -172,7 +172,7 @@ def service_away(installed: Installation) -> Iterator[None]:
 
 @contextmanager
 def gpu_drained(installed: Installation) -> Iterator[None]:
-    """Let whoever asks for a slice wait in line."""
+    """Let whoever asks for a slice wait in the queue."""
     installed.pool("drain 0")
     try:
         yield

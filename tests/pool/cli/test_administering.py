@@ -37,7 +37,7 @@ def test_why_a_lease_waits(terminal: Terminal) -> None:
     assert terminal.run("why").stdout == "Nobody waits.\n"
     terminal.hold("1")
     waiting = terminal.hold("2%")
-    assert terminal.run("why", waiting).stdout.startswith(f"{waiting}: You are next in line")
+    assert terminal.run("why", waiting).stdout.startswith(f"{waiting}: You are next in the queue")
     (line,) = json.loads(terminal.run("why", "--json").stdout)["queue"]
     assert (line["lease"], line["position"]) == (waiting, 1)
 

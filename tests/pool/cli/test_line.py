@@ -10,7 +10,9 @@ from gpu_pool_client import EndReason, Holder, LeaseState, Process, TimedOut, co
 SIZE = parse_request("2%")
 
 
-@pytest.mark.parametrize(("timeout", "said"), [(0, ""), (0.2, "gpu-pool: waiting for 2%: 1st in line\n")])
+@pytest.mark.parametrize(
+    ("timeout", "said"), [(0, ""), (0.2, "gpu-pool: waiting for 2%: 1st in the queue\n")]
+)
 async def test_a_request_that_timed_out_is_withdrawn(terminal, capfd, timeout, said):
     async with connect() as pool:
         await pool.request(parse_request("100%"), Holder("somebody"), "all")

@@ -38,7 +38,7 @@ def start_waiting(terminal, *options):
     """Start a run that has to wait; return the program, and the lease it waits behind."""
     held = terminal.hold("100%")
     program = terminal.start("run", "2%", *options, *python("print('ran')"))
-    assert program.stderr.readline() == "gpu-pool: waiting for 2%: 1st in line\n"
+    assert program.stderr.readline() == "gpu-pool: waiting for 2%: 1st in the queue\n"
     return program, held
 
 

@@ -60,7 +60,7 @@ def test_the_status_shows_leases_and_the_line(terminal):
     assert held_row.split()[:3] == ["held", "1", "0"]
     assert "(simulated)" in held_row
     assert "  none, none  " in held_row
-    assert waiting_row.startswith("1st in line")
+    assert waiting_row.startswith("1st in the queue")
     assert waiting_row.rstrip().endswith(waiting)
 
 

@@ -115,7 +115,7 @@ def test_ctrl_z_stops_the_job_and_fg_goes_on(terminal, screen):
 def test_ctrl_c_gives_up_waiting(terminal, screen):
     terminal.hold("100%")
     typed = screen(*GPU_POOL, "run", "2%", "--", "true")
-    typed.until("1st in line")
+    typed.until("1st in the queue")
     typed.press(CTRL_C)
     assert typed.end() == 130
     assert "Traceback" not in typed.text

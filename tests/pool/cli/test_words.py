@@ -77,7 +77,7 @@ def test_what_was_granted(held, text):
 def test_where_a_waiter_stands():
     assert (
         formatting.waiting(lease("a", "2%", state=LeaseState.WAITING, position=3))
-        == "waiting for 2%: 3rd in line"
+        == "waiting for 2%: 3rd in the queue"
     )
     assert formatting.waiting(lease("a", "2%", state=LeaseState.WAITING)) == "waiting for 2%"
 
@@ -101,7 +101,7 @@ def test_the_line_follows_the_leases():
     rows = formatting.lease_rows(PoolStatus("", (), (held,), (waiting,)), now=150.0)
     assert [(row[0], row[1], row[8]) for row in rows] == [
         ("held", "2%", "50 s"),
-        ("1st in line", "4%", "1 min"),
+        ("1st in the queue", "4%", "1 min"),
     ]
 
 

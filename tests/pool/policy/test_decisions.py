@@ -1,4 +1,4 @@
-"""Placement, admission and the line: pure functions, tested as such."""
+"""Placement, admission and the queue: pure functions, tested as such."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def crowd(
 
 
 def queue_head_of(now: Situation, prior: str) -> list[Waiter]:
-    """Return what a decision needs of the line, as the store reads it."""
+    """Return what a decision needs of the queue, as the store reads it."""
     reserved = [each for each in now.queue if each.reserved]
     taken = {uuid for each in reserved for uuid in each.reserved}
     free = [status for status in now.statuses if status.device.uuid not in taken]

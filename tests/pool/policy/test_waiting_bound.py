@@ -1,4 +1,4 @@
-"""Nobody fills the line alone: how many leases one user may wait for at once."""
+"""Nobody fills the queue alone: how many leases one user may wait for at once."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ async def test_a_service_that_may_access_the_pool_reads_what_is_free(
     offered = [("ml", parse_request("50%")), ("ml", parse_request("40%"))]
     supply = await PoolView(behind_hub.url).look(offered)
     assert supply is not None
-    assert supply.waits[offered[0]] == "1 in line before you"
+    assert supply.waits[offered[0]] == "1 in the queue before you"
 
 
 async def test_a_service_is_nobody_with_slices(behind_hub: HubService, hub: Hub) -> None:

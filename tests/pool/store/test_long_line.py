@@ -1,4 +1,4 @@
-"""A long line: the grants are those of the whole line, though little of it is read."""
+"""A long queue: the grants are those of the whole queue, though little of it is read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Desk:
         return [lease.key for lease in self.book.status("").queue]
 
     def sort_later(self) -> None:
-        """Let every decision be as where the line has just been put in order and is long."""
+        """Let every decision be as where the queue has just been put in order and is long."""
         with self.database.transaction():
             self.database.run("set_sorted_until", {"until": self.now + 30.0})
 

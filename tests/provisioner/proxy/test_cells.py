@@ -31,7 +31,7 @@ async def test_a_held_cell_shows_what_it_waits_for_and_then_runs(
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("import os; print(os.environ['GPU_POOL_SLICE'])")
-        await cell.shows("Waiting for a GPU slice of 2%. You are next in line")
+        await cell.shows("Waiting for a GPU slice of 2%. You are next in the queue")
         assert cell.reply is None
         await classroom.pool.release(held.id)
         assert (await cell.done()).outputs == ["2%\n"]
@@ -47,9 +47,9 @@ async def test_the_place_in_line_is_updated_in_place(classroom: Classroom, manag
     await second.start_kernel()
     async with frontend(second) as page:
         cell = page.run("1")
-        await cell.shows("number 2 in line")
+        await cell.shows("number 2 in the queue")
         await first.shutdown_kernel()
-        await cell.shows("next in line")
+        await cell.shows("next in the queue")
         assert cell.kinds().count("display_data") == 1
         assert len(cell.outputs) == 1
 

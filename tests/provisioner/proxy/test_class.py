@@ -78,8 +78,8 @@ async def run_to_the_end(cells: list[Cell]) -> None:
 
 
 def place(cell: Cell) -> int | None:
-    """Return the place in line that it shows."""
-    found = re.search(r"You are (?:next|number (\d+)) in line", " ".join("".join(cell.outputs).split()))
+    """Return the position in the queue that it shows."""
+    found = re.search(r"You are (?:next|number (\d+)) in the queue", " ".join("".join(cell.outputs).split()))
     return int(found[1] or 1) if found else None
 
 
@@ -161,7 +161,7 @@ async def test_who_waits_gets_what_a_killed_server_held(classroom: Classroom, en
         assert len((await classroom.pool.status()).queue) == 5
         students = await enrol(kernel, 20)
         cells = [student.run() for student in students]
-        await asyncio.gather(*(cell.shows("in line") for cell in cells))
+        await asyncio.gather(*(cell.shows("in the queue") for cell in cells))
     finally:
         server.process.kill()
     await server.ended()

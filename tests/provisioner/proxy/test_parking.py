@@ -91,7 +91,7 @@ async def test_an_interrupt_while_it_waits_to_resume_leaves_it_parked_and_the_ne
         await eventually(classroom.is_parked)
         other = await classroom.fill("1")
         cell = page.run("kept = 0")
-        await cell.shows("You are next in line")
+        await cell.shows("You are next in the queue")
         await km.interrupt_kernel()
         assert "You stopped waiting" in (await cell.done()).outputs[0]
         await eventually(classroom.is_parked)
@@ -227,7 +227,7 @@ async def test_a_kernel_restarted_while_its_slice_is_being_lent_waits_for_it(
         may_go_on.set()
         await restart
         cell = page.run("print('ran')")
-        await cell.shows("You are next in line")
+        await cell.shows("You are next in the queue")
         assert (await classroom.pool.lease(other.id)).state is LeaseState.HELD
         await classroom.pool.release(other.id)
         assert (await cell.done()).outputs == ["ran\n"]
@@ -244,7 +244,7 @@ async def test_a_kernel_killed_while_it_waits_to_resume_can_be_restarted(
         await eventually(classroom.is_parked)
         other = await classroom.fill("1")
         cell = page.run("print(1)")
-        await cell.shows("You are next in line")
+        await cell.shows("You are next in the queue")
         kill(km.provisioner.process.pid)
         await km.restart_kernel(now=True)
         assert cell.status != "ok"

@@ -229,7 +229,7 @@ async def test_kernels_in_pods_wait_in_line(classroom: Classroom, manager: Manag
     await managers[2].start_kernel()
     async with frontend(managers[2]) as page:
         cell = page.run("print('my turn')")
-        await cell.shows("You are next in line")
+        await cell.shows("You are next in the queue")
         await managers[0].shutdown_kernel()
         assert (await cell.done()).outputs == ["my turn\n"]
     assert len(pods.running) == 2

@@ -42,7 +42,7 @@ async def test_a_wrapped_kernel_waits_gives_up_waits_again_and_runs(
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("print('never')")
-        await cell.shows("Waiting for a GPU slice of 2%. You are next in line")
+        await cell.shows("Waiting for a GPU slice of 2%. You are next in the queue")
         await km.interrupt_kernel()
         assert "You stopped waiting" in (await cell.done()).outputs[0]
         cell = page.run("import os; print(os.environ['GPU_POOL_SLICE'], os.environ['JPY_PARENT_PID'])")
