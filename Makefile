@@ -28,7 +28,7 @@ SEED ?= $(shell date +%s)
 MATRIX_ARGS ?=
 # Options for mutmut: make mutation MUTATION_ARGS="gpu_pool.policy.placement*"
 MUTATION_ARGS ?=
-ROOMS := kernels/gpu_pool_kernels pool/gpu_pool pool_client/gpu_pool_client provisioner/gpu_pool_provisioner spawner/gpu_pool_spawner
+PACKAGES := kernels/gpu_pool_kernels pool/gpu_pool pool_client/gpu_pool_client provisioner/gpu_pool_provisioner spawner/gpu_pool_spawner
 # The Python for make test-gpu. Nothing is installed into it.
 GPU_PYTHON ?= python3
 SOURCES := $(CURDIR)/kernels:$(CURDIR)/pool:$(CURDIR)/pool_client:$(CURDIR)/provisioner:$(CURDIR)/spawner
@@ -92,7 +92,7 @@ chaos: $(VENV)/.ready-test ## break servers, kernels, service and disk for MINUT
 
 mutation: $(VENV)/.ready-mutation ## change the pure modules in small ways and see which changes no test notices (an hour)
 	@rm -rf build/mutation && mkdir -p build/mutation
-	@cp -r $(ROOMS) tests docs pyproject.toml build/mutation
+	@cp -r $(PACKAGES) tests docs pyproject.toml build/mutation
 	@cd build/mutation && $(abspath $(BIN))/mutmut run $(MUTATION_ARGS); $(abspath $(BIN))/python tests/mutation.py
 
 lint: $(VENV)/.ready-dev ## check style and formatting
@@ -101,7 +101,7 @@ lint: $(VENV)/.ready-dev ## check style and formatting
 format: $(VENV)/.ready-dev ## put style and formatting right where that can be done
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
 
-types: $(VENV)/.ready-dev ## check the types and which room imports which
+types: $(VENV)/.ready-dev ## check the types and which package imports which
 	@$(BIN)/mypy && $(BIN)/mypy examples && $(BIN)/lint-imports
 
 docs: $(VENV)/.ready-dev ## build the documentation, warnings being errors

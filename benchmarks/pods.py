@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from benchmarks.kernels import prepare
 from benchmarks.report import Line
-from benchmarks.room import EXECUTES, OUTPUT_BYTES, OUTPUTS, in_turn, started
+from benchmarks.kernel_proxy import EXECUTES, OUTPUT_BYTES, OUTPUTS, in_turn, started
 from gpu_pool_provisioner import pools
 from support.pods import PodPool
 

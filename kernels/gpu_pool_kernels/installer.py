@@ -2,7 +2,7 @@
 
 Each is a copy of its base with another name and logo, and with our provisioner
 in its metadata. It holds no path of this package. Those for frontends that
-ignore provisioners name the waiting room as their command instead.
+ignore provisioners name the kernel proxy as their command instead.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def install(
     They go where the user's kernelspecs are with ``user``, else under
     ``prefix``, by default this environment's: the Jupyter of this environment
     is the one that finds our provisioner. With ``wrap`` their command is the
-    waiting room, for frontends that start kernels without a provisioner.
+    kernel proxy, for frontends that start kernels without a provisioner.
 
     Raises ``BadRequest``, before anything is written, if there is no such base,
     it cannot be one, or the name is taken by a kernelspec that is not ours;

@@ -62,7 +62,7 @@ _MARGIN: Final = 5.0
 #: Seconds that a kernel in a pod has to end by itself: its end is heard of through the cluster.
 _POD_ENDS_WITHIN: Final = 10.0
 #: Seconds for which a start waits for the pool's answer: it can be neither seen nor cancelled in
-#: JupyterLab. From then on a room waits.
+#: JupyterLab. From then on a proxy waits.
 _ANSWERS_WITHIN: Final = 5.0
 #: Seconds in which a killed process is gone, unless the system holds it.
 _KILLED_WITHIN: Final = 5.0
@@ -176,10 +176,10 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
         )
 
     async def _take_slice(self) -> Lease | None:
-        """Return the slice's lease; None where the pool has yet to answer, and a room is to wait for that."""
+        """Return the slice's lease; None where a proxy is to wait until the pool answers."""
         try:
             wanted = self._slice = self._slice or self._new_slice()
-            if not self.waiting_proxy:
+            if not self.kernel_proxy:
                 return await wanted.take(self._holder(), self.wait_timeout)
             return await on_proxy_thread(self._lease_client_for(wanted).begin(_ANSWERS_WITHIN))
         except TimedOut as error:

@@ -1,4 +1,4 @@
-"""A local provisioner whose kernel may be a waiting room: it lives, and has no process yet.
+"""A local provisioner whose kernel may be a kernel proxy: it lives, and has no process yet.
 
 What the kernel manager asks about the process, and does to it, concerns the
 room for as long as that is all there is.
@@ -23,12 +23,12 @@ from gpu_pool_provisioner.resize_requests import Grant, ResizeRequests, accept_r
 
 
 class ProxiedProvisioner(LocalProvisioner):
-    """The stock provisioner, with a room before the process and in front of it."""
+    """The stock provisioner, with a proxy before the process and in front of it."""
 
     _proxy: KernelProxy | None = None
     #: Asks for the slice, from the first start on.
     _lease_client: LeaseClient | None = None
-    #: The ports and keys on which the room listens.
+    #: The ports and keys on which the proxy listens.
     _proxy_connection: KernelConnectionInfo | None = None
     #: Where the running kernel asks for another size of its slice.
     _resize_requests: ResizeRequests | None = None
@@ -36,7 +36,7 @@ class ProxiedProvisioner(LocalProvisioner):
     async def _enter_proxy(
         self, kernel: ProxiedKernel, lease_client: LeaseClient, lease: Lease | None, launch: Launch
     ) -> None:
-        """Let a room speak for the kernel: a new one, or after a restart the same one.
+        """Let a proxy speak for the kernel: a new one, or after a restart the same one.
 
         Without a lease the turn still asks for it.
         """
@@ -49,7 +49,7 @@ class ProxiedProvisioner(LocalProvisioner):
         await on_proxy_thread(self._proxy.start(lease, launch))
 
     async def _leave_proxy(self) -> None:
-        """Close the room's ports, and ask for nothing more. May be repeated."""
+        """Close the proxy's ports, and ask for nothing more. May be repeated."""
         proxy, self._proxy = self._proxy, None
         if proxy is not None:
             await on_proxy_thread(proxy.close())
@@ -122,9 +122,9 @@ class ProxiedProvisioner(LocalProvisioner):
             await super().terminate(restart=restart)
 
     async def _launch_process(self, cmd: list[str], **kwargs: Any) -> int:
-        """Launch the real kernel, on the room's thread. Raises ``OSError``."""
+        """Launch the real kernel, on the proxy's thread. Raises ``OSError``."""
         if self.process is not None:
-            self.process.poll()  # one that the room has ended is still to be reaped
+            self.process.poll()  # one that the proxy has ended is still to be reaped
         await LocalProvisioner.launch_kernel(self, cmd, **kwargs)
         assert self.process is not None
         return int(self.process.pid)

@@ -1,4 +1,4 @@
-"""How a running kernel asks for another size of its slice, whether or not a room is in between.
+"""How a running kernel asks for another size of its slice, whether or not a proxy is in between.
 
 A private folder holds a pipe, into which the kernel writes its wish as a line
 of JSON (``{"wish": "an id", "size": "10%"}``), and after that a file with the

@@ -16,7 +16,7 @@ _WAITS: Final = 5.0
 #: Seconds to leave a pool alone that was just away, and one that has been away for long.
 _SOON: Final = 2.0
 _SELDOM: Final = 30.0
-#: The leases that are tried again and again, by pool. Used on the rooms' thread alone.
+#: The leases that are tried again and again, by pool. Used on the proxies' thread alone.
 _trying: set[tuple[str, str]] = set()
 
 

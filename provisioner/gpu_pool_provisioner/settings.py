@@ -41,7 +41,7 @@ class SliceSettings(LocalProvisioner):
         config=True,
         help="The course in whose name slices are asked for. Empty: $GPU_POOL_COURSE, or else none.",
     )
-    waiting_proxy = Bool(
+    kernel_proxy = Bool(
         True,
         config=True,
         help="""Whether a kernel for which no slice is free starts all the same, and waits in the queue.
@@ -57,7 +57,7 @@ class SliceSettings(LocalProvisioner):
         max=30,
         config=True,
         where=_WHERE,
-        help="""Seconds to wait for a slice before a start fails, where there is no waiting room. At most 30:
+        help="""Seconds to wait for a slice before a start fails, where there is no kernel proxy. At most 30:
 
         a start that waits can be neither seen nor cancelled in JupyterLab.
         """,

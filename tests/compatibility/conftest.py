@@ -1,4 +1,4 @@
-"""What these tests share with those of the waiting room."""
+"""What these tests share with those of the kernel proxy."""
 
 from support.fixtures import classroom, manager
 

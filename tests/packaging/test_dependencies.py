@@ -29,7 +29,7 @@ EXTRAS = {
 }
 #: What the environment of a kernel has, which is not ours.
 OF_KERNELS = {"IPython", "torch"}
-ROOMS = ("kernels", "pool", "pool_client", "provisioner", "spawner")
+PACKAGES = ("kernels", "pool", "pool_client", "provisioner", "spawner")
 
 
 @functools.cache
@@ -52,7 +52,7 @@ def _names(extra: str, extras: dict[str, list[str]]) -> Iterator[str]:
 
 def imported(folder: str) -> dict[str, str]:
     """Return the packages of others that the modules in a folder import, each with one of the modules."""
-    ours = {path.stem for root in (*ROOMS, "tests", ".") for path in (ROOT / root).iterdir()}
+    ours = {path.stem for root in (*PACKAGES, "tests", ".") for path in (ROOT / root).iterdir()}
     found = {}
     for path in (ROOT / folder).rglob("*.py"):
         for name in _imports(ast.parse(path.read_text())):
@@ -86,7 +86,7 @@ def test_everything_that_is_imported_is_declared(folder: str) -> None:
 
 
 def test_everything_that_everybody_installs_is_imported() -> None:
-    used = {name for room in ROOMS for module in imported(room) for name in distributions(module)}
+    used = {name for package in PACKAGES for module in imported(package) for name in distributions(module)}
     assert declared()[""] - used == set()
 
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("kernels", "pool", "pool_client", "provisioner", "spawner")
+PACKAGES = ("kernels", "pool", "pool_client", "provisioner", "spawner")
 #: Imports every module of the installed packages and prints where each came from.
 IMPORT_EVERYTHING = """
 import importlib, pkgutil
-for room in ["gpu_pool_kernels", "gpu_pool", "gpu_pool_client", "gpu_pool_provisioner", "gpu_pool_spawner"]:
-    package = importlib.import_module(room)
-    print(room, package.__file__)
-    for module in pkgutil.walk_packages(package.__path__, room + "."):
+for name in ["gpu_pool_kernels", "gpu_pool", "gpu_pool_client", "gpu_pool_provisioner", "gpu_pool_spawner"]:
+    package = importlib.import_module(name)
+    print(name, package.__file__)
+    for module in pkgutil.walk_packages(package.__path__, package + "."):
         if not module.name.endswith("__main__"):
             print(module.name, importlib.import_module(module.name).__file__)
 """
@@ -83,7 +83,7 @@ def source_files() -> dict[str, bytes]:
     """Return every file of the five packages that git would keep, by its name in a wheel."""
     listed = run(
         *("git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"),
-        *ROOMS,
+        *PACKAGES,
     )
     names = [name for name in listed.split("\0") if name and (ROOT / name).exists()]
     return {name.partition("/")[2]: (ROOT / name).read_bytes() for name in names}
@@ -102,7 +102,7 @@ def test_the_wheel_is_typed_and_offers_its_entry_points(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         names = archive.namelist()
         (entry_points,) = [archive.read(name).decode() for name in names if name.endswith("entry_points.txt")]
-    assert sum(name.endswith("/py.typed") for name in names) == len(ROOMS)
+    assert sum(name.endswith("/py.typed") for name in names) == len(PACKAGES)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     for offered in (
         "gpu-pool = gpu_pool.cli:main",
@@ -130,7 +130,7 @@ def test_the_sdist_holds_what_a_packager_needs(built: Built) -> None:
 @pytest.mark.long
 def test_every_module_imports_where_only_the_wheel_is_installed(installed: Path, tmp_path: Path) -> None:
     lines = run(installed / "python", "-c", IMPORT_EVERYTHING, cwd=tmp_path).splitlines()
-    assert len(lines) > len(ROOMS)
+    assert len(lines) > len(PACKAGES)
     assert [line for line in lines if str(installed.parent) not in line] == []
 
 

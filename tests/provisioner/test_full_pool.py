@@ -17,7 +17,7 @@ async def test_the_message_names_what_is_free_what_would_start_and_who_to_ask(
     for name, size in [("GPU 2%", "2%"), ("GPU 10%", "10%"), ("GPU 20%", "20%")]:
         classroom.install(name, size)
     km = manager(
-        classroom.install("GPU 50%", "50%", waiting_proxy=False, wait_timeout=0, contact="Ada in room 12")
+        classroom.install("GPU 50%", "50%", kernel_proxy=False, wait_timeout=0, contact="Ada in room 12")
     )
     with pytest.raises(TimedOut) as refused:
         await km.start_kernel()
@@ -34,7 +34,7 @@ async def test_the_kernel_that_is_named_does_start(classroom: Classroom, manager
     await classroom.fill("95%")
     classroom.install("small", "2%")
     with pytest.raises(TimedOut, match='This kernel would start now:\\s"small"'):
-        await manager(classroom.install("large", "50%", waiting_proxy=False, wait_timeout=0)).start_kernel()
+        await manager(classroom.install("large", "50%", kernel_proxy=False, wait_timeout=0)).start_kernel()
     await manager("small").start_kernel()
 
 
@@ -43,7 +43,7 @@ async def test_advice_that_cannot_be_had_hides_no_refusal(
     classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     await classroom.fill("1")
-    km = manager(classroom.install("two", waiting_proxy=False, wait_timeout=0))
+    km = manager(classroom.install("two", kernel_proxy=False, wait_timeout=0))
 
     def fail(*_: object) -> None:
         raise RuntimeError(broken)
@@ -60,7 +60,7 @@ async def test_a_slice_that_becomes_free_within_the_wait_is_taken(
     classroom: Classroom, manager: Managers
 ) -> None:
     held = await classroom.fill("1")
-    km = manager(classroom.install("two", waiting_proxy=False, wait_timeout=30))
+    km = manager(classroom.install("two", kernel_proxy=False, wait_timeout=30))
     start = asyncio.create_task(km.start_kernel())
     await eventually(classroom.has_a_line)
     await classroom.pool.release(held.id)

@@ -96,7 +96,7 @@ async def test_the_manager_fails_between_launch_and_post_launch(
 
 async def test_a_start_that_waits_is_cancelled(classroom: Classroom, manager: Managers) -> None:
     await classroom.fill("1")
-    km = manager(classroom.install("two", waiting_proxy=False, wait_timeout=30))
+    km = manager(classroom.install("two", kernel_proxy=False, wait_timeout=30))
     start = asyncio.create_task(km.start_kernel())
     await eventually(classroom.has_a_line)
     start.cancel()
@@ -112,7 +112,7 @@ async def test_a_start_that_waits_is_cancelled(classroom: Classroom, manager: Ma
 async def test_nothing_free_leaves_nobody_in_line(classroom: Classroom, manager: Managers) -> None:
     await classroom.fill("1")
     with pytest.raises(TimedOut):
-        await manager(classroom.install("two", waiting_proxy=False, wait_timeout=0)).start_kernel()
+        await manager(classroom.install("two", kernel_proxy=False, wait_timeout=0)).start_kernel()
     assert not (await classroom.pool.status()).queue
 
 

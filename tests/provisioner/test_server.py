@@ -15,7 +15,7 @@ __all__ = ["server"]
 
 
 async def test_a_notebook_takes_its_slice_and_gives_it_back(classroom: Classroom, server: Server) -> None:
-    classroom.install("most", "90%", waiting_proxy=False, wait_timeout=0)
+    classroom.install("most", "90%", kernel_proxy=False, wait_timeout=0)
     classroom.install("two")
     session = json.loads((await server.open_notebook("one.ipynb", "most")).body)
     lease = await classroom.only_lease()
@@ -59,7 +59,7 @@ async def test_a_server_that_is_asked_to_end_while_a_start_waits_keeps_nothing(
     held = await classroom.fill("1")
     waiting = asyncio.create_task(
         server.open_notebook(
-            "one.ipynb", classroom.install("two", waiting_proxy=False, wait_timeout=30), strict=False
+            "one.ipynb", classroom.install("two", kernel_proxy=False, wait_timeout=30), strict=False
         )
     )
     await eventually(classroom.has_a_line)

@@ -66,8 +66,8 @@ def test_tests_see_nothing_that_they_did_not_make(lived_in: Path) -> None:
 
 
 def test_every_variable_that_the_code_reads_is_taken_away() -> None:
-    rooms = ("kernels", "pool", "pool_client", "provisioner", "spawner")
-    files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    packages = ("kernels", "pool", "pool_client", "provisioner", "spawner")
+    files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     pattern = r"\b(?:GPU_POOL|JUPYTER|JUPYTERHUB|JPY|XDG|KUBE[A-Z]*|SUDO)_[A-Z_]+\b"
     variables = {name: "set" for path in files for name in re.findall(pattern, path.read_text())}
     assert "GPU_POOL_URL" in variables

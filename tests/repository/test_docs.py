@@ -18,7 +18,7 @@ from gpu_pool_provisioner.settings import SliceSettings
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
-ROOMS = ("kernels", "pool", "pool_client", "provisioner", "spawner")
+PACKAGES = ("kernels", "pool", "pool_client", "provisioner", "spawner")
 
 
 @pytest.mark.parametrize("configurable", [PoolSettings, KubernetesSettings, SliceSettings])
@@ -37,7 +37,7 @@ def test_every_setting_of_the_service_is_described() -> None:
 
 def test_every_variable_is_described() -> None:
     page = (REFERENCE / "environment.md").read_text()
-    sources = (path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    sources = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     used = {name for path in sources for name in re.findall(r"\bGPU_POOL_[A-Z_]+\b", path.read_text())}
     assert sorted(name for name in used if name not in page) == []
 

@@ -159,7 +159,7 @@ async def look(pool: ClusterPool) -> None:
 
 
 async def launched(pool: Pool, lease_id: str, kernel: KernelCommand) -> KernelPod:
-    """Launch as the waiting room does, again and again while the pool cannot."""
+    """Launch as the kernel proxy does, again and again while the pool cannot."""
     while True:
         try:
             return await pool.launch(lease_id, kernel)

@@ -267,7 +267,7 @@ class NodeAgent:
         return str(found["metadata"]["resourceVersion"])
 
     async def _follow(self, version: str) -> str:
-        changes = watch.WatchHandler(return_type="object").stream(
+        changes = watch.Watch(return_type="object").stream(
             self._core.list_pod_for_all_namespaces,
             field_selector="spec.nodeName!=",
             resource_version=version,

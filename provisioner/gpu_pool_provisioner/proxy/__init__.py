@@ -1,4 +1,4 @@
-"""The waiting room: what answers for a kernel that does not run yet, and relays to it once it does.
+"""The kernel proxy: what answers for a kernel that does not run yet, and relays to it once it does.
 
 ::
 
@@ -7,5 +7,5 @@
 
 ``wires`` moves frames, ``notice`` words them, ``reception`` answers and holds,
 ``turn`` waits in the queue, ``room`` puts them together, ``thread`` is where the
-rooms of a server live, ``wrap`` is a room in a process of its own.
+proxies of a server live, ``wrap`` is a proxy in a process of its own.
 """

@@ -18,7 +18,7 @@ _IP: Final = "127.0.0.1"
 
 
 class BackendConnection:
-    """The connection between the room and the real kernel; keys are those of the frontends' connection.
+    """The connection between the proxy and the real kernel; keys are those of the frontends' connection.
 
     The file lies in a private folder beside the frontends' connection file and
     has its name, by which programs in a kernel find out the kernel's id.

@@ -262,7 +262,7 @@ def _address(connection: Mapping[str, Any], channel: str) -> str:
 
 @functools.cache
 def _context(pid: int) -> zmq.Context[zmq.Socket[bytes]]:  # noqa: ARG001 - a forked child needs its own
-    """Return the context of all rooms of this process, which nobody else can end."""
+    """Return the context of all proxies of this process, which nobody else can end."""
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
     return context

@@ -1,4 +1,4 @@
-"""The life of a waiting room: in the queue, launching, relaying, down, and up again.
+"""The life of a kernel proxy: in the queue, launching, relaying, down, and up again.
 
 The promise: no submitted cell runs without its slice. So what is submitted is
 held here until the slice is held and the real kernel answers; where that comes
@@ -66,7 +66,7 @@ class KernelProxy:
 
     @property
     def standing_in(self) -> bool:
-        """Whether the room is all there is of the kernel: it lives, and has no process."""
+        """Whether the proxy is all there is of the kernel: it lives, and has no process."""
         return self._standing_in
 
     @property
@@ -202,7 +202,7 @@ class KernelProxy:
         await self._lease_client.give_up(EndReason.WITHDRAWN)
 
     async def _launched(self, lease: Lease) -> bool:
-        """Launch the real kernel and relay to it until it ends; return whether the room stands in for it."""
+        """Launch the real kernel and relay to it until it ends; return whether the proxy stands in for it."""
         self._phase = Phase.LAUNCHING
         self._pending.show(messages.starting(self._lease_client.size))
         run = await self._new_run(lease)
@@ -290,7 +290,7 @@ class KernelProxy:
 
     async def _abandon(self) -> None:
         """Nobody launches the kernel again."""
-        if not self.closed:  # otherwise the lease may be another room's by now
+        if not self.closed:  # otherwise the lease may be another proxy's by now
             await self.close()
             await self._lease_client.lose(EndReason.WITHDRAWN)
 
@@ -322,13 +322,13 @@ class KernelProxy:
         """Let no mistake of ours leave cells waiting for ever."""
         if life.cancelled() or life.exception() is None:
             return
-        get_logger().error("A waiting room failed.", exc_info=life.exception())
-        self._pending.refuse(messages.not_run(f"The waiting room failed: {life.exception()!r}."))
+        get_logger().error("A kernel proxy failed.", exc_info=life.exception())
+        self._pending.refuse(messages.not_run(f"The kernel proxy failed: {life.exception()!r}."))
         self._down()
 
 
 class Phase(enum.Enum):
-    """What a room does."""
+    """What a proxy does."""
 
     WAITING = "its lease is in the queue"
     GIVEN_UP = "nothing is asked for until code is submitted"

@@ -1,6 +1,6 @@
 """One run of the real kernel in a pod, which the pool launches, follows and ends.
 
-Nothing of it is on this machine. For whoever manages the kernel the room stands
+Nothing of it is on this machine. For whoever manages the kernel the proxy stands
 in for it all the time, and the relay connects to the pod itself: encrypted,
 since there is a network in between, and signed.
 """

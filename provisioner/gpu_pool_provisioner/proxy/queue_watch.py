@@ -1,6 +1,6 @@
-"""The queue in front of a pool, watched once for all rooms that wait in it.
+"""The queue in front of a pool, watched once for all proxies that wait in it.
 
-A look costs a few milliseconds with hundreds in the queue. Were every room to look
+A look costs a few milliseconds with hundreds in the queue. Were every proxy to look
 for itself, two hundred of them would keep a core busy.
 """
 
@@ -116,5 +116,5 @@ _LINES: weakref.WeakKeyDictionary[Pool, QueueWatch] = weakref.WeakKeyDictionary(
 
 
 def queue_watch_of(pool: Pool) -> QueueWatch:
-    """Return the queue in front of a pool, as seen from the one event loop on which rooms live."""
+    """Return the queue in front of a pool, as seen from the one event loop on which proxies live."""
     return _LINES.setdefault(pool, QueueWatch(pool))

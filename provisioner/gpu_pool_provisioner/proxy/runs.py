@@ -50,7 +50,7 @@ class NotReadyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProxiedKernel:
-    """What a room has to know of the kernel it speaks for."""
+    """What a proxy has to know of the kernel it speaks for."""
 
     #: The connection file that its frontends read.
     connection_file: str

@@ -1,7 +1,7 @@
-"""Where a server's rooms live: one thread with an event loop, beside the server's own.
+"""Where a server's proxies live: one thread with an event loop, beside the server's own.
 
 A server that does much at once does not hold up its kernels' messages here,
-and no room holds up the server. A blocking ``KernelManager`` needs the thread,
+and no proxy holds up the server. A blocking ``KernelManager`` needs the thread,
 since its own loop stands still between its calls.
 
 Heartbeats have a thread of their own: a frontend that hears nothing for a
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 async def on_proxy_thread(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` on the thread of this process's rooms and return what it returns.
+    """Run ``work`` on the thread of this process's proxies and return what it returns.
 
     Work that is no longer waited for is cancelled.
     """
@@ -29,8 +29,8 @@ async def on_proxy_thread(work: Coroutine[Any, Any, T]) -> T:
 
 
 def proxy_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of this process's rooms, which runs on a thread of its own."""
-    return _loop("rooms", os.getpid())
+    """Return the event loop of this process's proxies, which runs on a thread of its own."""
+    return _loop("proxies", os.getpid())
 
 
 def heartbeat_loop() -> asyncio.AbstractEventLoop:

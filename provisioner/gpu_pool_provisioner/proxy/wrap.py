@@ -1,4 +1,4 @@
-"""The waiting room as a process of its own, for frontends that ignore provisioners.
+"""The kernel proxy as a process of its own, for frontends that ignore provisioners.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What the tests of rooms share."""
+"""What the tests of proxies share."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ async def test_without_the_proxy_a_start_is_refused_as_before(
     classroom: Classroom, manager: Managers
 ) -> None:
     await classroom.fill("1")
-    km = manager(classroom.install("two", waiting_proxy=False, wait_timeout=0))
+    km = manager(classroom.install("two", kernel_proxy=False, wait_timeout=0))
     with pytest.raises(TimedOut):
         await km.start_kernel()
 

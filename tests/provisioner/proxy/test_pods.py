@@ -1,4 +1,4 @@
-"""Kernels that the pool starts in pods: the room stands in for them, and relays to where they are."""
+"""Kernels that the pool starts in pods: the proxy stands in for them, and relays to where they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line in front of a pool, watched for all rooms at once."""
+"""The line in front of a pool, watched for all proxies at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``%gpu use 10%`` in kernels behind a room."""
+"""``%gpu use 10%`` in kernels behind a proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The waiting room as a process of its own, under the stock provisioner."""
+"""The kernel proxy as a process of its own, under the stock provisioner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The waiting room: how soon it answers, what its relay costs, and what two hundred waiters cost."""
+"""The kernel proxy: how soon it answers, what its relay costs, and what two hundred waiters cost."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def child(part: str) -> Any:
         path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
         (Path(name) / "gpu_pool_config.py").write_text(f"c.PoolSettings.max_waiting = {WAITERS}")
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.room", part],
+            [sys.executable, "-m", "benchmarks.kernel_proxy", part],
             cwd=name,
             env={**os.environ, **prepare(Path(name)), "JUPYTER_CONFIG_DIR": name, "PYTHONPATH": path},
             stdout=subprocess.PIPE,
