@@ -17,9 +17,9 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
+from benchmarks.kernel_proxy import EXECUTES, OUTPUT_BYTES, OUTPUTS, in_turn, started
 from benchmarks.kernels import prepare
 from benchmarks.report import Line
-from benchmarks.kernel_proxy import EXECUTES, OUTPUT_BYTES, OUTPUTS, in_turn, started
 from gpu_pool_provisioner import pools
 from support.pods import PodPool
 
