@@ -48,17 +48,17 @@ class FairLock:
     def __init__(self, path: Path) -> None:
         self._file = open_private(path)
         # A second open file description: its flock guards the giving out of tickets.
-        self._file = open_private(path)
+        self._counter = open_private(path)
         self._ticket = 0
 
     def close(self) -> None:
         """Close the files, and so give up the lock and the position in the queue."""
         os.close(self._file)
-        os.close(self._file)
+        os.close(self._counter)
 
     def holder(self) -> int | None:
         """Return the pid that took the lock last, as far as is known."""
-        content = os.pread(self._file, _TICKET.size, 0)
+        content = os.pread(self._counter, _TICKET.size, 0)
         return _TICKET.unpack(content)[1] if len(content) == _TICKET.size else None
 
     def __enter__(self) -> FairLock:
@@ -66,16 +66,16 @@ class FairLock:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             return self
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            fcntl.flock(self._counter, fcntl.LOCK_EX)
             try:
                 self._take_ticket()
             finally:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+                fcntl.flock(self._counter, fcntl.LOCK_UN)
             # Waiting for the one before me wakes one process at a time. The whole range
             # matters only when that one died in the queue, behind others who still wait.
             self._set(fcntl.F_RDLCK, self._ticket - 1, 1)
             self._set(fcntl.F_RDLCK, 0, self._ticket)
-            os.pwrite(self._file, struct.pack("<q", os.getpid()), 8)
+            os.pwrite(self._counter, struct.pack("<q", os.getpid()), 8)
         except BaseException:
             # Whoever comes next must not wait for somebody who has left.
             self._unlock()
@@ -97,13 +97,13 @@ class FairLock:
         self._set(fcntl.F_UNLCK, 0, self._ticket + 1)
 
     def _take_ticket(self) -> None:
-        content = os.pread(self._file, 8, 0)
+        content = os.pread(self._counter, 8, 0)
         last = struct.unpack("<q", content)[0] if len(content) == 8 else 0
         # Tickets start at 1, so that there is always a byte before mine. A damaged
         # number only costs order, never the exclusion that SQLite gives.
         self._ticket = last + 1 if 0 <= last < _PULSES - 1 else 1
         self._set(fcntl.F_WRLCK, self._ticket, 1)
-        os.pwrite(self._file, struct.pack("<q", self._ticket), 0)
+        os.pwrite(self._counter, struct.pack("<q", self._ticket), 0)
 
     def _set(self, kind: int, start: int, length: int) -> None:
         fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))

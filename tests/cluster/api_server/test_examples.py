@@ -195,9 +195,9 @@ def test_every_image_to_begin_with_has_a_name_as_buildkit_wants_it() -> None:
 def test_every_command_about_the_release_names_its_namespace() -> None:
     page = (ROOT / "docs" / "administrator" / "kubernetes.md").read_text()
     typed = re.findall(r"kubectl [a-z-][^`\n]*", page)
-    # These are of the folder's own namespace, of namespaces, or of nodes.
-    nodes = ("kubectl cordon", "kubectl drain", "kubectl uncordon")
-    elsewhere = ("kubectl apply -k", "kubectl create namespace", *nodes)
+    # These are of the folder's own namespace, of namespaces, or of what the whole cluster has.
+    everywhere = ("kubectl cordon", "kubectl drain", "kubectl uncordon", "kubectl get storageclass")
+    elsewhere = ("kubectl apply -k", "kubectl delete -k", "kubectl create namespace", *everywhere)
     there = [each for each in typed if not each.startswith(elsewhere)]
     assert len(there) > 5
     assert [each for each in there if not each.startswith("kubectl -n jupyterhub ")] == []

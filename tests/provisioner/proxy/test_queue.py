@@ -25,7 +25,7 @@ async def test_a_kernel_that_gets_in_line_during_a_look_has_not_left_it(
         await may_arrive.wait()
         return found
 
-    monkeypatch.setattr(classroom.pool, "places", late)
+    monkeypatch.setattr(classroom.pool, "positions", late)
     with line.standing(first.id) as one:
         await answered.wait()
         second = await classroom.fill("2%")
