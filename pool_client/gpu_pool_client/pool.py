@@ -56,7 +56,7 @@ class Pool(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def lease(self, lease_id: str) -> Lease:
+    async def get_lease(self, lease_id: str) -> Lease:
         """Return the lease as it is now, ended ones included."""
 
     @abc.abstractmethod

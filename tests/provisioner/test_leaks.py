@@ -145,7 +145,7 @@ async def test_an_automatic_restart_whose_launch_raises(
     binary.unlink()
     kill(km.provisioner.pid)
     await eventually(classroom.is_empty)
-    assert (await classroom.pool.lease(lease.id)).end_reason is EndReason.RELEASED
+    assert (await classroom.pool.get_lease(lease.id)).end_reason is EndReason.RELEASED
 
 
 async def test_kill_9_of_a_kernel_that_nobody_restarts(classroom: Classroom, manager: Managers) -> None:

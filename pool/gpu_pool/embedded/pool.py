@@ -102,8 +102,8 @@ class EmbeddedPool(OpenedPool):
                 raise
         return await self._enforcer.hand_out(lease)
 
-    async def lease(self, lease_id: str) -> Lease:
-        """See ``Pool.lease``."""
+    async def get_lease(self, lease_id: str) -> Lease:
+        """See ``Pool.get_lease``."""
         return await self._enforcer.hand_out(await self._do(lambda store: store.lease(lease_id)))
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
@@ -198,7 +198,7 @@ class EmbeddedPool(OpenedPool):
 
     async def activity(self, lease_id: str) -> Activity:
         """See ``Pool.activity``."""
-        lease = await self.lease(lease_id)
+        lease = await self.get_lease(lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
         if lease.state is LeaseState.PARKED:
@@ -264,7 +264,7 @@ class EmbeddedPool(OpenedPool):
 
     async def _own(self, lease_id: str, caller: Process | None, what: str) -> Lease:
         """Return a lease; refuse, with ``NotAllowed``, to take its slices away in another's name."""
-        lease = await self.lease(lease_id)
+        lease = await self.get_lease(lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
         if lease.holder.process != (caller or Process.current()):
@@ -294,7 +294,7 @@ class EmbeddedPool(OpenedPool):
 
     async def effect_of_taking(self, lease_id: str) -> Effect:
         """Say what becomes of a lease's kernel if its slices are taken back now. Raises ``LeaseGone``."""
-        lease = await self.lease(lease_id)
+        lease = await self.get_lease(lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
         is_kernel = await self._do(lambda store: store.has_manager(lease_id))

@@ -68,8 +68,8 @@ class RemotePool(Pool):
             await self._end(self._withdraw_request(wanted))
             raise
 
-    async def lease(self, lease_id: str) -> Lease:
-        """See ``Pool.lease``."""
+    async def get_lease(self, lease_id: str) -> Lease:
+        """See ``Pool.get_lease``."""
         return await self._lease("GET", _lease_address(lease_id))
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:

@@ -191,7 +191,7 @@ class LeaseClient:
 
     async def lease(self) -> Lease:
         """Return the lease as it is now. Raises ``LeaseGone``, and what is ``NOT_NOW``."""
-        return await self._claim.pool.lease(self._held)
+        return await self._claim.pool.get_lease(self._held)
 
     async def activity(self) -> Activity:
         """Return what the kernel's process does with its device, as the pool sees it."""

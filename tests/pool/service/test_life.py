@@ -43,7 +43,7 @@ async def test_killed_and_started_again_it_has_the_same_leases_once(service: Ser
             assert not wait.done()
             await pool.release(held)
             await wait
-    assert (await pool.lease(next_one)).state is LeaseState.HELD
+    assert (await pool.get_lease(next_one)).state is LeaseState.HELD
 
 
 async def test_a_service_whose_store_was_lost_says_so_and_does_not_serve(
@@ -88,7 +88,7 @@ async def test_a_wait_that_is_cancelled_while_nobody_serves_is_withdrawn(
     await service.start()
     await asyncio.gather(wait, return_exceptions=True)
     assert wait.cancelled()
-    assert (await pool.lease(next_one)).end_reason == "withdrawn"
+    assert (await pool.get_lease(next_one)).end_reason == "withdrawn"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

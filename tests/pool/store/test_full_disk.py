@@ -43,8 +43,8 @@ async def test_the_pool_is_shown_on_a_full_disk_and_what_has_ended_is_noted_late
             disk.empty()
             seen = await pool.status()
             assert (seen.leases, seen.note) == ((), "")
-            assert (await pool.lease(lease)).end_reason is EndReason.PROCESS_GONE
-            assert (await pool.lease(await take(pool, "1", "all-of-it"))).state is LeaseState.HELD
+            assert (await pool.get_lease(lease)).end_reason is EndReason.PROCESS_GONE
+            assert (await pool.get_lease(await take(pool, "1", "all-of-it"))).state is LeaseState.HELD
 
 
 async def test_decisions_go_on_in_the_room_that_the_store_has(disk: Disk) -> None:

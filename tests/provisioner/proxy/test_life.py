@@ -218,4 +218,4 @@ async def test_a_slice_that_comes_while_nobody_launches_the_kernel_again_goes_ba
 
     monkeypatch.setattr(classroom.pool, "release", unreachable)
     await eventually(classroom.is_empty)
-    assert (await classroom.pool.lease(lease.id)).end_reason is EndReason.NOT_READY
+    assert (await classroom.pool.get_lease(lease.id)).end_reason is EndReason.NOT_READY
