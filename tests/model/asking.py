@@ -99,7 +99,7 @@ class Asking(Driving):
                 await waiting
 
         self.do(cancel())
-        self.end(known, EndReason.WITHDRAWN)
+        assert self.do(self.pool.lease(known.id)).state is _WAITING
 
     @rule(text=st.sampled_from(SENSIBLE), who=which)
     def acquire_in_no_time(self, text: str, who: int) -> None:

@@ -108,15 +108,6 @@ class EmbeddedPool(OpenedPool):
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
         """See ``Pool.wait``."""
-        try:
-            return await self.until_held(lease_id, timeout)
-        except asyncio.CancelledError:
-            with self._asked({}):
-                self._store.later(lambda store: store.release(lease_id, EndReason.WITHDRAWN))
-            raise
-
-    async def until_held(self, lease_id: str, timeout: float | None = None) -> Lease:
-        """Do as :meth:`wait`, but withdraw nothing when cancelled: who asked may come back and ask again."""
         give_up_at = None if timeout is None else time.monotonic() + timeout
         while True:
             lease = await self._do(lambda store: _after_a_look(store, lease_id, _LOOK))
@@ -126,6 +117,10 @@ class EmbeddedPool(OpenedPool):
             if give_up_at is not None and time.monotonic() >= give_up_at:
                 raise await self._do(lambda store: store.shortage(lease_id))
             await asyncio.sleep(_POLL)
+
+    async def _abandon(self, lease_id: str) -> None:
+        with self._asked({"lease": lease_id}):
+            self._store.later(lambda store: store.release(lease_id, EndReason.WITHDRAWN))
 
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
         """See ``Pool.watch``."""

@@ -108,8 +108,7 @@ class AuthorizedPool:
                 found = await self._changes.wait(lease_id, _waits_no_more, seconds)
             if not last and (not found or await self._waits(lease_id)):
                 return None
-        # A lost connection withdraws nothing: the client asks again, or withdraws in words of its own.
-        return caller.shown(await self._pool.until_held(lease_id, 0))
+        return caller.shown(await self._pool.wait(lease_id, 0))
 
     async def _waits(self, lease_id: str) -> bool:
         return (await self._pool.get_lease(lease_id)).state is LeaseState.WAITING

@@ -75,16 +75,15 @@ class RemotePool(Pool):
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
         """See ``Pool.wait``."""
         give_up_at = None if timeout is None else time.monotonic() + timeout
-        try:
-            while True:
-                longest = self._endpoint.longest_poll
-                left = longest if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-                answer = await self._poll(lease_id, "wait", min(left, longest), last=int(left < longest))
-                if answer.status == HTTPStatus.OK:
-                    return _read(bodies.LEASE, answer)
-        except asyncio.CancelledError:
-            await self._end(self._release(lease_id, EndReason.WITHDRAWN))
-            raise
+        while True:
+            longest = self._endpoint.longest_poll
+            left = longest if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+            answer = await self._poll(lease_id, "wait", min(left, longest), last=int(left < longest))
+            if answer.status == HTTPStatus.OK:
+                return _read(bodies.LEASE, answer)
+
+    async def _abandon(self, lease_id: str) -> None:
+        await self._end(self._release(lease_id, EndReason.WITHDRAWN))
 
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
         """See ``Pool.watch``."""

@@ -139,9 +139,8 @@ class LeaseClient:
                 else:
                     told = await self._explain(lease_id, standing, told, tell)
                     await standing.until_left(_pace(standing.position))
-        # Cancelling a pool's wait would withdraw the lease.
         return await retry(
-            lambda: asyncio.shield(self._claim.pool.wait(lease_id)),
+            lambda: self._claim.pool.wait(lease_id),
             lambda error: tell(messages.unreachable(self.size, error)),
         )
 

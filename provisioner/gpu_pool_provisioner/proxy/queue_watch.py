@@ -52,7 +52,7 @@ class QueueWatch:
         self._standings: dict[str, QueueEntry] = {}
         self._watching: asyncio.Task[None] | None = None
         #: Waits in the name of one of them, so that the pool does what is due in its queue meanwhile.
-        #: Never cancelled, which would withdraw that one; it ends when that one leaves the queue.
+        #: It goes on from one look to the next, and ends when that one leaves the queue.
         self._delegate: asyncio.Task[Lease] | None = None
 
     @contextlib.contextmanager

@@ -184,14 +184,14 @@ async def test_a_withdrawal_is_not_lost_however_long_the_store_is_busy(
     async with embedded(tmp_path / "store.db") as pool:
         await take(pool, "1", "first")
         second = await take(pool, "1", "second")
-        waiting = asyncio.create_task(pool.wait(second))
-        await asyncio.sleep(0)
+        acquiring = asyncio.create_task(pool.acquire(parse_request("1"), ME, "second"))
+        await asyncio.sleep(0.3)
         with monkeypatch.context() as busy:
             # As if every decision had been waiting for too long already.
             busy.setattr("gpu_pool.store.thread.ANSWER_WITHIN", -0.9)
-            waiting.cancel()
+            acquiring.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await waiting
+                await acquiring
         assert (await pool.get_lease(second)).end_reason is EndReason.WITHDRAWN
 
 
