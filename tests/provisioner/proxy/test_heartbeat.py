@@ -14,11 +14,11 @@ import pytest
 import zmq
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
-from support.proxy import frontend, listening
 
 from gpu_pool_provisioner.proxy import channels
 from gpu_pool_provisioner.proxy.thread import heartbeat_loop, proxy_loop
-from support.classroom import IPYKERNEL, WRAP, Classroom, Managers
+from support.frontend import frontend, listening
+from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers
 
 #: Milliseconds in which a heart beats, on any machine.
 PATIENCE = 60_000
@@ -59,17 +59,17 @@ def busy(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 async def test_a_kernel_lives_while_the_thread_of_the_kernels_is_busy(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    held = await classroom.fill("1")
-    km = manager(classroom.install("two"))
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     with busy(proxy_loop()):
         assert beats(km.get_connection_info())  # which waits
     async with frontend(km) as page:
         cell = page.run("1 + 1")
         await cell.shows("Waiting")
-        await classroom.pool.release(held.id)
+        await jupyter_env.pool.release(held.id)
         await cell.done()
         with busy(proxy_loop()):
             assert beats(km.get_connection_info())  # which runs
@@ -96,7 +96,7 @@ async def wrapper(file: str, **environment: str) -> AsyncIterator[AsyncKernelCli
 
 
 async def test_a_wrapper_lives_while_it_loads_the_pool_and_keeps_what_is_submitted(
-    classroom: Classroom, tmp_path: Path
+    jupyter_env: JupyterEnv, tmp_path: Path
 ) -> None:
     file, _ = write_connection_file(str(tmp_path / "kernel-1.json"))
     pipe = tmp_path / "pipe"
