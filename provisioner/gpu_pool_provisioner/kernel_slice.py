@@ -1,9 +1,12 @@
-"""One kernel's slice: taken at its first start, kept over restarts, given back once."""
+"""One kernel's slice, taken at its first start, kept over restarts, given back once; and its environment."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import uuid
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Final
 
 from traitlets.log import get_logger
@@ -18,10 +21,9 @@ from gpu_pool_client import (
     Process,
     SliceRequest,
 )
+from gpu_pool_client.framework_caps import installed_frameworks, lease_caps, with_caps
 from gpu_pool_provisioner.advice import slice_lost
-from gpu_pool_provisioner.outages import NOT_NOW
-from gpu_pool_provisioner.pools import shared_pool
-from gpu_pool_provisioner.returning import give_back
+from gpu_pool_provisioner.pools import NOT_NOW, give_back, shared_pool
 
 #: What a kernel is to show its user below the first cell; see gpu_pool_kernels.inkernel.extension.
 NEWS: Final = "GPU_POOL_NEWS"
@@ -146,3 +148,37 @@ class KernelSlice:
     def ask_anew(self) -> None:
         """Let the next request be another one than the last."""
         self._key = uuid.uuid4().hex
+
+
+#: The entry-point group of callables that add to a kernel's command what it loads for its user,
+#: and what sets the limits of frameworks that read none from the environment.
+LAUNCHERS: Final = "gpu_pool.kernel_launchers"
+
+
+def slice_environment(lease: Lease, command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a kernel on ``lease`` needs in addition to its ``environment``.
+
+    The frameworks beside the first word of its command decide which memory caps
+    are set. Kernels of other languages get none.
+    """
+    command = list(command)
+    found = installed_frameworks(command[0], environment)
+    limits = lease_caps(found, lease, environment, hook=kernel_command(command) != command)
+    return {**with_caps(lease, limits).environment, **limits}
+
+
+def kernel_command(command: list[str], *, installed: bool = False) -> list[str]:
+    """Return the command with what an IPython kernel loads for its user, if that is installed.
+
+    With ``installed`` the kernel is to find it where it runs, in an image.
+    """
+    prepare = _ipykernel_launcher()
+    return prepare(command, installed=installed) if prepare else command
+
+
+@functools.cache
+def _ipykernel_launcher() -> Callable[..., list[str]] | None:
+    for point in entry_points(group=LAUNCHERS, name="ipykernel"):
+        launcher: Callable[..., list[str]] = point.load()
+        return launcher
+    return None

@@ -38,17 +38,15 @@ from gpu_pool_client import (
 )
 from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_client.processes import account_of
-from gpu_pool_provisioner import advice, pods
-from gpu_pool_provisioner.environment import kernel_command
-from gpu_pool_provisioner.kernel_slice import KernelSlice
+from gpu_pool_provisioner import advice
+from gpu_pool_provisioner.kernel_slice import KernelSlice, kernel_command
 from gpu_pool_provisioner.pools import resolve_url
 from gpu_pool_provisioner.ports import ReservingProvisioner
 from gpu_pool_provisioner.proxied import ProxiedProvisioner
-from gpu_pool_provisioner.proxy import messages
-from gpu_pool_provisioner.proxy.backend import BackendConnection
+from gpu_pool_provisioner.proxy import messages, pod_runs
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.runs import Launch, ProxiedKernel
-from gpu_pool_provisioner.proxy.thread import on_proxy_thread
+from gpu_pool_provisioner.proxy.loops import on_proxy_thread
+from gpu_pool_provisioner.proxy.runs import BackendConnection, Launch, ProxiedKernel
 from gpu_pool_provisioner.readiness import ReadinessWatch
 from gpu_pool_provisioner.resizing import SliceEnvironment, grant
 from gpu_pool_provisioner.settings import SliceSettings
@@ -260,9 +258,9 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
     def _for_pod(
         self, cmd: list[str], kwargs: dict[str, Any], connection: Mapping[str, Any]
     ) -> KernelCommand:
-        argv = self.pod_argv or pods.command_in_pod(cmd, os.path.realpath(self._manager.connection_file))
-        variables = pods.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
-        folder = pods.folder_in_pod(kwargs.get("cwd"), str(Path.home()))
+        argv = self.pod_argv or pod_runs.command_in_pod(cmd, os.path.realpath(self._manager.connection_file))
+        variables = pod_runs.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
+        folder = pod_runs.folder_in_pod(kwargs.get("cwd"), str(Path.home()))
         return KernelCommand(tuple(argv), connection, variables, folder)
 
     @property

@@ -17,9 +17,9 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from gpu_pool_client import Lease
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
+from gpu_pool_provisioner.proxy.loops import on_proxy_thread, proxy_loop
 from gpu_pool_provisioner.proxy.runs import Launch, ProxiedKernel
-from gpu_pool_provisioner.proxy.thread import on_proxy_thread, proxy_loop
-from gpu_pool_provisioner.resize_requests import Grant, ResizeRequests, accept_resize_requests
+from gpu_pool_provisioner.resizing import Grant, ResizeRequests, accept_resize_requests
 
 
 class ProxiedProvisioner(LocalProvisioner):

@@ -1,9 +1,26 @@
-"""What comes of a kernel's wish for another size, in words and in variables."""
+"""How a running kernel asks for another size of its slice, whether or not a proxy is in between.
+
+A private folder holds a pipe, into which the kernel writes its wish as a line
+of JSON (``{"wish": "an id", "size": "10%"}``), and after that a file with the
+answer. A pipe, since it wakes us when something is written, tells the kernel
+at once if nobody is there to read it, and needs no secret. What comes out of it is
+the user's own, so it is read in small pieces, one wish at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import json
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
+
+from traitlets.log import get_logger
 
 from gpu_pool_client import (
     BadRequest,
@@ -14,8 +31,134 @@ from gpu_pool_client import (
     format_memory,
     parse_request,
 )
-from gpu_pool_provisioner.environment import slice_environment
-from gpu_pool_provisioner.kernel_slice import KernelSlice
+from gpu_pool_provisioner.kernel_slice import KernelSlice, slice_environment
+
+#: Names the folder to the kernel; see gpu_pool_kernels.inkernel.resize, which knows the names in it, too.
+VARIABLE: Final = "GPU_POOL_WISHES"
+PIPE: Final = "wishes"
+ANSWER: Final = "answer"
+#: Bytes that are written to a pipe as one (PIPE_BUF), and the most that is read at once.
+_MOST: Final = 4096
+_ID: Final = re.compile(r"[0-9a-f]{1,64}")
+
+#: Returns what to answer to a wish for a size, in whatever form it was written. Raises nothing.
+Grant = Callable[[str], Awaitable[Mapping[str, Any]]]
+
+
+class ResizeRequests:
+    """The place where one kernel's wishes are heard, until :meth:`close`, or until nobody needs it."""
+
+    def __init__(self, connection_file: str, loop: asyncio.AbstractEventLoop) -> None:
+        """Make it beside the connection file; it is served on ``loop``.
+
+        Raises ``OSError`` where there are no such pipes.
+        """
+        self.connection_file = connection_file
+        #: What a wish comes to. To be set before a kernel is launched.
+        self.grant: Grant | None = None
+        self._loop = loop
+        beside = Path(connection_file).resolve().parent
+        self._folder = Path(tempfile.mkdtemp(prefix=".gpu-wishes-", dir=beside))
+        try:
+            self._pipe = _open_pipe(self._folder / PIPE)
+        except OSError:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self._close = weakref.finalize(self, _let_go, loop, self._pipe, self._folder)
+        self._task: asyncio.Task[None] | None = None
+        self._listen()
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """What a kernel needs in its environment to wish for something."""
+        return {VARIABLE: str(self._folder)}
+
+    def close(self) -> None:
+        """Hear no more. May be repeated, by any thread."""
+        self._close()
+
+    def _listen(self) -> None:
+        self._loop.call_soon_threadsafe(_add_reader, self._loop, self._pipe, weakref.ref(self))
+
+    def hear(self) -> None:
+        """Read what was written, and answer the last of it. Nothing more is read until that is done."""
+        self._loop.remove_reader(self._pipe)
+        self._task = asyncio.ensure_future(self._serve())
+
+    async def _serve(self) -> None:
+        try:
+            wish = _parse(os.read(self._pipe, _MOST).rpartition(b"\n")[0].rpartition(b"\n")[2])
+            if wish is not None and self.grant is not None:
+                number, size = wish
+                self._write({"wish": number, **await self.grant(size)})
+        finally:
+            if self._close.alive:
+                self._listen()
+
+    def _write(self, answer: Mapping[str, Any]) -> None:
+        try:
+            descriptor, draft = tempfile.mkstemp(dir=self._folder)
+            with open(descriptor, "w") as file:
+                json.dump(answer, file)
+            Path(draft).replace(self._folder / ANSWER)
+        except OSError as error:  # the folder is the user's, too, who may have removed it
+            get_logger().warning("A kernel could not be answered: %s", error)
+
+
+def accept_resize_requests(connection_file: str, loop: asyncio.AbstractEventLoop) -> ResizeRequests | None:
+    """Return a place for a kernel's wishes, or None where the system has no such pipes."""
+    try:
+        return ResizeRequests(connection_file, loop)
+    except OSError as error:
+        get_logger().warning("A kernel cannot ask for another size of its GPU slice: %s", error)
+        return None
+
+
+def _open_pipe(path: Path) -> int:
+    if not hasattr(os, "mkfifo"):
+        raise OSError("this system has no named pipes")
+    os.mkfifo(path, 0o600)
+    # For writing as well, so that it stays open when a kernel closes its end.
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK)
+
+
+def _add_reader(
+    loop: asyncio.AbstractEventLoop, pipe: int, resize_requests: weakref.ref[ResizeRequests]
+) -> None:
+    # The loop must not keep alive what nobody else needs any more.
+    def hear() -> None:
+        found = resize_requests()
+        if found is not None:
+            found.hear()
+
+    if resize_requests() is not None:
+        loop.add_reader(pipe, hear)
+
+
+def _let_go(loop: asyncio.AbstractEventLoop, pipe: int, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if loop.is_closed():
+        os.close(pipe)
+    else:
+        loop.call_soon_threadsafe(_close_pipe, loop, pipe)
+
+
+def _close_pipe(loop: asyncio.AbstractEventLoop, pipe: int) -> None:
+    loop.remove_reader(pipe)
+    os.close(pipe)
+
+
+def _parse(line: bytes) -> tuple[str, str] | None:
+    """Return a wish's id and size; None for what is no wish."""
+    try:
+        wish = json.loads(line)
+        number, size = wish["wish"], wish["size"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if isinstance(number, str) and isinstance(size, str) and _ID.fullmatch(number):
+        return number, size
+    return None
+
 
 _USED: Final = (
     "The size cannot change while this kernel runs: it has used the GPU, or may have, and what it keeps "

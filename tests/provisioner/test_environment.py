@@ -16,7 +16,7 @@ from gpu_pool_client import (
     Strength,
     parse_request,
 )
-from gpu_pool_provisioner.environment import (
+from gpu_pool_provisioner.kernel_slice import (
     LAUNCHERS,
     _ipykernel_launcher,
     kernel_command,

@@ -17,13 +17,13 @@ from traitlets.log import get_logger
 
 from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, PoolUnreachable
 from gpu_pool_provisioner.proxy import messages
-from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.channels import Channel, bind_front, close_all
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.pending import PendingKernel, PendingKernelCalls
 from gpu_pool_provisioner.proxy.pod_runs import NotStartedError, PodRun, pod_connection
 from gpu_pool_provisioner.proxy.runs import (
     MARGIN,
+    BackendConnection,
     KernelRun,
     Launch,
     NotReadyError,

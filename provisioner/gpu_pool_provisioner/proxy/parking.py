@@ -14,7 +14,7 @@ import zmq
 from traitlets.log import get_logger
 
 from gpu_pool_client import GpuPoolError, Lease, LeaseState, NotAllowed, PoolUnreachable
-from gpu_pool_provisioner.outages import NOT_NOW, retry
+from gpu_pool_provisioner.pools import NOT_NOW, retry
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import Wires
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient

@@ -16,8 +16,7 @@ from jupyter_client.session import Session
 from traitlets.log import get_logger
 
 from gpu_pool_provisioner.proxy import messages
-from gpu_pool_provisioner.proxy.channels import Wires, ignore
-from gpu_pool_provisioner.proxy.frames import Message, UnreadableMessageError, read_message
+from gpu_pool_provisioner.proxy.channels import Message, UnreadableMessageError, Wires, ignore, read_message
 
 
 @dataclass(frozen=True, slots=True)

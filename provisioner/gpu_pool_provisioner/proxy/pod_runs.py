@@ -8,9 +8,12 @@ since there is a network in between, and signed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path, PurePath
+from string import Template
 from typing import Any, Final
 
 import zmq
@@ -27,13 +30,13 @@ from gpu_pool_client import (
     Process,
     format_duration,
 )
-from gpu_pool_provisioner.outages import retry
+from gpu_pool_provisioner.kernel_slice import kernel_command
+from gpu_pool_provisioner.pools import retry
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import Wires
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep
-from gpu_pool_provisioner.proxy.idle_culler import taken
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.process_ends import before
+from gpu_pool_provisioner.proxy.loops import before
 from gpu_pool_provisioner.proxy.relay import Relay, UnencryptedError
 from gpu_pool_provisioner.proxy.runs import (
     MARGIN,
@@ -43,6 +46,7 @@ from gpu_pool_provisioner.proxy.runs import (
     NotReadyError,
     ProxiedKernel,
 )
+from gpu_pool_provisioner.proxy.supervisor import taken
 
 #: Where kernels listen in their pods. Always the same, since a pod has an address of its own: so a
 #: cluster's rules can let exactly these through. Below what systems give to outgoing connections.
@@ -244,3 +248,45 @@ class PodRun(KernelRun):
         if self._following is not None:
             self._following.cancel()
         super().close()
+
+
+#: Stands in a command for where the pod finds its connection file.
+CONNECTION_FILE: Final = "{connection_file}"
+#: The name under which images have Python; not all have "python".
+_PYTHON: Final = "python3"
+_ANY_PYTHON: Final = re.compile(r"python[0-9.]*t?")
+#: What proves to a JupyterHub who this server is: never a kernel's, whatever a kernelspec names.
+_SECRETS: Final = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
+
+
+def command_in_pod(command: Sequence[str], connection_file: str) -> tuple[str, ...]:
+    """Return a kernel's command as a pod is to run it.
+
+    Where its program lies on this machine means nothing there: it is found by
+    its name, and every Python is ``python3``.
+    """
+    name = PurePath(command[0]).name
+    program = _PYTHON if _ANY_PYTHON.fullmatch(name) else name
+    words = [word.replace(connection_file, CONNECTION_FILE) for word in command[1:]]
+    return tuple(kernel_command([program, *words], installed=True))
+
+
+def variables_in_pod(
+    of_kernelspec: Mapping[str, str], here: Mapping[str, str], passed_on: Collection[str]
+) -> dict[str, str]:
+    """Return the variables of a kernel in a pod: the kernelspec's own, and those of ``here`` that are named.
+
+    ``${NAME}`` in the kernelspec's stands for a variable that is passed on.
+    """
+    known = {name: here[name] for name in passed_on if name in here and name not in _SECRETS}
+    own = {name: Template(value).safe_substitute(known) for name, value in of_kernelspec.items()}
+    return {**known, **own}
+
+
+def folder_in_pod(folder: str | None, home: str) -> str | None:
+    """Return where a kernel is to start, seen from the home; None for the home, and for what is elsewhere."""
+    if not folder:
+        return None
+    path = Path(folder).resolve()
+    base = Path(home).resolve()
+    return str(path.relative_to(base)) if path != base and path.is_relative_to(base) else None

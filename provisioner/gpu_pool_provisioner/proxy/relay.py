@@ -13,8 +13,17 @@ import zmq
 from jupyter_client.session import DELIM, Session
 from traitlets.log import get_logger
 
-from gpu_pool_provisioner.proxy.channels import Wires, close_all, connect_back, ignore, is_refusal
-from gpu_pool_provisioner.proxy.frames import Message, UnreadableMessageError, is_signed, read_message
+from gpu_pool_provisioner.proxy.channels import (
+    Message,
+    UnreadableMessageError,
+    Wires,
+    close_all,
+    connect_back,
+    ignore,
+    is_refusal,
+    is_signed,
+    read_message,
+)
 
 #: Seconds after which a kernel that has answered is asked again, and how often, until its output is heard.
 _ASK_AGAIN: Final = 0.2

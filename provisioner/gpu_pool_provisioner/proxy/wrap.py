@@ -30,20 +30,16 @@ from jupyter_core.paths import jupyter_path
 from gpu_pool_client import EndReason, Holder, KernelCommand, Lease, Process, parse_request
 from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_client.processes import account_of
-from gpu_pool_provisioner.environment import kernel_command
-from gpu_pool_provisioner.kernel_slice import KernelSlice
-from gpu_pool_provisioner.outages import default_outage_timeout
-from gpu_pool_provisioner.pods import command_in_pod, folder_in_pod
-from gpu_pool_provisioner.pools import resolve_url, shared_pool
+from gpu_pool_provisioner.kernel_slice import KernelSlice, kernel_command
+from gpu_pool_provisioner.pools import default_outage_timeout, resolve_url, shared_pool
 from gpu_pool_provisioner.proxy import messages
-from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.channels import bind_front
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.process_ends import ended, first_of
-from gpu_pool_provisioner.proxy.runs import Launch, ProxiedKernel
-from gpu_pool_provisioner.resize_requests import ResizeRequests, accept_resize_requests
-from gpu_pool_provisioner.resizing import SliceEnvironment, grant
+from gpu_pool_provisioner.proxy.loops import ended, first_of
+from gpu_pool_provisioner.proxy.pod_runs import command_in_pod, folder_in_pod
+from gpu_pool_provisioner.proxy.runs import BackendConnection, Launch, ProxiedKernel
+from gpu_pool_provisioner.resizing import ResizeRequests, SliceEnvironment, accept_resize_requests, grant
 
 _READY_TIMEOUT: Final = 120.0
 #: Seconds that a kernel has to end by itself when this process is told to end.

@@ -14,10 +14,10 @@ import pytest
 from gpu_pool_client import Holder, PoolUnreachable, parse_request
 from gpu_pool_provisioner import provisioner
 from gpu_pool_provisioner.kernel_slice import KernelSlice
-from gpu_pool_provisioner.outages import default_outage_timeout
+from gpu_pool_provisioner.pools import default_outage_timeout
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.thread import proxy_loop
+from gpu_pool_provisioner.proxy.loops import proxy_loop
 from support.frontend import frontend
 from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers, answer, eventually, is_running
 from support.service import Service

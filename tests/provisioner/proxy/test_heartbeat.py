@@ -16,7 +16,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
 
 from gpu_pool_provisioner.proxy import channels
-from gpu_pool_provisioner.proxy.thread import heartbeat_loop, proxy_loop
+from gpu_pool_provisioner.proxy.loops import heartbeat_loop, proxy_loop
 from support.frontend import frontend, listening
 from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers
 

@@ -25,7 +25,7 @@ from gpu_pool_client import (
     PoolUnreachable,
     Process,
 )
-from gpu_pool_provisioner.proxy import expiry_policy, idle_culler
+from gpu_pool_provisioner.proxy import expiry_policy, supervisor
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep
 from support.frontend import Frontend, frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
@@ -50,7 +50,7 @@ def served(jupyter_env: JupyterEnv, course: Any, monkeypatch: pytest.MonkeyPatch
     course(idle_limit="1h")
     monkeypatch.setattr(pool, "open_embedded", open_pool)
     monkeypatch.setattr(activity, "_CUDA_DEVICE", CUDA)
-    monkeypatch.setattr(idle_culler, "_GUARDED_EVERY", 0.2)
+    monkeypatch.setattr(supervisor, "_GUARDED_EVERY", 0.2)
     monkeypatch.setattr(expiry_policy, "_PAUSE", 0.2)
     monkeypatch.setattr(expiry_policy, "_MAY_WORK", 0.2)  # nobody can say what this card does
     return jupyter_env
@@ -298,16 +298,16 @@ async def test_a_cell_that_begins_when_its_kernel_is_about_to_be_ended_is_not_cu
     served: JupyterEnv, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     km = manager(served.install("two"))
-    time_is_up, ends, goes_on = idle_culler.IdleCuller.time_is_up, threading.Event(), threading.Event()
+    time_is_up, ends, goes_on = supervisor.IdleCuller.time_is_up, threading.Event(), threading.Event()
 
-    async def late(self: idle_culler.IdleCuller) -> ExpiryStep:
+    async def late(self: supervisor.IdleCuller) -> ExpiryStep:
         step = await time_is_up(self)
         if step.act is ExpiryAction.END:
             ends.set()
             await asyncio.to_thread(goes_on.wait)
         return step
 
-    monkeypatch.setattr(idle_culler.IdleCuller, "time_is_up", late)
+    monkeypatch.setattr(supervisor.IdleCuller, "time_is_up", late)
     await km.start_kernel()
     pool = pool_of(served)
     async with frontend(km) as page:
@@ -333,7 +333,7 @@ async def test_a_kernel_whose_parking_was_not_answered_is_parked_all_the_same(
     await km.start_kernel()
     pool = pool_of(served)
     park, asked = pool.park, threading.Event()
-    monkeypatch.setattr(idle_culler, "_TRY_AGAIN", 3_600)  # what is late is seen, and not asked again
+    monkeypatch.setattr(supervisor, "_TRY_AGAIN", 3_600)  # what is late is seen, and not asked again
 
     async def activity(_: str) -> Activity:
         return Activity(initialised=True, working=False, movable=True)
