@@ -40,7 +40,7 @@ def default_outage_timeout() -> float:
     return _BEHIND_HUB if os.environ.get("JUPYTERHUB_API_TOKEN") else _ELSEWHERE
 
 
-class Outage:
+class OutageTimer:
     """For how long a pool has been away, and for how long that is borne."""
 
     def __init__(self, limit: float) -> None:
@@ -48,7 +48,7 @@ class Outage:
         self._since = time.monotonic()
 
     @property
-    def words(self) -> str:
+    def progress(self) -> str:
         """How long it has been, and may be: ``12s of at most 5min``."""
         return f"{format_duration(time.monotonic() - self._since)} of at most {format_duration(self.limit)}"
 
@@ -72,7 +72,7 @@ async def retry(
 
     With a ``limit``, ``PoolUnreachable`` is raised once it has been away for so many seconds.
     """
-    outage = None if limit is None else Outage(limit)
+    outage = None if limit is None else OutageTimer(limit)
     while True:
         try:
             return await ask()
@@ -113,15 +113,15 @@ _trying: set[tuple[str, str]] = set()
 async def give_back(pool: Pool, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
     """Release a lease; where its pool cannot hear of it now, as soon as it can. May be repeated.
 
-    A lease that stands on the process of a server, as one in the queue does, would
+    A lease that is attached to the process of a server, as one in the queue is, would
     otherwise stay there for as long as the server runs. Whoever shuts a kernel
     down waits for the pool for a moment only.
     """
-    telling = asyncio.run_coroutine_threadsafe(_tell(pool, lease_id, reason), proxy_loop())
-    await asyncio.wait({asyncio.wrap_future(telling)}, timeout=_WAITS)
+    released = asyncio.run_coroutine_threadsafe(_release(pool, lease_id, reason), proxy_loop())
+    await asyncio.wait({asyncio.wrap_future(released)}, timeout=_WAITS)
 
 
-async def _tell(pool: Pool, lease_id: str, reason: EndReason) -> None:
+async def _release(pool: Pool, lease_id: str, reason: EndReason) -> None:
     try:
         await pool.release(lease_id, reason)
     except NOT_NOW as error:
@@ -132,25 +132,21 @@ async def _tell(pool: Pool, lease_id: str, reason: EndReason) -> None:
 
 
 async def _keep_trying(pool: Pool, lease_id: str, reason: EndReason) -> None:
-    known = pool.url, lease_id
-    if known in _trying:
+    key = pool.url, lease_id
+    if key in _trying:
         return
-    _trying.add(known)
-    rest = _SOON
+    _trying.add(key)
+    pause = _SOON
     try:
-        while not await _is_told(pool, lease_id, reason, rest):
-            rest = min(2 * rest, _SELDOM)
-    finally:
-        _trying.discard(known)
-
-
-async def _is_told(pool: Pool, lease_id: str, reason: EndReason, rest: float) -> bool:
-    """Whether the pool has heard of it, after a rest."""
-    await asyncio.sleep(rest)
-    try:
-        await pool.release(lease_id, reason)
-    except NOT_NOW:
-        return False
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                await pool.release(lease_id, reason)
+            except NOT_NOW:
+                pause = min(2 * pause, _SELDOM)
+            else:
+                return
     except GpuPoolError as error:
         get_logger().warning("GPU lease %s is not to be given back any more: %s", lease_id, error)
-    return True
+    finally:
+        _trying.discard(key)

@@ -26,7 +26,7 @@ async def test_a_slice_is_given_back_once_the_service_is_back(
     async with serving(children, tmp_path / "service", "") as service, connect(service.url) as pool:
         mine = KernelSlice(service.url, parse_request("2%"))
         await mine.take(Holder("ada"))
-        await mine.stand_in(3600)  # on this process, as between the two kernels of a restart
+        await mine.attach_here(3600)  # on this process, as between the two kernels of a restart
         await service.end(signal.SIGKILL)
         await mine.give_back()
         await service.start()
@@ -43,7 +43,7 @@ async def test_a_slice_is_given_back_once_the_service_hears_its_user_again(
     monkeypatch.setattr(pools, "_SOON", 0.1)
     mine = KernelSlice(jupyter_env.url, parse_request("2%"))
     await mine.take(Holder("ada"))
-    await mine.stand_in(3600)
+    await mine.attach_here(3600)
     release, faults = mine.pool.release, iter([OverQuota("You have asked too much."), OverQuota("Again.")])
 
     async def too_often_twice(*args: Any) -> None:
@@ -73,7 +73,7 @@ async def test_a_kernel_that_is_shut_down_during_its_restart_keeps_no_slice(
         return await attach(*args, **more)
 
     monkeypatch.setattr(mine.pool, "attach", late)
-    restart = asyncio.create_task(mine.stand_in(60))
+    restart = asyncio.create_task(mine.attach_here(60))
     await begun.wait()
     mine.forget()  # as at a shutdown that could not reach the pool
     may_go_on.set()

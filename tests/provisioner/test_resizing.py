@@ -210,9 +210,9 @@ async def test_the_place_for_resize_requests_is_private_and_goes_with_the_kernel
 ) -> None:
     km = manager(jupyter_env.install("two"))
     await km.start_kernel()
-    folder = Path((await answer(km, "import os; print(os.environ['GPU_POOL_WISHES'])")).strip())
+    folder = Path((await answer(km, "import os; print(os.environ['GPU_POOL_RESIZE_DIR'])")).strip())
     assert folder.parent == Path(km.connection_file).parent
-    assert [mode(folder), mode(folder / "wishes")] == [0o700, 0o600]
+    assert [mode(folder), mode(folder / "requests")] == [0o700, 0o600]
     await km.shutdown_kernel()
     assert mode(folder) is None
 
@@ -220,7 +220,7 @@ async def test_the_place_for_resize_requests_is_private_and_goes_with_the_kernel
 def test_a_place_that_nobody_needs_any_more_goes_away(tmp_path: Path) -> None:
     resize_requests = ResizeRequests(str(tmp_path / "kernel.json"), proxy_loop())
     (folder,) = tmp_path.iterdir()
-    assert resize_requests.variables == {"GPU_POOL_WISHES": str(folder)}
+    assert resize_requests.variables == {"GPU_POOL_RESIZE_DIR": str(folder)}
     del resize_requests
     gc.collect()
     assert list(tmp_path.iterdir()) == []
@@ -229,21 +229,21 @@ def test_a_place_that_nobody_needs_any_more_goes_away(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *(b"", b"\xff", b"[" * 4000, b"null", b"7", b'{"size": "50%"}', b'{"wish": 1, "size": "50%"}'),
-        *(b'{"wish": "1", "size": []}', b'{"wish": "../x", "size": "50%"}', b'{"wish": "", "size": "50%"}'),
+        *(b"", b"\xff", b"[" * 4000, b"null", b"7", b'{"size": "50%"}', b'{"id": 1, "size": "50%"}'),
+        *(b'{"id": "1", "size": []}', b'{"id": "../x", "size": "50%"}', b'{"id": "", "size": "50%"}'),
     ],
 )
-def test_what_is_no_wish_is_none(line: bytes) -> None:
+def test_what_is_not_a_request_is_none(line: bytes) -> None:
     assert _parse(line) is None
-    assert _parse(b'{"wish": "1", "size": "50%"}') == ("1", "50%")
+    assert _parse(b'{"id": "1", "size": "50%"}') == ("1", "50%")
 
 
 async def test_nonsense_in_the_pipe_is_passed_over(jupyter_env: JupyterEnv, manager: Managers) -> None:
     km = manager(jupyter_env.install("two"))
     await km.start_kernel()
-    folder = Path((await answer(km, "import os; print(os.environ['GPU_POOL_WISHES'])")).strip())
-    for nonsense in (b"\n", b"\xff" * 4000, b"[" * 4000 + b"\n", b'{"wish": "../x", "size": "50%"}\n'):
-        with (folder / "wishes").open("wb", buffering=0) as pipe:
+    folder = Path((await answer(km, "import os; print(os.environ['GPU_POOL_RESIZE_DIR'])")).strip())
+    for nonsense in (b"\n", b"\xff" * 4000, b"[" * 4000 + b"\n", b'{"id": "../x", "size": "50%"}\n'):
+        with (folder / "requests").open("wb", buffering=0) as pipe:
             pipe.write(nonsense)
     (folder / "answer").mkdir()
     async with frontend(km) as page:

@@ -2,7 +2,7 @@
 
 Messages are lists of frames and are not copied. Everything here belongs to one
 event loop, and is to be used on its thread alone. Only what arrives as a
-heartbeat is handled on another, see ``thread``.
+heartbeat is handled on another, see ``loops``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gpu_pool_provisioner.proxy.loops import heartbeat_loop
 
 Frames = list[zmq.Frame] | list[bytes]
 Handler = Callable[[list[zmq.Frame]], None]
-Wires = Mapping[str, "Channel"]
+Channels = Mapping[str, "Channel"]
 
-#: Messages handled before other sockets get their turn.
+#: Messages handled before other sockets are served.
 _BATCH: Final = 50
 #: Sockets in one process: 200 kernels with ten each are far from the limit. The default is 1023.
 _MAX_SOCKETS: Final = 16_384
@@ -229,7 +229,7 @@ def ignore(frames: list[zmq.Frame]) -> None:
     """Do nothing with a message: nobody is there to answer."""
 
 
-def close_all(channels: Wires) -> None:
+def close_all(channels: Channels) -> None:
     """Close every socket of one side."""
     for channel in channels.values():
         channel.close()

@@ -33,7 +33,7 @@ from gpu_pool_client import (
 from gpu_pool_provisioner.kernel_slice import kernel_command
 from gpu_pool_provisioner.pools import retry
 from gpu_pool_provisioner.proxy import messages
-from gpu_pool_provisioner.proxy.channels import Wires
+from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.loops import before
@@ -51,7 +51,7 @@ from gpu_pool_provisioner.proxy.supervisor import taken
 #: Where kernels listen in their pods. Always the same, since a pod has an address of its own: so a
 #: cluster's rules can let exactly these through. Below what systems give to outgoing connections.
 PORTS: Final = dict(zip(port_names, range(9751, 9751 + len(port_names)), strict=True))
-#: What a kernel publishes to wish for another size, see gpu_pool_kernels.inkernel.resize.
+#: What a kernel publishes to ask for another size, see gpu_pool_kernels.inkernel.resize.
 USE: Final = "gpu_pool_use"
 #: Seconds in which a pool has taken the order to end a pod.
 _END_WITHIN: Final = 10.0
@@ -95,7 +95,7 @@ class PodRun(KernelRun):
         connection: Mapping[str, Any],
         lease_client: LeaseClient,
         session: Session,
-        front: Wires,
+        front: Channels,
         tell: Callable[[str], None],
     ) -> None:
         """Take the connection that the pod is told; ``tell`` shows in words how far it is."""
@@ -106,7 +106,7 @@ class PodRun(KernelRun):
         self._sides = session, front
         self._tell = tell
         self._address: asyncio.Future[str] = loop.create_future()
-        self._words = ""
+        self._progress = ""
         #: Whether it waits in the cluster's own queue, and until when it did; no time counts until then.
         self._queued, self._counts_from = False, loop.time()
         self._fault = ""
@@ -114,7 +114,7 @@ class PodRun(KernelRun):
         self._killing: asyncio.Task[None] | None = None
 
     async def until_ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:
-        """Launch it and return its introduction; see ``Run.until_ready``.
+        """Launch it and return its introduction; see ``KernelRun.until_ready``.
 
         Raises ``NotStartedError`` where that comes to nothing, and ``NotReadyError`` where it was killed.
         """
@@ -143,9 +143,9 @@ class PodRun(KernelRun):
         except asyncio.TimeoutError:
             raise NotStartedError(_SILENT.format(format_duration(kernel.ready_timeout))) from None
         await self._lease_client.confirm(holder, 0.0)
-        self._relay.messages[USE] = self._wish
-        if self._lease_client.news:
-            self._relay.tell(self._lease_client.news)
+        self._relay.messages[USE] = self._resize
+        if self._lease_client.notice:
+            self._relay.tell(self._lease_client.notice)
         return introduction
 
     async def _started(self, within: float) -> str:
@@ -155,12 +155,12 @@ class PodRun(KernelRun):
             left = within if self._queued else self._counts_from + within - loop.time()
             with suppress(asyncio.TimeoutError):
                 return await asyncio.wait_for(asyncio.shield(self._address), left)
-        raise NotStartedError(_SLOW.format(format_duration(within), self._words or "nothing."))
+        raise NotStartedError(_SLOW.format(format_duration(within), self._progress or "nothing."))
 
-    def _wish(self, content: Mapping[str, Any]) -> None:
+    def _resize(self, content: Mapping[str, Any]) -> None:
         size = content.get("size")
         if isinstance(size, str):
-            self.relay.tell(self._lease_client.wish(size))
+            self.relay.tell(self._lease_client.resize(size))
 
     async def _follow(self) -> None:
         """Launch the pod, and look at it until it has ended."""
@@ -179,7 +179,7 @@ class PodRun(KernelRun):
             self._finish()
 
     def _look(self, pod: KernelPod) -> None:
-        before, self._words = self._words, pod.words
+        before, self._progress = self._progress, pod.words
         if self._relay is not None and pod.phase is PodPhase.RUNNING and pod.words != before:
             self._relay.tell(pod.words or _FINE_AGAIN)
         if self._queued:
@@ -199,22 +199,24 @@ class PodRun(KernelRun):
         status = f"It ended with exit status {pod.exit_code}."
         self._fault = f"The kernel ended before it was ready. {pod.words or status}"
         if pod.exit_code != 0 and self._killing is None:
-            self.last_words = f"The kernel ended by itself, and its variables are gone. {pod.words or status}"
+            self.exit_message = (
+                f"The kernel ended by itself, and its variables are gone. {pod.words or status}"
+            )
 
-    async def _note_taken(self, words: str) -> None:
-        """Take note that the pod was taken: with the words of its lease, if that has ended, or these."""
+    async def _note_taken(self, message: str) -> None:
+        """Note that the pod was taken: with the notice of its lease, if that has ended, or this message."""
         if self._killing is None:
-            self.taken = await self._step(words)
-            self._fault = self.taken.words
+            self.taken = await self._step(message)
+            self._fault = self.taken.message
 
-    async def _step(self, words: str) -> ExpiryStep:
+    async def _step(self, message: str) -> ExpiryStep:
         try:
             lease = await retry(self._lease_client.lease, self._note_fault)
         except LeaseGone as error:
-            return taken(error.reason, words)
+            return taken(error.reason, message)
         if lease.state is LeaseState.ENDED:
-            return taken(lease.end_reason.value if lease.end_reason else None, lease.notice or words)
-        return ExpiryStep(ExpiryAction.END, f"The kernel was ended. {words}".rstrip())
+            return taken(lease.end_reason.value if lease.end_reason else None, lease.notice or message)
+        return ExpiryStep(ExpiryAction.END, f"The kernel was ended. {message}".rstrip())
 
     def _note_fault(self, error: GpuPoolError) -> None:
         """Take note of why the pool does not answer; it is asked again, and the pod goes on without us."""
@@ -267,8 +269,8 @@ def command_in_pod(command: Sequence[str], connection_file: str) -> tuple[str, .
     """
     name = PurePath(command[0]).name
     program = _PYTHON if _ANY_PYTHON.fullmatch(name) else name
-    words = [word.replace(connection_file, CONNECTION_FILE) for word in command[1:]]
-    return tuple(kernel_command([program, *words], installed=True))
+    arguments = [word.replace(connection_file, CONNECTION_FILE) for word in command[1:]]
+    return tuple(kernel_command([program, *arguments], installed=True))
 
 
 def variables_in_pod(

@@ -14,9 +14,9 @@ from jupyter_client.session import DELIM, Session
 from traitlets.log import get_logger
 
 from gpu_pool_provisioner.proxy.channels import (
+    Channels,
     Message,
     UnreadableMessageError,
-    Wires,
     close_all,
     connect_back,
     ignore,
@@ -48,7 +48,7 @@ class UnencryptedError(Exception):
 class Relay:
     """Stands between the front of a kernel and the real one, which may not listen yet."""
 
-    def __init__(self, connection: Mapping[str, Any], session: Session, front: Wires) -> None:
+    def __init__(self, connection: Mapping[str, Any], session: Session, front: Channels) -> None:
         self._session = session
         self._front = front
         self._answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()

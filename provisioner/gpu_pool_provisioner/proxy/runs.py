@@ -1,6 +1,6 @@
 """One run of the real kernel, from its launch to its end: as a process of this machine, here.
 
-The other kind is in ``pods``.
+A run in a pod is in ``pod_runs``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jupyter_core.paths import secure_write
 
 from gpu_pool_client import EndReason, KernelCommand, Lease, Process
 from gpu_pool_provisioner.ports import PortReservation
-from gpu_pool_provisioner.proxy.channels import Wires
+from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryStep
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.loops import before, ended, kill_group
@@ -88,7 +88,7 @@ class KernelRun(abc.ABC):
         #: Why the pool has taken the slice; None where the kernel ended by itself.
         self.taken: ExpiryStep | None = None
         #: What is known of an end by itself, in a sentence.
-        self.last_words = ""
+        self.exit_message = ""
         self._relay: Relay | None = None
 
     @property
@@ -139,7 +139,7 @@ class ProcessRun(KernelRun):
         backend: BackendConnection,
         lease_client: LeaseClient,
         session: Session,
-        front: Wires,
+        front: Channels,
     ) -> ProcessRun:
         """Launch the kernel and begin to listen to it. Raises ``NotReadyError``."""
         try:
@@ -149,7 +149,7 @@ class ProcessRun(KernelRun):
         return cls(lease_client, pid, Relay(backend.connection, session, front))
 
     async def until_ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:
-        """Return its introduction once its lease stands on it; see ``Run.until_ready``."""
+        """Return its introduction once its lease stands on it; see ``KernelRun.until_ready``."""
         process = Process.of(self._pid)
         if process is None:
             raise NotReadyError(_ENDED_EARLY)

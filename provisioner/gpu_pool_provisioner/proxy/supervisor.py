@@ -19,7 +19,7 @@ from gpu_pool_client import (
 )
 from gpu_pool_provisioner.pools import NOT_NOW
 from gpu_pool_provisioner.proxy import expiry_policy, messages
-from gpu_pool_provisioner.proxy.channels import Wires
+from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep, KernelObservation
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.loops import before
@@ -42,7 +42,7 @@ KEEP: Final = "gpu_pool_keep"
 
 
 class IdleCuller:
-    """One kernel's steward, from the grant of its slice to its end or parking."""
+    """Watches one kernel from the grant of its slice to its end or parking."""
 
     def __init__(self, lease: Lease, relay: Relay, lease_client: LeaseClient) -> None:
         self._terms = _on_our_clock(lease.terms)
@@ -66,7 +66,7 @@ class IdleCuller:
             if step.act in (ExpiryAction.PARK, ExpiryAction.END):
                 return step
             if step.act is ExpiryAction.WARN:
-                self._relay.tell(step.words)
+                self._relay.tell(step.message)
                 self._warned |= {step.warns_of}
             self._changed.clear()
             again_in = min(step.again_in, _GUARDED_EVERY) if self._may_be_parked() else step.again_in
@@ -97,8 +97,8 @@ class IdleCuller:
                 return await self._without_slice(lease)
             self._terms = _on_our_clock(lease.terms)
             step = expiry_policy.step(self._terms, await self._seen(lease), time.monotonic())
-            if step.words == expiry_policy.ASKED_BACK:
-                step = replace(step, words=f"{step.words} {messages.of_lease(lease)}")
+            if step.message == expiry_policy.ASKED_BACK:
+                step = replace(step, message=f"{step.message} {messages.of_lease(lease)}")
             return replace(step, again_in=min(step.again_in, _GUARDED_EVERY)) if lease.terms.guarded else step
         except LeaseGone as error:
             return taken(error.reason)
@@ -122,11 +122,11 @@ class IdleCuller:
     def _may_be_parked(self) -> bool:
         return time.monotonic() < self._parks_until
 
-    def _pass_on(self, words: str) -> None:
+    def _pass_on(self, message: str) -> None:
         """Tell the user what the pool has to say, once."""
-        if words and words != self._notice:
-            self._relay.tell(words)
-        self._notice = words
+        if message and message != self._notice:
+            self._relay.tell(message)
+        self._notice = message
 
     async def _seen(self, lease: Lease) -> KernelObservation:
         if not self._device_decides(self._heard(lease)):
@@ -180,19 +180,19 @@ _TAKEN: Final = {
 }
 
 
-def taken(reason: str | None, words: str = "") -> ExpiryStep:
-    """Return what is to be done when the pool has taken the slice; ``words`` say why, if anybody does."""
+def taken(reason: str | None, message: str = "") -> ExpiryStep:
+    """Return what is to be done when the pool has taken the slice; ``message`` says why, if anybody does."""
     why = _TAKEN.get(reason or "")
     if why is None:
         why = f"its GPU slice has gone back to the pool{f' ({reason})' if reason else ''}"
-    return ExpiryStep(ExpiryAction.END, f"The kernel was ended: {why}. {words}".rstrip())
+    return ExpiryStep(ExpiryAction.END, f"The kernel was ended: {why}. {message}".rstrip())
 
 
 class RunSupervisor:
     """Holds a kernel that is relayed to the terms of its lease."""
 
     def __init__(
-        self, run: KernelRun, lease_client: LeaseClient, front: Wires, pending: PendingKernel
+        self, run: KernelRun, lease_client: LeaseClient, front: Channels, pending: PendingKernel
     ) -> None:
         self._run = run
         self._lease_client = lease_client
@@ -248,9 +248,9 @@ class RunSupervisor:
         return await parking.begin()
 
     async def _taken(self, error: LeaseGone) -> ExpiryStep:
-        """Say who took a parked kernel's lease, and in which words."""
+        """Say who took a parked kernel's lease, and why."""
         try:
-            words = (await self._lease_client.lease()).notice
+            message = (await self._lease_client.lease()).notice
         except (LeaseGone, *NOT_NOW):
-            words = ""
-        return taken(error.reason, words)
+            message = ""
+        return taken(error.reason, message)

@@ -187,8 +187,8 @@ async def test_a_start_that_is_cancelled_meanwhile_leaves_nothing(
     start = asyncio.create_task(km.start_kernel())
 
     async def is_asked_for() -> bool:
-        turn = getattr(km.provisioner, "_turn", None)
-        return turn is not None and turn._asking is not None
+        lease_client = getattr(km.provisioner, "_lease_client", None)
+        return lease_client is not None and lease_client._asking is not None
 
     await eventually(is_asked_for)
     start.cancel()
@@ -219,8 +219,8 @@ async def test_nor_whoever_gives_a_slice_back(
 async def test_a_request_whose_answer_was_lost_is_not_made_twice(
     jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = KernelSlice(jupyter_env.url, parse_request("2%"))
-    request, lost = claim.pool.request, iter([True])
+    kernel_slice = KernelSlice(jupyter_env.url, parse_request("2%"))
+    request, lost = kernel_slice.pool.request, iter([True])
 
     async def lose_the_first(*args: Any) -> Any:
         lease = await request(*args)
@@ -228,11 +228,11 @@ async def test_a_request_whose_answer_was_lost_is_not_made_twice(
             raise PoolUnreachable("The GPU pool has gone.", may_pass=True)
         return lease
 
-    monkeypatch.setattr(claim.pool, "request", lose_the_first)
-    turn = LeaseClient(claim, Holder("ada"), 600.0)
-    assert await turn.begin(60.0) is None
-    lease = await turn.ask()
-    assert [each.id for each in await jupyter_env.leases()] == [lease.id] == [claim.lease_id]
+    monkeypatch.setattr(kernel_slice.pool, "request", lose_the_first)
+    lease_client = LeaseClient(kernel_slice, Holder("ada"), 600.0)
+    assert await lease_client.begin(60.0) is None
+    lease = await lease_client.ask()
+    assert [each.id for each in await jupyter_env.leases()] == [lease.id] == [kernel_slice.lease_id]
 
 
 async def test_what_does_not_pass_fails_at_once(

@@ -23,7 +23,7 @@ from support.server import Server
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 #: Seconds in which dozens of kernels do what they do, on two slow cores.
-PATIENCE = 200
+TIMEOUT = 200
 
 
 @dataclass
@@ -73,7 +73,7 @@ async def all_leave(students: list[Student]) -> None:
 
 async def run_to_the_end(cells: list[Cell]) -> None:
     """Wait until each has run and shows what it printed, and nothing of the wait."""
-    await asyncio.gather(*(cell.done(PATIENCE) for cell in cells))
+    await asyncio.gather(*(cell.done(TIMEOUT) for cell in cells))
     assert [cell.outputs for cell in cells] == [["42\n"]] * len(cells)
 
 
@@ -93,8 +93,8 @@ async def settled(cells: list[Cell], holders: int) -> None:
         shown = [place(cell) for cell in cells if cell.reply is None]
         return sorted(each or 0 for each in shown) == list(range(1, len(cells) - holders + 1))
 
-    await eventually(so_many_have_run, PATIENCE)
-    await eventually(all_places_are_shown, PATIENCE)
+    await eventually(so_many_have_run, TIMEOUT)
+    await eventually(all_places_are_shown, TIMEOUT)
 
 
 async def nothing_is_left(jupyter_env: JupyterEnv) -> None:
@@ -136,7 +136,7 @@ async def test_nobody_is_lost_when_others_give_up_and_crash(jupyter_env: Jupyter
 
     async def interrupt_and_try_again(student: Student, cell: Cell) -> None:
         await student.kernel.interrupt_kernel()
-        await cell.done(PATIENCE)
+        await cell.done(TIMEOUT)
         await run_to_the_end([student.run()])
         await student.leave()
 
@@ -189,8 +189,8 @@ async def test_thirty_lend_their_slices_to_thirty_others_and_find_their_variable
 
     first = await enrol(kernel, 30)
     cells = [student.page.run(f"kept = {number}") for number, student in enumerate(first)]
-    await asyncio.gather(*(cell.done(PATIENCE) for cell in cells))
-    await eventually(all_are_parked, PATIENCE)
+    await asyncio.gather(*(cell.done(TIMEOUT) for cell in cells))
+    await eventually(all_are_parked, TIMEOUT)
 
     assert (await jupyter_env.fill("10%")).state is LeaseState.HELD
     second, bell = await enrol(kernel, 30), tmp_path / "bell"
@@ -203,6 +203,6 @@ async def test_thirty_lend_their_slices_to_thirty_others_and_find_their_variable
     assert not any(cell.reply for cell in cells)
     await all_leave(second[:15])
     bell.touch()
-    await asyncio.gather(*(cell.done(PATIENCE) for cell in cells))
+    await asyncio.gather(*(cell.done(TIMEOUT) for cell in cells))
     assert [cell.outputs for cell in cells] == [[f"{number}\n"] for number in range(30)]
     await all_leave([*first, *second[15:]])

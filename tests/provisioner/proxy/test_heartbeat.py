@@ -21,7 +21,7 @@ from support.frontend import frontend, listening
 from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers
 
 #: Milliseconds in which a heart beats, on any machine.
-PATIENCE = 60_000
+TIMEOUT = 60_000
 #: Imports of the pool itself wait until somebody writes to the pipe.
 SLOW_IMPORT = """\
 import sys
@@ -43,7 +43,7 @@ def beats(connection: Mapping[str, Any]) -> bool:
         socket.linger = 0
         socket.connect(f"tcp://{connection['ip']}:{connection['hb_port']}")
         socket.send(b"ping")
-        return bool(socket.poll(PATIENCE)) and socket.recv() == b"ping"
+        return bool(socket.poll(TIMEOUT)) and socket.recv() == b"ping"
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def test_a_forked_child_that_closes_heartbeats_goes_on(monkeypatch: pytest.Monke
         child = os.fork()
         if child == 0:
             threading.Thread(target=lambda: (channel.close(), os._exit(0)), daemon=True).start()
-            threading.Event().wait(PATIENCE / 1000)
+            threading.Event().wait(TIMEOUT / 1000)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

@@ -26,10 +26,10 @@ async def test_a_kernel_that_joins_the_queue_during_a_look_has_not_left_it(
         return found
 
     monkeypatch.setattr(jupyter_env.pool, "positions", late)
-    with watch.standing(first.id) as one:
+    with watch.entry(first.id) as one:
         await answered.wait()
         second = await jupyter_env.fill("2%")
-        with watch.standing(second.id) as other:
+        with watch.entry(second.id) as other:
             may_arrive.set()
             await until(lambda: other.left or other.position)
             assert [(one.left, one.position), (other.left, other.position)] == [(False, 1), (False, 2)]

@@ -143,7 +143,7 @@ async def test_a_wrapped_kernel_changes_its_size(jupyter_env: JupyterEnv, manage
         told = await page.run("%gpu use 10%").done()
         assert told.outputs[0].startswith("This kernel now has 10% of a GPU")
         assert "A restart brings back the size" in told.outputs[0]
-        cell = page.run("import os; print(os.environ['GPU_POOL_SLICE'], os.environ['GPU_POOL_WISHES'])")
+        cell = page.run("import os; print(os.environ['GPU_POOL_SLICE'], os.environ['GPU_POOL_RESIZE_DIR'])")
         size, place = "".join((await cell.done()).outputs).split()
     assert size == "10%"
     assert is_there(place)
