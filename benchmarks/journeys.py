@@ -35,12 +35,12 @@ from benchmarks.report import Line, Skipped
 from benchmarks.sizes import sized
 from gpu_pool_client import connect
 from support.api_server import ApiServer
-from support.classroom import Classroom
 from support.clusters import hami
+from support.frontend import frontend
 from support.images import build_notebook, name_of
+from support.jupyter_env import JupyterEnv
 from support.kernel_pods import notebook, volume
 from support.kubelet import RealCluster, missing, real_cluster
-from support.room import frontend
 from support.service import Nursery, serving
 
 ROUNDS = sized(12, 2)
@@ -227,7 +227,9 @@ async def _stages(watched: Watched, times: Times, began: float) -> None:
 
 
 @asynccontextmanager
-async def _school(cluster: RealCluster, folder: Path, namespace: str) -> AsyncIterator[tuple[Classroom, str]]:
+async def _school(
+    cluster: RealCluster, folder: Path, namespace: str
+) -> AsyncIterator[tuple[JupyterEnv, str]]:
     """Serve the cluster, with a notebook server's pod and kernelspecs; yield them and the service's URL."""
     home = folder / "home"
     home.mkdir()
@@ -245,7 +247,7 @@ c.KubernetesSettings.namespace = {namespace!r}
     with contextlib.closing(Nursery("import gpu_pool.cluster.pool")) as children:
         async with serving(children, folder / "service", settings) as service:
             os.environ["GPU_POOL_URL"] = service.url
-            yield Classroom(folder, service.url), service.url
+            yield JupyterEnv(folder, service.url), service.url
 
 
 async def measure(folder: Path) -> Times:
@@ -260,8 +262,8 @@ async def measure(folder: Path) -> Times:
         node["status"]["allocatable"] |= {"nvidia.com/gpumem": "32768", "nvidia.com/gpucores": "100"}
         cluster.show(node)
         watched = Watched(cluster.server, namespace)
-        async with _school(cluster, folder, namespace) as (classroom, url):
-            kernel = classroom.install("course")
+        async with _school(cluster, folder, namespace) as (jupyter_env, url):
+            kernel = jupyter_env.install("course")
             for _ in range(WARMING + ROUNDS):
                 await _one_bare(watched, times, cluster.image)
                 await _one_kernel(watched, times, kernel, url)

@@ -14,7 +14,7 @@ from benchmarks.report import Line
 from benchmarks.sizes import sized
 from gpu_pool.enforcement.hami_core import HamiTier
 from gpu_pool_client import Device, Holder, Lease, LeaseState, Slice, framework_caps, parse_request
-from gpu_pool_provisioner.environment import slice_environment
+from gpu_pool_provisioner.kernel_slice import slice_environment
 
 ROUNDS = sized(40, 3)
 V100 = Device("GPU-0", 0, "V100-SXM2-32GB", 32768)

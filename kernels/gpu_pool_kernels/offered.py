@@ -169,7 +169,7 @@ def _is_on_slice(spec: Mapping[str, Any]) -> bool:
 _EVERY: Final = 5.0
 _LATER: Final = 60.0
 #: Seconds for which the first answer is waited for. Any other serves whoever asks next.
-_PATIENCE: Final = 1.0
+_FIRST_ANSWER_WITHIN: Final = 1.0
 
 
 class CourseOffers:
@@ -194,7 +194,7 @@ class CourseOffers:
         self._answered = threading.Event()
         self._answered.set()
         self._next = 0.0
-        self._patience = _PATIENCE
+        self._first_wait = _FIRST_ANSWER_WITHIN
 
     def now(self) -> tuple[SliceRequest, ...]:
         """Return the slices as they are known, and have the pool asked anew if that is due.
@@ -207,8 +207,8 @@ class CourseOffers:
             # In a thread of its own, since an event loop runs in this one; and nobody waits for it
             # when the server ends.
             threading.Thread(target=self._ask, name="gpu-pool-offers", daemon=True).start()
-            self._answered.wait(self._patience)
-            self._patience = 0.0
+            self._answered.wait(self._first_wait)
+            self._first_wait = 0.0
         return self._known
 
     def _ask(self) -> None:

@@ -1,4 +1,4 @@
-"""What a student reads when a kernel cannot have its slice. Pure: values in, words out."""
+"""What a student reads when a kernel cannot have its slice. Pure: values in, text out."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ PROVISIONER = "gpu-pool"
 
 def with_advice(error: TimedOut, names: Sequence[str], contact: str) -> TimedOut:
     """Add to ``error`` the names of kernels that would start now, and who to ask."""
-    words = [error.remedy]
+    advice = [error.remedy]
     if names:
         subject = "These kernels" if len(names) > 1 else "This kernel"
-        words.append(f"{subject} would start now: {_choice(names)}.")
+        advice.append(f"{subject} would start now: {_choice(names)}.")
     if contact:
-        words.append(f"If you need more, ask {contact}.")
-    remedy = " ".join(filter(None, words))
+        advice.append(f"If you need more, ask {contact}.")
+    remedy = " ".join(filter(None, advice))
     return TimedOut(error.message, remedy, largest_now=error.largest_now)
 
 

@@ -1,9 +1,12 @@
-"""One kernel's slice: taken at its first start, kept over restarts, given back once."""
+"""One kernel's slice, taken at its first start, kept over restarts, given back once; and its environment."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import uuid
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Final
 
 from traitlets.log import get_logger
@@ -18,15 +21,14 @@ from gpu_pool_client import (
     Process,
     SliceRequest,
 )
+from gpu_pool_client.framework_caps import installed_frameworks, lease_caps, with_caps
 from gpu_pool_provisioner.advice import slice_lost
-from gpu_pool_provisioner.outages import NOT_NOW
-from gpu_pool_provisioner.pools import shared_pool
-from gpu_pool_provisioner.returning import give_back
+from gpu_pool_provisioner.pools import NOT_NOW, give_back, shared_pool
 
 #: What a kernel is to show its user below the first cell; see gpu_pool_kernels.inkernel.extension.
-NEWS: Final = "GPU_POOL_NEWS"
+NOTICE_VARIABLE: Final = "GPU_POOL_NOTICE"
 #: Seconds in which a pool hears of a restart. One that is slower may still keep the slice.
-_STANDS_IN_WITHIN: Final = 15.0
+_ATTACHED_WITHIN: Final = 15.0
 _OTHER_SIZE: Final = (
     "You asked for {}. This cluster has no slice of exactly that size: you have {}, and that counts."
 )
@@ -47,19 +49,14 @@ class KernelSlice:
         #: Names the request to the pool, so that one whose answer was lost is not made twice.
         self._key = uuid.uuid4().hex
         #: The size to change to once the kernel's process, which has used its devices, has ended.
-        self.wish: SliceRequest | None = None
-        #: Why the last wish came to nothing, for whoever uses the kernel that is launched next.
+        self.pending_size: SliceRequest | None = None
+        #: Why the last change of size came to nothing, for whoever uses the kernel that is launched next.
         self.notice = ""
 
     @property
     def pool(self) -> Pool:
         """The pool at ``url``, opened at the first use."""
         return shared_pool(self.url)
-
-    @property
-    def news(self) -> dict[str, str]:
-        """The variable by which the next kernel tells its user why a wish came to nothing, if one did."""
-        return {NEWS: self.notice} if self.notice else {}
 
     async def take(self, holder: Holder, timeout: float | None = None) -> Lease:
         """Return the lease of before a restart, or a new one, which may still be in the queue.
@@ -70,20 +67,20 @@ class KernelSlice:
         the pool did not answer.
         """
         if self.lease_id is not None:
-            return await self._kept(self.lease_id)
+            return await self._lease_of_before(self.lease_id)
         if timeout is None:
             lease = await self.pool.request(self.request, holder, self._key)
         else:
             lease = await self.pool.acquire(self.request, holder, self._key, timeout)
         if lease.state is LeaseState.ENDED:  # an earlier call was heard, and nobody came for what it got
-            self.ask_anew()
+            self.renew_key()
             return await self.take(holder, timeout)
         self.lease_id = lease.id
         if lease.request.size != self.request.size:
             self.notice = _OTHER_SIZE.format(self.request.of_gpus, lease.request.size)
         return lease
 
-    async def _kept(self, lease_id: str) -> Lease:
+    async def _lease_of_before(self, lease_id: str) -> Lease:
         try:
             lease = await self.pool.get_lease(lease_id)
         except LeaseGone as error:
@@ -99,29 +96,29 @@ class KernelSlice:
         if self.lease_id is None:
             raise slice_lost(self.request.size, None)
         lease = await self.pool.resize(self.lease_id, request)
-        self.request, self.wish = request, None
+        self.request, self.pending_size = request, None
         return lease
 
-    async def fulfil(self) -> None:
-        """Change to the size that was wished for, if any; what comes of it, the next launch tells."""
-        wish, self.wish, self.notice = self.wish, None, ""
-        if wish is None:
+    async def resize_as_requested(self) -> None:
+        """Change to the size that was asked for, if any; where it is refused, the next kernel says so."""
+        size, self.pending_size, self.notice = self.pending_size, None, ""
+        if size is None:
             return
         try:
-            await self.resize(wish)
+            await self.resize(size)
         except GpuPoolError as error:
-            self.notice = f"You asked for {wish.named}. This kernel still has {self.request.of_gpus}. {error}"
+            self.notice = f"You asked for {size.named}. This kernel still has {self.request.of_gpus}. {error}"
 
-    async def stand_in(self, seconds: float) -> None:
-        """Let the slice stand on this process until the kernel is launched again, for ``seconds`` at most."""
+    async def attach_here(self, seconds: float) -> None:
+        """Attach the slice to this process until the kernel is launched again, for ``seconds`` at most."""
         lease_id = self.lease_id
         if lease_id is None:
             return
         try:
             attach = self.pool.attach(lease_id, Process.current(), ready_within=seconds)
-            await asyncio.wait_for(attach, _STANDS_IN_WITHIN)
+            await asyncio.wait_for(attach, _ATTACHED_WITHIN)
         except (LeaseGone, *NOT_NOW, asyncio.TimeoutError) as error:
-            # The relaunch that follows looks at the lease, and refuses in words.
+            # The relaunch that follows looks at the lease, and says what is wrong.
             get_logger().warning("Keeping the kernel's GPU slice over its restart failed: %r", error)
         if self.lease_id != lease_id:
             # The kernel was shut down during its restart; this process must not keep its slice alive.
@@ -134,15 +131,43 @@ class KernelSlice:
 
     def forget(self) -> None:
         """Let the next :meth:`take` acquire a new slice."""
-        self.let_go()
-        self.wish = None
+        self.lease_id = self.pending_size = None
+        self._key = uuid.uuid4().hex
 
-    def let_go(self) -> str | None:
-        """Return the lease that there is, which is the caller's from now on, and have none."""
-        lease_id, self.lease_id = self.lease_id, None
-        self.ask_anew()
-        return lease_id
-
-    def ask_anew(self) -> None:
+    def renew_key(self) -> None:
         """Let the next request be another one than the last."""
         self._key = uuid.uuid4().hex
+
+
+#: The entry-point group of callables that add to a kernel's command what it loads for its user,
+#: and what sets the limits of frameworks that read none from the environment.
+LAUNCHERS: Final = "gpu_pool.kernel_launchers"
+
+
+def slice_environment(lease: Lease, command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a kernel on ``lease`` needs in addition to its ``environment``.
+
+    The frameworks beside the first word of its command decide which memory caps
+    are set. Kernels of other languages get none.
+    """
+    command = list(command)
+    found = installed_frameworks(command[0], environment)
+    limits = lease_caps(found, lease, environment, hook=kernel_command(command) != command)
+    return {**with_caps(lease, limits).environment, **limits}
+
+
+def kernel_command(command: list[str], *, installed: bool = False) -> list[str]:
+    """Return the command with what an IPython kernel loads for its user, if that is installed.
+
+    With ``installed`` the kernel is to find it where it runs, in an image.
+    """
+    prepare = _ipykernel_launcher()
+    return prepare(command, installed=installed) if prepare else command
+
+
+@functools.cache
+def _ipykernel_launcher() -> Callable[..., list[str]] | None:
+    for point in entry_points(group=LAUNCHERS, name="ipykernel"):
+        launcher: Callable[..., list[str]] = point.load()
+        return launcher
+    return None

@@ -60,11 +60,8 @@ class PortReservation:
         #: The reserved port numbers, ``count`` of them.
         self.ports: tuple[int, ...] = tuple(sock.getsockname()[1] for sock in sockets)
         LocalPortCache.instance().currently_used_ports.update(self.ports)
-        self._close = weakref.finalize(self, _let_go, sockets, self.ports)
-
-    def close(self) -> None:
-        """Let go of the ports. May be repeated; also happens when this object is collected."""
-        self._close()
+        #: Releases the ports. May be called repeatedly; also happens when this object is collected.
+        self.close = weakref.finalize(self, _release, sockets, self.ports)
 
 
 def _bound_sockets(ip: str, count: int) -> list[socket.socket]:
@@ -95,7 +92,7 @@ def _bound_socket(ip: str) -> socket.socket:
     return sock
 
 
-def _let_go(sockets: Sequence[socket.socket], ports: Sequence[int]) -> None:
+def _release(sockets: Sequence[socket.socket], ports: Sequence[int]) -> None:
     _close_all(sockets)
     LocalPortCache.instance().currently_used_ports.difference_update(ports)
 

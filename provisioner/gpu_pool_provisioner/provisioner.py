@@ -7,7 +7,7 @@ The order in which a kernel manager calls the hooks below::
     shutdown  … the process ends → cleanup(False)
 
 ``cleanup(False)`` is not called on every path on which a kernel ends (a failed
-start, a crash loop, a killed server). So the lease always stands on a process
+start, a crash loop, a killed server). So the lease is always attached to a process
 whose death ends it, and, while that process has yet to show that it works, it
 has a deadline as well.
 """
@@ -38,17 +38,15 @@ from gpu_pool_client import (
 )
 from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_client.processes import account_of
-from gpu_pool_provisioner import advice, pods
-from gpu_pool_provisioner.environment import kernel_command
-from gpu_pool_provisioner.kernel_slice import KernelSlice
+from gpu_pool_provisioner import advice
+from gpu_pool_provisioner.kernel_slice import NOTICE_VARIABLE, KernelSlice, kernel_command
 from gpu_pool_provisioner.pools import resolve_url
 from gpu_pool_provisioner.ports import ReservingProvisioner
 from gpu_pool_provisioner.proxied import ProxiedProvisioner
-from gpu_pool_provisioner.proxy import messages
-from gpu_pool_provisioner.proxy.backend import BackendConnection
+from gpu_pool_provisioner.proxy import messages, pod_runs
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.runs import Launch, ProxiedKernel
-from gpu_pool_provisioner.proxy.thread import on_proxy_thread
+from gpu_pool_provisioner.proxy.loops import on_proxy_thread
+from gpu_pool_provisioner.proxy.runs import BackendConnection, Launch, ProxiedKernel
 from gpu_pool_provisioner.readiness import ReadinessWatch
 from gpu_pool_provisioner.resizing import SliceEnvironment, grant
 from gpu_pool_provisioner.settings import SliceSettings
@@ -103,11 +101,15 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
         if self._slice is None:
             return await super().launch_kernel(cmd, **kwargs)
         async with self._undone_on_failure():
-            if self._proxy is not None or self._lease is None or self._needs_proxy(self._lease):
-                await self._wait_in_proxy(self._slice, self._lease, cmd, kwargs)
+            lease = self._lease
+            # A kernel is launched directly where its slice was granted at once and nobody can take it back.
+            terms = lease.terms if lease is not None and lease.state is LeaseState.HELD else None
+            is_direct = terms is not None and not terms.has_limits and not terms.in_pod
+            if lease is None or self._proxy is not None or not is_direct:
+                await self._wait_in_proxy(self._slice, lease, cmd, kwargs)
             else:
-                await self._launch_on(self._lease, cmd, kwargs)
-                await self._attach_kernel(self._slice.pool, self._lease.id)
+                await self._launch_on(lease, cmd, kwargs)
+                await self._attach_kernel(self._slice.pool, lease.id)
             return self.connection_info
 
     async def post_launch(self, **kwargs: Any) -> None:
@@ -138,13 +140,14 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
             self._close_ports()
         await super().cleanup(restart=restart)
 
-    async def _keep_slice(self, claim: KernelSlice) -> None:
+    async def _keep_slice(self, kernel_slice: KernelSlice) -> None:
         """Keep the slice over a restart; the pool may take its time."""
         if self._proxy is not None:
             await on_proxy_thread(self._proxy.being_restarted())
         try:
-            await claim.fulfil()  # before something that lives stands in for what used the devices
-            await claim.stand_in(self.restart_grace + _MARGIN)
+            # Before a living process stands in for the one that used the devices.
+            await kernel_slice.resize_as_requested()
+            await kernel_slice.attach_here(self.restart_grace + _MARGIN)
         finally:
             if self._proxy is not None:
                 await on_proxy_thread(self._proxy.being_restarted(within=_ANSWERS_WITHIN))
@@ -189,8 +192,10 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
         except GpuPoolError as error:
             raise advice.for_dialog(error) from error
 
-    def _lease_client_for(self, claim: KernelSlice) -> LeaseClient:
-        self._lease_client = self._lease_client or LeaseClient(claim, self._holder(), self.outage_timeout)
+    def _lease_client_for(self, kernel_slice: KernelSlice) -> LeaseClient:
+        self._lease_client = self._lease_client or LeaseClient(
+            kernel_slice, self._holder(), self.outage_timeout
+        )
         return self._lease_client
 
     def _holder(self) -> Holder:
@@ -217,29 +222,24 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
         assert self._slice is not None
         environment = kwargs["env"]
         slice_variables = SliceEnvironment(cmd, environment, lease)
-        wishing = self._hear_resize_requests(
+        for_requests = self._hear_resize_requests(
             self._manager.connection_file, partial(grant, self._slice, slice_variables)
         )
         # Last, so that nothing in the kernelspec's own environment overrides it.
         ours = {
             **slice_variables.variables,
-            **wishing,
-            **self._slice.news,
+            **for_requests,
+            **({NOTICE_VARIABLE: self._slice.notice} if self._slice.notice else {}),
             URL_VARIABLE: self._slice.pool.url,
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(self._manager.kernel_spec_manager.kernel_dirs),
         }
         return await self._launch_process(kernel_command(cmd), **{**kwargs, "env": {**environment, **ours}})
 
-    @staticmethod
-    def _needs_proxy(lease: Lease) -> bool:
-        """Whether something must stand in front of the kernel: to wait, or to warn and to hold later."""
-        return lease.state is LeaseState.WAITING or lease.terms.has_limits or lease.terms.in_pod
-
     async def _wait_in_proxy(
-        self, claim: KernelSlice, lease: Lease | None, cmd: list[str], kwargs: dict[str, Any]
+        self, kernel_slice: KernelSlice, lease: Lease | None, cmd: list[str], kwargs: dict[str, Any]
     ) -> None:
-        async def here(lease: Lease, inner: BackendConnection) -> int:
-            return await self._launch_on(lease, inner.command(cmd), kwargs)
+        async def here(lease: Lease, backend: BackendConnection) -> int:
+            return await self._launch_on(lease, backend.command(cmd), kwargs)
 
         def in_pod(connection: Mapping[str, Any]) -> KernelCommand:
             return self._for_pod(cmd, kwargs, connection)
@@ -255,14 +255,14 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
             ending=lambda: self._manager.shutting_down,
             start_timeout=self.start_timeout,
         )
-        await self._enter_proxy(kernel, self._lease_client_for(claim), lease, Launch(here, in_pod))
+        await self._enter_proxy(kernel, self._lease_client_for(kernel_slice), lease, Launch(here, in_pod))
 
     def _for_pod(
         self, cmd: list[str], kwargs: dict[str, Any], connection: Mapping[str, Any]
     ) -> KernelCommand:
-        argv = self.pod_argv or pods.command_in_pod(cmd, os.path.realpath(self._manager.connection_file))
-        variables = pods.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
-        folder = pods.folder_in_pod(kwargs.get("cwd"), str(Path.home()))
+        argv = self.pod_argv or pod_runs.command_in_pod(cmd, os.path.realpath(self._manager.connection_file))
+        variables = pod_runs.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
+        folder = pod_runs.folder_in_pod(kwargs.get("cwd"), str(Path.home()))
         return KernelCommand(tuple(argv), connection, variables, folder)
 
     @property

@@ -1,7 +1,7 @@
 """A local provisioner whose kernel may be a kernel proxy: it lives, and has no process yet.
 
 What the kernel manager asks about the process, and does to it, concerns the
-room for as long as that is all there is.
+proxy for as long as that is all there is.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from gpu_pool_client import Lease
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
+from gpu_pool_provisioner.proxy.loops import on_proxy_thread, proxy_loop
 from gpu_pool_provisioner.proxy.runs import Launch, ProxiedKernel
-from gpu_pool_provisioner.proxy.thread import on_proxy_thread, proxy_loop
-from gpu_pool_provisioner.resize_requests import Grant, ResizeRequests, accept_resize_requests
+from gpu_pool_provisioner.resizing import Grant, ResizeRequests, accept_resize_requests
 
 
 class ProxiedProvisioner(LocalProvisioner):
@@ -38,7 +38,7 @@ class ProxiedProvisioner(LocalProvisioner):
     ) -> None:
         """Let a proxy speak for the kernel: a new one, or after a restart the same one.
 
-        Without a lease the turn still asks for it.
+        Without a lease, the lease client still asks for it.
         """
         if self._proxy is not None and (self._proxy.closed or self._proxy_connection != self.connection_info):
             await self._leave_proxy()
@@ -54,14 +54,10 @@ class ProxiedProvisioner(LocalProvisioner):
         if proxy is not None:
             await on_proxy_thread(proxy.close())
         if self._lease_client is not None:
-            await on_proxy_thread(self._stop_asking(self._lease_client))
-
-    @staticmethod
-    async def _stop_asking(lease_client: LeaseClient) -> None:
-        lease_client.stop()
+            await on_proxy_thread(self._lease_client.stop())
 
     def _hear_resize_requests(self, connection_file: str, grant: Grant) -> Mapping[str, str]:
-        """Let the kernel that is about to be launched wish for things; return the variables it needs."""
+        """Let the kernel that is about to be launched ask for another size; return the variables it needs."""
         if self._resize_requests is None or self._resize_requests.connection_file != connection_file:
             self._close_resize_requests()
             self._resize_requests = accept_resize_requests(connection_file, proxy_loop())

@@ -21,7 +21,7 @@ from jupyter_client.session import Session
 from traitlets.log import get_logger
 
 from gpu_pool_client import LeaseGone, Process
-from gpu_pool_provisioner.outages import NOT_NOW
+from gpu_pool_provisioner.pools import NOT_NOW
 
 #: How often a waiting thread looks whether it should stop, in milliseconds.
 _LOOK_EVERY_MS: Final = 250

@@ -1,9 +1,26 @@
-"""What comes of a kernel's wish for another size, in words and in variables."""
+"""How a running kernel asks for another size of its slice, whether or not a proxy is in between.
+
+A private folder holds a pipe, into which the kernel writes its request as a line
+of JSON (``{"id": "a1b2", "size": "10%"}``), and after that a file with the
+answer. A pipe, since it wakes us when something is written, tells the kernel
+at once if nobody is there to read it, and needs no secret. What comes out of it is
+the user's own, so it is read in small pieces, one request at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import json
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
+
+from traitlets.log import get_logger
 
 from gpu_pool_client import (
     BadRequest,
@@ -14,8 +31,131 @@ from gpu_pool_client import (
     format_memory,
     parse_request,
 )
-from gpu_pool_provisioner.environment import slice_environment
-from gpu_pool_provisioner.kernel_slice import KernelSlice
+from gpu_pool_provisioner.kernel_slice import KernelSlice, slice_environment
+
+#: Names the folder to the kernel; see gpu_pool_kernels.inkernel.resize, which knows the names in it, too.
+VARIABLE: Final = "GPU_POOL_RESIZE_DIR"
+PIPE: Final = "requests"
+ANSWER: Final = "answer"
+#: Bytes that are written to a pipe as one (PIPE_BUF), and the most that is read at once.
+_MOST: Final = 4096
+_ID: Final = re.compile(r"[0-9a-f]{1,64}")
+
+#: Returns the answer to a request for a size, in whatever form it was written. Raises nothing.
+Grant = Callable[[str], Awaitable[Mapping[str, Any]]]
+
+
+class ResizeRequests:
+    """Hears one kernel's requests for another size, until :meth:`close`, or until nobody needs it."""
+
+    def __init__(self, connection_file: str, loop: asyncio.AbstractEventLoop) -> None:
+        """Make it beside the connection file; it is served on ``loop``.
+
+        Raises ``OSError`` where there are no such pipes.
+        """
+        self.connection_file = connection_file
+        #: Grants or refuses a request. To be set before a kernel is launched.
+        self.grant: Grant | None = None
+        self._loop = loop
+        beside = Path(connection_file).resolve().parent
+        self._folder = Path(tempfile.mkdtemp(prefix=".gpu-resize-", dir=beside))
+        try:
+            self._pipe = _open_pipe(self._folder / PIPE)
+        except OSError:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        #: Hears no more. May be called repeatedly, by any thread.
+        self.close = weakref.finalize(self, _release, loop, self._pipe, self._folder)
+        self._task: asyncio.Task[None] | None = None
+        self._listen()
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """What a kernel needs in its environment to ask for another size."""
+        return {VARIABLE: str(self._folder)}
+
+    def _listen(self) -> None:
+        self._loop.call_soon_threadsafe(_add_reader, self._loop, self._pipe, weakref.ref(self))
+
+    def hear(self) -> None:
+        """Read what was written, and answer the last of it. Nothing more is read until that is done."""
+        self._loop.remove_reader(self._pipe)
+        self._task = asyncio.ensure_future(self._serve())
+
+    async def _serve(self) -> None:
+        try:
+            request = _parse(os.read(self._pipe, _MOST).rpartition(b"\n")[0].rpartition(b"\n")[2])
+            if request is not None and self.grant is not None:
+                request_id, size = request
+                self._write({"id": request_id, **await self.grant(size)})
+        finally:
+            if self.close.alive:
+                self._listen()
+
+    def _write(self, answer: Mapping[str, Any]) -> None:
+        try:
+            descriptor, draft = tempfile.mkstemp(dir=self._folder)
+            with open(descriptor, "w") as file:
+                json.dump(answer, file)
+            Path(draft).replace(self._folder / ANSWER)
+        except OSError as error:  # the folder is the user's, too, who may have removed it
+            get_logger().warning("A kernel could not be answered: %s", error)
+
+
+def accept_resize_requests(connection_file: str, loop: asyncio.AbstractEventLoop) -> ResizeRequests | None:
+    """Return what hears a kernel's requests for another size, or None where the system has no such pipes."""
+    try:
+        return ResizeRequests(connection_file, loop)
+    except OSError as error:
+        get_logger().warning("A kernel cannot ask for another size of its GPU slice: %s", error)
+        return None
+
+
+def _open_pipe(path: Path) -> int:
+    if not hasattr(os, "mkfifo"):
+        raise OSError("this system has no named pipes")
+    os.mkfifo(path, 0o600)
+    # For writing as well, so that it stays open when a kernel closes its end.
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK)
+
+
+def _add_reader(
+    loop: asyncio.AbstractEventLoop, pipe: int, resize_requests: weakref.ref[ResizeRequests]
+) -> None:
+    # The loop must not keep alive what nobody else needs any more.
+    def hear() -> None:
+        found = resize_requests()
+        if found is not None:
+            found.hear()
+
+    if resize_requests() is not None:
+        loop.add_reader(pipe, hear)
+
+
+def _release(loop: asyncio.AbstractEventLoop, pipe: int, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if loop.is_closed():
+        os.close(pipe)
+    else:
+        loop.call_soon_threadsafe(_close_pipe, loop, pipe)
+
+
+def _close_pipe(loop: asyncio.AbstractEventLoop, pipe: int) -> None:
+    loop.remove_reader(pipe)
+    os.close(pipe)
+
+
+def _parse(line: bytes) -> tuple[str, str] | None:
+    """Return a request's id and size; None for what is not a request."""
+    try:
+        request = json.loads(line)
+        request_id, size = request["id"], request["size"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if isinstance(request_id, str) and isinstance(size, str) and _ID.fullmatch(request_id):
+        return request_id, size
+    return None
+
 
 _USED: Final = (
     "The size cannot change while this kernel runs: it has used the GPU, or may have, and what it keeps "
@@ -42,56 +182,56 @@ class SliceEnvironment:
 
 
 async def grant(
-    claim: KernelSlice, slice_variables: SliceEnvironment, size: str, *, can_restart: bool = True
+    kernel_slice: KernelSlice, slice_variables: SliceEnvironment, size: str, *, can_restart: bool = True
 ) -> dict[str, Any]:
     """Change a running kernel's slice; return what the kernel does and says about it.
 
-    ``granted`` is whether it has, or will have, what was wished for; ``words``
-    are for its user; ``variables`` is what changes in its environment.
+    ``granted`` is whether it has, or will have, what was asked for; ``message``
+    is for its user; ``variables`` is what changes in its environment.
     ``can_restart`` is whether a restart of the kernel keeps its slice.
     """
     try:
-        request_resize = parse_request(size)
-        lease = await claim.resize(request_resize)
+        wanted = parse_request(size)
+        lease = await kernel_slice.resize(wanted)
     except NotAllowed as error:
-        if not await _is_in_use(claim):
+        if not await _is_in_use(kernel_slice):
             return _refused(error)
-        return _later(claim, request_resize, can_restart)
+        return _at_restart(kernel_slice, wanted, can_restart)
     except GpuPoolError as error:
         return _refused(error)
     until = "" if can_restart else " A restart brings back the size it was started with."
-    return {"granted": True, "words": _has(lease) + until, "variables": slice_variables.change(lease)}
+    return {"granted": True, "message": _has(lease) + until, "variables": slice_variables.change(lease)}
 
 
-def request_resize(claim: KernelSlice, size: str) -> str:
-    """Keep a wish for another size until the kernel, in its pod, is restarted; return what its user reads."""
+def resize_at_restart(kernel_slice: KernelSlice, size: str) -> str:
+    """Keep a request for another size until the kernel, in its pod, restarts; return what its user reads."""
     try:
         wanted = parse_request(size)
     except GpuPoolError as error:
-        return str(_refused(error)["words"])
-    claim.wish = wanted
+        return str(_refused(error)["message"])
+    kernel_slice.pending_size = wanted
     return f"A pod cannot change its size while it runs. Restart the kernel: {_THEN.format(wanted)}"
 
 
-async def _is_in_use(claim: KernelSlice) -> bool:
+async def _is_in_use(kernel_slice: KernelSlice) -> bool:
     """Whether it is the kernel itself that stands in the way."""
     try:
-        assert claim.lease_id is not None
-        return (await claim.pool.activity(claim.lease_id)).initialised is not False
+        assert kernel_slice.lease_id is not None
+        return (await kernel_slice.pool.activity(kernel_slice.lease_id)).initialised is not False
     except GpuPoolError:
         return False
 
 
-def _later(claim: KernelSlice, wish: SliceRequest, can_restart: bool) -> dict[str, Any]:
+def _at_restart(kernel_slice: KernelSlice, size: SliceRequest, can_restart: bool) -> dict[str, Any]:
     if not can_restart:
-        return {"granted": False, "words": f"{_USED} Start a kernel of that size instead."}
-    claim.wish = wish
-    return {"granted": True, "words": f"{_USED} Restart the kernel: {_THEN.format(wish)}"}
+        return {"granted": False, "message": f"{_USED} Start a kernel of that size instead."}
+    kernel_slice.pending_size = size
+    return {"granted": True, "message": f"{_USED} Restart the kernel: {_THEN.format(size)}"}
 
 
 def _refused(error: GpuPoolError) -> dict[str, Any]:
     example = " Write, say, %gpu use 10%." if isinstance(error, BadRequest) else ""
-    return {"granted": False, "words": f"{error}{example}"}
+    return {"granted": False, "message": f"{error}{example}"}
 
 
 def _has(lease: Lease) -> str:

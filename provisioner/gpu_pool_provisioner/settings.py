@@ -10,7 +10,7 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, CUnicode, List, Unicode, default
 
 from gpu_pool_client.traits import Seconds
-from gpu_pool_provisioner.outages import default_outage_timeout
+from gpu_pool_provisioner.pools import default_outage_timeout
 
 #: Names the slice of kernels whose kernelspec says nothing about one.
 DEFAULT_SLICE_VARIABLE: Final = "GPU_POOL_DEFAULT_SLICE"

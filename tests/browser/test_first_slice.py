@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, expect
 
-from support.classroom import eventually
+from support.jupyter_env import eventually
 from support.lab import Lab
 from support.notebook import NAMES, card, run_cell, start_notebook
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
-from support.classroom import eventually
 from support.hub_with_proxy import REQUIRED, proxy_command
+from support.jupyter_env import eventually
 from support.ports import free_ports
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]

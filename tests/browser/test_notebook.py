@@ -9,7 +9,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from gpu_pool_client import Holder, connect, parse_request
-from support.classroom import eventually
+from support.jupyter_env import eventually
 from support.lab import Lab
 from support.notebook import NAMES
 

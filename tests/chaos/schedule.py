@@ -14,7 +14,7 @@ from chaos import points
 from chaos.laws import Laws
 from chaos.world import SIZES, School, World, gone
 from gpu_pool_client import Pool
-from support.classroom import eventually
+from support.jupyter_env import eventually
 
 #: Kernels in one server, at most.
 _MOST_KERNELS: Final = 6

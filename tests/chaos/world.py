@@ -20,7 +20,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 
 from gpu_pool_client import Pool, Process, connect
-from support.classroom import TINY, eventually
+from support.jupyter_env import TINY, eventually
 
 TOKEN: Final = "a token for this test"
 #: Slices that the kernels of this world ask for.

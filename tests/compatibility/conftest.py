@@ -1,5 +1,5 @@
 """What these tests share with those of the kernel proxy."""
 
-from support.fixtures import classroom, manager
+from support.fixtures import jupyter_env, manager
 
-__all__ = ["classroom", "manager"]
+__all__ = ["jupyter_env", "manager"]

@@ -13,8 +13,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from support.classroom import IPYKERNEL, Classroom, Managers, eventually
-from support.room import frontend
+from support.frontend import frontend
+from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, eventually
 
 #: Interpreters whose environments are tried, as make matrix names them.
 PYTHONS = os.environ.get("GPU_POOL_KERNEL_PYTHONS", sys.executable).split()
@@ -37,22 +37,22 @@ def environment(python: str, folder: Path) -> str:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda python: Path(python).name)
 async def test_a_kernel_of_an_environment_without_our_packages(
-    classroom: Classroom, manager: Managers, tmp_path: Path, python: str
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path, python: str
 ) -> None:
     inside = await asyncio.to_thread(environment, python, tmp_path)
-    held = await classroom.fill("1")
-    km = manager(classroom.install("theirs", argv=(inside, *IPYKERNEL[1:])))
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("theirs", argv=(inside, *IPYKERNEL[1:])))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("import sys; print(sys.prefix)")
         await cell.shows("Waiting for a GPU slice of 2%")
-        await classroom.pool.release(held.id)
+        await jupyter_env.pool.release(held.id)
         assert str(tmp_path / "env") in (await cell.done()).outputs[-1]
         assert "ModuleNotFoundError" in (await page.run("import gpu_pool_client").done()).outputs[-1]
         cell = page.run("get_ipython().run_line_magic('gpu', '')")
         assert "2%" in str([message["content"] for message in (await cell.done()).heard])
     await km.shutdown_kernel()
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
 
 
 def has_irkernel() -> bool:
@@ -61,30 +61,30 @@ def has_irkernel() -> bool:
 
 
 @pytest.fixture
-def r_kernel(classroom: Classroom) -> str:
+def r_kernel(jupyter_env: JupyterEnv) -> str:
     if not has_irkernel():
         pytest.skip("R with its package IRkernel is not installed")
-    return classroom.install("r", argv=IRKERNEL, language="R")
+    return jupyter_env.install("r", argv=IRKERNEL, language="R")
 
 
 @pytest.mark.long
-async def test_nbclient_runs_an_r_notebook_that_waits(classroom: Classroom, r_kernel: str) -> None:
-    held = await classroom.fill("1")
+async def test_nbclient_runs_an_r_notebook_that_waits(jupyter_env: JupyterEnv, r_kernel: str) -> None:
+    held = await jupyter_env.fill("1")
     cells = [nbformat.v4.new_code_cell(code) for code in ("cat(Sys.getenv('GPU_POOL_SLICE'))", "6 * 7")]
     notebook = nbformat.v4.new_notebook(cells=cells)
     run = asyncio.create_task(NotebookClient(notebook, kernel_name=r_kernel).async_execute())
-    await eventually(classroom.has_a_line)
-    await classroom.pool.release(held.id)
+    await eventually(jupyter_env.has_queue)
+    await jupyter_env.pool.release(held.id)
     await run
     assert [output.get("text") for output in cells[0].outputs] == ["2%"]
     assert "42" in cells[1].outputs[0].data["text/plain"]
     assert notebook.metadata.language_info.name == "R"
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
 
 
 @pytest.mark.long
 async def test_papermill_gives_an_r_notebook_its_parameters(
-    classroom: Classroom, r_kernel: str, tmp_path: Path
+    jupyter_env: JupyterEnv, r_kernel: str, tmp_path: Path
 ) -> None:
     source, result = tmp_path / "in.ipynb", tmp_path / "out.ipynb"
     kernel = {"name": r_kernel, "display_name": "R", "language": "R"}
@@ -97,4 +97,4 @@ async def test_papermill_gives_an_r_notebook_its_parameters(
     _, errors = await run.communicate()
     assert run.returncode == 0, errors
     assert nbformat.read(result, as_version=4).cells[-1].outputs[0].text == "42"
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)

@@ -122,10 +122,10 @@ def test_a_wrapped_kernel_needs_no_provisioner(prefix: Path) -> None:
     (kernel,) = installer.install(sizes("2%"), base="ir", prefix=prefix, wrap=True)
     spec = json.loads((kernel.path / "kernel.json").read_text())
     assert "kernel_provisioner" not in spec["metadata"]
-    room, real = spec["argv"][: spec["argv"].index("--")], spec["argv"][spec["argv"].index("--") + 1 :]
-    assert room[1:3] == ["-m", "gpu_pool_provisioner.proxy.wrap"]
-    assert room[room.index("--slice") + 1] == "2%"
-    assert room[-2:] == ["-f", "{connection_file}"]
+    proxy, real = spec["argv"][: spec["argv"].index("--")], spec["argv"][spec["argv"].index("--") + 1 :]
+    assert proxy[1:3] == ["-m", "gpu_pool_provisioner.proxy.wrap"]
+    assert proxy[proxy.index("--slice") + 1] == "2%"
+    assert proxy[-2:] == ["-f", "{connection_file}"]
     assert real == R["argv"]
     assert installed(prefix) == {kernel.name: "R (GPU  2%)"}
     installer.install(sizes("2%"), base="ir", prefix=prefix)

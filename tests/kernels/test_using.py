@@ -16,18 +16,18 @@ from .conftest import SLICE
 
 
 class Place:
-    """What a kernel's launcher keeps for its wishes."""
+    """What a kernel's launcher keeps for its requests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         os.mkfifo(folder / resize.PIPE)
         self._pipe = os.open(folder / resize.PIPE, os.O_RDWR | os.O_NONBLOCK)
 
-    def wish(self) -> dict[str, str]:
+    def request(self) -> dict[str, str]:
         return dict(json.loads(os.read(self._pipe, 4096)))
 
-    def answer(self, wish: str, words: str, **variables: Any) -> None:
-        content = {"wish": wish, "granted": True, "words": words, "variables": variables}
+    def answer(self, request: str, message: str, **variables: Any) -> None:
+        content = {"id": request, "granted": True, "message": message, "variables": variables}
         (self.folder / resize.ANSWER).write_text(json.dumps(content))
 
     def close(self) -> None:
@@ -39,7 +39,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     for name, value in SLICE.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(resize.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(resize, "PATIENCE", 0.1)
+    monkeypatch.setattr(resize, "TIMEOUT", 0.1)
     monkeypatch.setattr(resize, "pending", "")
     made = Place(tmp_path)
     yield made
@@ -51,12 +51,12 @@ def test_an_answer_that_comes_late_is_taken_by_the_next_look(
 ) -> None:
     extension.gpu("use 2x10% model=V100")
     assert "There is no answer yet" in capsys.readouterr().err
-    wish = place.wish()
-    assert wish["size"] == "2x10% model=V100"
-    place.answer("0" * 32, "Of another wish.")
+    request = place.request()
+    assert request["size"] == "2x10% model=V100"
+    place.answer("0" * 32, "Of another request.")
     extension.gpu("")
     assert capsys.readouterr().out == ""
-    place.answer(wish["wish"], "This kernel now has 10%.", GPU_POOL_SLICE=["2%", "10%"])
+    place.answer(request["id"], "This kernel now has 10%.", GPU_POOL_SLICE=["2%", "10%"])
     assert "10%" in repr(extension.gpu(""))
     assert capsys.readouterr().out == "This kernel now has 10%.\n"
     extension.gpu("")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import Holder, OverQuota, connect, parse_request
-from gpu_pool_provisioner import returning
+from gpu_pool_provisioner import pools
 from gpu_pool_provisioner.kernel_slice import KernelSlice
-from support.classroom import Classroom, Managers, answer, eventually, kill
+from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill
 from support.pools import until
 from support.service import Nursery, children, serving
 
@@ -22,11 +22,11 @@ __all__ = ["children"]
 async def test_a_slice_is_given_back_once_the_service_is_back(
     children: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(returning, "_SOON", 0.1)
+    monkeypatch.setattr(pools, "_SOON", 0.1)
     async with serving(children, tmp_path / "service", "") as service, connect(service.url) as pool:
         mine = KernelSlice(service.url, parse_request("2%"))
         await mine.take(Holder("ada"))
-        await mine.stand_in(3600)  # on this process, as between the two kernels of a restart
+        await mine.attach_here(3600)  # on this process, as between the two kernels of a restart
         await service.end(signal.SIGKILL)
         await mine.give_back()
         await service.start()
@@ -38,12 +38,12 @@ async def test_a_slice_is_given_back_once_the_service_is_back(
 
 
 async def test_a_slice_is_given_back_once_the_service_hears_its_user_again(
-    classroom: Classroom, monkeypatch: pytest.MonkeyPatch
+    jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(returning, "_SOON", 0.1)
-    mine = KernelSlice(classroom.url, parse_request("2%"))
+    monkeypatch.setattr(pools, "_SOON", 0.1)
+    mine = KernelSlice(jupyter_env.url, parse_request("2%"))
     await mine.take(Holder("ada"))
-    await mine.stand_in(3600)
+    await mine.attach_here(3600)
     release, faults = mine.pool.release, iter([OverQuota("You have asked too much."), OverQuota("Again.")])
 
     async def too_often_twice(*args: Any) -> None:
@@ -53,13 +53,17 @@ async def test_a_slice_is_given_back_once_the_service_hears_its_user_again(
 
     monkeypatch.setattr(mine.pool, "release", too_often_twice)
     await mine.give_back()
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
 
 
 async def test_a_kernel_that_is_shut_down_during_its_restart_keeps_no_slice(
-    classroom: Classroom, monkeypatch: pytest.MonkeyPatch
+    jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, begun, may_go_on = KernelSlice(classroom.url, parse_request("2%")), asyncio.Event(), asyncio.Event()
+    mine, begun, may_go_on = (
+        KernelSlice(jupyter_env.url, parse_request("2%")),
+        asyncio.Event(),
+        asyncio.Event(),
+    )
     await mine.take(Holder("ada"))
     attach = mine.pool.attach
 
@@ -69,22 +73,22 @@ async def test_a_kernel_that_is_shut_down_during_its_restart_keeps_no_slice(
         return await attach(*args, **more)
 
     monkeypatch.setattr(mine.pool, "attach", late)
-    restart = asyncio.create_task(mine.stand_in(60))
+    restart = asyncio.create_task(mine.attach_here(60))
     await begun.wait()
     mine.forget()  # as at a shutdown that could not reach the pool
     may_go_on.set()
     await restart
-    assert await classroom.is_empty()
+    assert await jupyter_env.is_empty()
 
 
 async def test_the_proxy_of_a_kernel_that_was_shut_down_does_not_end_the_next_one(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    lesson = await classroom.fill("100%")
-    km = manager(classroom.install("two"))
+    lesson = await jupyter_env.fill("100%")
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     proxy: Any = km.provisioner._proxy
-    await classroom.pool.release(lesson.id)
+    await jupyter_env.pool.release(lesson.id)
     await answer(km, "1")
     kill(km.provisioner.pid)
     await until(lambda: proxy._closing is not None)
@@ -92,4 +96,4 @@ async def test_the_proxy_of_a_kernel_that_was_shut_down_does_not_end_the_next_on
     await km.start_kernel()
     await proxy._abandon()  # as it does after a while
     assert await answer(km, "print('well')") == "well\n"
-    assert await classroom.leases()
+    assert await jupyter_env.leases()

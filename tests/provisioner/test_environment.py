@@ -16,13 +16,13 @@ from gpu_pool_client import (
     Strength,
     parse_request,
 )
-from gpu_pool_provisioner.environment import (
+from gpu_pool_provisioner.kernel_slice import (
     LAUNCHERS,
     _ipykernel_launcher,
     kernel_command,
     slice_environment,
 )
-from support.classroom import Classroom, Managers, answer
+from support.jupyter_env import JupyterEnv, Managers, answer
 
 GPU = Device("GPU-1", 0, "Tesla V100-SXM2-32GB", 32768)
 
@@ -101,8 +101,8 @@ def test_the_command_goes_through_what_is_installed_for_ipython_kernels(
     _ipykernel_launcher.cache_clear()
 
 
-async def test_a_kernel_reads_what_is_enforced(classroom: Classroom, manager: Managers) -> None:
-    km = manager(classroom.install("two"))
+async def test_a_kernel_reads_what_is_enforced(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     printed = await answer(km, "import json, os; print(json.dumps(dict(os.environ)))")
     assert json.loads(printed)["GPU_POOL_ENFORCED"].startswith("memory: 655 MiB")

@@ -7,17 +7,17 @@ import asyncio
 import pytest
 
 from gpu_pool_client import NeverFits, TimedOut
-from support.classroom import Classroom, Managers, eventually
+from support.jupyter_env import JupyterEnv, Managers, eventually
 
 
 async def test_the_message_names_what_is_free_what_would_start_and_who_to_ask(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    await classroom.fill("85%")
+    await jupyter_env.fill("85%")
     for name, size in [("GPU 2%", "2%"), ("GPU 10%", "10%"), ("GPU 20%", "20%")]:
-        classroom.install(name, size)
+        jupyter_env.install(name, size)
     km = manager(
-        classroom.install("GPU 50%", "50%", kernel_proxy=False, wait_timeout=0, contact="Ada in room 12")
+        jupyter_env.install("GPU 50%", "50%", kernel_proxy=False, wait_timeout=0, contact="Ada in room 12")
     )
     with pytest.raises(TimedOut) as refused:
         await km.start_kernel()
@@ -30,26 +30,26 @@ async def test_the_message_names_what_is_free_what_would_start_and_who_to_ask(
     )
 
 
-async def test_the_kernel_that_is_named_does_start(classroom: Classroom, manager: Managers) -> None:
-    await classroom.fill("95%")
-    classroom.install("small", "2%")
+async def test_the_kernel_that_is_named_does_start(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    await jupyter_env.fill("95%")
+    jupyter_env.install("small", "2%")
     with pytest.raises(TimedOut, match='This kernel would start now:\\s"small"'):
-        await manager(classroom.install("large", "50%", kernel_proxy=False, wait_timeout=0)).start_kernel()
+        await manager(jupyter_env.install("large", "50%", kernel_proxy=False, wait_timeout=0)).start_kernel()
     await manager("small").start_kernel()
 
 
 @pytest.mark.parametrize("broken", ["pool", "kernelspecs"])
 async def test_advice_that_cannot_be_had_hides_no_refusal(
-    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch, broken: str
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    await classroom.fill("1")
-    km = manager(classroom.install("two", kernel_proxy=False, wait_timeout=0))
+    await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two", kernel_proxy=False, wait_timeout=0))
 
     def fail(*_: object) -> None:
         raise RuntimeError(broken)
 
     if broken == "pool":
-        monkeypatch.setattr(type(classroom.pool), "status", fail)
+        monkeypatch.setattr(type(jupyter_env.pool), "status", fail)
     else:
         monkeypatch.setattr(type(km.kernel_spec_manager), "get_all_specs", fail)
     with pytest.raises(TimedOut, match=r"(?s)No GPU slice of 2 percent is free now.*If you need more"):
@@ -57,21 +57,21 @@ async def test_advice_that_cannot_be_had_hides_no_refusal(
 
 
 async def test_a_slice_that_becomes_free_within_the_wait_is_taken(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    held = await classroom.fill("1")
-    km = manager(classroom.install("two", kernel_proxy=False, wait_timeout=30))
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two", kernel_proxy=False, wait_timeout=30))
     start = asyncio.create_task(km.start_kernel())
-    await eventually(classroom.has_a_line)
-    await classroom.pool.release(held.id)
+    await eventually(jupyter_env.has_queue)
+    await jupyter_env.pool.release(held.id)
     await start
-    assert (await classroom.only_lease()).holder.kernel.startswith("two")
+    assert (await jupyter_env.only_lease()).holder.kernel.startswith("two")
 
 
 async def test_a_slice_that_can_never_fit_is_refused_without_percent_signs(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(classroom.install("tiny", "0.5%"))
+    km = manager(jupyter_env.install("tiny", "0.5%"))
     with pytest.raises(NeverFits, match="Ask for at least\\s1.1 percent here") as refused:
         await km.start_kernel()
     assert "%" not in str(refused.value)

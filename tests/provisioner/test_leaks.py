@@ -18,10 +18,10 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 from gpu_pool_client import EndReason, Process, TimedOut
-from support.classroom import (
+from support.jupyter_env import (
     IPYKERNEL,
     SLEEPER,
-    Classroom,
+    JupyterEnv,
     Managers,
     answer,
     eventually,
@@ -33,22 +33,22 @@ from support.classroom import (
 CRASHER = (sys.executable, "-c", "raise SystemExit('crash')")
 
 
-async def test_pre_launch_raises(classroom: Classroom, manager: Managers) -> None:
-    km = manager(classroom.install("two"), ip="203.0.113.1")
+async def test_pre_launch_raises(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    km = manager(jupyter_env.install("two"), ip="203.0.113.1")
     with pytest.raises(RuntimeError, match="local interface"):
         await km.start_kernel()
-    assert await classroom.is_empty()
+    assert await jupyter_env.is_empty()
 
 
-async def test_launch_kernel_raises(classroom: Classroom, manager: Managers) -> None:
-    km = manager(classroom.install("broken", argv=["/nowhere/python", "{connection_file}"]))
+async def test_launch_kernel_raises(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    km = manager(jupyter_env.install("broken", argv=["/nowhere/python", "{connection_file}"]))
     with pytest.raises(FileNotFoundError):
         await km.start_kernel()
-    assert await classroom.is_empty()
+    assert await jupyter_env.is_empty()
 
 
 async def test_post_launch_raises(
-    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids: list[int] = []
 
@@ -58,16 +58,16 @@ async def test_post_launch_raises(
         raise RuntimeError("no")
 
     monkeypatch.setattr(LocalProvisioner, "post_launch", fail)
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     with pytest.raises(RuntimeError, match="no"):
         await km.start_kernel()
-    assert await classroom.is_empty()
+    assert await jupyter_env.is_empty()
     assert not is_running(pids[0])
 
 
-async def test_the_start_can_be_tried_again(classroom: Classroom, manager: Managers) -> None:
-    binary = classroom.folder / "python"
-    km = manager(classroom.install("fixed-later", argv=[str(binary), *IPYKERNEL[1:]]))
+async def test_the_start_can_be_tried_again(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    binary = jupyter_env.folder / "python"
+    km = manager(jupyter_env.install("fixed-later", argv=[str(binary), *IPYKERNEL[1:]]))
     with pytest.raises(FileNotFoundError):
         await km.start_kernel()
     await km.pre_start_kernel()
@@ -80,87 +80,87 @@ async def test_the_start_can_be_tried_again(classroom: Classroom, manager: Manag
 
 
 async def test_the_manager_fails_between_launch_and_post_launch(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
     class Failing(AsyncKernelManager):
         def start_restarter(self) -> None:
             raise RuntimeError("no")
 
-    km = manager(classroom.install("two", ready_timeout=1), Failing)
+    km = manager(jupyter_env.install("two", ready_timeout=1), Failing)
     with pytest.raises(RuntimeError, match="no"):
         await km.start_kernel()
     pid = km.provisioner.pid
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
     assert not is_running(pid)
 
 
-async def test_a_start_that_waits_is_cancelled(classroom: Classroom, manager: Managers) -> None:
-    await classroom.fill("1")
-    km = manager(classroom.install("two", kernel_proxy=False, wait_timeout=30))
+async def test_a_start_that_waits_is_cancelled(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two", kernel_proxy=False, wait_timeout=30))
     start = asyncio.create_task(km.start_kernel())
-    await eventually(classroom.has_a_line)
+    await eventually(jupyter_env.has_queue)
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
 
     async def nobody_waits() -> bool:
-        return not await classroom.has_a_line()
+        return not await jupyter_env.has_queue()
 
     await eventually(nobody_waits)
 
 
-async def test_nothing_free_leaves_nobody_in_line(classroom: Classroom, manager: Managers) -> None:
-    await classroom.fill("1")
+async def test_nothing_free_leaves_nobody_in_line(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    await jupyter_env.fill("1")
     with pytest.raises(TimedOut):
-        await manager(classroom.install("two", kernel_proxy=False, wait_timeout=0)).start_kernel()
-    assert not (await classroom.pool.status()).queue
+        await manager(jupyter_env.install("two", kernel_proxy=False, wait_timeout=0)).start_kernel()
+    assert not (await jupyter_env.pool.status()).queue
 
 
-async def test_a_crash_loop_past_the_restart_limit(classroom: Classroom, manager: Managers) -> None:
-    kernel = classroom.install("crasher", argv=CRASHER, restart_grace=1)
+async def test_a_crash_loop_past_the_restart_limit(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    kernel = jupyter_env.install("crasher", argv=CRASHER, restart_grace=1)
     km = manager(kernel, AsyncIOLoopKernelManager, config=restarting_soon(limit=2))
     await km.start_kernel()
     given_up = asyncio.Event()
     km.add_restart_callback(given_up.set, "dead")
-    first = await classroom.only_lease()
+    first = await jupyter_env.only_lease()
 
     async def has_given_up() -> bool:
         """Look at the pool all the while, as others do: a restart must not lose its lease to that."""
-        assert (await classroom.only_lease()).id == first.id
+        assert (await jupyter_env.only_lease()).id == first.id
         return given_up.is_set()
 
     await eventually(has_given_up)
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
 
 
 async def test_an_automatic_restart_whose_launch_raises(
-    classroom: Classroom, manager: Managers, caplog: pytest.LogCaptureFixture
+    jupyter_env: JupyterEnv, manager: Managers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    binary = classroom.folder / "sleep"
+    binary = jupyter_env.folder / "sleep"
     shutil.copy("/bin/sleep", binary)
-    kernel = classroom.install("vanishing", argv=[str(binary), "600"])
+    kernel = jupyter_env.install("vanishing", argv=[str(binary), "600"])
     km = manager(kernel, AsyncIOLoopKernelManager, config=restarting_soon())
     await km.start_kernel()
-    lease = await classroom.only_lease()
+    lease = await jupyter_env.only_lease()
     binary.unlink()
     kill(km.provisioner.pid)
-    await eventually(classroom.is_empty)
-    assert (await classroom.pool.get_lease(lease.id)).end_reason is EndReason.RELEASED
+    await eventually(jupyter_env.is_empty)
+    assert (await jupyter_env.pool.get_lease(lease.id)).end_reason is EndReason.RELEASED
 
 
-async def test_kill_9_of_a_kernel_that_nobody_restarts(classroom: Classroom, manager: Managers) -> None:
-    km = manager(classroom.install("two"))
+async def test_kill_9_of_a_kernel_that_nobody_restarts(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     await answer(km)
     kill(km.provisioner.pid)
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
 
 
 @pytest.mark.long
 async def test_a_manager_that_is_dropped_leaves_the_slice_to_its_running_kernel(
-    classroom: Classroom,
+    jupyter_env: JupyterEnv,
 ) -> None:
-    km = AsyncKernelManager(kernel_name=classroom.install("two"))
+    km = AsyncKernelManager(kernel_name=jupyter_env.install("two"))
     await km.start_kernel()
     await answer(km)
     process = km.provisioner.process
@@ -172,49 +172,49 @@ async def test_a_manager_that_is_dropped_leaves_the_slice_to_its_running_kernel(
         del km
         gc.collect()
     assert dropped() is None
-    lease = await classroom.only_lease()
+    lease = await jupyter_env.only_lease()
     assert is_running(process.pid)
     assert lease.process is not None
     assert lease.process.pid == process.pid
     process.kill()
     process.wait()
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
 
 
-async def test_the_kernel_dies_before_it_answers(classroom: Classroom, manager: Managers) -> None:
-    km = manager(classroom.install("deaf", argv=SLEEPER))
+async def test_the_kernel_dies_before_it_answers(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    km = manager(jupyter_env.install("deaf", argv=SLEEPER))
     await km.start_kernel()
     watch = km.provisioner._watch
     kill(km.provisioner.pid)
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
     await asyncio.to_thread(watch.join, 30)
     assert not watch.is_alive()
 
 
 @pytest.mark.long
-async def test_a_cleanup_that_only_announces_a_restart(classroom: Classroom, manager: Managers) -> None:
-    km = manager(classroom.install("two", restart_grace=0))
+async def test_a_cleanup_that_only_announces_a_restart(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    km = manager(jupyter_env.install("two", restart_grace=0))
     await km.start_kernel()
     await km.shutdown_kernel(now=True, restart=True)
-    assert (await classroom.only_lease()).process == Process.current()
-    await eventually(classroom.is_empty)
+    assert (await jupyter_env.only_lease()).process == Process.current()
+    await eventually(jupyter_env.is_empty)
 
 
 @pytest.mark.long
-async def test_a_cleanup_before_the_kernel_has_ended(classroom: Classroom, manager: Managers) -> None:
-    km = manager(classroom.install("two"))
+async def test_a_cleanup_before_the_kernel_has_ended(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     await answer(km)
     await km.cleanup_resources()
-    assert (await classroom.only_lease()).process == Process.of(km.provisioner.pid)
+    assert (await jupyter_env.only_lease()).process == Process.of(km.provisioner.pid)
     await km.shutdown_kernel(now=True)
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
 
 
-async def test_shutdown_without_a_kernel_changes_nothing(classroom: Classroom, manager: Managers) -> None:
-    km = manager(classroom.install("two"))
+async def test_shutdown_without_a_kernel_changes_nothing(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     await km.shutdown_kernel(now=True)
     for restart in (False, True, False):
         await km.cleanup_resources(restart=restart)
-    assert await classroom.is_empty()
+    assert await jupyter_env.is_empty()

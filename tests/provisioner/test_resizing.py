@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
-from support.proxy import Frontend, frontend
 
 from gpu_pool_client import Activity, LeaseState, NotAllowed, Pool, SliceRequest, connect
-from gpu_pool_provisioner.proxy.thread import proxy_loop
-from gpu_pool_provisioner.resize_requests import ResizeRequests, _parse
-from support.classroom import IPYKERNEL, Classroom, Managers, answer, eventually, kill, restarting_soon
+from gpu_pool_provisioner.proxy.loops import proxy_loop
+from gpu_pool_provisioner.resizing import ResizeRequests, _parse
 from support.frameworks import write_tensorflow, write_torch
+from support.frontend import Frontend, frontend
+from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, answer, eventually, kill, restarting_soon
 from support.pools import take
 from support.service import Nursery, children, serving
 
@@ -51,16 +51,16 @@ async def printed(page: Frontend, code: str) -> str:
 
 
 async def test_a_kernel_changes_its_size_and_keeps_it_over_a_restart(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
-    before = await classroom.only_lease()
+    before = await jupyter_env.only_lease()
     async with frontend(km) as page:
         told = await printed(page, "%gpu use 10%")
         assert told == "This kernel now has 10% of a GPU: 3276MiB on V100-SXM2-32GB (simulated).\n"
         assert await printed(page, FACTS) == "10% 3276\n"
-        lease = await classroom.only_lease()
+        lease = await jupyter_env.only_lease()
         assert (lease.id, lease.slices[0].milli) == (before.id, 100)
         shown = str((await page.run("%gpu").done()).heard)
         assert "10%" in shown
@@ -68,7 +68,7 @@ async def test_a_kernel_changes_its_size_and_keeps_it_over_a_restart(
         await page.is_connected()
         assert await printed(page, FACTS) == "10% 3276\n"
     await km.shutdown_kernel()
-    assert await classroom.is_empty()
+    assert await jupyter_env.is_empty()
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ async def test_a_kernel_changes_its_size_and_keeps_it_over_a_restart(
     ],
 )
 async def test_what_cannot_be_is_refused_in_words_and_changes_nothing(
-    classroom: Classroom, manager: Managers, size: str, words: str
+    jupyter_env: JupyterEnv, manager: Managers, size: str, words: str
 ) -> None:
-    await classroom.fill("50%")
-    km = manager(classroom.install("two"))
+    await jupyter_env.fill("50%")
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = await page.run(f"%gpu use {size}").done()
@@ -108,12 +108,12 @@ HERE = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 async def test_limits_that_are_set_at_import_follow_until_the_gpu_is_used(
-    classroom: Classroom, manager: Managers, tmp_path: Path
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:
     python, packages = imitated(tmp_path / "env")
     write_torch(packages)
     write_tensorflow(packages)
-    km = manager(classroom.install("two", argv=(python, *IPYKERNEL[1:]), env=HERE))
+    km = manager(jupyter_env.install("two", argv=(python, *IPYKERNEL[1:]), env=HERE))
     await km.start_kernel()
     async with frontend(km) as page:
         enforced = "cooperative (framework caps: torch, tensorflow only in the kernel itself)"
@@ -132,11 +132,11 @@ async def test_limits_that_are_set_at_import_follow_until_the_gpu_is_used(
 
 
 async def test_a_kernel_that_shrinks_from_a_whole_gpu_is_limited_from_then_on(
-    classroom: Classroom, manager: Managers, tmp_path: Path
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:
     python, packages = imitated(tmp_path / "env")
     write_torch(packages)
-    km = manager(classroom.install("whole", "1", argv=(python, *IPYKERNEL[1:]), env=HERE))
+    km = manager(jupyter_env.install("whole", "1", argv=(python, *IPYKERNEL[1:]), env=HERE))
     await km.start_kernel()
     async with frontend(km) as page:
         assert await printed(page, "import torch") == ""
@@ -146,12 +146,12 @@ async def test_a_kernel_that_shrinks_from_a_whole_gpu_is_limited_from_then_on(
 
 
 async def test_limits_of_frameworks_follow_but_for_those_that_the_user_has_changed(
-    classroom: Classroom, manager: Managers, tmp_path: Path
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:
     python, packages = imitated(tmp_path / "env")
     for framework in ("cupy-13.0.0", "jaxlib-0.5.0"):
         (packages / f"{framework}.dist-info").mkdir(parents=True)
-    km = manager(classroom.install("two", argv=(python, *IPYKERNEL[1:]), env=HERE))
+    km = manager(jupyter_env.install("two", argv=(python, *IPYKERNEL[1:]), env=HERE))
     await km.start_kernel()
     limits = (
         "print(*[os.environ.get(n) for n in ('CUPY_GPU_MEMORY_LIMIT', 'XLA_PYTHON_CLIENT_MEM_FRACTION')])"
@@ -168,10 +168,10 @@ async def test_limits_of_frameworks_follow_but_for_those_that_the_user_has_chang
 
 @pytest.mark.long
 async def test_after_cuda_was_used_the_size_changes_at_the_next_restart(
-    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_cuda(classroom.pool, monkeypatch)
-    km = manager(classroom.install("two"))
+    use_cuda(jupyter_env.pool, monkeypatch)
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         told = await printed(page, "%gpu use 10%")
@@ -185,14 +185,14 @@ async def test_after_cuda_was_used_the_size_changes_at_the_next_restart(
 
 @pytest.mark.long
 async def test_a_size_that_is_not_free_at_the_restart_is_told_below_the_first_cell(
-    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_cuda(classroom.pool, monkeypatch)
-    km = manager(classroom.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
+    use_cuda(jupyter_env.pool, monkeypatch)
+    km = manager(jupyter_env.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
     await km.start_kernel()
     async with frontend(km) as page:
         await page.run("%gpu use 10%").done()
-    await classroom.fill("98%")
+    await jupyter_env.fill("98%")
     pid = km.provisioner.pid
     kill(pid)
 
@@ -206,13 +206,13 @@ async def test_a_size_that_is_not_free_at_the_restart_is_told_below_the_first_ce
 
 
 async def test_the_place_for_resize_requests_is_private_and_goes_with_the_kernel(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
-    folder = Path((await answer(km, "import os; print(os.environ['GPU_POOL_WISHES'])")).strip())
+    folder = Path((await answer(km, "import os; print(os.environ['GPU_POOL_RESIZE_DIR'])")).strip())
     assert folder.parent == Path(km.connection_file).parent
-    assert [mode(folder), mode(folder / "wishes")] == [0o700, 0o600]
+    assert [mode(folder), mode(folder / "requests")] == [0o700, 0o600]
     await km.shutdown_kernel()
     assert mode(folder) is None
 
@@ -220,7 +220,7 @@ async def test_the_place_for_resize_requests_is_private_and_goes_with_the_kernel
 def test_a_place_that_nobody_needs_any_more_goes_away(tmp_path: Path) -> None:
     resize_requests = ResizeRequests(str(tmp_path / "kernel.json"), proxy_loop())
     (folder,) = tmp_path.iterdir()
-    assert resize_requests.variables == {"GPU_POOL_WISHES": str(folder)}
+    assert resize_requests.variables == {"GPU_POOL_RESIZE_DIR": str(folder)}
     del resize_requests
     gc.collect()
     assert list(tmp_path.iterdir()) == []
@@ -229,37 +229,37 @@ def test_a_place_that_nobody_needs_any_more_goes_away(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *(b"", b"\xff", b"[" * 4000, b"null", b"7", b'{"size": "50%"}', b'{"wish": 1, "size": "50%"}'),
-        *(b'{"wish": "1", "size": []}', b'{"wish": "../x", "size": "50%"}', b'{"wish": "", "size": "50%"}'),
+        *(b"", b"\xff", b"[" * 4000, b"null", b"7", b'{"size": "50%"}', b'{"id": 1, "size": "50%"}'),
+        *(b'{"id": "1", "size": []}', b'{"id": "../x", "size": "50%"}', b'{"id": "", "size": "50%"}'),
     ],
 )
-def test_what_is_no_wish_is_none(line: bytes) -> None:
+def test_what_is_not_a_request_is_none(line: bytes) -> None:
     assert _parse(line) is None
-    assert _parse(b'{"wish": "1", "size": "50%"}') == ("1", "50%")
+    assert _parse(b'{"id": "1", "size": "50%"}') == ("1", "50%")
 
 
-async def test_nonsense_in_the_pipe_is_passed_over(classroom: Classroom, manager: Managers) -> None:
-    km = manager(classroom.install("two"))
+async def test_nonsense_in_the_pipe_is_passed_over(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
-    folder = Path((await answer(km, "import os; print(os.environ['GPU_POOL_WISHES'])")).strip())
-    for nonsense in (b"\n", b"\xff" * 4000, b"[" * 4000 + b"\n", b'{"wish": "../x", "size": "50%"}\n'):
-        with (folder / "wishes").open("wb", buffering=0) as pipe:
+    folder = Path((await answer(km, "import os; print(os.environ['GPU_POOL_RESIZE_DIR'])")).strip())
+    for nonsense in (b"\n", b"\xff" * 4000, b"[" * 4000 + b"\n", b'{"id": "../x", "size": "50%"}\n'):
+        with (folder / "requests").open("wb", buffering=0) as pipe:
             pipe.write(nonsense)
     (folder / "answer").mkdir()
     async with frontend(km) as page:
         page.run("%gpu use 10%")
         (folder / "answer").rmdir()
         assert "now has 20%" in await printed(page, "%gpu use 20%")
-    assert (await classroom.only_lease()).state is LeaseState.HELD
+    assert (await jupyter_env.only_lease()).state is LeaseState.HELD
 
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_kernel_of_a_service_changes_its_size(
-    classroom: Classroom, manager: Managers, children: Nursery, tmp_path: Path, waits: bool
+    jupyter_env: JupyterEnv, manager: Managers, children: Nursery, tmp_path: Path, waits: bool
 ) -> None:
     async with serving(children, tmp_path / "service", "") as service, connect(service.url) as pool:
         held = await take(pool, "1", "teacher") if waits else ""
-        km = manager(classroom.install("two", pool_url=service.url))
+        km = manager(jupyter_env.install("two", pool_url=service.url))
         await km.start_kernel()
         async with frontend(km) as page:
             cell = page.run("%gpu use 10%")
@@ -273,8 +273,8 @@ async def test_a_kernel_of_a_service_changes_its_size(
         assert row["milli"] == 100
 
 
-async def test_a_whole_gpu_is_called_so(classroom: Classroom, manager: Managers) -> None:
-    km = manager(classroom.install("two"))
+async def test_a_whole_gpu_is_called_so(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         told = await printed(page, "%gpu use 1")

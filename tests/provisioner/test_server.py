@@ -8,17 +8,17 @@ import signal
 
 import pytest
 
-from support.classroom import Classroom, eventually
+from support.jupyter_env import JupyterEnv, eventually
 from support.server import Server, server
 
 __all__ = ["server"]
 
 
-async def test_a_notebook_takes_its_slice_and_gives_it_back(classroom: Classroom, server: Server) -> None:
-    classroom.install("most", "90%", kernel_proxy=False, wait_timeout=0)
-    classroom.install("two")
+async def test_a_notebook_takes_its_slice_and_gives_it_back(jupyter_env: JupyterEnv, server: Server) -> None:
+    jupyter_env.install("most", "90%", kernel_proxy=False, wait_timeout=0)
+    jupyter_env.install("two")
     session = json.loads((await server.open_notebook("one.ipynb", "most")).body)
-    lease = await classroom.only_lease()
+    lease = await jupyter_env.only_lease()
     assert lease.holder.process is not None
     assert lease.holder.process.pid == server.process.pid
 
@@ -30,42 +30,42 @@ async def test_a_notebook_takes_its_slice_and_gives_it_back(classroom: Classroom
     assert 'This kernel would start now: "two".' in words
 
     await server.ask("DELETE", f"api/sessions/{session['id']}")
-    assert await classroom.is_empty()
+    assert await jupyter_env.is_empty()
 
 
 @pytest.mark.long
 async def test_a_server_that_is_asked_to_end_gives_everything_back(
-    classroom: Classroom, server: Server
+    jupyter_env: JupyterEnv, server: Server
 ) -> None:
-    await server.open_notebook("one.ipynb", classroom.install("two"))
+    await server.open_notebook("one.ipynb", jupyter_env.install("two"))
     await server.open_notebook("two.ipynb", "two")
-    assert len(await classroom.leases()) == 2
+    assert len(await jupyter_env.leases()) == 2
     server.process.send_signal(signal.SIGTERM)
     await server.ended()
-    assert await classroom.is_empty()
+    assert await jupyter_env.is_empty()
 
 
-async def test_kill_9_of_a_server_gives_everything_back(classroom: Classroom, server: Server) -> None:
-    await server.open_notebook("one.ipynb", classroom.install("two"))
+async def test_kill_9_of_a_server_gives_everything_back(jupyter_env: JupyterEnv, server: Server) -> None:
+    await server.open_notebook("one.ipynb", jupyter_env.install("two"))
     server.process.kill()
     await server.ended()
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
 
 
 @pytest.mark.long
 async def test_a_server_that_is_asked_to_end_while_a_start_waits_keeps_nothing(
-    classroom: Classroom, server: Server
+    jupyter_env: JupyterEnv, server: Server
 ) -> None:
-    held = await classroom.fill("1")
+    held = await jupyter_env.fill("1")
     waiting = asyncio.create_task(
         server.open_notebook(
-            "one.ipynb", classroom.install("two", kernel_proxy=False, wait_timeout=30), strict=False
+            "one.ipynb", jupyter_env.install("two", kernel_proxy=False, wait_timeout=30), strict=False
         )
     )
-    await eventually(classroom.has_a_line)
+    await eventually(jupyter_env.has_queue)
     server.process.send_signal(signal.SIGTERM)
-    await classroom.pool.release(held.id)
+    await jupyter_env.pool.release(held.id)
     await server.ended()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)

@@ -12,7 +12,7 @@ from jupyter_client.provisioning.factory import KernelProvisionerFactory
 
 from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE
-from support.classroom import Classroom, Managers, answer
+from support.jupyter_env import JupyterEnv, Managers, answer
 
 WITHOUT_A_SLICE = """
 import os, sys
@@ -31,73 +31,73 @@ print(sorted(name for name in sys.modules if name == "gpu_pool" or name.startswi
 """
 
 
-def test_without_a_slice_the_pool_is_never_even_imported(classroom: Classroom) -> None:
-    kernel = classroom.install("plain", "")
+def test_without_a_slice_the_pool_is_never_even_imported(jupyter_env: JupyterEnv) -> None:
+    kernel = jupyter_env.install("plain", "")
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_A_SLICE, kernel], capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
-    assert not (classroom.folder / "pool").exists()
+    assert not (jupyter_env.folder / "pool").exists()
 
 
 async def test_the_default_slice_comes_from_the_environment(
-    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(DEFAULT_SLICE_VARIABLE, "10%")
     monkeypatch.setattr(KernelProvisionerFactory.instance(), "default_provisioner_name", "gpu-pool")
     km = manager("python3")
     await km.start_kernel()
-    assert str((await classroom.only_lease()).request) == "10%"
+    assert str((await jupyter_env.only_lease()).request) == "10%"
 
 
 async def test_a_kernelspec_without_slice_wins_over_the_default(
-    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(DEFAULT_SLICE_VARIABLE, "10%")
-    km: AsyncKernelManager = manager(classroom.install("plain", ""))
+    km: AsyncKernelManager = manager(jupyter_env.install("plain", ""))
     await km.start_kernel()
-    assert await classroom.is_empty()
+    assert await jupyter_env.is_empty()
 
 
-def courses(classroom: Classroom, *names: str) -> None:
+def courses(jupyter_env: JupyterEnv, *names: str) -> None:
     """Let the pool know courses of these names."""
-    file = classroom.folder / "config/gpu_pool_config.py"
+    file = jupyter_env.folder / "config/gpu_pool_config.py"
     file.parent.mkdir(exist_ok=True)
     file.write_text(f"c.PoolSettings.courses = { {name: {} for name in names}!r}\n")
 
 
 async def test_what_a_kernelspec_says_in_its_environment_counts_before_the_servers_own(
-    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    courses(classroom, "physics-autumn", "the-servers")
+    courses(jupyter_env, "physics-autumn", "the-servers")
     monkeypatch.setenv(COURSE_VARIABLE, "the-servers")
     monkeypatch.setenv(DEFAULT_SLICE_VARIABLE, "10%")
-    monkeypatch.setenv(URL_VARIABLE, f"embedded:{classroom.folder}/nobodys/store.db")
+    monkeypatch.setenv(URL_VARIABLE, f"embedded:{jupyter_env.folder}/nobodys/store.db")
     monkeypatch.setenv("TERM_NAME", "autumn")
     stated = {
         COURSE_VARIABLE: "physics-${TERM_NAME}",
         DEFAULT_SLICE_VARIABLE: "5%",
-        URL_VARIABLE: classroom.url,
+        URL_VARIABLE: jupyter_env.url,
     }
-    name = classroom.install("own", env=stated)
+    name = jupyter_env.install("own", env=stated)
     # The slice is left for the environment to say.
-    file = classroom.folder / "data/kernels" / name / "kernel.json"
+    file = jupyter_env.folder / "data/kernels" / name / "kernel.json"
     spec = json.loads(file.read_text())
     del spec["metadata"]["kernel_provisioner"]["config"]["slice"]
     file.write_text(json.dumps(spec))
     km = manager(name)
     await km.start_kernel()
-    lease = await classroom.only_lease()
+    lease = await jupyter_env.only_lease()
     assert (lease.holder.course, str(lease.request)) == ("physics-autumn", "5%")
     shown = await answer(km, "import os; print(os.environ['GPU_POOL_COURSE'], os.environ['GPU_POOL_URL'])")
-    assert shown == f"physics-autumn {classroom.url}\n"
-    assert not (classroom.folder / "nobodys").exists()
+    assert shown == f"physics-autumn {jupyter_env.url}\n"
+    assert not (jupyter_env.folder / "nobodys").exists()
 
 
 async def test_a_setting_of_the_kernelspec_counts_before_its_environment(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    courses(classroom, "maths", "physics")
-    km = manager(classroom.install("own", course="maths", env={COURSE_VARIABLE: "physics"}))
+    courses(jupyter_env, "maths", "physics")
+    km = manager(jupyter_env.install("own", course="maths", env={COURSE_VARIABLE: "physics"}))
     await km.start_kernel()
-    assert (await classroom.only_lease()).holder.course == "maths"
+    assert (await jupyter_env.only_lease()).holder.course == "maths"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import PoolUnreachable
-from support.classroom import Classroom, Managers
 from support.disks import Disk, small_disk
+from support.jupyter_env import JupyterEnv, Managers
 from support.pools import embedded
 
 
@@ -21,7 +21,7 @@ from support.pools import embedded
     ],
 )
 async def test_a_kernel_is_refused_with_what_to_do(
-    classroom: Classroom, manager: Managers, tmp_path: Path, trouble: object, words: str
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path, trouble: object, words: str
 ) -> None:
     assert callable(trouble)
     with small_disk(tmp_path / "pool") as disk:
@@ -29,6 +29,6 @@ async def test_a_kernel_is_refused_with_what_to_do(
             await pool.status()
         trouble(disk)
         with pytest.raises(PoolUnreachable) as refused:
-            await manager(classroom.install("two")).start_kernel()
+            await manager(jupyter_env.install("two")).start_kernel()
         assert words in " ".join(str(refused.value).split())
-        await classroom.pool.close()
+        await jupyter_env.pool.close()

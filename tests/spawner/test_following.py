@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support.classroom import eventually
 from support.hub_with_proxy import REQUIRED, Hub, proxy_command
+from support.jupyter_env import eventually
 from support.service import Nursery, children, serving
 
 __all__ = ["children"]

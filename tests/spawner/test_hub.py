@@ -7,8 +7,8 @@ import json
 import pytest
 
 from gpu_pool_client import connect
-from support.classroom import eventually
 from support.hub_with_proxy import Hub, Visitor, error_on
+from support.jupyter_env import eventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 

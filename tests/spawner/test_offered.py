@@ -139,7 +139,7 @@ def file(put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(offered, "_EVERY", 0.0)
-    monkeypatch.setattr(offered, "_PATIENCE", 60.0)
+    monkeypatch.setattr(offered, "_FIRST_ANSWER_WITHIN", 60.0)
     file = tmp_path / "cs101.yaml"
     file.write_text(COURSE)
     return file
@@ -193,7 +193,7 @@ def test_a_pool_that_is_away_hides_no_kernel_and_is_left_alone(
 def test_an_answer_that_takes_long_serves_whoever_asks_next(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offered, "_PATIENCE", 0.0)
+    monkeypatch.setattr(offered, "_FIRST_ANSWER_WITHIN", 0.0)
     may_answer = threading.Event()
 
     async def slowly(course: offered.CourseOffers) -> tuple[SliceRequest, ...]:

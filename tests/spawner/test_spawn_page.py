@@ -12,8 +12,8 @@ import pytest_asyncio
 from playwright.async_api import Page, async_playwright, expect
 
 from gpu_pool_client import Holder, connect, parse_request
-from support.classroom import eventually
 from support.hub_with_proxy import Hub
+from support.jupyter_env import eventually
 
 pytestmark = [
     pytest.mark.browser,

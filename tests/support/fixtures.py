@@ -12,11 +12,11 @@ from jupyter_client.manager import AsyncKernelManager
 
 from gpu_pool_provisioner import pools
 from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE
-from support.classroom import Classroom, Managers
+from support.jupyter_env import JupyterEnv, Managers
 
 
 @pytest.fixture
-async def classroom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Classroom]:
+async def jupyter_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[JupyterEnv]:
     url = f"embedded:{tmp_path}/pool/store.db"
     variables = {
         "GPU_POOL_DEVICES": "V100-SXM2-32GB:1",
@@ -29,14 +29,14 @@ async def classroom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(DEFAULT_SLICE_VARIABLE, raising=False)
-    room = Classroom(tmp_path, url)
-    yield room
-    await room.pool.close()
+    environment = JupyterEnv(tmp_path, url)
+    yield environment
+    await environment.pool.close()
     pools._open.cache_clear()
 
 
 @pytest.fixture
-async def manager(classroom: Classroom) -> AsyncIterator[Managers]:
+async def manager(jupyter_env: JupyterEnv) -> AsyncIterator[Managers]:
     """Make kernel managers whose kernels end with the test."""
     context = zmq.asyncio.Context()
     made: list[AsyncKernelManager] = []

@@ -38,7 +38,7 @@ from gpu_pool.enforcement.tiers import Accounting
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, GpuPoolError, Holder, Lease, LeaseState, Process, parse_request
 from gpu_pool_client.processes import pid_namespace
-from gpu_pool_provisioner.environment import slice_environment
+from gpu_pool_provisioner.kernel_slice import slice_environment
 
 from .gpu_child import Child
 

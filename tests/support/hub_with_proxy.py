@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
-from support.classroom import eventually
+from support.jupyter_env import eventually
 from support.ports import free_ports
 
 #: If set, a proxy that is missing is a failure and not a reason to skip.

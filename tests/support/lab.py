@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from gpu_pool_client import parse_request
 from gpu_pool_kernels.installer import install
-from support.classroom import eventually
+from support.jupyter_env import eventually
 
 SIZES = ("2%", "10%", "50%", "1")
 #: JupyterLab asks about news at its first start; nobody is there to answer.

@@ -11,10 +11,10 @@ from typing import Any
 
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
-from support.classroom import Classroom, eventually
 from support.control_plane import Cluster
+from support.frontend import Frontend, listening
+from support.jupyter_env import JupyterEnv, eventually
 from support.kernel_pods import notebook, volume
-from support.room import Frontend, listening
 from support.server import Server
 
 
@@ -34,8 +34,8 @@ def add_server(card: Cluster, namespace: str, user: str, **more: Any) -> None:
 
 
 @asynccontextmanager
-async def jupyter(classroom: Classroom) -> AsyncIterator[Server]:
-    server = Server(classroom)
+async def jupyter(jupyter_env: JupyterEnv) -> AsyncIterator[Server]:
+    server = Server(jupyter_env)
     try:
         await eventually(server.started, within=120)
         yield server
@@ -45,12 +45,12 @@ async def jupyter(classroom: Classroom) -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def opened(server: Server, classroom: Classroom, name: str, kernel: str) -> AsyncIterator[Page]:
+async def opened(server: Server, jupyter_env: JupyterEnv, name: str, kernel: str) -> AsyncIterator[Page]:
     """Open a notebook, and a page that shows it."""
     answer = await server.open_notebook(name, kernel)
     found = json.loads(answer.body)["kernel"]["id"]
     client = AsyncKernelClient()
-    client.load_connection_file(str(classroom.folder / "runtime" / f"kernel-{found}.json"))
+    client.load_connection_file(str(jupyter_env.folder / "runtime" / f"kernel-{found}.json"))
     async with listening(client) as page:
         yield Page(server, found, page)
 

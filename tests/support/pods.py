@@ -1,6 +1,6 @@
 """A pool that starts kernels in pods: each is a process of this machine, at an address of its own.
 
-It is the embedded pool of the test's classroom, with leases that are in pods.
+It is the embedded pool of the test's jupyter_env, with leases that are in pods.
 Nothing but the command, the connection and the pool's own variables reaches a
 pod, as in a cluster. Not compared with one: ``support.node_agent`` and ``tests/cluster/kubelet`` have pods.
 """
@@ -260,11 +260,11 @@ AWAY = PoolUnreachable("The pool's service is not there.", "Try again in a minut
 
 
 @pytest.fixture
-def pods(classroom: object, monkeypatch: pytest.MonkeyPatch) -> PodPool:
-    """Let the classroom's pool start its kernels in pods; their image has the ipykernel of the tests."""
+def pods(jupyter_env: object, monkeypatch: pytest.MonkeyPatch) -> PodPool:
+    """Let the pool of a test's kernels start them in pods; their image has the ipykernel of the tests."""
     if tuple(map(int, version("ipykernel").split(".")[:2])) < (7, 4):
         pytest.skip("kernels in pods need ipykernel 7.4, which knows transport encryption")
     monkeypatch.setattr(pools, "connect", PodPool)
-    pool = pools.shared_pool(classroom.url)  # type: ignore[attr-defined]
+    pool = pools.shared_pool(jupyter_env.url)  # type: ignore[attr-defined]
     assert isinstance(pool, PodPool)
     return pool

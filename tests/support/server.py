@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 
-from support.classroom import Classroom, eventually
+from support.jupyter_env import JupyterEnv, eventually
 
 TOKEN = "a token for this test"
 
 
 class Server:
-    def __init__(self, classroom: Classroom) -> None:
-        self._runtime = classroom.folder / "runtime"
-        self._notebooks = classroom.folder / "notebooks"
+    def __init__(self, jupyter_env: JupyterEnv) -> None:
+        self._runtime = jupyter_env.folder / "runtime"
+        self._notebooks = jupyter_env.folder / "notebooks"
         self._notebooks.mkdir()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", "--port=0"],
@@ -62,9 +62,9 @@ class Server:
 
 
 @pytest.fixture
-async def server(classroom: Classroom) -> AsyncIterator[Server]:
+async def server(jupyter_env: JupyterEnv) -> AsyncIterator[Server]:
     """Run a server for a test."""
-    server = Server(classroom)
+    server = Server(jupyter_env)
     try:
         await eventually(server.started, within=120)
         yield server

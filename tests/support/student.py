@@ -12,9 +12,9 @@ from typing import Any
 from tornado.httpclient import HTTPRequest, HTTPResponse
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-from support.classroom import eventually
+from support.frontend import Cell
 from support.hub_with_proxy import Visitor, error_on
-from support.room import Cell
+from support.jupyter_env import eventually
 
 #: Seconds in which a pod is there, on two cores that have other things to do.
 LONG = 300

@@ -113,10 +113,10 @@ def limit_tensorflow(module: Any) -> None:
     Not before: finding the devices opens the driver, and a device with a limit
     no longer lets the user say whether its memory is to grow.
     """
-    turn = threading.RLock()
+    lock = threading.RLock()
 
     def ensure_initialized(self: Any) -> None:
-        with turn:
+        with lock:
             if module.Context.ensure_initialized is not ensure_initialized:
                 initialise(self)  # another thread was first
                 return

@@ -7,7 +7,7 @@ import sys
 #: a share such as ``0.01083``, and MiB.
 LIMITS = {"torch": "GPU_POOL_TORCH_FRACTION", "tensorflow": "GPU_POOL_TENSORFLOW_MIB"}
 #: What this kernel's user is to read below the first cell.
-NEWS = "GPU_POOL_NEWS"
+NOTICE_VARIABLE = "GPU_POOL_NOTICE"
 USAGE = "Write %gpu to see this kernel's slice of a GPU, %gpu use 10% to change its size, or %gpu keep 2h."
 
 
@@ -17,7 +17,7 @@ def load(shell: object) -> None:
     shell.events.register("post_run_cell", explain_failure)  # type: ignore[attr-defined]
     forget_arguments()
     limit_frameworks()
-    tell(shell, os.environ.pop(NEWS, ""))
+    tell(shell, os.environ.pop(NOTICE_VARIABLE, ""))
 
 
 def limit_frameworks() -> None:
@@ -28,15 +28,15 @@ def limit_frameworks() -> None:
         caps.watch()
 
 
-def tell(shell: object, news: str) -> None:
-    """Print the news below the next cell that runs."""
+def tell(shell: object, notice: str) -> None:
+    """Print a notice below the next cell that runs."""
     events = shell.events  # type: ignore[attr-defined]
 
     def tell_now(*_: object) -> None:
         events.unregister("pre_run_cell", tell_now)
-        print(news, file=sys.stderr)
+        print(notice, file=sys.stderr)
 
-    if news:
+    if notice:
         events.register("pre_run_cell", tell_now)
 
 

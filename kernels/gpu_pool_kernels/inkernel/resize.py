@@ -1,8 +1,8 @@
 """``%gpu use 10%``: ask for another size of this kernel's slice, and take what comes of it.
 
-Whoever launched the kernel named a private folder to it. A wish is written
+Whoever launched the kernel named a private folder to it. A request is written
 into the pipe there, and answered in a file beside it. A kernel in a pod has no
-such folder: there a wish is a message, and the relay prints the answer.
+such folder: there a request is a message, and the relay prints the answer.
 """
 
 import json
@@ -15,17 +15,17 @@ from pathlib import Path
 from . import caps, extension, keep_alive, slice_info
 
 #: The variable that names the folder, and what lies in it.
-VARIABLE = "GPU_POOL_WISHES"
-PIPE = "wishes"
-#: The variable that tells a kernel that it is in a pod, and the message by which it wishes there.
+VARIABLE = "GPU_POOL_RESIZE_DIR"
+PIPE = "requests"
+#: The variable that tells a kernel that it is in a pod, and the message by which it asks there.
 POD = "GPU_POOL_POD"
 MESSAGE = "gpu_pool_use"
 ANSWER = "answer"
 #: Seconds to wait for an answer, and between two looks.
-PATIENCE = 10.0
+TIMEOUT = 10.0
 PAUSE = 0.05
 #: Longest text that is sent; no size is as long.
-MOST = 300
+LONGEST = 300
 
 ALONE = "This kernel cannot change its size: whoever launched it is not there to be asked."
 SILENT = "There is no answer yet. Run %gpu in a moment to see what has come of it."
@@ -37,7 +37,7 @@ LIMITS = {
     "cupy": ("CUPY_GPU_MEMORY_LIMIT",),
 }
 
-#: The id of the last wish, until its answer has been taken.
+#: The id of the last request, until its answer has been taken.
 pending = ""
 
 
@@ -47,13 +47,13 @@ def use(size: str) -> None:
     if not os.environ.get("GPU_POOL_SLICE"):
         print(slice_info.MISSING)
         return
-    wish = uuid.uuid4().hex
-    if not send({"wish": wish, "size": size[:MOST]}):
-        if not (os.environ.get(POD) and keep_alive.send({"size": size[:MOST]}, MESSAGE)):
+    request = uuid.uuid4().hex
+    if not send({"id": request, "size": size[:LONGEST]}):
+        if not (os.environ.get(POD) and keep_alive.send({"size": size[:LONGEST]}, MESSAGE)):
             print(ALONE, file=sys.stderr)
         return
-    pending = wish
-    give_up = time.monotonic() + PATIENCE
+    pending = request
+    give_up = time.monotonic() + TIMEOUT
     while pending and time.monotonic() < give_up:
         time.sleep(PAUSE)
         catch_up()
@@ -61,15 +61,15 @@ def use(size: str) -> None:
         print(SILENT, file=sys.stderr)
 
 
-def send(wish: "dict[str, str]") -> bool:
-    """Write the wish into the pipe; return whether somebody is there to read it."""
+def send(request: "dict[str, str]") -> bool:
+    """Write the request into the pipe; return whether somebody is there to read it."""
     place = os.environ.get(VARIABLE)
     if not place:
         return False
     try:
         pipe = os.open(os.path.join(place, PIPE), os.O_WRONLY | os.O_NONBLOCK)  # noqa: PTH118 - as os.open
         try:
-            os.write(pipe, json.dumps(wish).encode() + b"\n")
+            os.write(pipe, json.dumps(request).encode() + b"\n")
         finally:
             os.close(pipe)
     except OSError:
@@ -78,7 +78,7 @@ def send(wish: "dict[str, str]") -> bool:
 
 
 def catch_up() -> None:
-    """Take the answer to the last wish, if there is one that has not been taken yet."""
+    """Take the answer to the last request, if there is one that has not been taken yet."""
     global pending
     if not pending:
         return
@@ -86,12 +86,12 @@ def catch_up() -> None:
         answer = json.loads((Path(os.environ[VARIABLE]) / ANSWER).read_text(encoding="utf-8"))
     except (KeyError, OSError, ValueError):
         return
-    if answer.get("wish") != pending:
+    if answer.get("id") != pending:
         return
     pending = ""
     changed = answer.get("variables", {})
     apply(changed)
-    print(answer["words"], file=sys.stdout if answer["granted"] else sys.stderr)
+    print(answer["message"], file=sys.stdout if answer["granted"] else sys.stderr)
     for framework in stale(changed):
         print(STALE.format(framework), file=sys.stderr)
     for framework in caps.too_late(changed):

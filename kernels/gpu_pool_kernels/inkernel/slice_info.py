@@ -16,7 +16,7 @@ MISSING = (
 #: What the first pid namespace of a machine is called (the kernel's PROC_PID_INIT_INO).
 FIRST_NAMESPACE = "pid:[4026531836]"
 #: Longest time to wait for nvidia-smi, in seconds.
-PATIENCE = 5.0
+TIMEOUT = 5.0
 
 
 class SliceInfo:
@@ -155,7 +155,7 @@ def nvidia_smi() -> "list[tuple[str, int, str]]":
         ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=True,
     )
     # A newline is all that ends a line; Python knows other characters that would.

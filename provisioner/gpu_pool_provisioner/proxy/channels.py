@@ -2,7 +2,7 @@
 
 Messages are lists of frames and are not copied. Everything here belongs to one
 event loop, and is to be used on its thread alone. Only what arrives as a
-heartbeat is handled on another, see ``thread``.
+heartbeat is handled on another, see ``loops``.
 """
 
 from __future__ import annotations
@@ -10,22 +10,24 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import hmac
 import os
 import sys
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import zmq
+from jupyter_client.session import DELIM, Session
 from traitlets.log import get_logger
 
-from gpu_pool_provisioner.proxy.thread import heartbeat_loop
+from gpu_pool_provisioner.proxy.loops import heartbeat_loop
 
 Frames = list[zmq.Frame] | list[bytes]
 Handler = Callable[[list[zmq.Frame]], None]
-Wires = Mapping[str, "Channel"]
+Channels = Mapping[str, "Channel"]
 
-#: Messages handled before other sockets get their turn.
+#: Messages handled before other sockets are served.
 _BATCH: Final = 50
 #: Sockets in one process: 200 kernels with ten each are far from the limit. The default is 1023.
 _MAX_SOCKETS: Final = 16_384
@@ -227,7 +229,7 @@ def ignore(frames: list[zmq.Frame]) -> None:
     """Do nothing with a message: nobody is there to answer."""
 
 
-def close_all(channels: Wires) -> None:
+def close_all(channels: Channels) -> None:
     """Close every socket of one side."""
     for channel in channels.values():
         channel.close()
@@ -266,3 +268,61 @@ def _context(pid: int) -> zmq.Context[zmq.Socket[bytes]]:  # noqa: ARG001 - a fo
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
     return context
+
+
+Message = dict[str, Any]
+
+#: What jupyter_client raises on what is no message, or on one whose parts are not what they should be.
+_FAILURES = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+
+
+#: Where the delimiter, the signature and the signed parts of a message without buffers are, from its end.
+_DELIMITER: Final = 6
+_SIGNATURE: Final = 5
+_PARTS: Final = 4
+
+
+class UnreadableMessageError(Exception):
+    """It is no signed message of the protocol; the text says why."""
+
+
+def read_message(
+    session: Session, frames: list[zmq.Frame], *, replayed: bool = False
+) -> tuple[list[bytes], Message]:
+    """Return the identities and the message of these frames. Raises :class:`UnreadableMessageError`.
+
+    Each signature is taken once, unless the message may have been read before and be ``replayed``.
+    """
+    try:
+        identities, rest = session.feed_identities(frames, copy=False)
+        if replayed:
+            session.digest_history.discard(cast(zmq.Frame, rest[0]).bytes)
+        message = session.deserialize(rest, copy=False)
+    except _FAILURES as error:
+        raise UnreadableMessageError(f"{type(error).__name__}: {error}") from error
+    if not _is_whole(message):
+        raise UnreadableMessageError("its parts are not what they should be")
+    return identities, message
+
+
+def is_signed(session: Session, frames: list[zmq.Frame]) -> bool:
+    """Whether a message without buffers was signed with the session's key, if that has one.
+
+    Reads nothing of it and takes no note of its signature, so it may be read before and after.
+    """
+    if len(frames) < _DELIMITER or frames[-_DELIMITER].bytes != DELIM:
+        return False
+    if session.auth is None:
+        return True
+    signature = session.sign([frame.bytes for frame in frames[-_PARTS:]])
+    return hmac.compare_digest(signature, frames[-_SIGNATURE].bytes)
+
+
+def _is_whole(message: Mapping[str, Any]) -> bool:
+    """Whether the parts of a message are of the kinds that everybody relies on."""
+    header = message["header"]
+    return (
+        all(isinstance(header.get(key), str) for key in ("msg_id", "msg_type"))
+        and isinstance(message["parent_header"], dict)
+        and isinstance(message["content"], dict)
+    )

@@ -44,7 +44,7 @@ ASKED_BACK: Final = "The kernel was ended: its GPU slice was asked back for when
 
 @dataclass(frozen=True, slots=True)
 class KernelObservation:
-    """What is known of a kernel."""
+    """What has been seen of a kernel."""
 
     #: Whether it works on what somebody submitted.
     busy: bool
@@ -70,7 +70,7 @@ class ExpiryStep:
 
     act: ExpiryAction
     #: What its user reads: a warning, or why the kernel was ended.
-    words: str = ""
+    message: str = ""
     #: Seconds until the next look.
     again_in: float = _SELDOM
     #: What to remember as warned of.
@@ -84,7 +84,7 @@ class ExpiryStep:
 
 
 _END_OF_LEASE: Final = ExpiryStep(ExpiryAction.END, LEASE_ENDED, reason=EndReason.TOO_LONG)
-_END_OF_PATIENCE: Final = ExpiryStep(ExpiryAction.END, IDLE_ENDED, reason=EndReason.IDLE, if_idle=True)
+_END_AS_IDLE: Final = ExpiryStep(ExpiryAction.END, IDLE_ENDED, reason=EndReason.IDLE, if_idle=True)
 # Its user, or an administrator, knows that it is in the way, and has been told what it comes to.
 _END_AS_ASKED: Final = ExpiryStep(ExpiryAction.END, ASKED_BACK, reason=EndReason.IDLE, if_idle=True)
 
@@ -112,7 +112,7 @@ def keep(terms: Terms, wanted: float, now: float) -> tuple[float, str]:
 
 def step(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
     """Say what is to be done. The end of the lease comes first; then idleness, which the device overrules."""
-    due = [_end_of_lease(terms, seen, now), _asked_back(seen, now), _end_of_patience(terms, seen, now)]
+    due = [_end_of_lease(terms, seen, now), _asked_back(seen, now), _end_as_idle(terms, seen, now)]
     for act in (ExpiryAction.END, ExpiryAction.PARK, ExpiryAction.WARN):
         for each in due:
             if each.act is act:
@@ -138,7 +138,7 @@ def _asked_back(seen: KernelObservation, now: float) -> ExpiryStep:
     return going if now >= at else ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(at - now))
 
 
-def _end_of_patience(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
+def _end_as_idle(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
     at = idle_at(terms, seen)
     if at is None:
         # Whoever works now will not have been idle for so long any sooner.
@@ -151,7 +151,7 @@ def _end_of_patience(terms: Terms, seen: KernelObservation, now: float) -> Expir
         )
     if terms.when_idle is WhenIdle.KEEP or _may_work(terms, seen):
         return ExpiryStep(ExpiryAction.NOTHING)
-    return _warn_then_end(terms, seen, now, at, _IDLE_ENDS, _END_OF_PATIENCE)
+    return _warn_then_end(terms, seen, now, at, _IDLE_ENDS, _END_AS_IDLE)
 
 
 def _may_work(terms: Terms, seen: KernelObservation) -> bool:

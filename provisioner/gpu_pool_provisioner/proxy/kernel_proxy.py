@@ -17,13 +17,13 @@ from traitlets.log import get_logger
 
 from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, PoolUnreachable
 from gpu_pool_provisioner.proxy import messages
-from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.channels import Channel, bind_front, close_all
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.pending import PendingKernel, PendingKernelCalls
 from gpu_pool_provisioner.proxy.pod_runs import NotStartedError, PodRun, pod_connection
 from gpu_pool_provisioner.proxy.runs import (
     MARGIN,
+    BackendConnection,
     KernelRun,
     Launch,
     NotReadyError,
@@ -57,9 +57,9 @@ class KernelProxy:
         self.in_pod = False
         self._supervisor: RunSupervisor | None = None
         #: Why a cell did not run since the kernel was ended, until somebody has read it.
-        self._exit_message = ""
+        self._end_message = ""
         #: How the kernel before came to its end, where that was no doing of anybody here.
-        self._last_words = ""
+        self._exit_message = ""
         self._life: asyncio.Task[None] | None = None
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.TimerHandle | None = None
@@ -115,7 +115,7 @@ class KernelProxy:
         if self._life is not None:
             lease = None  # whoever read it may have done so before that life, in its last moment, parked it
         self._close_in(None)
-        self._standing_in, self._exit_message = True, ""  # who restarts it knows that it has ended
+        self._standing_in, self._end_message = True, ""  # who restarts it knows that it has ended
         self._ended.clear()
         self._receive(Phase.WAITING)
         if self._life is None or self._life.done():
@@ -211,8 +211,8 @@ class KernelProxy:
             self._pending.introduction = await run.until_ready(self._kernel)
             self._phase = Phase.RUNNING
             run.relay.begin()
-            if self._last_words:
-                run.relay.tell(self._last_words)
+            if self._exit_message:
+                run.relay.tell(self._exit_message)
             self._pending.hand_over(run.relay.pass_on)
             return await self._look_after(run, lease)
         except BaseException:
@@ -238,15 +238,15 @@ class KernelProxy:
             step = await self._supervisor.until_over(lease)
         finally:
             self._supervisor = None
-        self._last_words = "" if self._kernel.ending() else run.last_words
+        self._exit_message = "" if self._kernel.ending() else run.exit_message
         if step is None:
             return False
-        await self._start_over(messages.gone(step.words), step.reason)
+        await self._start_over(messages.gone(step.message), step.reason)
         return True
 
-    async def _start_over(self, words: str, reason: EndReason) -> None:
+    async def _start_over(self, message: str, reason: EndReason) -> None:
         """End the kernel and its lease; the next cell is told why, the one after starts anew."""
-        self._standing_in, self._exit_message = True, words
+        self._standing_in, self._end_message = True, message
         run = self._run
         self._pending.hold_all()
         if run is not None:
@@ -301,9 +301,9 @@ class KernelProxy:
 
     def _submitted(self) -> None:
         self._somebody_looks.set()
-        if self._exit_message:
-            words, self._exit_message = self._exit_message, ""
-            self._pending.refuse(words)
+        if self._end_message:
+            message, self._end_message = self._end_message, ""
+            self._pending.refuse(message)
         elif self._phase is Phase.GIVEN_UP:
             self._phase = Phase.WAITING
             self._begin(self._live(None))

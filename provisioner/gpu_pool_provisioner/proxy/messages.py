@@ -1,4 +1,4 @@
-"""The words and contents of what a waiting kernel says. Pure: values in, message contents out."""
+"""What a waiting kernel says: texts and message contents. Pure."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def waiting(size: str, outlook: str) -> str:
     return f"Waiting for {_slice(size)}. {outlook} Interrupt the kernel to give up."
 
 
-def starting(size: str, words: str = "") -> str:
-    """Say that the wait is over; ``words`` are sentences about what is going on."""
-    return f"The wait for {_slice(size)} is over. {words or 'The kernel is starting.'}"
+def starting(size: str, progress: str = "") -> str:
+    """Say that the wait is over; ``progress`` says in sentences what is going on."""
+    return f"The wait for {_slice(size)} is over. {progress or 'The kernel is starting.'}"
 
 
 def unreachable(size: str, error: GpuPoolError) -> str:
@@ -116,12 +116,12 @@ def of_lease(lease: Lease) -> str:
     if lease.asked_back is None:
         return lease.notice
     by_admin = lease.asked_back is EndReason.REVOKED
-    words = f" \u201c{lease.notice}\u201d" if lease.notice else ""
+    quoted = f" \u201c{lease.notice}\u201d" if lease.notice else ""
     if lease.state is LeaseState.HELD:
         who = "An administrator asks" if by_admin else "You asked on the pool's page"
-        return f"{who} for this kernel's GPU slice: it goes back as soon as the kernel is idle.{words}"
+        return f"{who} for this kernel's GPU slice: it goes back as soon as the kernel is idle.{quoted}"
     who = "An administrator took this kernel's GPU slice back" if by_admin else _GAVE_BACK
-    return f"{who}; its variables are kept.{words}"
+    return f"{who}; its variables are kept.{quoted}"
 
 
 def not_run(reason: str) -> str:

@@ -14,9 +14,9 @@ import zmq
 from traitlets.log import get_logger
 
 from gpu_pool_client import GpuPoolError, Lease, LeaseState, NotAllowed, PoolUnreachable
-from gpu_pool_provisioner.outages import NOT_NOW, retry
+from gpu_pool_provisioner.pools import NOT_NOW, retry
 from gpu_pool_provisioner.proxy import messages
-from gpu_pool_provisioner.proxy.channels import Wires
+from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.pending import PendingKernel
 from gpu_pool_provisioner.proxy.runs import KernelRun
@@ -47,7 +47,7 @@ class Parking:
     """One time that a kernel is parked."""
 
     def __init__(
-        self, lease_client: LeaseClient, run: KernelRun, front: Wires, pending: PendingKernel
+        self, lease_client: LeaseClient, run: KernelRun, front: Channels, pending: PendingKernel
     ) -> None:
         self._lease_client = lease_client
         self._run = run

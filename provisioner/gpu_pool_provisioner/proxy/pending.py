@@ -16,8 +16,13 @@ from jupyter_client.session import Session
 from traitlets.log import get_logger
 
 from gpu_pool_provisioner.proxy import messages
-from gpu_pool_provisioner.proxy.channels import Wires, ignore
-from gpu_pool_provisioner.proxy.frames import Message, UnreadableMessageError, read_message
+from gpu_pool_provisioner.proxy.channels import (
+    Channels,
+    Message,
+    UnreadableMessageError,
+    ignore,
+    read_message,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class HeldMessage:
 
 @dataclass(frozen=True, slots=True)
 class PendingKernelCalls:
-    """Whom the reception tells what it cannot do itself."""
+    """What is called for what a pending kernel cannot do itself."""
 
     #: Code was submitted.
     submitted: Callable[[], None]
@@ -56,7 +61,7 @@ class PendingKernel:
     """Receives messages for a kernel that does not run."""
 
     def __init__(
-        self, session: Session, front: Wires, calls: PendingKernelCalls, introduction: Mapping[str, Any]
+        self, session: Session, front: Channels, calls: PendingKernelCalls, introduction: Mapping[str, Any]
     ) -> None:
         self._session = session
         self._front = front

@@ -8,9 +8,12 @@ since there is a network in between, and signed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path, PurePath
+from string import Template
 from typing import Any, Final
 
 import zmq
@@ -27,13 +30,13 @@ from gpu_pool_client import (
     Process,
     format_duration,
 )
-from gpu_pool_provisioner.outages import retry
+from gpu_pool_provisioner.kernel_slice import kernel_command
+from gpu_pool_provisioner.pools import retry
 from gpu_pool_provisioner.proxy import messages
-from gpu_pool_provisioner.proxy.channels import Wires
+from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep
-from gpu_pool_provisioner.proxy.idle_culler import taken
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.process_ends import before
+from gpu_pool_provisioner.proxy.loops import before
 from gpu_pool_provisioner.proxy.relay import Relay, UnencryptedError
 from gpu_pool_provisioner.proxy.runs import (
     MARGIN,
@@ -43,11 +46,12 @@ from gpu_pool_provisioner.proxy.runs import (
     NotReadyError,
     ProxiedKernel,
 )
+from gpu_pool_provisioner.proxy.supervisor import taken
 
 #: Where kernels listen in their pods. Always the same, since a pod has an address of its own: so a
 #: cluster's rules can let exactly these through. Below what systems give to outgoing connections.
 PORTS: Final = dict(zip(port_names, range(9751, 9751 + len(port_names)), strict=True))
-#: What a kernel publishes to wish for another size, see gpu_pool_kernels.inkernel.resize.
+#: What a kernel publishes to ask for another size, see gpu_pool_kernels.inkernel.resize.
 USE: Final = "gpu_pool_use"
 #: Seconds in which a pool has taken the order to end a pod.
 _END_WITHIN: Final = 10.0
@@ -91,7 +95,7 @@ class PodRun(KernelRun):
         connection: Mapping[str, Any],
         lease_client: LeaseClient,
         session: Session,
-        front: Wires,
+        front: Channels,
         tell: Callable[[str], None],
     ) -> None:
         """Take the connection that the pod is told; ``tell`` shows in words how far it is."""
@@ -102,7 +106,7 @@ class PodRun(KernelRun):
         self._sides = session, front
         self._tell = tell
         self._address: asyncio.Future[str] = loop.create_future()
-        self._words = ""
+        self._progress = ""
         #: Whether it waits in the cluster's own queue, and until when it did; no time counts until then.
         self._queued, self._counts_from = False, loop.time()
         self._fault = ""
@@ -110,7 +114,7 @@ class PodRun(KernelRun):
         self._killing: asyncio.Task[None] | None = None
 
     async def until_ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:
-        """Launch it and return its introduction; see ``Run.until_ready``.
+        """Launch it and return its introduction; see ``KernelRun.until_ready``.
 
         Raises ``NotStartedError`` where that comes to nothing, and ``NotReadyError`` where it was killed.
         """
@@ -139,9 +143,9 @@ class PodRun(KernelRun):
         except asyncio.TimeoutError:
             raise NotStartedError(_SILENT.format(format_duration(kernel.ready_timeout))) from None
         await self._lease_client.confirm(holder, 0.0)
-        self._relay.messages[USE] = self._wish
-        if self._lease_client.news:
-            self._relay.tell(self._lease_client.news)
+        self._relay.messages[USE] = self._resize
+        if self._lease_client.notice:
+            self._relay.tell(self._lease_client.notice)
         return introduction
 
     async def _started(self, within: float) -> str:
@@ -151,12 +155,12 @@ class PodRun(KernelRun):
             left = within if self._queued else self._counts_from + within - loop.time()
             with suppress(asyncio.TimeoutError):
                 return await asyncio.wait_for(asyncio.shield(self._address), left)
-        raise NotStartedError(_SLOW.format(format_duration(within), self._words or "nothing."))
+        raise NotStartedError(_SLOW.format(format_duration(within), self._progress or "nothing."))
 
-    def _wish(self, content: Mapping[str, Any]) -> None:
+    def _resize(self, content: Mapping[str, Any]) -> None:
         size = content.get("size")
         if isinstance(size, str):
-            self.relay.tell(self._lease_client.wish(size))
+            self.relay.tell(self._lease_client.resize(size))
 
     async def _follow(self) -> None:
         """Launch the pod, and look at it until it has ended."""
@@ -175,7 +179,7 @@ class PodRun(KernelRun):
             self._finish()
 
     def _look(self, pod: KernelPod) -> None:
-        before, self._words = self._words, pod.words
+        before, self._progress = self._progress, pod.words
         if self._relay is not None and pod.phase is PodPhase.RUNNING and pod.words != before:
             self._relay.tell(pod.words or _FINE_AGAIN)
         if self._queued:
@@ -195,22 +199,24 @@ class PodRun(KernelRun):
         status = f"It ended with exit status {pod.exit_code}."
         self._fault = f"The kernel ended before it was ready. {pod.words or status}"
         if pod.exit_code != 0 and self._killing is None:
-            self.last_words = f"The kernel ended by itself, and its variables are gone. {pod.words or status}"
+            self.exit_message = (
+                f"The kernel ended by itself, and its variables are gone. {pod.words or status}"
+            )
 
-    async def _note_taken(self, words: str) -> None:
-        """Take note that the pod was taken: with the words of its lease, if that has ended, or these."""
+    async def _note_taken(self, message: str) -> None:
+        """Note that the pod was taken: with the notice of its lease, if that has ended, or this message."""
         if self._killing is None:
-            self.taken = await self._step(words)
-            self._fault = self.taken.words
+            self.taken = await self._step(message)
+            self._fault = self.taken.message
 
-    async def _step(self, words: str) -> ExpiryStep:
+    async def _step(self, message: str) -> ExpiryStep:
         try:
             lease = await retry(self._lease_client.lease, self._note_fault)
         except LeaseGone as error:
-            return taken(error.reason, words)
+            return taken(error.reason, message)
         if lease.state is LeaseState.ENDED:
-            return taken(lease.end_reason.value if lease.end_reason else None, lease.notice or words)
-        return ExpiryStep(ExpiryAction.END, f"The kernel was ended. {words}".rstrip())
+            return taken(lease.end_reason.value if lease.end_reason else None, lease.notice or message)
+        return ExpiryStep(ExpiryAction.END, f"The kernel was ended. {message}".rstrip())
 
     def _note_fault(self, error: GpuPoolError) -> None:
         """Take note of why the pool does not answer; it is asked again, and the pod goes on without us."""
@@ -244,3 +250,45 @@ class PodRun(KernelRun):
         if self._following is not None:
             self._following.cancel()
         super().close()
+
+
+#: Stands in a command for where the pod finds its connection file.
+CONNECTION_FILE: Final = "{connection_file}"
+#: The name under which images have Python; not all have "python".
+_PYTHON: Final = "python3"
+_ANY_PYTHON: Final = re.compile(r"python[0-9.]*t?")
+#: What proves to a JupyterHub who this server is: never a kernel's, whatever a kernelspec names.
+_SECRETS: Final = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
+
+
+def command_in_pod(command: Sequence[str], connection_file: str) -> tuple[str, ...]:
+    """Return a kernel's command as a pod is to run it.
+
+    Where its program lies on this machine means nothing there: it is found by
+    its name, and every Python is ``python3``.
+    """
+    name = PurePath(command[0]).name
+    program = _PYTHON if _ANY_PYTHON.fullmatch(name) else name
+    arguments = [word.replace(connection_file, CONNECTION_FILE) for word in command[1:]]
+    return tuple(kernel_command([program, *arguments], installed=True))
+
+
+def variables_in_pod(
+    of_kernelspec: Mapping[str, str], here: Mapping[str, str], passed_on: Collection[str]
+) -> dict[str, str]:
+    """Return the variables of a kernel in a pod: the kernelspec's own, and those of ``here`` that are named.
+
+    ``${NAME}`` in the kernelspec's stands for a variable that is passed on.
+    """
+    known = {name: here[name] for name in passed_on if name in here and name not in _SECRETS}
+    own = {name: Template(value).safe_substitute(known) for name, value in of_kernelspec.items()}
+    return {**known, **own}
+
+
+def folder_in_pod(folder: str | None, home: str) -> str | None:
+    """Return where a kernel is to start, seen from the home; None for the home, and for what is elsewhere."""
+    if not folder:
+        return None
+    path = Path(folder).resolve()
+    base = Path(home).resolve()
+    return str(path.relative_to(base)) if path != base and path.is_relative_to(base) else None

@@ -13,8 +13,17 @@ import zmq
 from jupyter_client.session import DELIM, Session
 from traitlets.log import get_logger
 
-from gpu_pool_provisioner.proxy.channels import Wires, close_all, connect_back, ignore, is_refusal
-from gpu_pool_provisioner.proxy.frames import Message, UnreadableMessageError, is_signed, read_message
+from gpu_pool_provisioner.proxy.channels import (
+    Channels,
+    Message,
+    UnreadableMessageError,
+    close_all,
+    connect_back,
+    ignore,
+    is_refusal,
+    is_signed,
+    read_message,
+)
 
 #: Seconds after which a kernel that has answered is asked again, and how often, until its output is heard.
 _ASK_AGAIN: Final = 0.2
@@ -39,7 +48,7 @@ class UnencryptedError(Exception):
 class Relay:
     """Stands between the front of a kernel and the real one, which may not listen yet."""
 
-    def __init__(self, connection: Mapping[str, Any], session: Session, front: Wires) -> None:
+    def __init__(self, connection: Mapping[str, Any], session: Session, front: Channels) -> None:
         self._session = session
         self._front = front
         self._answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()

@@ -1,6 +1,6 @@
 """One run of the real kernel, from its launch to its end: as a process of this machine, here.
 
-The other kind is in ``pods``.
+A run in a pod is in ``pod_runs``.
 """
 
 from __future__ import annotations
@@ -8,20 +8,24 @@ from __future__ import annotations
 import abc
 import asyncio
 import json
+import shutil
+import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import zmq
+from jupyter_client.connect import port_names
 from jupyter_client.session import Session
+from jupyter_core.paths import secure_write
 
 from gpu_pool_client import EndReason, KernelCommand, Lease, Process
-from gpu_pool_provisioner.proxy.backend import BackendConnection
-from gpu_pool_provisioner.proxy.channels import Wires
+from gpu_pool_provisioner.ports import PortReservation
+from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryStep
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.process_ends import before, ended, kill_group
+from gpu_pool_provisioner.proxy.loops import before, ended, kill_group
 from gpu_pool_provisioner.proxy.relay import Relay, UnencryptedError
 
 #: Seconds by which the pool's deadline is later than ours, which ends the kernel before its lease;
@@ -84,7 +88,7 @@ class KernelRun(abc.ABC):
         #: Why the pool has taken the slice; None where the kernel ended by itself.
         self.taken: ExpiryStep | None = None
         #: What is known of an end by itself, in a sentence.
-        self.last_words = ""
+        self.exit_message = ""
         self._relay: Relay | None = None
 
     @property
@@ -135,7 +139,7 @@ class ProcessRun(KernelRun):
         backend: BackendConnection,
         lease_client: LeaseClient,
         session: Session,
-        front: Wires,
+        front: Channels,
     ) -> ProcessRun:
         """Launch the kernel and begin to listen to it. Raises ``NotReadyError``."""
         try:
@@ -145,7 +149,7 @@ class ProcessRun(KernelRun):
         return cls(lease_client, pid, Relay(backend.connection, session, front))
 
     async def until_ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:
-        """Return its introduction once its lease stands on it; see ``Run.until_ready``."""
+        """Return its introduction once its lease stands on it; see ``KernelRun.until_ready``."""
         process = Process.of(self._pid)
         if process is None:
             raise NotReadyError(_ENDED_EARLY)
@@ -189,3 +193,48 @@ class ProcessRun(KernelRun):
             raise NotReadyError(_UNENCRYPTED) from error
         finally:
             answer.cancel()
+
+
+#: Loopback TCP, which kernels of every language speak.
+_IP: Final = "127.0.0.1"
+
+
+class BackendConnection:
+    """The connection between the proxy and the real kernel; keys are those of the frontends' connection.
+
+    The file lies in a private folder beside the frontends' connection file and
+    has its name, by which programs in a kernel find out the kernel's id.
+    """
+
+    def __init__(self, outer_file: str) -> None:
+        """Reserve the ports and write the file. Raises ``OSError``."""
+        outer = Path(outer_file).resolve()
+        self._ports = PortReservation(_IP, len(port_names))
+        self._folder = Path(tempfile.mkdtemp(prefix=".gpu-pool-", dir=outer.parent))
+        #: What the file says.
+        self.connection: dict[str, Any] = {
+            **json.loads(outer.read_text()),
+            "ip": _IP,
+            "transport": "tcp",
+            **dict(zip(port_names, self._ports.ports, strict=True)),
+        }
+        self.file = str(self._folder / outer.name)
+        with secure_write(self.file) as file:
+            json.dump(self.connection, file)
+        #: How a command may name the frontends' file, which may lie behind a link. The longest first, since
+        #: what is relative may be a part of the others.
+        names = {str(outer), str(Path(outer_file).absolute()), outer_file}
+        self._outer_names = sorted(names, key=len, reverse=True)
+
+    def command(self, command: list[str]) -> list[str]:
+        """Return a kernel's command with this connection file in place of the frontends'."""
+        return [self._with_own_file(word) for word in command]
+
+    def _with_own_file(self, word: str) -> str:
+        name = next((name for name in self._outer_names if name in word), None)
+        return word if name is None else word.replace(name, self.file)
+
+    def close(self) -> None:
+        """Remove the file and let go of the ports. May be repeated."""
+        self._ports.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -30,20 +30,16 @@ from jupyter_core.paths import jupyter_path
 from gpu_pool_client import EndReason, Holder, KernelCommand, Lease, Process, parse_request
 from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_client.processes import account_of
-from gpu_pool_provisioner.environment import kernel_command
-from gpu_pool_provisioner.kernel_slice import KernelSlice
-from gpu_pool_provisioner.outages import default_outage_timeout
-from gpu_pool_provisioner.pods import command_in_pod, folder_in_pod
-from gpu_pool_provisioner.pools import resolve_url, shared_pool
+from gpu_pool_provisioner.kernel_slice import KernelSlice, kernel_command
+from gpu_pool_provisioner.pools import default_outage_timeout, resolve_url, shared_pool
 from gpu_pool_provisioner.proxy import messages
-from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.channels import bind_front
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.process_ends import ended, first_of
-from gpu_pool_provisioner.proxy.runs import Launch, ProxiedKernel
-from gpu_pool_provisioner.resize_requests import ResizeRequests, accept_resize_requests
-from gpu_pool_provisioner.resizing import SliceEnvironment, grant
+from gpu_pool_provisioner.proxy.loops import ended, first_of
+from gpu_pool_provisioner.proxy.pod_runs import command_in_pod, folder_in_pod
+from gpu_pool_provisioner.proxy.runs import BackendConnection, Launch, ProxiedKernel
+from gpu_pool_provisioner.resizing import ResizeRequests, SliceEnvironment, accept_resize_requests, grant
 
 _READY_TIMEOUT: Final = 120.0
 #: Seconds that a kernel has to end by itself when this process is told to end.
@@ -59,12 +55,12 @@ class WrappedKernel:
         self,
         command: list[str],
         connection_file: str,
-        claim: KernelSlice,
+        kernel_slice: KernelSlice,
         resize_requests: ResizeRequests | None,
     ) -> None:
         self._command = command
         self._connection_file = connection_file
-        self._claim = claim
+        self._kernel_slice = kernel_slice
         self._resize_requests = resize_requests
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -72,12 +68,14 @@ class WrappedKernel:
         """Launch it with its slice's environment; see ``Launch``."""
         slice_variables = SliceEnvironment(self._command, os.environ, lease)
         if self._resize_requests is not None:
-            self._resize_requests.grant = partial(grant, self._claim, slice_variables, can_restart=False)
+            self._resize_requests.grant = partial(
+                grant, self._kernel_slice, slice_variables, can_restart=False
+            )
         environment = {
             **os.environ,
             **slice_variables.variables,
             **(self._resize_requests.variables if self._resize_requests else {}),
-            URL_VARIABLE: self._claim.pool.url,
+            URL_VARIABLE: self._kernel_slice.pool.url,
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(jupyter_path("kernels")),
         }
         command = backend.command(kernel_command(list(self._command)))
@@ -112,19 +110,19 @@ async def _serve(options: argparse.Namespace) -> int:
     kernel = _kernel(options)
     # First: frontends take a kernel whose heart does not beat for dead, and what follows may take seconds.
     front = bind_front(kernel.connection())
-    claim = KernelSlice(shared_pool(resolve_url("")).url, parse_request(options.slice))
+    kernel_slice = KernelSlice(shared_pool(resolve_url("")).url, parse_request(options.slice))
     resize_requests = accept_resize_requests(options.f, asyncio.get_running_loop())
-    wrapped = WrappedKernel(options.argv, options.f, claim, resize_requests)
+    wrapped = WrappedKernel(options.argv, options.f, kernel_slice, resize_requests)
     course = os.environ.get(COURSE_VARIABLE)
     holder = Holder(account_of(os.getuid()), course, _name(options), Process.current())
-    lease_client = LeaseClient(claim, holder, default_outage_timeout())
+    lease_client = LeaseClient(kernel_slice, holder, default_outage_timeout())
     proxy = KernelProxy(kernel, lease_client)
     await proxy.open(front)
-    told = asyncio.Event()
-    _take_signals(proxy, wrapped, told)
+    stopping = asyncio.Event()
+    _take_signals(proxy, wrapped, stopping)
     await proxy.start(None, Launch(wrapped.here, wrapped.in_pod))
     try:
-        await first_of(proxy.ended(), told.wait(), ended(os.getppid()))
+        await first_of(proxy.ended(), stopping.wait(), ended(os.getppid()))
         wrapped.signal(signal.SIGTERM)
         if proxy.standing_in:
             await proxy.stop()
@@ -138,7 +136,7 @@ async def _serve(options: argparse.Namespace) -> int:
     return await asyncio.to_thread(wrapped.exit_code)
 
 
-def _take_signals(proxy: KernelProxy, wrapped: WrappedKernel, told: asyncio.Event) -> None:
+def _take_signals(proxy: KernelProxy, wrapped: WrappedKernel, stopping: asyncio.Event) -> None:
     background_tasks: set[asyncio.Task[None]] = set()
 
     def interrupt() -> None:
@@ -152,7 +150,7 @@ def _take_signals(proxy: KernelProxy, wrapped: WrappedKernel, told: asyncio.Even
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, interrupt)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, stopping.set)
 
 
 def _kernel(options: argparse.Namespace) -> ProxiedKernel:

@@ -13,16 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.classroom import IPYKERNEL, Classroom, Managers, eventually
 from support.clusters import hami
 from support.control_plane import Cluster
-from support.fixtures import classroom, manager
+from support.fixtures import jupyter_env, manager
+from support.frontend import frontend
 from support.hub import Hub, hub, serving_hub
+from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, eventually
 from support.pod_pages import add_server, jupyter, kernels, nothing_runs, of_cluster, opened
-from support.room import frontend
 from support.service import Nursery, Service, children, serving
 
-__all__ = ["children", "classroom", "hub", "manager"]
+__all__ = ["children", "hub", "jupyter_env", "manager"]
 
 #: As whom the service knows those who ask over its socket.
 USER = psutil.Process().username()
@@ -58,18 +58,18 @@ async def service(
     ],
 )
 async def test_the_one_more_than_fit_is_first_in_line_and_runs_when_one_ends(
-    classroom: Classroom, card: Cluster, namespace: str, service: Service, size: str, count: int
+    jupyter_env: JupyterEnv, card: Cluster, namespace: str, service: Service, size: str, count: int
 ) -> None:
-    kernel = classroom.install("course", size)
-    async with jupyter(classroom) as server, AsyncExitStack() as stack:
+    kernel = jupyter_env.install("course", size)
+    async with jupyter(jupyter_env) as server, AsyncExitStack() as stack:
         pages = []
         for number in range(count):
-            page = await stack.enter_async_context(opened(server, classroom, f"{number}.ipynb", kernel))
+            page = await stack.enter_async_context(opened(server, jupyter_env, f"{number}.ipynb", kernel))
             cell = await page.run("import os; print(os.environ['GPU_POOL_SLICE'])").done(within=120)
             assert cell.outputs == [f"{size}\n"]
             pages.append(page)
         assert len(kernels(card, namespace)) == count
-        last = await stack.enter_async_context(opened(server, classroom, "last.ipynb", kernel))
+        last = await stack.enter_async_context(opened(server, jupyter_env, "last.ipynb", kernel))
         cell = last.run("print('my turn')")
         await cell.shows("You are next in the queue")
         assert len(kernels(card, namespace)) == count
@@ -79,11 +79,11 @@ async def test_the_one_more_than_fit_is_first_in_line_and_runs_when_one_ends(
 
 @pytest.mark.long
 async def test_interrupt_restart_input_and_shutdown(
-    classroom: Classroom, card: Cluster, namespace: str, service: Service
+    jupyter_env: JupyterEnv, card: Cluster, namespace: str, service: Service
 ) -> None:
-    kernel = classroom.install("course")
-    async with jupyter(classroom) as server:
-        async with opened(server, classroom, "a.ipynb", kernel) as page:
+    kernel = jupyter_env.install("course")
+    async with jupyter(jupyter_env) as server:
+        async with opened(server, jupyter_env, "a.ipynb", kernel) as page:
             cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
             await cell.shows("begun")
             await page.do("interrupt")
@@ -100,10 +100,10 @@ async def test_interrupt_restart_input_and_shutdown(
 
 @pytest.mark.long
 async def test_a_pod_that_is_evicted_is_told_of(
-    classroom: Classroom, card: Cluster, namespace: str, service: Service
+    jupyter_env: JupyterEnv, card: Cluster, namespace: str, service: Service
 ) -> None:
-    kernel = classroom.install("course")
-    async with jupyter(classroom) as server, opened(server, classroom, "a.ipynb", kernel) as page:
+    kernel = jupyter_env.install("course")
+    async with jupyter(jupyter_env) as server, opened(server, jupyter_env, "a.ipynb", kernel) as page:
         await page.run("1").done(within=120)
         (pod,) = kernels(card, namespace)
         assert card.agent is not None
@@ -118,10 +118,10 @@ async def test_a_pod_that_is_evicted_is_told_of(
 
 @pytest.mark.long
 async def test_the_service_restarts_and_nobody_notices(
-    classroom: Classroom, card: Cluster, namespace: str, service: Service
+    jupyter_env: JupyterEnv, card: Cluster, namespace: str, service: Service
 ) -> None:
-    kernel = classroom.install("course")
-    async with jupyter(classroom) as server, opened(server, classroom, "a.ipynb", kernel) as page:
+    kernel = jupyter_env.install("course")
+    async with jupyter(jupyter_env) as server, opened(server, jupyter_env, "a.ipynb", kernel) as page:
         await page.run("x = 1").done(within=120)
         await service.end(signal.SIGKILL)
         assert (await page.run("print(x)").done()).outputs == ["1\n"]
@@ -132,10 +132,10 @@ async def test_the_service_restarts_and_nobody_notices(
 
 @pytest.mark.long
 async def test_a_killed_server_leaves_no_pod(
-    classroom: Classroom, card: Cluster, namespace: str, service: Service
+    jupyter_env: JupyterEnv, card: Cluster, namespace: str, service: Service
 ) -> None:
-    kernel = classroom.install("course")
-    async with jupyter(classroom) as server, opened(server, classroom, "a.ipynb", kernel) as page:
+    kernel = jupyter_env.install("course")
+    async with jupyter(jupyter_env) as server, opened(server, jupyter_env, "a.ipynb", kernel) as page:
         await page.run("1").done(within=120)
         os.kill(server.process.pid, signal.SIGKILL)
         await eventually(lambda: nothing_runs(card, namespace), within=120)
@@ -143,7 +143,7 @@ async def test_a_killed_server_leaves_no_pod(
 
 @pytest.mark.long
 async def test_behind_a_hub_a_pod_gets_no_token_and_ends_when_its_server_is_not_heard_of(
-    classroom: Classroom,
+    jupyter_env: JupyterEnv,
     card: Cluster,
     namespace: str,
     children: Nursery,
@@ -157,8 +157,8 @@ async def test_behind_a_hub_a_pod_gets_no_token_and_ends_when_its_server_is_not_
     async with serving_hub(children, hub, tmp_path / "service", settings) as service:
         monkeypatch.setenv("GPU_POOL_URL", service.url)
         monkeypatch.setenv("JUPYTERHUB_API_TOKEN", token)
-        kernel = classroom.install("course")
-        async with jupyter(classroom) as server, opened(server, classroom, "a.ipynb", kernel) as page:
+        kernel = jupyter_env.install("course")
+        async with jupyter(jupyter_env) as server, opened(server, jupyter_env, "a.ipynb", kernel) as page:
             cell = await page.run("import os; print(dict(os.environ))").done(within=120)
             assert "GPU_POOL_SLICE" in cell.outputs[0]
             assert token not in cell.outputs[0]
@@ -168,7 +168,7 @@ async def test_behind_a_hub_a_pod_gets_no_token_and_ends_when_its_server_is_not_
 
 @pytest.mark.long
 async def test_a_wrapped_kernel_runs_in_a_pod(
-    classroom: Classroom, card: Cluster, namespace: str, service: Service, manager: Managers
+    jupyter_env: JupyterEnv, card: Cluster, namespace: str, service: Service, manager: Managers
 ) -> None:
     """As frontends start them that ignore provisioners."""
     wrap = [
@@ -181,7 +181,7 @@ async def test_a_wrapped_kernel_runs_in_a_pod(
         "{connection_file}",
     ]
     spec = {"argv": [*wrap, "--", *IPYKERNEL], "display_name": "wrapped", "language": "python"}
-    folder = classroom.folder / "data" / "kernels" / "wrapped"
+    folder = jupyter_env.folder / "data" / "kernels" / "wrapped"
     folder.mkdir(parents=True)
     (folder / "kernel.json").write_text(json.dumps(spec))
     km = manager("wrapped")

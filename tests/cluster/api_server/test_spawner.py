@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from support.classroom import eventually
 from support.clusters import hami, listed, node, plain, resource_slice
 from support.control_plane import Cluster
 from support.hub_with_proxy import REQUIRED, Visitor, error_on, proxy_command
+from support.jupyter_env import eventually
 from support.kube_courses import COURSES, GROUPS
 from support.kube_hub import KubeHub
 

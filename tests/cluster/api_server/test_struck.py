@@ -16,15 +16,15 @@ import pytest
 
 from chaos import points
 from gpu_pool_client import connect
-from support.classroom import Classroom, eventually
 from support.clusters import hami, node
 from support.control_plane import Cluster
-from support.fixtures import classroom
+from support.fixtures import jupyter_env
+from support.frontend import Cell
+from support.jupyter_env import JupyterEnv, eventually
 from support.pod_pages import Page, add_server, jupyter, kernels, nothing_runs, of_cluster, opened
-from support.room import Cell
 from support.service import Nursery, Service, children, serving
 
-__all__ = ["children", "classroom"]
+__all__ = ["children", "jupyter_env"]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 #: As whom the service knows those who ask over its socket.
@@ -163,15 +163,15 @@ async def reviving(struck: Struck) -> AsyncIterator[None]:
 
 
 async def test_the_service_is_lost_at_every_point_and_no_cell_is(
-    classroom: Classroom, struck: Struck
+    jupyter_env: JupyterEnv, struck: Struck
 ) -> None:
     struck.cluster.add(card_of("struck-1"))
-    kernel = classroom.install("course", "50%", outage_timeout=600)
-    async with jupyter(classroom) as server, reviving(struck):
+    kernel = jupyter_env.install("course", "50%", outage_timeout=600)
+    async with jupyter(jupyter_env) as server, reviving(struck):
         for number, point in enumerate((*points.CLUSTER, *points.CLUSTER_ENDS)):
             print(point)
             struck.strike(point, points.KILL)
-            async with opened(server, classroom, f"{number}.ipynb", kernel) as page:
+            async with opened(server, jupyter_env, f"{number}.ipynb", kernel) as page:
                 await struck.runs(page, 1)
                 assert len(await asyncio.to_thread(kernels, struck.cluster, struck.namespace)) == 1
                 if point in points.CLUSTER_ENDS:
@@ -184,16 +184,16 @@ async def test_the_service_is_lost_at_every_point_and_no_cell_is(
 
 
 async def test_the_node_is_lost_at_every_point_and_the_cell_runs_elsewhere(
-    classroom: Classroom, struck: Struck
+    jupyter_env: JupyterEnv, struck: Struck
 ) -> None:
-    kernel = classroom.install("course", "50%", outage_timeout=600)
+    kernel = jupyter_env.install("course", "50%", outage_timeout=600)
     struck.cluster.add(card_of("lost-a"))
-    async with jupyter(classroom) as server:
+    async with jupyter(jupyter_env) as server:
         for number, point in enumerate(points.CLUSTER):
             print(point)
             lost, other = f"lost-{chr(97 + number)}", f"lost-{chr(98 + number)}"
             struck.strike(point, points.HOLD)
-            async with opened(server, classroom, f"{number}.ipynb", kernel) as page:
+            async with opened(server, jupyter_env, f"{number}.ipynb", kernel) as page:
                 cell = page.run("print('well')")
                 await struck.is_hit()
                 await struck.lose(lost)
@@ -206,17 +206,17 @@ async def test_the_node_is_lost_at_every_point_and_the_cell_runs_elsewhere(
 
 
 async def test_the_service_is_lost_while_a_kernel_waits_in_line_and_its_turn_comes(
-    classroom: Classroom, struck: Struck
+    jupyter_env: JupyterEnv, struck: Struck
 ) -> None:
     struck.cluster.add(card_of("waiting-1"))
-    kernel = classroom.install("course", "60%", outage_timeout=600)
-    async with jupyter(classroom) as server, reviving(struck):
+    kernel = jupyter_env.install("course", "60%", outage_timeout=600)
+    async with jupyter(jupyter_env) as server, reviving(struck):
         for number, point in enumerate(points.CLUSTER_WAITS):
             print(point)
-            async with opened(server, classroom, f"{number}.ipynb", kernel) as first:
+            async with opened(server, jupyter_env, f"{number}.ipynb", kernel) as first:
                 await struck.runs(first, 1)
                 struck.strike(point, points.KILL)
-                async with opened(server, classroom, f"{number}-next.ipynb", kernel) as page:
+                async with opened(server, jupyter_env, f"{number}-next.ipynb", kernel) as page:
                     cell = page.run("print('well')")
                     await cell.shows("Waiting for a GPU slice of 60%.")
                     await first.shut_down()
@@ -228,18 +228,18 @@ async def test_the_service_is_lost_while_a_kernel_waits_in_line_and_its_turn_com
 
 
 async def test_the_node_is_lost_while_a_kernel_waits_in_line_and_its_turn_comes(
-    classroom: Classroom, struck: Struck
+    jupyter_env: JupyterEnv, struck: Struck
 ) -> None:
-    kernel = classroom.install("course", "60%", outage_timeout=600)
+    kernel = jupyter_env.install("course", "60%", outage_timeout=600)
     struck.cluster.add(card_of("turn-a"))
-    async with jupyter(classroom) as server:
+    async with jupyter(jupyter_env) as server:
         for number, point in enumerate(points.CLUSTER_WAITS):
             print(point)
             lost, other = f"turn-{chr(97 + number)}", f"turn-{chr(98 + number)}"
-            async with opened(server, classroom, f"{number}.ipynb", kernel) as first:
+            async with opened(server, jupyter_env, f"{number}.ipynb", kernel) as first:
                 await struck.runs(first, 1)
                 struck.strike(point, points.HOLD)
-                async with opened(server, classroom, f"{number}-next.ipynb", kernel) as page:
+                async with opened(server, jupyter_env, f"{number}-next.ipynb", kernel) as page:
                     cell = page.run("print('well')")
                     if point.startswith(_GRANT):
                         await cell.shows("Waiting for a GPU slice of 60%.")
@@ -257,15 +257,15 @@ async def test_the_node_is_lost_while_a_kernel_waits_in_line_and_its_turn_comes(
 
 
 async def test_the_node_is_lost_while_a_kernel_is_restarted_or_ended(
-    classroom: Classroom, struck: Struck
+    jupyter_env: JupyterEnv, struck: Struck
 ) -> None:
-    kernel = classroom.install("course", "50%", outage_timeout=600)
+    kernel = jupyter_env.install("course", "50%", outage_timeout=600)
     struck.cluster.add(card_of("end-a"))
-    async with jupyter(classroom) as server:
+    async with jupyter(jupyter_env) as server:
         for number, point in enumerate(points.CLUSTER_ENDS):
             print(point)
             lost, other = f"end-{chr(97 + number)}", f"end-{chr(98 + number)}"
-            async with opened(server, classroom, f"{number}.ipynb", kernel) as page:
+            async with opened(server, jupyter_env, f"{number}.ipynb", kernel) as page:
                 await struck.runs(page, 1)
                 struck.strike(point, points.HOLD)
                 is_restart = "_delete_until_done" in point

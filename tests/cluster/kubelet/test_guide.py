@@ -16,14 +16,14 @@ from tornado.httpclient import AsyncHTTPClient
 
 from support import installation
 from support.browsers import chromium
-from support.classroom import eventually
 from support.control_plane import Cluster
+from support.frontend import Cell
 from support.images import name_of
 from support.installation import NAMESPACE, PASSWORD, Installation, installing
+from support.jupyter_env import eventually
 from support.kubelet import NODE, RealCluster
 from support.looking import browser
 from support.notebook import NAMES, run_cell, start_notebook
-from support.room import Cell
 from support.student import LONG, Student
 
 __all__ = ["browser", "chromium"]

@@ -14,17 +14,17 @@ from typing import Any
 import psutil
 import pytest
 
-from support.classroom import Classroom, Managers, eventually
 from support.clusters import node
 from support.control_plane import Cluster
-from support.fixtures import classroom, manager
+from support.fixtures import jupyter_env, manager
+from support.frontend import Frontend, frontend
+from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.kernel_pods import notebook, volume
 from support.kubelet import RealCluster
 from support.node_agent import NodeAgent
-from support.room import Frontend, frontend
 from support.service import Nursery, Service, children, serving
 
-__all__ = ["children", "classroom", "manager"]
+__all__ = ["children", "jupyter_env", "manager"]
 
 #: As whom the service knows those who ask over its socket.
 USER = psutil.Process().username()
@@ -107,9 +107,9 @@ async def said(page: Frontend, code: str) -> str:
 
 
 async def test_a_cell_runs_and_its_kernel_may_nothing_that_it_need_not(
-    classroom: Classroom, manager: Managers, service: Service, cluster: Cluster, namespace: str, home: Path
+    jupyter_env: JupyterEnv, manager: Managers, service: Service, cluster: Cluster, namespace: str, home: Path
 ) -> None:
-    km = manager(classroom.install("course"))
+    km = manager(jupyter_env.install("course"))
     await km.start_kernel()
     async with frontend(km) as page:
         assert await said(page, "print(6 * 7)") == "42\n"
@@ -136,9 +136,9 @@ async def test_a_cell_runs_and_its_kernel_may_nothing_that_it_need_not(
 
 
 async def test_signals_zombies_and_interrupts_are_as_outside_a_container(
-    classroom: Classroom, manager: Managers, service: Service, cluster: Cluster, namespace: str
+    jupyter_env: JupyterEnv, manager: Managers, service: Service, cluster: Cluster, namespace: str
 ) -> None:
-    km = manager(classroom.install("course"))
+    km = manager(jupyter_env.install("course"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
@@ -160,10 +160,10 @@ async def test_signals_zombies_and_interrupts_are_as_outside_a_container(
 
 
 async def test_a_kernel_that_cannot_start_says_why(
-    classroom: Classroom, manager: Managers, service: Service, cluster: Cluster, namespace: str
+    jupyter_env: JupyterEnv, manager: Managers, service: Service, cluster: Cluster, namespace: str
 ) -> None:
-    name = classroom.install("course")
-    file = classroom.folder / "data" / "kernels" / name / "kernel.json"
+    name = jupyter_env.install("course")
+    file = jupyter_env.folder / "data" / "kernels" / name / "kernel.json"
     spec = json.loads(file.read_text())
     spec["argv"] = ["python3", "-m", "no_such_kernel", "-f", "{connection_file}"]
     file.write_text(json.dumps(spec))
@@ -176,7 +176,7 @@ async def test_a_kernel_that_cannot_start_says_why(
 
 
 async def test_what_is_not_there_yet_is_waited_for_and_told(
-    classroom: Classroom,
+    jupyter_env: JupyterEnv,
     manager: Managers,
     cluster: Cluster,
     namespace: str,
@@ -196,7 +196,7 @@ async def test_what_is_not_there_yet_is_waited_for_and_told(
     settings = of_cluster(cluster, namespace, 'c.KubernetesSettings.image = "localhost/later:1"\n')
     async with serving(children, tmp_path / "service", settings) as service:
         monkeypatch.setenv("GPU_POOL_URL", service.url)
-        km = manager(classroom.install("course"))
+        km = manager(jupyter_env.install("course"))
         await km.start_kernel()
         async with frontend(km) as page:
             cell = page.run("print(6 * 7)")
@@ -212,7 +212,7 @@ async def test_what_is_not_there_yet_is_waited_for_and_told(
 
 
 async def test_a_lost_machine_is_told_and_given_up_and_what_comes_back_ends(
-    classroom: Classroom,
+    jupyter_env: JupyterEnv,
     manager: Managers,
     cluster: Cluster,
     namespace: str,
@@ -224,7 +224,7 @@ async def test_a_lost_machine_is_told_and_given_up_and_what_comes_back_ends(
     settings = of_cluster(cluster, namespace, "c.KubernetesSettings.lost_after = 5\n")
     async with serving(children, tmp_path / "service", settings) as service:
         monkeypatch.setenv("GPU_POOL_URL", service.url)
-        km = manager(classroom.install("course"))
+        km = manager(jupyter_env.install("course"))
         await km.start_kernel()
         async with frontend(km) as page:
             assert await said(page, "print(1)") == "1\n"

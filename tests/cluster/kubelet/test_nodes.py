@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from support.classroom import eventually
 from support.control_plane import Cluster
+from support.jupyter_env import eventually
 from support.probes import WRITTEN, writing
 
 

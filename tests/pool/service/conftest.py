@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Pool, connect
-from support.classroom import Classroom
-from support.fixtures import classroom, manager
+from support.fixtures import jupyter_env, manager
 from support.hub import Hub, HubService, hub, serving_hub
+from support.jupyter_env import JupyterEnv
 from support.service import Nursery, Service, children, serving
 from support.users import Users
 
-__all__ = ["children", "classroom", "hub", "manager"]
+__all__ = ["children", "hub", "jupyter_env", "manager"]
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ async def pool(service: Service) -> AsyncIterator[Pool]:
 
 
 @pytest.fixture
-def served(service: Service, classroom: Classroom, monkeypatch: pytest.MonkeyPatch) -> Classroom:
-    """A classroom whose kernels ask the service."""
+def served(service: Service, jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch) -> JupyterEnv:
+    """A Jupyter environment whose kernels ask the service."""
     monkeypatch.setenv("GPU_POOL_URL", service.url)
     monkeypatch.delenv("GPU_POOL_DEVICES")
-    classroom.url = service.url
-    return classroom
+    jupyter_env.url = service.url
+    return jupyter_env
 
 
 @pytest.fixture

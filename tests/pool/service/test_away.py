@@ -14,12 +14,12 @@ import pytest
 from gpu_pool_client import Holder, PoolUnreachable, parse_request
 from gpu_pool_provisioner import provisioner
 from gpu_pool_provisioner.kernel_slice import KernelSlice
-from gpu_pool_provisioner.outages import default_outage_timeout
+from gpu_pool_provisioner.pools import default_outage_timeout
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.thread import proxy_loop
-from support.classroom import IPYKERNEL, WRAP, Classroom, Managers, answer, eventually, is_running
-from support.room import frontend
+from gpu_pool_provisioner.proxy.loops import proxy_loop
+from support.frontend import frontend
+from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers, answer, eventually, is_running
 from support.service import Service
 
 WAITS = "Your kernel starts once the pool answers (waiting"
@@ -45,7 +45,7 @@ def stopped(service: Service) -> Iterator[Service]:
 
 
 async def test_a_kernel_that_is_asked_for_meanwhile_waits_and_runs(
-    served: Classroom, service: Service, manager: Managers
+    served: JupyterEnv, service: Service, manager: Managers
 ) -> None:
     await service.end(signal.SIGKILL)
     km = manager(served.install("half", "50%", outage_timeout=600))
@@ -63,7 +63,7 @@ async def test_a_kernel_that_is_asked_for_meanwhile_waits_and_runs(
 
 
 async def test_so_does_a_wrapped_one(
-    served: Classroom, service: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch
+    served: JupyterEnv, service: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "behind-a-hub")
     await service.end(signal.SIGKILL)
@@ -79,7 +79,7 @@ async def test_so_does_a_wrapped_one(
 
 
 async def test_after_the_limit_the_cell_says_why_and_the_next_one_asks_again(
-    served: Classroom, service: Service, manager: Managers
+    served: JupyterEnv, service: Service, manager: Managers
 ) -> None:
     await service.end(signal.SIGKILL)
     km = manager(served.install("half", "50%", outage_timeout=1))
@@ -93,7 +93,7 @@ async def test_after_the_limit_the_cell_says_why_and_the_next_one_asks_again(
 
 
 async def test_an_interrupt_gives_up_and_the_next_cell_asks_again(
-    served: Classroom, service: Service, manager: Managers
+    served: JupyterEnv, service: Service, manager: Managers
 ) -> None:
     await service.end(signal.SIGKILL)
     km = manager(served.install("half", "50%", outage_timeout=600))
@@ -109,7 +109,7 @@ async def test_an_interrupt_gives_up_and_the_next_cell_asks_again(
 
 
 async def test_a_kernel_that_is_shut_down_while_it_waits_leaves_nothing(
-    served: Classroom, service: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch
+    served: JupyterEnv, service: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provisioner, "_BRIEF_GRACE", 600.0)  # what is forgotten would end by itself after it
     await service.end(signal.SIGKILL)
@@ -131,7 +131,7 @@ async def test_a_kernel_that_is_shut_down_while_it_waits_leaves_nothing(
 
 @pytest.mark.parametrize("now", [False, True])
 async def test_a_kernel_that_is_restarted_meanwhile_has_its_slice_afterwards(
-    served: Classroom, service: Service, manager: Managers, now: bool
+    served: JupyterEnv, service: Service, manager: Managers, now: bool
 ) -> None:
     km = manager(served.install("half", "50%", outage_timeout=600))
     await km.start_kernel()
@@ -148,7 +148,7 @@ async def test_a_kernel_that_is_restarted_meanwhile_has_its_slice_afterwards(
 
 
 async def test_a_kernel_that_waits_is_restarted_and_asks_once(
-    served: Classroom, service: Service, manager: Managers
+    served: JupyterEnv, service: Service, manager: Managers
 ) -> None:
     await service.end(signal.SIGKILL)
     km = manager(served.install("half", "50%", outage_timeout=600))
@@ -166,7 +166,7 @@ async def test_a_kernel_that_waits_is_restarted_and_asks_once(
 
 
 async def test_a_service_that_takes_questions_and_answers_none_hangs_no_start(
-    served: Classroom, stopped: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch
+    served: JupyterEnv, stopped: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provisioner, "_ANSWERS_WITHIN", 0.2)
     km = manager(served.install("half", "50%"))
@@ -181,14 +181,14 @@ async def test_a_service_that_takes_questions_and_answers_none_hangs_no_start(
 
 
 async def test_a_start_that_is_cancelled_meanwhile_leaves_nothing(
-    served: Classroom, stopped: Service, manager: Managers
+    served: JupyterEnv, stopped: Service, manager: Managers
 ) -> None:
     km = manager(served.install("half", "50%"))
     start = asyncio.create_task(km.start_kernel())
 
     async def is_asked_for() -> bool:
-        turn = getattr(km.provisioner, "_turn", None)
-        return turn is not None and turn._asking is not None
+        lease_client = getattr(km.provisioner, "_lease_client", None)
+        return lease_client is not None and lease_client._asking is not None
 
     await eventually(is_asked_for)
     start.cancel()
@@ -205,7 +205,7 @@ async def test_a_start_that_is_cancelled_meanwhile_leaves_nothing(
 
 
 async def test_nor_whoever_gives_a_slice_back(
-    served: Classroom, service: Service, monkeypatch: pytest.MonkeyPatch
+    served: JupyterEnv, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = KernelSlice(served.url, parse_request("2%"))
     await mine.take(Holder("ada"))
@@ -217,10 +217,10 @@ async def test_nor_whoever_gives_a_slice_back(
 
 
 async def test_a_request_whose_answer_was_lost_is_not_made_twice(
-    classroom: Classroom, monkeypatch: pytest.MonkeyPatch
+    jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = KernelSlice(classroom.url, parse_request("2%"))
-    request, lost = claim.pool.request, iter([True])
+    kernel_slice = KernelSlice(jupyter_env.url, parse_request("2%"))
+    request, lost = kernel_slice.pool.request, iter([True])
 
     async def lose_the_first(*args: Any) -> Any:
         lease = await request(*args)
@@ -228,24 +228,24 @@ async def test_a_request_whose_answer_was_lost_is_not_made_twice(
             raise PoolUnreachable("The GPU pool has gone.", may_pass=True)
         return lease
 
-    monkeypatch.setattr(claim.pool, "request", lose_the_first)
-    turn = LeaseClient(claim, Holder("ada"), 600.0)
-    assert await turn.begin(60.0) is None
-    lease = await turn.ask()
-    assert [each.id for each in await classroom.leases()] == [lease.id] == [claim.lease_id]
+    monkeypatch.setattr(kernel_slice.pool, "request", lose_the_first)
+    lease_client = LeaseClient(kernel_slice, Holder("ada"), 600.0)
+    assert await lease_client.begin(60.0) is None
+    lease = await lease_client.ask()
+    assert [each.id for each in await jupyter_env.leases()] == [lease.id] == [kernel_slice.lease_id]
 
 
 async def test_what_does_not_pass_fails_at_once(
-    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPU_POOL_URL", "unix:/etc/passwd/pool.sock")
-    km = manager(classroom.install("half", "50%", outage_timeout=600))
+    km = manager(jupyter_env.install("half", "50%", outage_timeout=600))
     with pytest.raises(PoolUnreachable, match="Nobody serves a pool"):
         await km.start_kernel()
 
 
 async def test_a_kernel_of_which_the_pool_never_hears_is_ended(
-    served: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+    served: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The service goes in the moment between the grant and the launch."""
     km = manager(served.install("half", "50%", outage_timeout=1))

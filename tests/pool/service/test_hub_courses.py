@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import Holder, NotAllowed, connect, parse_request
-from support.classroom import eventually
 from support.hub import ADMIN, Hub, HubService, serving_hub
+from support.jupyter_env import eventually
 from support.service import Nursery
 
 #: By name, who is in it, as YAML. The Hub's group cs101 has ada in it.

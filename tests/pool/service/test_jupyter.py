@@ -9,12 +9,12 @@ import subprocess
 import sys
 
 from gpu_pool_client import LeaseState, Process
-from support.classroom import Classroom, Managers, answer, eventually
+from support.jupyter_env import JupyterEnv, Managers, answer, eventually
 from support.service import Service
 
 
 async def test_a_kernel_has_its_slice_over_a_restart_until_it_is_shut_down(
-    served: Classroom, manager: Managers
+    served: JupyterEnv, manager: Managers
 ) -> None:
     km = manager(served.install("half", "50%"))
     await km.start_kernel()
@@ -31,14 +31,14 @@ async def test_a_kernel_has_its_slice_over_a_restart_until_it_is_shut_down(
 
 
 async def test_a_kernel_that_waits_and_one_that_works_outlive_the_service(
-    served: Classroom, service: Service, manager: Managers
+    served: JupyterEnv, service: Service, manager: Managers
 ) -> None:
     works = manager(served.install("half", "50%"))
     await works.start_kernel()
     assert await answer(works, "print(1)") == "1\n"
     waits = manager(served.install("whole", "1"))
     await waits.start_kernel()
-    await eventually(served.has_a_line)
+    await eventually(served.has_queue)
     await service.end(signal.SIGKILL)
     assert await answer(works, "print(2)") == "2\n"
     await service.start()
@@ -51,7 +51,7 @@ async def test_a_kernel_that_waits_and_one_that_works_outlive_the_service(
     assert await served.is_empty()
 
 
-async def test_a_killed_kernel_gives_its_slice_back(served: Classroom, manager: Managers) -> None:
+async def test_a_killed_kernel_gives_its_slice_back(served: JupyterEnv, manager: Managers) -> None:
     km = manager(served.install("half", "50%"))
     await km.start_kernel()
     await answer(km)
@@ -64,7 +64,7 @@ def gpu_pool(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-async def test_the_command_line_works_unchanged(served: Classroom, service: Service) -> None:
+async def test_the_command_line_works_unchanged(served: JupyterEnv, service: Service) -> None:
     # Without looks of its own it hears of a command's end from whoever ran it, and not now and then before.
     await service.end()
     service.prelude = "import gpu_pool.service.lease_changes as changes\nchanges._LOOK_EVERY = 3600.0"

@@ -15,12 +15,12 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.multikernelmanager import AsyncMultiKernelManager
 
 from gpu_pool_client import EndReason, Holder, Lease, Pool, connect, parse_request
-from support.classroom import TINY, Classroom, answer, eventually, is_running
-from support.fixtures import classroom
+from support.fixtures import jupyter_env
 from support.hub import Hub, HubService, serving_hub
+from support.jupyter_env import TINY, JupyterEnv, answer, eventually, is_running
 from support.service import Nursery
 
-__all__ = ["classroom"]
+__all__ = ["jupyter_env"]
 
 KERNELS = 50
 #: Seconds after which a lease ends that nobody renews.
@@ -31,20 +31,20 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 @pytest.fixture
 async def behind(
-    children: Nursery, hub: Hub, folder: Path, classroom: Classroom, monkeypatch: pytest.MonkeyPatch
+    children: Nursery, hub: Hub, folder: Path, jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[HubService]:
     """Serve a V100 with room for fifty kernels, which ask for it over HTTP as a student's."""
     async with serving_hub(children, hub, folder / "pool", f"c.ServeApp.ttl = {TTL}") as behind:
         monkeypatch.setenv("GPU_POOL_URL", behind.url)
         monkeypatch.setenv("GPU_POOL_TOKEN", await hub.token("ada"))
-        classroom.url = behind.url
+        jupyter_env.url = behind.url
         yield behind
 
 
 @asynccontextmanager
-async def kernels(classroom: Classroom) -> AsyncIterator[list[AsyncKernelManager]]:
+async def kernels(jupyter_env: JupyterEnv) -> AsyncIterator[list[AsyncKernelManager]]:
     """Run fifty tiny kernels, all of which have answered."""
-    kernel = classroom.install("tiny", argv=TINY, language="tiny", ready_timeout=300)
+    kernel = jupyter_env.install("tiny", argv=TINY, language="tiny", ready_timeout=300)
     many = AsyncMultiKernelManager()
     try:
         ids = [await many.start_kernel(kernel_name=kernel) for _ in range(KERNELS)]
@@ -72,9 +72,9 @@ async def ask(pool: Pool, key: str) -> Lease:
 
 
 async def test_kernels_go_on_and_nothing_is_lost_or_granted_twice(
-    behind: HubService, classroom: Classroom
+    behind: HubService, jupyter_env: JupyterEnv
 ) -> None:
-    async with kernels(classroom) as managers, connect(behind.url) as pool:
+    async with kernels(jupyter_env) as managers, connect(behind.url) as pool:
         before = await held(pool)
         assert len(before) == KERNELS
         # Asked for by somebody who then says nothing more.

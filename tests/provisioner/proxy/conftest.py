@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from support.fixtures import classroom, manager
+from support.fixtures import jupyter_env, manager
 
-__all__ = ["classroom", "manager"]
+__all__ = ["jupyter_env", "manager"]
 
 
 @pytest.fixture

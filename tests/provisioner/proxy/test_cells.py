@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 
 import pytest
-from support.proxy import frontend
 
 from gpu_pool_client import EndReason
-from support.classroom import IPYKERNEL, SLEEPER, TINY, Classroom, Managers, answer, eventually
+from support.frontend import frontend
+from support.jupyter_env import IPYKERNEL, SLEEPER, TINY, JupyterEnv, Managers, answer, eventually
 
 
-async def test_a_waiting_kernel_answers_and_is_alive(classroom: Classroom, manager: Managers) -> None:
-    await classroom.fill("1")
-    km = manager(classroom.install("two"))
+async def test_a_waiting_kernel_answers_and_is_alive(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         reply = (await page.ask("kernel_info_request", {}).done()).reply
@@ -24,25 +24,25 @@ async def test_a_waiting_kernel_answers_and_is_alive(classroom: Classroom, manag
 
 
 async def test_a_held_cell_shows_what_it_waits_for_and_then_runs(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    held = await classroom.fill("1")
-    km = manager(classroom.install("two"))
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("import os; print(os.environ['GPU_POOL_SLICE'])")
         await cell.shows("Waiting for a GPU slice of 2%. You are next in the queue")
         assert cell.reply is None
-        await classroom.pool.release(held.id)
+        await jupyter_env.pool.release(held.id)
         assert (await cell.done()).outputs == ["2%\n"]
-    lease = await classroom.only_lease()
+    lease = await jupyter_env.only_lease()
     assert lease.process is not None
     assert lease.process.pid == km.provisioner.pid
 
 
-async def test_the_place_in_line_is_updated_in_place(classroom: Classroom, manager: Managers) -> None:
-    await classroom.fill("1")
-    first, second = manager(classroom.install("most", "90%")), manager(classroom.install("half", "50%"))
+async def test_the_place_in_line_is_updated_in_place(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    await jupyter_env.fill("1")
+    first, second = manager(jupyter_env.install("most", "90%")), manager(jupyter_env.install("half", "50%"))
     await first.start_kernel()
     await second.start_kernel()
     async with frontend(second) as page:
@@ -54,24 +54,24 @@ async def test_the_place_in_line_is_updated_in_place(classroom: Classroom, manag
         assert len(cell.outputs) == 1
 
 
-async def test_held_cells_run_in_order(classroom: Classroom, manager: Managers) -> None:
-    held = await classroom.fill("1")
-    km = manager(classroom.install("two"))
+async def test_held_cells_run_in_order(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cells = [page.run(code) for code in ("seen = [1]", "seen.append(2)", "print(seen)")]
         await cells[0].shows("Waiting")
-        await classroom.pool.release(held.id)
+        await jupyter_env.pool.release(held.id)
         assert (await cells[-1].done()).outputs == ["[1, 2]\n"]
         assert not cells[1].outputs
 
 
 @pytest.mark.parametrize("mode", ["signal", "message"])
 async def test_interrupt_gives_up_and_the_next_cell_queues_again(
-    classroom: Classroom, manager: Managers, mode: str
+    jupyter_env: JupyterEnv, manager: Managers, mode: str
 ) -> None:
-    held = await classroom.fill("1")
-    km = manager(classroom.install("two", interrupt_mode=mode))
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two", interrupt_mode=mode))
     await km.start_kernel()
     async with frontend(km) as page:
         first, behind = page.run("print('first')"), page.run("print('behind')")
@@ -82,72 +82,72 @@ async def test_interrupt_gives_up_and_the_next_cell_queues_again(
         assert (first.status, (await behind.done()).status) == ("error", "aborted")
 
         async def nobody_waits() -> bool:
-            return not await classroom.has_a_line()
+            return not await jupyter_env.has_queue()
 
         await eventually(nobody_waits)
         again = page.run("print('again')")
         await again.shows("Waiting")
-        assert await classroom.has_a_line()
-        await classroom.pool.release(held.id)
+        assert await jupyter_env.has_queue()
+        await jupyter_env.pool.release(held.id)
         assert (await again.done()).outputs == ["again\n"]
 
 
-async def test_a_lease_that_is_taken_away_fails_the_cell(classroom: Classroom, manager: Managers) -> None:
-    await classroom.fill("1")
-    km = manager(classroom.install("two"))
+async def test_a_lease_that_is_taken_away_fails_the_cell(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("print('never')")
         await cell.shows("Waiting")
-        (waiting,) = (await classroom.pool.status()).queue
-        await classroom.pool.release(waiting.id)
+        (waiting,) = (await jupyter_env.pool.status()).queue
+        await jupyter_env.pool.release(waiting.id)
         assert (await cell.done()).status == "error"
         assert "GpuSliceNotGranted: This cell did not run." in cell.outputs[0]
 
 
 async def test_a_kernel_that_never_answers_fails_the_cell_and_loses_its_slice(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    held = await classroom.fill("1")
-    km = manager(classroom.install("silent", argv=SLEEPER, ready_timeout=1))
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("silent", argv=SLEEPER, ready_timeout=1))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("print('never')")
         await cell.shows("Waiting")
-        (lease,) = (await classroom.pool.status()).queue
-        await classroom.pool.release(held.id)
+        (lease,) = (await jupyter_env.pool.status()).queue
+        await jupyter_env.pool.release(held.id)
         assert "did not become ready within 1 seconds" in (await cell.done()).outputs[0]
-    await eventually(classroom.is_empty)
-    assert (await classroom.pool.get_lease(lease.id)).end_reason is EndReason.NOT_READY
+    await eventually(jupyter_env.is_empty)
+    assert (await jupyter_env.pool.get_lease(lease.id)).end_reason is EndReason.NOT_READY
     assert not await km.is_alive()
 
 
 @pytest.mark.parametrize("argv", [["/nowhere/kernel"], [sys.executable, "-c", "raise SystemExit(3)"]])
 async def test_a_kernel_that_cannot_be_launched_fails_the_cell(
-    classroom: Classroom, manager: Managers, argv: list[str]
+    jupyter_env: JupyterEnv, manager: Managers, argv: list[str]
 ) -> None:
-    held = await classroom.fill("1")
-    km = manager(classroom.install("broken", argv=argv))
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("broken", argv=argv))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("print('never')")
         await cell.shows("Waiting")
-        await classroom.pool.release(held.id)
+        await jupyter_env.pool.release(held.id)
         assert "This cell did not run. The kernel" in (await cell.done()).outputs[0]
     assert not await km.is_alive()
     await km.shutdown_kernel()
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
 
 
-async def test_a_kernel_of_another_language(classroom: Classroom, manager: Managers) -> None:
-    held = await classroom.fill("1")
-    km = manager(classroom.install("tiny", argv=TINY, language="tiny"))
+async def test_a_kernel_of_another_language(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("tiny", argv=TINY, language="tiny"))
     await km.start_kernel()
     async with frontend(km) as page:
         waiting = (await page.ask("kernel_info_request", {}).done()).reply
         cell = page.run("hello")
         await cell.shows("Waiting")
-        await classroom.pool.release(held.id)
+        await jupyter_env.pool.release(held.id)
         assert (await cell.done()).outputs == ["HELLO on 2%"]
         running = (await page.ask("kernel_info_request", {}).done()).reply
     assert waiting is not None
@@ -156,8 +156,8 @@ async def test_a_kernel_of_another_language(classroom: Classroom, manager: Manag
     assert running["content"]["language_info"]["version"] == "1"
 
 
-async def test_a_slice_that_is_free_is_taken_without_a_proxy(classroom: Classroom, manager: Managers) -> None:
-    km = manager(classroom.install("two", argv=IPYKERNEL))
+async def test_a_free_slice_is_taken_without_a_proxy(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    km = manager(jupyter_env.install("two", argv=IPYKERNEL))
     await km.start_kernel()
     assert km.provisioner._proxy is None
     assert await answer(km, "print(1)") == "1\n"

@@ -11,17 +11,17 @@ import pytest
 import zmq
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.session import DELIM
-from support.proxy import Cell, Frontend, frontend
 
-from support.classroom import TINY, Classroom, Managers, eventually
+from support.frontend import Cell, Frontend, frontend
+from support.jupyter_env import TINY, JupyterEnv, Managers, eventually
 from support.pools import until
 
 
 @pytest.fixture
-async def waiting(classroom: Classroom, manager: Managers) -> AsyncKernelManager:
-    """A kernel that waits until the classroom is opened."""
-    await classroom.fill("1")
-    km = manager(classroom.install("two"))
+async def waiting(jupyter_env: JupyterEnv, manager: Managers) -> AsyncKernelManager:
+    """A kernel that waits until ``open_up`` frees its slice."""
+    await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     return km
 
@@ -32,40 +32,40 @@ async def page(waiting: AsyncKernelManager) -> AsyncIterator[Frontend]:
         yield page
 
 
-async def open_up(classroom: Classroom) -> None:
-    await classroom.pool.release((await classroom.only_lease()).id)
+async def open_up(jupyter_env: JupyterEnv) -> None:
+    await jupyter_env.pool.release((await jupyter_env.only_lease()).id)
 
 
-async def test_input(classroom: Classroom, page: Frontend) -> None:
+async def test_input(jupyter_env: JupyterEnv, page: Frontend) -> None:
     cell = page.run("print(input('what? '))", allow_stdin=True)
-    await open_up(classroom)
+    await open_up(jupyter_env)
     assert (await cell.done()).outputs == ["an answer\n"]
     assert page.questions == ["what? "]
 
 
-async def test_input_to_a_kernel_that_listens_for_it_late(classroom: Classroom, manager: Managers) -> None:
-    held = await classroom.fill("1")
-    km = manager(classroom.install("tiny", argv=TINY, language="tiny"))
+async def test_input_to_a_kernel_that_listens_for_it_late(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("tiny", argv=TINY, language="tiny"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("ask", allow_stdin=True)
-        await classroom.pool.release(held.id)
+        await jupyter_env.pool.release(held.id)
         assert (await cell.done()).outputs == ["AN ANSWER on 2%"]
 
 
-async def test_the_debugger(classroom: Classroom, page: Frontend) -> None:
+async def test_the_debugger(jupyter_env: JupyterEnv, page: Frontend) -> None:
     content = {"type": "request", "command": "debugInfo", "seq": 1, "arguments": {}}
     asked = page.ask("debug_request", content, "control")
-    await open_up(classroom)
+    await open_up(jupyter_env)
     reply = (await asked.done()).reply
     assert reply is not None
     assert reply["content"]["command"] == "debugInfo"
     assert reply["content"]["success"]
 
 
-async def test_comms_that_are_opened_while_waiting(classroom: Classroom, page: Frontend) -> None:
+async def test_comms_that_are_opened_while_waiting(jupyter_env: JupyterEnv, page: Frontend) -> None:
     opened = page.ask("comm_open", {"comm_id": "one", "target_name": "nobody's", "data": {}})
-    await open_up(classroom)
+    await open_up(jupyter_env)
 
     async def is_closed() -> bool:
         return "comm_close" in opened.kinds()
@@ -83,12 +83,12 @@ async def test_what_frontends_ask_meanwhile_is_answered_at_once(page: Frontend) 
     assert [(await each.done()).status for each in asked] == ["ok", "ok", "ok", "unknown"]
 
 
-async def test_two_frontends(classroom: Classroom, waiting: AsyncKernelManager, page: Frontend) -> None:
+async def test_two_frontends(jupyter_env: JupyterEnv, waiting: AsyncKernelManager, page: Frontend) -> None:
     async with frontend(waiting) as other:
         mine = page.run("a = 1; print('mine')")
         await mine.shows("Waiting")
         theirs = other.run("print('theirs', a)")
-        await open_up(classroom)
+        await open_up(jupyter_env)
         assert (await mine.done()).outputs == ["mine\n"]
         assert (await theirs.done()).outputs == ["theirs 1\n"]
 
@@ -99,33 +99,33 @@ async def test_two_frontends(classroom: Classroom, waiting: AsyncKernelManager, 
         assert page.cells[theirs.id].reply is None
 
 
-async def test_a_page_that_is_reloaded(classroom: Classroom, waiting: AsyncKernelManager) -> None:
+async def test_a_page_that_is_reloaded(jupyter_env: JupyterEnv, waiting: AsyncKernelManager) -> None:
     async with frontend(waiting, "the page") as page:
         await page.run("kept = 5").shows("Waiting")
         async with frontend(waiting, "the page") as reloaded:
             cell = reloaded.run("print(kept)")
-            await open_up(classroom)
+            await open_up(jupyter_env)
             await cell.shows("5")
             assert (await cell.done()).outputs == ["5\n"]
 
 
-async def test_large_output_arrives_intact(classroom: Classroom, page: Frontend) -> None:
+async def test_large_output_arrives_intact(jupyter_env: JupyterEnv, page: Frontend) -> None:
     cell = page.run(
         "import random, hashlib\n"
         "text = format(random.getrandbits(80_000_000), 'x')\n"
         "display({'text/plain': text}, raw=True); print(hashlib.sha256(text.encode()).hexdigest())"
     )
-    await open_up(classroom)
+    await open_up(jupyter_env)
     text, digest = (await cell.done()).outputs
     assert len(text) > 19_000_000
     assert hashlib.sha256(text.encode()).hexdigest() == digest.strip()
 
 
 async def test_an_interrupt_reaches_the_running_kernel(
-    classroom: Classroom, waiting: AsyncKernelManager, page: Frontend
+    jupyter_env: JupyterEnv, waiting: AsyncKernelManager, page: Frontend
 ) -> None:
     cell = page.run("print('begun', flush=True)\nimport time; time.sleep(600)")
-    await open_up(classroom)
+    await open_up(jupyter_env)
     await cell.shows("begun")
     await waiting.interrupt_kernel()
     await cell.done()
@@ -133,9 +133,9 @@ async def test_an_interrupt_reaches_the_running_kernel(
 
 
 async def test_code_without_a_signature_is_not_waited_for(
-    classroom: Classroom, waiting: AsyncKernelManager, page: Frontend
+    jupyter_env: JupyterEnv, waiting: AsyncKernelManager, page: Frontend
 ) -> None:
-    await open_up(classroom)
+    await open_up(jupyter_env)
     await page.run("1").done()
     relay = waiting.provisioner._proxy._run.relay
     header = json.dumps({"msg_id": "a stranger's", "msg_type": "execute_request"}).encode()
@@ -155,27 +155,27 @@ async def test_code_without_a_signature_is_not_waited_for(
     assert relay.unanswered() == []
 
 
-async def test_transport_encryption(classroom: Classroom, manager: Managers) -> None:
+async def test_transport_encryption(jupyter_env: JupyterEnv, manager: Managers) -> None:
     if not hasattr(AsyncKernelManager, "transport_encryption"):
         pytest.skip("this jupyter_client has no transport encryption")
-    await classroom.fill("1")
-    name = classroom.install("secret", metadata={"supported_encryption": ["curve"]})
+    await jupyter_env.fill("1")
+    name = jupyter_env.install("secret", metadata={"supported_encryption": ["curve"]})
     km = manager(name, transport_encryption="required")
     await km.start_kernel()
     async with frontend(km) as page:
         cell: Cell = page.run("print('secret')")
         await cell.shows("Waiting")
-        await open_up(classroom)
+        await open_up(jupyter_env)
         assert (await cell.done()).outputs == ["secret\n"]
     assert km.get_connection_info()["curve_publickey"]
 
 
 async def test_the_relay_sees_who_works(
-    classroom: Classroom, waiting: AsyncKernelManager, page: Frontend
+    jupyter_env: JupyterEnv, waiting: AsyncKernelManager, page: Frontend
 ) -> None:
     cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
     assert page.run("", silent=True)
-    await open_up(classroom)
+    await open_up(jupyter_env)
     await cell.shows("begun")
     relay = waiting.provisioner._proxy._run.relay
     began = relay.last_activity

@@ -14,16 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 from jupyter_client.manager import AsyncKernelManager
-from support.proxy import Cell, Frontend, frontend
 
 from gpu_pool_client import LeaseState
-from support.classroom import Classroom, Managers, eventually, kill
+from support.frontend import Cell, Frontend, frontend
+from support.jupyter_env import JupyterEnv, Managers, eventually, kill
 from support.server import Server
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 #: Seconds in which dozens of kernels do what they do, on two slow cores.
-PATIENCE = 200
+TIMEOUT = 200
 
 
 @dataclass
@@ -73,7 +73,7 @@ async def all_leave(students: list[Student]) -> None:
 
 async def run_to_the_end(cells: list[Cell]) -> None:
     """Wait until each has run and shows what it printed, and nothing of the wait."""
-    await asyncio.gather(*(cell.done(PATIENCE) for cell in cells))
+    await asyncio.gather(*(cell.done(TIMEOUT) for cell in cells))
     assert [cell.outputs for cell in cells] == [["42\n"]] * len(cells)
 
 
@@ -93,34 +93,34 @@ async def settled(cells: list[Cell], holders: int) -> None:
         shown = [place(cell) for cell in cells if cell.reply is None]
         return sorted(each or 0 for each in shown) == list(range(1, len(cells) - holders + 1))
 
-    await eventually(so_many_have_run, PATIENCE)
-    await eventually(all_places_are_shown, PATIENCE)
+    await eventually(so_many_have_run, TIMEOUT)
+    await eventually(all_places_are_shown, TIMEOUT)
 
 
-async def nothing_is_left(classroom: Classroom) -> None:
+async def nothing_is_left(jupyter_env: JupyterEnv) -> None:
     """Wait until the pool is empty, and no process that uses it runs."""
 
     async def no_process_is_left() -> bool:
         found = psutil.process_iter(["environ"])
-        return all((each.info["environ"] or {}).get("GPU_POOL_URL") != classroom.url for each in found)
+        return all((each.info["environ"] or {}).get("GPU_POOL_URL") != jupyter_env.url for each in found)
 
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
     await eventually(no_process_is_left)
 
 
-async def test_sixty_run_their_cells_on_a_card_for_fifty(classroom: Classroom, enrol: Enrol) -> None:
-    students = await enrol(classroom.install("two", ready_timeout=300), 60)
+async def test_sixty_run_their_cells_on_a_card_for_fifty(jupyter_env: JupyterEnv, enrol: Enrol) -> None:
+    students = await enrol(jupyter_env.install("two", ready_timeout=300), 60)
     cells = [student.run() for student in students]
     await settled(cells, holders=50)
     done = [student for student, cell in zip(students, cells, strict=True) if cell.reply]
     await all_leave(done[:10])
     await run_to_the_end(cells)
     await all_leave([student for student in students if student not in done[:10]])
-    await nothing_is_left(classroom)
+    await nothing_is_left(jupyter_env)
 
 
-async def test_nobody_is_lost_when_others_give_up_and_crash(classroom: Classroom, enrol: Enrol) -> None:
-    students = await enrol(classroom.install("four", "4%", ready_timeout=300), 60)
+async def test_nobody_is_lost_when_others_give_up_and_crash(jupyter_env: JupyterEnv, enrol: Enrol) -> None:
+    students = await enrol(jupyter_env.install("four", "4%", ready_timeout=300), 60)
     cells = [student.run() for student in students]
     await settled(cells, holders=25)
 
@@ -136,7 +136,7 @@ async def test_nobody_is_lost_when_others_give_up_and_crash(classroom: Classroom
 
     async def interrupt_and_try_again(student: Student, cell: Cell) -> None:
         await student.kernel.interrupt_kernel()
-        await cell.done(PATIENCE)
+        await cell.done(TIMEOUT)
         await run_to_the_end([student.run()])
         await student.leave()
 
@@ -149,16 +149,16 @@ async def test_nobody_is_lost_when_others_give_up_and_crash(classroom: Classroom
     fates.update({number: dice.choice([close_the_notebook, interrupt_and_try_again]) for number in give_up})
     order = dice.sample(range(60), 60)
     await asyncio.gather(*(fates[number](students[number], cells[number]) for number in order))
-    await nothing_is_left(classroom)
+    await nothing_is_left(jupyter_env)
 
 
-async def test_who_waits_gets_what_a_killed_server_held(classroom: Classroom, enrol: Enrol) -> None:
-    kernel = classroom.install("four", "4%", ready_timeout=300)
-    server = Server(classroom)
+async def test_who_waits_gets_what_a_killed_server_held(jupyter_env: JupyterEnv, enrol: Enrol) -> None:
+    kernel = jupyter_env.install("four", "4%", ready_timeout=300)
+    server = Server(jupyter_env)
     try:
         await eventually(server.started)
         await asyncio.gather(*(server.open_notebook(f"{number}.ipynb", kernel) for number in range(30)))
-        assert len((await classroom.pool.status()).queue) == 5
+        assert len((await jupyter_env.pool.status()).queue) == 5
         students = await enrol(kernel, 20)
         cells = [student.run() for student in students]
         await asyncio.gather(*(cell.shows("in the queue") for cell in cells))
@@ -168,31 +168,31 @@ async def test_who_waits_gets_what_a_killed_server_held(classroom: Classroom, en
     await run_to_the_end(cells)
 
     async def only_they_are_left() -> bool:
-        status = await classroom.pool.status()
+        status = await jupyter_env.pool.status()
         return len(status.leases) == 20 and not status.queue
 
     await eventually(only_they_are_left)
     await all_leave(students)
-    await nothing_is_left(classroom)
+    await nothing_is_left(jupyter_env)
 
 
 async def test_thirty_lend_their_slices_to_thirty_others_and_find_their_variables(
-    classroom: Classroom, enrol: Enrol, tmp_path: Path
+    jupyter_env: JupyterEnv, enrol: Enrol, tmp_path: Path
 ) -> None:
     (tmp_path / "config").mkdir()
     settings = {"PoolSettings": {"default_course": {"idle_limit": "1s"}}}
     (tmp_path / "config" / "gpu_pool_config.json").write_text(json.dumps(settings))
-    kernel = classroom.install("three", "3%", ready_timeout=300)
+    kernel = jupyter_env.install("three", "3%", ready_timeout=300)
 
     async def all_are_parked() -> bool:
-        return {lease.state for lease in await classroom.leases()} == {LeaseState.PARKED}
+        return {lease.state for lease in await jupyter_env.leases()} == {LeaseState.PARKED}
 
     first = await enrol(kernel, 30)
     cells = [student.page.run(f"kept = {number}") for number, student in enumerate(first)]
-    await asyncio.gather(*(cell.done(PATIENCE) for cell in cells))
-    await eventually(all_are_parked, PATIENCE)
+    await asyncio.gather(*(cell.done(TIMEOUT) for cell in cells))
+    await eventually(all_are_parked, TIMEOUT)
 
-    assert (await classroom.fill("10%")).state is LeaseState.HELD
+    assert (await jupyter_env.fill("10%")).state is LeaseState.HELD
     second, bell = await enrol(kernel, 30), tmp_path / "bell"
     work = f"import os, time; print('at work')\nwhile not os.path.exists({str(bell)!r}): time.sleep(0.1)"
     cells = [student.page.run(work) for student in second]
@@ -203,6 +203,6 @@ async def test_thirty_lend_their_slices_to_thirty_others_and_find_their_variable
     assert not any(cell.reply for cell in cells)
     await all_leave(second[:15])
     bell.touch()
-    await asyncio.gather(*(cell.done(PATIENCE) for cell in cells))
+    await asyncio.gather(*(cell.done(TIMEOUT) for cell in cells))
     assert [cell.outputs for cell in cells] == [[f"{number}\n"] for number in range(30)]
     await all_leave([*first, *second[15:]])

@@ -79,12 +79,12 @@ def test_a_kernel_that_cannot_be_parked_is_ended_after_a_warning_where_its_cours
     assert step(ENDS, ON_THE_DEVICE, NOW + 539).act is ExpiryAction.NOTHING
     warning = step(ENDS, ON_THE_DEVICE, NOW + 541)
     assert warning.act is ExpiryAction.WARN
-    assert "ends in 59s" in warning.words
+    assert "ends in 59s" in warning.message
     warned = replace(ON_THE_DEVICE, warned=frozenset({warning.warns_of}))
     assert step(ENDS, warned, NOW + 550).act is ExpiryAction.NOTHING
     ending = step(ENDS, warned, NOW + 600)
     assert ending.act is ExpiryAction.END
-    assert "idle for longer" in ending.words
+    assert "idle for longer" in ending.message
 
 
 def test_in_a_pod_what_is_submitted_decides_alone() -> None:
@@ -103,7 +103,7 @@ def test_the_longest_lease_ends_even_a_busy_kernel_after_a_warning() -> None:
     busy = replace(IDLE, busy=True)
     assert step(terms, busy, NOW + 6000).act is ExpiryAction.NOTHING
     warning = step(terms, busy, NOW + 6900)
-    assert (warning.act, "ends in 5min" in warning.words) == (ExpiryAction.WARN, True)
+    assert (warning.act, "ends in 5min" in warning.message) == (ExpiryAction.WARN, True)
     assert (
         step(terms, replace(busy, warned=frozenset({warning.warns_of})), NOW + 7199).act
         is ExpiryAction.NOTHING

@@ -14,14 +14,14 @@ import pytest
 import zmq
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
-from support.proxy import frontend, listening
 
 from gpu_pool_provisioner.proxy import channels
-from gpu_pool_provisioner.proxy.thread import heartbeat_loop, proxy_loop
-from support.classroom import IPYKERNEL, WRAP, Classroom, Managers
+from gpu_pool_provisioner.proxy.loops import heartbeat_loop, proxy_loop
+from support.frontend import frontend, listening
+from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers
 
 #: Milliseconds in which a heart beats, on any machine.
-PATIENCE = 60_000
+TIMEOUT = 60_000
 #: Imports of the pool itself wait until somebody writes to the pipe.
 SLOW_IMPORT = """\
 import sys
@@ -43,7 +43,7 @@ def beats(connection: Mapping[str, Any]) -> bool:
         socket.linger = 0
         socket.connect(f"tcp://{connection['ip']}:{connection['hb_port']}")
         socket.send(b"ping")
-        return bool(socket.poll(PATIENCE)) and socket.recv() == b"ping"
+        return bool(socket.poll(TIMEOUT)) and socket.recv() == b"ping"
 
 
 @contextmanager
@@ -59,17 +59,17 @@ def busy(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 async def test_a_kernel_lives_while_the_thread_of_the_kernels_is_busy(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    held = await classroom.fill("1")
-    km = manager(classroom.install("two"))
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     with busy(proxy_loop()):
         assert beats(km.get_connection_info())  # which waits
     async with frontend(km) as page:
         cell = page.run("1 + 1")
         await cell.shows("Waiting")
-        await classroom.pool.release(held.id)
+        await jupyter_env.pool.release(held.id)
         await cell.done()
         with busy(proxy_loop()):
             assert beats(km.get_connection_info())  # which runs
@@ -96,7 +96,7 @@ async def wrapper(file: str, **environment: str) -> AsyncIterator[AsyncKernelCli
 
 
 async def test_a_wrapper_lives_while_it_loads_the_pool_and_keeps_what_is_submitted(
-    classroom: Classroom, tmp_path: Path
+    jupyter_env: JupyterEnv, tmp_path: Path
 ) -> None:
     file, _ = write_connection_file(str(tmp_path / "kernel-1.json"))
     pipe = tmp_path / "pipe"
@@ -137,7 +137,7 @@ def test_a_forked_child_that_closes_heartbeats_goes_on(monkeypatch: pytest.Monke
         child = os.fork()
         if child == 0:
             threading.Thread(target=lambda: (channel.close(), os._exit(0)), daemon=True).start()
-            threading.Event().wait(PATIENCE / 1000)
+            threading.Event().wait(TIMEOUT / 1000)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

@@ -13,49 +13,49 @@ from typing import Any
 import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
 from jupyter_client.manager import KernelManager
-from support.proxy import frontend
 
 from gpu_pool_client import EndReason, LeaseState, PoolUnreachable, Process, TimedOut
-from support.classroom import Classroom, Managers, answer, eventually, kill, restarting_soon
+from support.frontend import frontend
+from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill, restarting_soon
 from support.pools import until
 
 
 async def test_a_restart_while_waiting_keeps_the_place_in_line(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    held = await classroom.fill("1")
-    km = manager(classroom.install("two"))
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
-    (before,) = (await classroom.pool.status()).queue
+    (before,) = (await jupyter_env.pool.status()).queue
     async with frontend(km) as page:
         dropped = page.run("print('dropped')")
         await dropped.shows("Waiting")
         await km.restart_kernel()
         assert (await dropped.done()).status == "aborted"
-        (after,) = (await classroom.pool.status()).queue
+        (after,) = (await jupyter_env.pool.status()).queue
         assert (after.id, after.position) == (before.id, before.position)
         await km.restart_kernel(now=True)
         cell = page.run("print('well')")
         await cell.shows("Waiting")
-        await classroom.pool.release(held.id)
+        await jupyter_env.pool.release(held.id)
         assert (await cell.done()).outputs == ["well\n"]
-    assert (await classroom.only_lease()).id == before.id
+    assert (await jupyter_env.only_lease()).id == before.id
 
 
 @pytest.mark.parametrize("now", [False, True])
 async def test_a_shutdown_while_waiting_leaves_nothing(
-    classroom: Classroom, manager: Managers, now: bool
+    jupyter_env: JupyterEnv, manager: Managers, now: bool
 ) -> None:
-    held = await classroom.fill("1")
-    km = manager(classroom.install("two"))
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     port = km.shell_port
     await answer(km)
     await km.shutdown_kernel(now=now)
     assert not await km.is_alive()
-    assert not await classroom.has_a_line()
-    await classroom.pool.release(held.id)
-    assert await classroom.is_empty()
+    assert not await jupyter_env.has_queue()
+    await jupyter_env.pool.release(held.id)
+    assert await jupyter_env.is_empty()
 
     async def nobody_listens() -> bool:
         with socket.socket() as attempt:
@@ -64,12 +64,12 @@ async def test_a_shutdown_while_waiting_leaves_nothing(
     await eventually(nobody_listens)
 
 
-async def relayed(classroom: Classroom, manager: Managers, **traits: object) -> AsyncIOLoopKernelManager:
+async def relayed(jupyter_env: JupyterEnv, manager: Managers, **traits: object) -> AsyncIOLoopKernelManager:
     """Return a kernel that has waited and runs."""
-    held = await classroom.fill("1")
-    km = manager(classroom.install("two"), AsyncIOLoopKernelManager, **traits)
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"), AsyncIOLoopKernelManager, **traits)
     await km.start_kernel()
-    await classroom.pool.release(held.id)
+    await jupyter_env.pool.release(held.id)
     assert await answer(km) == ""
     async with frontend(km) as page:
         assert (await page.run("import os; print(os.getpid())").done()).outputs == [f"{km.provisioner.pid}\n"]
@@ -79,26 +79,26 @@ async def relayed(classroom: Classroom, manager: Managers, **traits: object) -> 
 
 @pytest.mark.parametrize("now", [False, True])
 async def test_a_restart_of_a_relayed_kernel_keeps_slice_and_ports(
-    classroom: Classroom, manager: Managers, now: bool
+    jupyter_env: JupyterEnv, manager: Managers, now: bool
 ) -> None:
-    km = await relayed(classroom, manager)
-    lease, ports, pid = await classroom.only_lease(), km.ports, km.provisioner.pid
+    km = await relayed(jupyter_env, manager)
+    lease, ports, pid = await jupyter_env.only_lease(), km.ports, km.provisioner.pid
     async with frontend(km) as page:
         await km.restart_kernel(now=now)
         cell = page.run("import os; print(os.getpid())")
         assert (await cell.done()).outputs == [f"{km.provisioner.pid}\n"]
     assert km.provisioner.pid != pid
     assert km.ports == ports
-    assert (await classroom.only_lease()).id == lease.id
+    assert (await jupyter_env.only_lease()).id == lease.id
     await km.shutdown_kernel()
-    assert await classroom.is_empty()
+    assert await jupyter_env.is_empty()
 
 
 async def test_a_kernel_of_which_the_pool_has_not_heard_yet_can_be_restarted(
-    classroom: Classroom, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
+    jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     course(idle_limit="1h")
-    attach, tried, is_away = classroom.pool.attach, threading.Event(), True
+    attach, tried, is_away = jupyter_env.pool.attach, threading.Event(), True
 
     async def unless_away(*args: Any, **more: Any) -> Any:
         if is_away:
@@ -106,8 +106,8 @@ async def test_a_kernel_of_which_the_pool_has_not_heard_yet_can_be_restarted(
             raise PoolUnreachable("Nobody answers.")
         return await attach(*args, **more)
 
-    monkeypatch.setattr(classroom.pool, "attach", unless_away)
-    km = manager(classroom.install("two"))
+    monkeypatch.setattr(jupyter_env.pool, "attach", unless_away)
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     await until(tried.is_set)
     await asyncio.wait_for(km.restart_kernel(now=True), 120)
@@ -117,10 +117,10 @@ async def test_a_kernel_of_which_the_pool_has_not_heard_yet_can_be_restarted(
 
 
 async def test_a_relayed_kernel_that_crashes_is_restarted_behind_the_same_ports(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = await relayed(classroom, manager, config=restarting_soon())
-    lease, pid = await classroom.only_lease(), km.provisioner.pid
+    km = await relayed(jupyter_env, manager, config=restarting_soon())
+    lease, pid = await jupyter_env.only_lease(), km.provisioner.pid
     async with frontend(km) as page:
         kill(pid)
 
@@ -129,14 +129,14 @@ async def test_a_relayed_kernel_that_crashes_is_restarted_behind_the_same_ports(
 
         await eventually(is_another)
         assert (await page.run("print('back')").done()).outputs == ["back\n"]
-    assert (await classroom.only_lease()).id == lease.id
+    assert (await jupyter_env.only_lease()).id == lease.id
 
 
 async def test_a_frontend_that_ends_the_kernel_while_it_waits(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    await classroom.fill("1")
-    km = manager(classroom.install("two"))
+    await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         asked = page.ask("shutdown_request", {"restart": False}, "control")
@@ -149,26 +149,26 @@ async def test_a_frontend_that_ends_the_kernel_while_it_waits(
 
 
 async def test_without_the_proxy_a_start_is_refused_as_before(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    await classroom.fill("1")
-    km = manager(classroom.install("two", kernel_proxy=False, wait_timeout=0))
+    await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two", kernel_proxy=False, wait_timeout=0))
     with pytest.raises(TimedOut):
         await km.start_kernel()
 
 
-def test_a_blocking_manager(classroom: Classroom) -> None:
-    held = asyncio.run(classroom.fill("1"))
-    km = KernelManager(kernel_name=classroom.install("two"))
+def test_a_blocking_manager(jupyter_env: JupyterEnv) -> None:
+    held = asyncio.run(jupyter_env.fill("1"))
+    km = KernelManager(kernel_name=jupyter_env.install("two"))
     km.start_kernel()
     client = km.client()
     client.start_channels()
     client.wait_for_ready(timeout=120)
-    asyncio.run(classroom.pool.release(held.id))
+    asyncio.run(jupyter_env.pool.release(held.id))
     assert client.execute_interactive("1", timeout=120)["content"]["status"] == "ok"
     client.stop_channels()
     km.shutdown_kernel()
-    assert asyncio.run(classroom.is_empty())
+    assert asyncio.run(jupyter_env.is_empty())
 
 
 HOLDER = """
@@ -185,37 +185,37 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_program_that_dies_while_its_kernel_waits_leaves_nothing(
-    classroom: Classroom, number: signal.Signals
+    jupyter_env: JupyterEnv, number: signal.Signals
 ) -> None:
-    held = await classroom.fill("1")
+    held = await jupyter_env.fill("1")
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", HOLDER, classroom.install("two")), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", HOLDER, jupyter_env.install("two")), stdout=asyncio.subprocess.PIPE
     )
     assert program.stdout is not None
     assert await program.stdout.readline() == b"waits\n"
-    assert await classroom.has_a_line()
+    assert await jupyter_env.has_queue()
     os.kill(program.pid, number)
     await program.wait()
-    await classroom.pool.release(held.id)
-    await eventually(classroom.is_empty)
+    await jupyter_env.pool.release(held.id)
+    await eventually(jupyter_env.is_empty)
 
 
 @pytest.mark.long
 async def test_a_slice_that_comes_while_nobody_launches_the_kernel_again_goes_back(
-    classroom: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = await classroom.fill("1")
-    km = manager(classroom.install("two", restart_grace=0))
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two", restart_grace=0))
     await km.start_kernel()
     await answer(km)
     await km.shutdown_kernel(now=True, restart=True)
-    await classroom.pool.release(held.id)
-    lease = await classroom.only_lease()
+    await jupyter_env.pool.release(held.id)
+    lease = await jupyter_env.only_lease()
     assert (lease.state, lease.process) == (LeaseState.HELD, Process.current())
 
     async def unreachable(*_: object) -> None:
         raise PoolUnreachable("Nobody answers.")
 
-    monkeypatch.setattr(classroom.pool, "release", unreachable)
-    await eventually(classroom.is_empty)
-    assert (await classroom.pool.get_lease(lease.id)).end_reason is EndReason.NOT_READY
+    monkeypatch.setattr(jupyter_env.pool, "release", unreachable)
+    await eventually(jupyter_env.is_empty)
+    assert (await jupyter_env.pool.get_lease(lease.id)).end_reason is EndReason.NOT_READY

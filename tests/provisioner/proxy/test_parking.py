@@ -10,40 +10,40 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.proxy import frontend
 
 from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, OverQuota, PoolUnreachable
-from gpu_pool_provisioner import outages
-from gpu_pool_provisioner.proxy import idle_culler
-from support.classroom import Classroom, Managers, eventually, kill
+from gpu_pool_provisioner import pools
+from gpu_pool_provisioner.proxy import supervisor
+from support.frontend import frontend
+from support.jupyter_env import JupyterEnv, Managers, eventually, kill
 from support.pools import until
 
 
 async def test_an_idle_kernel_lends_its_slice_and_keeps_its_variables(
-    classroom: Classroom, manager: Managers, course: Any
+    jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s")
-    km = manager(classroom.install("all", "1"))
+    km = manager(jupyter_env.install("all", "1"))
     await km.start_kernel()
 
     async with frontend(km) as page:
         await page.run("import os; kept = 42").done()
-        await eventually(classroom.is_parked)
-        other = await classroom.fill("1")
+        await eventually(jupyter_env.is_parked)
+        other = await jupyter_env.fill("1")
         assert other.state is LeaseState.HELD
         cell = page.run("print(kept, os.environ['CUDA_VISIBLE_DEVICES'])")
         await cell.shows("lent to others; its variables are kept. Waiting for a whole GPU.")
-        await classroom.pool.release(other.id)
+        await jupyter_env.pool.release(other.id)
         assert (await cell.done()).outputs == [f"42 {other.slices[0].device.uuid}\n"]
-    assert (await classroom.only_lease()).state is LeaseState.HELD
+    assert (await jupyter_env.only_lease()).state is LeaseState.HELD
 
 
 @pytest.mark.long
 async def test_its_devices_are_hidden_while_it_is_parked(
-    classroom: Classroom, manager: Managers, course: Any, tmp_path: Path
+    jupyter_env: JupyterEnv, manager: Managers, course: Any, tmp_path: Path
 ) -> None:
     course(idle_limit="1s")
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     seen = tmp_path / "seen"
     watcher = f"""
@@ -67,73 +67,75 @@ threading.Thread(target=watch, daemon=True).start()
 
 
 @pytest.mark.long
-async def test_a_kernel_at_work_is_not_idle(classroom: Classroom, manager: Managers, course: Any) -> None:
+async def test_a_kernel_at_work_is_not_idle(jupyter_env: JupyterEnv, manager: Managers, course: Any) -> None:
     course(idle_limit="1s")
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("import time; time.sleep(4); print('done')")
-        waiting = await classroom.fill("100%")
+        waiting = await jupyter_env.fill("100%")
         assert waiting.state is LeaseState.WAITING
         assert (await cell.done()).outputs == ["done\n"]
-        assert (await classroom.pool.get_lease(waiting.id)).state is LeaseState.WAITING
+        assert (await jupyter_env.pool.get_lease(waiting.id)).state is LeaseState.WAITING
 
 
 async def test_an_interrupt_while_it_waits_to_resume_leaves_it_parked_and_the_next_cell_tries_again(
-    classroom: Classroom, manager: Managers, course: Any
+    jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s")
-    km = manager(classroom.install("all", "1"))
+    km = manager(jupyter_env.install("all", "1"))
     await km.start_kernel()
 
     async with frontend(km) as page:
         await page.run("kept = 42").done()
-        await eventually(classroom.is_parked)
-        other = await classroom.fill("1")
+        await eventually(jupyter_env.is_parked)
+        other = await jupyter_env.fill("1")
         cell = page.run("kept = 0")
         await cell.shows("You are next in the queue")
         await km.interrupt_kernel()
         assert "You stopped waiting" in (await cell.done()).outputs[0]
-        await eventually(classroom.is_parked)
-        await classroom.pool.release(other.id)
+        await eventually(jupyter_env.is_parked)
+        await jupyter_env.pool.release(other.id)
         assert (await page.run("print(kept)").done()).outputs == ["42\n"]
 
 
 @pytest.mark.long
 async def test_a_parked_kernel_that_is_shut_down_leaves_nothing(
-    classroom: Classroom, manager: Managers, course: Any
+    jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s")
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
 
-    await eventually(classroom.is_parked)
+    await eventually(jupyter_env.is_parked)
     await km.shutdown_kernel()
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
 
 
 @pytest.mark.long
-async def test_a_kernel_says_that_it_is_in_use(classroom: Classroom, manager: Managers, course: Any) -> None:
+async def test_a_kernel_says_that_it_is_in_use(
+    jupyter_env: JupyterEnv, manager: Managers, course: Any
+) -> None:
     course(idle_limit="1s", keep_at_most="1h")
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = await page.run("%gpu keep 2h").done()
         await cell.shows("keeps its GPU slice for 1h, the most that its course allows at once.")
         shown = (await page.run("%gpu").done()).heard
         assert any("lent to others after 1 s" in str(message["content"]) for message in shown)
-        waiting = await classroom.fill("100%")
+        waiting = await jupyter_env.fill("100%")
         await page.run("import time; time.sleep(3)").done()
-        assert (await classroom.pool.get_lease(waiting.id)).state is LeaseState.WAITING
+        assert (await jupyter_env.pool.get_lease(waiting.id)).state is LeaseState.WAITING
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("idle_limit", [{"idle_limit": "15min"}, {}])
 async def test_a_kernel_that_is_kept_longer_than_its_lease_lasts_names_the_earlier_end(
-    classroom: Classroom, manager: Managers, course: Any, idle_limit: dict[str, str]
+    jupyter_env: JupyterEnv, manager: Managers, course: Any, idle_limit: dict[str, str]
 ) -> None:
     course(longest_lease="30min", **idle_limit)
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = await page.run("%gpu keep 2h").done()
@@ -142,33 +144,33 @@ async def test_a_kernel_that_is_kept_longer_than_its_lease_lasts_names_the_earli
 
 @pytest.mark.long
 async def test_the_longest_lease_warns_then_ends_the_kernel_and_the_next_cell_says_why(
-    classroom: Classroom, manager: Managers, course: Any
+    jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(longest_lease="12s", warn_before="10s")
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
-    lease = await classroom.only_lease()
+    lease = await jupyter_env.only_lease()
     async with frontend(km) as page:
         cell = page.run("import time\nfor _ in range(600): time.sleep(0.1)")
         queued = page.run("print(1)")
         await cell.shows("This GPU slice ends in")
         assert "held for as long as its course allows" in (await cell.done()).outputs[-1]
         assert (cell.status, (await queued.done()).status) == ("error", "aborted")
-        assert (await classroom.pool.get_lease(lease.id)).end_reason is EndReason.TOO_LONG
+        assert (await jupyter_env.pool.get_lease(lease.id)).end_reason is EndReason.TOO_LONG
         assert await km.is_alive()
         # On a slow machine the new lease is near its end by now, and says so as well.
         assert "2\n" in (await page.run("print(2)").done()).outputs
 
 
 async def test_a_slice_that_is_taken_away_ends_the_kernel_in_words(
-    classroom: Classroom, manager: Managers, course: Any
+    jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s")
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
 
-    await eventually(classroom.is_parked)
-    await classroom.pool.release((await classroom.only_lease()).id, EndReason.REVOKED)
+    await eventually(jupyter_env.is_parked)
+    await jupyter_env.pool.release((await jupyter_env.only_lease()).id, EndReason.REVOKED)
     async with frontend(km) as page:
         told = await page.run("print(1)").done()
         assert "an administrator took its GPU slice back" in told.outputs[0]
@@ -177,89 +179,89 @@ async def test_a_slice_that_is_taken_away_ends_the_kernel_in_words(
 
 @pytest.mark.long
 async def test_a_kernel_that_was_ended_and_is_restarted_runs_its_first_cell(
-    classroom: Classroom, manager: Managers, course: Any
+    jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="5s")
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         await page.run("1").done()
-        await classroom.pool.release((await classroom.only_lease()).id, EndReason.REVOKED)
+        await jupyter_env.pool.release((await jupyter_env.only_lease()).id, EndReason.REVOKED)
         await until(lambda: km.provisioner._proxy.standing_in)
         await km.restart_kernel()
         assert (await page.run("print('again')").done()).outputs == ["again\n"]
 
 
 async def test_a_parked_kernel_is_restarted_on_its_slice(
-    classroom: Classroom, manager: Managers, course: Any
+    jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s")
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
-    await eventually(classroom.is_parked)
-    lease = await classroom.only_lease()
+    await eventually(jupyter_env.is_parked)
+    lease = await jupyter_env.only_lease()
     await km.restart_kernel(now=True)
     async with frontend(km) as page:
         assert (await page.run("print('again')").done()).outputs == ["again\n"]
-    assert (await classroom.only_lease()).id == lease.id
+    assert (await jupyter_env.only_lease()).id == lease.id
 
 
 @pytest.mark.long
 async def test_a_kernel_restarted_while_its_slice_is_being_lent_waits_for_it(
-    classroom: Classroom, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
+    jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     course(idle_limit="1s")
-    km = manager(classroom.install("all", "1"))
+    km = manager(jupyter_env.install("all", "1"))
     await km.start_kernel()
-    park, begun, may_go_on = classroom.pool.park, threading.Event(), threading.Event()
+    park, begun, may_go_on = jupyter_env.pool.park, threading.Event(), threading.Event()
 
     async def late(lease_id: str) -> Lease:
         begun.set()
         await asyncio.to_thread(may_go_on.wait)
         return await park(lease_id)
 
-    monkeypatch.setattr(classroom.pool, "park", late)
+    monkeypatch.setattr(jupyter_env.pool, "park", late)
     async with frontend(km) as page:
         await until(begun.is_set)
-        other, before = await classroom.fill("1"), km.provisioner._lease
+        other, before = await jupyter_env.fill("1"), km.provisioner._lease
         restart = asyncio.create_task(km.restart_kernel(now=True))
         await until(lambda: km.provisioner._lease is not before)  # it was read, and is still held
         may_go_on.set()
         await restart
         cell = page.run("print('ran')")
         await cell.shows("You are next in the queue")
-        assert (await classroom.pool.get_lease(other.id)).state is LeaseState.HELD
-        await classroom.pool.release(other.id)
+        assert (await jupyter_env.pool.get_lease(other.id)).state is LeaseState.HELD
+        await jupyter_env.pool.release(other.id)
         assert (await cell.done()).outputs == ["ran\n"]
 
 
 @pytest.mark.long
 async def test_a_kernel_killed_while_it_waits_to_resume_can_be_restarted(
-    classroom: Classroom, manager: Managers, course: Any
+    jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s")
-    km = manager(classroom.install("all", "1"))
+    km = manager(jupyter_env.install("all", "1"))
     await km.start_kernel()
     async with frontend(km) as page:
-        await eventually(classroom.is_parked)
-        other = await classroom.fill("1")
+        await eventually(jupyter_env.is_parked)
+        other = await jupyter_env.fill("1")
         cell = page.run("print(1)")
         await cell.shows("You are next in the queue")
         kill(km.provisioner.process.pid)
         await km.restart_kernel(now=True)
         assert cell.status != "ok"
-        await classroom.pool.release(other.id)
+        await jupyter_env.pool.release(other.id)
         assert (await page.run("print('again')").done()).outputs == ["again\n"]
 
 
 async def test_code_on_the_control_channel_does_not_run_while_parked(
-    classroom: Classroom, manager: Managers, course: Any
+    jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s")
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
-        await eventually(classroom.is_parked)
+        await eventually(jupyter_env.is_parked)
         content = {"code": "ran = True", "silent": False, "allow_stdin": False}
         told = await page.ask("execute_request", content, "control").done()
         assert told.status == "error"
@@ -273,22 +275,22 @@ async def test_code_on_the_control_channel_does_not_run_while_parked(
     ids=["away", "asked too much"],
 )
 async def test_a_pool_that_cannot_answer_for_a_moment_costs_no_variables(
-    classroom: Classroom,
+    jupyter_env: JupyterEnv,
     manager: Managers,
     course: Any,
     monkeypatch: pytest.MonkeyPatch,
     fault: GpuPoolError,
 ) -> None:
     course(idle_limit="1s")
-    monkeypatch.setattr(outages, "RETRY_EVERY", 0.1)
-    monkeypatch.setattr(idle_culler, "_TRY_AGAIN", 0.1)
+    monkeypatch.setattr(pools, "RETRY_EVERY", 0.1)
+    monkeypatch.setattr(supervisor, "_TRY_AGAIN", 0.1)
     for name in ("attach", "park", "resume"):
-        monkeypatch.setattr(classroom.pool, name, every_other_time(getattr(classroom.pool, name), fault))
-    km = manager(classroom.install("two"))
+        monkeypatch.setattr(jupyter_env.pool, name, every_other_time(getattr(jupyter_env.pool, name), fault))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         await page.run("kept = 42").done()
-        await eventually(classroom.is_parked)
+        await eventually(jupyter_env.is_parked)
         assert (await page.run("print(kept)").done()).outputs == ["42\n"]
 
 

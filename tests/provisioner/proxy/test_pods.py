@@ -7,18 +7,18 @@ import time
 from typing import Any
 
 import pytest
-from support.proxy import frontend
 
 from gpu_pool_client import PodPhase, parse_request
-from support.classroom import Classroom, Managers, answer, eventually
+from support.frontend import frontend
+from support.jupyter_env import JupyterEnv, Managers, answer, eventually
 from support.pods import PodPool, pods
 from support.pools import until
 
 __all__ = ["pods"]
 
 
-async def test_a_kernel_runs_in_a_pod(classroom: Classroom, manager: Managers, pods: PodPool) -> None:
-    km = manager(classroom.install("two"))
+async def test_a_kernel_runs_in_a_pod(jupyter_env: JupyterEnv, manager: Managers, pods: PodPool) -> None:
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = await page.run("import os; print(os.getpid(), os.environ['GPU_POOL_SLICE'])").done()
@@ -30,15 +30,15 @@ async def test_a_kernel_runs_in_a_pod(classroom: Classroom, manager: Managers, p
         await km.signal_kernel(signal.SIGUSR1)  # for which there is no process here
         assert (await page.run("%gpu").done()).status == "ok"
     assert await km.is_alive()
-    assert (await classroom.only_lease()).process is not None
+    assert (await jupyter_env.only_lease()).process is not None
     await km.shutdown_kernel()
     assert not await km.is_alive()
     assert not pods.running
-    assert await classroom.is_empty()
+    assert await jupyter_env.is_empty()
 
 
-async def test_an_interrupt_is_a_message(classroom: Classroom, manager: Managers, pods: PodPool) -> None:
-    km = manager(classroom.install("two"))
+async def test_an_interrupt_is_a_message(jupyter_env: JupyterEnv, manager: Managers, pods: PodPool) -> None:
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
@@ -50,13 +50,13 @@ async def test_an_interrupt_is_a_message(classroom: Classroom, manager: Managers
 
 
 async def test_nothing_of_the_server_reaches_a_pod_but_what_is_named(
-    classroom: Classroom, manager: Managers, pods: PodPool, monkeypatch: pytest.MonkeyPatch
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "secret-of-the-server")
     monkeypatch.setenv("PASSED", "on")
     env = {"OWN": "own ${PASSED} ${JUPYTERHUB_API_TOKEN}"}
-    km = manager(classroom.install("two", env=env, pod_environment=["PASSED", "JUPYTERHUB_API_TOKEN"]))
-    await km.start_kernel(cwd=str(classroom.folder))
+    km = manager(jupyter_env.install("two", env=env, pod_environment=["PASSED", "JUPYTERHUB_API_TOKEN"]))
+    await km.start_kernel(cwd=str(jupyter_env.folder))
     printed = await answer(
         km, "import os, sys; print(os.environ, sys.argv, open('/proc/self/cmdline').read())"
     )
@@ -79,10 +79,10 @@ async def test_nothing_of_the_server_reaches_a_pod_but_what_is_named(
 
 
 async def test_the_first_cell_reads_what_a_starting_pod_does(
-    classroom: Classroom, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
     pods.images.clear()
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         interrupted = page.run("print('never')")
@@ -100,20 +100,20 @@ async def test_the_first_cell_reads_what_a_starting_pod_does(
 
 @pytest.mark.parametrize("now", [False, True])
 async def test_a_restart_keeps_slice_and_ports_and_replaces_the_pod(
-    classroom: Classroom, manager: Managers, pods: PodPool, now: bool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, now: bool
 ) -> None:
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     ports = km.ports
     async with frontend(km) as page:
         await page.run("x = 1").done()
-        lease = await classroom.only_lease()
+        lease = await jupyter_env.only_lease()
         await km.restart_kernel(now=now)
         assert (await page.run("print('x' in dir())").done()).outputs == ["False\n"]
         # Nobody asked what had become of the pod before: it was told to end.
         assert (await page.run("print('quiet')").done()).outputs == ["quiet\n"]
     assert km.ports == ports
-    assert (await classroom.only_lease()).id == lease.id
+    assert (await jupyter_env.only_lease()).id == lease.id
     first, second = pods.launched
     assert pods.running == [second]
     assert first.command.connection["curve_secretkey"] != second.command.connection["curve_secretkey"]
@@ -121,10 +121,10 @@ async def test_a_restart_keeps_slice_and_ports_and_replaces_the_pod(
 
 @pytest.mark.parametrize("now", [False, True])
 async def test_a_restart_and_a_shutdown_while_the_pod_starts(
-    classroom: Classroom, manager: Managers, pods: PodPool, now: bool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, now: bool
 ) -> None:
     pods.images.clear()
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("print('never')")
@@ -137,16 +137,16 @@ async def test_a_restart_and_a_shutdown_while_the_pod_starts(
     pods.images.set()
     assert len(pods.launched) == 2
     assert not pods.running
-    assert await classroom.is_empty()
+    assert await jupyter_env.is_empty()
 
 
 @pytest.mark.long
 async def test_an_idle_kernel_is_warned_and_ended_where_its_course_says_so(
-    classroom: Classroom, manager: Managers, course: Any, request: pytest.FixtureRequest
+    jupyter_env: JupyterEnv, manager: Managers, course: Any, request: pytest.FixtureRequest
 ) -> None:
     course(idle_limit="8s", when_idle="end", warn_before="8s")
     pods: PodPool = request.getfixturevalue("pods")
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         told = await page.run("import os; print([n for n in os.environ if '_IDLE_' in n])").done()
@@ -158,7 +158,7 @@ async def test_an_idle_kernel_is_warned_and_ended_where_its_course_says_so(
             return "This kernel has been idle for long and ends in" in "".join(shown)
 
         async def is_over() -> bool:
-            return not pods.running and await classroom.is_empty()
+            return not pods.running and await jupyter_env.is_empty()
 
         await eventually(is_warned, within=120)
         await eventually(is_over, within=120)
@@ -170,11 +170,11 @@ async def test_an_idle_kernel_is_warned_and_ended_where_its_course_says_so(
 
 @pytest.mark.long
 async def test_the_time_in_the_clusters_own_queue_does_not_count(
-    classroom: Classroom, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
     pods.images.clear()
     pods.words, pods.phase = "You are number 3 there.", PodPhase.QUEUED
-    km = manager(classroom.install("two", start_timeout=5.0))
+    km = manager(jupyter_env.install("two", start_timeout=5.0))
     await km.start_kernel()
     began = time.monotonic()
     async with frontend(km) as page:
@@ -190,9 +190,9 @@ async def test_the_time_in_the_clusters_own_queue_does_not_count(
 
 @pytest.mark.long
 async def test_another_size_comes_with_a_restart(
-    classroom: Classroom, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("%gpu use 10%")
@@ -201,28 +201,28 @@ async def test_another_size_comes_with_a_restart(
         await km.restart_kernel()
         cell = await page.run("import os; print(os.environ['GPU_POOL_SLICE'])").done()
         assert cell.outputs == ["10%\n"]
-        held = await classroom.fill("90%")
+        held = await jupyter_env.fill("90%")
         await page.run("%gpu use 50%").done()
         await km.restart_kernel()
         cell = await page.run("1").done()
         printed = " ".join("".join(cell.outputs).split())
         assert "You asked for 50%. This kernel still has 10% of a GPU." in printed
-        await classroom.pool.release(held.id)
+        await jupyter_env.pool.release(held.id)
 
 
 async def test_a_slice_of_another_size_than_was_asked_for_is_told(
-    classroom: Classroom, manager: Managers, pods: PodPool, monkeypatch: pytest.MonkeyPatch
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pods._inner, "_counted_as", lambda _: parse_request("3%"))
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         await page.run("print('on')").shows("You asked for 2% of a GPU. This cluster has no slice of exactly")
         assert (await page.run("import os; print(os.environ['GPU_POOL_SLICE'])").done()).outputs == ["3%\n"]
 
 
-async def test_kernels_in_pods_wait_in_line(classroom: Classroom, manager: Managers, pods: PodPool) -> None:
-    managers = [manager(classroom.install(name, "50%")) for name in ("one", "two", "three")]
+async def test_kernels_in_pods_queue(jupyter_env: JupyterEnv, manager: Managers, pods: PodPool) -> None:
+    managers = [manager(jupyter_env.install(name, "50%")) for name in ("one", "two", "three")]
     for km in managers[:2]:
         await km.start_kernel()
         await answer(km, "1")
@@ -236,11 +236,11 @@ async def test_kernels_in_pods_wait_in_line(classroom: Classroom, manager: Manag
 
 
 @pytest.mark.long
-async def test_a_restart_on_new_ports(classroom: Classroom, manager: Managers, pods: PodPool) -> None:
-    km = manager(classroom.install("two"))
+async def test_a_restart_on_new_ports(jupyter_env: JupyterEnv, manager: Managers, pods: PodPool) -> None:
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     await answer(km, "1")
     await km.restart_kernel(newports=True)
     assert await answer(km, "print('well')") == "well\n"
     assert len(pods.running) == 1
-    assert len(await classroom.leases()) == 1
+    assert len(await jupyter_env.leases()) == 1

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
-from support.proxy import frontend
 
 from gpu_pool_client import NotAllowed
-from support.classroom import Classroom, Managers, answer, eventually, kill, restarting_soon
+from support.frontend import frontend
+from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill, restarting_soon
 from support.pods import AWAY, PodPool, pods
 
 __all__ = ["pods"]
 
 
 async def test_a_kernel_that_dies_is_restarted_on_its_slice_and_says_why(
-    classroom: Classroom, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(classroom.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
+    km = manager(jupyter_env.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
     await km.start_kernel()
     async with frontend(km) as page:
         await page.run("1").done()
-        lease = await classroom.only_lease()
+        lease = await jupyter_env.only_lease()
         (pod,) = pods.running
         assert pod.process is not None
         kill(pod.process.pid)
@@ -33,13 +33,13 @@ async def test_a_kernel_that_dies_is_restarted_on_its_slice_and_says_why(
         text = " ".join("".join(cell.outputs).split())
         assert "ended by itself, and its variables are gone. It needed more memory" in text
         assert "on\n" in cell.outputs
-    assert (await classroom.only_lease()).id == lease.id
+    assert (await jupyter_env.only_lease()).id == lease.id
 
 
 async def test_a_running_cell_is_told_of_trouble_with_its_machine_and_that_it_is_over(
-    classroom: Classroom, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
@@ -56,43 +56,43 @@ async def test_a_running_cell_is_told_of_trouble_with_its_machine_and_that_it_is
 
 @pytest.mark.long
 async def test_a_kernel_that_nobody_restarts_gives_its_slice_back(
-    classroom: Classroom, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     await answer(km, "1")
     (pod,) = pods.running
     assert pod.process is not None
     kill(pod.process.pid)
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
     assert not await km.is_alive()
 
 
 async def test_a_pod_that_the_cluster_takes_is_told_of_and_the_next_cell_asks_anew(
-    classroom: Classroom, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
         await cell.shows("begun")
-        lease = await classroom.only_lease()
+        lease = await jupyter_env.only_lease()
         await pods.evict(lease.id, "The machine that it ran on was lost.")
         text = " ".join("".join((await cell.done()).outputs).split())
         assert "The machine that it ran on was lost. Its variables are gone." in text
         assert await km.is_alive()
         assert (await page.run("print('anew')").done()).outputs == ["anew\n"]
-    assert (await classroom.only_lease()).id != lease.id
+    assert (await jupyter_env.only_lease()).id != lease.id
 
 
 async def test_a_revoked_lease_is_told_of_with_its_words(
-    classroom: Classroom, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         await page.run("1").done()
-        await pods.revoke((await classroom.only_lease()).id, "The course is over.")
+        await pods.revoke((await jupyter_env.only_lease()).id, "The course is over.")
 
         async def is_over() -> bool:
             return not pods.running
@@ -104,15 +104,15 @@ async def test_a_revoked_lease_is_told_of_with_its_words(
 
 
 async def test_what_a_pool_refuses_is_what_the_cell_reads_and_the_next_cell_asks_again(
-    classroom: Classroom, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
     pods.fault = NotAllowed("Your home is on a machine without a GPU.", "Tell your teacher.")
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         (error,) = (await page.run("1").done()).outputs
         assert "This cell did not run. Your home is on a machine without a GPU. Tell your teacher." in error
-        assert await classroom.is_empty()
+        assert await jupyter_env.is_empty()
         assert await km.is_alive()
         pods.fault = None
         assert (await page.run("print('well')").done()).outputs == ["well\n"]
@@ -120,10 +120,10 @@ async def test_what_a_pool_refuses_is_what_the_cell_reads_and_the_next_cell_asks
 
 @pytest.mark.long
 async def test_a_service_that_is_away_for_a_moment_does_no_harm(
-    classroom: Classroom, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
     pods.fault = AWAY
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("x = 1; print('well')")
@@ -139,38 +139,38 @@ async def test_a_service_that_is_away_for_a_moment_does_no_harm(
 
 
 async def test_a_kernel_is_ended_while_the_service_is_away(
-    classroom: Classroom, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     await answer(km, "1")
     pods.fault = AWAY
     await km.shutdown_kernel(now=True)
     assert not await km.is_alive()
     # In the end it is the lease that counts.
-    assert await classroom.is_empty()
+    assert await jupyter_env.is_empty()
     assert not pods.running
 
 
 @pytest.mark.long
 async def test_a_kernel_whose_pod_does_not_end_gives_its_slice_back_all_the_same(
-    classroom: Classroom, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     await answer(km, "1")
     pods.lingering = True
     await km.shutdown_kernel(now=True)
-    assert await classroom.is_empty()
+    assert await jupyter_env.is_empty()
 
 
 async def test_a_pod_that_does_not_start_in_time_says_what_it_waited_for(
-    classroom: Classroom, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
     pods.images.clear()
-    km = manager(classroom.install("two", start_timeout=1.0))
+    km = manager(jupyter_env.install("two", start_timeout=1.0))
     await km.start_kernel()
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
     async with frontend(km) as page:
         (error,) = (await page.run("1").done()).outputs
         assert "The last that was heard of it: Its software is being fetched." in " ".join(error.split())
@@ -179,10 +179,10 @@ async def test_a_pod_that_does_not_start_in_time_says_what_it_waited_for(
 
 
 async def test_a_kernel_that_does_not_encrypt_is_told_of_at_once(
-    classroom: Classroom, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
     pods.encrypted = False
-    km = manager(classroom.install("two"))
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         (error,) = (await page.run("1").done()).outputs
@@ -191,9 +191,9 @@ async def test_a_kernel_that_does_not_encrypt_is_told_of_at_once(
 
 
 async def test_a_kernel_that_ends_at_once_says_how(
-    classroom: Classroom, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(classroom.install("two", pod_argv=["sh", "-c", "exit 3"]))
+    km = manager(jupyter_env.install("two", pod_argv=["sh", "-c", "exit 3"]))
     await km.start_kernel()
     async with frontend(km) as page:
         (error,) = (await page.run("1").done()).outputs

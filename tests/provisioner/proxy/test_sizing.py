@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from support.proxy import frontend
 
-from support.classroom import Classroom, Managers, eventually
+from support.frontend import frontend
+from support.jupyter_env import JupyterEnv, Managers, eventually
 
 FACTS = "import os; print(*[os.environ.get(n) for n in ('GPU_POOL_SLICE', 'GPU_POOL_MEMORY_MIB')])"
 
 
 @pytest.fixture
-def lending(classroom: Classroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def lending(jupyter_env: JupyterEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Park the slices of idle kernels soon."""
     (tmp_path / "settings").mkdir()
     content = {"PoolSettings": {"default_course": {"idle_limit": "1s"}}}
@@ -23,34 +23,34 @@ def lending(classroom: Classroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_kernel_that_has_waited_changes_its_size_and_is_restarted_with_it(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    held = await classroom.fill("1")
-    km = manager(classroom.install("two"))
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("%gpu use 10%")
         await cell.shows("Waiting for a GPU slice of 2%.")
-        await classroom.pool.release(held.id)
+        await jupyter_env.pool.release(held.id)
         await cell.shows("This kernel now has 10% of a GPU")
         assert (await page.run(FACTS).done()).outputs == ["10% 3276\n"]
         await km.restart_kernel()
         assert (await page.run(FACTS).done()).outputs == ["10% 3276\n"]
-    assert (await classroom.only_lease()).slices[0].milli == 100
+    assert (await jupyter_env.only_lease()).slices[0].milli == 100
 
 
 @pytest.mark.usefixtures("lending")
 @pytest.mark.long
 async def test_a_kernel_that_lends_its_slice_gets_it_back_at_its_new_size(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(classroom.install("all", "1"))
+    km = manager(jupyter_env.install("all", "1"))
     await km.start_kernel()
     async with frontend(km) as page:
         await page.run("%gpu use 10%").done()
-        await eventually(classroom.is_parked)
-        other = await classroom.fill("1")
+        await eventually(jupyter_env.is_parked)
+        other = await jupyter_env.fill("1")
         cell = page.run(FACTS)
         await cell.shows("Waiting for a GPU slice of 10%.")
-        await classroom.pool.release(other.id)
+        await jupyter_env.pool.release(other.id)
         assert (await cell.done()).outputs == ["10% 3276\n"]

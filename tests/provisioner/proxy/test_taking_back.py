@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.proxy import Frontend, frontend
 
 from gpu_pool.devices import Inventory, activity
 from gpu_pool.embedded import pool
@@ -26,9 +25,10 @@ from gpu_pool_client import (
     PoolUnreachable,
     Process,
 )
-from gpu_pool_provisioner.proxy import expiry_policy, idle_culler
+from gpu_pool_provisioner.proxy import expiry_policy, supervisor
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep
-from support.classroom import Classroom, Managers, eventually
+from support.frontend import Frontend, frontend
+from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.pools import device, take, until
 
 #: Stands for CUDA's device: whoever has it open has initialised CUDA.
@@ -38,8 +38,8 @@ EXAM = "The exam begins at ten."
 
 
 @pytest.fixture
-def served(classroom: Classroom, course: Any, monkeypatch: pytest.MonkeyPatch) -> Classroom:
-    """A classroom whose card is none of the simulated ones, and whose kernels are looked at often."""
+def served(jupyter_env: JupyterEnv, course: Any, monkeypatch: pytest.MonkeyPatch) -> JupyterEnv:
+    """A Jupyter environment whose GPU is not simulated, and whose kernels are looked at often."""
     card = replace(device(0), simulated=False, uuid="GPU-0")
 
     def open_pool(url: str) -> EmbeddedPool:
@@ -50,13 +50,13 @@ def served(classroom: Classroom, course: Any, monkeypatch: pytest.MonkeyPatch) -
     course(idle_limit="1h")
     monkeypatch.setattr(pool, "open_embedded", open_pool)
     monkeypatch.setattr(activity, "_CUDA_DEVICE", CUDA)
-    monkeypatch.setattr(idle_culler, "_GUARDED_EVERY", 0.2)
+    monkeypatch.setattr(supervisor, "_GUARDED_EVERY", 0.2)
     monkeypatch.setattr(expiry_policy, "_PAUSE", 0.2)
     monkeypatch.setattr(expiry_policy, "_MAY_WORK", 0.2)  # nobody can say what this card does
-    return classroom
+    return jupyter_env
 
 
-def pool_of(served: Classroom) -> EmbeddedPool:
+def pool_of(served: JupyterEnv) -> EmbeddedPool:
     assert isinstance(served.pool, EmbeddedPool)
     return served.pool
 
@@ -75,7 +75,7 @@ async def shown(page: Frontend, code: str) -> str:
 
 
 async def test_a_kernel_that_has_not_used_cuda_lives_on_and_its_next_cell_says_who_took_its_slice(
-    served: Classroom, manager: Managers
+    served: JupyterEnv, manager: Managers
 ) -> None:
     km = manager(served.install("all", "1"))
     await km.start_kernel()
@@ -102,7 +102,7 @@ async def test_a_kernel_that_has_not_used_cuda_lives_on_and_its_next_cell_says_w
 
 
 async def test_a_kernel_that_has_used_cuda_is_ended_and_the_page_can_know_before(
-    served: Classroom, manager: Managers
+    served: JupyterEnv, manager: Managers
 ) -> None:
     km = manager(served.install("two"))
     await km.start_kernel()
@@ -124,7 +124,7 @@ async def test_a_kernel_that_has_used_cuda_is_ended_and_the_page_can_know_before
 
 
 async def test_a_cell_that_uses_cuda_after_its_slice_was_taken_is_ended(
-    served: Classroom, manager: Managers, tmp_path: Path
+    served: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:
     km = manager(served.install("two"))
     await km.start_kernel()
@@ -144,7 +144,7 @@ async def test_a_cell_that_uses_cuda_after_its_slice_was_taken_is_ended(
 
 @pytest.mark.parametrize(("by", "told"), [(EndReason.REVOKED, EXAM), (EndReason.RELEASED, "")])
 async def test_what_is_asked_back_goes_when_the_cell_that_runs_has_ended(
-    served: Classroom, manager: Managers, tmp_path: Path, by: EndReason, told: str
+    served: JupyterEnv, manager: Managers, tmp_path: Path, by: EndReason, told: str
 ) -> None:
     km = manager(served.install("two"))
     await km.start_kernel()
@@ -168,7 +168,7 @@ async def test_what_is_asked_back_goes_when_the_cell_that_runs_has_ended(
 
 
 async def test_what_is_asked_back_of_a_kernel_that_has_not_used_cuda_is_parked(
-    served: Classroom, manager: Managers
+    served: JupyterEnv, manager: Managers
 ) -> None:
     km = manager(served.install("two"))
     await km.start_kernel()
@@ -183,7 +183,7 @@ async def test_what_is_asked_back_of_a_kernel_that_has_not_used_cuda_is_parked(
 
 
 async def test_whoever_takes_a_parked_kernel_s_lease_is_told_of_with_their_words(
-    served: Classroom, manager: Managers
+    served: JupyterEnv, manager: Managers
 ) -> None:
     km = manager(served.install("two"))
     await km.start_kernel()
@@ -202,7 +202,7 @@ async def test_whoever_takes_a_parked_kernel_s_lease_is_told_of_with_their_words
         await eventually(is_told)
 
 
-async def test_what_no_kernel_manager_looks_after_goes_at_once_or_not_at_all(served: Classroom) -> None:
+async def test_what_no_kernel_manager_looks_after_goes_at_once_or_not_at_all(served: JupyterEnv) -> None:
     pool = pool_of(served)
     held = await take(pool, "60%", "held")
     waiting = await take(pool, "60%", "waiting")
@@ -222,7 +222,7 @@ def waits_for(go_on: Path) -> str:
 
 
 async def test_a_pool_that_cannot_park_what_is_asked_back_is_left_alone_for_a_while(
-    served: Classroom, manager: Managers, monkeypatch: pytest.MonkeyPatch
+    served: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     km = manager(served.install("two"))
     await km.start_kernel()
@@ -250,7 +250,7 @@ async def test_a_pool_that_cannot_park_what_is_asked_back_is_left_alone_for_a_wh
 
 
 async def test_a_cell_that_begins_while_its_device_is_looked_at_is_not_cut_off(
-    served: Classroom, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: JupyterEnv, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     km = manager(served.install("two"))
     await km.start_kernel()
@@ -295,19 +295,19 @@ async def has_looked_again(pool: EmbeddedPool, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_cell_that_begins_when_its_kernel_is_about_to_be_ended_is_not_cut_off(
-    served: Classroom, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: JupyterEnv, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     km = manager(served.install("two"))
-    time_is_up, ends, goes_on = idle_culler.IdleCuller.time_is_up, threading.Event(), threading.Event()
+    time_is_up, ends, goes_on = supervisor.IdleCuller.time_is_up, threading.Event(), threading.Event()
 
-    async def late(self: idle_culler.IdleCuller) -> ExpiryStep:
+    async def late(self: supervisor.IdleCuller) -> ExpiryStep:
         step = await time_is_up(self)
         if step.act is ExpiryAction.END:
             ends.set()
             await asyncio.to_thread(goes_on.wait)
         return step
 
-    monkeypatch.setattr(idle_culler.IdleCuller, "time_is_up", late)
+    monkeypatch.setattr(supervisor.IdleCuller, "time_is_up", late)
     await km.start_kernel()
     pool = pool_of(served)
     async with frontend(km) as page:
@@ -327,13 +327,13 @@ async def test_a_cell_that_begins_when_its_kernel_is_about_to_be_ended_is_not_cu
 
 @pytest.mark.parametrize("at_work", [False, True], ids=["idle", "at work"])
 async def test_a_kernel_whose_parking_was_not_answered_is_parked_all_the_same(
-    served: Classroom, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: bool
+    served: JupyterEnv, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: bool
 ) -> None:
     km = manager(served.install("two"))
     await km.start_kernel()
     pool = pool_of(served)
     park, asked = pool.park, threading.Event()
-    monkeypatch.setattr(idle_culler, "_TRY_AGAIN", 3_600)  # what is late is seen, and not asked again
+    monkeypatch.setattr(supervisor, "_TRY_AGAIN", 3_600)  # what is late is seen, and not asked again
 
     async def activity(_: str) -> Activity:
         return Activity(initialised=True, working=False, movable=True)
@@ -366,7 +366,7 @@ async def test_a_kernel_whose_parking_was_not_answered_is_parked_all_the_same(
 
 
 async def test_a_user_does_not_replace_what_an_administrator_has_said(
-    served: Classroom, manager: Managers
+    served: JupyterEnv, manager: Managers
 ) -> None:
     km = manager(served.install("two"))
     await km.start_kernel()
@@ -378,7 +378,7 @@ async def test_a_user_does_not_replace_what_an_administrator_has_said(
 
 
 async def test_what_is_parked_at_its_user_s_wish_keeps_an_administrator_s_reason(
-    served: Classroom,
+    served: JupyterEnv,
 ) -> None:
     pool = pool_of(served)
     held = await take(pool, "60%", "held")

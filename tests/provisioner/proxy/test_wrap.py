@@ -14,14 +14,14 @@ import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
 from jupyter_client.manager import AsyncKernelManager
-from support.proxy import frontend, listening
 
-from support.classroom import IPYKERNEL, TINY, WRAP, Classroom, Managers, eventually, is_running, kill
+from support.frontend import frontend, listening
+from support.jupyter_env import IPYKERNEL, TINY, WRAP, JupyterEnv, Managers, eventually, is_running, kill
 
 
-def install(classroom: Classroom, argv: tuple[str, ...] = IPYKERNEL, size: str = "2%") -> str:
+def install(jupyter_env: JupyterEnv, argv: tuple[str, ...] = IPYKERNEL, size: str = "2%") -> str:
     """Write a kernelspec that needs no provisioner of ours."""
-    folder = classroom.folder / "data" / "kernels" / "wrapped"
+    folder = jupyter_env.folder / "data" / "kernels" / "wrapped"
     folder.mkdir(parents=True)
     spec = {"argv": [*WRAP, "--slice", size, "--", *argv], "display_name": "wrapped", "language": "python"}
     (folder / "kernel.json").write_text(json.dumps(spec))
@@ -35,10 +35,10 @@ def child_of(km: AsyncKernelManager) -> int:
 
 
 async def test_a_wrapped_kernel_waits_gives_up_waits_again_and_runs(
-    classroom: Classroom, manager: Managers
+    jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    held = await classroom.fill("1")
-    km = manager(install(classroom))
+    held = await jupyter_env.fill("1")
+    km = manager(install(jupyter_env))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = page.run("print('never')")
@@ -47,30 +47,30 @@ async def test_a_wrapped_kernel_waits_gives_up_waits_again_and_runs(
         assert "You stopped waiting" in (await cell.done()).outputs[0]
         cell = page.run("import os; print(os.environ['GPU_POOL_SLICE'], os.environ['JPY_PARENT_PID'])")
         await cell.shows("Waiting")
-        await classroom.pool.release(held.id)
+        await jupyter_env.pool.release(held.id)
         assert (await cell.done()).outputs == [f"2% {km.provisioner.pid}\n"]
         cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
         await cell.shows("begun")
         await km.interrupt_kernel()
         assert (await cell.done()).status == "error"
-    lease = await classroom.only_lease()
+    lease = await jupyter_env.only_lease()
     assert lease.process is not None
     assert lease.process.pid == child_of(km)
     await km.shutdown_kernel()
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
 
 
 @pytest.mark.parametrize(
     "named", ["link/kernel-1.json", "{folder}/link/kernel-1.json", "kernels/kernel-1.json"]
 )
-async def test_the_connection_file_may_be_named_in_other_ways(classroom: Classroom, named: str) -> None:
-    folder = classroom.folder / "kernels"
+async def test_the_connection_file_may_be_named_in_other_ways(jupyter_env: JupyterEnv, named: str) -> None:
+    folder = jupyter_env.folder / "kernels"
     folder.mkdir()
-    (classroom.folder / "link").symlink_to(folder)
+    (jupyter_env.folder / "link").symlink_to(folder)
     place, _ = write_connection_file(str(folder / "kernel-1.json"))
-    file = named.format(folder=classroom.folder)
+    file = named.format(folder=jupyter_env.folder)
     words = [word.format(connection_file=file) for word in (*WRAP, "--slice", "2%", "--", *IPYKERNEL)]
-    wrapper = await asyncio.create_subprocess_exec(*words, cwd=classroom.folder)
+    wrapper = await asyncio.create_subprocess_exec(*words, cwd=jupyter_env.folder)
     client = AsyncKernelClient(connection_file=place)
     client.load_connection_file()
     try:
@@ -82,8 +82,8 @@ async def test_the_connection_file_may_be_named_in_other_ways(classroom: Classro
         await wrapper.wait()
 
 
-async def test_a_refusal_is_what_the_first_cell_reads(classroom: Classroom, manager: Managers) -> None:
-    km = manager(install(classroom, size="2x50%"))
+async def test_a_refusal_is_what_the_first_cell_reads(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    km = manager(install(jupyter_env, size="2x50%"))
     await km.start_kernel()
     async with frontend(km) as page:
         (error,) = (await page.run("1").done()).outputs
@@ -94,9 +94,9 @@ async def test_a_refusal_is_what_the_first_cell_reads(classroom: Classroom, mana
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("argv", [IPYKERNEL, TINY], ids=["python", "tiny"])
 async def test_the_kernel_dies_with_its_wrapper(
-    classroom: Classroom, manager: Managers, number: signal.Signals, argv: tuple[str, ...]
+    jupyter_env: JupyterEnv, manager: Managers, number: signal.Signals, argv: tuple[str, ...]
 ) -> None:
-    km = manager(install(classroom, argv))
+    km = manager(install(jupyter_env, argv))
     await km.start_kernel()
     async with frontend(km) as page:
         await page.run("1").done()
@@ -104,15 +104,15 @@ async def test_the_kernel_dies_with_its_wrapper(
     os.kill(km.provisioner.pid, number)
 
     async def is_gone() -> bool:
-        return not is_running(pid) and await classroom.is_empty()
+        return not is_running(pid) and await jupyter_env.is_empty()
 
     await eventually(is_gone)
 
 
 async def test_the_wrapper_dies_with_its_kernel(
-    classroom: Classroom, manager: Managers, tmp_path: Path
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:
-    km = manager(install(classroom))
+    km = manager(install(jupyter_env))
     # In a folder of its own, where no other test's kernels come and go.
     km.connection_file = f"{tmp_path / 'kernel.json'}"
     await km.start_kernel()
@@ -128,7 +128,7 @@ async def test_the_wrapper_dies_with_its_kernel(
     await eventually(is_dead)
     assert km.provisioner.process is not None
     assert km.provisioner.process.poll() == 128 + signal.SIGKILL
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
     assert len(others - set(folder.glob(".gpu-pool-*"))) == 1
 
 
@@ -136,17 +136,17 @@ def is_there(path: str) -> bool:
     return Path(path).exists()
 
 
-async def test_a_wrapped_kernel_changes_its_size(classroom: Classroom, manager: Managers) -> None:
-    km = manager(install(classroom))
+async def test_a_wrapped_kernel_changes_its_size(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    km = manager(install(jupyter_env))
     await km.start_kernel()
     async with frontend(km) as page:
         told = await page.run("%gpu use 10%").done()
         assert told.outputs[0].startswith("This kernel now has 10% of a GPU")
         assert "A restart brings back the size" in told.outputs[0]
-        cell = page.run("import os; print(os.environ['GPU_POOL_SLICE'], os.environ['GPU_POOL_WISHES'])")
+        cell = page.run("import os; print(os.environ['GPU_POOL_SLICE'], os.environ['GPU_POOL_RESIZE_DIR'])")
         size, place = "".join((await cell.done()).outputs).split()
     assert size == "10%"
     assert is_there(place)
     await km.shutdown_kernel()
-    await eventually(classroom.is_empty)
+    await eventually(jupyter_env.is_empty)
     assert not is_there(place)

@@ -1,4 +1,4 @@
-"""A classroom per test: its own Jupyter folders, kernelspecs, and a simulated pool of one GPU."""
+"""A Jupyter environment of a test's own: folders, kernelspecs, and a simulated pool of one GPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ Managers = Callable[..., AsyncKernelManager]
 
 
 @dataclass
-class Classroom:
+class JupyterEnv:
+    """Jupyter's folders in ``folder``, with kernelspecs whose kernels get slices of the pool at ``url``."""
+
     folder: Path
     url: str
 
@@ -72,7 +74,7 @@ class Classroom:
             parse_request(size), Holder("teacher"), key=f"fill-{time.monotonic_ns()}"
         )
 
-    async def has_a_line(self) -> bool:
+    async def has_queue(self) -> bool:
         return bool((await self.pool.status()).queue)
 
     async def is_parked(self) -> bool:
@@ -85,7 +87,7 @@ class Classroom:
 
 
 def restarting_soon(limit: int = 5) -> Config:
-    """Configure a manager that looks for dead kernels, and restarts them, without much ado."""
+    """Configure a manager that looks for dead kernels often, and restarts them."""
     return Config(KernelRestarter={"time_to_dead": 0.2, "restart_limit": limit})
 
 

@@ -1,4 +1,4 @@
-"""A frontend per test: it submits cells, and keeps what each of them shows."""
+"""A frontend as a notebook page is one: it submits cells, and keeps what each of them shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.session import Session
 
-from support.classroom import eventually
+from support.jupyter_env import eventually
 
 Message = dict[str, Any]
 
