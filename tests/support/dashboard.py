@@ -27,13 +27,13 @@ from gpu_pool.service.browsers import Shared
 from gpu_pool.service.callers import Caller
 from gpu_pool.service.connections import ConnectionLimits
 from gpu_pool.service.course_editor import CourseEditor
-from gpu_pool.service.dashboard import ROUTES, Address
-from gpu_pool.service.dashboard.dashboard import Dashboard
+from gpu_pool.service.dashboard.live_pages import Dashboard
 from gpu_pool.service.handler import InFlightRequests
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.http_server import LimitedServer
 from gpu_pool.service.hub import HubIdentity
 from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool.service.site import ROUTES, Address
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Holder, Process, parse_request
 from support.pools import device, embedded

@@ -25,19 +25,17 @@ from gpu_pool.audit import AuditLog
 from gpu_pool.courses import CourseFolder, Courses
 from gpu_pool.embedded.pool import EmbeddedPool, store_path
 from gpu_pool.extras import needs_extra
-from gpu_pool.service.addresses import read_networks
 from gpu_pool.service.api import ApiOptions, api
 from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.callers import PeerIdentity
-from gpu_pool.service.connections import ConnectionLimits
+from gpu_pool.service.connections import ConnectionLimits, read_networks
 from gpu_pool.service.event_streams import EventStreams, StreamLimits
 from gpu_pool.service.handler import InFlightRequests
 from gpu_pool.service.health import check_processes_are_seen
 from gpu_pool.service.heartbeats import Heartbeats
-from gpu_pool.service.http_server import LimitedServer, PeerServer
-from gpu_pool.service.hub_service import HubPlace, hub_place, named_by
+from gpu_pool.service.http_server import BACKLOG, LimitedServer, PeerServer, ServiceSocket
+from gpu_pool.service.hub import HubPlace, hub_place, named_by
 from gpu_pool.service.lease_changes import LeaseChanges
-from gpu_pool.service.listening import BACKLOG, ServiceSocket
 from gpu_pool.service.metrics import Metrics
 from gpu_pool.service.rate_limits import DecisionRate
 from gpu_pool.service.settings import ServeSettings

@@ -10,20 +10,18 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.policy.revocation import Effect
-from gpu_pool.service.callers import Caller, course_asked_for
-from gpu_pool.service.decisions import DecisionLog
+from gpu_pool.service.callers import Caller, course_asked_for, verify_process
 from gpu_pool.service.health import Health
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
-from gpu_pool.service.owners import Owners
-from gpu_pool.service.process_claims import verify_process
 from gpu_pool.service.rate_limits import DecisionRate, PollLimit
 from gpu_pool_client import (
     Activity,
@@ -38,6 +36,7 @@ from gpu_pool_client import (
     LeaseState,
     NotAllowed,
     Outlook,
+    Pool,
     PoolStatus,
     SliceRequest,
     parse_request,
@@ -321,3 +320,65 @@ def _waits_no_more(lease: Lease | None) -> bool:
 def _differs(now: Lease, known: Lease) -> bool:
     """Whether anything differs that :func:`wire.version` is made of."""
     return replace(now, key=known.key, terms=known.terms) != known
+
+
+class DecisionLog:
+    """Goes with everything that changes the pool. Administrators may decide as often as they like."""
+
+    def __init__(self, changes: LeaseChanges, log: logging.Logger, pace: DecisionRate | None) -> None:
+        self._changes = changes
+        self._log = log
+        self._pace = pace
+
+    @contextmanager
+    def making(self, caller: Caller, what: str) -> Iterator[list[str]]:
+        """Log what is decided, or why not, and let those look who wait for news.
+
+        What is put into the list that this yields is logged as the outcome. Raises ``OverQuota``.
+        """
+        if self._pace is not None and not caller.is_admin:
+            self._pace.count(caller.user)
+        told: list[str] = []
+        try:
+            yield told
+        except Exception as error:
+            told.append(type(error).__name__)
+            raise
+        finally:
+            words = what if what.isprintable() else ascii(what)
+            self._log.info("%s: %s: %s", _who(caller), words, *told or ("done",))
+            self._changes.decided(caller.user)
+
+
+def _who(caller: Caller) -> str:
+    user = caller.user if caller.user.isprintable() else ascii(caller.user)
+    return f"{user}[{caller.process.pid}]" if caller.peer else f"{user}[hub:{caller.server or ''}]"
+
+
+#: Leases whose holder is remembered before all are forgotten, and read again when they are asked about.
+_MOST_KNOWN: Final = 65_536
+
+
+class Owners:
+    """Knows the user of each lease, who never changes."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._users: dict[str, str] = {}
+
+    async def check(self, caller: Caller, lease_id: str) -> None:
+        """Refuse another's lease in the words for one that never was, whose id nobody should guess."""
+        if not caller.is_admin and not await self.owns(caller, lease_id):
+            raise LeaseGone(f"There is no lease {lease_id[:64]!a} in this pool.", "Ask for a new slice.")
+
+    async def owns(self, caller: Caller, lease_id: str) -> bool:
+        """Whether a lease is the caller's own. Raises ``LeaseGone`` for one that never was."""
+        if lease_id not in self._users:
+            self.remember(await self._pool.get_lease(lease_id))
+        return self._users[lease_id] == caller.user
+
+    def remember(self, lease: Lease) -> None:
+        """Know a lease from now on."""
+        if len(self._users) >= _MOST_KNOWN:
+            self._users.clear()
+        self._users[lease.id] = lease.holder.user

@@ -14,8 +14,7 @@ from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.callers import Caller
 from gpu_pool.service.connections import admit, client_of
 from gpu_pool.service.handler import InFlightRequests, act_for, part_with_unknown, say_id, tell_refusal
-from gpu_pool.service.hub import HubIdentity, UnknownToken
-from gpu_pool.service.hub_service import HubPlace
+from gpu_pool.service.hub import HubIdentity, HubPlace, UnknownToken
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool_client import GpuPoolError
 from gpu_pool_client.remote.problems import ProblemDocument, problem_of

@@ -1,35 +1,25 @@
-"""What is told of each device: what is granted of it, and what it does."""
+"""The numbers for Prometheus: what is granted of each device and what it does, leases, waits and requests."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final
-
-from gpu_pool.devices.readings import Reading
-from gpu_pool_client import WHOLE, DeviceStatus
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tornado.web import RequestHandler
 
 from gpu_pool.audit import AuditLog
+from gpu_pool.devices.readings import Reading
 from gpu_pool.embedded.pool import EmbeddedPool
-from gpu_pool.service.addresses import Network, is_within
+from gpu_pool.service.connections import Network, is_within
 from gpu_pool.service.handler import Handler
-from gpu_pool_client import Lease, LeaseState, NotAllowed, PoolStatus
+from gpu_pool_client import WHOLE, DeviceStatus, Lease, LeaseState, NotAllowed, PoolStatus
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
-
 
 _MIB: Final = 1024 * 1024
 _LABELS: Final = ("device", "index")

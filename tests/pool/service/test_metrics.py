@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_pool.devices.readings import Reading
 from gpu_pool.embedded.pool import EmbeddedPool
-from gpu_pool.service.addresses import is_within, read_networks
+from gpu_pool.service.connections import is_within, read_networks
 from gpu_pool.service.metrics import Metrics
 from gpu_pool_client import BadRequest, Device, EndReason, Holder, Process, parse_request
 from gpu_pool_client.remote.exchange import ServerAddress, ask

@@ -12,10 +12,9 @@ from tornado.web import HTTPError
 
 from gpu_pool.courses import CourseFile
 from gpu_pool.service.dashboard import course_view, history_view, pool_view
-from gpu_pool.service.dashboard.dashboard import PoolScene
 from gpu_pool.service.dashboard.history_view import PastRow
-from gpu_pool.service.dashboard.screens import DashboardPage, LivePage, Parts
-from gpu_pool.service.dashboard.viewer import as_seen_by, without_names
+from gpu_pool.service.dashboard.live_pages import DashboardPage, LivePage, Parts, PoolScene
+from gpu_pool.service.dashboard.pool_view import as_seen_by, without_names
 from gpu_pool_client import GpuPoolError, LeaseState, NotAllowed, Outlook, PoolStatus
 
 _DAY: Final = 86_400.0

@@ -115,7 +115,7 @@ async def test_streams_end_when_the_service_does(site: Site) -> None:
 
 
 async def test_one_user_has_so_many_live_pages(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_pool.service.dashboard.dashboard._MOST_STREAMS", 1)
+    monkeypatch.setattr("gpu_pool.service.dashboard.live_pages._MOST_STREAMS", 1)
     async with stream(site, "", "ada") as events:
         await events.event()
         assert (await site.get("?live=1", "ada")).code == 429

@@ -13,7 +13,7 @@ from gpu_pool.courses import Courses
 from gpu_pool.policy.sharing import Group, Quota, Sharing
 from gpu_pool.service.dashboard import course_view, history_view, labels, pool_view
 from gpu_pool.service.dashboard.labels import Mark, marks
-from gpu_pool.service.dashboard.viewer import Viewer, as_seen_by, without_names
+from gpu_pool.service.dashboard.pool_view import Viewer, as_seen_by, without_names
 from gpu_pool_client import (
     Device,
     DeviceStatus,
