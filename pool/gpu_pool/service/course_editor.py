@@ -25,9 +25,8 @@ from gpu_pool.courses import (
 )
 from gpu_pool.courses.arithmetic import Rush, SliceFigures, rush, slice_figures
 from gpu_pool.courses.editing import difference, digest, how_much, reserved_changes
-from gpu_pool.courses.folder import described_twice
+from gpu_pool.courses.folder import described_twice, put_in_place, take_back, why_fixed, write_beside
 from gpu_pool.courses.reading import MOST_BYTES, SUFFIX
-from gpu_pool.courses.writing import put_in_place, take_back, why_fixed, write_beside
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import CourseVersion

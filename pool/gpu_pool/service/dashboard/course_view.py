@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gpu_pool.courses import CourseFile, Courses, is_member
-from gpu_pool.courses.descriptions import open_now, when_open
+from gpu_pool.courses.access import open_now, when_open
 from gpu_pool.courses.model import CourseLimits
 from gpu_pool.courses.reading import SUFFIX
 from gpu_pool.service.dashboard.labels import Mark, count, gpus, memory

@@ -13,8 +13,7 @@ from itertools import zip_longest
 from typing import Final
 
 from gpu_pool.courses import BadCourseFile, FileProblem
-from gpu_pool.courses.arithmetic import SliceFigures
-from gpu_pool.courses.descriptions import at_once_words, rush_words, slice_notes
+from gpu_pool.courses.arithmetic import SliceFigures, at_once_words, rush_words, slice_notes
 from gpu_pool.courses.editing import RESERVED, difference, how_much
 from gpu_pool.courses.reading import MOST_BYTES
 from gpu_pool.policy.sharing import CourseVersion

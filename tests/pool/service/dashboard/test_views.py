@@ -64,10 +64,10 @@ def waiting(number: int, place: int, **facts: Any) -> Lease:
     return lease(number, state=LeaseState.WAITING, position=place, **facts)
 
 
-def pool(*leases: Lease, line: tuple[Lease, ...] = (), of: Device = GPU, **facts: Any) -> PoolStatus:
+def pool(*leases: Lease, queue: tuple[Lease, ...] = (), of: Device = GPU, **facts: Any) -> PoolStatus:
     parts = [part for each in leases for part in each.slices]
     held = sum(part.milli for part in parts), sum(part.memory_mib for part in parts)
-    return PoolStatus("embedded:", (DeviceStatus(of, *held, 0, len(parts), **facts),), leases, line)
+    return PoolStatus("embedded:", (DeviceStatus(of, *held, 0, len(parts), **facts),), leases, queue)
 
 
 class TestViewer:
