@@ -135,11 +135,13 @@ async def showing(
     async with embedded(folder / "store.db", *map(device, range(devices)), **settings) as pool:
         heartbeats = Heartbeats(60.0, _LOG)
         changes = LeaseChanges(pool, _LOG, heartbeats)
-        desk = AuthorizedPool(pool, changes, heartbeats, _LOG, 100)
+        authorized = AuthorizedPool(pool, changes, heartbeats, _LOG, 100)
         looking = asyncio.create_task(changes.run())
-        editor = CourseEditor(pool, courses, rules.rules, desk) if courses else None
+        editor = CourseEditor(pool, courses, rules.rules, authorized.decisions) if courses else None
         dashboard = Dashboard(pool, changes, _LOG, look, lambda: look().sharing(rules.sharing), editor)
-        server = LimitedServer(_application(desk, changes, dashboard, identity), _LOG, ConnectionLimits(1000))
+        server = LimitedServer(
+            _application(authorized, changes, dashboard, identity), _LOG, ConnectionLimits(1000)
+        )
         (socket,) = bind_sockets(0, "127.0.0.1")
         server.add_socket(socket)
         try:
@@ -158,7 +160,7 @@ async def showing(
 
 
 def _application(
-    desk: AuthorizedPool, changes: LeaseChanges, dashboard: Dashboard, identity: HubIdentity | None
+    authorized: AuthorizedPool, changes: LeaseChanges, dashboard: Dashboard, identity: HubIdentity | None
 ) -> Application:
     hub = HubOAuth(
         base_url=PREFIX,
@@ -167,7 +169,7 @@ def _application(
         oauth_client_id="service-gpu-pool",
     )
     asked: Any = identity
-    shared = Shared(desk, changes, asked, InFlightRequests(), _LOG, hub, PREFIX)
+    shared = Shared(authorized, changes, asked, InFlightRequests(), _LOG, hub, PREFIX)
     pages = [
         (Address(PREFIX, path, page), type(page.__name__, (CallerOfCookie, page), {}), {"shared": shared})
         for path, page in ROUTES

@@ -265,9 +265,9 @@ class ApiOptions:
     """What all applications of one service share."""
 
     pool: EmbeddedPool
-    desk: AuthorizedPool
+    authorized_pool: AuthorizedPool
     changes: LeaseChanges
-    under_way: InFlightRequests
+    in_flight: InFlightRequests
     log: logging.Logger
     settings: PoolSettings
     streams: EventStreams
@@ -296,9 +296,9 @@ def api(
 ) -> Application:
     """Return the application with the API below ``prefix``, and with ``more`` routes."""
     shared = {
-        "desk": options.desk,
+        "pool": options.authorized_pool,
         "identify": identify,
-        "under_way": options.under_way,
+        "in_flight": options.in_flight,
         "log": options.log,
     }
     root = prefix.rstrip("/") + bodies.API

@@ -167,17 +167,17 @@ class ServeApp(ServeSettings, Program):
         for stop in (options.changes.stop, *options.stops):
             stop()
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(options.under_way.none(), _STOP_WITHIN)
+            await asyncio.wait_for(options.in_flight.none(), _STOP_WITHIN)
 
     def _options(self, pool: EmbeddedPool, changes: LeaseChanges, heartbeats: Heartbeats) -> ApiOptions:
         folder, courses = _courses(self._pool_settings)
         streams = EventStreams(pool, changes, self.log, self._limits())
         return ApiOptions(
             pool=pool,
-            desk=self._desk(pool, changes, heartbeats),
+            authorized_pool=self._authorized_pool(pool, changes, heartbeats),
             changes=changes,
             streams=streams,
-            under_way=InFlightRequests(),
+            in_flight=InFlightRequests(),
             log=self.log,
             settings=self._pool_settings,
             admins=frozenset(self.admins),
@@ -221,7 +221,9 @@ class ServeApp(ServeSettings, Program):
             self.max_clients if self._place is not None else 0,
         )
 
-    def _desk(self, pool: EmbeddedPool, changes: LeaseChanges, heartbeats: Heartbeats) -> AuthorizedPool:
+    def _authorized_pool(
+        self, pool: EmbeddedPool, changes: LeaseChanges, heartbeats: Heartbeats
+    ) -> AuthorizedPool:
         pace, others = DecisionRate(self.max_decisions), self.other_courses
         return AuthorizedPool(pool, changes, heartbeats, self.log, self.max_waits, pace, other_courses=others)
 

@@ -84,7 +84,7 @@ class AuthorizedPool:
         if not _KEY.fullmatch(wanted.key):
             raise BadRequest("The key of a request is 1 to 128 printable ASCII characters without spaces.")
         request = parse_request(wanted.request)
-        with self.decisions.making(caller, f"request {request}") as told:
+        with self.decisions.making(caller, f"request {request}") as outcome:
             course = course_asked_for(caller, wanted.course, others=self._other_courses)
             holder = Holder(caller.user, course, wanted.kernel, caller.process)
             lease = await self._pool.request(
@@ -94,7 +94,7 @@ class AuthorizedPool:
                 groups=caller.groups,
                 server=caller.server,
             )
-            told.append(f"lease {lease.id} is {lease.state.value}")
+            outcome.append(f"lease {lease.id} is {lease.state.value}")
         self._owners.remember(lease)
         return replace(lease, key=wanted.key)
 
@@ -338,15 +338,15 @@ class DecisionLog:
         """
         if self._pace is not None and not caller.is_admin:
             self._pace.count(caller.user)
-        told: list[str] = []
+        outcome: list[str] = []
         try:
-            yield told
+            yield outcome
         except Exception as error:
-            told.append(type(error).__name__)
+            outcome.append(type(error).__name__)
             raise
         finally:
             words = what if what.isprintable() else ascii(what)
-            self._log.info("%s: %s: %s", _who(caller), words, *told or ("done",))
+            self._log.info("%s: %s: %s", _who(caller), words, *outcome or ("done",))
             self._changes.decided(caller.user)
 
 

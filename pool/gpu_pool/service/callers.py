@@ -49,7 +49,7 @@ class Caller:
     #: Distinguishes the keys of this user's requests from everybody else's.
     mark: str
     #: The process that asks, whose death ends what it asked for; for callers of the Hub's
-    #: an entry in its place that nobody judges (see ``heartbeats.keeper``).
+    #: an entry in its place that nobody judges (see ``heartbeats.remote_process``).
     process: Process
     #: Who may be judged by what the system says of processes; None for callers over TCP.
     peer: Peer | None = None

@@ -23,7 +23,7 @@ from tornado.util import TimeoutError as TookTooLong
 
 from gpu_pool.service.callers import Caller
 from gpu_pool.service.handler import Handler
-from gpu_pool.service.heartbeats import without_keepers
+from gpu_pool.service.heartbeats import without_remote_processes
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool_client import (
     DeviceStatus,
@@ -65,7 +65,7 @@ class EventStreams:
         self.limits = limits
         self.snapshots = Snapshots(pool, changes, log)
         self._open: Counter[str] = Counter()
-        self._cast: _Cast | None = None
+        self._by_user: _SnapshotByUser | None = None
         self._explaining = asyncio.Lock()
         self._rests_until = 0.0
 
@@ -117,12 +117,12 @@ class EventStreams:
 
     def view(self, snapshot: Snapshot, caller: Caller) -> tuple[str, bytes]:
         """Return what a caller may see of the pool, and a tag that differs as soon as that does."""
-        if self._cast is None or self._cast.snapshot is not snapshot:
-            self._cast = _Cast(snapshot)
-        return self._cast.view(caller)
+        if self._by_user is None or self._by_user.snapshot is not snapshot:
+            self._by_user = _SnapshotByUser(snapshot)
+        return self._by_user.view(caller)
 
 
-class _Cast:
+class _SnapshotByUser:
     """A snapshot, its leases by user: who watches need not go through all of them, nor write the devices."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -146,7 +146,7 @@ class _Cast:
 
 
 def _write(caller: Caller, leases: Iterable[Lease]) -> bytes:
-    return _LEASES.dump_json(tuple(without_keepers(caller.shown(lease)) for lease in leases))
+    return _LEASES.dump_json(tuple(without_remote_processes(caller.shown(lease)) for lease in leases))
 
 
 #: Seconds for which nothing may have been found changed, and the least between two looks.
@@ -333,7 +333,7 @@ class LeaseEvents(EventStream):
     async def get(self, lease_id: str) -> None:
         """Send the lease, and why it waits, whenever that changes; 204 if its end was seen."""
         with self.streams.opened(self.caller.user):
-            lease = await self.desk.lease(self.caller, lease_id)
+            lease = await self.pool.lease(self.caller, lease_id)
             if lease.state is LeaseState.ENDED and bodies.version(lease) == self.seen:
                 self.set_status(HTTPStatus.NO_CONTENT)
                 self.finish()
@@ -344,7 +344,7 @@ class LeaseEvents(EventStream):
         seen, lease, told = self.seen, None, b"null"
         while lease is None or lease.state is not LeaseState.ENDED:
             try:
-                newer = await self.desk.watch(self.caller, lease_id, self.patience, seen)
+                newer = await self.pool.watch(self.caller, lease_id, self.patience, seen)
             except GpuPoolError:
                 return  # the client comes back, and is told
             before, lease = told, newer or lease
@@ -360,7 +360,7 @@ class LeaseEvents(EventStream):
         """Write why a lease waits, which is asked anew from time to time: how long it may take changes."""
         if lease is None or lease.state is not LeaseState.WAITING:
             return b"null"
-        found = await self.streams.outlook(lambda: self.desk.explain(self.caller, lease.id))
+        found = await self.streams.outlook(lambda: self.pool.explain(self.caller, lease.id))
         return b"null" if found is None else bodies.OUTLOOK.dump_json(found)
 
 
@@ -389,7 +389,7 @@ class PoolEvents(EventStream):
 
 
 def _written_lease(lease: Lease) -> bytes:
-    return bodies.LEASE.dump_json(without_keepers(lease))
+    return bodies.LEASE.dump_json(without_remote_processes(lease))
 
 
 def _written(name: str, tag: str, data: bytes) -> bytes:

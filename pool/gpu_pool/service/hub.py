@@ -25,7 +25,7 @@ from tornado.httputil import HTTPServerRequest
 
 from gpu_pool.service.callers import Caller, Peer, account_name, user_name
 from gpu_pool.service.connections import client_of
-from gpu_pool.service.heartbeats import keeper
+from gpu_pool.service.heartbeats import remote_process
 from gpu_pool.service.tokens import Client, FairSemaphore, KnownTokens, WaitingClients, digest_of
 from gpu_pool.user_names import name_of
 from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
@@ -182,7 +182,7 @@ class HubIdentity:
             name,
             own_access and (user.admin or user.name in self._admins),
             mark_of(name),
-            keeper(name, server or "", client, self._boot),
+            remote_process(name, server or "", client, self._boot),
             groups=user.groups,
             server=server,
             course=user.servers[server].course if server in user.servers else None,
@@ -289,7 +289,7 @@ def _service_of(user: HubUser, client: str, boot: str, is_for_services: bool) ->
             "Ask for /status, or for /forecast with anybody=1; for anything else, as a user.",
         )
     name = name_of(_OF_SERVICE.format(name=user.name))
-    return Caller(name, False, mark_of(name), keeper(name, "", client, boot), is_service=True)
+    return Caller(name, False, mark_of(name), remote_process(name, "", client, boot), is_service=True)
 
 
 def _server_of(user: HubUser) -> str | None:

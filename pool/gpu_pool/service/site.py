@@ -72,7 +72,13 @@ def site(options: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING)
     identity = HubIdentity(place.hub, options.admins, options.pool.boot, most_waiting=most_waiting)
     login = hub_login(place)
     shared = Shared(
-        options.desk, options.changes, identity, options.under_way, options.log, login, place.prefix
+        options.authorized_pool,
+        options.changes,
+        identity,
+        options.in_flight,
+        options.log,
+        login,
+        place.prefix,
     )
     dashboard = _dashboard(options)
     options.stops.append(dashboard.stop)
@@ -100,6 +106,8 @@ def _dashboard(options: ApiOptions) -> Dashboard:
 
     editor = None
     if options.folder is not None:
-        editor = CourseEditor(options.pool, options.folder, options.settings.rules, options.desk)
+        editor = CourseEditor(
+            options.pool, options.folder, options.settings.rules, options.authorized_pool.decisions
+        )
     limits = options.streams.limits
     return Dashboard(options.pool, options.changes, options.log, options.courses, sharing, editor, limits)

@@ -98,10 +98,10 @@ async def test_courses_have_leases_memory_and_a_line(numbers: Numbers) -> None:
     assert await numbers.value("gpu_pool_held_memory_bytes", course="ml") == 16 * GIB
     assert await numbers.value("gpu_pool_held_share", course="none") == 0.25
     assert await numbers.value("gpu_pool_leases", course="ml", state="held") == 1
-    assert await numbers.value("gpu_pool_line_length", course="nlp") == 1
-    assert await numbers.value("gpu_pool_line_length", course="ml") == 0
-    assert await numbers.value("gpu_pool_line_wanted_share") == 2
-    assert 0 < await numbers.value("gpu_pool_line_longest_wait_seconds") < 60
+    assert await numbers.value("gpu_pool_queue_length", course="nlp") == 1
+    assert await numbers.value("gpu_pool_queue_length", course="ml") == 0
+    assert await numbers.value("gpu_pool_queue_wanted_share") == 2
+    assert 0 < await numbers.value("gpu_pool_queue_longest_wait_seconds") < 60
 
 
 async def test_nobody_multiplies_labels(numbers: Numbers) -> None:

@@ -29,7 +29,7 @@ class DrainForm(FormAction):
 
     async def post(self, device: str, what: str) -> None:
         """Drain or undrain it."""
-        await self.desk.drain(self.caller, device, what == "drain")
+        await self.pool.drain(self.caller, device, what == "drain")
         self.done("admin", f"{what}ed")
 
 
@@ -41,12 +41,12 @@ class _OfLease(DashboardPage):
 
     async def draw_lease(self, lease_id: str, effect: Effect, refused: str = "", why: str = "") -> None:
         """Show it, with what can be done and what each of that does."""
-        scene = await self.dashboard.look()
-        status = scene.snapshot.status
+        data = await self.dashboard.look()
+        status = data.snapshot.status
         lease = next((each for each in (*status.leases, *status.queue) if each.id == lease_id), None)
         if lease is None:
             raise LeaseGone("There is no such lease any more.", "See the history for how it ended.")
-        (row,) = pool_view.lease_rows(status, scene.marks, lambda each: each.id == lease_id)
+        (row,) = pool_view.lease_rows(status, data.marks, lambda each: each.id == lease_id)
         is_own = self.viewer.owns(lease)
         open_devices = {each.device.uuid for each in status.devices if not each.drained}
         held = [part.device for part in lease.slices if part.device.uuid in open_devices]
@@ -68,7 +68,7 @@ class LeasePage(_OfLease):
 
     async def get(self, lease_id: str) -> None:
         """Show it, and the forms."""
-        await self.draw_lease(lease_id, await self.desk.effect_of_taking(self.caller, lease_id))
+        await self.draw_lease(lease_id, await self.pool.effect_of_taking(self.caller, lease_id))
 
 
 class _TakeBack(_OfLease, FormAction, ABC):
@@ -84,10 +84,10 @@ class _TakeBack(_OfLease, FormAction, ABC):
     async def take_back(self, lease_id: str, why: str) -> None:
         """Do what was chosen; show the page again where that would do something else than it said."""
         if self.get_body_argument("when", NOW) == WHEN_IDLE:
-            await self.desk.ask_back(self.caller, lease_id, why)
+            await self.pool.ask_back(self.caller, lease_id, why)
             self.done(self.page, self.asked)
             return
-        effect = await self.desk.effect_of_taking(self.caller, lease_id)
+        effect = await self.pool.effect_of_taking(self.caller, lease_id)
         if self.get_body_argument("effect", effect.value) != effect.value:
             await self.draw_lease(lease_id, effect, _OTHERWISE_NOW, why)
             return
@@ -99,9 +99,9 @@ class _TakeBack(_OfLease, FormAction, ABC):
 
     async def _withdraw(self, lease_id: str, why: str) -> None:
         try:
-            await self.desk.withdraw(self.caller, lease_id, why)
+            await self.pool.withdraw(self.caller, lease_id, why)
         except (BadRequest, NotAllowed):  # it has used the GPU, or was parked, in this very moment
-            effect = await self.desk.effect_of_taking(self.caller, lease_id)
+            effect = await self.pool.effect_of_taking(self.caller, lease_id)
             await self.draw_lease(lease_id, effect, _OTHERWISE_NOW, why)
         else:
             self.done(self.page, self.kept)
@@ -125,7 +125,7 @@ class GiveBack(_TakeBack):
 
     async def end(self, lease_id: str, why: str) -> None:  # noqa: ARG002 - nobody needs words of their own
         """End it."""
-        await self.desk.release(self.caller, lease_id, EndReason.RELEASED)
+        await self.pool.release(self.caller, lease_id, EndReason.RELEASED)
 
 
 class Revoke(_TakeBack):
@@ -143,7 +143,7 @@ class Revoke(_TakeBack):
 
     async def end(self, lease_id: str, why: str) -> None:
         """End it."""
-        await self.desk.revoke(self.caller, lease_id, why)
+        await self.pool.revoke(self.caller, lease_id, why)
 
 
 #: What choices are called by, in forms.

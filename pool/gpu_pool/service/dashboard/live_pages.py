@@ -22,7 +22,7 @@ from gpu_pool.policy.sharing import Sharing
 from gpu_pool.service.browsers import BrowserPage
 from gpu_pool.service.course_editor import CourseEditor
 from gpu_pool.service.dashboard.labels import Mark, marks
-from gpu_pool.service.dashboard.pool_view import Viewer, news
+from gpu_pool.service.dashboard.pool_view import Viewer, describe_changes
 from gpu_pool.service.event_streams import Snapshot, Snapshots, StreamLimits
 from gpu_pool.service.hub import HubUnreachable
 from gpu_pool.service.lease_changes import LeaseChanges
@@ -34,7 +34,7 @@ _MOST_STREAMS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class PoolScene:
+class PageData:
     """The pool at one time, and how its courses are drawn."""
 
     snapshot: Snapshot
@@ -63,26 +63,26 @@ class Dashboard:
         self.editor = editor
         self._courses = courses
         self._streams: Counter[str] = Counter()
-        self._scene: PoolScene | None = None
+        self._data: PageData | None = None
         self._drawn: dict[str, tuple[int, str]] = {}
 
-    async def look(self) -> PoolScene:
+    async def look(self) -> PageData:
         """Look at the pool, and return what is there."""
-        return self.scene(await self.snapshots.now())
+        return self.page_data(await self.snapshots.now())
 
-    def scene(self, snapshot: Snapshot, more: Collection[str | None] = ()) -> PoolScene:
+    def page_data(self, snapshot: Snapshot, more: Collection[str | None] = ()) -> PageData:
         """Return what is drawn of a snapshot; ``more`` are courses that are drawn, too."""
         courses = self._courses()
-        last = self._scene
+        last = self._data
         if last and not more and last.snapshot is snapshot and last.courses is courses:
             return last
         status = snapshot.status
         found = [lease.holder.course for lease in (*status.leases, *status.queue)]
         configured = {*courses.usable, *self.sharing().courses}
-        scene = PoolScene(snapshot, courses, marks(configured, (*found, *more)))
+        data = PageData(snapshot, courses, marks(configured, (*found, *more)))
         if not more:
-            self._scene = scene  # who watches the same snapshot need not count it again
-        return scene
+            self._data = data  # who watches the same snapshot need not count it again
+        return data
 
     def drawn_once(self, name: str, snapshot: Snapshot, draw: Callable[[], str]) -> str:
         """Return what is the same for everybody who looks at this snapshot, drawn by the first."""
@@ -179,19 +179,19 @@ class LivePage(DashboardPage, ABC):
     _stream: asyncio.Task[None] | None = None
 
     @abstractmethod
-    async def parts(self, scene: PoolScene, *where: str, token: str = "") -> Parts:
+    async def parts(self, data: PageData, *where: str, token: str = "") -> Parts:
         """Return what changes of the page; ``where`` is what the address says."""
 
     async def get(self, *where: str) -> None:
         """Show the page, or keep it live."""
-        scene = await self.dashboard.look()
+        data = await self.dashboard.look()
         if self.get_query_argument("live", "") != "1":
-            parts = await self.parts(scene, *where, token=self.xsrf_token.decode())
-            self.show(self.template, parts=parts, live=True, **self.whole(scene, *where))
+            parts = await self.parts(data, *where, token=self.xsrf_token.decode())
+            self.show(self.template, parts=parts, live=True, **self.whole(data, *where))
             return
         with self.dashboard.streaming(self.viewer.user):
-            parts = await self.parts(scene, *where)  # what may not be seen is told before the stream begins
-            self._stream = asyncio.ensure_future(self._send_all(scene, parts, where))
+            parts = await self.parts(data, *where)  # what may not be seen is told before the stream begins
+            self._stream = asyncio.ensure_future(self._send_all(data, parts, where))
             try:
                 await self._stream
             except (asyncio.CancelledError, GpuPoolError, StreamClosedError, TookTooLong):
@@ -202,7 +202,7 @@ class LivePage(DashboardPage, ABC):
         """Return why leases of the viewer's own were taken away, by id, as the parts last said it."""
         return {}
 
-    def whole(self, scene: PoolScene, *where: str) -> dict[str, Any]:  # noqa: ARG002 - pages differ in what they need
+    def whole(self, data: PageData, *where: str) -> dict[str, Any]:  # noqa: ARG002 - pages differ in what they need
         """Return what the page's template needs besides its parts."""
         return {}
 
@@ -211,7 +211,7 @@ class LivePage(DashboardPage, ABC):
         if self._stream is not None:
             self._stream.cancel()
 
-    async def _send_all(self, scene: PoolScene, sent: Parts, where: tuple[str, ...]) -> None:
+    async def _send_all(self, data: PageData, sent: Parts, where: tuple[str, ...]) -> None:
         """Send what differs from what was sent before, now and after every change."""
         self.set_header("Content-Type", "text/event-stream; charset=utf-8")
         self.set_header("X-Accel-Buffering", "no")
@@ -220,17 +220,17 @@ class LivePage(DashboardPage, ABC):
         await self._send(f"retry: {_RETRY}\n{_event(sent, '')}")
         while time.monotonic() - began < limits.longest and not self.dashboard.snapshots.is_stopped:
             patience = max(0.0, known_at + limits.comment_every - time.monotonic())
-            newer = await self.dashboard.snapshots.newer(scene.snapshot.number, patience)
+            newer = await self.dashboard.snapshots.newer(data.snapshot.number, patience)
             if time.monotonic() - known_at >= limits.comment_every:
                 if not await self._is_still_known():
                     return
                 known_at = time.monotonic()
             # Without news of the pool, too: what the viewer may see, course files and groups say.
-            before, scene = scene, self.dashboard.scene(newer or scene.snapshot)
-            now = await self.parts(scene, *where)
+            before, data = data, self.dashboard.page_data(newer or data.snapshot)
+            now = await self.parts(data, *where)
             gone = dict.fromkeys(sent.keys() - now.keys(), "")  # such as what instructors alone see
             fresh = {name: text for name, text in now.items() if sent.get(name) != text} | gone
-            said = news(before.snapshot.status, scene.snapshot.status, self.viewer, self.ends())
+            said = describe_changes(before.snapshot.status, data.snapshot.status, self.viewer, self.ends())
             await self._send(_event(fresh, said) if fresh or said else ": nothing new\n\n")
             sent = now
 
@@ -253,4 +253,4 @@ class LivePage(DashboardPage, ABC):
 
 def _event(parts: Parts, said: str) -> str:
     """Write an event: parts of the page by id, and what is to be said of the viewer's own leases."""
-    return f"data: {json.dumps({'parts': parts, 'news': said})}\n\n"
+    return f"data: {json.dumps({'parts': parts, 'message': said})}\n\n"

@@ -210,7 +210,7 @@ class Waiting:
     number: int
 
 
-def line_by_course(status: PoolStatus, marks: Mapping[str, Mark]) -> tuple[Waiting, ...]:
+def queue_by_course(status: PoolStatus, marks: Mapping[str, Mark]) -> tuple[Waiting, ...]:
     """Return how many wait, by course."""
     courses = [course_label(lease.holder.course) for lease in status.queue]
     return tuple(Waiting(course, marks[course], courses.count(course)) for course in sorted(set(courses)))
@@ -277,13 +277,13 @@ def _row(lease: Lease, marks: Mapping[str, Mark], outlook: Outlook | None) -> Le
     )
 
 
-def news(before: PoolStatus, now: PoolStatus, viewer: Viewer, ends: Mapping[str, str]) -> str:
+def describe_changes(before: PoolStatus, now: PoolStatus, viewer: Viewer, ends: Mapping[str, str]) -> str:
     """Say what has become of the viewer's own leases, for those who do not see the page change.
 
     ``ends`` says why leases ended, by id, where that is worth saying.
     """
     old, new = _own(before, viewer), _own(now, viewer)
-    told = [
+    said = [
         f"Your slice of {lease.request} has ended{f': {ends[each]}' if each in ends else ''}."
         for each, lease in old.items()
         if each not in new
@@ -292,12 +292,12 @@ def news(before: PoolStatus, now: PoolStatus, viewer: Viewer, ends: Mapping[str,
         known = old.get(lease_id)
         if known is None or (known.state, known.position) != (lease.state, lease.position):
             where = where_words(lease)
-            told.append(
+            said.append(
                 f"Your slice of {lease.request}: {state_words(lease)}{f' on {where}' if where else ''}."
             )
         elif lease.notice and lease.notice != known.notice:
-            told.append(lease.notice)
-    return " ".join(told)
+            said.append(lease.notice)
+    return " ".join(said)
 
 
 def _own(status: PoolStatus, viewer: Viewer) -> dict[str, Lease]:

@@ -59,21 +59,21 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 async def test_a_stream_begins_with_the_whole_and_goes_on_with_what_changes(site: Site) -> None:
     async with stream(site, "", "ada") as events:
         first = await events.event()
-        assert set(first["parts"]) == {"devices", "mine", "line"}
+        assert set(first["parts"]) == {"devices", "mine", "queue"}
         await site.take("20%", "ada", "ml")
         then = await events.event()
         assert set(then["parts"]) == {"devices", "mine"}
         assert "20%, 6.4 GiB" in then["parts"]["mine"]
-        assert then["news"] == "Your slice of 20%: held on GPU 0 (simulated)."
+        assert then["message"] == "Your slice of 20%: held on GPU 0 (simulated)."
 
 
-async def test_of_others_come_counts_and_no_news(site: Site) -> None:
+async def test_of_others_come_counts_and_no_message(site: Site) -> None:
     async with stream(site, "", "ada") as events:
         await events.event()
         await site.take("20%", "grace", "ml", "train.py")
         then = await events.event()
         assert set(then["parts"]) == {"devices"}
-        assert then["news"] == ""
+        assert then["message"] == ""
         assert "1 slice" in then["parts"]["devices"]
         assert "grace" not in json.dumps(then)
 
