@@ -15,7 +15,6 @@ from pydantic.json_schema import JsonSchemaMode
 from tornado.web import Application
 
 from gpu_pool.courses import CourseFolder, Courses
-from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.service import event_streams, handlers
 from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.callers import Identify
@@ -25,6 +24,7 @@ from gpu_pool.service.handler import Handler, InFlightRequests
 from gpu_pool.service.handlers import NothingHandler
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.metrics import Metrics, MetricsHandler
+from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import EndReason
 from gpu_pool_client.remote import bodies
@@ -264,7 +264,7 @@ def _content(schema: Mapping[str, Any], kind: str = "application/json") -> dict[
 class ApiOptions:
     """What all applications of one service share."""
 
-    pool: EmbeddedPool
+    pool: ServedPool
     authorized_pool: AuthorizedPool
     changes: LeaseChanges
     in_flight: InFlightRequests

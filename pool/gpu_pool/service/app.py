@@ -38,6 +38,7 @@ from gpu_pool.service.hub import HubPlace, hub_place, named_by
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.metrics import Metrics
 from gpu_pool.service.rate_limits import DecisionRate
+from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.service.settings import ServeSettings
 from gpu_pool.settings import PoolSettings, load_settings
 from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
@@ -115,7 +116,7 @@ class ServeApp(ServeSettings, Program):
             await stack.enter_async_context(pool)
             await self._answer(pool, listening, stop)
 
-    async def _open_pool(self) -> EmbeddedPool:
+    async def _open_pool(self) -> ServedPool:
         store = store_path(f"embedded:{self.store}")
         self._is_new = not store.exists()
         if not self.kubernetes:
@@ -136,7 +137,7 @@ class ServeApp(ServeSettings, Program):
         except BadRequest as error:
             self.log.warning("%s", error)
 
-    async def _answer(self, pool: EmbeddedPool, listening: ServiceSocket, stop: asyncio.Event) -> None:
+    async def _answer(self, pool: ServedPool, listening: ServiceSocket, stop: asyncio.Event) -> None:
         heartbeats = Heartbeats(self.ttl, self.log)
         status = await pool.status()  # a store that cannot be opened is told now
         if self._is_new:  # said aloud: where the whole folder of another is lost, nothing else tells of it
@@ -169,7 +170,7 @@ class ServeApp(ServeSettings, Program):
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(options.in_flight.none(), _STOP_WITHIN)
 
-    def _options(self, pool: EmbeddedPool, changes: LeaseChanges, heartbeats: Heartbeats) -> ApiOptions:
+    def _options(self, pool: ServedPool, changes: LeaseChanges, heartbeats: Heartbeats) -> ApiOptions:
         folder, courses = _courses(self._pool_settings)
         streams = EventStreams(pool, changes, self.log, self._limits())
         return ApiOptions(
@@ -222,7 +223,7 @@ class ServeApp(ServeSettings, Program):
         )
 
     def _authorized_pool(
-        self, pool: EmbeddedPool, changes: LeaseChanges, heartbeats: Heartbeats
+        self, pool: ServedPool, changes: LeaseChanges, heartbeats: Heartbeats
     ) -> AuthorizedPool:
         pace, others = DecisionRate(self.max_decisions), self.other_courses
         return AuthorizedPool(pool, changes, heartbeats, self.log, self.max_waits, pace, other_courses=others)
@@ -261,7 +262,7 @@ def _courses(settings: PoolSettings) -> tuple[CourseFolder | None, Callable[[], 
     return folder, folder.look
 
 
-def _metrics(pool: EmbeddedPool, courses: Callable[[], Collection[str]]) -> Metrics | None:
+def _metrics(pool: ServedPool, courses: Callable[[], Collection[str]]) -> Metrics | None:
     try:
         return Metrics(pool, courses)
     except ImportError:  # prometheus_client comes with a JupyterHub, and a socket alone needs none

@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.policy.revocation import Effect
 from gpu_pool.service.callers import Caller, course_asked_for, verify_process
 from gpu_pool.service.health import Health
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.rate_limits import DecisionRate, PollLimit
+from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import (
     Activity,
     BadRequest,
@@ -36,7 +36,6 @@ from gpu_pool_client import (
     LeaseState,
     NotAllowed,
     Outlook,
-    Pool,
     PoolStatus,
     SliceRequest,
     parse_request,
@@ -56,7 +55,7 @@ class AuthorizedPool:
 
     def __init__(
         self,
-        pool: EmbeddedPool,
+        pool: ServedPool,
         changes: LeaseChanges,
         heartbeats: Heartbeats,
         log: logging.Logger,
@@ -362,7 +361,7 @@ _MOST_KNOWN: Final = 65_536
 class Owners:
     """Knows the user of each lease, who never changes."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ServedPool) -> None:
         self._pool = pool
         self._users: dict[str, str] = {}
 

@@ -27,11 +27,11 @@ from gpu_pool.courses.arithmetic import Rush, SliceFigures, rush, slice_figures
 from gpu_pool.courses.editing import difference, digest, how_much, reserved_changes
 from gpu_pool.courses.folder import described_twice, put_in_place, take_back, why_fixed, write_beside
 from gpu_pool.courses.reading import MOST_BYTES, SUFFIX
-from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.service.authorized_pool import DecisionLog
 from gpu_pool.service.callers import Caller
+from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import BadRequest, Device, GpuPoolError, NotAllowed
 
 #: Students of a class that is simulated while its teacher waits.
@@ -96,9 +96,7 @@ class CourseEditor:
     they have changed is seen, but in the moment between the last look and the renaming.
     """
 
-    def __init__(
-        self, pool: EmbeddedPool, folder: CourseFolder, rules: Rules, decisions: DecisionLog
-    ) -> None:
+    def __init__(self, pool: ServedPool, folder: CourseFolder, rules: Rules, decisions: DecisionLog) -> None:
         self._pool = pool
         self._folder = folder
         self._rules = rules

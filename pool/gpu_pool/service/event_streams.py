@@ -25,6 +25,7 @@ from gpu_pool.service.callers import Caller
 from gpu_pool.service.handler import Handler
 from gpu_pool.service.heartbeats import without_remote_processes
 from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import (
     DeviceStatus,
     GpuPoolError,
@@ -32,7 +33,6 @@ from gpu_pool_client import (
     LeaseState,
     Outlook,
     OverQuota,
-    Pool,
     PoolStatus,
     Terms,
 )
@@ -61,7 +61,9 @@ class StreamLimits:
 class EventStreams:
     """Counts open streams, and looks at the pool once for all of them. Used in one event loop."""
 
-    def __init__(self, pool: Pool, changes: LeaseChanges, log: logging.Logger, limits: StreamLimits) -> None:
+    def __init__(
+        self, pool: ServedPool, changes: LeaseChanges, log: logging.Logger, limits: StreamLimits
+    ) -> None:
         self.limits = limits
         self.snapshots = Snapshots(pool, changes, log)
         self._open: Counter[str] = Counter()
@@ -164,7 +166,7 @@ class Snapshot:
 class Snapshots:
     """The last look, and those who wait for one that differs. Used in one event loop."""
 
-    def __init__(self, pool: Pool, changes: LeaseChanges, log: logging.Logger) -> None:
+    def __init__(self, pool: ServedPool, changes: LeaseChanges, log: logging.Logger) -> None:
         self._pool = pool
         self._changes = changes
         self._log = log

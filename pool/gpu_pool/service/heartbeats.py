@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpu_pool_client import EndReason, Lease, Pool, Process
+from gpu_pool.service.served_pool import ServedPool
+from gpu_pool_client import EndReason, Lease, Process
 
 #: A pid that no process can have: above all that Linux gives (proc(5), pid_max).
 _NO_PID: Final = 1 << 30
@@ -84,7 +85,7 @@ class Heartbeats:
         for each in self._beats.values():
             each.due = self._clock() + self.ttl
 
-    async def look(self, pool: Pool, leases: Collection[Lease], looked_at: float) -> None:
+    async def look(self, pool: ServedPool, leases: Collection[Lease], looked_at: float) -> None:
         """End what was not heard of in time; ``leases`` are those that there were at ``looked_at``."""
         now, before = self._clock(), self._looked
         self._looked = now

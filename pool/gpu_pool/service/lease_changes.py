@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from gpu_pool.service.heartbeats import Heartbeats
-from gpu_pool_client import GpuPoolError, Lease, Pool, PoolStatus
+from gpu_pool.service.served_pool import ServedPool
+from gpu_pool_client import GpuPoolError, Lease, PoolStatus
 from gpu_pool_client.terms import Terms
 
 #: Seconds between looks when nothing was decided.
@@ -34,7 +35,7 @@ _Waiter: TypeAlias = tuple[IsNews, asyncio.Future[bool]]
 class LeaseChanges:
     """Who waits for news of which lease. Used in one event loop."""
 
-    def __init__(self, pool: Pool, log: logging.Logger, heartbeats: Heartbeats) -> None:
+    def __init__(self, pool: ServedPool, log: logging.Logger, heartbeats: Heartbeats) -> None:
         self._pool = pool
         self._log = log
         self._heartbeats = heartbeats

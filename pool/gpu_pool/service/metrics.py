@@ -13,9 +13,9 @@ from tornado.web import RequestHandler
 
 from gpu_pool.audit import AuditLog
 from gpu_pool.devices.readings import Reading
-from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.service.connections import Network, is_within
 from gpu_pool.service.handler import Handler
+from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import WHOLE, DeviceStatus, Lease, LeaseState, NotAllowed, PoolStatus
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ _WAITS: Final = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 1_800, 3_600, 7_200, 14_400)
 class Metrics:
     """The numbers of one pool. ``courses`` are those that are configured, as of now."""
 
-    def __init__(self, pool: EmbeddedPool, courses: Callable[[], Collection[str]]) -> None:
+    def __init__(self, pool: ServedPool, courses: Callable[[], Collection[str]]) -> None:
         # Only a service that is asked for numbers needs this library.
         from prometheus_client import CollectorRegistry, Histogram
         from prometheus_client import Counter as Counting

@@ -26,7 +26,8 @@ from gpu_pool.service.dashboard.pool_view import Viewer, describe_changes
 from gpu_pool.service.event_streams import Snapshot, Snapshots, StreamLimits
 from gpu_pool.service.hub import HubUnreachable
 from gpu_pool.service.lease_changes import LeaseChanges
-from gpu_pool_client import GpuPoolError, NotAllowed, OverQuota, Pool
+from gpu_pool.service.served_pool import ServedPool
+from gpu_pool_client import GpuPoolError, NotAllowed, OverQuota
 from gpu_pool_client.remote.problems import ProblemDocument
 
 #: Pages of one user that are live at once: each browser tab has one.
@@ -47,7 +48,7 @@ class Dashboard:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: ServedPool,
         changes: LeaseChanges,
         log: logging.Logger,
         courses: Callable[[], Courses],
