@@ -28,6 +28,7 @@ from gpu_pool.service.callers import Caller
 from gpu_pool.service.connections import ConnectionLimits
 from gpu_pool.service.course_editor import CourseEditor
 from gpu_pool.service.dashboard.live_pages import Dashboard
+from gpu_pool.service.event_streams import EventStreams, StreamLimits
 from gpu_pool.service.handler import InFlightRequests
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.http_server import LimitedServer
@@ -138,7 +139,8 @@ async def showing(
         authorized = AuthorizedPool(pool, changes, heartbeats, _LOG, 100)
         looking = asyncio.create_task(changes.run())
         editor = CourseEditor(pool, courses, rules.rules, authorized.decisions) if courses else None
-        dashboard = Dashboard(pool, changes, _LOG, look, lambda: look().sharing(rules.sharing), editor)
+        streams = EventStreams(pool, changes, _LOG, StreamLimits())
+        dashboard = Dashboard(streams, look, lambda: look().sharing(rules.sharing), editor)
         server = LimitedServer(
             _application(authorized, changes, dashboard, identity), _LOG, ConnectionLimits(1000)
         )
@@ -152,7 +154,7 @@ async def showing(
                 folder / "store.db",
             )
         finally:
-            dashboard.stop()
+            streams.stop()
             changes.stop()
             looking.cancel()
             server.stop()

@@ -21,7 +21,7 @@ from gpu_pool.service.callers import Caller, course_asked_for, verify_process
 from gpu_pool.service.health import Health
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
-from gpu_pool.service.rate_limits import DecisionRate, PollLimit
+from gpu_pool.service.rate_limits import ConcurrencyLimit, DecisionRate
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import (
     Activity,
@@ -72,7 +72,11 @@ class AuthorizedPool:
         self._changes = changes
         self._other_courses = other_courses
         self._owners = Owners(pool)
-        self._polls = PollLimit(most_polls)
+        self._polls = ConcurrencyLimit(
+            most_polls,
+            "You already wait for {most} leases at once, which is the most.",
+            "Stop waiting for one of them first.",
+        )
         #: Held while a user's history is read, which takes as long as dozens of decisions.
         self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 

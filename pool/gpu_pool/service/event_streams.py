@@ -9,22 +9,24 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final, TypeAlias
+from typing import Final
 
 from pydantic import BaseModel, TypeAdapter
 from tornado.gen import with_timeout
 from tornado.iostream import StreamClosedError
 from tornado.util import TimeoutError as TookTooLong
+from tornado.web import RequestHandler
 
 from gpu_pool.service.callers import Caller
 from gpu_pool.service.handler import Handler
 from gpu_pool.service.heartbeats import without_remote_processes
-from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool.service.lease_changes import LeaseChanges, without_end_time
+from gpu_pool.service.rate_limits import ConcurrencyLimit
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import (
     DeviceStatus,
@@ -32,9 +34,7 @@ from gpu_pool_client import (
     Lease,
     LeaseState,
     Outlook,
-    OverQuota,
     PoolStatus,
-    Terms,
 )
 from gpu_pool_client.remote import bodies
 
@@ -66,7 +66,11 @@ class EventStreams:
     ) -> None:
         self.limits = limits
         self.snapshots = Snapshots(pool, changes, log)
-        self._open: Counter[str] = Counter()
+        self._open = ConcurrencyLimit(
+            limits.most,
+            "You have {most} streams of events open already.",
+            "Close one of them, and try again.",
+        )
         self._by_user: _SnapshotByUser | None = None
         self._explaining = asyncio.Lock()
         self._rests_until = 0.0
@@ -76,20 +80,9 @@ class EventStreams:
         """Whether the service ends, and all streams with it."""
         return self.snapshots.is_stopped
 
-    @contextmanager
-    def opened(self, user: str) -> Iterator[None]:
+    def opened(self, user: str) -> AbstractContextManager[None]:
         """Count a stream of a user's. Raises ``OverQuota`` where there are too many."""
-        if self._open[user] >= self.limits.most:
-            raise OverQuota(
-                f"You have {self.limits.most} streams of events open already.",
-                "Close one of them, and try again.",
-            )
-        self._open[user] += 1
-        try:
-            yield
-        finally:
-            self._open[user] -= 1
-            self._open += Counter()  # forgets those who have none
+        return self._open.one(user)
 
     async def outlook(self, explain: Callable[[], Awaitable[Outlook]]) -> Outlook | None:
         """Return why a lease waits; None where that cannot be said soon.
@@ -139,10 +132,13 @@ class _SnapshotByUser:
         """Return the JSON of ``wire.Status``, and its tag."""
         status = self.snapshot.status
         of_all = status.leases, status.queue
-        leases, line = of_all if caller.is_admin else self._of.get(caller.user, ((), ()))
-        parts = [self._devices, _write(caller, leases), _write(caller, line)]
-        # When a lease ends is reckoned anew, and so a little differently, by every look.
-        lasting = [self._devices, _write(caller, map(_lasting, leases)), _write(caller, map(_lasting, line))]
+        leases, queue = of_all if caller.is_admin else self._of.get(caller.user, ((), ()))
+        parts = [self._devices, _write(caller, leases), _write(caller, queue)]
+        lasting = [
+            self._devices,
+            _write(caller, map(without_end_time, leases)),
+            _write(caller, map(without_end_time, queue)),
+        ]
         tag = hashlib.blake2s(b"\0".join(lasting), digest_size=12).hexdigest()
         return tag, b'{"devices":%b,"leases":%b,"queue":%b}' % tuple(parts)
 
@@ -189,7 +185,11 @@ class Snapshots:
         async with self._one_at_a_time:
             self._next = None  # what happens from here on may not be seen by this look
             status = await self._pool.status()
-        essence = status.devices, tuple(map(_lasting, status.leases)), tuple(map(_lasting, status.queue))
+        essence = (
+            status.devices,
+            tuple(map(without_end_time, status.leases)),
+            tuple(map(without_end_time, status.queue)),
+        )
         if self._last is None or essence != self._essence:
             self._last = Snapshot(self._last.number + 1 if self._last else 1, status)
             self._essence = essence
@@ -228,20 +228,12 @@ class Snapshots:
                 try:
                     await self.now()
                 except GpuPoolError as error:
-                    self._log.error("Looking at the pool for the dashboard failed: %s", error)
+                    self._log.error("Looking at the pool for those who watch it failed: %s", error)
                 await change
                 await asyncio.sleep(_REST)
         finally:
             self._looking = None
 
-
-def _lasting(lease: Lease) -> Lease:
-    """Return a lease without what is computed anew at every look, and differs by microseconds."""
-    return replace(lease, terms=Terms())
-
-
-#: Name, id and data of each event; None where there is nothing new.
-Events: TypeAlias = AsyncGenerator[tuple[str, str, bytes] | None, None]
 
 #: What a stream is called among media types.
 MEDIA_TYPE: Final = "text/event-stream"
@@ -251,8 +243,95 @@ _RETRY: Final = 2_000
 _LONGEST_ID: Final = 64
 
 
+class StreamingHandler(RequestHandler, ABC):
+    """Handlers whose answer goes on. One event of each is in memory at most: the next is the latest then."""
+
+    caller: Caller
+    _sending: asyncio.Task[None] | None = None
+    _known_at = 0.0
+
+    @property
+    @abstractmethod
+    def streams(self) -> EventStreams:
+        """What all streams share."""
+
+    @abstractmethod
+    async def identify_again(self) -> Caller:
+        """Return who the client is now. Raises the pool's errors where that cannot be known."""
+
+    @abstractmethod
+    async def wait_for_change(self, seconds: float) -> None:
+        """Return when there may be something new, and after so many seconds at the latest."""
+
+    @abstractmethod
+    async def next_event(self) -> bytes | None:
+        """Return the next event as it is sent; None where there is nothing new for this client."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there will be no more events."""
+        return False
+
+    async def stream(self, first: bytes = b"") -> None:
+        """Send ``first``, then events as long as the client may listen, and comments where there are none."""
+        self._sending = asyncio.ensure_future(self._send_all(first))
+        try:
+            await self._sending
+        except GpuPoolError:
+            pass  # the client comes back, and is told
+        except (asyncio.CancelledError, StreamClosedError, TookTooLong):
+            self.request.connection.stream.close()  # type: ignore[union-attr]
+
+    def on_connection_close(self) -> None:
+        """End the stream of a client that has gone. Called by tornado."""
+        if self._sending is not None:
+            self._sending.cancel()
+
+    async def _send_all(self, first: bytes) -> None:
+        self.set_header("Content-Type", MEDIA_TYPE)
+        self.set_header("X-Accel-Buffering", "no")
+        limits, began = self.streams.limits, time.monotonic()
+        self._known_at = began
+        await self._send(b"retry: %d\n%b\n" % (_RETRY, first))
+        while not self.is_over:
+            ends = min(self._known_at + limits.comment_every, began + limits.longest)
+            await self.wait_for_change(max(0.0, ends - time.monotonic()))
+            is_due = self._is_due()
+            # Before what they may see is read, and again before it is sent: reading it may take a while.
+            if self.streams.is_stopped or not await self._is_still_known():
+                return
+            event = await self.next_event()
+            if not await self._is_still_known():
+                return
+            if event is not None or is_due:
+                await self._send(event or b": nothing new\n\n")
+            if time.monotonic() - began >= limits.longest:
+                return
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._known_at >= self.streams.limits.comment_every
+
+    async def _is_still_known(self) -> bool:
+        """Whether the client is who it was, asked from time to time: tokens, logins and rights end."""
+        if not self._is_due():
+            return True
+        try:
+            caller = await self.identify_again()
+        except GpuPoolError:
+            return False
+        self._known_at = time.monotonic()
+        if (caller.user, caller.is_admin) != (self.caller.user, self.caller.is_admin):
+            return False
+        self.caller = caller
+        return True
+
+    async def _send(self, event: bytes) -> None:
+        self.write(event)
+        await with_timeout(self.settings["taken_within"], self.flush())
+
+
 class Event(BaseModel):
-    """An event, as its reader sees it."""
+    """An event of the API, as its reader sees it."""
 
     #: ``lease`` or ``status``.
     event: str
@@ -261,10 +340,8 @@ class Event(BaseModel):
     data: str
 
 
-class EventStream(Handler):
-    """Handlers whose answer goes on. One event of each is in memory at most: the next is the latest then."""
-
-    _sending: asyncio.Task[None] | None = None
+class _ApiStream(StreamingHandler, Handler):
+    """Streams of the API, whose clients say which event they have seen last."""
 
     @property
     def streams(self) -> EventStreams:
@@ -277,60 +354,17 @@ class EventStream(Handler):
         """The id of the last event that the client has."""
         return self.request.headers.get("Last-Event-ID", "")[:_LONGEST_ID]
 
-    async def stream(self, events: Events) -> None:
-        """Send events (name, id, data), and a comment for each None, as long as the client may listen."""
-        self._sending = asyncio.ensure_future(self._send_all(events))
-        try:
-            await self._sending
-        except (asyncio.CancelledError, StreamClosedError, TookTooLong):
-            self.request.connection.stream.close()  # type: ignore[union-attr]
-
-    def on_connection_close(self) -> None:
-        """End the stream of a client that has gone. Called by tornado."""
-        if self._sending is not None:
-            self._sending.cancel()
-
-    async def _send_all(self, events: Events) -> None:
-        async with aclosing(events):
-            await self._send_each(events)
-
-    async def _send_each(self, events: Events) -> None:
-        self.set_header("Content-Type", MEDIA_TYPE)
-        self.set_header("X-Accel-Buffering", "no")
-        limits, began = self.streams.limits, time.monotonic()
-        known_at = began
-        await self._send(b"retry: %d\n\n" % _RETRY)
-        async for event in events:
-            if self.streams.is_stopped:
-                return
-            if time.monotonic() - known_at >= limits.comment_every:
-                if not await self._is_still_known():
-                    return
-                known_at = time.monotonic()
-            await self._send(b": nothing new\n\n" if event is None else _written(*event))
-            if time.monotonic() - began >= limits.longest:
-                return
-
-    async def _is_still_known(self) -> bool:
-        """Whether the client is still who it was: its token may have ended, and its server with it."""
-        try:
-            caller = await self._identify(self.request, fresh=False)
-        except GpuPoolError:
-            return False
-        return (caller.user, caller.is_admin) == (self.caller.user, self.caller.is_admin)
-
-    async def _send(self, event: bytes) -> None:
-        self.write(event)
-        await with_timeout(self.settings["taken_within"], self.flush())
-
-    @property
-    def patience(self) -> float:
-        """Seconds for which to wait for the next event."""
-        return min(self.streams.limits.comment_every, self.streams.limits.longest)
+    async def identify_again(self) -> Caller:
+        """Return whose the token or the process is now."""
+        return await self._identify(self.request, fresh=False)
 
 
-class LeaseEvents(EventStream):
+class LeaseEvents(_ApiStream):
     """What becomes of one lease."""
+
+    _lease: Lease | None = None
+    _newer: Lease | None = None
+    _outlook = b"null"
 
     async def get(self, lease_id: str) -> None:
         """Send the lease, and why it waits, whenever that changes; 204 if its end was seen."""
@@ -340,60 +374,73 @@ class LeaseEvents(EventStream):
                 self.set_status(HTTPStatus.NO_CONTENT)
                 self.finish()
                 return
-            await self.stream(self._news(lease_id))
+            self._id, self._version = lease_id, self.seen
+            await self.stream()
 
-    async def _news(self, lease_id: str) -> Events:
-        seen, lease, told = self.seen, None, b"null"
-        while lease is None or lease.state is not LeaseState.ENDED:
-            try:
-                newer = await self.pool.watch(self.caller, lease_id, self.patience, seen)
-            except GpuPoolError:
-                return  # the client comes back, and is told
-            before, lease = told, newer or lease
-            told = await self._outlook(lease)
-            if newer is not None:
-                seen = bodies.version(newer)
-            if lease is not None and (newer is not None or told not in (before, b"null")):
-                yield "lease", seen, b'{"lease":%b,"outlook":%b}' % (_written_lease(lease), told)
-            else:
-                yield None
+    @property
+    def is_over(self) -> bool:
+        """Whether the lease has ended."""
+        return self._lease is not None and self._lease.state is LeaseState.ENDED
 
-    async def _outlook(self, lease: Lease | None) -> bytes:
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait until the lease is another than the one seen."""
+        self._newer = await self.pool.watch(self.caller, self._id, seconds, self._version)
+
+    async def next_event(self) -> bytes | None:
+        """Return the lease, and why it waits, if either is new."""
+        newer, before = self._newer, self._outlook
+        self._lease = lease = newer or self._lease
+        if lease is None:
+            return None
+        self._outlook = await self._explain(lease)
+        if newer is None and self._outlook in (before, b"null"):
+            return None
+        if newer is not None:
+            self._version = bodies.version(newer)
+        data = b'{"lease":%b,"outlook":%b}' % (_lease_json(lease), self._outlook)
+        return _event_text("lease", self._version, data)
+
+    async def _explain(self, lease: Lease) -> bytes:
         """Write why a lease waits, which is asked anew from time to time: how long it may take changes."""
-        if lease is None or lease.state is not LeaseState.WAITING:
+        if lease.state is not LeaseState.WAITING:
             return b"null"
         found = await self.streams.outlook(lambda: self.pool.explain(self.caller, lease.id))
         return b"null" if found is None else bodies.OUTLOOK.dump_json(found)
 
 
-class PoolEvents(EventStream):
+class PoolEvents(_ApiStream):
     """What becomes of the pool."""
 
+    _number = 0
+    _newer: Snapshot | None = None
+
     async def get(self) -> None:
-        """Send the devices, and the leases and the line that the caller may see, whenever they change."""
+        """Send the devices, and the leases and the queue that the caller may see, whenever they change."""
         with self.streams.opened(self.caller.user):
             await self.streams.snapshots.now()  # what cannot be read is told before the stream begins
-            await self.stream(self._news())
+            self._tag = self.seen
+            await self.stream()
 
-    async def _news(self) -> Events:
-        seen, number, snapshots = self.seen, 0, self.streams.snapshots
-        due = time.monotonic() + self.patience
-        while not snapshots.is_stopped:
-            snapshot = await snapshots.newer(number, max(0.0, due - time.monotonic()))
-            tag, view = seen, b""
-            if snapshot is not None:
-                number = snapshot.number
-                tag, view = self.streams.view(snapshot, self.caller)
-            # Much of what happens is not for this one to see, and must not keep it from being sent anything.
-            if tag != seen or time.monotonic() >= due:
-                yield ("status", tag, view) if tag != seen else None
-                seen, due = tag, time.monotonic() + self.patience
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait until anything has changed, seen by this client or not."""
+        self._newer = await self.streams.snapshots.newer(self._number, seconds)
+
+    async def next_event(self) -> bytes | None:
+        """Return what the client may see of the pool, if that has changed."""
+        if self._newer is None:
+            return None
+        self._number = self._newer.number
+        tag, view = self.streams.view(self._newer, self.caller)
+        if tag == self._tag:
+            return None
+        self._tag = tag
+        return _event_text("status", tag, view)
 
 
-def _written_lease(lease: Lease) -> bytes:
+def _lease_json(lease: Lease) -> bytes:
     return bodies.LEASE.dump_json(without_remote_processes(lease))
 
 
-def _written(name: str, tag: str, data: bytes) -> bytes:
+def _event_text(name: str, tag: str, data: bytes) -> bytes:
     """Write an event. JSON has no line breaks of its own."""
     return b"event: %b\nid: %b\ndata: %b\n\n" % (name.encode(), tag.encode(), data)

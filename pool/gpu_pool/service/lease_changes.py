@@ -164,8 +164,7 @@ class LeaseChanges:
                     _wake(news, found=True)
 
     def _tell_watchers(self, status: PoolStatus) -> None:
-        # The time of a lease's end is reckoned anew, and so a little differently, by every look.
-        leases = [replace(lease, terms=Terms()) for lease in (*status.leases, *status.queue)]
+        leases = [without_end_time(lease) for lease in (*status.leases, *status.queue)]
         seen = status.devices, leases
         if seen != self._seen:
             self._seen = seen
@@ -180,6 +179,11 @@ class LeaseChanges:
         waiters.discard(waiter)
         if not waiters:
             del self._waiters[lease_id]
+
+
+def without_end_time(lease: Lease) -> Lease:
+    """Return a lease without its terms: every look works out anew, with other microseconds, when it ends."""
+    return replace(lease, terms=Terms())
 
 
 def _rest(took: float) -> float:

@@ -81,7 +81,6 @@ def site(options: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING)
         place.prefix,
     )
     dashboard = _dashboard(options)
-    options.stops.append(dashboard.stop)
     prefix = re.escape(place.prefix)
     pages = [(Address(place.prefix, path, page), page, {"shared": shared}) for path, page in ROUTES]
     return api(
@@ -109,5 +108,4 @@ def _dashboard(options: ApiOptions) -> Dashboard:
         editor = CourseEditor(
             options.pool, options.folder, options.settings.rules, options.authorized_pool.decisions
         )
-    limits = options.streams.limits
-    return Dashboard(options.pool, options.changes, options.log, options.courses, sharing, editor, limits)
+    return Dashboard(options.streams, options.courses, sharing, editor)

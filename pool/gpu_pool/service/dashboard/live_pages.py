@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
-import time
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
-
-from tornado.gen import with_timeout
-from tornado.iostream import StreamClosedError
-from tornado.util import TimeoutError as TookTooLong
 
 from gpu_pool.courses import Courses
 from gpu_pool.policy.sharing import Sharing
 from gpu_pool.service.browsers import BrowserPage
+from gpu_pool.service.callers import Caller
 from gpu_pool.service.course_editor import CourseEditor
 from gpu_pool.service.dashboard.labels import Mark, marks
 from gpu_pool.service.dashboard.pool_view import Viewer, describe_changes
-from gpu_pool.service.event_streams import Snapshot, Snapshots, StreamLimits
+from gpu_pool.service.event_streams import EventStreams, Snapshot, StreamingHandler
 from gpu_pool.service.hub import HubUnreachable
-from gpu_pool.service.lease_changes import LeaseChanges
-from gpu_pool.service.served_pool import ServedPool
-from gpu_pool_client import GpuPoolError, NotAllowed, OverQuota
+from gpu_pool.service.rate_limits import ConcurrencyLimit
+from gpu_pool_client import NotAllowed
 from gpu_pool_client.remote.problems import ProblemDocument
 
-#: Pages of one user that are live at once: each browser tab has one.
-_MOST_STREAMS: Final = 32
+#: Pages of one user that are live at once.
+_MOST_LIVE_PAGES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +39,27 @@ class Dashboard:
 
     def __init__(
         self,
-        pool: ServedPool,
-        changes: LeaseChanges,
-        log: logging.Logger,
+        streams: EventStreams,
         courses: Callable[[], Courses],
         sharing: Callable[[], Sharing],
         editor: CourseEditor | None = None,
-        limits: StreamLimits = StreamLimits(),  # noqa: B008 - frozen
     ) -> None:
-        self.snapshots = Snapshots(pool, changes, log)
+        #: Shared with the API: one look at the pool serves all who watch.
+        self.streams = streams
         self.sharing = sharing
-        #: How long a live page goes on, and how often it is asked anew whose it is.
-        self.limits = limits
         #: None where there are no course files.
         self.editor = editor
+        #: Live pages, of which each browser tab has one.
+        self.live_pages = ConcurrencyLimit(
+            _MOST_LIVE_PAGES, "You have {most} live pages open already.", "Close some of them."
+        )
         self._courses = courses
-        self._streams: Counter[str] = Counter()
         self._data: PageData | None = None
         self._drawn: dict[str, tuple[int, str]] = {}
 
     async def look(self) -> PageData:
         """Look at the pool, and return what is there."""
-        return self.page_data(await self.snapshots.now())
+        return self.page_data(await self.streams.snapshots.now())
 
     def page_data(self, snapshot: Snapshot, more: Collection[str | None] = ()) -> PageData:
         """Return what is drawn of a snapshot; ``more`` are courses that are drawn, too."""
@@ -93,31 +83,12 @@ class Dashboard:
             self._drawn[name] = snapshot.number, text
         return text
 
-    @contextmanager
-    def streaming(self, user: str) -> Iterator[None]:
-        """Count a live page of a user's. Raises ``OverQuota`` where there are too many."""
-        if self._streams[user] >= _MOST_STREAMS:
-            raise OverQuota(f"You have {_MOST_STREAMS} live pages open already.", "Close some of them.")
-        self._streams[user] += 1
-        try:
-            yield
-        finally:
-            self._streams[user] -= 1
-            self._streams += Counter()  # forgets those who have none
-
-    def stop(self) -> None:
-        """End all live pages: they come back once the service runs again."""
-        self.snapshots.stop()
-
 
 #: Nothing from elsewhere, no script and no style within a page, and no page within another.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-#: Milliseconds after which a browser whose stream has ended asks again.
-_RETRY: Final = 2_000
-
 #: Parts of a page by the ids of the elements that they fill.
 Parts = dict[str, str]
 
@@ -173,11 +144,11 @@ class DashboardPage(BrowserPage):
             raise NotAllowed("This page is for administrators.", "Ask the administrator.")
 
 
-class LivePage(DashboardPage, ABC):
+class LivePage(StreamingHandler, DashboardPage, ABC):
     """A page whose parts are sent again when they change, to whoever adds ``?live=1``."""
 
     template: ClassVar[str]
-    _stream: asyncio.Task[None] | None = None
+    _newer: Snapshot | None = None
 
     @abstractmethod
     async def parts(self, data: PageData, *where: str, token: str = "") -> Parts:
@@ -190,14 +161,10 @@ class LivePage(DashboardPage, ABC):
             parts = await self.parts(data, *where, token=self.xsrf_token.decode())
             self.show(self.template, parts=parts, live=True, **self.whole(data, *where))
             return
-        with self.dashboard.streaming(self.viewer.user):
+        with self.dashboard.live_pages.one(self.viewer.user):
             parts = await self.parts(data, *where)  # what may not be seen is told before the stream begins
-            self._stream = asyncio.ensure_future(self._send_all(data, parts, where))
-            try:
-                await self._stream
-            except (asyncio.CancelledError, GpuPoolError, StreamClosedError, TookTooLong):
-                # The browser comes back, and is told why not where it may not.
-                self.request.connection.stream.close()  # type: ignore[union-attr]
+            self._data, self._sent, self._where = data, parts, where
+            await self.stream(_event_text(parts, ""))
 
     def ends(self) -> Mapping[str, str]:
         """Return why leases of the viewer's own were taken away, by id, as the parts last said it."""
@@ -207,51 +174,35 @@ class LivePage(DashboardPage, ABC):
         """Return what the page's template needs besides its parts."""
         return {}
 
-    def on_connection_close(self) -> None:
-        """End the stream of a browser that has gone. Called by tornado."""
-        if self._stream is not None:
-            self._stream.cancel()
+    @property
+    def streams(self) -> EventStreams:
+        """What all streams share."""
+        return self.dashboard.streams
 
-    async def _send_all(self, data: PageData, sent: Parts, where: tuple[str, ...]) -> None:
-        """Send what differs from what was sent before, now and after every change."""
-        self.set_header("Content-Type", "text/event-stream; charset=utf-8")
-        self.set_header("X-Accel-Buffering", "no")
-        limits, began = self.dashboard.limits, time.monotonic()
-        known_at = began
-        await self._send(f"retry: {_RETRY}\n{_event(sent, '')}")
-        while time.monotonic() - began < limits.longest and not self.dashboard.snapshots.is_stopped:
-            patience = max(0.0, known_at + limits.comment_every - time.monotonic())
-            newer = await self.dashboard.snapshots.newer(data.snapshot.number, patience)
-            if time.monotonic() - known_at >= limits.comment_every:
-                if not await self._is_still_known():
-                    return
-                known_at = time.monotonic()
-            # Without news of the pool, too: what the viewer may see, course files and groups say.
-            before, data = data, self.dashboard.page_data(newer or data.snapshot)
-            now = await self.parts(data, *where)
-            gone = dict.fromkeys(sent.keys() - now.keys(), "")  # such as what instructors alone see
-            fresh = {name: text for name, text in now.items() if sent.get(name) != text} | gone
-            said = describe_changes(before.snapshot.status, data.snapshot.status, self.viewer, self.ends())
-            await self._send(_event(fresh, said) if fresh or said else ": nothing new\n\n")
-            sent = now
-
-    async def _is_still_known(self) -> bool:
-        """Whether the viewer is who they were: a login ends, and so does being an administrator."""
+    async def identify_again(self) -> Caller:
+        """Return who is logged in now; while the Hub does not answer, whoever was."""
         try:
-            caller = await self.known()
+            return await self.known()
         except HubUnreachable:
-            return True  # it is asked again soon
-        except GpuPoolError:
-            return False
-        is_same = (caller.user, caller.is_admin) == (self.caller.user, self.caller.is_admin)
-        self.caller = caller if is_same else self.caller
-        return is_same
+            return self.caller  # it is asked again soon
 
-    async def _send(self, text: str) -> None:
-        self.write(text)
-        await with_timeout(self.settings["taken_within"], self.flush())
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait until anything of the pool has changed."""
+        self._newer = await self.streams.snapshots.newer(self._data.snapshot.number, seconds)
+
+    async def next_event(self) -> bytes | None:
+        """Return the parts that differ from those sent before."""
+        # Also where the pool is as it was: what the viewer may see, course files and groups say.
+        before, self._data = self._data, self.dashboard.page_data(self._newer or self._data.snapshot)
+        now, sent = await self.parts(self._data, *self._where), self._sent
+        gone = dict.fromkeys(sent.keys() - now.keys(), "")  # such as what instructors alone see
+        fresh = {name: text for name, text in now.items() if sent.get(name) != text} | gone
+        self._sent = now
+        statuses = before.snapshot.status, self._data.snapshot.status
+        message = describe_changes(*statuses, self.viewer, self.ends())
+        return _event_text(fresh, message) if fresh or message else None
 
 
-def _event(parts: Parts, said: str) -> str:
+def _event_text(parts: Parts, message: str) -> bytes:
     """Write an event: parts of the page by id, and what is to be said of the viewer's own leases."""
-    return f"data: {json.dumps({'parts': parts, 'message': said})}\n\n"
+    return f"data: {json.dumps({'parts': parts, 'message': message})}\n\n".encode()

@@ -182,7 +182,7 @@ class HistoryPage(DashboardPage):
         days = int(asked) if asked in map(str, history_view.PERIODS) else history_view.PERIODS[1]
         now = time.time()
         rows = history_view.visible(await self.pool.history(self.caller, now - days * _DAY), self.viewer)
-        snapshot = await self.dashboard.snapshots.now()
+        snapshot = await self.dashboard.streams.snapshots.now()
         held = [each for each in snapshot.status.leases if self.viewer.is_admin or self.viewer.owns(each)]
         every = [*rows, *history_view.living(held, now)]
         marks = self.dashboard.page_data(snapshot, [row["course"] for row in rows]).marks
