@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from gpu_pool_client.errors import BadRequest, NotAllowed, PoolUnreachable
@@ -22,7 +22,7 @@ from gpu_pool_client.pods import KernelCommand, KernelPod
 from gpu_pool_client.processes import Process, account_of
 from gpu_pool_client.requests import SliceRequest, parse_request
 from gpu_pool_client.terms import Activity
-from gpu_pool_client.values import DeviceStatus, EndReason, Holder, Lease, LeaseState, PoolStatus
+from gpu_pool_client.values import DeviceStatus, EndedLease, EndReason, Holder, Lease, LeaseState, PoolStatus
 
 #: The entry-point group in which a distribution offers a pool for a URL scheme.
 BACKENDS: Final = "gpu_pool.backends"
@@ -256,18 +256,20 @@ class Pool(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def history(self, since: float = 0.0) -> list[Mapping[str, Any]]:
-        """Return the leases that have ended since then (Unix seconds), the first to end first.
+    async def history(self, since: float = 0.0) -> list[EndedLease]:
+        """Return the leases that have ended, the first to end first.
 
         No more than the last 100,000 of them, and of a user who asks a service the last 10,000.
 
-        Each has: id, request, milli, user, course, kernel, requested_at, held_at (the first
-        grant; None if it never was), ended_at, held_seconds (parked time left out), gpu_seconds
-        (what was used, in whole GPUs times seconds, whatever sizes it had), reason, note (what
-        its user was told, such as an administrator's words), failure (the fields of a ``Failure``: how its
-        kernel failed the last time that one did; None if none did); and, None where nothing was
-        measured, peak_mib and mean_mib (memory in use on one device), device_seconds (time with
-        a process on a device), touched (whether there ever was one).
+        Parameters
+        ----------
+        since
+            The time from which on they have ended, in Unix seconds.
+
+        Returns
+        -------
+        list[EndedLease]
+            What became of each.
         """
 
     @abc.abstractmethod

@@ -188,7 +188,7 @@ class HistoryPage(DashboardPage):
         snapshot = await self.dashboard.snapshots.now()
         held = [each for each in snapshot.status.leases if self.viewer.is_admin or self.viewer.owns(each)]
         every = [*rows, *history_view.living(held, now)]
-        marks = self.dashboard.scene(snapshot, [row["course"] for row in rows]).marks
+        marks = self.dashboard.scene(snapshot, [row.course for row in rows]).marks
         self.show(
             "history.html",
             days=days,
