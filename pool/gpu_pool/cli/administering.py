@@ -1,4 +1,4 @@
-"""``drain``, ``undrain``, ``why`` and ``history``: looking after a pool."""
+"""``serve``, ``drain``, ``undrain``, ``why`` and ``history``: running a pool and looking after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import click
 
 from gpu_pool.cli import completing, formatting, screen
-from gpu_pool.cli.json_output import plain_failure
+from gpu_pool.cli.formatting import plain_failure
 from gpu_pool.cli.own_leases import naming_leases
 from gpu_pool.cli.session import CommandSession, complete, json_option, verb
 from gpu_pool_client import (
@@ -20,6 +20,7 @@ from gpu_pool_client import (
     LeaseGone,
     Outlook,
     Pool,
+    format_duration,
     parse_duration,
 )
 
@@ -108,8 +109,8 @@ def _history_row(row: EndedLease) -> list[str]:
         formatting.safe(row.user),
         formatting.safe(row.course or "-"),
         formatting.safe(row.kernel or "-"),
-        formatting.duration(granted - row.requested_at),
-        formatting.duration(row.held_seconds),
+        format_duration(granted - row.requested_at),
+        format_duration(row.held_seconds),
         row.reason,
         row.id,
     ]
@@ -169,3 +170,45 @@ async def _why_one(pool: Pool, lease_id: str) -> tuple[dict[str, Outlook], Failu
         if failure is None:
             raise
         return {}, failure
+
+
+@verb(
+    "serve",
+    "gpu-pool serve",
+    "gpu-pool serve --socket /run/gpu-pool/gpu-pool.sock --mode 0666",
+    "gpu-pool serve --kubernetes",
+)
+@click.option(
+    "--socket",
+    metavar="PATH",
+    help="Where to listen. By default /run/gpu-pool/gpu-pool.sock for root, "
+    "$XDG_RUNTIME_DIR/gpu-pool/gpu-pool.sock for others.",
+)
+@click.option("--mode", metavar="MODE", help="The socket's mode, 0600 by default; 0666 lets every user in.")
+@click.option("--store", metavar="PATH", help="The store, by default that of an embedded pool.")
+@click.option(
+    "--kubernetes", is_flag=True, default=None, help="Serve a cluster's GPUs: kernels run there, in pods."
+)
+def serve(
+    _session: CommandSession,
+    socket: str | None,
+    mode: str | None,
+    store: str | None,
+    kubernetes: bool | None,
+) -> int:
+    """Serve this machine's pool on a Unix socket, to its users and to containers.
+
+    Clients name it as GPU_POOL_URL=unix:PATH. Ends with SIGTERM or Ctrl-C;
+    kernels and commands on slices go on, and so do those who wait, once it is
+    started again.
+    """
+    # Imported here because no other verb needs what it costs.
+    from traitlets.config import Config
+
+    from gpu_pool.service.app import ServeApp
+
+    given = {"socket": socket, "mode": mode, "store": store, "kubernetes": kubernetes}
+    app = ServeApp()
+    app.configure(Config({"ServeApp": {name: value for name, value in given.items() if value is not None}}))
+    app.start()
+    return 0

@@ -16,7 +16,7 @@ from gpu_pool.cli import formatting, screen
 from gpu_pool.cli.session import CommandSession, complete, json_option, verb
 from gpu_pool.policy import usage_report
 from gpu_pool.policy.usage_report import UsageRow
-from gpu_pool_client import BadRequest, EndedLease, LeaseState, parse_duration
+from gpu_pool_client import BadRequest, EndedLease, LeaseState, format_duration, parse_duration
 from gpu_pool_client.requests import format_memory
 
 _KEYS: Final[Mapping[str, Callable[[EndedLease], str]]] = {
@@ -137,6 +137,6 @@ def _cells(line: UsageRow) -> list[str]:
         "-" if line.peak_mib is None else format_memory(line.peak_mib),
         "-" if line.mean_mib is None else format_memory(round(line.mean_mib)),
         f"{line.untouched / line.measured:.0%} of {line.measured}" if line.measured else "-",
-        "-" if line.median_wait is None else formatting.duration(line.median_wait),
+        "-" if line.median_wait is None else format_duration(line.median_wait),
         ", ".join(f"{reason} {count}" for reason, count in line.reasons.items()),
     ]
