@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 from gpu_pool.audit import acting, audit_log, refusals, this_process
@@ -29,7 +29,16 @@ from gpu_pool.store.errors import OtherDevices
 from gpu_pool.store.leases import LeaseStore
 from gpu_pool.store.locks import Ownership
 from gpu_pool.store.thread import StoreThread
-from gpu_pool_client import Device, DeviceStatus, Holder, KernelCommand, KernelPod, Pool, SliceRequest
+from gpu_pool_client import (
+    Device,
+    DeviceStatus,
+    EndedLease,
+    Holder,
+    KernelCommand,
+    KernelPod,
+    Pool,
+    SliceRequest,
+)
 from gpu_pool_client.processes import boot_id
 
 T = TypeVar("T")
@@ -79,7 +88,7 @@ class OpenedPool(Pool):
         with self._asked({"device": device}):
             return await self._do(lambda store: store.drain(device, drained))
 
-    async def history(self, since: float = 0.0, *, user: str | None = None) -> list[Mapping[str, Any]]:
+    async def history(self, since: float = 0.0, *, user: str | None = None) -> list[EndedLease]:
         """See ``Pool.history``. With ``user``, of that user alone."""
         return await self._do(lambda store: store.history(since, user))
 

@@ -5,11 +5,9 @@ Those about who gets a slice are in ``asking``, and in ``line`` for those who wa
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from gpu_pool.policy import admission
 from gpu_pool.policy.queue import Waiter
@@ -19,6 +17,7 @@ from gpu_pool.store.requests import RequestStore
 from gpu_pool_client import (
     BadRequest,
     DeviceStatus,
+    EndedLease,
     EndReason,
     Lease,
     LeaseState,
@@ -60,12 +59,12 @@ class LeaseStore(RequestStore):
         with self._db.snapshot():
             return self._line.queue_head(most)
 
-    def history(self, since: float, user: str | None = None) -> list[Mapping[str, Any]]:
+    def history(self, since: float, user: str | None = None) -> list[EndedLease]:
         """Return the leases, or those of a user, that have ended since then; see ``Pool.history``."""
         name, most = ("history", _MOST_ROWS) if user is None else ("history_of_user", _MOST_OF_USER)
         with self._db.snapshot():
             rows = self._db.run(name, {"since": since, "user": user, "most": most}).fetchall()
-        return [{**row, "failure": json.loads(row["failure"] or "null")} for row in reversed(rows)]
+        return [records.history_row(row) for row in reversed(rows)]
 
     # -- Changing ----------------------------------------------------------
 
