@@ -56,7 +56,7 @@ class Pool(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def lease(self, lease_id: str) -> Lease:
+    async def get_lease(self, lease_id: str) -> Lease:
         """Return the lease as it is now, ended ones included."""
 
     @abc.abstractmethod
@@ -64,7 +64,8 @@ class Pool(abc.ABC):
         """Return the lease once it is HELD.
 
         Raises ``TimedOut`` after ``timeout`` seconds; the lease then keeps its
-        position in the queue. Cancelling this call withdraws the request.
+        position in the queue. Cancelling this call changes nothing either: whoever
+        waited may come back and wait again.
         """
 
     async def acquire(
@@ -72,6 +73,7 @@ class Pool(abc.ABC):
     ) -> Lease:
         """Ask and wait. After ``timeout`` seconds the request is withdrawn and ``TimedOut`` raised.
 
+        Cancelling this call withdraws the request, too.
         Nobody tells the caller when the lease ends before it is released: at its
         ``terms.ends_at``, or because it was taken back. :meth:`watch` it, and end what runs
         on it.
@@ -82,8 +84,12 @@ class Pool(abc.ABC):
         try:
             return await self.wait(lease.id, timeout)
         except BaseException:
-            await asyncio.shield(self.release(lease.id, EndReason.WITHDRAWN))
+            await self._abandon(lease.id)
             raise
+
+    async def _abandon(self, lease_id: str) -> None:
+        """Withdraw a request, as :meth:`acquire` does. A pool that may be busy makes sure that it happens."""
+        await asyncio.shield(self.release(lease_id, EndReason.WITHDRAWN))
 
     @abc.abstractmethod
     def watch(self, lease_id: str) -> AsyncIterator[Lease]:

@@ -82,7 +82,7 @@ class KernelSlice:
 
     async def _lease_of_before(self, lease_id: str) -> Lease:
         try:
-            lease = await self.pool.lease(lease_id)
+            lease = await self.pool.get_lease(lease_id)
         except LeaseGone as error:
             raise slice_lost(self.request.size, None) from error
         if lease.state is LeaseState.PARKED:

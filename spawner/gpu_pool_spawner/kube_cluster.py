@@ -22,7 +22,7 @@ from kubernetes_asyncio.client.exceptions import ApiException
 from traitlets.log import get_logger
 
 from gpu_pool.cluster.dialects import AUTO, Cluster, DialectOptions, Pod
-from gpu_pool.cluster.dialects.missing_gpus import Memory, away, look
+from gpu_pool.cluster.dialects.choosing import Memory, away, look
 from gpu_pool.cluster.dialects.objects import mapping
 from gpu_pool_spawner.kube_capacity import ClusterSupply, PodHolding
 

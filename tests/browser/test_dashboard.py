@@ -69,7 +69,7 @@ async def test_a_slice_appears_by_itself_and_is_given_back_by_keyboard(site: Sit
     await press_until(page, "now")
     await page.keyboard.press("Enter")
     await expect(page.locator(".said")).to_have_text("The slice was given back.")
-    assert (await site.pool.lease(lease)).state is LeaseState.ENDED
+    assert (await site.pool.get_lease(lease)).state is LeaseState.ENDED
 
 
 async def test_changes_leave_focus(site: Site, look: Open) -> None:
@@ -115,7 +115,7 @@ async def test_an_administrator_revokes_in_words(site: Site, look: Open) -> None
     await expect(student.locator("#news")).to_contain_text(said)
     await student.goto(site.url + "history")
     await expect(student.locator("table").last).to_contain_text(said)
-    assert (await site.pool.lease(lease)).state is LeaseState.ENDED
+    assert (await site.pool.get_lease(lease)).state is LeaseState.ENDED
 
 
 async def test_without_javascript_all_of_it_works(site: Site, look: Open) -> None:

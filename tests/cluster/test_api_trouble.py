@@ -78,7 +78,7 @@ async def test_a_kernel_that_is_started_while_all_is_listed_again_is_not_taken_f
     await until_free(pool, 980, 0)  # by then the list was taken over
     fake.run(f"gpu-pool-{lease.id}-1")
     await running(pool, lease.id)
-    assert (await pool.lease(lease.id)).state is LeaseState.HELD
+    assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
 
 
 async def test_what_was_deleted_before_all_is_listed_again_does_not_stay(
@@ -177,5 +177,5 @@ async def test_a_refusal_of_the_cluster_is_told_and_the_slice_is_kept(
     lease = await held(pool)
     with pytest.raises(NotAllowed, match="exceeded quota: students"):
         await pool.launch(lease.id, command())
-    assert (await pool.lease(lease.id)).state is LeaseState.HELD
+    assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
     assert f"The cluster refused POST /api/v1/namespaces/hub/pods: 403 Forbidden: {words}" in caplog.text

@@ -60,7 +60,7 @@ async def test_whoever_asks_meanwhile_waits_and_is_told_for_what(
         await pool.explain(waiting.id)
     )
     # A kernel that runs is not touched, and one on a slice that is held is started: its pod waits.
-    assert (await pool.lease(kernel)).state is LeaseState.HELD
+    assert (await pool.get_lease(kernel)).state is LeaseState.HELD
     await pool.launch(held.id, command())
     (container,) = fake.get("pods", f"gpu-pool-{held.id}-1")["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
@@ -79,10 +79,10 @@ async def test_after_the_time_that_is_set_those_who_wait_are_refused_and_those_w
         fake.put("nodes", silent())
 
         async def has_ended() -> bool:
-            return (await pool.lease(waiting.id)).state is LeaseState.ENDED
+            return (await pool.get_lease(waiting.id)).state is LeaseState.ENDED
 
         await eventually(has_ended)
-        ended = await pool.lease(waiting.id)
+        ended = await pool.get_lease(waiting.id)
         assert ended.end_reason is EndReason.DEVICE_LOST
         assert ended.notice == "You asked for 2%; this pool has no GPU. That has not changed for 1s."
         assert f"Lease '{waiting.id}' waits no more" in caplog.text

@@ -56,7 +56,7 @@ async def test_a_lease_is_not_given_up_while_its_kernel_waits_for_its_turn(
     launch = asyncio.create_task(pool.launch(lease.id, command()))
 
     async def is_attached() -> bool:
-        return (await pool.lease(lease.id)).process is not None
+        return (await pool.get_lease(lease.id)).process is not None
 
     await eventually(is_attached)
     await until(lambda: fake.asked("POST", "pods") > 0)
@@ -89,5 +89,5 @@ async def test_many_kernels_that_are_evicted_at_once_take_few_looks_at_the_clust
         return not (await pool.status()).leases
 
     await eventually(all_have_ended)
-    assert {(await pool.lease(lease)).end_reason for lease in leases} == {EndReason.TAKEN}
+    assert {(await pool.get_lease(lease)).end_reason for lease in leases} == {EndReason.TAKEN}
     assert len(looks) <= 10

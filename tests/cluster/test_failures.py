@@ -30,7 +30,7 @@ async def failure_of(pool: ClusterPool, lease_id: str) -> Failure:
     found: list[Failure] = []
 
     async def is_known() -> bool:
-        failure = (await pool.lease(lease_id)).failure
+        failure = (await pool.get_lease(lease_id)).failure
         found.extend([failure] if failure else [])
         return bool(found)
 
@@ -49,7 +49,7 @@ async def test_the_last_words_of_a_kernel_are_kept_with_its_lease_and_in_the_his
     await pool.release(lease_id)
     (row,) = await pool.history()
     assert row["failure"]["words"] == WORDS
-    assert (await pool.lease(lease_id)).failure == failure
+    assert (await pool.get_lease(lease_id)).failure == failure
 
 
 async def test_what_failed_while_no_service_was_there_is_kept_by_the_next(
@@ -64,4 +64,4 @@ async def test_what_failed_while_no_service_was_there_is_kept_by_the_next(
         assert before.words == WORDS
     async with cluster_pool(store, config, HUB) as pool:
         await asyncio.gather(*pool._kernels._tasks)
-        assert (await pool.lease(lease_id)).failure == before
+        assert (await pool.get_lease(lease_id)).failure == before

@@ -85,10 +85,10 @@ def say(fake: FakeKubernetes, lease: Lease, kind: str, status: str, message: str
 
 async def until_state(pool: ClusterPool, lease: Lease, state: LeaseState) -> Lease:
     async def is_so() -> bool:
-        return (await pool.lease(lease.id)).state is state
+        return (await pool.get_lease(lease.id)).state is state
 
     await eventually(is_so)
-    return await pool.lease(lease.id)
+    return await pool.get_lease(lease.id)
 
 
 async def test_a_pod_is_made_at_once_and_its_lease_waits_while_kueue_says_why(
@@ -102,7 +102,7 @@ async def test_a_pod_is_made_at_once_and_its_lease_waits_while_kueue_says_why(
     assert made["metadata"]["labels"][kueue.QUEUE_LABEL] == "gpu-pool-ml"
     assert made["metadata"]["labels"]["app.kubernetes.io/component"] == COMPONENT
     assert "affinity" not in made["spec"]
-    waiting = await pool.lease(lease.id)
+    waiting = await pool.get_lease(lease.id)
     assert (waiting.state, waiting.slices) == (LeaseState.PARKED, ())
     say(fake, lease, "QuotaReserved", "False", FULL)
     found = await until_pod(pool, lease.id, lambda pod: FULL[:20] in pod.words)
@@ -169,7 +169,7 @@ async def test_a_kernel_that_kueue_evicts_ends_its_lease_in_words(
     fake.remove("pods", name_of(lease))
     with pytest.raises(LeaseGone, match=f"queue took its place back: {words}"):
         await until_pod(pool, lease.id, lambda _: False)
-    assert (await pool.lease(lease.id)).end_reason is EndReason.TAKEN
+    assert (await pool.get_lease(lease.id)).end_reason is EndReason.TAKEN
 
 
 async def test_whoever_gives_up_leaves_kueues_queue(pool: ClusterPool, fake: FakeKubernetes) -> None:
@@ -183,7 +183,7 @@ async def test_the_same_launch_finds_the_pod_that_waits(pool: ClusterPool, fake:
     first = await pool.launch(lease.id, kernel)
     await until_state(pool, lease, LeaseState.PARKED)
     assert await pool.launch(lease.id, kernel) == first
-    assert (await pool.lease(lease.id)).state is LeaseState.PARKED
+    assert (await pool.get_lease(lease.id)).state is LeaseState.PARKED
     assert fake.asked("POST", "pods") == 1
 
 
@@ -196,7 +196,7 @@ async def test_a_service_that_comes_back_finds_who_was_admitted_meanwhile(
     admit(fake, admitted)
     async with cluster_pool(store, config, HUB, kueue=True, named={"ml": {}}) as pool:
         await until_state(pool, admitted, LeaseState.HELD)
-        assert (await pool.lease(waits.id)).state is LeaseState.PARKED
+        assert (await pool.get_lease(waits.id)).state is LeaseState.PARKED
         assert (await pool.pod(waits.id)).phase is PodPhase.QUEUED
 
 

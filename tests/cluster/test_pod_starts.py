@@ -109,7 +109,7 @@ async def test_what_does_not_start_in_the_time_that_is_set_ends_with_what_it_wai
         )
         with pytest.raises(LeaseGone):
             await running_no_more(pool, lease)
-        ended = await pool.lease(lease)
+        ended = await pool.get_lease(lease)
         assert (ended.end_reason, ended.notice) == (
             EndReason.NOT_READY,
             "It did not start within 1s. The course's software cannot be fetched. "
@@ -141,7 +141,7 @@ async def test_a_pod_that_its_machine_refuses_for_the_moment_is_made_again(
     await until(
         lambda: [each for each in fake.named("pods") if "gpu-pool" in each] == [f"gpu-pool-{lease}-3"]
     )
-    assert (await pool.lease(lease)).state is LeaseState.HELD
+    assert (await pool.get_lease(lease)).state is LeaseState.HELD
     assert "UnexpectedAdmissionError: Allocate failed" in caplog.text
 
 
@@ -154,7 +154,7 @@ async def test_what_its_machine_refuses_until_it_is_too_late_ends(
         lease = await launched(pool)
         with pytest.raises(LeaseGone):
             await running_no_more(pool, lease)
-        ended = await pool.lease(lease)
+        ended = await pool.get_lease(lease)
         assert ended.notice == (
             "It did not start within 1s. The machine cannot prepare the GPU. Tell the administrator."
         )
@@ -178,4 +178,4 @@ async def test_a_kernel_that_is_ended_while_its_pod_is_made_again_leaves_none(
     refuse(fake, f"gpu-pool-{lease}-1")
     await until(lambda: fake.asked("POST", "pods") == 2)
     await until(lambda: fake.named("pods") == ["jupyter-ada"])
-    assert (await pool.lease(lease)).state is LeaseState.HELD
+    assert (await pool.get_lease(lease)).state is LeaseState.HELD

@@ -53,7 +53,7 @@ async def test_the_devices_are_those_of_the_nodes_and_leases_say_what_holds_them
     assert lease.terms.guarded
     assert "HAMi's hook" in lease.enforcement.memory.by
     waiting = [await take(pool, "1", f"key-{number}") for number in range(3)]
-    assert (await pool.lease(waiting[-1])).terms.in_pod
+    assert (await pool.get_lease(waiting[-1])).terms.in_pod
 
 
 async def test_what_others_have_is_not_granted(pool: ClusterPool, fake: FakeKubernetes) -> None:
@@ -62,7 +62,7 @@ async def test_what_others_have_is_not_granted(pool: ClusterPool, fake: FakeKube
     lease = await held(pool, "60%")
     assert lease.slices[0].device.node == "n2"
     waiting = await take(pool, "60%", "another")
-    assert (await pool.lease(waiting)).state is LeaseState.WAITING
+    assert (await pool.get_lease(waiting)).state is LeaseState.WAITING
     fake.remove("pods", "server")
     assert (await pool.wait(waiting, 30)).slices[0].device.node == "n1"
 
@@ -92,7 +92,7 @@ async def test_a_cordoned_node_grants_nothing_more_and_keeps_what_it_has(
     fake.put("nodes", _cordoned("n1"))
     await until_drained(pool, "n1", drained=True)
     assert (await held(pool)).slices[0].device.node == "n2"
-    assert (await pool.lease(lease.id)).state is LeaseState.HELD
+    assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
     fake.put("nodes", hami("n1"))
     await until_drained(pool, "n1", drained=False)
 
@@ -129,10 +129,10 @@ async def test_a_slice_whose_node_is_gone_is_gone_before_a_kernel_was_there(
     fake.remove("nodes", "n1")
 
     async def has_ended() -> bool:
-        return (await pool.lease(lease.id)).state is LeaseState.ENDED
+        return (await pool.get_lease(lease.id)).state is LeaseState.ENDED
 
     await eventually(has_ended)
-    ended = await pool.lease(lease.id)
+    ended = await pool.get_lease(lease.id)
     assert (ended.end_reason, ended.notice) == (EndReason.DEVICE_LOST, "Its machine is gone.")
 
 
@@ -209,7 +209,7 @@ async def test_a_lease_whose_kernel_is_launched_needs_no_process_here(
     pool: ClusterPool, fake: FakeKubernetes
 ) -> None:
     lease = await start(pool, fake)
-    assert (await pool.lease(lease)).process is not None
+    assert (await pool.get_lease(lease)).process is not None
 
 
 async def test_a_home_on_one_node_is_where_its_kernels_are(pool: ClusterPool, fake: FakeKubernetes) -> None:
@@ -269,7 +269,7 @@ async def test_a_server_that_is_stopped_ends_its_kernels(pool: ClusterPool, fake
     fake.remove("pods", "jupyter-ada")
     with pytest.raises(LeaseGone, match="Your notebook server was stopped"):
         await running_no_more(pool, lease)
-    assert (await pool.lease(lease)).end_reason is EndReason.TAKEN
+    assert (await pool.get_lease(lease)).end_reason is EndReason.TAKEN
     await until(lambda: fake.named("pods") == [])
 
 
@@ -311,4 +311,4 @@ async def test_what_the_cluster_rounds_up_is_counted_as_it_is_granted(
     # 33 of them fill a GPU, though 40 times 2.5% would.
     for _ in range(65):
         await held(pool, "2.5%")
-    assert (await pool.lease(await take(pool, "2.5%", "more"))).state is LeaseState.WAITING
+    assert (await pool.get_lease(await take(pool, "2.5%", "more"))).state is LeaseState.WAITING

@@ -49,17 +49,17 @@ async def test_a_node_that_went_meanwhile_takes_its_kernels_and_slices_along(
         elsewhere = await held(pool, "60%")
         assert elsewhere.slices[0].device.node == "n2"
         waiting = await take(pool, "60%", "waiting")
-        assert (await pool.lease(waiting)).state is LeaseState.WAITING
+        assert (await pool.get_lease(waiting)).state is LeaseState.WAITING
     fake.remove("nodes", "n1")
     fake.put("nodes", hami("n3"))
     async with service() as pool:
 
         async def have_ended() -> bool:
-            return {(await pool.lease(each.id)).state for each in (runs, holds)} == {LeaseState.ENDED}
+            return {(await pool.get_lease(each.id)).state for each in (runs, holds)} == {LeaseState.ENDED}
 
         await eventually(have_ended)
-        assert (await pool.lease(holds.id)).end_reason is EndReason.DEVICE_LOST
-        assert (await pool.lease(elsewhere.id)).state is LeaseState.HELD
+        assert (await pool.get_lease(holds.id)).end_reason is EndReason.DEVICE_LOST
+        assert (await pool.get_lease(elsewhere.id)).state is LeaseState.HELD
         assert (await pool.wait(waiting, 30)).slices[0].device.node == "n3"
         await until(lambda: fake.named("pods") == ["jupyter-ada"])
 
@@ -75,11 +75,11 @@ async def test_whoever_waits_for_what_is_not_there_any_more_waits_until_it_is_ag
     async with service() as pool:
         with pytest.raises(NeverFits):
             await held(pool, "2%")
-        assert (await pool.lease(waiting)).position == 1
+        assert (await pool.get_lease(waiting)).position == 1
         fake.put("nodes", hami("n1"))
         lease = await pool.wait(waiting, 30)
         assert lease.slices[0].device.node == "n1"
-        assert {(await pool.lease(each.id)).state for each in everything} == {LeaseState.ENDED}
+        assert {(await pool.get_lease(each.id)).state for each in everything} == {LeaseState.ENDED}
 
 
 async def test_another_dialect_keeps_what_runs_and_starts_what_comes_in_its_own_way(
@@ -94,7 +94,7 @@ async def test_another_dialect_keeps_what_runs_and_starts_what_comes_in_its_own_
     for name in ("n1", "n2"):
         fake.put("nodes", plain(name))
     async with service() as pool:
-        assert (await pool.lease(runs.id)).state is LeaseState.HELD
+        assert (await pool.get_lease(runs.id)).state is LeaseState.HELD
         assert (await pool.pod(runs.id)).phase is PodPhase.RUNNING
         whole = await held(pool, "1")
         await pool.launch(whole.id, command())
@@ -133,7 +133,7 @@ async def test_a_cluster_without_any_gpu_says_so_and_ends_nothing(
     async with service() as pool:
         with pytest.raises(NeverFits):
             await held(pool)
-        assert (await pool.lease(lease.id)).state is LeaseState.HELD
+        assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
 
 
 async def test_pods_are_placed_anew_where_the_dialect_was_left_to_an_administrator(
@@ -159,7 +159,7 @@ async def test_a_course_that_is_no_more_keeps_its_kernels(service: Service, fake
         fake.run(f"gpu-pool-{lease.id}-1")
         await running(pool, lease.id)
     async with service(courses=Courses()) as pool:
-        assert (await pool.lease(lease.id)).state is LeaseState.HELD
+        assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
         assert (await pool.pod(lease.id)).phase is PodPhase.RUNNING
         await pool.release(lease.id)
         await until(lambda: fake.named("pods") == ["jupyter-ada"])

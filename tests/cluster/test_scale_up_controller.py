@@ -81,7 +81,7 @@ async def until_told(pool: ClusterPool, lease_id: str, words: str) -> None:
 
 async def test_a_node_is_asked_for_and_used_once_it_has_come(pool: ClusterPool, fake: FakeKubernetes) -> None:
     waiting = await take(pool, "2%", "first", ADA)
-    assert (await pool.lease(waiting)).state is LeaseState.WAITING
+    assert (await pool.get_lease(waiting)).state is LeaseState.WAITING
     await until(lambda: len(placeholders(fake)) == 1)
     await until_told(pool, waiting, "A machine is being started, which takes some minutes.")
     assert str(await pool.explain(waiting)).startswith("You are next in the queue. A machine")
@@ -186,7 +186,7 @@ async def test_a_group_that_does_not_grow_is_told_to_the_student_and_the_adminis
     assert "max node group size" not in (await pool.explain(waiting)).why
     assert "No node of 'v100' can be started now" in caplog.text
     assert "max node group size reached" in caplog.text
-    assert (await pool.lease(waiting)).state is LeaseState.WAITING
+    assert (await pool.get_lease(waiting)).state is LeaseState.WAITING
     fake.put("nodes", of_group("new-1"))
     await pool.wait(waiting, 60)
 
@@ -224,7 +224,7 @@ async def test_a_node_of_a_group_that_is_away_may_be_replaced_and_another_may_no
     await pool._refuse_the_hopeless()
     assert {each.node for each in pool._view.lasting()} == {"new-1"}
     assert pool._hopeless.keys() == {both}
-    assert (await pool.lease(one)).state is LeaseState.WAITING
+    assert (await pool.get_lease(one)).state is LeaseState.WAITING
 
 
 async def test_a_kernel_is_not_moved_by_an_autoscaler(pool: ClusterPool, fake: FakeKubernetes) -> None:

@@ -49,7 +49,7 @@ async def test_a_client_starts_follows_and_ends_a_kernel(service: Service, fake:
         assert (await following).address == "10.0.0.9"
         await pool.end_pod(lease.id)
         await until(lambda: fake.named("pods") == [f"jupyter-{ADMIN}"])
-        assert (await pool.lease(lease.id)).state is LeaseState.HELD
+        assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
     secret = command().connection["curve_secretkey"]
     assert "curve" not in service.log
     assert secret not in service.log

@@ -22,7 +22,7 @@ async def test_the_attached_process_keeps_the_lease(pool: Pool) -> None:
         kernel.kill()
         kernel.wait()
         assert (await pool.wait(second, 20)).state is LeaseState.HELD
-    assert (await pool.lease(lease)).end_reason is EndReason.PROCESS_GONE
+    assert (await pool.get_lease(lease)).end_reason is EndReason.PROCESS_GONE
 
 
 async def test_a_killed_but_unreaped_process_counts_as_gone(pool: Pool) -> None:
@@ -48,7 +48,7 @@ async def test_attaching_while_waiting_is_legal(pool: Pool) -> None:
 
 async def test_the_requesters_death_ends_what_nothing_was_attached_to(pool: Pool) -> None:
     with asking(pool.url, "50%", "1") as (server, leases):
-        assert [(await pool.lease(each)).position for each in leases] == [None, 1]
+        assert [(await pool.get_lease(each)).position for each in leases] == [None, 1]
         server.kill()
         server.wait()
         status = await pool.status()
@@ -88,7 +88,7 @@ async def test_a_deadline_that_passes_ends_the_lease(pool: Pool, change, reason)
     lease = await take(pool, "50%", key())
     await change(pool, lease)
     assert (await pool.status()).leases == ()
-    assert (await pool.lease(lease)).end_reason is reason
+    assert (await pool.get_lease(lease)).end_reason is reason
 
 
 async def test_renewing_lifts_the_deadline(pool: Pool) -> None:
@@ -102,10 +102,10 @@ async def test_what_is_granted_while_its_process_is_awaited_does_not_wait_for_ev
     first = await take(pool, "1", key())
     second = await take(pool, "1", key())
     await pool.attach(second, Process.current(), ready_within=0)
-    assert (await pool.lease(second)).state is LeaseState.WAITING
+    assert (await pool.get_lease(second)).state is LeaseState.WAITING
     await pool.release(first)
     assert (await pool.status()).leases == ()
-    assert (await pool.lease(second)).end_reason is EndReason.NOT_READY
+    assert (await pool.get_lease(second)).end_reason is EndReason.NOT_READY
 
 
 async def test_who_promised_to_renew_while_waiting_has_to_once_it_holds(pool: Pool) -> None:
@@ -116,4 +116,4 @@ async def test_who_promised_to_renew_while_waiting_has_to_once_it_holds(pool: Po
     await pool.release(first)
     states = [lease.state async for lease in pool.watch(second)]
     assert states == [LeaseState.HELD, LeaseState.ENDED]
-    assert (await pool.lease(second)).end_reason is EndReason.EXPIRED
+    assert (await pool.get_lease(second)).end_reason is EndReason.EXPIRED

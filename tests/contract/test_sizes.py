@@ -27,10 +27,10 @@ async def test_a_parked_lease_gives_its_slice_away_and_returns_to_its_device(
     first = await take(pool, "1", key())
     second = await take(pool, "1", key())
     assert (await pool.park(first)).slices == ()
-    assert (await pool.lease(second)).state is LeaseState.HELD
+    assert (await pool.get_lease(second)).state is LeaseState.HELD
     assert (await pool.resume(first)).position == 1
     await pool.release(second)
-    lease = await pool.lease(first)
+    lease = await pool.get_lease(first)
     assert (lease.state, lease.slices[0].device.uuid) == (LeaseState.HELD, device.uuid)
     assert await held_milli(pool) == 1000
 
@@ -48,7 +48,7 @@ async def test_whoever_waits_to_resume_may_leave_the_line(pool: Pool) -> None:
     assert (await pool.resume(parked)).position == 1
     assert (await pool.park(parked)).state is LeaseState.PARKED
     await pool.release(other)
-    assert (await pool.lease(parked)).state is LeaseState.PARKED
+    assert (await pool.get_lease(parked)).state is LeaseState.PARKED
     assert (await pool.resume(parked)).slices
 
 
@@ -68,7 +68,7 @@ async def test_what_does_not_fit_now_changes_nothing(pool: Pool) -> None:
     with pytest.raises(TimedOut, match="up to 80% of one GPU") as caught:
         await pool.resize(lease, parse_request("90%"))
     assert caught.value.largest_now == "80%"
-    assert (await pool.lease(lease)).slices[0].milli == 500
+    assert (await pool.get_lease(lease)).slices[0].milli == 500
     with pytest.raises(NeverFits):
         await pool.resize(lease, parse_request("2x50%"))
     assert await held_milli(pool) == 700
@@ -81,7 +81,7 @@ async def test_nobody_grows_past_those_who_wait_and_what_is_given_back_serves_th
         await pool.resize(lease, parse_request("60%"))
     assert caught.value.largest_now == "50%"
     await pool.resize(lease, parse_request("40%"))
-    assert (await pool.lease(waiting)).state is LeaseState.HELD
+    assert (await pool.get_lease(waiting)).state is LeaseState.HELD
     assert await held_milli(pool) == 1000
 
 
@@ -90,7 +90,7 @@ async def test_whoever_waits_keeps_the_place_only_for_no_more_than_before(pool: 
     first, second = [await take(pool, "50%", key()) for _ in range(2)]
     assert (await pool.resize(first, parse_request("40%"))).position == 1
     assert (await pool.resize(first, parse_request("41%"))).position == 2
-    assert (await pool.lease(second)).position == 1
+    assert (await pool.get_lease(second)).position == 1
 
 
 async def test_a_parked_lease_resumes_with_the_size_it_was_given_meanwhile(pool: Pool) -> None:
@@ -113,7 +113,7 @@ async def test_nobody_but_its_keeper_takes_slices_from_under_a_process(pool: Poo
 
 async def test_the_history_tells_the_first_grant_and_all_use(pool: Pool) -> None:
     lease = await take(pool, "1", key())
-    first = (await pool.lease(lease)).held_at
+    first = (await pool.get_lease(lease)).held_at
     await pool.park(lease)
     await pool.resume(lease)
     await pool.resize(lease, parse_request("2%"))

@@ -69,4 +69,4 @@ def test_a_slice_is_not_lent_once_its_process_has_initialised_cuda(room: Room) -
     occupant.child.ask(START)
     with pytest.raises(NotAllowed, match="initialised CUDA"):
         run(room.pool.park(occupant.lease.id))
-    assert run(room.pool.lease(occupant.lease.id)).state is LeaseState.HELD
+    assert run(room.pool.get_lease(occupant.lease.id)).state is LeaseState.HELD

@@ -21,7 +21,7 @@ IMPATIENT = {**WATCHFUL, "watchdog": "end", "interrupt_after": 0.5, "end_after":
 
 
 def lease(room: Room, occupant: Occupant) -> Lease:
-    return run(room.pool.lease(occupant.lease.id))
+    return run(room.pool.get_lease(occupant.lease.id))
 
 
 def past(room: Room, occupant: Occupant) -> Mapping[str, Any]:

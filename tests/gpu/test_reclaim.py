@@ -60,7 +60,7 @@ def test_what_a_kernel_leaves_on_the_gpu_is_named_and_the_slice_is_back(
     try:
         occupant.child.kill()
         until(ended(room, occupant))
-        assert run(room.pool.lease(occupant.lease.id)).end_reason is EndReason.PROCESS_GONE
+        assert run(room.pool.get_lease(occupant.lease.id)).end_reason is EndReason.PROCESS_GONE
         until(lambda: (memory_of(device, left.pid) or 0) >= 512)
         assert left in [each.process for each in find_unmanaged([device], run(room.pool.status()).leases)]
     finally:

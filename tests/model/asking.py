@@ -99,7 +99,7 @@ class Asking(Driving):
                 await waiting
 
         self.do(cancel())
-        self.end(known, EndReason.WITHDRAWN)
+        assert self.do(self.pool.lease(known.id)).state is _WAITING
 
     @rule(text=st.sampled_from(SENSIBLE), who=which)
     def acquire_in_no_time(self, text: str, who: int) -> None:
@@ -127,7 +127,7 @@ class Asking(Driving):
         known = self.pick(one, _WAITING, _HELD, _PARKED)
         seen = self.do(anext(self.pool.watch(known.id)))
         self.catch_up()
-        lease = self.do(self.pool.lease(known.id))
+        lease = self.do(self.pool.get_lease(known.id))
         assert lease.state is seen.state is known.state
         assert lease.position == seen.position == self.place_of(known)
         with self.refused(None if known.state is _WAITING else BadRequest):

@@ -121,4 +121,4 @@ class Changing(Driving):
         ]  # fmt: skip
         with self.refused(LeaseGone):
             self.do(changes[one % len(changes)](known.id))
-        assert self.do(self.pool.lease(known.id)).end_reason is known.reason
+        assert self.do(self.pool.get_lease(known.id)).end_reason is known.reason

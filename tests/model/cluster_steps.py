@@ -178,7 +178,7 @@ class ClusterMachine(PoolMachine):
             self.ground.tell("remove", "pods", kernel.name)
 
     def _has_ended(self, known: Known, reason: EndReason) -> None:
-        self._until(lambda: self.do(self.pool.lease(known.id)).state is _ENDED)
+        self._until(lambda: self.do(self.pool.get_lease(known.id)).state is _ENDED)
         self.end(known, reason)
 
     def _begin_again(self) -> None:

@@ -22,8 +22,8 @@ async def test_a_device_that_appears_serves_the_line_by_the_course_files_too(tmp
         preferred = await take(pool, "1", "third", Holder("bob", "lab"))
         assert [lease.id for lease in (await pool.status()).queue] == [preferred, second]
         async with embedded(path, device(0), device(1), **settings) as later:
-            assert (await later.lease(preferred)).state is LeaseState.HELD
-            assert (await later.lease(second)).state is LeaseState.WAITING
+            assert (await later.get_lease(preferred)).state is LeaseState.HELD
+            assert (await later.get_lease(second)).state is LeaseState.WAITING
 
 
 async def test_a_lease_that_the_guard_ends_makes_room_by_the_course_files_too(tmp_path: Path) -> None:
@@ -37,4 +37,4 @@ async def test_a_lease_that_the_guard_ends_makes_room_by_the_course_files_too(tm
         store = OwnStore(path, PoolSettings(**settings))
         store.end(first, EndReason.OVER_MEMORY)
         store.close()
-        assert (await pool.lease(preferred)).state is LeaseState.HELD
+        assert (await pool.get_lease(preferred)).state is LeaseState.HELD

@@ -37,7 +37,7 @@ async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[ClusterPoo
 
 async def _has_ended(pool: ClusterPool, lease_id: str) -> None:
     async def is_so() -> bool:
-        return (await pool.lease(lease_id)).state is LeaseState.ENDED
+        return (await pool.get_lease(lease_id)).state is LeaseState.ENDED
 
     await eventually(is_so)
 
@@ -56,8 +56,8 @@ async def test_what_went_with_its_node_is_given_to_nobody_who_waits(
     fake.remove("nodes", "n1")
     await _has_ended(pool, first)
     await eventually(lambda: _there(pool, 2))
-    assert (await pool.lease(first)).end_reason is EndReason.DEVICE_LOST
-    assert (await pool.lease(waiting)).state is LeaseState.WAITING
+    assert (await pool.get_lease(first)).end_reason is EndReason.DEVICE_LOST
+    assert (await pool.get_lease(waiting)).state is LeaseState.WAITING
 
 
 async def _there(pool: ClusterPool, devices: int) -> bool:
@@ -73,11 +73,11 @@ async def test_a_node_that_joins_before_it_can_take_kernels_serves_nobody(
     joining["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     fake.put("nodes", joining)
     await eventually(lambda: _there(pool, 3))
-    assert (await pool.lease(waiting)).state is LeaseState.WAITING
+    assert (await pool.get_lease(waiting)).state is LeaseState.WAITING
     fake.change("nodes", "n3", conditions=[{"type": "Ready", "status": "True"}])
 
     async def is_held() -> bool:
-        return (await pool.lease(waiting)).state is LeaseState.HELD
+        return (await pool.get_lease(waiting)).state is LeaseState.HELD
 
     await eventually(is_held)
-    assert (await pool.lease(waiting)).slices[0].device.node == "n3"
+    assert (await pool.get_lease(waiting)).slices[0].device.node == "n3"

@@ -31,7 +31,7 @@ async def test_a_process_that_sees_no_device_takes_none_away(tmp_path: Path) -> 
     async with embedded(path) as first, EmbeddedPool(path, find_devices=lambda: Inventory((), "")) as second:
         await first.status()
         assert len((await second.status()).devices) == 1
-        assert (await second.lease(await take(second, "1", "key"))).state is LeaseState.HELD
+        assert (await second.get_lease(await take(second, "1", "key"))).state is LeaseState.HELD
 
 
 async def test_a_device_that_is_gone_is_granted_no_more_and_its_leases_live_on(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ async def test_a_device_that_is_gone_is_granted_no_more_and_its_leases_live_on(t
         lease = await take(pool, "50%", "old")
         async with embedded(path, new) as later:
             await later.status()
-            waiting = await later.lease(await take(pool, "50% index=1", "new"))
+            waiting = await later.get_lease(await take(pool, "50% index=1", "new"))
             assert waiting.slices[0].device == new
             assert {each.device.uuid for each in (await pool.status()).devices} == {old.uuid, new.uuid}
             await pool.release(lease)
@@ -63,7 +63,7 @@ async def test_a_new_device_serves_the_line(tmp_path: Path) -> None:
         await take(pool, "1", "first")
         second = await take(pool, "1", "second")
         async with embedded(path, device(0), device(1)) as later:
-            assert (await later.lease(second)).state is LeaseState.HELD
+            assert (await later.get_lease(second)).state is LeaseState.HELD
 
 
 async def test_a_process_that_sees_other_devices_takes_none_away(
@@ -111,7 +111,7 @@ async def test_a_real_device_waits_for_the_end_of_what_holds_simulated_ones(tmp_
             await later.release(lease)
             with pytest.raises(OtherDevices, match="what was started with GPU_POOL_DEVICES"):
                 await take(later, "2%", "new")
-        held = await later.lease(await take(later, "2%", "new"))
+        held = await later.get_lease(await take(later, "2%", "new"))
         assert [part.device for part in held.slices] == [real(2)]
         seen = await later.status()
         assert ([each.device for each in seen.devices], seen.note) == ([real(2)], "")

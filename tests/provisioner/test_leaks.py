@@ -145,7 +145,7 @@ async def test_an_automatic_restart_whose_launch_raises(
     binary.unlink()
     kill(km.provisioner.pid)
     await eventually(jupyter_env.is_empty)
-    assert (await jupyter_env.pool.lease(lease.id)).end_reason is EndReason.RELEASED
+    assert (await jupyter_env.pool.get_lease(lease.id)).end_reason is EndReason.RELEASED
 
 
 async def test_kill_9_of_a_kernel_that_nobody_restarts(jupyter_env: JupyterEnv, manager: Managers) -> None:

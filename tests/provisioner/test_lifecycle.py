@@ -38,7 +38,7 @@ async def test_a_kernel_holds_its_slice_until_it_is_shut_down(
     await answer(km)
     await km.shutdown_kernel(now=now)
     assert await jupyter_env.is_empty()
-    assert (await jupyter_env.pool.lease(lease.id)).end_reason is EndReason.RELEASED
+    assert (await jupyter_env.pool.get_lease(lease.id)).end_reason is EndReason.RELEASED
 
 
 @pytest.mark.parametrize("now", [False, True])
@@ -62,7 +62,7 @@ async def test_a_restart_on_a_full_pool_keeps_its_place(jupyter_env: JupyterEnv,
     await answer(km)
     await km.restart_kernel()
     await answer(km)
-    assert (await jupyter_env.pool.lease(waiting.id)).state is LeaseState.WAITING
+    assert (await jupyter_env.pool.get_lease(waiting.id)).state is LeaseState.WAITING
 
 
 @pytest.mark.long
@@ -177,7 +177,7 @@ async def test_a_kernel_that_never_answers_is_ended_and_gives_its_slice_back(
     await km.start_kernel()
     lease = await jupyter_env.only_lease()
     await eventually(jupyter_env.is_empty)
-    assert (await jupyter_env.pool.lease(lease.id)).end_reason is EndReason.NOT_READY
+    assert (await jupyter_env.pool.get_lease(lease.id)).end_reason is EndReason.NOT_READY
     assert not await km.is_alive()
 
 

@@ -30,7 +30,7 @@ def use_cuda(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     resize = pool.resize
 
     async def activity(lease_id: str) -> Activity:
-        process = (await pool.lease(lease_id)).process
+        process = (await pool.get_lease(lease_id)).process
         return Activity(initialised=process is not None and bool(process.is_alive()))
 
     async def refuse(lease_id: str, request: SliceRequest) -> object:

@@ -21,7 +21,7 @@ async def act(url, theirs):
         mine = await pool.request(parse_request("2%"), Holder("root"), uuid.uuid4().hex)
         refused = {}
         for name, attempt in (
-            ("drain", pool.drain("0")), ("release", pool.release(theirs)), ("lease", pool.lease(theirs)),
+            ("drain", pool.drain("0")), ("release", pool.release(theirs)), ("lease", pool.get_lease(theirs)),
         ):
             try:
                 await attempt
@@ -50,4 +50,4 @@ async def test_root_of_a_container_neither_drains_nor_sees_nor_ends(service: Ser
             assert refused == {"drain": "not-allowed", "lease": "lease-gone"}
             attacker.communicate("\n")
         assert not (await pool.status()).devices[0].drained
-        assert (await pool.lease(ours)).state is LeaseState.HELD
+        assert (await pool.get_lease(ours)).state is LeaseState.HELD

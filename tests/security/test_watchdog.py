@@ -27,11 +27,11 @@ async def is_ended(there: Guarded, lease: Lease, worker: Process) -> bool:
     """Whether a process is its lease's, whose user is warned, and is ended with it."""
     there.scene(CARD, f"process {worker.pid} 30000")
     assert there.look(10, times=2)["strangers"] == []
-    assert "uses 30000MiB" in (await there.pool.lease(lease.id)).notice
+    assert "uses 30000MiB" in (await there.pool.get_lease(lease.id)).notice
     there.look(10, times=14)
     await until(lambda: not worker.is_alive())
     there.look()
-    return (await there.pool.lease(lease.id)).end_reason is EndReason.OVER_MEMORY
+    return (await there.pool.get_lease(lease.id)).end_reason is EndReason.OVER_MEMORY
 
 
 #: Of a part of the driver that is root's, and root's by itself.
@@ -79,5 +79,5 @@ async def test_memory_is_not_charged_to_the_lease_of_another_user(tmp_path: Path
                 there.scene(CARD, f"process {victims.pid} 300", f"process {attacker.pid} 30000")
                 assert there.look(10, times=20)["strangers"] == [attacker.pid]
                 assert victims.is_alive()
-            found = await there.pool.lease(lease.id)
+            found = await there.pool.get_lease(lease.id)
             assert (found.state, found.notice) == (LeaseState.HELD, "")

@@ -130,7 +130,7 @@ class PodPool(Pool):
 
     async def launch(self, lease_id: str, kernel: KernelCommand) -> KernelPod:
         self._check()
-        if (await self._inner.lease(lease_id)).state is not LeaseState.HELD:
+        if (await self._inner.get_lease(lease_id)).state is not LeaseState.HELD:
             raise BadRequest("This lease is not held.")
         await self.end_pod(lease_id)
         folder = self._folder / f"pod-{next(_NUMBERS)}"
@@ -143,7 +143,7 @@ class PodPool(Pool):
         end = time.monotonic() + _POLL
         while True:
             self._check()
-            lease = await self.lease(lease_id)
+            lease = await self.get_lease(lease_id)
             pod = self.pods.get(lease_id)
             if pod is None:
                 raise BadRequest("No pod was launched on this lease.")
@@ -192,8 +192,8 @@ class PodPool(Pool):
     async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
         return _in_pod(await self._inner.request(request, holder, key))
 
-    async def lease(self, lease_id: str) -> Lease:
-        return _in_pod(await self._inner.lease(lease_id))
+    async def get_lease(self, lease_id: str) -> Lease:
+        return _in_pod(await self._inner.get_lease(lease_id))
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
         return _in_pod(await self._inner.wait(lease_id, timeout))

@@ -58,7 +58,7 @@ class Terminal:
 
     def lease(self, lease_id: str) -> Lease:
         """Return a lease, or what it was when it ended."""
-        return self._ask(lambda pool: pool.lease(lease_id))
+        return self._ask(lambda pool: pool.get_lease(lease_id))
 
     def is_empty(self) -> bool:
         """Whether nothing is held and nobody waits."""

@@ -160,7 +160,7 @@ async def _why_one(pool: Pool, lease_id: str) -> tuple[dict[str, Outlook], Failu
     try:
         return {lease_id: await pool.explain(lease_id)}, None
     except (BadRequest, LeaseGone):
-        failure = (await pool.lease(lease_id)).failure
+        failure = (await pool.get_lease(lease_id)).failure
         if failure is None:
             raise
         return {}, failure

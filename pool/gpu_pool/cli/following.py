@@ -153,7 +153,7 @@ class LeaseFollower:
         """Look at the lease once; return why it is over, None if it is not."""
         try:
             # A service that restarts is asked again for some seconds: not beyond what is due here.
-            self._lease = await asyncio.wait_for(pool.lease(self._lease.id), self._next_due())
+            self._lease = await asyncio.wait_for(pool.get_lease(self._lease.id), self._next_due())
             self._ends_at, self._is_away = _by_our_clock(self._lease), False
         except LeaseGone as error:
             return error.reason or _UNKNOWN

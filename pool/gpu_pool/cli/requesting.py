@@ -111,13 +111,13 @@ async def _release(session: CommandSession, lease_ids: tuple[str, ...], all_mine
     async with session.connect() as pool:
         if lease_ids:
             with naming_leases():
-                chosen = [await pool.lease(lease_id) for lease_id in lease_ids]
+                chosen = [await pool.get_lease(lease_id) for lease_id in lease_ids]
         else:
             chosen = await (_all_of_mine(pool) if all_mine else _of_this_shell(pool))
         running = [lease for lease in chosen if lease.state is not LeaseState.ENDED]
         for lease in running:
             await pool.release(lease.id)
-        return [await pool.lease(lease.id) for lease in running]
+        return [await pool.get_lease(lease.id) for lease in running]
 
 
 def _what_became(lease: Lease) -> str:

@@ -216,7 +216,7 @@ async def _as_it_ended(session: CommandSession, lease: Lease) -> Lease:
     """Return the lease as it is now, or as it was where the pool does not tell."""
     try:
         async with session.connect() as pool:
-            return await pool.lease(lease.id)
+            return await pool.get_lease(lease.id)
     except GpuPoolError:
         return lease
 

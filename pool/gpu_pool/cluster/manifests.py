@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpu_pool.cluster.dialects import Manifest, PodBans, PodParts, identity_labels, label_value, merged
-from gpu_pool.cluster.dialects.naming import PREFIX
+from gpu_pool.cluster.dialects.labels import PREFIX
 from gpu_pool.cluster.home_mounts import HomeMount, HomeVolume
 from gpu_pool.cluster.kueue import QUEUE_LABEL
 from gpu_pool.cluster.notebooks import Notebook

@@ -354,7 +354,7 @@ class ClusterPool(EmbeddedPool):
             raise BadRequest("No kernel was started on this slice, or it has ended.", "Start one.")
         # Otherwise it was seen, and went while nobody looked.
         await self._end_taken(lease_id, taken or VANISHED)
-        raise gone(await self.lease(lease_id))
+        raise gone(await self.get_lease(lease_id))
 
     async def end_pod(self, lease_id: str) -> None:
         """See ``Pool.end_pod``."""
@@ -375,7 +375,7 @@ class ClusterPool(EmbeddedPool):
         return Activity() if self._kernels.has_any(lease.id) else Activity(initialised=False)
 
     async def _living(self, lease_id: str) -> Lease:
-        lease = await self.lease(lease_id)
+        lease = await self.get_lease(lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
         return lease

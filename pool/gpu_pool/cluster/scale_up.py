@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gpu_pool.cluster.dialects import Manifest, PodBans, PodParts, label_value, merged
 from gpu_pool.cluster.dialects.amounts import HOSTNAME
-from gpu_pool.cluster.dialects.naming import PREFIX
+from gpu_pool.cluster.dialects.labels import PREFIX
 from gpu_pool.cluster.dialects.objects import listing, mapping
 from gpu_pool.cluster.node_groups import NodeGroup
 from gpu_pool.cluster.settings import CONTAINER

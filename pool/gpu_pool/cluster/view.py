@@ -27,7 +27,7 @@ from gpu_pool.cluster.dialects import (
     usage,
 )
 from gpu_pool.cluster.dialects.amounts import HOSTNAME
-from gpu_pool.cluster.dialects.missing_gpus import Memory, away, completed, look, next_end
+from gpu_pool.cluster.dialects.choosing import Memory, away, completed, look, next_end
 from gpu_pool.cluster.dialects.objects import Node, mapping
 from gpu_pool.cluster.informer import Informer, Key
 from gpu_pool.cluster.lean_objects import is_ending, is_same, lean, lean_node, lean_pod

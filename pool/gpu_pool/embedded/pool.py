@@ -102,21 +102,12 @@ class EmbeddedPool(OpenedPool):
                 raise
         return await self._enforcer.hand_out(lease)
 
-    async def lease(self, lease_id: str) -> Lease:
-        """See ``Pool.lease``."""
+    async def get_lease(self, lease_id: str) -> Lease:
+        """See ``Pool.get_lease``."""
         return await self._enforcer.hand_out(await self._do(lambda store: store.lease(lease_id)))
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
         """See ``Pool.wait``."""
-        try:
-            return await self.until_held(lease_id, timeout)
-        except asyncio.CancelledError:
-            with self._asked({}):
-                self._store.later(lambda store: store.release(lease_id, EndReason.WITHDRAWN))
-            raise
-
-    async def until_held(self, lease_id: str, timeout: float | None = None) -> Lease:
-        """Do as :meth:`wait`, but withdraw nothing when cancelled: who asked may come back and ask again."""
         give_up_at = None if timeout is None else time.monotonic() + timeout
         while True:
             lease = await self._do(lambda store: _after_a_look(store, lease_id, _LOOK))
@@ -126,6 +117,10 @@ class EmbeddedPool(OpenedPool):
             if give_up_at is not None and time.monotonic() >= give_up_at:
                 raise await self._do(lambda store: store.shortage(lease_id))
             await asyncio.sleep(_POLL)
+
+    async def _abandon(self, lease_id: str) -> None:
+        with self._asked({"lease": lease_id}):
+            self._store.later(lambda store: store.release(lease_id, EndReason.WITHDRAWN))
 
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
         """See ``Pool.watch``."""
@@ -198,7 +193,7 @@ class EmbeddedPool(OpenedPool):
 
     async def activity(self, lease_id: str) -> Activity:
         """See ``Pool.activity``."""
-        lease = await self.lease(lease_id)
+        lease = await self.get_lease(lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
         if lease.state is LeaseState.PARKED:
@@ -264,7 +259,7 @@ class EmbeddedPool(OpenedPool):
 
     async def _own(self, lease_id: str, caller: Process | None, what: str) -> Lease:
         """Return a lease; refuse, with ``NotAllowed``, to take its slices away in another's name."""
-        lease = await self.lease(lease_id)
+        lease = await self.get_lease(lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
         if lease.holder.process != (caller or Process.current()):
@@ -294,7 +289,7 @@ class EmbeddedPool(OpenedPool):
 
     async def effect_of_taking(self, lease_id: str) -> Effect:
         """Say what becomes of a lease's kernel if its slices are taken back now. Raises ``LeaseGone``."""
-        lease = await self.lease(lease_id)
+        lease = await self.get_lease(lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
         is_kernel = await self._do(lambda store: store.has_manager(lease_id))

@@ -108,11 +108,10 @@ class AuthorizedPool:
                 found = await self._changes.wait(lease_id, _waits_no_more, seconds)
             if not last and (not found or await self._waits(lease_id)):
                 return None
-        # A lost connection withdraws nothing: the client asks again, or withdraws in words of its own.
-        return caller.shown(await self._pool.until_held(lease_id, 0))
+        return caller.shown(await self._pool.wait(lease_id, 0))
 
     async def _waits(self, lease_id: str) -> bool:
-        return (await self._pool.lease(lease_id)).state is LeaseState.WAITING
+        return (await self._pool.get_lease(lease_id)).state is LeaseState.WAITING
 
     async def watch(self, caller: Caller, lease_id: str, seconds: float, seen: str) -> Lease | None:
         """Return the lease once its version is not the one seen; None if it still is then."""
@@ -129,7 +128,7 @@ class AuthorizedPool:
     async def lease(self, caller: Caller, lease_id: str) -> Lease:
         """Return a lease of the caller's."""
         await self._owners.check(caller, lease_id)
-        return caller.shown(await self._pool.lease(lease_id))
+        return caller.shown(await self._pool.get_lease(lease_id))
 
     async def explain(self, caller: Caller, lease_id: str) -> Outlook:
         """Say why a lease of the caller's waits."""

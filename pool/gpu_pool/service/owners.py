@@ -26,7 +26,7 @@ class Owners:
     async def owns(self, caller: Caller, lease_id: str) -> bool:
         """Whether a lease is the caller's own. Raises ``LeaseGone`` for one that never was."""
         if lease_id not in self._users:
-            self.remember(await self._pool.lease(lease_id))
+            self.remember(await self._pool.get_lease(lease_id))
         return self._users[lease_id] == caller.user
 
     def remember(self, lease: Lease) -> None:

@@ -68,23 +68,22 @@ class RemotePool(Pool):
             await self._end(self._withdraw_request(wanted))
             raise
 
-    async def lease(self, lease_id: str) -> Lease:
-        """See ``Pool.lease``."""
+    async def get_lease(self, lease_id: str) -> Lease:
+        """See ``Pool.get_lease``."""
         return await self._lease("GET", _lease_address(lease_id))
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
         """See ``Pool.wait``."""
         give_up_at = None if timeout is None else time.monotonic() + timeout
-        try:
-            while True:
-                longest = self._endpoint.longest_poll
-                left = longest if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-                answer = await self._poll(lease_id, "wait", min(left, longest), last=int(left < longest))
-                if answer.status == HTTPStatus.OK:
-                    return _read(bodies.LEASE, answer)
-        except asyncio.CancelledError:
-            await self._end(self._release(lease_id, EndReason.WITHDRAWN))
-            raise
+        while True:
+            longest = self._endpoint.longest_poll
+            left = longest if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+            answer = await self._poll(lease_id, "wait", min(left, longest), last=int(left < longest))
+            if answer.status == HTTPStatus.OK:
+                return _read(bodies.LEASE, answer)
+
+    async def _abandon(self, lease_id: str) -> None:
+        await self._end(self._release(lease_id, EndReason.WITHDRAWN))
 
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
         """See ``Pool.watch``."""

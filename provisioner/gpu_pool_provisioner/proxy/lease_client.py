@@ -69,7 +69,7 @@ class QueueWatch:
         self._entries: dict[str, QueueEntry] = {}
         self._watching: asyncio.Task[None] | None = None
         #: Waits in the name of one of them, so that the pool does what is due in its queue meanwhile.
-        #: Never cancelled, which would withdraw that one; it ends when that one leaves the queue.
+        #: It goes on from one look to the next, and ends when that one leaves the queue.
         self._delegate: asyncio.Task[Lease] | None = None
 
     @contextlib.contextmanager
@@ -245,9 +245,8 @@ class LeaseClient:
                 else:
                     last = await self._explain(lease_id, entry, last, tell)
                     await entry.until_left(_pace(entry.position))
-        # Cancelling a pool's wait would withdraw the lease.
         return await retry(
-            lambda: asyncio.shield(self._kernel_slice.pool.wait(lease_id)),
+            lambda: self._kernel_slice.pool.wait(lease_id),
             lambda error: tell(messages.unreachable(self.size, error)),
         )
 
@@ -297,7 +296,7 @@ class LeaseClient:
 
     async def lease(self) -> Lease:
         """Return the lease as it is now. Raises ``LeaseGone``, and what is ``NOT_NOW``."""
-        return await self._kernel_slice.pool.lease(self._held)
+        return await self._kernel_slice.pool.get_lease(self._held)
 
     async def activity(self) -> Activity:
         """Return what the kernel's process does with its device, as the pool sees it."""

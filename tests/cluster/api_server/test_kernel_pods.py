@@ -89,7 +89,7 @@ async def test_fifty_slices_fill_a_card_and_the_next_runs_when_one_ends(
     leases = [await held(pool) for _ in range(50)]
     await asyncio.gather(*(pool.launch(each.id, command()) for each in leases))
     next_one = await take(pool, "2%", "the-next", Holder("ada"))
-    assert (await pool.lease(next_one)).position == 1
+    assert (await pool.get_lease(next_one)).position == 1
     await asyncio.gather(*(running(pool, each.id) for each in leases))
     assert len({each["metadata"]["name"] for each in kernels(card, namespace)}) == 50
     await pool.release(leases[7].id)
@@ -130,7 +130,7 @@ async def test_a_kernel_that_ends_by_itself_leaves_its_lease(pool: ClusterPool) 
     await pool.launch(lease.id, command("sh", "-c", "exit 3"))
     pod = await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.ENDED)
     assert (pod.exit_code, pod.words) == (3, "It ended with status 3.")
-    assert (await pool.lease(lease.id)).state is LeaseState.HELD
+    assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
     await pool.launch(lease.id, command())
     await running(pool, lease.id)
 
@@ -145,7 +145,7 @@ async def test_a_kernel_is_ended_and_its_lease_is_kept(
     assert (await pool.pod(lease.id)).phase is PodPhase.ENDED
     await until(lambda: not kernels(card, namespace), 120)
     assert (await pool.pod(lease.id)).words == "It was ended."
-    assert (await pool.lease(lease.id)).state is LeaseState.HELD
+    assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
 
 
 async def test_out_of_memory_is_told(pool: ClusterPool, card: Cluster, namespace: str) -> None:
@@ -188,7 +188,7 @@ async def test_what_the_cluster_takes_ends_the_lease_in_words(
     take_away(card, namespace, kernels(card, namespace)[0]["metadata"]["name"])
     with pytest.raises(LeaseGone, match=words):
         await until_pod(pool, lease.id, lambda _: False)
-    ended = await pool.lease(lease.id)
+    ended = await pool.get_lease(lease.id)
     assert ended.end_reason is EndReason.TAKEN
     assert words in ended.notice
     await until(lambda: not kernels(card, namespace), 120)
@@ -325,7 +325,7 @@ async def test_two_hubs_share_the_gpus_of_a_cluster_and_nothing_else(
             )  # fmt: skip
             await until_free(two, 400)
             waiting = await take(two, "60%", "waits", Holder("ada"))
-            assert (await two.lease(waiting)).position == 1
+            assert (await two.get_lease(waiting)).position == 1
             await one.release(lease.id)
             lease = await two.wait(waiting, 120)
             await two.launch(lease.id, command())
@@ -394,4 +394,4 @@ async def test_what_the_service_left_is_put_right_when_it_comes_back(
         )
         with pytest.raises(LeaseGone, match="deleted while the pool's service was away"):
             await pool.pod(vanished.id, seen)
-        assert (await pool.lease(kept.id)).state is LeaseState.HELD
+        assert (await pool.get_lease(kept.id)).state is LeaseState.HELD

@@ -134,7 +134,7 @@ async def test_kernels_wait_for_kueue_run_and_are_evicted(
     pool: ClusterPool, kueue: Cluster, namespace: str
 ) -> None:
     first, second = await queued(pool, 1), await queued(pool, 2)
-    assert (await pool.lease(first.id)).state is LeaseState.PARKED
+    assert (await pool.get_lease(first.id)).state is LeaseState.PARKED
     name = f"gpu-pool-{first.id}-1"
     assert kueue.get("pod", "-n", namespace, name)["metadata"]["labels"][QUEUE_LABEL] == "gpu-pool-ml"
     say(kueue, namespace, name, FULL)
@@ -146,6 +146,6 @@ async def test_kernels_wait_for_kueue_run_and_are_evicted(
     evict(kueue, namespace, name)
     with pytest.raises(LeaseGone, match=EVICTED):
         await until_pod(pool, first.id, lambda _: False)
-    assert (await pool.lease(first.id)).end_reason is EndReason.TAKEN
+    assert (await pool.get_lease(first.id)).end_reason is EndReason.TAKEN
     await pool.release(second.id)
     await until(lambda: not pool._view.own.leases(), 120)

@@ -88,7 +88,7 @@ async def on_server(job: Any, *arguments: Any) -> Any:
 
 async def started(pool: ClusterPool, server: ApiServer, text: str = "25%") -> Lease:
     """Return a lease whose kernel runs."""
-    lease = await pool.lease(await take(pool, text, key()))
+    lease = await pool.get_lease(await take(pool, text, key()))
     await pool.launch(lease.id, command())
     await on_server(run, server, name_of(lease))
     await running(pool, lease.id)
@@ -115,20 +115,24 @@ async def test_while_the_api_server_is_away_nothing_is_lost_and_nothing_is_grant
     monkeypatch.setattr("gpu_pool.cluster.api_writes._PATIENCE", 0.5)
     server = outage.server
     kept, given_back = await started(pool, server), await started(pool, server)
-    last = await pool.lease(await take(pool, "50%", "last"))
+    last = await pool.get_lease(await take(pool, "50%", "last"))
     first_in_line, second_in_line = await take(pool, "25%", "first"), await take(pool, "25%", "second")
-    places = [(await pool.lease(each)).position for each in (first_in_line, second_in_line)]
+    places = [(await pool.get_lease(each)).position for each in (first_in_line, second_in_line)]
     await on_server(outage.stop)
     # What runs is told from memory, launches say what is the matter, and the line stays as it is.
     assert (await pool.pod(kept.id)).phase is PodPhase.RUNNING
     kernel = command()
     with pytest.raises(PoolUnreachable, match="cluster does not answer at the moment.*Your slice is kept"):
         await pool.launch(last.id, kernel)
-    assert [(await pool.lease(each)).position for each in (first_in_line, second_in_line)] == places == [1, 2]
+    assert (
+        [(await pool.get_lease(each)).position for each in (first_in_line, second_in_line)]
+        == places
+        == [1, 2]
+    )
     # What is given back meanwhile goes to the first in the queue, once and no more.
     await pool.release(given_back.id)
     granted = await pool.wait(first_in_line, 30)
-    assert (await pool.lease(second_in_line)).position == 1
+    assert (await pool.get_lease(second_in_line)).position == 1
     assert sum(part.milli for each in (await pool.status()).leases for part in each.slices) == 1000
     assert granted.state is LeaseState.HELD
     await on_server(outage.start)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_pool.cluster.dialects import Cluster, choose
-from gpu_pool.cluster.dialects.missing_gpus import away, completed, next_end, remembered
+from gpu_pool.cluster.dialects.choosing import away, completed, next_end, remembered
 from support.clusters import dra, listed, named, node, plain
 
 BEFORE = Cluster.read([plain("n1", gpus=2), plain("n2")])

@@ -185,7 +185,7 @@ async def test_what_is_not_kept_is_not_told(pool: EmbeddedPool, log: Path, tmp_p
         drains = [pool.drain("0", drained=False) for _ in range(6)]
         answers = await asyncio.gather(*drains[:3], pool.release(held), *drains[3:], return_exceptions=True)
         assert [type(each) for each in answers if isinstance(each, Exception)] == [type(answers[3])]
-        assert (await pool.lease(held)).state is LeaseState.HELD
+        assert (await pool.get_lease(held)).state is LeaseState.HELD
     assert told(log) == [("granted",), ("queued",), *[("undrained",)] * 6]
 
 

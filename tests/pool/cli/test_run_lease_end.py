@@ -130,7 +130,7 @@ class Away:
     async def __aexit__(self, *failure: object) -> None:
         pass
 
-    async def lease(self, lease_id: str) -> Lease:
+    async def get_lease(self, lease_id: str) -> Lease:
         self.asked += 1
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(answer, Exception):

@@ -49,7 +49,7 @@ async def test_a_pool_is_found_again_by_its_url(tmp_path: Path) -> None:
     async with embedded(tmp_path / "a%41 b" / "store.db") as pool:
         lease = await take(pool, "2%", "key")
         async with connect(pool.url) as same:
-            assert (await same.lease(lease)).key == "key"
+            assert (await same.get_lease(lease)).key == "key"
 
 
 async def test_connect_finds_simulated_devices_in_the_environment(
@@ -184,15 +184,15 @@ async def test_a_withdrawal_is_not_lost_however_long_the_store_is_busy(
     async with embedded(tmp_path / "store.db") as pool:
         await take(pool, "1", "first")
         second = await take(pool, "1", "second")
-        waiting = asyncio.create_task(pool.wait(second))
-        await asyncio.sleep(0)
+        acquiring = asyncio.create_task(pool.acquire(parse_request("1"), ME, "second"))
+        await asyncio.sleep(0.3)
         with monkeypatch.context() as busy:
             # As if every decision had been waiting for too long already.
             busy.setattr("gpu_pool.store.thread.ANSWER_WITHIN", -0.9)
-            waiting.cancel()
+            acquiring.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await waiting
-        assert (await pool.lease(second)).end_reason is EndReason.WITHDRAWN
+                await acquiring
+        assert (await pool.get_lease(second)).end_reason is EndReason.WITHDRAWN
 
 
 async def test_a_store_that_others_keep_locked_is_closed_at_once(
@@ -213,7 +213,7 @@ async def test_whoever_loses_a_slice_to_an_administrator_reads_why(tmp_path: Pat
     async with embedded(tmp_path / "store.db") as pool:
         lease_id = await take(pool, "2%", "mine")
         await pool.revoke(lease_id, "The GPU\nis needed for an exam.")
-        ended = await pool.lease(lease_id)
+        ended = await pool.get_lease(lease_id)
         assert (ended.end_reason, ended.notice) == (EndReason.REVOKED, "The GPU?is needed for an exam.")
         with pytest.raises(LeaseGone, match=r"revoked\. The GPU\?is needed for an exam\."):
             await pool.renew(lease_id)

@@ -91,7 +91,7 @@ async def test_a_slice_is_enforced_before_it_is_handed_out_and_no_more_once_it_h
         assert tier.told == ["prepare", "recover 0", "open 50%"]
         assert first.environment["LIMIT"] == "16384"
         assert first.describe_limits() == "memory: 16384 MiB, hard (recorder); compute: 50%, hard (recorder)"
-        await opened.lease(first.id)
+        await opened.get_lease(first.id)
         await opened.attach(first.id, Process.current())
         await opened.release(first.id)
         assert tier.told[3:] == [f"attach {Process.current().pid}"]
@@ -133,7 +133,7 @@ async def test_a_process_that_cannot_be_held_to_its_limits_keeps_no_slice(tmp_pa
         lease = await opened.request(HALF, ME, key())
         with pytest.raises(PoolUnreachable, match="Mend it"):
             await opened.attach(lease.id, Process.current())
-        assert (await opened.lease(lease.id)).end_reason is EndReason.NOT_ENFORCED
+        assert (await opened.get_lease(lease.id)).end_reason is EndReason.NOT_ENFORCED
 
 
 async def test_a_tier_that_does_not_answer_is_told_in_words(
@@ -164,7 +164,7 @@ async def test_after_a_restart_exactly_what_is_held_is_enforced(tmp_path: Path) 
         await opened.release((await opened.request(HALF, ME, key())).id)
     again = Recorder()
     async with pool(path, again) as opened:
-        lease = await opened.lease(kept.id)
+        lease = await opened.get_lease(kept.id)
         assert again.told == ["prepare", "recover 1"]
         assert lease.environment["LIMIT"] == "16384"
         await opened.release(kept.id)

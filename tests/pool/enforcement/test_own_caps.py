@@ -46,7 +46,7 @@ async def memory_limit(pool: EmbeddedPool) -> str:
 
 
 async def held(pool: EmbeddedPool) -> Lease:
-    return await pool.lease(await take(pool, "2%", "key"))
+    return await pool.get_lease(await take(pool, "2%", "key"))
 
 
 async def test_the_pool_states_the_caps_that_a_process_was_started_with(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ async def test_the_pool_states_the_caps_that_a_process_was_started_with(tmp_path
             await pool.attach(lease.id, process)
             assert await memory_limit(pool) == "cooperative (framework caps: torch)"
             # Whoever launches decides by what the pool itself does.
-            assert (await pool.lease(lease.id)).enforcement.memory.strength is Strength.NONE
+            assert (await pool.get_lease(lease.id)).enforcement.memory.strength is Strength.NONE
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,6 @@ async def test_a_process_that_is_hidden_is_not_looked_for_by_everybody_who_asks(
             await memory_limit(pool)
             assert looked == [process.pid] * 2
             now[0] += own_caps._HIDDEN_FOR
-            in_pod = await pool.lease(lease.id)
+            in_pod = await pool.get_lease(lease.id)
             own_caps.with_own_caps(replace(in_pod, terms=replace(in_pod.terms, in_pod=True)))
             assert looked == [process.pid] * 2

@@ -85,7 +85,7 @@ async def test_it_keeps_its_slice_where_the_driver_refuses(pool: Pool, driver: D
     driver.scenario(f"fail checkpoint {pid} 801")
     with pytest.raises(NotAllowed, match="the driver does not support it"):
         await pool.park(lease.id)
-    assert (await pool.lease(lease.id)).state is LeaseState.HELD
+    assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
     assert driver.state(pid) == "running"
 
 
@@ -109,7 +109,7 @@ async def test_what_cannot_be_brought_back_is_ended_and_not_left_broken(
     with pytest.raises(LeaseGone):
         await pool.resume(lease.id)
     await until(lambda: Process.of(pid) is None)
-    assert (await pool.lease(lease.id)).end_reason is EndReason.BROKEN
+    assert (await pool.get_lease(lease.id)).end_reason is EndReason.BROKEN
 
 
 async def test_it_stays_parked_in_host_memory_while_something_else_has_its_room(

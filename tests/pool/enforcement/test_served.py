@@ -107,7 +107,7 @@ async def test_a_service_that_was_killed_finds_its_daemon_and_its_leases(served:
         process.wait()
     (served.folder / "log").write_text("")
     with served.running():
-        again = await (await served.pool()).lease(lease.id)
+        again = await (await served.pool()).get_lease(lease.id)
         assert (again.state, again.variables) == (LeaseState.HELD, lease.variables)
         assert {each.pid for each in stub.processes("nvidia-cuda-mps-control")} == daemons
 

@@ -76,7 +76,7 @@ async def test_what_others_have_is_not_free_and_serves_the_line_once_it_is(pool:
     with pytest.raises(TimedOut, match="is free now"):
         await pool.wait(waiting, 0)
     await others(pool, d0=ForeignUse(700, 20_000, 1))
-    lease = await pool.lease(waiting)
+    lease = await pool.get_lease(waiting)
     assert (lease.state, lease.slices[0].device.index) == (LeaseState.HELD, 1)
     await pool.close()
 
@@ -91,7 +91,7 @@ async def test_more_than_there_is_may_be_held_together_and_nothing_is_free_then(
 async def test_a_closed_device_stays_closed_whatever_an_administrator_says(pool: EmbeddedPool) -> None:
     await others(pool, d0=ForeignUse(closed=True))
     assert (await pool.drain("0", drained=False)).drained
-    assert (await pool.lease(await take(pool, "2%", "key"))).slices[0].device.index == 1
+    assert (await pool.get_lease(await take(pool, "2%", "key"))).slices[0].device.index == 1
     await pool.drain("1")
     await others(pool)
     assert [each.drained for each in (await pool.status()).devices] == [False, True]
@@ -110,5 +110,5 @@ async def test_a_request_for_some_devices_waits_for_these(pool: EmbeddedPool) ->
     with pytest.raises(NeverFits):
         await pool._do(lambda book: book.request(TWO, ME, "third", None, only))
     await pool.release(first.id)
-    assert (await pool.lease(second.id)).slices[0].device.index == 1
+    assert (await pool.get_lease(second.id)).slices[0].device.index == 1
     await pool.close()

@@ -62,7 +62,7 @@ async def test_after_a_reboot_every_slice_is_back_once(service: Service, pool: P
         with_kernel, without = await take(pool, "50%", "kernel"), await take(pool, "50%", "none")
         await pool.attach(with_kernel, replace(identity(kernel), boot="first"))
         next_one = await take(pool, "1", "next")
-        assert (await pool.lease(next_one)).state is LeaseState.WAITING
+        assert (await pool.get_lease(next_one)).state is LeaseState.WAITING
 
         await service.end(signal.SIGKILL)
         # Everything of the machine is started anew. One process has the pid of what was the kernel.
@@ -73,7 +73,7 @@ async def test_after_a_reboot_every_slice_is_back_once(service: Service, pool: P
         history = await ended(pool)
         assert history == [(each, EndReason.PROCESS_GONE) for each in (with_kernel, without, next_one)]
         again = await take(pool, "1", "again")
-        assert (await pool.lease(again)).state is LeaseState.HELD
+        assert (await pool.get_lease(again)).state is LeaseState.HELD
 
         await service.end(signal.SIGKILL)
         await service.start()

@@ -139,7 +139,7 @@ async def test_an_answer_of_another_version_is_told(folder: Path) -> None:
 
     server = await asyncio.start_unix_server(answer, folder / "other.sock")
     with pytest.raises(PoolUnreachable, match="does not understand"):
-        await connect(f"unix:{folder}/other.sock").lease("1-00000000")
+        await connect(f"unix:{folder}/other.sock").get_lease("1-00000000")
     server.close()
 
 
@@ -202,8 +202,8 @@ async def test_sizes_that_a_service_refuses_are_told_as_their_kernels_are_instal
 async def test_what_is_granted_may_be_taken_back_so_every_kernel_is_relayed_to(
     pool: Pool, tmp_path: Path
 ) -> None:
-    served = await pool.lease(await take(pool, "2%", key()))
+    served = await pool.get_lease(await take(pool, "2%", key()))
     assert served.state is LeaseState.HELD
     assert GPUPoolProvisioner._needs_room(served)
     async with embedded(tmp_path / "store.db") as own:
-        assert not GPUPoolProvisioner._needs_room(await own.lease(await take(own, "2%", key())))
+        assert not GPUPoolProvisioner._needs_room(await own.get_lease(await take(own, "2%", key())))

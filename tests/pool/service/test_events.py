@@ -152,7 +152,7 @@ async def test_the_pool_is_told_as_each_may_see_it(service: Service, pool: Pool,
     theirs = await users.run(NOBODY, body)
     assert (theirs["leases"], theirs["devices"][0]["leases"]) == ([], 1)
     with pytest.raises(Exception, match="There is no lease"):
-        await users.run(NOBODY, f"return (await pool.lease({lease_id!r})).id")
+        await users.run(NOBODY, f"return (await pool.get_lease({lease_id!r})).id")
 
 
 async def test_something_is_sent_while_nothing_happens(children: Nursery, folder: Path) -> None:

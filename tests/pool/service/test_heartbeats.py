@@ -68,7 +68,7 @@ async def test_a_command_over_tcp_outlives_a_restart_of_the_service_and_ends_wit
     lease_id = (await program.stdout.readline()).decode().strip()
     await behind_hub.service.end()
     await behind_hub.service.start()
-    assert (await pool.lease(lease_id)).state is LeaseState.HELD
+    assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
     await pool.release(lease_id)
     _, errors = await asyncio.wait_for(program.communicate(), 60)
     assert program.returncode == 124
@@ -84,7 +84,7 @@ async def test_a_client_that_lives_keeps_what_it_has_also_when_its_pool_is_close
     with asking(behind_hub.url, "1") as (client, [lost]):
         client.send_signal(signal.SIGSTOP)
         assert await end_of(pool, lost) is EndReason.EXPIRED
-    assert [(await pool.lease(each)).state.value for each in mine] == ["held", "waiting"]
+    assert [(await pool.get_lease(each)).state.value for each in mine] == ["held", "waiting"]
 
 
 @pytest.mark.long
@@ -96,7 +96,7 @@ async def test_a_client_with_thousands_of_leases_keeps_each(behind_hub: HubServi
     with asking(behind_hub.url, "1") as (client, [lost]):
         client.send_signal(signal.SIGSTOP)
         assert await end_of(pool, lost) is EndReason.EXPIRED
-    assert (await pool.lease(mine)).state is LeaseState.HELD
+    assert (await pool.get_lease(mine)).state is LeaseState.HELD
 
 
 @pytest.mark.long
@@ -117,8 +117,8 @@ async def test_a_restart_of_the_service_takes_nothing_from_those_who_live(
         await behind_hub.service.start()
         # Who is gone is given the whole time anew, and then found out.
         assert await end_of(pool, lost) is EndReason.EXPIRED
-    assert (await pool.lease(mine)).state is LeaseState.HELD
-    assert (await pool.lease(waiting)).position == 1
+    assert (await pool.get_lease(mine)).state is LeaseState.HELD
+    assert (await pool.get_lease(waiting)).position == 1
 
 
 @pytest.mark.long
@@ -171,7 +171,7 @@ async def test_a_forged_pid_is_passed_over(behind_hub: HubService, hub: Hub) -> 
         status, answer = await behind_hub.ask(token, "POST", f"/leases/{lease}/attach", {"process": claim})
         assert (status, answer["process"], answer["holder"]["process"]) == (200, None, None)
         async with connect(behind_hub.service.url) as there:
-            assert (await there.lease(lease)).process is None
+            assert (await there.get_lease(lease)).process is None
     store = (behind_hub.service.folder / "store.db").read_bytes()
     store += (behind_hub.service.folder / "store.db-wal").read_bytes()
     assert f"{seen.pid}/{seen.start}".encode() not in store
@@ -196,8 +196,8 @@ async def test_a_service_that_could_not_hear_ends_nothing(tmp_path: Path) -> Non
         assert heartbeats.beat("ada", [lease.id, "1-other"]) == ["1-other"]
         now = 100.0
         await heartbeats.look(pool, [lease], now)
-        assert (await pool.lease(lease.id)).state is LeaseState.HELD
+        assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
         for now in (104.0, 108.0, 111.0):
             await heartbeats.look(pool, [lease], now)
-        assert (await pool.lease(lease.id)).end_reason is EndReason.EXPIRED
+        assert (await pool.get_lease(lease.id)).end_reason is EndReason.EXPIRED
         assert heartbeats.beat("ada", [lease.id]) == [lease.id]

@@ -182,7 +182,7 @@ async def test_the_hubs_users_and_the_machines_are_different_people(
     behind_hub: HubService, hub: Hub, users_behind: Users
 ) -> None:
     mine = await behind_hub.take(await hub.token("nobody"))
-    lease = f"return (await pool.lease({mine['id']!r})).id"
+    lease = f"return (await pool.get_lease({mine['id']!r})).id"
     with pytest.raises(LeaseGone):
         await users_behind.run(NOBODY, lease)
     asked = 'return (await pool.request(parse_request("2%"), Holder(""), "key")).holder.user'

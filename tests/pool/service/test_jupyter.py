@@ -27,7 +27,7 @@ async def test_a_kernel_has_its_slice_over_a_restart_until_it_is_shut_down(
     assert (await served.only_lease()).process == Process.of(km.provisioner.pid)
     await km.shutdown_kernel()
     assert await served.is_empty()
-    assert (await served.pool.lease(lease.id)).end_reason == "released"
+    assert (await served.pool.get_lease(lease.id)).end_reason == "released"
 
 
 async def test_a_kernel_that_waits_and_one_that_works_outlive_the_service(

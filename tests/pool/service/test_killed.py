@@ -105,7 +105,7 @@ async def test_kernels_go_on_and_nothing_is_lost_or_granted_twice(
         waiting = [await ask(pool, f"next-{number}") for number in range(2)]
         await managers[-1].shutdown_kernel()
         granted = await pool.wait(waiting[0].id, 120)
-        assert (await pool.lease(waiting[1].id)).position == 1
+        assert (await pool.get_lease(waiting[1].id)).position == 1
         after = await held(pool)
         assert len(after) == KERNELS
         assert after.keys() - before.keys() == {granted.id}

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.service.listening import ServiceSocket
-from gpu_pool_client import LeaseState, NotAllowed, Pool, PoolUnreachable, connect
-from support.pools import identity, running, take, until
+from gpu_pool_client import LeaseState, NotAllowed, Pool, PoolUnreachable, connect, parse_request
+from support.pools import ME, identity, running, take, until
 from support.service import Service
 
 
@@ -43,7 +43,7 @@ async def test_killed_and_started_again_it_has_the_same_leases_once(service: Ser
             assert not wait.done()
             await pool.release(held)
             await wait
-    assert (await pool.lease(next_one)).state is LeaseState.HELD
+    assert (await pool.get_lease(next_one)).state is LeaseState.HELD
 
 
 async def test_a_service_whose_store_was_lost_says_so_and_does_not_serve(
@@ -76,19 +76,17 @@ async def test_what_ends_while_nobody_serves_is_free_afterwards(service: Service
             await wait
 
 
-async def test_a_wait_that_is_cancelled_while_nobody_serves_is_withdrawn(
-    service: Service, pool: Pool
-) -> None:
+async def test_what_is_given_up_while_nobody_serves_is_withdrawn(service: Service, pool: Pool) -> None:
     await take(pool, "1", "held")
     next_one = await take(pool, "1", "next")
-    wait = asyncio.create_task(pool.wait(next_one))
-    await asyncio.sleep(0)
+    acquiring = asyncio.create_task(pool.acquire(parse_request("1"), ME, "next"))
+    await asyncio.sleep(0.5)
     await service.end(signal.SIGKILL)
-    wait.cancel()
+    acquiring.cancel()
     await service.start()
-    await asyncio.gather(wait, return_exceptions=True)
-    assert wait.cancelled()
-    assert (await pool.lease(next_one)).end_reason == "withdrawn"
+    await asyncio.gather(acquiring, return_exceptions=True)
+    assert acquiring.cancelled()
+    assert (await pool.get_lease(next_one)).end_reason == "withdrawn"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

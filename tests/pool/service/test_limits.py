@@ -140,7 +140,7 @@ async def test_a_replayed_release_ends_nothing_else(service: Service, pool: Pool
     assert (await question(service, "DELETE", address))[0] == 200
     other = await take(pool, "1", "second")
     assert (await question(service, "DELETE", address))[0] == 200
-    assert (await pool.lease(other)).state is LeaseState.HELD
+    assert (await pool.get_lease(other)).state is LeaseState.HELD
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ async def test_a_replayed_release_ends_nothing_else(service: Service, pool: Pool
 )
 async def test_a_path_in_an_id_leads_nowhere(pool: Pool, name: str) -> None:
     with pytest.raises(LeaseGone):
-        await pool.lease(name)
+        await pool.get_lease(name)
     await pool.release(name)
 
 

@@ -38,4 +38,4 @@ async def test_a_wait_that_is_cut_off_at_its_end_keeps_the_slice(children: Nurse
                 connection.sendall(f"GET /api/v1/leases/{lease}/wait HTTP/1.1\r\nHost: x\r\n\r\n".encode())
                 await until((folder / "begun").exists)
             await until((folder / "cut-off").exists)
-            assert (await pool.lease(lease)).state is LeaseState.HELD
+            assert (await pool.get_lease(lease)).state is LeaseState.HELD

@@ -23,7 +23,7 @@ async def test_a_client_that_is_killed_loses_its_leases(users: Users, pool: Pool
     waiting = await take(pool, "1", "next")
     os.kill(process.pid, 9)
     assert (await pool.wait(waiting, 20)).state is LeaseState.HELD
-    assert (await pool.lease(lease_id)).end_reason == "process-gone"
+    assert (await pool.get_lease(lease_id)).end_reason == "process-gone"
 
 
 async def test_a_process_of_the_callers_own_keeps_the_lease(users: Users, pool: Pool) -> None:
@@ -108,7 +108,7 @@ async def test_processes_in_a_container_are_found(service: Service, pool: Pool) 
         # Root in there is not root here: it sees its own alone, and is no administrator.
         assert seen == [mine, kernels]
         assert refused == ["not-allowed", "not-allowed", "bad-request"]
-        lease = await pool.lease(kernels)
+        lease = await pool.get_lease(kernels)
         assert lease.holder.user == "uid-0"
         assert lease.process
         assert lease.process.pid != pid_inside

@@ -32,7 +32,7 @@ TAKE = 'return (await pool.request(parse_request({size!r}), Holder("root"), {key
 
 async def test_who_asks_is_seen_and_not_told(pool: Pool, users: Users) -> None:
     lease_id, process = await users.start(NOBODY, TAKE.format(size="2%", key="key"))
-    holder = (await pool.lease(lease_id)).holder
+    holder = (await pool.get_lease(lease_id)).holder
     assert (holder.user, holder.process) == ("nobody", process)
 
 
@@ -40,14 +40,14 @@ async def test_a_forged_holder_is_passed_over(service: Service, pool: Pool) -> N
     forged = {"user": "ada", "process": {"pid": 1, "start": 1, "boot": "", "namespace": ""}}
     body = {"request": "2%", "key": "key", "holder": forged, **forged}
     answer = await ask(service.socket, "POST", "/api/v1/leases", json.dumps(body).encode(), 10)
-    holder = (await pool.lease(json.loads(answer.body)["id"])).holder
+    holder = (await pool.get_lease(json.loads(answer.body)["id"])).holder
     assert holder.process == Process.current()
     assert holder.user != "ada"
 
 
 async def test_a_user_without_a_name_has_a_number(pool: Pool, users: Users) -> None:
     lease_id, _ = await users.start(SOMEBODY, TAKE.format(size="2%", key="key"))
-    assert (await pool.lease(lease_id)).holder.user == f"uid-{SOMEBODY}"
+    assert (await pool.get_lease(lease_id)).holder.user == f"uid-{SOMEBODY}"
 
 
 async def test_one_key_of_two_users_is_two_requests(users: Users) -> None:
@@ -67,7 +67,7 @@ async def test_a_lease_has_the_key_that_was_given(pool: Pool, key: str) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        "pool.lease({id!r})",
+        "pool.get_lease({id!r})",
         "pool.wait({id!r}, 0)",
         "pool.watch({id!r}).__anext__()",
         "pool.explain({id!r})",
@@ -88,13 +88,13 @@ async def test_anothers_lease_is_like_one_that_never_was(users: Users, pool: Poo
         await users.run(NOBODY, f"await {call.format(id=unknown)}")
     assert str(theirs.value) == str(none.value).replace(unknown, lease_id)
     assert theirs.value.reason is None
-    assert (await pool.lease(lease_id)).state is LeaseState.HELD
+    assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
 
 
 async def test_nobody_ends_anothers_lease(users: Users, pool: Pool) -> None:
     lease_id = await take(pool, "50%", "key")
     await users.run(NOBODY, f"await pool.release({lease_id!r})")
-    assert (await pool.lease(lease_id)).state is LeaseState.HELD
+    assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
 
 
 async def test_others_are_seen_as_totals_and_places_only(users: Users, pool: Pool) -> None:
@@ -117,7 +117,7 @@ async def test_administrators_see_and_end_all(users: Users, pool: Pool) -> None:
     lease_id, _ = await users.start(NOBODY, TAKE.format(size="2%", key="key"))
     assert [lease.id for lease in (await pool.status()).leases] == [lease_id]
     await pool.release(lease_id, EndReason.REVOKED)
-    assert (await pool.lease(lease_id)).end_reason is EndReason.REVOKED
+    assert (await pool.get_lease(lease_id)).end_reason is EndReason.REVOKED
     assert [row["user"] for row in await pool.history()] == ["nobody"]
 
 
@@ -130,7 +130,7 @@ async def test_what_an_administrator_ends_of_somebody_elses_is_revoked(
     mine, _ = await users.start(0, take_one)
     for lease_id in (theirs, mine):
         await users.run(0, f"await pool.release({lease_id!r}{reason})")
-    ended = [(await pool.lease(lease_id)).end_reason for lease_id in (theirs, mine)]
+    ended = [(await pool.get_lease(lease_id)).end_reason for lease_id in (theirs, mine)]
     assert ended[0] is EndReason.REVOKED
     assert ended[1] is not EndReason.REVOKED
     assert (await pool.history())[0]["reason"] == "revoked"
@@ -151,7 +151,7 @@ async def test_the_command_of_an_administrator_says_what_it_has_revoked(
         check=True,
     )
     assert told.stdout == f"Revoked 2% (lease {theirs}) of nobody, who is told.\n"
-    assert (await pool.lease(theirs)).end_reason is EndReason.REVOKED
+    assert (await pool.get_lease(theirs)).end_reason is EndReason.REVOKED
 
 
 async def test_users_cannot_do_what_administrators_can(users: Users) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.store.errors import NoSpace, StoreUnusable
-from gpu_pool_client import EndReason, LeaseState
+from gpu_pool_client import EndReason, LeaseState, parse_request
 from support.disks import Disk, small_disk
-from support.pools import embedded, identity, running, take
+from support.pools import ME, embedded, identity, running, take
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ async def test_the_pool_is_shown_on_a_full_disk_and_what_has_ended_is_noted_late
             disk.empty()
             seen = await pool.status()
             assert (seen.leases, seen.note) == ((), "")
-            assert (await pool.lease(lease)).end_reason is EndReason.PROCESS_GONE
-            assert (await pool.lease(await take(pool, "1", "all-of-it"))).state is LeaseState.HELD
+            assert (await pool.get_lease(lease)).end_reason is EndReason.PROCESS_GONE
+            assert (await pool.get_lease(await take(pool, "1", "all-of-it"))).state is LeaseState.HELD
 
 
 async def test_decisions_go_on_in_the_room_that_the_store_has(disk: Disk) -> None:
@@ -75,16 +75,16 @@ async def test_a_request_given_up_on_a_full_disk_is_no_more_once_there_is_room(d
     path = disk.path / "store.db"
     async with embedded(path) as pool:
         await take(pool, "1", "first")
-        waiting = asyncio.create_task(pool.wait(await take(pool, "50%", "second")))
-        await asyncio.sleep(0)
+        acquiring = asyncio.create_task(pool.acquire(parse_request("50%"), ME, "second"))
+        await asyncio.sleep(0.3)
         with closing(sqlite3.connect(path, isolation_level=None)) as reader:
             # Whoever reads keeps what was written from being written over.
             reader.execute("BEGIN")
             reader.execute("SELECT * FROM lease").fetchall()
             disk.fill()
-            waiting.cancel()
+            acquiring.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await waiting
+                await acquiring
             assert len((await pool.status()).queue) == 1
             with pytest.raises(NoSpace):
                 await take(pool, "2%", "third")

@@ -100,7 +100,7 @@ async def test_processes_killed_in_the_middle_leave_nothing_held_and_nothing_bro
             worker.communicate()
         status = await pool.status()
         assert (status.leases, status.queue) == ((), ())
-        lease = await pool.lease(await take(pool, "1", "afterwards"))
+        lease = await pool.get_lease(await take(pool, "1", "afterwards"))
         assert lease.state is LeaseState.HELD
     assert total(path) == (1000, 1000)
     with sqlite3.connect(path) as store:
@@ -135,7 +135,7 @@ asyncio.run(main())
             server.kill()
             server.wait()
             assert (await pool.wait(lease, 20)).state is LeaseState.HELD
-            assert (await pool.lease(theirs)).end_reason is EndReason.PROCESS_GONE
+            assert (await pool.get_lease(theirs)).end_reason is EndReason.PROCESS_GONE
 
 
 def _queue(path: Path, name: str, said: multiprocessing.SimpleQueue[str]) -> None:

@@ -118,7 +118,7 @@ async def test_a_kernel_that_never_answers_fails_the_cell_and_loses_its_slice(
         await jupyter_env.pool.release(held.id)
         assert "did not become ready within 1 seconds" in (await cell.done()).outputs[0]
     await eventually(jupyter_env.is_empty)
-    assert (await jupyter_env.pool.lease(lease.id)).end_reason is EndReason.NOT_READY
+    assert (await jupyter_env.pool.get_lease(lease.id)).end_reason is EndReason.NOT_READY
     assert not await km.is_alive()
 
 

@@ -218,4 +218,4 @@ async def test_a_slice_that_comes_while_nobody_launches_the_kernel_again_goes_ba
 
     monkeypatch.setattr(jupyter_env.pool, "release", unreachable)
     await eventually(jupyter_env.is_empty)
-    assert (await jupyter_env.pool.lease(lease.id)).end_reason is EndReason.NOT_READY
+    assert (await jupyter_env.pool.get_lease(lease.id)).end_reason is EndReason.NOT_READY

@@ -76,7 +76,7 @@ async def test_a_kernel_at_work_is_not_idle(jupyter_env: JupyterEnv, manager: Ma
         waiting = await jupyter_env.fill("100%")
         assert waiting.state is LeaseState.WAITING
         assert (await cell.done()).outputs == ["done\n"]
-        assert (await jupyter_env.pool.lease(waiting.id)).state is LeaseState.WAITING
+        assert (await jupyter_env.pool.get_lease(waiting.id)).state is LeaseState.WAITING
 
 
 async def test_an_interrupt_while_it_waits_to_resume_leaves_it_parked_and_the_next_cell_tries_again(
@@ -126,7 +126,7 @@ async def test_a_kernel_says_that_it_is_in_use(
         assert any("lent to others after 1 s" in str(message["content"]) for message in shown)
         waiting = await jupyter_env.fill("100%")
         await page.run("import time; time.sleep(3)").done()
-        assert (await jupyter_env.pool.lease(waiting.id)).state is LeaseState.WAITING
+        assert (await jupyter_env.pool.get_lease(waiting.id)).state is LeaseState.WAITING
 
 
 @pytest.mark.long
@@ -156,7 +156,7 @@ async def test_the_longest_lease_warns_then_ends_the_kernel_and_the_next_cell_sa
         await cell.shows("This GPU slice ends in")
         assert "held for as long as its course allows" in (await cell.done()).outputs[-1]
         assert (cell.status, (await queued.done()).status) == ("error", "aborted")
-        assert (await jupyter_env.pool.lease(lease.id)).end_reason is EndReason.TOO_LONG
+        assert (await jupyter_env.pool.get_lease(lease.id)).end_reason is EndReason.TOO_LONG
         assert await km.is_alive()
         # On a slow machine the new lease is near its end by now, and says so as well.
         assert "2\n" in (await page.run("print(2)").done()).outputs
@@ -230,7 +230,7 @@ async def test_a_kernel_restarted_while_its_slice_is_being_lent_waits_for_it(
         await restart
         cell = page.run("print('ran')")
         await cell.shows("You are next in the queue")
-        assert (await jupyter_env.pool.lease(other.id)).state is LeaseState.HELD
+        assert (await jupyter_env.pool.get_lease(other.id)).state is LeaseState.HELD
         await jupyter_env.pool.release(other.id)
         assert (await cell.done()).outputs == ["ran\n"]
 

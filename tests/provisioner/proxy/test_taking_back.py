@@ -160,7 +160,7 @@ async def test_what_is_asked_back_goes_when_the_cell_that_runs_has_ended(
         go_on.touch()
         assert "done" in "".join((await cell.done()).outputs)
         await eventually(served.is_empty)
-        assert (await pool.lease(lease.id)).end_reason is by
+        assert (await pool.get_lease(lease.id)).end_reason is by
         said = await shown(page, "1")
         assert "its GPU slice was asked back for when it is idle" in said
         assert ("An administrator asks" in said) == (by is EndReason.REVOKED)
@@ -228,7 +228,7 @@ async def test_a_pool_that_cannot_park_what_is_asked_back_is_left_alone_for_a_wh
     await km.start_kernel()
     pool = pool_of(served)
     asked, looked = [], []
-    look = pool.lease
+    look = pool.get_lease
 
     async def park(lease_id: str, **_: Any) -> Lease:
         asked.append(lease_id)
@@ -240,7 +240,7 @@ async def test_a_pool_that_cannot_park_what_is_asked_back_is_left_alone_for_a_wh
         return await look(lease_id)
 
     monkeypatch.setattr(pool, "park", park)
-    monkeypatch.setattr(pool, "lease", count)
+    monkeypatch.setattr(pool, "get_lease", count)
     async with frontend(km) as page:
         await page.run("kept = 42").done()
         await pool.ask_back((await served.only_lease()).id, "", EndReason.RELEASED)
@@ -284,13 +284,13 @@ async def _says_yes(_: object) -> bool:
 
 async def has_looked_again(pool: EmbeddedPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Return once whoever looks after a kernel has begun its look at the lease twice more."""
-    look, looked = pool.lease, []
+    look, looked = pool.get_lease, []
 
     async def count(lease_id: str) -> Lease:
         looked.append(lease_id)
         return await look(lease_id)
 
-    monkeypatch.setattr(pool, "lease", count)
+    monkeypatch.setattr(pool, "get_lease", count)
     await until(lambda: len(looked) > 1)
 
 
@@ -322,7 +322,7 @@ async def test_a_cell_that_begins_when_its_kernel_is_about_to_be_ended_is_not_cu
         (tmp_path / "go on").touch()
         assert "done" in "".join((await cell.done()).outputs)
         await eventually(served.is_empty)
-        assert (await pool.lease(lease.id)).end_reason is EndReason.REVOKED, "then it goes"
+        assert (await pool.get_lease(lease.id)).end_reason is EndReason.REVOKED, "then it goes"
 
 
 @pytest.mark.parametrize("at_work", [False, True], ids=["idle", "at work"])

@@ -31,11 +31,10 @@ from gpu_pool.cluster.dialects.base import (
     SliceStatement,
     Translation,
 )
-from gpu_pool.cluster.dialects.capacity import NodeUse, PodUse, usage
+from gpu_pool.cluster.dialects.capacity import NodeUse, PodUse, counted_as, usage
 from gpu_pool.cluster.dialects.choosing import AUTO, DIALECTS, NAMES, DialectChoice, choose
-from gpu_pool.cluster.dialects.counting import counted_as
+from gpu_pool.cluster.dialects.labels import content_name, identity_labels, label_value
 from gpu_pool.cluster.dialects.merging import check, merged
-from gpu_pool.cluster.dialects.naming import content_name, identity_labels, label_value
 from gpu_pool.cluster.dialects.objects import Cluster, Manifest, Node, Pod
 
 __all__ = [

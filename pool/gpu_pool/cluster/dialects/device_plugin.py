@@ -22,11 +22,16 @@ from functools import cached_property
 from typing import Final
 
 from gpu_pool.cluster.dialects.amounts import (
+    FixedOffer,
+    closest,
     cut,
+    mig_milli,
     pin,
     refuse_index,
     refuse_several,
+    refuse_whole,
     runtime_class,
+    statement,
     tolerations,
 )
 from gpu_pool.cluster.dialects.base import (
@@ -39,10 +44,9 @@ from gpu_pool.cluster.dialects.base import (
     SliceStatement,
     Translation,
 )
-from gpu_pool.cluster.dialects.fixed_sizes import FixedOffer, closest, mig_milli, refuse_whole, statement
 from gpu_pool.cluster.dialects.gke import STRATEGY
-from gpu_pool.cluster.dialects.gpu_labels import KINDS, compute_capability, driver_version, memory_mib, model
 from gpu_pool.cluster.dialects.hami import REGISTER
+from gpu_pool.cluster.dialects.labels import KINDS, compute_capability, driver_version, memory_mib, model
 from gpu_pool.cluster.dialects.objects import Node, Pod, whole
 from gpu_pool.policy.placement import accepts
 from gpu_pool_client import WHOLE, Device, SliceRequest

@@ -11,7 +11,18 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Final
 
-from gpu_pool.cluster.dialects.amounts import cut, pin, refuse_index, refuse_several, tolerations
+from gpu_pool.cluster.dialects.amounts import (
+    ENFORCED,
+    FixedOffer,
+    closest,
+    cut,
+    pin,
+    refuse_index,
+    refuse_several,
+    refuse_whole,
+    statement,
+    tolerations,
+)
 from gpu_pool.cluster.dialects.base import (
     Dialect,
     DialectTable,
@@ -22,8 +33,7 @@ from gpu_pool.cluster.dialects.base import (
     SliceStatement,
     Translation,
 )
-from gpu_pool.cluster.dialects.fixed_sizes import ENFORCED, FixedOffer, closest, refuse_whole, statement
-from gpu_pool.cluster.dialects.gpu_labels import driver_version, memory_mib
+from gpu_pool.cluster.dialects.labels import driver_version, memory_mib
 from gpu_pool.cluster.dialects.objects import Node, Pod, whole
 from gpu_pool.policy.placement import accepts
 from gpu_pool_client import WHOLE, Device, SliceRequest

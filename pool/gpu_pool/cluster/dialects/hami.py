@@ -36,8 +36,8 @@ from gpu_pool.cluster.dialects.base import (
     SliceStatement,
     Translation,
 )
-from gpu_pool.cluster.dialects.gpu_labels import driver_version
 from gpu_pool.cluster.dialects.hami_core import HOOK_VARIABLES, hami_register, held_by_hook, holdings
+from gpu_pool.cluster.dialects.labels import driver_version
 from gpu_pool.cluster.dialects.objects import Node, Pod
 from gpu_pool_client import WHOLE, NeverFits, SliceRequest
 

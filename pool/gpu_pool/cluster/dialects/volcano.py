@@ -38,8 +38,8 @@ from gpu_pool.cluster.dialects.base import (
     SliceStatement,
     Translation,
 )
-from gpu_pool.cluster.dialects.gpu_labels import driver_version
 from gpu_pool.cluster.dialects.hami_core import HOOK_VARIABLES, held_by_hook, holdings, volcano_register
+from gpu_pool.cluster.dialects.labels import driver_version
 from gpu_pool.cluster.dialects.objects import Pod
 from gpu_pool_client import WHOLE, NotAllowed, SliceRequest
 

@@ -70,7 +70,7 @@ async def test_nobody_can_charge_their_memory_to_the_lease_of_another_user(there
         try:
             there.scene(CARD, f"process {forger.pid} 9000")
             assert there.look(10, times=3)["strangers"] == [forger.pid]
-            assert (await there.pool.lease(lease.id)).notice == ""
+            assert (await there.pool.get_lease(lease.id)).notice == ""
         finally:
             forger.kill()
             forger.wait()
@@ -125,7 +125,7 @@ async def test_a_driver_without_the_lists_of_graphics_and_mps_will_do(tmp_path: 
             lease = await there.hold("2%", identity(kernel))
             there.scene(CARD, f"process {kernel.pid} 900")
             assert there.look(10, times=2)["problems"] == []
-            assert (await there.pool.lease(lease.id)).notice
+            assert (await there.pool.get_lease(lease.id)).notice
 
 
 async def test_a_driver_that_comes_back_is_used_again(there: Guarded) -> None:

@@ -47,7 +47,7 @@ async def test_a_process_whose_first_thread_has_ended_is_guarded_like_any_other(
         there.look(10, times=14)
         await until(lambda: kernel.poll() is not None)
         there.look()
-    assert (await there.pool.lease(lease.id)).end_reason is EndReason.OVER_MEMORY
+    assert (await there.pool.get_lease(lease.id)).end_reason is EndReason.OVER_MEMORY
 
 
 @only_root
@@ -80,7 +80,7 @@ async def test_a_lease_with_nothing_attached_is_judged_by_its_keeper(there: Guar
         lease = await keep(there, identity(keeper))
         there.scene(CARD, f"process {keeper.pid} 900")
         there.look(10, times=2)
-        notice = (await there.pool.lease(lease.id)).notice
+        notice = (await there.pool.get_lease(lease.id)).notice
         assert "uses 900MiB" in notice
         assert "its processes are ended" in notice
         assert "interrupted" not in notice
@@ -89,7 +89,7 @@ async def test_a_lease_with_nothing_attached_is_judged_by_its_keeper(there: Guar
         there.look()
         assert child.is_alive(), "only what uses too much itself is ended"
         os.kill(child.pid, signal.SIGKILL)
-    assert (await there.pool.lease(lease.id)).end_reason is EndReason.OVER_MEMORY
+    assert (await there.pool.get_lease(lease.id)).end_reason is EndReason.OVER_MEMORY
 
 
 async def test_what_else_a_keeper_has_started_is_not_its_leases(there: Guarded) -> None:
@@ -100,7 +100,7 @@ async def test_what_else_a_keeper_has_started_is_not_its_leases(there: Guarded) 
             lease = await keep(there, identity(server))
             there.scene(CARD, f"process {other} 9000")
             assert there.look(10, times=20)["strangers"] == [other]
-            assert (await there.pool.lease(lease.id)).notice == ""
+            assert (await there.pool.get_lease(lease.id)).notice == ""
         finally:
             os.kill(other, signal.SIGKILL)
 
@@ -113,7 +113,7 @@ async def test_a_server_is_not_its_leases_once_a_kernel_is_attached(there: Guard
         await there.pool.attach(lease.id, identity(kernel))
         assert there.look(10, times=20)["strangers"] == [server.pid]
         assert server.poll() is None
-        found = await there.pool.lease(lease.id)
+        found = await there.pool.get_lease(lease.id)
         assert (found.state, found.notice) == (LeaseState.HELD, "")
 
 

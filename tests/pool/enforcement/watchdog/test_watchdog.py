@@ -69,7 +69,7 @@ async def test_memory_that_the_driver_does_not_tell_is_neither_counted_nor_too_m
         lease = await there.hold("2%", identity(kernel))
         there.scene(CARD, f"process {kernel.pid} -")
         there.look(10, times=30)
-        assert (await there.pool.lease(lease.id)).notice == ""
+        assert (await there.pool.get_lease(lease.id)).notice == ""
         await there.pool.release(lease.id)
         there.look()
     row = await there.history()
@@ -100,9 +100,9 @@ async def test_what_stays_over_its_memory_is_warned_then_interrupted_then_ended(
         there.scene(CARD, f"process {kernel.pid} 500", f"process {child} 400")
         there.look()
         there.look(9)
-        assert (await there.pool.lease(lease.id)).notice == ""
+        assert (await there.pool.get_lease(lease.id)).notice == ""
         there.look(1)
-        notice = (await there.pool.lease(lease.id)).notice
+        notice = (await there.pool.get_lease(lease.id)).notice
         assert notice.startswith(
             "This slice uses 900MiB of GPU 0's memory, and was granted 655MiB. If it stays"
         )
@@ -110,7 +110,7 @@ async def test_what_stays_over_its_memory_is_warned_then_interrupted_then_ended(
         there.look(29)
         there.look(1)
         assert kernel.stdout.readline() == "interrupted\n"
-        assert "What ran was interrupted." in (await there.pool.lease(lease.id)).notice
+        assert "What ran was interrupted." in (await there.pool.get_lease(lease.id)).notice
         there.look(59)
         assert there.look(1)["evicted"] == sorted([kernel.pid, child])
         assert kernel.poll() is None, "it ignores SIGTERM"
@@ -118,7 +118,7 @@ async def test_what_stays_over_its_memory_is_warned_then_interrupted_then_ended(
         await until(lambda: kernel.poll() == -signal.SIGKILL)
         await until(lambda: child_process.is_alive() is False)
         there.look(1)
-    ended = await there.pool.lease(lease.id)
+    ended = await there.pool.get_lease(lease.id)
     assert (ended.state, ended.end_reason) == (LeaseState.ENDED, EndReason.OVER_MEMORY)
 
 
@@ -134,7 +134,7 @@ async def test_a_kernel_that_dies_of_it_is_not_restarted_and_the_reason_is_kept(
             if kernel.poll() is not None:
                 break
         await there.pool.status()  # somebody else sees first that it is gone
-    assert (await there.pool.lease(lease.id)).end_reason is EndReason.OVER_MEMORY
+    assert (await there.pool.get_lease(lease.id)).end_reason is EndReason.OVER_MEMORY
 
 
 async def test_going_back_under_takes_the_notice_back_and_begins_anew(there: Guarded) -> None:
@@ -144,11 +144,11 @@ async def test_going_back_under_takes_the_notice_back_and_begins_anew(there: Gua
             there.scene(CARD, f"process {kernel.pid} 900")
             there.look(1)
             there.look(10)
-            assert (await there.pool.lease(lease.id)).notice
+            assert (await there.pool.get_lease(lease.id)).notice
             there.look(29)
             there.scene(CARD, f"process {kernel.pid} 719")  # 655 MiB and the 64 that are forgiven
             there.look(1)
-            assert (await there.pool.lease(lease.id)).notice == ""
+            assert (await there.pool.get_lease(lease.id)).notice == ""
         assert kernel.poll() is None
 
 
@@ -158,11 +158,11 @@ async def test_a_notice_of_an_earlier_guard_is_taken_back(tmp_path: Path, nvml: 
             lease = await first.hold("2%", identity(kernel))
             first.scene(CARD, f"process {kernel.pid} 900")
             first.look(10, times=2)
-            assert (await first.pool.lease(lease.id)).notice
+            assert (await first.pool.get_lease(lease.id)).notice
         async with guarded(tmp_path, nvml, V100) as second:
             second.scene(CARD)
             second.look()
-            assert (await second.pool.lease(lease.id)).notice == ""
+            assert (await second.pool.get_lease(lease.id)).notice == ""
 
 
 async def test_warning_alone_ends_nothing(tmp_path: Path, nvml: Path) -> None:
@@ -171,7 +171,7 @@ async def test_warning_alone_ends_nothing(tmp_path: Path, nvml: Path) -> None:
             lease = await there.hold("2%", identity(kernel))
             there.scene(CARD, f"process {kernel.pid} 900")
             there.look(100, times=10)
-            found = await there.pool.lease(lease.id)
+            found = await there.pool.get_lease(lease.id)
             assert found.notice
             assert "interrupted" not in found.notice
             assert kernel.poll() is None
@@ -232,10 +232,10 @@ async def test_one_process_may_hold_several_slices_of_a_device(there: Guarded) -
         leases = [await there.hold("2%", identity(shell), f"key-{n}") for n in range(2)]
         there.scene(CARD, f"process {shell.pid} 1300")
         there.look(10, times=10)
-        assert [(await there.pool.lease(lease.id)).notice for lease in leases] == ["", ""]
+        assert [(await there.pool.get_lease(lease.id)).notice for lease in leases] == ["", ""]
         there.scene(CARD, f"process {shell.pid} 1400")
         there.look(10, times=3)
-        notices = [(await there.pool.lease(lease.id)).notice for lease in leases]
+        notices = [(await there.pool.get_lease(lease.id)).notice for lease in leases]
         assert "uses 1400MiB of GPU 0's memory, and was granted 1310MiB" in "".join(notices)
 
 
@@ -244,7 +244,7 @@ async def test_through_mps_and_in_two_lists_a_process_counts_once(there: Guarded
         lease = await there.hold("2%", identity(kernel))
         there.scene(CARD, f"process {kernel.pid} 400", f"process {kernel.pid} 600 mps")
         there.look(10, times=5)
-        assert (await there.pool.lease(lease.id)).notice == ""
+        assert (await there.pool.get_lease(lease.id)).notice == ""
         await there.pool.release(lease.id)
         there.look()
     assert (await there.history())["peak_mib"] == 600
@@ -258,6 +258,6 @@ async def test_a_parked_lease_keeps_what_was_measured_and_loses_its_notice(there
         there.scene(CARD)
         await there.pool.park(lease.id)
         there.look()
-        assert (await there.pool.lease(lease.id)).notice == ""
+        assert (await there.pool.get_lease(lease.id)).notice == ""
         await there.pool.release(lease.id)
     assert (await there.history())["peak_mib"] == 900

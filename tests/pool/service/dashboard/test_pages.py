@@ -193,7 +193,7 @@ class TestTakingBack:
             lease = await kernel(site)
             answer = await site.post(f"leases/{lease}/{path}", user, why=words, effect="keeps-kernel")
             assert answer.headers["Location"].endswith(said)
-            found = await site.pool.lease(lease)
+            found = await site.pool.get_lease(lease)
             assert (found.state, found.asked_back, found.notice) == (LeaseState.PARKED, reason, words)
             shown = Document(await site.page("", "ada")).text
             assert ("An administrator took the slice back" in shown) is (user == ADMIN)
@@ -214,15 +214,15 @@ class TestTakingBack:
         assert "Nothing was done: what it would do has changed meanwhile." in page.text
         assert "All variables of the kernel are lost." in page.text
         assert ('value="My reason."' in answer.body.decode()) is (user == ADMIN)
-        assert (await site.pool.lease(lease)).state is LeaseState.HELD
+        assert (await site.pool.get_lease(lease)).state is LeaseState.HELD
         await site.post(f"leases/{lease}/{path}", user, why="My reason.", effect="ends-kernel")
-        assert (await site.pool.lease(lease)).state is LeaseState.ENDED
+        assert (await site.pool.get_lease(lease)).state is LeaseState.ENDED
 
     async def test_it_may_wait_until_the_kernel_is_idle(self, site: Site) -> None:
         lease = await kernel(site)
         answer = await site.post(f"leases/{lease}/revoke", ADMIN, why="Exam.", when="idle")
         assert answer.headers["Location"] == f"{PREFIX}admin?said=asked-back"
-        found = await site.pool.lease(lease)
+        found = await site.pool.get_lease(lease)
         assert (found.state, found.asked_back) == (LeaseState.HELD, EndReason.REVOKED)
         page = Document(await site.page(f"leases/{lease}", "ada"))
         assert "Goes back as soon as the kernel is idle, as an administrator asks. “Exam.”" in page.text
@@ -236,13 +236,13 @@ class TestTakingBack:
         )
         assert "Remove from the queue" in await site.page(f"leases/{lease}", ADMIN)
         await site.post(f"leases/{lease}/release", "ada", effect="leaves-queue")
-        assert (await site.pool.lease(lease)).state is LeaseState.ENDED
+        assert (await site.pool.get_lease(lease)).state is LeaseState.ENDED
 
     async def test_only_administrators_revoke(self, site: Site) -> None:
         lease = await kernel(site, "grace")
         answer = await site.post(f"leases/{lease}/revoke", "ada", why="Mine.")
         assert answer.code == 403
-        assert (await site.pool.lease(lease)).state is LeaseState.HELD
+        assert (await site.pool.get_lease(lease)).state is LeaseState.HELD
 
 
 async def test_a_drained_gpu_looks_drained_and_not_free(site: Site) -> None:
@@ -285,7 +285,7 @@ class TestForms:
         lease = await site.take("20%", "ada", "ml")
         answer = await site.post(f"leases/{lease}/release", "ada")
         assert (answer.code, answer.headers["Location"]) == (303, f"{PREFIX}?said=given-back")
-        assert (await site.pool.lease(lease)).state is LeaseState.ENDED
+        assert (await site.pool.get_lease(lease)).state is LeaseState.ENDED
         assert "The slice was given back." in await site.page("?said=given-back", "ada")
 
     async def test_only_known_words_are_said(self, site: Site) -> None:
@@ -297,14 +297,14 @@ class TestForms:
     async def test_nobody_gives_back_what_is_another_s(self, site: Site) -> None:
         lease = await site.take("20%", "grace", "ml")
         await site.post(f"leases/{lease}/release", "ada")
-        assert (await site.pool.lease(lease)).state is LeaseState.HELD
+        assert (await site.pool.get_lease(lease)).state is LeaseState.HELD
 
     @pytest.mark.parametrize("path", ["release", "revoke"])
     async def test_a_form_without_its_token_does_nothing(self, site: Site, path: str) -> None:
         lease = await site.take("20%", "ada", "ml")
         answer = await site.post(f"leases/{lease}/{path}", ADMIN, _xsrf="made up", why="none")
         assert answer.code == 403
-        assert (await site.pool.lease(lease)).state is LeaseState.HELD
+        assert (await site.pool.get_lease(lease)).state is LeaseState.HELD
 
     async def test_a_device_is_drained_and_used_again(self, site: Site) -> None:
         (device, *_) = (await site.pool.status()).devices
