@@ -15,7 +15,7 @@ from benchmarks.report import Line, interval
 from benchmarks.sizes import sized
 from gpu_pool.clock import Clock
 from gpu_pool.courses import CourseFolder
-from gpu_pool.courses.template import template
+from gpu_pool.courses.editing import template
 
 FILES = sized(500, 20)
 ROUNDS = sized(7, 2)

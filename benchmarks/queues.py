@@ -57,10 +57,10 @@ def at_random(stream: random.Random, statuses: Sequence[DeviceStatus]) -> Sequen
     return stream.sample(statuses, len(statuses))
 
 
-def backfill(now: Situation, *, line: Iterable[Waiter] | None = None, sort: Sort = list) -> Decision:
+def backfill(now: Situation, *, queue: Iterable[Waiter] | None = None, sort: Sort = list) -> Decision:
     """Grant whoever can be placed, in the order of arrival or another, on the first device in that order."""
     free, grants, refused = list(now.statuses), [], set()
-    for waiter in now.queue if line is None else line:
+    for waiter in now.queue if queue is None else queue:
         parts = None if waiter.request in refused else placement.place(waiter.request, sort(free), now.rules)
         if parts is None:
             refused.add(waiter.request)

@@ -2,28 +2,24 @@
 
 ::
 
-    mixin      what makes any spawner class a spawner for courses
+    mixin      what makes any spawner class a spawner for courses, and what a started server is given
     spawners   the ready classes
     choices    which courses somebody may use now, and what they chose
     page       the spawn page, as HTML
-    free       how many slices of a size are free
-    handover   what a started server is told
-    catalogue  the courses, read again when their files change
-    supply     the pool, asked what it has
+    pool_view  the courses and the pool's answers, shared by all spawners of the Hub
 
 and for Kubernetes::
 
     kube           the spawner
-    kube_choices   which slice of a course was chosen
+    kube_choices   what the form offers, and what was chosen
     kube_profiles  what a server gets: settings and a pod
-    kube_room      how many there is room for, and when
-    kube_offers    what the form offers
-    kube_words     what happens to a pod, in its user's words
-    kube_sight     the cluster, asked what it has
+    kube_capacity  how many servers the cluster can still take, and when
+    kube_messages  what happens to a pod, as its user reads it
+    kube_cluster   the cluster, asked what it has
 
-The room imports ``gpu_pool_client`` and, of the pool, courses and dialects
-alone. Only ``catalogue`` touches files, only ``supply`` asks the pool, only
-``kube_sight`` and ``kube`` ask a cluster, and only ``spawners`` and ``kube``
+This package imports ``gpu_pool_client`` and, of the pool, courses and dialects
+alone. Only ``pool_view`` touches files and asks the pool, only
+``kube_cluster`` and ``kube`` ask a cluster, and only ``spawners`` and ``kube``
 need JupyterHub; what decides is pure.
 """
 

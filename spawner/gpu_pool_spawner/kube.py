@@ -29,12 +29,11 @@ from gpu_pool_client.durations import format_duration
 from gpu_pool_client.traits import Seconds
 from gpu_pool_spawner import choices, kube_choices, kube_messages
 from gpu_pool_spawner.kube_capacity import ClusterSupply, capacity
+from gpu_pool_spawner.kube_choices import granted_instead, say_next, server_choices
 from gpu_pool_spawner.kube_cluster import cluster_reader_of
-from gpu_pool_spawner.kube_offers import granted_instead, say_next, server_choices
 from gpu_pool_spawner.kube_profiles import Profile, configured_pod, faults, pod_of, profile_of, settings_of
-from gpu_pool_spawner.mixin import GPUPoolSpawnerMixin, refusal
+from gpu_pool_spawner.mixin import GPUPoolSpawnerMixin, refusal, with_course
 from gpu_pool_spawner.page import ServerChoice, say_size
-from gpu_pool_spawner.server_arguments import with_course
 
 #: Seconds between two looks at a pod that is starting.
 _LOOK: Final = 0.5

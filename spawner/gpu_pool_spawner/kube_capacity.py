@@ -14,8 +14,8 @@ from typing import Final
 
 from gpu_pool.cluster.dialects import Dialect, Manifest, Node, Pod, PodParts, usage
 from gpu_pool.cluster.dialects.objects import quantity
+from gpu_pool.courses.arithmetic import accepting, free_slices, whole_requests
 from gpu_pool_client import DeviceStatus
-from gpu_pool_spawner.free_slices import accepts
 from gpu_pool_spawner.kube_profiles import Profile
 
 #: The room where nothing bounds it that the cluster shows.
@@ -107,22 +107,10 @@ def _of_devices(profile: Profile, devices: Sequence[DeviceStatus]) -> int:
     """Return for how many a node's GPUs have room; each GPU of a server is another one."""
     if profile.translation is None or profile.request is None:
         return 0
-    truth = profile.translation.statement
-    usable = [each for each in devices if not each.drained and accepts(profile.request.filters, each.device)]
-    each_has = [_slices(status, truth.milli or 1, truth.memory_mib or 0) for status in usable]
-    most = sum(each_has) // truth.count
-    while most and sum(min(number, most) for number in each_has) < most * truth.count:
-        most -= 1
-    return most
-
-
-def _slices(status: DeviceStatus, milli: int, memory: int) -> int:
-    bounds = [status.free_milli // milli]
-    if status.device.memory_mib and memory:
-        bounds.append(status.free_memory_mib // memory)
-    if status.free_contexts is not None:
-        bounds.append(status.free_contexts)
-    return max(0, min(bounds))
+    statement = profile.translation.statement
+    usable = accepting(profile.request, devices)
+    slices = [free_slices(status, statement.milli or 0, statement.memory_mib or 0) for status in usable]
+    return whole_requests(slices, statement.count)
 
 
 def _may_be_on(node: Node, parts: PodParts) -> bool:

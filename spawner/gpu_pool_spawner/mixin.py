@@ -13,6 +13,7 @@ an administrator or of itself::
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from html import escape
@@ -25,11 +26,10 @@ from traitlets.config import LoggingConfigurable
 
 from gpu_pool.courses import CourseFile, Courses
 from gpu_pool_client import BadRequest, GpuPoolError, SliceRequest
+from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_spawner import choices
-from gpu_pool_spawner.catalogue import catalogue_of
 from gpu_pool_spawner.page import ServerChoice, SpawnPage, spawn_page
-from gpu_pool_spawner.pool_view import view_of
-from gpu_pool_spawner.server_arguments import arguments, with_course
+from gpu_pool_spawner.pool_view import catalogue_of, view_of
 
 #: What JupyterHub gives a server's token if nobody says otherwise.
 _SERVERS_SCOPES: Final = ("users:activity!user", "access:servers!server")
@@ -194,3 +194,25 @@ async def _course_form(spawner: GPUPoolSpawnerMixin) -> str:
 
 def _leave_to_start(spawner: object, user_options: object) -> None:
     """Do nothing."""
+
+
+#: Lists, in JSON, the slices that a server offers kernels on; see gpu_pool_kernels.offered, which reads it.
+KERNELS_VARIABLE: Final = "GPU_POOL_KERNELS"
+#: The class, in the server's environment, that shows these kernels.
+_MANAGER: Final = "gpu_pool_kernels.offered.OfferedKernels"
+
+
+def with_course(
+    environment: Mapping[str, str], name: str | None, course: CourseFile | None, url: str
+) -> dict[str, str]:
+    """Return a server's environment with its course, and with nothing of any other course."""
+    slices = [] if course is None else [str(request) for request in course.requests]
+    rest = {key: value for key, value in environment.items() if key != COURSE_VARIABLE}
+    mine = {COURSE_VARIABLE: name} if name else {}
+    return {**rest, **mine, URL_VARIABLE: url, KERNELS_VARIABLE: json.dumps(slices)}
+
+
+def arguments(*, cpu_kernels: bool) -> list[str]:
+    """Return what follows a server's command, so that its launcher shows the kernels of its course."""
+    shown = [f"--ServerApp.kernel_spec_manager_class={_MANAGER}"]
+    return shown if cpu_kernels else [*shown, "--OfferedKernels.other_kernels=False"]

@@ -14,12 +14,12 @@ from typing import Final
 from urllib.parse import quote
 
 from gpu_pool.courses import CourseFile
-from gpu_pool.courses.descriptions import open_now
+from gpu_pool.courses.access import open_now
+from gpu_pool.courses.arithmetic import accepting, free_now
 from gpu_pool.courses.model import SliceOffer
 from gpu_pool_client import SliceRequest, format_memory
 from gpu_pool_client.drained import say_drained
 from gpu_pool_spawner.choices import COURSE, OwnCourses
-from gpu_pool_spawner.free_slices import accepts, free_now
 from gpu_pool_spawner.pool_view import PoolSupply
 
 _FIELDSET: Final = """\
@@ -149,7 +149,7 @@ def _free(course: str, request: SliceRequest, granted: SliceRequest, supply: Poo
         return f"{number} free now"
     # What is free may be kept for those in the queue.
     words = ", ".join(filter(None, ("none free for you now" if number else "none free now", wait)))
-    drained = [each for each in supply.devices if each.drained and accepts(granted.filters, each.device)]
+    drained = [each for each in accepting(granted, supply.devices) if each.drained]
     return f"{words}. {say_drained(drained)}" if drained else words
 
 

@@ -1,4 +1,4 @@
-"""What the pool has free, and what waits there are: asked once for all who open the spawn page."""
+"""What all spawners of a Hub share: the courses, and the pool's answers about what is free."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from traitlets.log import get_logger
 
+from gpu_pool.courses import CourseFolder, Courses
 from gpu_pool_client import (
     BadRequest,
     DeviceStatus,
@@ -136,3 +138,26 @@ def _say(outlook: Outlook) -> str:
 def view_of(url: str) -> PoolView:
     """Return this process's view of the pool at ``url``; all spawners share it."""
     return PoolView(url)
+
+
+class Catalogue:
+    """A folder of course files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = CourseFolder(folder)
+        self._told: frozenset[str] = frozenset()
+
+    def look(self) -> Courses:
+        """Return the courses as they are now; log what is newly wrong with their files."""
+        courses = self._folder.look()
+        problems = frozenset(map(str, courses.problems))
+        for problem in sorted(problems - self._told):
+            get_logger().warning("Course files: %s", problem)
+        self._told = problems
+        return courses
+
+
+@functools.cache
+def catalogue_of(folder: str) -> Catalogue:
+    """Return this process's catalogue of a folder."""
+    return Catalogue(Path(folder))

@@ -61,7 +61,7 @@ async def test_a_slice_appears_by_itself_and_is_given_back_by_keyboard(site: Sit
     await page.evaluate("window.loadedOnce = true")
     lease = await site.take("20%", "ada", "vision", "Python 3 (GPU 20%)")
     await expect(page.locator("#mine h3")).to_contain_text("20%, 6.4 GiB of GPU 0 (simulated)")
-    await expect(page.locator("#news")).to_have_text("Your slice of 20%: held on GPU 0 (simulated).")
+    await expect(page.locator("#message")).to_have_text("Your slice of 20%: held on GPU 0 (simulated).")
     assert await page.evaluate("window.loadedOnce")
     await press_until(page, f"ask-{lease}")
     await page.keyboard.press("Enter")
@@ -112,7 +112,7 @@ async def test_an_administrator_revokes_in_words(site: Site, look: Open) -> None
     await expect(page.locator(".said")).to_have_text("The slice was revoked.")
     said = "taken back by an administrator: “The exam begins at ten.”"
     await expect(student.locator("#mine .notice")).to_contain_text(said)
-    await expect(student.locator("#news")).to_contain_text(said)
+    await expect(student.locator("#message")).to_contain_text(said)
     await student.goto(site.url + "history")
     await expect(student.locator("table").last).to_contain_text(said)
     assert (await site.pool.get_lease(lease)).state is LeaseState.ENDED

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from fuzz.bounds import within
 from fuzz.corpus import contents, kept
 from gpu_pool.courses import BadCourseFile, parse_course
+from gpu_pool.courses.access import open_now, when_open
 from gpu_pool.courses.arithmetic import slice_figures
-from gpu_pool.courses.descriptions import open_now, when_open
 from gpu_pool.courses.model import CourseFile
 from gpu_pool.courses.reading import MOST_BYTES
 from gpu_pool.policy.queue_state import Rules

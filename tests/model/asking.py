@@ -99,7 +99,7 @@ class Asking(Driving):
                 await waiting
 
         self.do(cancel())
-        assert self.do(self.pool.lease(known.id)).state is _WAITING
+        assert self.do(self.pool.get_lease(known.id)).state is _WAITING
 
     @rule(text=st.sampled_from(SENSIBLE), who=which)
     def acquire_in_no_time(self, text: str, who: int) -> None:

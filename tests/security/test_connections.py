@@ -222,9 +222,9 @@ signal.pause()
 _ADA_HAS_SUBORDINATES = """
 import pwd
 from types import SimpleNamespace
-from gpu_pool.service import subordinate
+from gpu_pool.service import callers
 pwd.getpwnam = lambda name: SimpleNamespace(pw_name=name, pw_uid=1000)
-subordinate.subordinate_owner.__defaults__ = (__import__("pathlib").Path({file!r}),)
+callers.subordinate_owner.__defaults__ = (__import__("pathlib").Path({file!r}),)
 """
 
 

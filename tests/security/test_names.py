@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_pool.service import callers
 from gpu_pool.service.callers import Peer, PeerIdentity
-from gpu_pool.service.hub_service import named_by
+from gpu_pool.service.hub import named_by
 from gpu_pool.user_names import LONGEST, is_name, name_of
 from gpu_pool_client import BadRequest, Holder, Process, parse_request
 from support.pools import device, embedded
@@ -116,8 +116,8 @@ async def test_the_store_takes_no_name_that_could_be_another_s(tmp_path: Path, n
 def test_so_are_accounts_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     accounts = {2000: "eve", 2001: "\u200beve", 2002: "?eve", 2003: "%E2%80%8Beve", 2004: "x" * 300}
     monkeypatch.setattr("gpu_pool.service.callers.user_name", accounts.__getitem__)
-    monkeypatch.setattr("gpu_pool.service.hub_service.user_name", accounts.__getitem__)
-    monkeypatch.setattr("gpu_pool.service.hub_service.account_name", accounts.get)
+    monkeypatch.setattr("gpu_pool.service.hub.user_name", accounts.__getitem__)
+    monkeypatch.setattr("gpu_pool.service.hub.account_name", accounts.get)
     callers.account_name.cache_clear()
     for identity in (
         PeerIdentity(0, []),

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.service.addresses import client_address, counted_by, read_networks
 from gpu_pool.service.callers import Caller
+from gpu_pool.service.connections import client_address, counted_by, read_networks
 from gpu_pool.service.hub import HubApi as PlaceOfHub
 from gpu_pool.service.hub import HubIdentity
 from gpu_pool.service.tokens import (

@@ -10,7 +10,7 @@ import pytest
 from gpu_pool.courses import Courses, parse_course
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed
 from gpu_pool_kernels import offered
-from gpu_pool_spawner import server_arguments
+from gpu_pool_spawner import mixin
 from gpu_pool_spawner.choices import check, courses_of, options_of_form, options_of_link
 
 NOW = datetime(2026, 10, 12, 10, tzinfo=timezone.utc)
@@ -75,9 +75,7 @@ def test_a_refusal_says_why(name: str | None, error: type[GpuPoolError], words: 
 
 def test_a_server_without_a_course_where_none_is_required() -> None:
     assert check(None, "ada", (), COURSES, NOW, required=False) is None
-    told = server_arguments.with_course(
-        {"GPU_POOL_COURSE": "left", "GPU_POOL_KERNELS": "left"}, None, None, "unix:"
-    )
+    told = mixin.with_course({"GPU_POOL_COURSE": "left", "GPU_POOL_KERNELS": "left"}, None, None, "unix:")
     assert told == {"GPU_POOL_URL": "unix:", "GPU_POOL_KERNELS": "[]"}
 
 
@@ -88,15 +86,15 @@ def test_a_server_is_told_its_course_whatever_was_set_before() -> None:
         "GPU_POOL_KERNELS": '["1"]',
         "HOME": "/h",
     }
-    told = server_arguments.with_course(before, "ml", COURSES.usable["ml"], "unix:/p")
+    told = mixin.with_course(before, "ml", COURSES.usable["ml"], "unix:/p")
     assert told.pop("HOME") == "/h"
     assert json.loads(told.pop("GPU_POOL_KERNELS")) == ["2%", "10%"]
     assert told == {"GPU_POOL_COURSE": "ml", "GPU_POOL_URL": "unix:/p"}
 
 
 def test_the_server_knows_what_the_spawner_says() -> None:
-    assert server_arguments.KERNELS_VARIABLE == offered.KERNELS_VARIABLE
-    assert server_arguments.arguments(cpu_kernels=False) == [
+    assert mixin.KERNELS_VARIABLE == offered.KERNELS_VARIABLE
+    assert mixin.arguments(cpu_kernels=False) == [
         f"--ServerApp.kernel_spec_manager_class={offered.__name__}.{offered.OfferedKernels.__name__}",
         f"--{offered.OfferedKernels.__name__}.{offered.OfferedKernels.other_kernels.name}=False",
     ]

@@ -13,7 +13,7 @@ from gpu_pool.courses import parse_course
 from gpu_pool_client import DeviceStatus
 from gpu_pool_spawner.choices import OwnCourses
 from gpu_pool_spawner.kube_capacity import UNBOUNDED, ClusterSupply, PodHolding, capacity, next_capacity
-from gpu_pool_spawner.kube_offers import granted_instead, server_choices
+from gpu_pool_spawner.kube_choices import granted_instead, server_choices
 from gpu_pool_spawner.page import SpawnPage, spawn_page
 from gpu_pool_spawner.pool_view import PoolSupply
 from support.clusters import hami, node, plain, pod

@@ -9,7 +9,7 @@ from gpu_pool.clock import Clock
 from gpu_pool.courses import CourseFolder, Courses
 
 
-class Desk:
+class CourseFiles:
     """A folder with somebody who writes in it, and clocks that run ahead when they are told to."""
 
     def __init__(self, path: Path) -> None:

@@ -27,13 +27,14 @@ from gpu_pool.service.browsers import Shared
 from gpu_pool.service.callers import Caller
 from gpu_pool.service.connections import ConnectionLimits
 from gpu_pool.service.course_editor import CourseEditor
-from gpu_pool.service.dashboard import ROUTES, Address
-from gpu_pool.service.dashboard.dashboard import Dashboard
+from gpu_pool.service.dashboard.live_pages import Dashboard
+from gpu_pool.service.event_streams import EventStreams, StreamLimits
 from gpu_pool.service.handler import InFlightRequests
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.http_server import LimitedServer
 from gpu_pool.service.hub import HubIdentity
 from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool.service.site import ROUTES, Address
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Holder, Process, parse_request
 from support.pools import device, embedded
@@ -135,11 +136,14 @@ async def showing(
     async with embedded(folder / "store.db", *map(device, range(devices)), **settings) as pool:
         heartbeats = Heartbeats(60.0, _LOG)
         changes = LeaseChanges(pool, _LOG, heartbeats)
-        desk = AuthorizedPool(pool, changes, heartbeats, _LOG, 100)
+        authorized = AuthorizedPool(pool, changes, heartbeats, _LOG, 100)
         looking = asyncio.create_task(changes.run())
-        editor = CourseEditor(pool, courses, rules.rules, desk) if courses else None
-        dashboard = Dashboard(pool, changes, _LOG, look, lambda: look().sharing(rules.sharing), editor)
-        server = LimitedServer(_application(desk, changes, dashboard, identity), _LOG, ConnectionLimits(1000))
+        editor = CourseEditor(pool, courses, rules.rules, authorized.decisions) if courses else None
+        streams = EventStreams(pool, changes, _LOG, StreamLimits())
+        dashboard = Dashboard(streams, look, lambda: look().sharing(rules.sharing), editor)
+        server = LimitedServer(
+            _application(authorized, changes, dashboard, identity), _LOG, ConnectionLimits(1000)
+        )
         (socket,) = bind_sockets(0, "127.0.0.1")
         server.add_socket(socket)
         try:
@@ -150,7 +154,7 @@ async def showing(
                 folder / "store.db",
             )
         finally:
-            dashboard.stop()
+            streams.stop()
             changes.stop()
             looking.cancel()
             server.stop()
@@ -158,7 +162,7 @@ async def showing(
 
 
 def _application(
-    desk: AuthorizedPool, changes: LeaseChanges, dashboard: Dashboard, identity: HubIdentity | None
+    authorized: AuthorizedPool, changes: LeaseChanges, dashboard: Dashboard, identity: HubIdentity | None
 ) -> Application:
     hub = HubOAuth(
         base_url=PREFIX,
@@ -167,7 +171,7 @@ def _application(
         oauth_client_id="service-gpu-pool",
     )
     asked: Any = identity
-    shared = Shared(desk, changes, asked, InFlightRequests(), _LOG, hub, PREFIX)
+    shared = Shared(authorized, changes, asked, InFlightRequests(), _LOG, hub, PREFIX)
     pages = [
         (Address(PREFIX, path, page), type(page.__name__, (CallerOfCookie, page), {}), {"shared": shared})
         for path, page in ROUTES

@@ -132,7 +132,8 @@ class CourseReport:
 
     def show(self) -> None:
         """Print it for people."""
-        from gpu_pool.courses.descriptions import rush_words, slice_notes, when_open
+        from gpu_pool.courses.access import when_open
+        from gpu_pool.courses.arithmetic import rush_words, slice_notes
 
         path, course = safe(str(self.checked.path), 200), self.checked.course
         if course is None:
@@ -166,7 +167,7 @@ COURSE_COLUMNS = ("Course", "Title", "Open", "Now", "Slices")
 
 
 def _slice_rows(slices: Sequence[SliceFigures]) -> Iterator[list[str]]:
-    from gpu_pool.courses.descriptions import at_once_words
+    from gpu_pool.courses.arithmetic import at_once_words
 
     for each in slices:
         for fit in each.fits:
@@ -183,7 +184,7 @@ def _slice_rows(slices: Sequence[SliceFigures]) -> Iterator[list[str]]:
 
 def course_row(checked: CheckedFile, now: datetime) -> list[str]:
     """Return what ``list`` shows of a file under :data:`COURSE_COLUMNS`."""
-    from gpu_pool.courses.descriptions import open_now, when_open
+    from gpu_pool.courses.access import open_now, when_open
 
     course = checked.course
     if course is None:

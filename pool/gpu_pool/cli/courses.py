@@ -109,8 +109,8 @@ def list_(session: CommandSession, paths: tuple[Path, ...]) -> int:
 @click.argument("name")
 def new(_session: CommandSession, name: str) -> int:
     """Print a commented course file to begin with."""
+    from gpu_pool.courses.editing import template
     from gpu_pool.courses.reading import SUFFIX, course_name
-    from gpu_pool.courses.template import template
 
     click.echo(template(course_name(name.removesuffix(SUFFIX) + SUFFIX)), nl=False)
     return 0

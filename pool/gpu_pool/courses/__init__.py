@@ -2,30 +2,25 @@
 
 ::
 
-    text      YAML as course files use it: text in, values and their lines out
-    problems  what is wrong with a file, in words
-    fields    the kinds of values, and how each is written
-    hours     weeks of the year and hours of the week
-    model     what a course file can say
-    repeated  what two slices of a file say, and only one may
-    reading   one file: from its bytes to a course
-    folder    a folder of them, read again when they change
-    editing   what of a file is its instructors' own, and what a change is
-    writing   one file put in the place of another
-    access    who may use a course, when, and what they may ask for
-    groups    the system's groups of a user
-    figures   how many fit, and what happens when all come at once
-    words     a course in a sentence or two
-    template  a course file to begin with
+    text       YAML as course files use it: text in, values and their lines out; what is wrong with a file
+    fields     the kinds of values, and how each is written
+    hours      weeks of the year and hours of the week
+    model      what a course file can say
+    reading    one file: from its bytes to a course
+    folder     a folder of them, read again when they change; one file put in the place of another
+    editing    a course file to begin with, what of it is its instructors' own, and what a change is
+    access     who may use a course, when, and what they may ask for; the system's groups of a user
+    admission  the course files in front of a pool: asked before anything is granted
+    arithmetic how many slices fit or are free, and what happens when all come at once
 
-Only ``reading``, ``folder`` and ``writing`` touch files, and only ``groups`` asks the system.
+Only ``reading`` and ``folder`` touch files.
 """
 
 from gpu_pool.courses.access import check_offered, is_member, may_use, system_groups
 from gpu_pool.courses.folder import CourseFolder, Courses
 from gpu_pool.courses.model import CourseFile, json_schema
-from gpu_pool.courses.problems import BadCourseFile, FileProblem
 from gpu_pool.courses.reading import course_name, parse_course, read_bytes
+from gpu_pool.courses.text import BadCourseFile, FileProblem
 
 __all__ = [
     "BadCourseFile",

@@ -1,4 +1,4 @@
-"""Who may use a course, when, and what they may ask for. Pure: the time is given."""
+"""Who may use a course, when, and what they may ask for. The time is given; only groups ask the system."""
 
 from __future__ import annotations
 
@@ -57,6 +57,25 @@ def say_when(at: datetime, course: CourseFile) -> str:
     """Write a time on the course's own clock: ``Mon 2026-10-12 at 10:00 (Europe/Berlin)``."""
     local = at.astimezone(course.timetable.zone)
     return f"{DAYS[local.weekday()]} {local:%Y-%m-%d} at {local:%H:%M} ({course.time_zone})"
+
+
+def when_open(course: CourseFile) -> str:
+    """Say in which weeks and at which hours a course is open."""
+    if course.timetable.is_always_open:
+        return "always"
+    weeks = " and ".join(f"{period.first} to {period.last}" for period in course.weeks)
+    hours = "; ".join(map(str, course.hours))
+    return f"{', '.join(filter(None, (weeks, hours)))} ({course.time_zone})"
+
+
+def open_now(course: CourseFile, now: datetime) -> str:
+    """Say whether a course is open, and when that changes."""
+    timetable = course.timetable
+    if timetable.is_open(now):
+        until = timetable.open_until(now)
+        return f"open until {say_when(until, course)}" if until else "open"
+    opens = timetable.opens_next(now)
+    return f"opens {say_when(opens, course)}" if opens else "over"
 
 
 def _is_below(request: SliceRequest, most: SliceRequest | None) -> bool:

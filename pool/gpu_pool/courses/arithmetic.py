@@ -1,9 +1,10 @@
-"""The arithmetic of a course: how many of each slice fit, and what happens when all come at once."""
+"""The arithmetic of slices: how many fit, how many are free, and what happens when all come at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gpu_pool.courses.model import CourseFile, SliceOffer
 from gpu_pool.policy import placement
@@ -12,7 +13,10 @@ from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import Quota
 from gpu_pool.simulation import ORDERS, Arrival, figures, simulate
 from gpu_pool.simulation.report import WaitFigures
-from gpu_pool_client import Device, Slice, SliceRequest
+from gpu_pool_client import Device, DeviceStatus, Slice, SliceRequest, format_duration
+
+#: Those of a pool whose settings are not known, such as at the Hub.
+_PLAIN_RULES: Final = Rules(lease_contexts=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ def _of_offer(course: CourseFile, offer: SliceOffer, devices: Sequence[Device], 
         request=str(request),
         is_default=offer is course.default_slice,
         fits=tuple(_fits(request, devices, rules)),
-        at_once=_at_once(request, [_each(request, device, rules) for device in devices]),
+        at_once=whole_requests([_each(request, device, rules) for device in devices], request.count),
         quota=_allowed(course.quota.quota, request, devices, rules),
         per_user=_allowed(course.per_user.quota, request, devices, rules),
     )
@@ -94,18 +98,52 @@ def _each(request: SliceRequest, device: Device, rules: Rules) -> int:
         return 0
     if device.mig_profile is not None:
         return 1
-    counts = [rules.device_milli // part.milli, device.memory_mib // part.memory_mib]
-    if device.contexts is not None and part.contexts:
-        counts.append(device.contexts // part.contexts)
-    return min(counts)
+    empty = DeviceStatus(device, 0, 0, 0, 0, rules.device_milli)
+    return free_slices(empty, part.milli, part.memory_mib, part.contexts)
 
 
-def _at_once(request: SliceRequest, each: Sequence[int]) -> int:
-    """Return how many requests fit at once on devices that hold so many slices each."""
-    most = sum(each) // request.count
-    while most and sum(min(number, most) for number in each) < most * request.count:
+def free_slices(status: DeviceStatus, milli: int, memory_mib: int, contexts: int = 1) -> int:
+    """Return how many slices of this size a device has free; of 0 any number is free."""
+    free = [status.free_milli // max(1, milli)]
+    if memory_mib and status.device.memory_mib:
+        free.append(status.free_memory_mib // memory_mib)
+    if status.free_contexts is not None and contexts:
+        free.append(status.free_contexts // contexts)
+    return min(free)
+
+
+def whole_requests(slices: Sequence[int], count: int) -> int:
+    """Return how many requests for ``count`` devices devices with so many ``slices`` each can serve.
+
+    The parts of one request lie on different devices.
+    """
+    most = sum(slices) // count
+    while most and sum(min(number, most) for number in slices) < most * count:
         most -= 1
     return most
+
+
+def accepting(request: SliceRequest, statuses: Iterable[DeviceStatus]) -> list[DeviceStatus]:
+    """Return the devices that the request's filters let it onto, whatever is free of them."""
+    return [each for each in statuses if placement.accepts(request.filters, each.device)]
+
+
+def free_now(request: SliceRequest, statuses: Iterable[DeviceStatus]) -> int:
+    """Return how many such requests these devices could grant now, quotas and the queue left aside.
+
+    For people to read: what is granted, the pool decides.
+    """
+    return whole_requests([_free_on(request, each) for each in accepting(request, statuses)], request.count)
+
+
+def _free_on(request: SliceRequest, status: DeviceStatus) -> int:
+    device, part = status.device, placement.cut(request, status.device, _PLAIN_RULES)
+    is_larger = part.milli > device.milli or part.memory_mib > device.memory_mib
+    if is_larger or not placement.fits(part, status):
+        return 0
+    if device.mig_profile is not None:
+        return int(not status.leases)
+    return free_slices(status, part.milli, part.memory_mib)
 
 
 def _allowed(quota: Quota, request: SliceRequest, devices: Sequence[Device], rules: Rules) -> int | None:
@@ -143,3 +181,37 @@ def rush(
     run = simulate(arrivals, devices, ORDERS["fair"], policy, rules)
     at_once = sum(outcome.wait == 0 for outcome in run.outcomes)
     return Rush(students, stays, at_once, students - served, figures(run).waits)
+
+
+def rush_words(rush: Rush, course: CourseFile) -> str:
+    """Say what happens when all come at once."""
+    stays = f"each keeps {course.default_slice.name} for {format_duration(rush.stay)}"
+    said = [
+        f"If {rush.students} come at once ({stays}; simulated): "
+        f"{rush.at_once} ({rush.at_once / rush.students:.0%}) have a slice at once."
+    ]
+    waiting = rush.waits.count - rush.at_once
+    if waiting:
+        waits = rush.waits
+        median, p95, worst = map(format_duration, (waits.median, waits.p95, waits.worst))
+        said.append(f"{waiting} wait. Waits of all: median {median}, 95th percentile {p95}, worst {worst}.")
+    if rush.refused:
+        said.append(f"{rush.refused} are turned away by a quota.")
+    return " ".join(said)
+
+
+def at_once_words(each: SliceFigures) -> str:
+    """Say how many of a slice there are at once in all: ``50``, or ``10 by quota, of 50``."""
+    if each.quota is not None and each.quota < each.at_once:
+        return f"{each.quota} by quota, of {each.at_once}"
+    return str(each.at_once)
+
+
+def slice_notes(each: SliceFigures) -> Iterator[str]:
+    """Yield why nobody can have a slice, if that is so."""
+    if not each.at_once:
+        yield f"{each.name} fits on no GPU here."
+    if each.per_user == 0:
+        yield f"Nobody can have {each.name}: it is more than per_user allows."
+    if each.quota == 0:
+        yield f"Nobody can have {each.name}: it is more than the quota allows."

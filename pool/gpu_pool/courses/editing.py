@@ -1,4 +1,4 @@
-"""A course file that its instructors change: what of it is theirs, and what a change is. Pure."""
+"""What instructors change of a course file: one to begin with, what is theirs, what a change is. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gpu_pool.courses.model import CourseFile
-from gpu_pool.courses.problems import FileProblem
-from gpu_pool.courses.text import Tree, read_text
+from gpu_pool.courses.text import FileProblem, Tree, read_text
 
 #: What administrators alone may change: who teaches a course, what it gets of the pool beside
 #: the others, and what its servers cost the cluster. All else is its instructors' own.
@@ -113,3 +112,57 @@ def how_much(lines: tuple[str, ...]) -> str:
         number, verb = said[0]
         words[0] = f"{number} {'line' if number == 1 else 'lines'} {verb}"
     return ", ".join(words)
+
+
+_TEMPLATE: Final = """\
+# yaml-language-server: $schema=course.schema.json
+# The course {name}. Lines that begin with # are not read.
+# Check this file after every change:  gpu-pool courses check {name}.yaml
+
+title: {name}
+
+# Who is in the course. Without groups and users: everybody.
+who:
+  groups: [{name}]
+  # users: [ada, grace]
+
+# Who teaches it, by the names they log in with. They may always use it.
+# instructors: [turing]
+
+# What students may pick: a share of a GPU (2%), an amount of its memory (2GiB), or whole GPUs (1).
+slices:
+  - name: Small
+    request: 5%
+    default: true
+  - name: Large
+    request: 20%
+
+# How much each student may have at once, and how much all of them together.
+per_user:
+  slices: 1
+# quota:
+#   share: 100%
+#   gpu_hours_per_week: 100
+
+# A slice is given back after this time at the latest.
+longest_lease: 4h
+
+# When nothing has run for this long, the slice is lent to others, where that is possible.
+# Where it is not: keep the slice, or end the kernel after a warning.
+idle_limit: 30min
+when_idle: keep
+
+# When the course runs. Without these lines: always.
+# weeks:
+#   from: 2026-10-12
+#   to: 2026-12-18
+# hours:
+#   - Mon 10:00-12:00
+#   - Wed,Thu 14:00-16:00
+# time_zone: Europe/Berlin
+"""
+
+
+def template(name: str) -> str:
+    """Return the text of a commented course file for a course of that name."""
+    return _TEMPLATE.format(name=name)

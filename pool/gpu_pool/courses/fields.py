@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from pydantic import PlainValidator, WithJsonSchema
 
 from gpu_pool.courses.hours import WeeklyHours, parse_hours
-from gpu_pool.courses.problems import given, nearest
+from gpu_pool.courses.text import given, nearest
 from gpu_pool_client import WHOLE, BadRequest, SliceRequest, WhenIdle, parse_duration, parse_request
 from gpu_pool_client import durations as _durations
 

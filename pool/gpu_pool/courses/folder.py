@@ -1,14 +1,22 @@
-"""A folder of course files, read again when they change.
+"""A folder of course files: read again when they change, and files put in the place of others.
 
 Nothing runs by itself: whoever uses the courses calls :meth:`CourseFolder.look`,
 which looks at the files at most once a second. A file that has become bad, is
 being written or has been taken away for a moment leaves its course as it was.
+
+A changed text is written beside the old file and takes its name at once, so
+whoever reads finds the one or the other, and an end between the two steps
+leaves the old one. Two of these at the same time are for the caller to prevent.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
-from collections.abc import Collection, Mapping
+import os
+import stat
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -17,8 +25,8 @@ from typing import Final, TypeAlias
 from gpu_pool.clock import Clock
 from gpu_pool.courses.access import check_offered, may_use
 from gpu_pool.courses.model import CourseFile
-from gpu_pool.courses.problems import BadCourseFile, FileProblem, given
 from gpu_pool.courses.reading import SUFFIX, course_name, parse_course, read_bytes
+from gpu_pool.courses.text import BadCourseFile, FileProblem, given
 from gpu_pool.policy.sharing import Sharing
 from gpu_pool_client import NotAllowed, SliceRequest
 
@@ -225,3 +233,82 @@ def _why_refused(name: str, problems: tuple[FileProblem, ...]) -> str:
     lines = [problem.line for problem in problems if problem.line is not None]
     where = f"has an error on line {lines[0]}" if lines else "cannot be read"
     return f"Course {name[:64]} cannot be used: its file {where}; ask its instructor."
+
+
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_AT_ITS_SOURCE: Final = "Change it where it comes from."
+
+
+def why_fixed(folder: Path, file: str) -> str:
+    """Say why a file cannot be changed here, or return an empty text if it can."""
+    try:
+        kind = (folder / file).lstat().st_mode
+    except OSError as error:
+        return f"{file} cannot be found any more: {error.strerror}."
+    if stat.S_ISLNK(kind):
+        return f"{file} is a link, as where a ConfigMap is mounted. {_AT_ITS_SOURCE}"
+    if not stat.S_ISREG(kind):
+        return f"{file} is not an ordinary file."
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        return f"The folder of course files is read-only for the pool's service. {_AT_ITS_SOURCE}"
+    return ""
+
+
+def write_beside(folder: Path, file: str, data: bytes) -> None:
+    """Write what is to take the place of a file, with its mode and owner. Raises ``NotAllowed``."""
+    beside = _beside(folder, file)
+    with _explained(file):
+        facts = (folder / file).lstat()
+        beside.unlink(missing_ok=True)  # what an earlier end has left
+        try:
+            with open(os.open(beside, _NEW, 0o600), "wb") as written:
+                _adopt(written.fileno(), facts)
+                written.write(data)
+                written.flush()
+                os.fsync(written.fileno())
+        except BaseException:
+            take_back(folder, file)
+            raise
+
+
+def put_in_place(folder: Path, file: str) -> None:
+    """Let what was written take the place of the file. Raises ``NotAllowed``."""
+    with _explained(file):
+        _beside(folder, file).replace(folder / file)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def take_back(folder: Path, file: str) -> None:
+    """Remove what was written, if it is still there."""
+    with contextlib.suppress(OSError):
+        _beside(folder, file).unlink()
+
+
+def _beside(folder: Path, file: str) -> Path:
+    """Return where it is written: the dot keeps it from being read as a course."""
+    return folder / f".{file}.new"
+
+
+def _adopt(handle: int, facts: os.stat_result) -> None:
+    """Take over owner, or else at least the group, and mode."""
+    for owner in (facts.st_uid, -1):
+        with contextlib.suppress(PermissionError):
+            os.fchown(handle, owner, facts.st_gid)
+            break
+    os.fchmod(handle, facts.st_mode & 0o777)
+
+
+@contextlib.contextmanager
+def _explained(file: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # A file that is mounted by itself, as containers do, keeps its position.
+        is_mounted = error.errno == errno.EBUSY
+        why = "it is mounted by itself" if is_mounted else (error.strerror or str(error))
+        remedy = _AT_ITS_SOURCE if is_mounted else "Nothing was changed. Ask the administrator."
+        raise NotAllowed(f"{file} cannot be written: {why}.", remedy) from error

@@ -14,8 +14,20 @@ from pydantic import BaseModel, ValidationError
 
 from gpu_pool.courses.fields import read_line, read_request, read_yes_or_no
 from gpu_pool.courses.model import CourseFile
-from gpu_pool.courses.problems import MOST_PROBLEMS, BadCourseFile, FileProblem, accepted, given, nearest
-from gpu_pool.courses.text import Place, Tree, UnreadableText, WrittenText, in_words, read_text
+from gpu_pool.courses.text import (
+    MOST_PROBLEMS,
+    BadCourseFile,
+    FileProblem,
+    Place,
+    Tree,
+    UnreadableText,
+    WrittenText,
+    accepted,
+    given,
+    in_words,
+    nearest,
+    read_text,
+)
 from gpu_pool_client import BadRequest
 
 SUFFIX: Final = ".yaml"

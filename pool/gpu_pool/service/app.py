@@ -25,21 +25,20 @@ from gpu_pool.audit import AuditLog
 from gpu_pool.courses import CourseFolder, Courses
 from gpu_pool.embedded.pool import EmbeddedPool, store_path
 from gpu_pool.extras import needs_extra
-from gpu_pool.service.addresses import read_networks
 from gpu_pool.service.api import ApiOptions, api
 from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.callers import PeerIdentity
-from gpu_pool.service.connections import ConnectionLimits
+from gpu_pool.service.connections import ConnectionLimits, read_networks
 from gpu_pool.service.event_streams import EventStreams, StreamLimits
 from gpu_pool.service.handler import InFlightRequests
 from gpu_pool.service.health import check_processes_are_seen
 from gpu_pool.service.heartbeats import Heartbeats
-from gpu_pool.service.http_server import LimitedServer, PeerServer
-from gpu_pool.service.hub_service import HubPlace, hub_place, named_by
+from gpu_pool.service.http_server import BACKLOG, LimitedServer, PeerServer, ServiceSocket
+from gpu_pool.service.hub import HubPlace, hub_place, named_by
 from gpu_pool.service.lease_changes import LeaseChanges
-from gpu_pool.service.listening import BACKLOG, ServiceSocket
 from gpu_pool.service.metrics import Metrics
 from gpu_pool.service.rate_limits import DecisionRate
+from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.service.settings import ServeSettings
 from gpu_pool.settings import PoolSettings, load_settings
 from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
@@ -117,7 +116,7 @@ class ServeApp(ServeSettings, Program):
             await stack.enter_async_context(pool)
             await self._answer(pool, listening, stop)
 
-    async def _open_pool(self) -> EmbeddedPool:
+    async def _open_pool(self) -> ServedPool:
         store = store_path(f"embedded:{self.store}")
         self._is_new = not store.exists()
         if not self.kubernetes:
@@ -138,7 +137,7 @@ class ServeApp(ServeSettings, Program):
         except BadRequest as error:
             self.log.warning("%s", error)
 
-    async def _answer(self, pool: EmbeddedPool, listening: ServiceSocket, stop: asyncio.Event) -> None:
+    async def _answer(self, pool: ServedPool, listening: ServiceSocket, stop: asyncio.Event) -> None:
         heartbeats = Heartbeats(self.ttl, self.log)
         status = await pool.status()  # a store that cannot be opened is told now
         if self._is_new:  # said aloud: where the whole folder of another is lost, nothing else tells of it
@@ -169,17 +168,17 @@ class ServeApp(ServeSettings, Program):
         for stop in (options.changes.stop, *options.stops):
             stop()
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(options.under_way.none(), _STOP_WITHIN)
+            await asyncio.wait_for(options.in_flight.none(), _STOP_WITHIN)
 
-    def _options(self, pool: EmbeddedPool, changes: LeaseChanges, heartbeats: Heartbeats) -> ApiOptions:
+    def _options(self, pool: ServedPool, changes: LeaseChanges, heartbeats: Heartbeats) -> ApiOptions:
         folder, courses = _courses(self._pool_settings)
         streams = EventStreams(pool, changes, self.log, self._limits())
         return ApiOptions(
             pool=pool,
-            desk=self._desk(pool, changes, heartbeats),
+            authorized_pool=self._authorized_pool(pool, changes, heartbeats),
             changes=changes,
             streams=streams,
-            under_way=InFlightRequests(),
+            in_flight=InFlightRequests(),
             log=self.log,
             settings=self._pool_settings,
             admins=frozenset(self.admins),
@@ -223,7 +222,9 @@ class ServeApp(ServeSettings, Program):
             self.max_clients if self._place is not None else 0,
         )
 
-    def _desk(self, pool: EmbeddedPool, changes: LeaseChanges, heartbeats: Heartbeats) -> AuthorizedPool:
+    def _authorized_pool(
+        self, pool: ServedPool, changes: LeaseChanges, heartbeats: Heartbeats
+    ) -> AuthorizedPool:
         pace, others = DecisionRate(self.max_decisions), self.other_courses
         return AuthorizedPool(pool, changes, heartbeats, self.log, self.max_waits, pace, other_courses=others)
 
@@ -261,7 +262,7 @@ def _courses(settings: PoolSettings) -> tuple[CourseFolder | None, Callable[[], 
     return folder, folder.look
 
 
-def _metrics(pool: EmbeddedPool, courses: Callable[[], Collection[str]]) -> Metrics | None:
+def _metrics(pool: ServedPool, courses: Callable[[], Collection[str]]) -> Metrics | None:
     try:
         return Metrics(pool, courses)
     except ImportError:  # prometheus_client comes with a JupyterHub, and a socket alone needs none

@@ -10,21 +10,19 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.policy.revocation import Effect
-from gpu_pool.service.callers import Caller, course_asked_for
-from gpu_pool.service.decisions import DecisionLog
+from gpu_pool.service.callers import Caller, course_asked_for, verify_process
 from gpu_pool.service.health import Health
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
-from gpu_pool.service.owners import Owners
-from gpu_pool.service.process_claims import verify_process
-from gpu_pool.service.rate_limits import DecisionRate, PollLimit
+from gpu_pool.service.rate_limits import ConcurrencyLimit, DecisionRate
+from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import (
     Activity,
     BadRequest,
@@ -57,7 +55,7 @@ class AuthorizedPool:
 
     def __init__(
         self,
-        pool: EmbeddedPool,
+        pool: ServedPool,
         changes: LeaseChanges,
         heartbeats: Heartbeats,
         log: logging.Logger,
@@ -74,7 +72,11 @@ class AuthorizedPool:
         self._changes = changes
         self._other_courses = other_courses
         self._owners = Owners(pool)
-        self._polls = PollLimit(most_polls)
+        self._polls = ConcurrencyLimit(
+            most_polls,
+            "You already wait for {most} leases at once, which is the most.",
+            "Stop waiting for one of them first.",
+        )
         #: Held while a user's history is read, which takes as long as dozens of decisions.
         self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -85,7 +87,7 @@ class AuthorizedPool:
         if not _KEY.fullmatch(wanted.key):
             raise BadRequest("The key of a request is 1 to 128 printable ASCII characters without spaces.")
         request = parse_request(wanted.request)
-        with self.decisions.making(caller, f"request {request}") as told:
+        with self.decisions.making(caller, f"request {request}") as outcome:
             course = course_asked_for(caller, wanted.course, others=self._other_courses)
             holder = Holder(caller.user, course, wanted.kernel, caller.process)
             lease = await self._pool.request(
@@ -95,7 +97,7 @@ class AuthorizedPool:
                 groups=caller.groups,
                 server=caller.server,
             )
-            told.append(f"lease {lease.id} is {lease.state.value}")
+            outcome.append(f"lease {lease.id} is {lease.state.value}")
         self._owners.remember(lease)
         return replace(lease, key=wanted.key)
 
@@ -321,3 +323,65 @@ def _waits_no_more(lease: Lease | None) -> bool:
 def _differs(now: Lease, known: Lease) -> bool:
     """Whether anything differs that :func:`wire.version` is made of."""
     return replace(now, key=known.key, terms=known.terms) != known
+
+
+class DecisionLog:
+    """Goes with everything that changes the pool. Administrators may decide as often as they like."""
+
+    def __init__(self, changes: LeaseChanges, log: logging.Logger, pace: DecisionRate | None) -> None:
+        self._changes = changes
+        self._log = log
+        self._pace = pace
+
+    @contextmanager
+    def making(self, caller: Caller, what: str) -> Iterator[list[str]]:
+        """Log what is decided, or why not, and let those look who wait for news.
+
+        What is put into the list that this yields is logged as the outcome. Raises ``OverQuota``.
+        """
+        if self._pace is not None and not caller.is_admin:
+            self._pace.count(caller.user)
+        outcome: list[str] = []
+        try:
+            yield outcome
+        except Exception as error:
+            outcome.append(type(error).__name__)
+            raise
+        finally:
+            words = what if what.isprintable() else ascii(what)
+            self._log.info("%s: %s: %s", _who(caller), words, *outcome or ("done",))
+            self._changes.decided(caller.user)
+
+
+def _who(caller: Caller) -> str:
+    user = caller.user if caller.user.isprintable() else ascii(caller.user)
+    return f"{user}[{caller.process.pid}]" if caller.peer else f"{user}[hub:{caller.server or ''}]"
+
+
+#: Leases whose holder is remembered before all are forgotten, and read again when they are asked about.
+_MOST_KNOWN: Final = 65_536
+
+
+class Owners:
+    """Knows the user of each lease, who never changes."""
+
+    def __init__(self, pool: ServedPool) -> None:
+        self._pool = pool
+        self._users: dict[str, str] = {}
+
+    async def check(self, caller: Caller, lease_id: str) -> None:
+        """Refuse another's lease in the words for one that never was, whose id nobody should guess."""
+        if not caller.is_admin and not await self.owns(caller, lease_id):
+            raise LeaseGone(f"There is no lease {lease_id[:64]!a} in this pool.", "Ask for a new slice.")
+
+    async def owns(self, caller: Caller, lease_id: str) -> bool:
+        """Whether a lease is the caller's own. Raises ``LeaseGone`` for one that never was."""
+        if lease_id not in self._users:
+            self.remember(await self._pool.get_lease(lease_id))
+        return self._users[lease_id] == caller.user
+
+    def remember(self, lease: Lease) -> None:
+        """Know a lease from now on."""
+        if len(self._users) >= _MOST_KNOWN:
+            self._users.clear()
+        self._users[lease.id] = lease.holder.user

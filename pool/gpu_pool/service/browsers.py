@@ -14,8 +14,7 @@ from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.callers import Caller
 from gpu_pool.service.connections import admit, client_of
 from gpu_pool.service.handler import InFlightRequests, act_for, part_with_unknown, say_id, tell_refusal
-from gpu_pool.service.hub import HubIdentity, UnknownToken
-from gpu_pool.service.hub_service import HubPlace
+from gpu_pool.service.hub import HubIdentity, HubPlace, UnknownToken
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool_client import GpuPoolError
 from gpu_pool_client.remote.problems import ProblemDocument, problem_of
@@ -25,10 +24,10 @@ from gpu_pool_client.remote.problems import ProblemDocument, problem_of
 class Shared:
     """What all pages are given."""
 
-    desk: AuthorizedPool
+    pool: AuthorizedPool
     changes: LeaseChanges
     identity: HubIdentity
-    under_way: InFlightRequests
+    in_flight: InFlightRequests
     log: logging.Logger
     hub_auth: HubOAuth
     prefix: str
@@ -56,11 +55,11 @@ class _Quiet(HubOAuthenticated, RequestHandler):  # type: ignore[misc] # Jupyter
         """Take what all pages are given. Called by tornado."""
         self.shared = shared
         self.hub_auth = shared.hub_auth
-        shared.under_way.begin()
+        shared.in_flight.begin()
 
     def on_finish(self) -> None:
         """Take note that all is answered. Called by tornado."""
-        self.shared.under_way.end()
+        self.shared.in_flight.end()
 
     def set_default_headers(self) -> None:
         """Let nothing be kept, nor shown inside others' pages. Called by tornado."""
@@ -116,7 +115,7 @@ class BrowserPage(_Quiet):
     def initialize(self, shared: Shared) -> None:
         """Take what all pages are given. Called by tornado."""
         super().initialize(shared)
-        self.desk = shared.desk
+        self.pool = shared.pool
         self.changes = shared.changes
         self.prefix = shared.prefix
 
@@ -151,7 +150,7 @@ class BrowserPage(_Quiet):
         """Show the error. Called by tornado."""
         error = kwargs["exc_info"][1] if "exc_info" in kwargs else None
         say_id(self)
-        tell_refusal(self, error, self.desk.audit)
+        tell_refusal(self, error, self.pool.audit)
         part_with_unknown(self, error)
         if isinstance(error, GpuPoolError):
             problem = problem_of(error)

@@ -1,4 +1,8 @@
-"""Who asks over the Unix socket: known from the connection, never from what is said over it."""
+"""Who asks over the Unix socket, and which process they mean: known from the connection and from /proc.
+
+Nothing that is said over a connection is believed. A caller names a process by a pid, a start time and
+the pid namespace in which it sees it; the process must be there, and be the caller's.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,16 @@ import os
 import pwd
 import socket
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
 from tornado.httputil import HTTPServerRequest
 
-from gpu_pool.service.subordinate import subordinate_owner
 from gpu_pool.user_names import name_of
-from gpu_pool_client import Lease, NotAllowed, Process, procfs
-from gpu_pool_client.processes import owner_of
+from gpu_pool_client import BadRequest, Lease, NotAllowed, Process, procfs
+from gpu_pool_client.processes import boot_id, owner_of, pid_namespace
 
 #: struct ucred of unix(7): pid, uid, gid. All as they are in this process's namespaces.
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -46,7 +49,7 @@ class Caller:
     #: Distinguishes the keys of this user's requests from everybody else's.
     mark: str
     #: The process that asks, whose death ends what it asked for; for callers of the Hub's
-    #: an entry in its place that nobody judges (see ``heartbeats.keeper``).
+    #: an entry in its place that nobody judges (see ``heartbeats.remote_process``).
     process: Process
     #: Who may be judged by what the system says of processes; None for callers over TCP.
     peer: Peer | None = None
@@ -195,3 +198,107 @@ class PeerIdentity:
         is_named = account_name(peer.uid) is not None and user in self._admins
         is_admin = not peer.contained and (peer.uid in (0, self._own_uid) or is_named)
         return Caller(user, is_admin, mark, peer.process, peer)
+
+
+#: Lines of OWNER:FIRST:COUNT; the owner is a name or a uid.
+FILE: Final = Path("/etc/subuid")
+_MOST_BYTES: Final = 1024 * 1024
+#: Uids of people. What belongs to a system's account (root's containers, Docker's ``dockremap``)
+#: runs for many people, who must not be one user, and least of all root.
+_PEOPLE: Final = range(1000, 65534)
+
+
+def subordinate_owner(uid: int, file: Path = FILE) -> str | None:
+    """Return the name of the person whose subordinate uid it is.
+
+    None if it is nobody's, a system account's or claimed by several, or where the file cannot be read.
+    """
+    owners = {owner for owner, ids in _ranges(file) if uid in ids}
+    return _person(owners.pop()) if len(owners) == 1 else None
+
+
+def _ranges(file: Path) -> Iterator[tuple[str, range]]:
+    """Yield each owner and range; lines that are none are passed over, as the system's tools do."""
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_MOST_BYTES)
+    except OSError:
+        return
+    for line in procfs.lines_of(content):
+        owner, _, numbers = line.decode(errors="replace").partition(":")
+        first, _, count = numbers.partition(":")
+        if all(number.isascii() and number.isdecimal() and len(number) <= 10 for number in (first, count)):
+            yield owner, range(int(first), int(first) + int(count))
+
+
+def _person(owner: str) -> str | None:
+    try:
+        found = pwd.getpwuid(int(owner)) if owner.isdecimal() else pwd.getpwnam(owner)
+    except (KeyError, ValueError, OverflowError):
+        return None
+    return found.pw_name if found.pw_uid in _PEOPLE else None
+
+
+_REMEDY: Final = "Name a running process of yours, and start it before you attach it."
+
+
+@functools.lru_cache(maxsize=4096)
+def verify_process(caller: Caller, claim: Process) -> Process:
+    """Return the process that a caller claims, as this service sees it. Reads ``/proc``.
+
+    Raises ``BadRequest`` if there is no such process, and ``NotAllowed`` if it
+    is not the caller's. What was found is remembered, since a process may be
+    named once more after its end, which the pool then sees by itself.
+    """
+    if caller.peer is None:  # nothing is known of it, so nothing is done to it
+        return caller.process
+    if claim.boot != boot_id():
+        raise BadRequest(f"Process {claim.pid} is not of this machine, or of its last start.", _REMEDY)
+    if claim == caller.process:
+        found = claim
+    elif claim.namespace == pid_namespace():
+        found = _of_this_namespace(caller.peer, claim)
+    else:
+        found = _of_another(caller, caller.peer, claim)
+    if not (caller.is_admin or owner_of(found.pid) == caller.peer.uid):
+        raise NotAllowed(f"Process {claim.pid} is not yours.", _REMEDY)
+    return found
+
+
+def _of_this_namespace(peer: Peer, claim: Process) -> Process:
+    if peer.contained:
+        raise NotAllowed(f"Process {claim.pid} is outside of your container.", _REMEDY)
+    if not claim.is_alive():
+        raise BadRequest(f"There is no process {claim.pid} that started when you say; it has ended.", _REMEDY)
+    return claim
+
+
+def _of_another(caller: Caller, peer: Peer, claim: Process) -> Process:
+    """Find out which process of this namespace is meant, among the caller's own and their companions."""
+    for pid in (caller.process.pid, *_pids_of(peer.uid)):
+        if (found := _match(pid, claim)) is not None:
+            return found
+    raise BadRequest(
+        f"There is no process {claim.pid} of yours in the container that you name, or it cannot be seen.",
+        _REMEDY,
+    )
+
+
+def _pids_of(uid: int) -> Iterator[int]:
+    return (pid for pid in procfs.pids() if owner_of(pid) == uid)
+
+
+def _match(pid: int, claim: Process) -> Process | None:
+    """Return the process with that pid here, if it is the one claimed there."""
+    pids = namespaced_pids(pid)
+    if len(pids) < 2 or pids[-1] != claim.pid or _namespace(pid) != claim.namespace:
+        return None
+    found = Process.of(pid)
+    return found if found is not None and found.start == claim.start else None
+
+
+def _namespace(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:  # it has ended, or is another user's, and we are not root
+        return None

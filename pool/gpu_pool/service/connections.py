@@ -3,26 +3,26 @@
 A connection belongs to somebody: over the Unix socket to a person; over TCP to the address that it comes
 from until a request on it has shown whose it is, and then to that user. Everybody has so many. Where
 there are too many of all together, whoever has the most loses the oldest that asks nothing or, being an
-address, the oldest that it is not known of whose it is; and the last ones are kept for administrators
-and for those who hold slices.
+address, the oldest whose user is not known yet; and the last ones are kept for administrators and for
+those who hold slices.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from tornado.httputil import HTTPServerRequest
 from tornado.iostream import IOStream
 
-from gpu_pool.service.addresses import Network
 from gpu_pool.service.callers import Caller
 from gpu_pool.service.tokens import Client
-from gpu_pool_client import OverQuota, PoolUnreachable
+from gpu_pool_client import BadRequest, OverQuota, PoolUnreachable
 
 #: Seconds between two lines of the log about the same.
 _SAY_EVERY: Final = 60.0
@@ -302,3 +302,57 @@ class ConnectionsTaken(PoolUnreachable):
 def _context(request: HTTPServerRequest) -> Any:
     """Return what tornado keeps of a connection, to which the server adds ``counted`` and ``client``."""
     return getattr(request.connection, "context", None)
+
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+_Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+#: Bits of the network that one subscriber of IPv6 has, who may use all of its addresses (RFC 6177).
+_SUBSCRIBER_BITS: Final = 64
+
+
+def read_networks(texts: Iterable[str], setting: str) -> tuple[Network, ...]:
+    """Read networks such as ``10.0.0.0/8`` or ``::1``. Raises ``BadRequest`` for one that is none."""
+    try:
+        return tuple(ipaddress.ip_network(text, strict=False) for text in texts)
+    except ValueError as error:
+        raise BadRequest(f"{setting}: {error}.", "Accepted: 127.0.0.1, 10.0.0.0/8, ::1.") from None
+
+
+def is_within(address: str, networks: Iterable[Network]) -> bool:
+    """Whether an address is in any of the networks; that of a socket never is."""
+    found = _read(address)
+    return found is not None and any(found in network for network in networks)
+
+
+def counted_by(address: str) -> str:
+    """Return what a client is counted by: its address; of IPv6, the network of 64 bits that it is in."""
+    found = _read(address)
+    if isinstance(found, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((int(found), _SUBSCRIBER_BITS), strict=False))
+    return address if found is None else str(found)
+
+
+def client_address(peer: str, forwarded: str, trusted: Collection[Network]) -> str:
+    """Return the address of the client behind a connection from ``peer``.
+
+    ``forwarded`` is what the request has as ``X-Forwarded-For``. Each proxy appends the address that it
+    was asked from, so the last one counts that is not a ``trusted`` proxy's own; what stands before it,
+    the client can have made up. Of peers that are not trusted nothing counts but their own address.
+    """
+    found = peer
+    for named in reversed(forwarded.split(",")):
+        if not is_within(found, trusted) or _read(named.strip()) is None:
+            return found
+        found = named.strip()
+    return found
+
+
+def _read(text: str) -> _Address | None:
+    """Return an address; an IPv4 one also where a listener on IPv6 sees it as one of its own."""
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found

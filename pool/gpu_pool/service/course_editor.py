@@ -25,14 +25,13 @@ from gpu_pool.courses import (
 )
 from gpu_pool.courses.arithmetic import Rush, SliceFigures, rush, slice_figures
 from gpu_pool.courses.editing import difference, digest, how_much, reserved_changes
-from gpu_pool.courses.folder import described_twice
+from gpu_pool.courses.folder import described_twice, put_in_place, take_back, why_fixed, write_beside
 from gpu_pool.courses.reading import MOST_BYTES, SUFFIX
-from gpu_pool.courses.writing import put_in_place, take_back, why_fixed, write_beside
-from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import CourseVersion
-from gpu_pool.service.authorized_pool import AuthorizedPool
+from gpu_pool.service.authorized_pool import DecisionLog
 from gpu_pool.service.callers import Caller
+from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import BadRequest, Device, GpuPoolError, NotAllowed
 
 #: Students of a class that is simulated while its teacher waits.
@@ -97,11 +96,11 @@ class CourseEditor:
     they have changed is seen, but in the moment between the last look and the renaming.
     """
 
-    def __init__(self, pool: EmbeddedPool, folder: CourseFolder, rules: Rules, desk: AuthorizedPool) -> None:
+    def __init__(self, pool: ServedPool, folder: CourseFolder, rules: Rules, decisions: DecisionLog) -> None:
         self._pool = pool
         self._folder = folder
         self._rules = rules
-        self._desk = desk
+        self._decisions = decisions
         self._saving = asyncio.Lock()
         self._checking = asyncio.Lock()
 
@@ -153,7 +152,7 @@ class CourseEditor:
         cannot be written; the file then stays as it was.
         """
         async with self._saving:
-            with self._desk.decisions.making(caller, f"save the course file {name[:64]}{SUFFIX}") as told:
+            with self._decisions.making(caller, f"save the course file {name[:64]}{SUFFIX}") as outcome:
                 self._folder.reread(name + SUFFIX)
                 now = await self.read(caller, name)
                 if now.fixed:
@@ -162,18 +161,18 @@ class CourseEditor:
                     raise ChangedMeanwhile(now)
                 text = data.decode("utf-8", "replace")
                 if text == now.text:
-                    told.append("nothing changed")
+                    outcome.append("nothing changed")
                     return False
                 found = await asyncio.to_thread(_parse, now, data, self._reserved(caller, name))
                 if found.problems:
                     raise BadCourseFile(found.problems)
                 before = self._folder.look().usable.get(name)
                 await self._replace(caller, now, text)
-                self._tell_text(name, before)
-                told.append(how_much(difference(now.text, text)))
+                self._audit_text_change(name, before)
+                outcome.append(how_much(difference(now.text, text)))
                 return True
 
-    def _tell_text(self, name: str, before: CourseFile | None) -> None:
+    def _audit_text_change(self, name: str, before: CourseFile | None) -> None:
         """Write down a save by which no course changes: all others are told as they take effect."""
         if self._pool.audit is not None and self._folder.look().usable.get(name) == before:
             self._pool.audit.write("course", {"course": name, "change": "text"}, asks())

@@ -18,7 +18,7 @@ from gpu_pool.audit import Actor, AuditLog, act, asks
 from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.callers import Caller, Identify
 from gpu_pool.service.connections import ConnectionsTaken, admit
-from gpu_pool.service.heartbeats import without_keepers
+from gpu_pool.service.heartbeats import without_remote_processes
 from gpu_pool.service.hub import HubUnreachable, UnknownToken
 from gpu_pool.service.tokens import TooManyUnknown
 from gpu_pool_client import BadRequest, GpuPoolError, Lease, PoolUnreachable
@@ -66,21 +66,21 @@ class InFlightRequests:
 
 
 class Handler(RequestHandler):
-    """What all handlers share: the desk, the caller, and how answers and errors are written."""
+    """What all handlers share: the pool, the caller, and how answers and errors are written."""
 
     SUPPORTED_METHODS = ("GET", "POST", "DELETE")
     #: Whether services of the Hub's may ask, too.
     is_for_services = False
 
     def initialize(
-        self, desk: AuthorizedPool, identify: Identify, under_way: InFlightRequests, log: logging.Logger
+        self, pool: AuthorizedPool, identify: Identify, in_flight: InFlightRequests, log: logging.Logger
     ) -> None:
         """Take what the application gives every handler. Called by tornado."""
-        self.desk = desk
+        self.pool = pool
         self.log = log
         self._identify = identify
-        self._under_way = under_way
-        under_way.begin()
+        self._in_flight = in_flight
+        in_flight.begin()
 
     async def prepare(self) -> None:
         """Find out who asks, anew for all but questions. Called by tornado before every method."""
@@ -95,7 +95,7 @@ class Handler(RequestHandler):
 
     def on_finish(self) -> None:
         """Take note that all is answered. Called by tornado."""
-        self._under_way.end()
+        self._in_flight.end()
 
     def set_default_headers(self) -> None:
         """Say nothing of the server's kind, and let nothing be kept. Called by tornado."""
@@ -137,9 +137,9 @@ class Handler(RequestHandler):
 
     async def answer_lease(self, lease: Lease) -> None:
         """Send a lease; with it, for one that ends unless it is renewed, within how many seconds."""
-        if self.request.method == "POST" and self.desk.heartbeats.begin(lease):
-            self.set_header(bodies.TTL_HEADER, f"{self.desk.heartbeats.ttl:g}")
-        await self.answer(bodies.LEASE.dump_json(without_keepers(lease)))
+        if self.request.method == "POST" and self.pool.heartbeats.begin(lease):
+            self.set_header(bodies.TTL_HEADER, f"{self.pool.heartbeats.ttl:g}")
+        await self.answer(bodies.LEASE.dump_json(without_remote_processes(lease)))
 
     def compute_etag(self) -> None:
         """Leave tags to the handlers: most answers are never asked for again. Called by tornado."""
@@ -150,7 +150,7 @@ class Handler(RequestHandler):
         if isinstance(error, HTTPError):
             error = BadRequest("The service of the pool answers nothing of that kind.")
         say_id(self)
-        tell_refusal(self, error, self.desk.audit)
+        tell_refusal(self, error, self.pool.audit)
         problem = problem_of(error if isinstance(error, GpuPoolError) else _UNKNOWN)
         part_with_unknown(self, error)
         if isinstance(error, UnknownToken):

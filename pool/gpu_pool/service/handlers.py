@@ -13,7 +13,7 @@ from tornado.web import Finish, HTTPError
 
 from gpu_pool.service.connections import admit
 from gpu_pool.service.handler import Handler
-from gpu_pool.service.heartbeats import without_keepers
+from gpu_pool.service.heartbeats import without_remote_processes
 from gpu_pool.service.hub import HubUnreachable
 from gpu_pool.service.rate_limits import spread
 from gpu_pool_client import BadRequest, EndReason, NotAllowed, PoolUnreachable
@@ -70,7 +70,7 @@ class HealthHandler(Handler):
 
     async def get(self) -> None:
         """Say whether the pool works: its store can be read and written."""
-        problem = await self.desk.health.problem()
+        problem = await self.pool.health.problem()
         if problem is not None:
             raise problem if self._is_known else PoolUnreachable("The pool does not work.")
         await self.answer(b'{"status":"ok"}')
@@ -96,12 +96,12 @@ class HeartbeatHandler(Handler):
             self.caller = await self._identify(self.request, fresh=False)
             admit(self.request, self.caller)
         except HubUnreachable:
-            self.desk.heartbeats.excuse()
+            self.pool.heartbeats.excuse()
             raise
 
     async def post(self) -> None:
         """Renew leases, and say which need no renewing."""
-        unknown = self.desk.heartbeats.beat(self.caller.user, self.read(bodies.HeartbeatBody).leases)
+        unknown = self.pool.heartbeats.beat(self.caller.user, self.read(bodies.HeartbeatBody).leases)
         await self.answer(bodies.HeartbeatAnswer(unknown=unknown).model_dump_json().encode())
 
 
@@ -110,7 +110,7 @@ class LeasesHandler(Handler):
 
     async def post(self) -> None:
         """Ask for a slice: it is granted at once, or queued."""
-        await self.answer_lease(await self.desk.request(self.caller, self.read(bodies.RequestBody)))
+        await self.answer_lease(await self.pool.request(self.caller, self.read(bodies.RequestBody)))
 
 
 class LeaseHandler(Handler):
@@ -118,7 +118,7 @@ class LeaseHandler(Handler):
 
     async def get(self, lease_id: str) -> None:
         """Return the lease as it is."""
-        await self.answer_lease(await self.desk.lease(self.caller, lease_id))
+        await self.answer_lease(await self.pool.lease(self.caller, lease_id))
 
     async def delete(self, lease_id: str) -> None:
         """End the lease."""
@@ -128,7 +128,7 @@ class LeaseHandler(Handler):
         except ValueError:
             accepted = ", ".join(each.value for each in EndReason)
             raise BadRequest(f"reason is {text[:40]!a}.", f"Accepted: {accepted}.") from None
-        await self.desk.release(self.caller, lease_id, reason)
+        await self.pool.release(self.caller, lease_id, reason)
         await self.answer(b"{}")
 
 
@@ -137,7 +137,7 @@ class AttachHandler(Handler):
 
     async def post(self, lease_id: str) -> None:
         """Tie the lease to a process."""
-        await self.answer_lease(await self.desk.attach(self.caller, lease_id, self.read(bodies.AttachBody)))
+        await self.answer_lease(await self.pool.attach(self.caller, lease_id, self.read(bodies.AttachBody)))
 
 
 class RenewHandler(Handler):
@@ -145,7 +145,7 @@ class RenewHandler(Handler):
 
     async def post(self, lease_id: str) -> None:
         """Lift the deadline, or set it."""
-        await self.answer_lease(await self.desk.renew(self.caller, lease_id, self.read(bodies.RenewBody).ttl))
+        await self.answer_lease(await self.pool.renew(self.caller, lease_id, self.read(bodies.RenewBody).ttl))
 
 
 class ResizeHandler(Handler):
@@ -154,7 +154,7 @@ class ResizeHandler(Handler):
     async def post(self, lease_id: str) -> None:
         """Change what the lease asks for."""
         await self.answer_lease(
-            await self.desk.resize(self.caller, lease_id, self.read(bodies.ResizeBody).request)
+            await self.pool.resize(self.caller, lease_id, self.read(bodies.ResizeBody).request)
         )
 
 
@@ -163,7 +163,7 @@ class ParkHandler(Handler):
 
     async def post(self, lease_id: str) -> None:
         """Give the slices to others, and keep the lease."""
-        await self.answer_lease(await self.desk.park(self.caller, lease_id))
+        await self.answer_lease(await self.pool.park(self.caller, lease_id))
 
 
 class ResumeHandler(Handler):
@@ -171,7 +171,7 @@ class ResumeHandler(Handler):
 
     async def post(self, lease_id: str) -> None:
         """Ask again for the slices of a parked lease."""
-        await self.answer_lease(await self.desk.resume(self.caller, lease_id))
+        await self.answer_lease(await self.pool.resume(self.caller, lease_id))
 
 
 class WaitHandler(Polling):
@@ -184,7 +184,7 @@ class WaitHandler(Polling):
         """Wait until the lease is held; 204 if it is not when the time is up: ask again."""
         last = self.get_query_argument("last", "0") == "1"
         seconds = self.seconds if last else spread(self.seconds)
-        lease = await self.poll(self.desk.wait(self.caller, lease_id, seconds, last))
+        lease = await self.poll(self.pool.wait(self.caller, lease_id, seconds, last))
         if lease is None:
             self.nothing_new(HTTPStatus.NO_CONTENT)
         else:
@@ -200,7 +200,7 @@ class WatchHandler(Polling):
     async def get(self, lease_id: str) -> None:
         """Wait for news of the lease; 304 if there is none when the time is up: ask again."""
         seen = self.get_query_argument("seen", "")
-        lease = await self.poll(self.desk.watch(self.caller, lease_id, spread(self.seconds), seen))
+        lease = await self.poll(self.pool.watch(self.caller, lease_id, spread(self.seconds), seen))
         if lease is None:
             self.nothing_new(HTTPStatus.NOT_MODIFIED)
         else:
@@ -213,7 +213,7 @@ class ExplanationHandler(Handler):
 
     async def get(self, lease_id: str) -> None:
         """Say why the lease waits, and for how long it may."""
-        await self.answer(bodies.OUTLOOK.dump_json(await self.desk.explain(self.caller, lease_id)))
+        await self.answer(bodies.OUTLOOK.dump_json(await self.pool.explain(self.caller, lease_id)))
 
 
 class ForecastHandler(Handler):
@@ -226,7 +226,7 @@ class ForecastHandler(Handler):
         request, course, anybody = (
             self.get_query_argument(name, "") for name in ("request", "course", "anybody")
         )
-        found = await self.desk.forecast(self.caller, request, course or None, anybody=anybody == "1")
+        found = await self.pool.forecast(self.caller, request, course or None, anybody=anybody == "1")
         await self.answer(bodies.FORECAST.dump_json(found))
 
 
@@ -236,7 +236,7 @@ class OffersHandler(Handler):
     async def get(self) -> None:
         """Return the slices that the caller's course offers now; null where no course file says."""
         course = self.get_query_argument("course", "")
-        found = await self.desk.offers(self.caller, course or None)
+        found = await self.pool.offers(self.caller, course or None)
         await self.answer(bodies.OFFERS.dump_json(None if found is None else [str(each) for each in found]))
 
 
@@ -245,7 +245,7 @@ class ActivityHandler(Handler):
 
     async def get(self, lease_id: str) -> None:
         """Say what the lease's process does with its devices."""
-        await self.answer(bodies.ACTIVITY.dump_json(await self.desk.activity(self.caller, lease_id)))
+        await self.answer(bodies.ACTIVITY.dump_json(await self.pool.activity(self.caller, lease_id)))
 
 
 class PodHandler(Polling):
@@ -253,18 +253,18 @@ class PodHandler(Polling):
 
     async def post(self, lease_id: str) -> None:
         """Start the kernel, in place of the one before."""
-        pod = await self.desk.launch(self.caller, lease_id, self.read(bodies.LaunchBody))
+        pod = await self.pool.launch(self.caller, lease_id, self.read(bodies.LaunchBody))
         await self.answer(bodies.POD.dump_json(pod))
 
     async def get(self, lease_id: str) -> None:
         """Return how the pod is, once its version is not the one seen or the time is up."""
         seen = self.get_query_argument("seen", "")
-        pod = await self.poll(self.desk.pod(self.caller, lease_id, self.seconds, seen))
+        pod = await self.poll(self.pool.pod(self.caller, lease_id, self.seconds, seen))
         await self.answer(bodies.POD.dump_json(pod))
 
     async def delete(self, lease_id: str) -> None:
         """End the pod, and keep the lease."""
-        await self.desk.end_pod(self.caller, lease_id)
+        await self.pool.end_pod(self.caller, lease_id)
         await self.answer(b"{}")
 
 
@@ -275,8 +275,8 @@ class StatusHandler(Handler):
 
     async def get(self) -> None:
         """Return the devices, and the leases and the line that the caller may see."""
-        found = await self.desk.status(self.caller)
-        leases, line = (tuple(map(without_keepers, each)) for each in (found.leases, found.queue))
+        found = await self.pool.status(self.caller)
+        leases, line = (tuple(map(without_remote_processes, each)) for each in (found.leases, found.queue))
         status = bodies.StatusBody.model_construct(
             devices=found.devices, leases=leases, queue=line, note=found.note
         )
@@ -288,7 +288,7 @@ class PositionsHandler(Handler):
 
     async def get(self) -> None:
         """Return the positions in the queue of the caller's own leases, which may lag by a moment."""
-        await self.answer(bodies.POSITIONS.dump_json(dict(await self.desk.positions(self.caller))))
+        await self.answer(bodies.POSITIONS.dump_json(dict(await self.pool.positions(self.caller))))
 
 
 class HistoryHandler(Handler):
@@ -296,7 +296,7 @@ class HistoryHandler(Handler):
 
     async def get(self) -> None:
         """Return the leases that have ended since then."""
-        rows = await self.desk.history(self.caller, self.number("since"))
+        rows = await self.pool.history(self.caller, self.number("since"))
         await self.answer(bodies.HISTORY.dump_json([dict(row) for row in rows]))
 
 
@@ -306,7 +306,7 @@ class DrainHandler(Handler):
     async def post(self, device: str) -> None:
         """Grant nothing more on the device, or grant again."""
         wanted = self.read(bodies.DrainBody)
-        await self.answer(bodies.DEVICE.dump_json(await self.desk.drain(self.caller, device, wanted.drained)))
+        await self.answer(bodies.DEVICE.dump_json(await self.pool.drain(self.caller, device, wanted.drained)))
 
 
 class NothingHandler(Handler):

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpu_pool_client import EndReason, Lease, Pool, Process
+from gpu_pool.service.served_pool import ServedPool
+from gpu_pool_client import EndReason, Lease, Process
 
 #: A pid that no process can have: above all that Linux gives (proc(5), pid_max).
 _NO_PID: Final = 1 << 30
@@ -22,7 +23,7 @@ _NAMESPACE: Final = "hub:"
 _STALLED: Final = 5.0
 
 
-def keeper(user: str, server: str, client: str, boot: str) -> Process:
+def remote_process(user: str, server: str, client: str, boot: str) -> Process:
     """Return what stands in the store for a process that is known by what it says only.
 
     It is of no pid namespace that there is, so that nobody judges it, and after
@@ -32,17 +33,17 @@ def keeper(user: str, server: str, client: str, boot: str) -> Process:
     return Process(_NO_PID, 0, boot, f"{_NAMESPACE}{user}/{server}/{client}")
 
 
-def is_keeper(process: Process | None) -> bool:
+def is_remote_process(process: Process | None) -> bool:
     """Whether this stands for a process that is known by what it says only."""
     return process is not None and process.namespace.startswith(_NAMESPACE)
 
 
-def without_keepers(lease: Lease) -> Lease:
+def without_remote_processes(lease: Lease) -> Lease:
     """Return the lease as people are to see it: without what only stands for a process."""
-    if not (is_keeper(lease.holder.process) or is_keeper(lease.process)):
+    if not (is_remote_process(lease.holder.process) or is_remote_process(lease.process)):
         return lease
-    holder = replace(lease.holder, process=None) if is_keeper(lease.holder.process) else lease.holder
-    return replace(lease, holder=holder, process=None if is_keeper(lease.process) else lease.process)
+    holder = replace(lease.holder, process=None) if is_remote_process(lease.holder.process) else lease.holder
+    return replace(lease, holder=holder, process=None if is_remote_process(lease.process) else lease.process)
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class Heartbeats:
 
     def begin(self, lease: Lease) -> bool:
         """Expect to hear of a lease, if it is one to be heard of; return whether it is."""
-        if not is_keeper(lease.process or lease.holder.process) or lease.ended_at is not None:
+        if not is_remote_process(lease.process or lease.holder.process) or lease.ended_at is not None:
             return False
         self._beats[lease.id] = _Beat(lease.holder.user, self._clock() + self.ttl)
         return True
@@ -84,7 +85,7 @@ class Heartbeats:
         for each in self._beats.values():
             each.due = self._clock() + self.ttl
 
-    async def look(self, pool: Pool, leases: Collection[Lease], looked_at: float) -> None:
+    async def look(self, pool: ServedPool, leases: Collection[Lease], looked_at: float) -> None:
         """End what was not heard of in time; ``leases`` are those that there were at ``looked_at``."""
         now, before = self._clock(), self._looked
         self._looked = now
@@ -93,7 +94,7 @@ class Heartbeats:
         for lease in leases:
             if lease.id not in self._beats:
                 self.begin(lease)
-        kept = {each.id for each in leases if is_keeper(each.process or each.holder.process)}
+        kept = {each.id for each in leases if is_remote_process(each.process or each.holder.process)}
         for lease_id, beat in list(self._beats.items()):
             if lease_id not in kept and beat.due - self.ttl < looked_at:
                 del self._beats[lease_id]

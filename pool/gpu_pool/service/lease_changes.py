@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from gpu_pool.service.heartbeats import Heartbeats
-from gpu_pool_client import GpuPoolError, Lease, Pool, PoolStatus
+from gpu_pool.service.served_pool import ServedPool
+from gpu_pool_client import GpuPoolError, Lease, PoolStatus
 from gpu_pool_client.terms import Terms
 
 #: Seconds between looks when nothing was decided.
@@ -34,7 +35,7 @@ _Waiter: TypeAlias = tuple[IsNews, asyncio.Future[bool]]
 class LeaseChanges:
     """Who waits for news of which lease. Used in one event loop."""
 
-    def __init__(self, pool: Pool, log: logging.Logger, heartbeats: Heartbeats) -> None:
+    def __init__(self, pool: ServedPool, log: logging.Logger, heartbeats: Heartbeats) -> None:
         self._pool = pool
         self._log = log
         self._heartbeats = heartbeats
@@ -163,8 +164,7 @@ class LeaseChanges:
                     _wake(news, found=True)
 
     def _tell_watchers(self, status: PoolStatus) -> None:
-        # The time of a lease's end is reckoned anew, and so a little differently, by every look.
-        leases = [replace(lease, terms=Terms()) for lease in (*status.leases, *status.queue)]
+        leases = [without_end_time(lease) for lease in (*status.leases, *status.queue)]
         seen = status.devices, leases
         if seen != self._seen:
             self._seen = seen
@@ -179,6 +179,11 @@ class LeaseChanges:
         waiters.discard(waiter)
         if not waiters:
             del self._waiters[lease_id]
+
+
+def without_end_time(lease: Lease) -> Lease:
+    """Return a lease without its terms: every look works out anew, with other microseconds, when it ends."""
+    return replace(lease, terms=Terms())
 
 
 def _rest(took: float) -> float:

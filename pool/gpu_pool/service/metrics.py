@@ -1,35 +1,25 @@
-"""What is told of each device: what is granted of it, and what it does."""
+"""The numbers for Prometheus: what is granted of each device and what it does, leases, waits and requests."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final
-
-from gpu_pool.devices.readings import Reading
-from gpu_pool_client import WHOLE, DeviceStatus
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tornado.web import RequestHandler
 
 from gpu_pool.audit import AuditLog
-from gpu_pool.embedded.pool import EmbeddedPool
-from gpu_pool.service.addresses import Network, is_within
+from gpu_pool.devices.readings import Reading
+from gpu_pool.service.connections import Network, is_within
 from gpu_pool.service.handler import Handler
-from gpu_pool_client import Lease, LeaseState, NotAllowed, PoolStatus
+from gpu_pool.service.served_pool import ServedPool
+from gpu_pool_client import WHOLE, DeviceStatus, Lease, LeaseState, NotAllowed, PoolStatus
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
-
 
 _MIB: Final = 1024 * 1024
 _LABELS: Final = ("device", "index")
@@ -111,7 +101,7 @@ _WAITS: Final = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 1_800, 3_600, 7_200, 14_400)
 class Metrics:
     """The numbers of one pool. ``courses`` are those that are configured, as of now."""
 
-    def __init__(self, pool: EmbeddedPool, courses: Callable[[], Collection[str]]) -> None:
+    def __init__(self, pool: ServedPool, courses: Callable[[], Collection[str]]) -> None:
         # Only a service that is asked for numbers needs this library.
         from prometheus_client import CollectorRegistry, Histogram
         from prometheus_client import Counter as Counting
@@ -144,7 +134,7 @@ class Metrics:
             buckets=_WAITS,
             registry=self._registry,
         )
-        self._looking = _Looking(time.time())
+        self._counted = _CountedLeases(time.time())
         #: Held from reading the history to counting it: two that read at once would count it twice.
         self._counting = asyncio.Lock()
         #: Requests since the numbers were last read, by handler and status: cheap, since every answer counts.
@@ -161,7 +151,7 @@ class Metrics:
 
         async with self._counting:
             status = await self._pool.status()
-            rows = await self._pool.history(self._looking.since)
+            rows = await self._pool.history(self._counted.since)
             known = frozenset(self._courses())
             self._count(status, rows, known)
         now = CollectorRegistry()
@@ -175,9 +165,9 @@ class Metrics:
         answered, self._answered = self._answered, Counter()
         for (handler, status_code), number in answered.items():
             self._answers.labels(handler, _outcome(status_code)).inc(number)
-        for course, seconds in self._looking.granted((*status.leases, *status.queue), rows):
+        for course, seconds in self._counted.granted((*status.leases, *status.queue), rows):
             self._granted.labels(course_of(course, known)).observe(seconds)
-        for row in self._looking.ended(rows):
+        for row in self._counted.ended(rows):
             course = course_of(row["course"], known)
             self._ended.labels(course, row["reason"]).inc()
             self._used.labels(course).inc(row["gpu_seconds"])
@@ -190,7 +180,7 @@ def _outcome(status: int) -> str:
         return "unknown"
 
 
-class _Looking:
+class _CountedLeases:
     """What was counted already. Pure but for what it remembers."""
 
     def __init__(self, since: float) -> None:
@@ -268,7 +258,7 @@ class _Now:
         """Yield all gauges. Called by the library."""
         yield from device_numbers(self._status.devices, self._readings)
         yield from self._held()
-        yield from self._line()
+        yield from self._queue()
 
     def _held(self) -> Iterable[Metric]:
         from prometheus_client.core import GaugeMetricFamily
@@ -293,22 +283,22 @@ class _Now:
         yield from (living, of_memory, of_share)
         yield GaugeMetricFamily("gpu_pool_leases_warned", "Leases whose user is warned now.", value=warned)
 
-    def _line(self) -> Iterable[Metric]:
+    def _queue(self) -> Iterable[Metric]:
         from prometheus_client.core import GaugeMetricFamily
 
         waits = [self._now - lease.requested_at for lease in self._status.queue]
         waiting = Counter(course_of(lease.holder.course, self._known) for lease in self._status.queue)
-        length = GaugeMetricFamily("gpu_pool_line_length", "Requests that wait.", labels=["course"])
+        length = GaugeMetricFamily("gpu_pool_queue_length", "Requests that wait.", labels=["course"])
         for course in sorted(self._known | {NONE, *waiting}):
             length.add_metric([course], waiting[course])
         yield length
         longest = max(waits, default=0.0)
         yield GaugeMetricFamily(
-            "gpu_pool_line_longest_wait_seconds", "The longest wait so far.", value=longest
+            "gpu_pool_queue_longest_wait_seconds", "The longest wait so far.", value=longest
         )
         wanted = sum((lease.request.milli or 0) * lease.request.count for lease in self._status.queue) / WHOLE
         yield GaugeMetricFamily(
-            "gpu_pool_line_wanted_share",
+            "gpu_pool_queue_wanted_share",
             "Compute that is waited for, in GPUs, where asked for so.",
             value=wanted,
         )

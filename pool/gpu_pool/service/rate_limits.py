@@ -1,4 +1,4 @@
-"""How much each user may ask of the service, and how soon again: decisions a minute, questions at once."""
+"""How much each user may ask of the service, and how soon again: decisions a minute, and things at once."""
 
 from __future__ import annotations
 
@@ -52,24 +52,23 @@ class DecisionRate:
         self._left = {user: known for user, known in self._left.items() if self._left_to(user) < self._most}
 
 
-class PollLimit:
-    """Lets each user have so many questions at once that wait for news."""
+class ConcurrencyLimit:
+    """Lets each user have so many of something at once. Every ``{most}`` in the message is that number."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, message: str, remedy: str) -> None:
         self._most = most
+        self._message = message
+        self._remedy = remedy
         self._open: Counter[str] = Counter()
 
     @contextmanager
     def one(self, user: str) -> Iterator[None]:
-        """Count a question for as long as it waits. Raises ``OverQuota`` for one too many."""
+        """Count one for as long as it lasts. Raises ``OverQuota`` for one too many."""
         if self._open[user] >= self._most:
-            raise OverQuota(
-                f"You already wait for {self._most} leases at once, which is the most.",
-                "Stop waiting for one of them first.",
-            )
+            raise OverQuota(self._message.format(most=self._most), self._remedy)
         self._open[user] += 1
         try:
             yield
         finally:
             self._open[user] -= 1
-            self._open += Counter()  # forgets those who wait no more
+            self._open += Counter()  # forgets those who have none

@@ -5,18 +5,61 @@ from __future__ import annotations
 import re
 import secrets
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from tornado.httputil import HTTPServerRequest
+from tornado.routing import PathMatches
 from tornado.web import Application
 
 from gpu_pool.policy.sharing import Sharing
 from gpu_pool.service.api import ApiOptions, api
-from gpu_pool.service.browsers import Callback, Files, Shared, hub_login
+from gpu_pool.service.browsers import BrowserPage, Callback, Files, Shared, hub_login
 from gpu_pool.service.course_editor import CourseEditor
-from gpu_pool.service.dashboard import ROUTES, Address
-from gpu_pool.service.dashboard.dashboard import Dashboard
-from gpu_pool.service.hub import MOST_WAITING, HubIdentity
-from gpu_pool.service.hub_service import HubPlace
+from gpu_pool.service.dashboard.edit_page import EditPage
+from gpu_pool.service.dashboard.lease_page import DrainForm, GiveBack, LeasePage, Revoke
+from gpu_pool.service.dashboard.live_pages import Dashboard
+from gpu_pool.service.dashboard.pages import (
+    AdminPage,
+    CoursePage,
+    CoursesPage,
+    HistoryPage,
+    NothingPage,
+    PoolPage,
+)
+from gpu_pool.service.hub import MOST_WAITING, HubIdentity, HubPlace
+
+_LEASE: Final = r"leases/([^/]{1,64})"
+
+#: All pages, by their address below the service's prefix.
+ROUTES: Final[list[tuple[str, type[BrowserPage]]]] = [
+    (r"", PoolPage),
+    (r"history", HistoryPage),
+    (r"courses", CoursesPage),
+    (r"courses/([^/]{1,200})", CoursePage),
+    (r"courses/([^/]{1,200})/edit", EditPage),
+    (r"admin", AdminPage),
+    (_LEASE, LeasePage),
+    (rf"{_LEASE}/release", GiveBack),
+    (rf"{_LEASE}/revoke", Revoke),
+    (r"devices/([^/]{1,400})/(drain|undrain)", DrainForm),
+    (r".*", NothingPage),
+]
+
+
+class Address(PathMatches):
+    """The address of a page, below a prefix. To some pages more may be sent than elsewhere."""
+
+    def __init__(self, prefix: str, path: str, page: type[BrowserPage]) -> None:
+        super().__init__(re.escape(prefix) + path)
+        self._most_body = page.most_body
+
+    def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
+        """Return what the path says, if it is this one. Called by tornado before a body is read."""
+        found = super().match(request)
+        if found is not None and self._most_body:
+            request.connection.set_max_body_size(self._most_body)  # type: ignore[union-attr]
+        return found
+
 
 _DASHBOARD: Final = Path(__file__).with_name("dashboard")
 
@@ -29,10 +72,15 @@ def site(options: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING)
     identity = HubIdentity(place.hub, options.admins, options.pool.boot, most_waiting=most_waiting)
     login = hub_login(place)
     shared = Shared(
-        options.desk, options.changes, identity, options.under_way, options.log, login, place.prefix
+        options.authorized_pool,
+        options.changes,
+        identity,
+        options.in_flight,
+        options.log,
+        login,
+        place.prefix,
     )
     dashboard = _dashboard(options)
-    options.stops.append(dashboard.stop)
     prefix = re.escape(place.prefix)
     pages = [(Address(place.prefix, path, page), page, {"shared": shared}) for path, page in ROUTES]
     return api(
@@ -57,6 +105,7 @@ def _dashboard(options: ApiOptions) -> Dashboard:
 
     editor = None
     if options.folder is not None:
-        editor = CourseEditor(options.pool, options.folder, options.settings.rules, options.desk)
-    limits = options.streams.limits
-    return Dashboard(options.pool, options.changes, options.log, options.courses, sharing, editor, limits)
+        editor = CourseEditor(
+            options.pool, options.folder, options.settings.rules, options.authorized_pool.decisions
+        )
+    return Dashboard(options.streams, options.courses, sharing, editor)

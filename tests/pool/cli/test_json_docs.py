@@ -12,8 +12,7 @@ import pytest
 
 from gpu_pool.cli.cluster import plain_nodes
 from gpu_pool.cluster.dialects import NodeUse, PodUse
-from gpu_pool.service.openapi import describe
-from gpu_pool.service.routes import ROUTES
+from gpu_pool.service.api import ROUTES, describe
 from gpu_pool_client import DeviceStatus
 from support.pools import V100
 from support.terminal import Terminal

@@ -14,17 +14,17 @@ from gpu_pool.courses import CourseFolder, folder, read_bytes
 from gpu_pool.policy.sharing import Sharing, read_course
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import NotAllowed, parse_request
-from support.course_folders import Desk, course, titles
+from support.course_folders import CourseFiles, course, titles
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def files(tmp_path: Path) -> CourseFiles:
+    return CourseFiles(tmp_path)
 
 
-def test_the_files_of_a_folder_are_its_courses(desk: Desk) -> None:
-    desk.write("cs101", course("One"))
-    desk.write("cs102", course("Two"))
+def test_the_files_of_a_folder_are_its_courses(files: CourseFiles) -> None:
+    files.write("cs101", course("One"))
+    files.write("cs102", course("Two"))
     for other in (
         "README.md",
         ".cs103.yaml.swp",
@@ -33,58 +33,58 @@ def test_the_files_of_a_folder_are_its_courses(desk: Desk) -> None:
         "#cs103.yaml#",
         "#cs103.yaml",
     ):
-        (desk.path / other).write_text("not a course: at all")
-    assert titles(desk.folder.look()) == {"cs101": "One", "cs102": "Two"}
-    assert desk.folder.look().problems == ()
+        (files.path / other).write_text("not a course: at all")
+    assert titles(files.folder.look()) == {"cs101": "One", "cs102": "Two"}
+    assert files.folder.look().problems == ()
 
 
-def test_what_is_new_changed_or_gone_is_noticed(desk: Desk) -> None:
-    desk.write("cs101", course("One"))
-    assert desk.titles() == {"cs101": "One"}
-    desk.write("cs102", course("Two"))
-    desk.replace("cs101", course("First"))
-    assert desk.titles() == {"cs101": "First", "cs102": "Two"}
-    (desk.path / "cs102.yaml").unlink()
-    desk.look_later()
-    assert desk.titles() == {"cs101": "First"}
+def test_what_is_new_changed_or_gone_is_noticed(files: CourseFiles) -> None:
+    files.write("cs101", course("One"))
+    assert files.titles() == {"cs101": "One"}
+    files.write("cs102", course("Two"))
+    files.replace("cs101", course("First"))
+    assert files.titles() == {"cs101": "First", "cs102": "Two"}
+    (files.path / "cs102.yaml").unlink()
+    files.look_later()
+    assert files.titles() == {"cs101": "First"}
 
 
-def test_while_nothing_changes_the_value_is_the_very_same(desk: Desk) -> None:
-    desk.write("cs101", course("One"))
-    seen = desk.look_later()
-    assert desk.look_later() is seen
-    (desk.path / "cs101.yaml").touch()
-    assert desk.look_later() is seen
+def test_while_nothing_changes_the_value_is_the_very_same(files: CourseFiles) -> None:
+    files.write("cs101", course("One"))
+    seen = files.look_later()
+    assert files.look_later() is seen
+    (files.path / "cs101.yaml").touch()
+    assert files.look_later() is seen
 
 
-def test_it_looks_at_most_once_a_second(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_looks_at_most_once_a_second(files: CourseFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[bool] = []
     monkeypatch.setattr(CourseFolder, "_look", lambda _, is_first: looks.append(is_first) or True)
     for _ in range(100):
-        desk.folder.look()
+        files.folder.look()
     assert looks == [True]
-    desk.wait(1)
-    desk.folder.look()
+    files.wait(1)
+    files.folder.look()
     assert looks == [True, False]
 
 
-def test_a_file_that_becomes_bad_leaves_its_course_and_all_others_as_they_were(desk: Desk) -> None:
-    desk.write("cs101", course("One"))
-    desk.write("cs102", course("Two"))
-    desk.look_later()
-    desk.replace("cs101", "title: One\nslices: none\n")
-    courses = desk.look_later()
+def test_a_file_that_becomes_bad_leaves_its_course_and_all_others_as_they_were(files: CourseFiles) -> None:
+    files.write("cs101", course("One"))
+    files.write("cs102", course("Two"))
+    files.look_later()
+    files.replace("cs101", "title: One\nslices: none\n")
+    courses = files.look_later()
     assert titles(courses) == {"cs101": "One", "cs102": "Two"}
     assert [str(each)[:38] for each in courses.problems] == ["cs101.yaml, line 2: slices: is 'none'."]
-    desk.replace("cs101", course("One"))
-    assert desk.look_later().problems == ()
+    files.replace("cs101", course("One"))
+    assert files.look_later().problems == ()
 
 
 @pytest.mark.parametrize("way", ["link", "pipe", "huge", "folder"])
-def test_whatever_takes_the_place_of_a_good_file_and_back(desk: Desk, way: str) -> None:
-    desk.write("cs101", course("One"))
-    desk.look_later()
-    path = desk.path / "cs101.yaml"
+def test_whatever_takes_the_place_of_a_good_file_and_back(files: CourseFiles, way: str) -> None:
+    files.write("cs101", course("One"))
+    files.look_later()
+    path = files.path / "cs101.yaml"
     path.unlink()
     ways = {
         "link": lambda: path.symlink_to("/etc/passwd"),
@@ -93,18 +93,18 @@ def test_whatever_takes_the_place_of_a_good_file_and_back(desk: Desk, way: str) 
         "folder": path.mkdir,
     }
     ways[way]()
-    courses = desk.look_later()
+    courses = files.look_later()
     assert titles(courses) == {"cs101": "One"}
     assert len(courses.problems) == 1
     shutil.rmtree(path) if way == "folder" else path.unlink()
-    desk.write("cs101", course("One"))
-    assert desk.look_later().problems == ()
+    files.write("cs101", course("One"))
+    assert files.look_later().problems == ()
 
 
-def test_after_a_fresh_start_a_bad_file_is_refused_in_words(desk: Desk) -> None:
-    desk.write("cs102", course("Two"))
-    desk.replace("cs101", "title: One\n\nslices: none\n")
-    courses = desk.opened().look()
+def test_after_a_fresh_start_a_bad_file_is_refused_in_words(files: CourseFiles) -> None:
+    files.write("cs102", course("Two"))
+    files.replace("cs101", "title: One\n\nslices: none\n")
+    courses = files.opened().look()
     assert titles(courses) == {"cs102": "Two"}
     words = "Course cs101 cannot be used: its file has an error on line 3; ask its instructor."
     with pytest.raises(NotAllowed, match=words):
@@ -113,15 +113,15 @@ def test_after_a_fresh_start_a_bad_file_is_refused_in_words(desk: Desk) -> None:
         courses.sharing(Sharing()).course("cs101")
 
 
-def test_a_file_with_another_ending_is_a_problem_and_no_course(desk: Desk) -> None:
-    (desk.path / "cs101.yml").write_text(course("One"))
-    courses = desk.folder.look()
+def test_a_file_with_another_ending_is_a_problem_and_no_course(files: CourseFiles) -> None:
+    (files.path / "cs101.yml").write_text(course("One"))
+    courses = files.folder.look()
     assert titles(courses) == {}
     assert "Name it, say, cs101.yaml" in str(courses.problems[0])
 
 
-def test_a_course_that_nobody_described_is_no_other_course(desk: Desk) -> None:
-    courses = desk.folder.look()
+def test_a_course_that_nobody_described_is_no_other_course(files: CourseFiles) -> None:
+    courses = files.folder.look()
     with pytest.raises(NotAllowed, match="no course file of a course 'cs101'"):
         courses.course("cs101")
     with pytest.raises(NotAllowed, match="This pool has no course 'cs101'"):
@@ -139,27 +139,27 @@ def test_a_course_that_nobody_described_is_no_other_course(desk: Desk) -> None:
     ],
 )
 def test_a_request_is_held_to_the_file_of_its_course(
-    desk: Desk, name: str | None, size: str, user: str, words: str
+    files: CourseFiles, name: str | None, size: str, user: str, words: str
 ) -> None:
-    desk.write("cs101", course("One") + "who: {users: [ada]}\n")
-    courses, now = desk.folder.look(), datetime.now(timezone.utc)
+    files.write("cs101", course("One") + "who: {users: [ada]}\n")
+    courses, now = files.folder.look(), datetime.now(timezone.utc)
     with pytest.raises(NotAllowed, match=words) if words else nullcontext():
         courses.check(name, parse_request(size), user, (), now)
 
 
-def test_files_and_settings_together(desk: Desk) -> None:
-    desk.write("cs101", course("One"))
-    settings = PoolSettings(courses={"ml101": {"weight": 3}}, courses_dir=str(desk.path)).sharing
-    sharing = desk.opened("ml101").look().sharing(settings)
+def test_files_and_settings_together(files: CourseFiles) -> None:
+    files.write("cs101", course("One"))
+    settings = PoolSettings(courses={"ml101": {"weight": 3}}, courses_dir=str(files.path)).sharing
+    sharing = files.opened("ml101").look().sharing(settings)
     assert sharing.course("ml101") == read_course("ml101", {"weight": 3})
     assert sharing.course("cs101") == read_course("cs101", {})
     assert dict(sharing.policy.weights) == {"": 1.0, "ml101": 3, "cs101": 1.0}
 
 
-def test_a_course_in_both_is_refused_in_words_and_takes_nothing_else_down(desk: Desk) -> None:
-    desk.write("ml101", course("One"))
-    desk.write("cs101", course("Two"))
-    courses = desk.opened("ml101").look()
+def test_a_course_in_both_is_refused_in_words_and_takes_nothing_else_down(files: CourseFiles) -> None:
+    files.write("ml101", course("One"))
+    files.write("cs101", course("Two"))
+    courses = files.opened("ml101").look()
     sharing = courses.sharing(PoolSettings(courses={"ml101": {}}).sharing)
     assert sharing.course("cs101").name == "cs101"
     with pytest.raises(NotAllowed, match="ml101 cannot be used: it is described twice"):
@@ -167,63 +167,65 @@ def test_a_course_in_both_is_refused_in_words_and_takes_nothing_else_down(desk: 
     assert "also in c.PoolSettings.courses" in str(courses.problems[0])
 
 
-def test_a_folder_that_cannot_be_read_is_a_problem_and_changes_nothing(desk: Desk) -> None:
-    desk.write("cs101", course("One"))
-    desk.look_later()
-    away = desk.path.with_name("away")
-    desk.path.rename(away)
-    courses = desk.look_later()
+def test_a_folder_that_cannot_be_read_is_a_problem_and_changes_nothing(files: CourseFiles) -> None:
+    files.write("cs101", course("One"))
+    files.look_later()
+    away = files.path.with_name("away")
+    files.path.rename(away)
+    courses = files.look_later()
     assert titles(courses) == {"cs101": "One"}
     assert "the folder cannot be read: No such file" in str(courses.problems[0])
-    away.rename(desk.path)
-    assert desk.look_later().problems == ()
+    away.rename(files.path)
+    assert files.look_later().problems == ()
 
 
-def test_a_file_that_is_away_for_a_moment_keeps_its_course(desk: Desk) -> None:
-    desk.write("cs101", course("One"))
-    desk.look_later()
-    (desk.path / "cs101.yaml").rename(desk.path / "cs101.yaml~")
-    assert desk.titles() == {"cs101": "One"}
-    desk.write("cs101", course("New"))
-    assert desk.titles() == {"cs101": "New"}
+def test_a_file_that_is_away_for_a_moment_keeps_its_course(files: CourseFiles) -> None:
+    files.write("cs101", course("One"))
+    files.look_later()
+    (files.path / "cs101.yaml").rename(files.path / "cs101.yaml~")
+    assert files.titles() == {"cs101": "One"}
+    files.write("cs101", course("New"))
+    assert files.titles() == {"cs101": "New"}
 
 
-def test_half_a_file_is_never_in_force(desk: Desk) -> None:
+def test_half_a_file_is_never_in_force(files: CourseFiles) -> None:
     # Everything before "who" is a course by itself, for everybody.
     half = course("One")
-    desk.write("cs101", half + "who: {users: [ada]}\n")
-    desk.look_later()
-    desk.write("cs101", half)
-    desk.waited += 60
-    desk.left_alone += 0.9
-    assert desk.folder.look().usable["cs101"].who.users == ("ada",)
-    desk.write("cs101", half + "who: {users: [ada, grace]}\n")
-    assert desk.look_later().usable["cs101"].who.users == ("ada", "grace")
+    files.write("cs101", half + "who: {users: [ada]}\n")
+    files.look_later()
+    files.write("cs101", half)
+    files.waited += 60
+    files.left_alone += 0.9
+    assert files.folder.look().usable["cs101"].who.users == ("ada",)
+    files.write("cs101", half + "who: {users: [ada, grace]}\n")
+    assert files.look_later().usable["cs101"].who.users == ("ada", "grace")
 
 
-def test_a_new_file_counts_once_it_is_written(desk: Desk) -> None:
-    desk.folder.look()
-    desk.write("cs101", course("One"))
-    desk.waited += 60
-    assert titles(desk.folder.look()) == {}
-    assert desk.titles() == {"cs101": "One"}
+def test_a_new_file_counts_once_it_is_written(files: CourseFiles) -> None:
+    files.folder.look()
+    files.write("cs101", course("One"))
+    files.waited += 60
+    assert titles(files.folder.look()) == {}
+    assert files.titles() == {"cs101": "One"}
 
 
-def test_a_copy_with_the_times_of_its_original_is_not_taken_for_finished(desk: Desk) -> None:
-    desk.write("cs101", course("One"))
-    desk.look_later()
-    desk.write("cs101", course("Two"))
-    os.utime(desk.path / "cs101.yaml", (0, 0))
-    desk.waited += 60
-    assert titles(desk.folder.look()) == {"cs101": "One"}
-    assert desk.titles() == {"cs101": "Two"}
+def test_a_copy_with_the_times_of_its_original_is_not_taken_for_finished(files: CourseFiles) -> None:
+    files.write("cs101", course("One"))
+    files.look_later()
+    files.write("cs101", course("Two"))
+    os.utime(files.path / "cs101.yaml", (0, 0))
+    files.waited += 60
+    assert titles(files.folder.look()) == {"cs101": "One"}
+    assert files.titles() == {"cs101": "Two"}
 
 
-def test_a_change_while_the_file_is_read_is_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk.write("cs101", course("One"))
-    desk.look_later()
-    desk.write("cs101", course("Two"))
-    desk.wait(2)
+def test_a_change_while_the_file_is_read_is_waited_for(
+    files: CourseFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write("cs101", course("One"))
+    files.look_later()
+    files.write("cs101", course("Two"))
+    files.wait(2)
 
     def interrupted(path: Path, file: str) -> bytes:
         (path / file).write_text(course("Half"))
@@ -231,17 +233,17 @@ def test_a_change_while_the_file_is_read_is_waited_for(desk: Desk, monkeypatch: 
 
     with monkeypatch.context() as patched:
         patched.setattr(folder, "read_bytes", interrupted)
-        assert titles(desk.folder.look()) == {"cs101": "One"}
-    desk.write("cs101", course("Three"))
-    assert desk.titles() == {"cs101": "Three"}
+        assert titles(files.folder.look()) == {"cs101": "One"}
+    files.write("cs101", course("Three"))
+    assert files.titles() == {"cs101": "Three"}
 
 
 def test_a_change_that_the_clock_of_the_files_is_too_coarse_for_is_not_missed(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    files: CourseFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.write("cs101", course("One"))
-    mark = folder._mark(desk.path / "cs101.yaml")
+    files.write("cs101", course("One"))
+    mark = folder._mark(files.path / "cs101.yaml")
     monkeypatch.setattr(folder, "_mark", lambda path: mark)
-    assert titles(desk.folder.look()) == {"cs101": "One"}
-    desk.write("cs101", course("Two"))
-    assert desk.titles() == {"cs101": "Two"}
+    assert titles(files.folder.look()) == {"cs101": "One"}
+    files.write("cs101", course("Two"))
+    assert files.titles() == {"cs101": "Two"}

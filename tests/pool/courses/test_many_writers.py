@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from support.course_folders import Desk, course, titles
+from support.course_folders import CourseFiles, course, titles
 
 
 class ManyWriters(RuleBasedStateMachine):
@@ -18,7 +18,7 @@ class ManyWriters(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.place = tempfile.TemporaryDirectory()
-        self.desk = Desk(Path(self.place.name))
+        self.files = CourseFiles(Path(self.place.name))
         self.good: dict[str, set[str]] = {}
         self.now: dict[str, str | None] = {}
 
@@ -26,29 +26,29 @@ class ManyWriters(RuleBasedStateMachine):
 
     @rule(name=names, title=some.sampled_from(["One", "Two", "Six"]), in_place=some.booleans())
     def write(self, name: str, title: str, in_place: bool) -> None:
-        (self.desk.write if in_place else self.desk.replace)(name, course(title))
+        (self.files.write if in_place else self.files.replace)(name, course(title))
         self.good.setdefault(name, set()).add(title)
         self.now[name] = title
 
     @rule(name=names, text=some.sampled_from(["", "title: ", "title: Bad", "\0", "[" * 99]))
     def write_badly(self, name: str, text: str) -> None:
-        self.desk.replace(name, text)
+        self.files.replace(name, text)
         self.now[name] = None
 
     @rule(name=names)
     def remove(self, name: str) -> None:
-        (self.desk.path / f"{name}.yaml").unlink(missing_ok=True)
+        (self.files.path / f"{name}.yaml").unlink(missing_ok=True)
         self.now.pop(name, None)
 
     @rule(seconds=some.sampled_from([0.0, 0.3, 1.0, 5.0]))
     def wait(self, seconds: float) -> None:
-        self.desk.wait(seconds)
+        self.files.wait(seconds)
 
     @rule()
     def leave_alone(self) -> None:
         """When all have been left alone, exactly what is written is in force."""
-        self.desk.look_later()
-        courses = self.desk.look_later()
+        self.files.look_later()
+        courses = self.files.look_later()
         written = {name: title for name, title in self.now.items() if title}
         assert written.items() <= titles(courses).items()
         assert courses.usable.keys() | courses.refused.keys() == self.now.keys()
@@ -57,7 +57,7 @@ class ManyWriters(RuleBasedStateMachine):
 
     @invariant()
     def only_what_was_written_is_in_force(self) -> None:
-        for name, title in titles(self.desk.folder.look()).items():
+        for name, title in titles(self.files.folder.look()).items():
             assert title in self.good[name]
 
     def teardown(self) -> None:

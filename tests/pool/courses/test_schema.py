@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from gpu_pool.courses import CourseFile, json_schema, parse_course
+from gpu_pool.courses.editing import template
 from gpu_pool.courses.model import CourseLimits, CourseServer, Period, SliceOffer, Who
-from gpu_pool.courses.template import template
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples/courses").iterdir())

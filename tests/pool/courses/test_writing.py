@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.courses.writing import put_in_place, take_back, why_fixed, write_beside
+from gpu_pool.courses.folder import put_in_place, take_back, why_fixed, write_beside
 from gpu_pool_client import NotAllowed
 
 FILE = "ml.yaml"
@@ -96,7 +96,7 @@ def test_what_is_no_ordinary_file_of_the_folder_is_not(folder: Path) -> None:
 def in_mounts_of_its_own(script: str, code: str) -> str:
     """Run code after a script, where mounting is allowed and nobody else sees it; return what it prints."""
     command = f'{script} && exec "$0" -c "$1"'
-    whole = f"from pathlib import Path\nfrom gpu_pool.courses.writing import *\n{code}"
+    whole = f"from pathlib import Path\nfrom gpu_pool.courses.folder import *\n{code}"
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", command, sys.executable, whole],
         capture_output=True,

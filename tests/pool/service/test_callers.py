@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.service.callers import Caller, Peer, peer_of
-from gpu_pool.service.process_claims import verify_process
+from gpu_pool.service.callers import Caller, Peer, peer_of, verify_process
 from gpu_pool_client import NotAllowed, Process
 from support.pools import identity, running
 from support.users import NOBODY

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.service.heartbeats import Heartbeats, is_keeper, keeper
+from gpu_pool.service.heartbeats import Heartbeats, is_remote_process, remote_process
 from gpu_pool_client import EndReason, Holder, LeaseState, Pool, Process, connect, parse_request
 from gpu_pool_client.processes import boot_id
 from gpu_pool_client.remote.client import RemotePool
@@ -178,8 +178,8 @@ async def test_a_forged_pid_is_passed_over(behind_hub: HubService, hub: Hub) -> 
 
 
 async def test_nothing_can_be_done_to_what_stands_for_a_process() -> None:
-    stand_in = keeper("ada", "lab", "client", boot_id())
-    assert is_keeper(stand_in)
+    stand_in = remote_process("ada", "lab", "client", boot_id())
+    assert is_remote_process(stand_in)
     assert stand_in.is_alive() is None
     with pytest.raises(ProcessLookupError):
         os.kill(stand_in.pid, 0)
@@ -189,7 +189,7 @@ async def test_a_service_that_could_not_hear_ends_nothing(tmp_path: Path) -> Non
     now = 0.0
     heartbeats = Heartbeats(10, LOG, lambda: now)
     async with embedded(tmp_path / "store.db") as pool:
-        holder = Holder("ada", process=keeper("ada", "", "", boot_id()))
+        holder = Holder("ada", process=remote_process("ada", "", "", boot_id()))
         lease = await pool.request(parse_request("2%"), holder, "key")
         assert heartbeats.begin(lease)
         assert not heartbeats.begin(await pool.request(parse_request("2%"), ME, "seen"))

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.service.callers import Peer, user_name
-from gpu_pool.service.hub import mark_of
-from gpu_pool.service.hub_service import hub_place, named_by
+from gpu_pool.service.hub import hub_place, mark_of, named_by
 from gpu_pool_client import BadRequest
 from gpu_pool_client.remote.exchange import ServerAddress
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.service.listening import ServiceSocket
+from gpu_pool.service.http_server import ServiceSocket
 from gpu_pool_client import LeaseState, NotAllowed, Pool, PoolUnreachable, connect, parse_request
 from support.pools import ME, identity, running, take, until
 from support.service import Service

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_pool.devices.readings import Reading
 from gpu_pool.embedded.pool import EmbeddedPool
-from gpu_pool.service.addresses import is_within, read_networks
+from gpu_pool.service.connections import is_within, read_networks
 from gpu_pool.service.metrics import Metrics
 from gpu_pool_client import BadRequest, Device, EndReason, Holder, Process, parse_request
 from gpu_pool_client.remote.exchange import ServerAddress, ask
@@ -98,10 +98,10 @@ async def test_courses_have_leases_memory_and_a_line(numbers: Numbers) -> None:
     assert await numbers.value("gpu_pool_held_memory_bytes", course="ml") == 16 * GIB
     assert await numbers.value("gpu_pool_held_share", course="none") == 0.25
     assert await numbers.value("gpu_pool_leases", course="ml", state="held") == 1
-    assert await numbers.value("gpu_pool_line_length", course="nlp") == 1
-    assert await numbers.value("gpu_pool_line_length", course="ml") == 0
-    assert await numbers.value("gpu_pool_line_wanted_share") == 2
-    assert 0 < await numbers.value("gpu_pool_line_longest_wait_seconds") < 60
+    assert await numbers.value("gpu_pool_queue_length", course="nlp") == 1
+    assert await numbers.value("gpu_pool_queue_length", course="ml") == 0
+    assert await numbers.value("gpu_pool_queue_wanted_share") == 2
+    assert 0 < await numbers.value("gpu_pool_queue_longest_wait_seconds") < 60
 
 
 async def test_nobody_multiplies_labels(numbers: Numbers) -> None:

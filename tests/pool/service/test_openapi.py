@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.service.openapi import describe
-from gpu_pool.service.routes import ROUTES
+from gpu_pool.service.api import ROUTES, describe
 from gpu_pool_client.remote import bodies
 from gpu_pool_client.remote.exchange import ask
 from support.service import Service

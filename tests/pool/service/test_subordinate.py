@@ -9,10 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_pool.service import callers, subordinate
-from gpu_pool.service.callers import Peer, PeerIdentity
-from gpu_pool.service.hub_service import named_by
-from gpu_pool.service.subordinate import subordinate_owner
+from gpu_pool.service import callers
+from gpu_pool.service.callers import Peer, PeerIdentity, subordinate_owner
+from gpu_pool.service.hub import named_by
 from gpu_pool_client import Process
 
 ACCOUNTS = {"root": 0, "dockremap": 990, "ada": 1000, "grace": 1001, "nobody": 65534}
@@ -34,7 +33,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(pwd, "getpwuid", by_uid)
     file = tmp_path / "subuid"
     file.write_text("ada:100000:65536\n")
-    monkeypatch.setattr(subordinate.subordinate_owner, "__defaults__", (file,))
+    monkeypatch.setattr(callers.subordinate_owner, "__defaults__", (file,))
     callers.user_name.cache_clear()
     callers.account_name.cache_clear()
     yield file

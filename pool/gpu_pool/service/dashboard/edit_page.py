@@ -1,16 +1,22 @@
-"""The page on which a course file is checked and edited, by those who teach the course."""
+"""The page on which a course file is checked and edited, by those who teach the course.
+
+What it shows (the arithmetic of a file, the history of its changes) is made by the pure functions below it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import zip_longest
 from typing import Final
 
 from gpu_pool.courses import BadCourseFile, FileProblem
-from gpu_pool.courses.descriptions import slice_notes
-from gpu_pool.courses.editing import RESERVED, difference
+from gpu_pool.courses.arithmetic import SliceFigures, at_once_words, rush_words, slice_notes
+from gpu_pool.courses.editing import RESERVED, difference, how_much
 from gpu_pool.courses.reading import MOST_BYTES
+from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.service.course_editor import (
     MOST_STUDENTS,
     ChangedMeanwhile,
@@ -19,9 +25,8 @@ from gpu_pool.service.course_editor import (
     CourseEditor,
     CourseFileNow,
 )
-from gpu_pool.service.dashboard import edit_view
-from gpu_pool.service.dashboard.labels import moment
-from gpu_pool.service.dashboard.screens import DashboardPage
+from gpu_pool.service.dashboard.labels import PageTime, memory, moment
+from gpu_pool.service.dashboard.live_pages import DashboardPage
 from gpu_pool.service.handler import tell_refusal
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, parse_duration
 from gpu_pool_client.remote import problems as documents
@@ -93,7 +98,7 @@ class EditPage(DashboardPage):
             await (self._save if wants_save else self._check)(name, form)
         except GpuPoolError as error:
             if wants_save:
-                tell_refusal(self, error, self.desk.audit)
+                tell_refusal(self, error, self.pool.audit)
             now = self._refuse(error, form, now, wants_save=wants_save)
         if not self._finished:
             await self._show(now, form)
@@ -141,7 +146,7 @@ class EditPage(DashboardPage):
         before = self._number("before")
         versions = await self.editor.versions(self.caller, now.name, _CHANGES + 1, before)
         current = now.text if before is None and now.digest else None
-        changes = await asyncio.to_thread(edit_view.changes, versions, current)
+        changes = await asyncio.to_thread(list_changes, versions, current)
         has_older = len(versions) > _CHANGES  # the last is only there to be compared with
         course = (await self.dashboard.look()).courses.usable.get(now.name)
         self.show(
@@ -150,7 +155,7 @@ class EditPage(DashboardPage):
             form=form,
             title=course.title if course else now.name,
             is_usable=course is not None,
-            sums=edit_view.sums(form.checked) if form.checked else None,
+            sums=slice_sums(form.checked) if form.checked else None,
             yours=self._compared(form),
             changes=changes[:-1] if has_older else changes,
             older=versions[-2].number if has_older else None,
@@ -159,10 +164,10 @@ class EditPage(DashboardPage):
             most_students=MOST_STUDENTS,
         )
 
-    def _compared(self, form: _Form) -> tuple[edit_view.DiffLine, ...]:
+    def _compared(self, form: _Form) -> tuple[DiffLine, ...]:
         if form.theirs is None:
             return ()
-        return tuple(edit_view.diff_lines(difference(form.theirs, form.text)))
+        return tuple(diff_lines(difference(form.theirs, form.text)))
 
     @property
     def _typed(self) -> bytes:
@@ -189,3 +194,109 @@ def _read_class(form: _Form) -> ClassSize | None:
     if not (is_number and 1 <= int(form.students) <= MOST_STUDENTS):
         raise BadRequest(f"{form.students!a} is no number of students.", f"Accepted: 1 to {MOST_STUDENTS}.")
     return ClassSize(int(form.students), parse_duration(form.stay or "1h"))
+
+
+#: Whoever changed a file by other means than the page, of whom nothing is known.
+ELSEWHERE = "changed outside of this page"
+
+
+@dataclass(frozen=True, slots=True)
+class FitRow:
+    """A slice on one model of GPU."""
+
+    name: str
+    request: str
+    gpu: str
+    each: str
+    at_once: str
+    memory: str
+    left: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """The arithmetic of a course file."""
+
+    rows: tuple[FitRow, ...]
+    notes: tuple[str, ...]
+    #: What happens when all come at once; empty where that was not asked for.
+    rush: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiffLine:
+    """A line of a difference: ``kind`` is the name of its style."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of a course file."""
+
+    #: That of the version it led to; 0 for the file as it is, if no version is like it.
+    number: int
+    who: str
+    #: None where it is not known.
+    when: PageTime | None
+    #: Empty for the oldest version that is known.
+    size: str
+    lines: tuple[DiffLine, ...]
+    is_now: bool
+
+
+def slice_sums(checked: CheckedCourseFile) -> Sums | None:
+    """Return the arithmetic of what was checked; None where there is none."""
+    if checked.course is None or not checked.slices:
+        return None
+    return Sums(
+        rows=tuple(row for each in checked.slices for row in _fit_rows(each)),
+        notes=tuple(note for each in checked.slices for note in slice_notes(each)),
+        rush=rush_words(checked.rush, checked.course) if checked.rush else "",
+    )
+
+
+def _fit_rows(each: SliceFigures) -> Iterator[FitRow]:
+    for fit in each.fits:
+        yield FitRow(
+            name=f"{each.name} (default)" if each.is_default else each.name,
+            request=each.request,
+            gpu=f"{fit.gpus} x {fit.gpu}",
+            each=str(fit.each) if fit.each else "none",
+            at_once=at_once_words(each),
+            memory=memory(fit.memory_mib),
+            left=memory(fit.left_mib) if fit.left_mib > 0 else "nothing",
+        )
+
+
+def list_changes(versions: Sequence[CourseVersion], now: str | None) -> tuple[Change, ...]:
+    """Return what led to each version but the last given, which is the oldest, the latest first.
+
+    ``now`` is the file as it is; None if these are not the latest versions.
+    """
+    found = []
+    if now is not None and versions and versions[0].text != now:
+        found.append(_change(CourseVersion("", now, 0.0), versions[0], is_now=True))
+    for newer, older in zip_longest(versions, versions[1:]):
+        found.append(_change(newer, older, is_now=now is not None and not found))
+    return tuple(found)
+
+
+def _change(newer: CourseVersion, older: CourseVersion | None, *, is_now: bool) -> Change:
+    lines = difference(older.text, newer.text) if older else ()
+    return Change(
+        number=newer.number,
+        who=newer.user or (ELSEWHERE if older else "as it was found"),
+        when=moment(newer.saved_at) if newer.number and newer.user else None,
+        size=how_much(lines) if older else "",
+        lines=tuple(diff_lines(lines)),
+        is_now=is_now,
+    )
+
+
+def diff_lines(lines: Sequence[str]) -> Iterator[DiffLine]:
+    """Yield the lines of a difference by kind."""
+    kinds = {"+": "added", "-": "removed", "@": "where"}
+    for line in lines:
+        yield DiffLine(kinds.get(line[:1], "same"), line)

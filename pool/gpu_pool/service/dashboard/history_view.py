@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Any, Final
 
 from gpu_pool.service.dashboard.labels import Mark, PageTime, course_label, gpus, memory, moment, reason_words
-from gpu_pool.service.dashboard.viewer import Viewer
+from gpu_pool.service.dashboard.pool_view import Viewer
 from gpu_pool_client import WHOLE, EndReason, Lease, format_duration
 
 Row = Mapping[str, Any]

@@ -12,10 +12,9 @@ from tornado.web import HTTPError
 
 from gpu_pool.courses import CourseFile
 from gpu_pool.service.dashboard import course_view, history_view, pool_view
-from gpu_pool.service.dashboard.dashboard import PoolScene
 from gpu_pool.service.dashboard.history_view import PastRow
-from gpu_pool.service.dashboard.screens import DashboardPage, LivePage, Parts
-from gpu_pool.service.dashboard.viewer import as_seen_by, without_names
+from gpu_pool.service.dashboard.live_pages import DashboardPage, LivePage, PageData, Parts
+from gpu_pool.service.dashboard.pool_view import as_seen_by, without_names
 from gpu_pool_client import GpuPoolError, LeaseState, NotAllowed, Outlook, PoolStatus
 
 _DAY: Final = 86_400.0
@@ -44,20 +43,20 @@ class PoolPage(LivePage):
     _taken: tuple[PastRow, ...] = ()
     _taken_beside: frozenset[str] | None = None
 
-    async def parts(self, scene: PoolScene, *where: str, token: str = "") -> Parts:  # noqa: ARG002 - one pool
+    async def parts(self, data: PageData, *where: str, token: str = "") -> Parts:  # noqa: ARG002 - one pool
         """Return GPUs, own leases and line."""
-        viewer, status = self.viewer, scene.snapshot.status
+        viewer, status = self.viewer, data.snapshot.status
         outlooks = await self._explain(status)
-        mine = pool_view.lease_rows(status, scene.marks, viewer.owns, outlooks)
+        mine = pool_view.lease_rows(status, data.marks, viewer.owns, outlooks)
         taken = await self._taken_away(frozenset(row.id for row in mine))
         drawn_once = self.dashboard.drawn_once
         return {
-            "devices": drawn_once("devices", scene.snapshot, lambda: self._devices(scene)),
+            "devices": drawn_once("devices", data.snapshot, lambda: self._devices(data)),
             "mine": self.draw("part_mine.html", rows=mine, taken=taken, form_token=token),
-            "line": drawn_once("line", scene.snapshot, lambda: self._line(scene)),
+            "queue": drawn_once("queue", data.snapshot, lambda: self._queue(data)),
         }
 
-    def whole(self, scene: PoolScene, *where: str) -> dict[str, Any]:  # noqa: ARG002 - one pool
+    def whole(self, data: PageData, *where: str) -> dict[str, Any]:  # noqa: ARG002 - one pool
         """Say what a form has done, and what is on the page's first screen."""
         return {"said": SAID.get(self.get_query_argument("said", ""), "")}
 
@@ -65,19 +64,19 @@ class PoolPage(LivePage):
         """Say why slices were taken away."""
         return {row.id: row.why for row in self._taken}
 
-    def _devices(self, scene: PoolScene) -> str:
-        crowd = without_names(scene.snapshot.status)
-        return self.draw("part_devices.html", bars=pool_view.device_bars(crowd, scene.marks))
+    def _devices(self, data: PageData) -> str:
+        everybody = without_names(data.snapshot.status)
+        return self.draw("part_devices.html", bars=pool_view.device_bars(everybody, data.marks))
 
-    def _line(self, scene: PoolScene) -> str:
-        crowd = without_names(scene.snapshot.status)
-        waiting = pool_view.line_by_course(crowd, scene.marks)
-        return self.draw("part_line.html", waiting=waiting, total=len(crowd.queue))
+    def _queue(self, data: PageData) -> str:
+        everybody = without_names(data.snapshot.status)
+        waiting = pool_view.queue_by_course(everybody, data.marks)
+        return self.draw("part_queue.html", waiting=waiting, total=len(everybody.queue))
 
     async def _taken_away(self, living: frozenset[str]) -> tuple[PastRow, ...]:
         """Return what was taken away in the last hour. ``living`` are the viewer's leases."""
         if living != self._taken_beside:
-            rows = await self.desk.history(self.caller, time.time() - _LATELY)
+            rows = await self.pool.history(self.caller, time.time() - _LATELY)
             self._taken, self._taken_beside = history_view.taken_away(rows, self.viewer), living
         return self._taken
 
@@ -89,7 +88,7 @@ class PoolPage(LivePage):
         for lease in own:
             place = (lease.id, lease.position)
             try:
-                self._outlooks[place] = known.get(place) or await self.desk.explain(self.caller, lease.id)
+                self._outlooks[place] = known.get(place) or await self.pool.explain(self.caller, lease.id)
             except GpuPoolError:
                 continue  # it waits no more: the next look says what became of it
         return {lease_id: outlook for (lease_id, _), outlook in self._outlooks.items()}
@@ -100,13 +99,13 @@ class AdminPage(LivePage):
 
     template = "admin.html"
 
-    async def parts(self, scene: PoolScene, *where: str, token: str = "") -> Parts:  # noqa: ARG002 - one pool
+    async def parts(self, data: PageData, *where: str, token: str = "") -> Parts:  # noqa: ARG002 - one pool
         """Return GPUs, leases, line and quotas."""
         self.require_admin()
-        status = scene.snapshot.status
-        bars = pool_view.device_bars(status, scene.marks)
-        held = pool_view.lease_rows(status, scene.marks, lambda each: each.state is not LeaseState.WAITING)
-        waiting = pool_view.lease_rows(status, scene.marks, lambda each: each.state is LeaseState.WAITING)
+        status = data.snapshot.status
+        bars = pool_view.device_bars(status, data.marks)
+        held = pool_view.lease_rows(status, data.marks, lambda each: each.state is not LeaseState.WAITING)
+        waiting = pool_view.lease_rows(status, data.marks, lambda each: each.state is LeaseState.WAITING)
         quotas = pool_view.quota_rows(self.dashboard.sharing(), status)
         return {
             "devices": self.draw("part_admin_devices.html", bars=bars, form_token=token),
@@ -115,11 +114,11 @@ class AdminPage(LivePage):
             "quotas": self.draw("part_quotas.html", rows=quotas),
         }
 
-    def whole(self, scene: PoolScene, *where: str) -> dict[str, Any]:  # noqa: ARG002 - one pool
+    def whole(self, data: PageData, *where: str) -> dict[str, Any]:  # noqa: ARG002 - one pool
         """Say what a form has done, and what is wrong with the course files."""
         return {
             "said": SAID.get(self.get_query_argument("said", ""), ""),
-            "problems": course_view.problems_by_course(scene.courses),
+            "problems": course_view.problems_by_course(data.courses),
         }
 
 
@@ -128,9 +127,9 @@ class CoursesPage(DashboardPage):
 
     async def get(self) -> None:
         """Show them."""
-        scene = await self.dashboard.look()
+        data = await self.dashboard.look()
         now = datetime.now(timezone.utc)
-        links = course_view.course_links(scene.courses, self.viewer, scene.marks, now)
+        links = course_view.course_links(data.courses, self.viewer, data.marks, now)
         self.show("courses.html", links=links)
 
 
@@ -139,38 +138,36 @@ class CoursePage(LivePage):
 
     template = "course.html"
 
-    async def parts(self, scene: PoolScene, *where: str, token: str = "") -> Parts:  # noqa: ARG002 - no forms
+    async def parts(self, data: PageData, *where: str, token: str = "") -> Parts:  # noqa: ARG002 - no forms
         """Return the course as it is used now."""
         (name,) = where
-        course = self._course(scene, name)
-        view = course_view.course_view(name, course, scene.snapshot.status, datetime.now(timezone.utc))
+        course = self._course(data, name)
+        view = course_view.course_view(name, course, data.snapshot.status, datetime.now(timezone.utc))
         parts = {"now": self.draw("part_course.html", course=view)}
         if course_view.teaches(course, self.viewer):
-            status = as_seen_by(scene.snapshot.status, self.viewer, [name])
-            rows = pool_view.lease_rows(status, scene.marks, lambda each: each.holder.course == name)
+            status = as_seen_by(data.snapshot.status, self.viewer, [name])
+            rows = pool_view.lease_rows(status, data.marks, lambda each: each.holder.course == name)
             may_revoke = self.viewer.is_admin
             parts["leases"] = self.draw("part_leases.html", rows=rows, kind="course", may_revoke=may_revoke)
         return parts
 
-    def whole(self, scene: PoolScene, *where: str) -> dict[str, Any]:
+    def whole(self, data: PageData, *where: str) -> dict[str, Any]:
         """Return the course itself, and for its instructors what its file says."""
         (name,) = where
-        course = self._course(scene, name)
+        course = self._course(data, name)
         teaches = course_view.teaches(course, self.viewer)
         editor = self.dashboard.editor
         return {
-            "course": course_view.course_view(
-                name, course, scene.snapshot.status, datetime.now(timezone.utc)
-            ),
+            "course": course_view.course_view(name, course, data.snapshot.status, datetime.now(timezone.utc)),
             "settings": course_view.settings(course) if teaches else (),
-            "problems": course_view.problems_of(name, scene.courses) if teaches else (),
+            "problems": course_view.problems_of(name, data.courses) if teaches else (),
             "may_edit": teaches and editor is not None,
             "fixed": editor.why_fixed(name) if teaches and editor is not None else "",
         }
 
-    def _course(self, scene: PoolScene, name: str) -> CourseFile:
+    def _course(self, data: PageData, name: str) -> CourseFile:
         """Return a course that the viewer is in; one that they are not in is as if it were not there."""
-        course = scene.courses.usable.get(name)
+        course = data.courses.usable.get(name)
         if course is None or not course_view.may_see(course, self.viewer):
             raise NotAllowed("There is no such course, or you are not in it.", "Ask its instructor.")
         return course
@@ -184,11 +181,11 @@ class HistoryPage(DashboardPage):
         asked = self.get_query_argument("days", "")
         days = int(asked) if asked in map(str, history_view.PERIODS) else history_view.PERIODS[1]
         now = time.time()
-        rows = history_view.visible(await self.desk.history(self.caller, now - days * _DAY), self.viewer)
-        snapshot = await self.dashboard.snapshots.now()
+        rows = history_view.visible(await self.pool.history(self.caller, now - days * _DAY), self.viewer)
+        snapshot = await self.dashboard.streams.snapshots.now()
         held = [each for each in snapshot.status.leases if self.viewer.is_admin or self.viewer.owns(each)]
         every = [*rows, *history_view.living(held, now)]
-        marks = self.dashboard.scene(snapshot, [row["course"] for row in rows]).marks
+        marks = self.dashboard.page_data(snapshot, [row["course"] for row in rows]).marks
         self.show(
             "history.html",
             days=days,

@@ -1,9 +1,12 @@
-"""What administrators see besides: the quotas. Pure."""
+"""The pool as a viewer may see it: GPUs as bars, the queue, leases and quotas. Pure.
+
+What a viewer may not see is taken out here (:func:`as_seen_by`, :func:`without_names`), before any template.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gpu_pool.policy.sharing import Quota, Sharing
@@ -20,10 +23,10 @@ from gpu_pool.service.dashboard.labels import (
     state_words,
     where_words,
 )
-from gpu_pool.service.dashboard.viewer import Viewer
 from gpu_pool_client import (
     DeviceStatus,
     Failure,
+    Holder,
     Lease,
     LeaseState,
     Outlook,
@@ -207,7 +210,7 @@ class Waiting:
     number: int
 
 
-def line_by_course(status: PoolStatus, marks: Mapping[str, Mark]) -> tuple[Waiting, ...]:
+def queue_by_course(status: PoolStatus, marks: Mapping[str, Mark]) -> tuple[Waiting, ...]:
     """Return how many wait, by course."""
     courses = [course_label(lease.holder.course) for lease in status.queue]
     return tuple(Waiting(course, marks[course], courses.count(course)) for course in sorted(set(courses)))
@@ -274,13 +277,13 @@ def _row(lease: Lease, marks: Mapping[str, Mark], outlook: Outlook | None) -> Le
     )
 
 
-def news(before: PoolStatus, now: PoolStatus, viewer: Viewer, ends: Mapping[str, str]) -> str:
+def describe_changes(before: PoolStatus, now: PoolStatus, viewer: Viewer, ends: Mapping[str, str]) -> str:
     """Say what has become of the viewer's own leases, for those who do not see the page change.
 
     ``ends`` says why leases ended, by id, where that is worth saying.
     """
     old, new = _own(before, viewer), _own(now, viewer)
-    told = [
+    said = [
         f"Your slice of {lease.request} has ended{f': {ends[each]}' if each in ends else ''}."
         for each, lease in old.items()
         if each not in new
@@ -289,13 +292,58 @@ def news(before: PoolStatus, now: PoolStatus, viewer: Viewer, ends: Mapping[str,
         known = old.get(lease_id)
         if known is None or (known.state, known.position) != (lease.state, lease.position):
             where = where_words(lease)
-            told.append(
+            said.append(
                 f"Your slice of {lease.request}: {state_words(lease)}{f' on {where}' if where else ''}."
             )
         elif lease.notice and lease.notice != known.notice:
-            told.append(lease.notice)
-    return " ".join(told)
+            said.append(lease.notice)
+    return " ".join(said)
 
 
 def _own(status: PoolStatus, viewer: Viewer) -> dict[str, Lease]:
     return {lease.id: lease for lease in (*status.leases, *status.queue) if viewer.owns(lease)}
+
+
+#: Stands where a user is not to be seen. No user is called so.
+NOBODY = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """A person before the dashboard."""
+
+    user: str
+    is_admin: bool = False
+    groups: frozenset[str] = frozenset()
+
+    def owns(self, lease: Lease) -> bool:
+        """Whether a lease is theirs."""
+        return lease.holder.user == self.user
+
+
+def without_names(status: PoolStatus) -> PoolStatus:
+    """Return the pool as everybody may see it: which course holds how much, and nothing of any person."""
+    return _shown(status, lambda _: False)
+
+
+def as_seen_by(status: PoolStatus, viewer: Viewer, teaches: Iterable[str] = ()) -> PoolStatus:
+    """Return the pool as a viewer may see it: all of their own leases, and of courses they teach."""
+    courses = frozenset(teaches)
+
+    def is_open(lease: Lease) -> bool:
+        return viewer.is_admin or viewer.owns(lease) or lease.holder.course in courses
+
+    return _shown(status, is_open)
+
+
+def _shown(status: PoolStatus, is_open: Callable[[Lease], bool]) -> PoolStatus:
+    def shown(leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
+        return tuple(lease if is_open(lease) else _anonymous(lease) for lease in leases)
+
+    return replace(status, leases=shown(status.leases), queue=shown(status.queue))
+
+
+def _anonymous(lease: Lease) -> Lease:
+    """Return what may be known of anybody's lease: its course, its size, and where it is."""
+    holder = Holder(NOBODY, lease.holder.course)
+    return replace(lease, id="", key="", holder=holder, process=None, variables={}, notice="", failure=None)

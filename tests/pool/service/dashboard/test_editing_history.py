@@ -107,7 +107,7 @@ class TestMeanwhile:
 _ENDS_BEFORE_RENAMING = """
 import sys
 from pathlib import Path
-from gpu_pool.courses.writing import write_beside
+from gpu_pool.courses.folder import write_beside
 write_beside(Path({folder!r}), "ml.yaml", {data!r})
 print("written", flush=True)
 sys.stdin.read()

@@ -59,21 +59,21 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 async def test_a_stream_begins_with_the_whole_and_goes_on_with_what_changes(site: Site) -> None:
     async with stream(site, "", "ada") as events:
         first = await events.event()
-        assert set(first["parts"]) == {"devices", "mine", "line"}
+        assert set(first["parts"]) == {"devices", "mine", "queue"}
         await site.take("20%", "ada", "ml")
         then = await events.event()
         assert set(then["parts"]) == {"devices", "mine"}
         assert "20%, 6.4 GiB" in then["parts"]["mine"]
-        assert then["news"] == "Your slice of 20%: held on GPU 0 (simulated)."
+        assert then["message"] == "Your slice of 20%: held on GPU 0 (simulated)."
 
 
-async def test_of_others_come_counts_and_no_news(site: Site) -> None:
+async def test_of_others_come_counts_and_no_message(site: Site) -> None:
     async with stream(site, "", "ada") as events:
         await events.event()
         await site.take("20%", "grace", "ml", "train.py")
         then = await events.event()
         assert set(then["parts"]) == {"devices"}
-        assert then["news"] == ""
+        assert then["message"] == ""
         assert "1 slice" in then["parts"]["devices"]
         assert "grace" not in json.dumps(then)
 
@@ -91,7 +91,7 @@ async def test_no_token_for_forms_is_in_a_stream(site: Site) -> None:
 
 
 async def test_something_is_sent_while_nothing_happens(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site.dashboard, "limits", StreamLimits(comment_every=0.05))
+    monkeypatch.setattr(site.dashboard.streams, "limits", StreamLimits(comment_every=0.05))
     async with stream(site, "", "ada") as events:
         await events.event()
         while not (await events.line()).startswith(":"):
@@ -101,7 +101,7 @@ async def test_something_is_sent_while_nothing_happens(site: Site, monkeypatch: 
 async def test_a_stream_ends_so_that_who_watches_is_asked_anew(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site.dashboard, "limits", StreamLimits(longest=0.0))
+    monkeypatch.setattr(site.dashboard.streams, "limits", StreamLimits(longest=0.0))
     async with stream(site, "", "ada") as events:
         await events.event()
         assert await events.ends()
@@ -110,12 +110,12 @@ async def test_a_stream_ends_so_that_who_watches_is_asked_anew(
 async def test_streams_end_when_the_service_does(site: Site) -> None:
     async with stream(site, "", "ada") as events:
         await events.event()
-        site.dashboard.stop()
+        site.dashboard.streams.stop()
         assert await events.ends()
 
 
 async def test_one_user_has_so_many_live_pages(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_pool.service.dashboard.dashboard._MOST_STREAMS", 1)
+    monkeypatch.setattr(site.dashboard.live_pages, "_most", 1)
     async with stream(site, "", "ada") as events:
         await events.event()
         assert (await site.get("?live=1", "ada")).code == 429

@@ -13,7 +13,7 @@ from gpu_pool.courses import Courses
 from gpu_pool.policy.sharing import Group, Quota, Sharing
 from gpu_pool.service.dashboard import course_view, history_view, labels, pool_view
 from gpu_pool.service.dashboard.labels import Mark, marks
-from gpu_pool.service.dashboard.viewer import Viewer, as_seen_by, without_names
+from gpu_pool.service.dashboard.pool_view import Viewer, as_seen_by, without_names
 from gpu_pool_client import (
     Device,
     DeviceStatus,
@@ -64,19 +64,19 @@ def waiting(number: int, place: int, **facts: Any) -> Lease:
     return lease(number, state=LeaseState.WAITING, position=place, **facts)
 
 
-def pool(*leases: Lease, line: tuple[Lease, ...] = (), of: Device = GPU, **facts: Any) -> PoolStatus:
+def pool(*leases: Lease, queue: tuple[Lease, ...] = (), of: Device = GPU, **facts: Any) -> PoolStatus:
     parts = [part for each in leases for part in each.slices]
     held = sum(part.milli for part in parts), sum(part.memory_mib for part in parts)
-    return PoolStatus("embedded:", (DeviceStatus(of, *held, 0, len(parts), **facts),), leases, line)
+    return PoolStatus("embedded:", (DeviceStatus(of, *held, 0, len(parts), **facts),), leases, queue)
 
 
 class TestViewer:
     def test_of_others_only_course_size_and_place_are_left(self) -> None:
-        crowd = without_names(pool(lease(1), queue=(waiting(2, 1, user="grace"),)))
-        told = repr(crowd)
+        everybody = without_names(pool(lease(1), queue=(waiting(2, 1, user="grace"),)))
+        told = repr(everybody)
         assert not any(word in told for word in ("ada", "grace", "abcdef", "secret-key", "kernel of"))
-        assert [each.holder.course for each in (*crowd.leases, *crowd.queue)] == ["ml", "ml"]
-        assert crowd.leases[0].slices == lease(1).slices
+        assert [each.holder.course for each in (*everybody.leases, *everybody.queue)] == ["ml", "ml"]
+        assert everybody.leases[0].slices == lease(1).slices
 
     def test_one_sees_own_leases_and_those_of_courses_that_one_teaches(self) -> None:
         status = pool(lease(1), lease(2, "grace", "nlp"), lease(3, "grace", "ml"))
@@ -174,26 +174,32 @@ class TestLeases:
 
     def test_the_line_is_counted_by_course(self) -> None:
         line = (waiting(1, 1), waiting(2, 2, user="x"), waiting(3, 3, course=None))
-        found = pool_view.line_by_course(pool(queue=line), MARKS)
+        found = pool_view.queue_by_course(pool(queue=line), MARKS)
         assert [(each.course, each.number) for each in found] == [("ml", 2), ("no course", 1)]
 
 
-class TestNews:
+class TestChanges:
     def test_what_becomes_of_own_leases_is_said(self) -> None:
         before = pool(queue=(waiting(1, 2),))
         assert (
-            pool_view.news(before, pool(queue=(waiting(1, 1),)), ADA, {})
+            pool_view.describe_changes(before, pool(queue=(waiting(1, 1),)), ADA, {})
             == "Your slice of 10%: next in the queue."
         )
         held = pool(lease(1))
-        assert pool_view.news(before, held, ADA, {}) == "Your slice of 10%: held on GPU 0 (simulated)."
-        assert pool_view.news(held, pool(), ADA, {}) == "Your slice of 10% has ended."
+        assert (
+            pool_view.describe_changes(before, held, ADA, {})
+            == "Your slice of 10%: held on GPU 0 (simulated)."
+        )
+        assert pool_view.describe_changes(held, pool(), ADA, {}) == "Your slice of 10% has ended."
         ends = {"1-abcdef": "taken back: “Exam.”"}
-        assert pool_view.news(held, pool(), ADA, ends) == "Your slice of 10% has ended: taken back: “Exam.”."
-        assert pool_view.news(held, pool(lease(1, notice="Too much.")), ADA, {}) == "Too much."
+        assert (
+            pool_view.describe_changes(held, pool(), ADA, ends)
+            == "Your slice of 10% has ended: taken back: “Exam.”."
+        )
+        assert pool_view.describe_changes(held, pool(lease(1, notice="Too much.")), ADA, {}) == "Too much."
 
     def test_of_others_nothing_is_said(self) -> None:
-        assert pool_view.news(pool(lease(1, "grace")), pool(lease(2, "grace")), ADA, {}) == ""
+        assert pool_view.describe_changes(pool(lease(1, "grace")), pool(lease(2, "grace")), ADA, {}) == ""
 
 
 def past(**facts: Any) -> dict[str, Any]:

@@ -111,12 +111,12 @@ function show(id, html) {
 let forget = 0;
 
 function tell(text) {
-  const news = document.getElementById("news");
+  const message = document.getElementById("message");
   const line = document.createElement("span");
   line.textContent = text;
-  news.replaceChildren(line);
+  message.replaceChildren(line);
   clearTimeout(forget);
-  forget = setTimeout(() => news.replaceChildren(), 10000);
+  forget = setTimeout(() => message.replaceChildren(), 10000);
 }
 
 function follow(address) {
@@ -124,9 +124,9 @@ function follow(address) {
   const stream = new EventSource(address);
   stream.onopen = () => { liveness.textContent = "Live."; };
   stream.onmessage = (event) => {
-    const { parts, news } = JSON.parse(event.data);
+    const { parts, message } = JSON.parse(event.data);
     for (const [id, html] of Object.entries(parts)) show(id, html);
-    if (news) tell(news);
+    if (message) tell(message);
   };
   stream.onerror = () => {
     liveness.textContent = "Not live: trying to reach the pool again.";
