@@ -26,8 +26,8 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Write a duration in at most two units: 5400 → ``1h30min``, 59.6 → ``1min``."""
-    left = round(seconds)
+    """Write a duration in at most two units: 5400 → ``1h30min``, 59.6 → ``1min``, -1 → ``0s``."""
+    left = max(0, round(seconds))
     words: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
         count, left = divmod(left, size)

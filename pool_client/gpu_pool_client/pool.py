@@ -8,19 +8,21 @@ from __future__ import annotations
 import abc
 import asyncio
 import os
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from gpu_pool_client.errors import BadRequest, NotAllowed, PoolUnreachable
 from gpu_pool_client.outlook import Outlook
 from gpu_pool_client.pods import KernelCommand, KernelPod
-from gpu_pool_client.processes import Process
-from gpu_pool_client.requests import SliceRequest
+from gpu_pool_client.processes import Process, account_of
+from gpu_pool_client.requests import SliceRequest, parse_request
 from gpu_pool_client.terms import Activity
-from gpu_pool_client.values import DeviceStatus, EndReason, Holder, Lease, LeaseState, PoolStatus
+from gpu_pool_client.values import DeviceStatus, EndedLease, EndReason, Holder, Lease, LeaseState, PoolStatus
 
 #: The entry-point group in which a distribution offers a pool for a URL scheme.
 BACKENDS: Final = "gpu_pool.backends"
@@ -42,6 +44,56 @@ class Pool(abc.ABC):
 
     #: Where it is, in full: other processes reach the same pool by it.
     url: str
+
+    @asynccontextmanager
+    async def lease(
+        self,
+        request: SliceRequest | str,
+        holder: Holder | None = None,
+        key: str | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Lease]:
+        """Hold a slice within an ``async with`` block: ask, wait, attach this process, release.
+
+        ::
+
+            async with connect() as pool, pool.lease("2%") as lease:
+                subprocess.run(["python", "train.py"], env={**os.environ, **lease.environment})
+
+        The slice goes back to the pool when the block is left, however that happens, and when this
+        process ends. Whatever goes wrong before the block begins, the request is withdrawn.
+
+        Parameters
+        ----------
+        request
+            What to ask for, as a value or as text that :func:`parse_request` reads.
+        holder
+            Who asks; by default the user of this process.
+        key
+            See :meth:`request`; by default a new one, so that every block has a lease of its own.
+        timeout
+            Seconds to wait at most; by default for as long as it takes.
+
+        Yields
+        ------
+        Lease
+            The lease, held and attached to this process.
+
+        Raises
+        ------
+        BadRequest, NeverFits, NotAllowed, OverQuota
+            As :meth:`request`.
+        TimedOut
+            Nothing became free within ``timeout``.
+        """
+        wanted = parse_request(request) if isinstance(request, str) else request
+        acquired = await self.acquire(
+            wanted, holder or Holder(account_of(os.getuid())), key or f"lease-{uuid.uuid4().hex}", timeout
+        )
+        try:
+            yield await self.attach(acquired.id, Process.current())
+        finally:
+            await asyncio.shield(self.release(acquired.id))
 
     @abc.abstractmethod
     async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
@@ -204,18 +256,20 @@ class Pool(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def history(self, since: float = 0.0) -> list[Mapping[str, Any]]:
-        """Return the leases that have ended since then (Unix seconds), the first to end first.
+    async def history(self, since: float = 0.0) -> list[EndedLease]:
+        """Return the leases that have ended, the first to end first.
 
         No more than the last 100,000 of them, and of a user who asks a service the last 10,000.
 
-        Each has: id, request, milli, user, course, kernel, requested_at, held_at (the first
-        grant; None if it never was), ended_at, held_seconds (parked time left out), gpu_seconds
-        (what was used, in whole GPUs times seconds, whatever sizes it had), reason, note (what
-        its user was told, such as an administrator's words), failure (the fields of a ``Failure``: how its
-        kernel failed the last time that one did; None if none did); and, None where nothing was
-        measured, peak_mib and mean_mib (memory in use on one device), device_seconds (time with
-        a process on a device), touched (whether there ever was one).
+        Parameters
+        ----------
+        since
+            The time from which on they have ended, in Unix seconds.
+
+        Returns
+        -------
+        list[EndedLease]
+            What became of each.
         """
 
     @abc.abstractmethod

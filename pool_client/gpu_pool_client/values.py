@@ -268,6 +268,43 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedLease:
+    """What the history keeps of a lease that has ended. Times are Unix seconds."""
+
+    id: str
+    #: Its last size, as written: ``2%``.
+    request: str
+    #: Thousandths of compute that it had in all, at its last size.
+    milli: int
+    user: str
+    #: Empty for none.
+    course: str
+    #: What it was for; None if nobody said.
+    kernel: str | None
+    requested_at: float
+    #: Its first grant; None if it never was granted.
+    held_at: float | None
+    ended_at: float
+    #: Seconds for which it was held; parked time is left out.
+    held_seconds: float
+    #: What was used, in whole GPUs times seconds, whatever sizes it had.
+    gpu_seconds: float
+    #: The value of an :class:`EndReason`.
+    reason: str
+    #: What its user was told at its end, such as an administrator's words; often empty.
+    note: str = ""
+    #: How its kernel failed the last time that one did; None if none did.
+    failure: Failure | None = None
+    #: The most memory in use on one device, and the mean, in MiB; None where nothing was measured.
+    peak_mib: int | None = None
+    mean_mib: float | None = None
+    #: Seconds with a process on a device; None where nothing was measured.
+    device_seconds: float | None = None
+    #: Whether there ever was a process on a device; None where nothing was measured.
+    touched: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceStatus:
     """A device and what is held of it. Free amounts are never negative."""
 

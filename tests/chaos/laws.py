@@ -27,7 +27,7 @@ class Laws:
         """Look at everything; what is wrong is in :attr:`problems`."""
         async with self.world.pool() as pool:
             status = await pool.status()
-            ended = Counter(str(row["id"]) for row in await pool.history())
+            ended = Counter(str(row.id) for row in await pool.history())
         kernels = self.world.kernels()
         live = {lease.id: lease for lease in (*status.leases, *status.queue)}
         self.seen |= live.keys()

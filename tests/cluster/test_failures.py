@@ -48,7 +48,8 @@ async def test_the_last_words_of_a_kernel_are_kept_with_its_lease_and_in_the_his
     assert failure == Failure(failure.at, WORDS, f"gpu-pool-{lease_id}-1", "n1", "example.org/notebook:1")
     await pool.release(lease_id)
     (row,) = await pool.history()
-    assert row["failure"]["words"] == WORDS
+    assert row.failure is not None
+    assert row.failure.words == WORDS
     assert (await pool.get_lease(lease_id)).failure == failure
 
 

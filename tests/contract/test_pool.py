@@ -19,6 +19,7 @@ from gpu_pool_client import (
     NeverFits,
     Pool,
     Process,
+    SliceRequest,
     TimedOut,
     parse_request,
 )
@@ -154,6 +155,47 @@ async def test_acquire_leaves_nothing_behind_when_it_is_cancelled(pool: Pool) ->
             await asyncio.sleep(0)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
+    assert (await pool.status()).queue == ()
+
+
+@pytest.mark.parametrize("size", ["50%", HALF])
+async def test_a_lease_lasts_as_long_as_its_block(pool: Pool, size: str | SliceRequest) -> None:
+    async with pool.lease(size, ME) as lease:
+        assert (lease.state, lease.request) == (LeaseState.HELD, HALF)
+        assert await held_milli(pool) == 500
+    assert (await pool.get_lease(lease.id)).end_reason is EndReason.RELEASED
+
+
+async def test_a_lease_is_released_when_its_block_fails(pool: Pool) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with pool.lease("50%"):
+            _ = 1 / 0
+    assert await held_milli(pool) == 0
+
+
+async def test_a_block_waits_for_its_lease(pool: Pool) -> None:
+    first = await take(pool, "1", key())
+
+    async def hold() -> LeaseState:
+        async with pool.lease("1", ME) as lease:
+            return lease.state
+
+    holding = asyncio.create_task(hold())
+    while not (await pool.status()).queue:  # noqa: ASYNC110 - the pool has no event for it
+        await asyncio.sleep(0.05)
+    await pool.release(first)
+    assert await holding is LeaseState.HELD
+    assert await held_milli(pool) == 0
+
+
+async def test_a_block_whose_time_is_up_never_begins_and_leaves_nothing_behind(pool: Pool) -> None:
+    await take(pool, "1", key())
+    with pytest.raises(TimedOut):
+        async with pool.lease("2%", ME, timeout=0):
+            pytest.fail("the block began without a slice")
+    with pytest.raises(BadRequest, match="is not a GPU slice"):
+        async with pool.lease("much", ME):
+            pytest.fail("the block began without a slice")
     assert (await pool.status()).queue == ()
 
 
@@ -305,9 +347,9 @@ async def test_the_history_says_what_became_of_every_lease(pool: Pool) -> None:
     await pool.release(await take(pool, "2%", "second"), EndReason.REVOKED)
     rows = await pool.history()
     # A pool that sees who asks does not believe what is said about it.
-    (user,) = {(await pool.get_lease(row["id"])).holder.user for row in rows}
-    assert [(row["user"], row["course"], row["milli"], row["reason"]) for row in rows] == [
+    (user,) = {(await pool.get_lease(row.id)).holder.user for row in rows}
+    assert [(row.user, row.course, row.milli, row.reason) for row in rows] == [
         (user, "cs101", 500, "released"),
         (user, "", 20, "revoked"),
     ]
-    assert await pool.history(rows[-1]["ended_at"] + 1) == []
+    assert await pool.history(rows[-1].ended_at + 1) == []

@@ -120,5 +120,5 @@ async def test_the_history_tells_the_first_grant_and_all_use(pool: Pool) -> None
     await pool.park(lease)
     await pool.release(lease)
     (row,) = await pool.history()
-    assert (row["held_at"], row["milli"]) == (first, 20)
-    assert 0.02 * row["held_seconds"] < row["gpu_seconds"] < row["held_seconds"]
+    assert (row.held_at, row.milli) == (first, 20)
+    assert 0.02 * row.held_seconds < row.gpu_seconds < row.held_seconds

@@ -25,7 +25,7 @@ def lease(room: Room, occupant: Occupant) -> Lease:
 
 
 def past(room: Room, occupant: Occupant) -> Mapping[str, Any]:
-    [row] = [row for row in run(room.pool.history()) if row["id"] == occupant.lease.id]
+    [row] = [row for row in run(room.pool.history()) if row.id == occupant.lease.id]
     return row
 
 
@@ -40,9 +40,9 @@ def test_the_peak_in_the_history_is_what_pytorch_reserved_and_its_context(rooms:
     # The pool looks ten times a second, and writes down what it saw when the lease has ended.
     occupant.child.ask("import time; time.sleep(2)")
     room.leave(occupant)
-    until(lambda: past(room, occupant)["peak_mib"] is not None)
-    assert past(room, occupant)["peak_mib"] == pytest.approx(reserved + context, rel=0.05)
-    assert past(room, occupant)["touched"]
+    until(lambda: past(room, occupant).peak_mib is not None)
+    assert past(room, occupant).peak_mib == pytest.approx(reserved + context, rel=0.05)
+    assert past(room, occupant).touched
 
 
 def test_memory_of_a_child_process_counts_for_the_slice(rooms: Any) -> None:

@@ -85,7 +85,7 @@ class Checks(Driving):
 
     def every_lease_ends_once_and_for_one_reason(self) -> None:
         history = self.do(self.pool.history())
-        reasons = {row["id"]: EndReason(row["reason"]) for row in history}
+        reasons = {row.id: EndReason(row.reason) for row in history}
         assert len(reasons) == len(history)
         assert reasons.items() >= self.ended.items(), "an end was changed"
         self.ended = reasons
@@ -94,12 +94,12 @@ class Checks(Driving):
         living = {lease.id for lease in (*self.status.leases, *self.status.queue)}
         assert not living & reasons.keys()
         assert living | reasons.keys() == self.model.leases.keys()
-        rows = {row["id"]: row for row in history}
+        rows = {row.id: row for row in history}
         for known in ended:
             row = rows[known.id]
-            assert row["held_seconds"] == pytest.approx(known.held_seconds)
-            assert row["gpu_seconds"] == pytest.approx(known.used / 1000)
-            assert (row["held_at"], row["ended_at"]) == (known.first_held_at, known.ended_at)
+            assert row.held_seconds == pytest.approx(known.held_seconds)
+            assert row.gpu_seconds == pytest.approx(known.used / 1000)
+            assert (row.held_at, row.ended_at) == (known.first_held_at, known.ended_at)
 
     def the_history_adds_up_to_what_was_used(self) -> None:
         used = {}

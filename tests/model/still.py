@@ -50,8 +50,8 @@ class Still(EmbeddedPool):
 
     def _stand_still(self) -> None:
         self._clock = Clocks(self._path.with_name("clocks")).clock()
-        assert self._gate._folder is not None
-        self._gate._folder._clock = self._clock
+        assert self._course_admission._folder is not None
+        self._course_admission._folder._clock = self._clock
 
 
 class StillPool(Still):

@@ -115,7 +115,7 @@ async def test_a_real_device_waits_for_the_end_of_what_holds_simulated_ones(tmp_
         assert [part.device for part in held.slices] == [real(2)]
         seen = await later.status()
         assert ([each.device for each in seen.devices], seen.note) == ([real(2)], "")
-        assert [row["id"] for row in await later.history()] == [lease], "what was is not lost"
+        assert [row.id for row in await later.history()] == [lease], "what was is not lost"
 
 
 async def test_a_service_does_not_start_on_what_others_hold_of_simulated_devices(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ async def test_simulated_devices_are_forgotten_when_nobody_uses_them_any_more(tm
     async with embedded(path, device(0)) as again:
         (back,) = (await again.status()).devices
         assert (back.device, back.drained) == (device(0), True)
-        assert [row["id"] for row in await again.history()] == [lease]
+        assert [row.id for row in await again.history()] == [lease]
 
 
 async def devices_without_gpu(path: Path) -> list[Device]:

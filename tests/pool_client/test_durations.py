@@ -66,6 +66,17 @@ def test_what_is_written_is_read_back_within_its_smaller_unit(seconds: int) -> N
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, abs=max(60, seconds / 20))
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "0s"), (0, "0s"), (59.4, "59s"), (59.9, "1min"), (60, "1min"), (3_600, "1h"),
+        (7_500, "2h5min"), (86_400, "1d"), (280_000, "3d5h"),
+    ],
+)  # fmt: skip
+def test_a_duration_is_written_in_at_most_two_units(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
 def test_what_somebody_who_waits_is_told() -> None:
     why = "You need 2%, and nothing is free."
     assert str(Outlook(1, why)) == f"You are next in the queue. {why}"

@@ -13,6 +13,7 @@ PUBLIC = [
     "Device",
     "DeviceStatus",
     "EndReason",
+    "EndedLease",
     "Enforcement",
     "Failure",
     "Filters",

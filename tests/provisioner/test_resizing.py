@@ -269,8 +269,8 @@ async def test_a_kernel_of_a_service_changes_its_size(
             await cell.shows("This kernel now has 10% of a GPU")
             assert await printed(page, FACTS) == "10% 3276\n"
         await km.shutdown_kernel()
-        (row,) = [row for row in await pool.history() if row["request"] == "10%"]
-        assert row["milli"] == 100
+        (row,) = [row for row in await pool.history() if row.request == "10%"]
+        assert row.milli == 100
 
 
 async def test_a_whole_gpu_is_called_so(jupyter_env: JupyterEnv, manager: Managers) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_pool.embedded.pool import EmbeddedPool
-from gpu_pool_client import Device, Holder, Lease, Process, parse_request
+from gpu_pool_client import Device, EndedLease, Holder, Lease, Process, parse_request
 from support.pools import embedded
 
 _GUARD = """
@@ -63,10 +63,10 @@ class Guarded:
         lease = await self.pool.request(parse_request(size), Holder("ada", "ml101"), key)
         return await self.pool.attach(lease.id, process)
 
-    async def history(self) -> dict[str, Any]:
+    async def history(self) -> EndedLease:
         """Return what became of the only lease that has ended."""
         (row,) = await self.pool.history()
-        return dict(row)
+        return row
 
     def look(self, seconds: float = 1.0, times: int = 1) -> dict[str, Any]:
         """Let so much time pass and the guard look, so many times; return what it says at last."""

@@ -21,7 +21,6 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,6 +29,7 @@ from gpu_pool_client import (
     Activity,
     BadRequest,
     DeviceStatus,
+    EndedLease,
     EndReason,
     GpuPoolError,
     Holder,
@@ -233,7 +233,7 @@ class PodPool(Pool):
     async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
         return await self._inner.drain(device, drained=drained)
 
-    async def history(self, since: float = 0.0) -> list[Mapping[str, Any]]:
+    async def history(self, since: float = 0.0) -> list[EndedLease]:
         return await self._inner.history(since)
 
     async def status(self) -> PoolStatus:

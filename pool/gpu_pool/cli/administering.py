@@ -1,20 +1,28 @@
-"""``drain``, ``undrain``, ``why`` and ``history``: looking after a pool."""
+"""``serve``, ``drain``, ``undrain``, ``why`` and ``history``: running a pool and looking after it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
-from typing import Any
 
 import click
 
 from gpu_pool.cli import completing, formatting, screen
-from gpu_pool.cli.json_output import plain_failure
+from gpu_pool.cli.formatting import plain_failure
 from gpu_pool.cli.own_leases import naming_leases
 from gpu_pool.cli.session import CommandSession, complete, json_option, verb
-from gpu_pool_client import BadRequest, DeviceStatus, Failure, LeaseGone, Outlook, Pool, parse_duration
+from gpu_pool_client import (
+    BadRequest,
+    DeviceStatus,
+    EndedLease,
+    Failure,
+    LeaseGone,
+    Outlook,
+    Pool,
+    format_duration,
+    parse_duration,
+)
 
 
 @verb("why", "gpu-pool why 12-0123abcd", "gpu-pool why")
@@ -37,7 +45,7 @@ def why(session: CommandSession, lease_id: str | None) -> int:
             }
         )
     elif failure is not None:
-        click.echo(_failed(str(lease_id), dataclasses.asdict(failure)))
+        click.echo(_failed(str(lease_id), failure))
     elif found:
         for name, outlook in found.items():
             click.echo(f"{name}: {formatting.safe(str(outlook), 1_000)}")
@@ -79,12 +87,12 @@ def history(session: CommandSession, since: str) -> int:
     ended = complete(_history(session, time.time() - parse_duration(since)))
     if session.as_json:
         for row in ended:
-            screen.show_json(dict(row), indent=None)
+            screen.show_json(dataclasses.asdict(row), indent=None)
     elif ended:
         screen.show(screen.table(_HISTORY_COLUMNS, [_history_row(row) for row in ended]))
         for row in ended:
-            if row.get("failure"):
-                click.echo(_failed(row["id"], row["failure"]))
+            if row.failure is not None:
+                click.echo(_failed(row.id, row.failure))
     else:
         click.echo("No lease has ended in this time.")
     return 0
@@ -93,28 +101,26 @@ def history(session: CommandSession, since: str) -> int:
 _HISTORY_COLUMNS = ("Ended", "Slice", "User", "Course", "For", "Waited", "Held for", "Reason", "Lease")
 
 
-def _history_row(row: Mapping[str, Any]) -> list[str]:
-    granted = row["held_at"] or row["ended_at"]
+def _history_row(row: EndedLease) -> list[str]:
+    granted = row.held_at or row.ended_at
     return [
-        time.strftime("%m-%d %H:%M:%S", time.localtime(row["ended_at"])),
-        formatting.safe(row["request"]),
-        formatting.safe(row["user"]),
-        formatting.safe(row["course"] or "-"),
-        formatting.safe(row["kernel"] or "-"),
-        formatting.duration(granted - row["requested_at"]),
-        formatting.duration(row["held_seconds"]),
-        row["reason"],
-        row["id"],
+        time.strftime("%m-%d %H:%M:%S", time.localtime(row.ended_at)),
+        formatting.safe(row.request),
+        formatting.safe(row.user),
+        formatting.safe(row.course or "-"),
+        formatting.safe(row.kernel or "-"),
+        format_duration(granted - row.requested_at),
+        format_duration(row.held_seconds),
+        row.reason,
+        row.id,
     ]
 
 
-def _failed(lease_id: str, failure: Mapping[str, Any]) -> str:
+def _failed(lease_id: str, failure: Failure) -> str:
     """Say how a lease's kernel failed, and where."""
-    when = time.strftime("%m-%d %H:%M:%S", time.localtime(failure["at"]))
-    where = (
-        f"pod {failure['pod']} on {failure['node'] or 'no machine'}, image {failure['image'] or 'unknown'}"
-    )
-    said = formatting.safe(failure["words"], 500)
+    when = time.strftime("%m-%d %H:%M:%S", time.localtime(failure.at))
+    where = f"pod {failure.pod} on {failure.node or 'no machine'}, image {failure.image or 'unknown'}"
+    said = formatting.safe(failure.words, 500)
     return f"{lease_id}: its kernel failed at {when}. {said} ({formatting.safe(where, 1_000)})"
 
 
@@ -139,7 +145,7 @@ async def _set_drained(session: CommandSession, device: str, drained: bool) -> D
         return await pool.drain(device, drained=drained)
 
 
-async def _history(session: CommandSession, since: float) -> list[Mapping[str, Any]]:
+async def _history(session: CommandSession, since: float) -> list[EndedLease]:
     async with session.connect() as pool:
         return await pool.history(since)
 
@@ -164,3 +170,45 @@ async def _why_one(pool: Pool, lease_id: str) -> tuple[dict[str, Outlook], Failu
         if failure is None:
             raise
         return {}, failure
+
+
+@verb(
+    "serve",
+    "gpu-pool serve",
+    "gpu-pool serve --socket /run/gpu-pool/gpu-pool.sock --mode 0666",
+    "gpu-pool serve --kubernetes",
+)
+@click.option(
+    "--socket",
+    metavar="PATH",
+    help="Where to listen. By default /run/gpu-pool/gpu-pool.sock for root, "
+    "$XDG_RUNTIME_DIR/gpu-pool/gpu-pool.sock for others.",
+)
+@click.option("--mode", metavar="MODE", help="The socket's mode, 0600 by default; 0666 lets every user in.")
+@click.option("--store", metavar="PATH", help="The store, by default that of an embedded pool.")
+@click.option(
+    "--kubernetes", is_flag=True, default=None, help="Serve a cluster's GPUs: kernels run there, in pods."
+)
+def serve(
+    _session: CommandSession,
+    socket: str | None,
+    mode: str | None,
+    store: str | None,
+    kubernetes: bool | None,
+) -> int:
+    """Serve this machine's pool on a Unix socket, to its users and to containers.
+
+    Clients name it as GPU_POOL_URL=unix:PATH. Ends with SIGTERM or Ctrl-C;
+    kernels and commands on slices go on, and so do those who wait, once it is
+    started again.
+    """
+    # Imported here because no other verb needs what it costs.
+    from traitlets.config import Config
+
+    from gpu_pool.service.app import ServeApp
+
+    given = {"socket": socket, "mode": mode, "store": store, "kubernetes": kubernetes}
+    app = ServeApp()
+    app.configure(Config({"ServeApp": {name: value for name, value in given.items() if value is not None}}))
+    app.start()
+    return 0

@@ -11,16 +11,15 @@ from typing import Any
 
 import click
 
-from gpu_pool.cli.administering import drain, history, undrain, why
+from gpu_pool.cli.administering import drain, history, serve, undrain, why
 from gpu_pool.cli.courses import courses, export
 from gpu_pool.cli.doctor import doctor, health
-from gpu_pool.cli.json_output import plain_error
+from gpu_pool.cli.formatting import plain_error
 from gpu_pool.cli.kernels import kernels
 from gpu_pool.cli.report import report
 from gpu_pool.cli.requesting import release, request
 from gpu_pool.cli.running import exec_, run, shell
 from gpu_pool.cli.screen import note
-from gpu_pool.cli.serving import serve
 from gpu_pool.cli.session import CommandSession, Interrupted, pool_options
 from gpu_pool.cli.showing import list_, smi, status
 from gpu_pool.cli.simulate import simulate

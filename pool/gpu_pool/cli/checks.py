@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import psutil
 
 from gpu_pool.cli.formatting import safe
+from gpu_pool.cli.kernels import refusals
 from gpu_pool.cli.own_leases import shows_all
 from gpu_pool.cli.session import CommandSession, complete
-from gpu_pool.cli.size_refusals import refusals
 from gpu_pool.devices import Inventory, discover
 from gpu_pool.devices.simulated import VARIABLE
 from gpu_pool.embedded.pool import store_path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 
@@ -11,6 +11,7 @@ import click
 from gpu_pool.cli import screen
 from gpu_pool.cli.checks import Check, check_jupyter, check_machine, check_pool, check_store, is_served
 from gpu_pool.cli.session import CommandSession, json_option, verb
+from gpu_pool_client import Device, GpuPoolError
 
 _STYLES = {"ok": "green", "note": "yellow", "broken": "bold red"}
 
@@ -35,9 +36,6 @@ def doctor(session: CommandSession, kubernetes: bool) -> int:
         from gpu_pool.cli.cluster import check_cluster
 
         return _report(session, check_cluster())
-    # Imported here because health, which is asked often, does not need it.
-    from gpu_pool.cli.isolation_checks import check_isolation
-
     pool = [*check_pool(session)]
     has_gpus = any(check.name == "devices" and check.state == "ok" for check in pool)
     machine = check_machine(is_client=is_served(session) and has_gpus)
@@ -65,3 +63,68 @@ def _show(checks: list[Check]) -> None:
         out.print(Text.assemble(mark, f"{check.name}: {check.text}"))
         if check.mend:
             out.print(Text(f"       -> {check.mend}"))
+
+
+_BY_MPS = ("mps", "cgroups")
+
+
+def check_isolation() -> Iterator[Check]:
+    """Look at how slices are to be enforced, and at what stands in the way."""
+    # Imported here, as below, because health, which is asked often, does not need it.
+    from gpu_pool.devices import discover
+    from gpu_pool.settings import load_settings
+
+    try:
+        tier = load_settings().tier
+        devices = [each for each in discover().devices if not each.simulated and each.mig_profile is None]
+    except GpuPoolError:  # told by other checks
+        return
+    if tier in _BY_MPS:
+        yield Check("tier", "ok", f"{tier}, by gpu-pool serve")
+    elif tier != "auto":
+        yield Check("tier", "ok", tier)
+    if devices:
+        yield from _programs(tier)
+        yield from _modes(tier, devices)
+
+
+def _programs(tier: str) -> Iterator[Check]:
+    """Look for the programs of MPS, where it is wanted, and for MPS where it is not."""
+    from gpu_pool.enforcement import TierFailed
+    from gpu_pool.enforcement.mps import commands, processes
+
+    if tier in _BY_MPS:
+        try:
+            commands.find(processes.TOOL)
+        except TierFailed as failure:
+            yield Check("mps", "broken", failure.message, failure.remedy)
+        return
+    for pid in filter(processes.is_believed, filter(processes.is_daemon, processes.mps_processes())):
+        user = processes.user_name_of(pid)
+        yield Check(
+            "mps",
+            "note",
+            f"MPS runs, process {pid} of {user}: kernels on its GPUs may be held to limits that the pool "
+            "does not know",
+            f"Have {user} stop it: echo quit | {processes.TOOL}",
+        )
+
+
+def _modes(tier: str, devices: Sequence[Device]) -> Iterator[Check]:
+    """Look at the compute modes, of which all but one keep processes from sharing a device."""
+    from gpu_pool.enforcement import TierFailed
+    from gpu_pool.enforcement.mps import compute_mode
+
+    for device in devices:
+        try:
+            mode = compute_mode.compute_mode(device)
+        except TierFailed:  # no nvidia-smi, or a card that it does not know: other checks say so
+            return
+        exclusive = mode == compute_mode.EXCLUSIVE and tier in _BY_MPS
+        if mode != compute_mode.DEFAULT and not exclusive:
+            yield Check(
+                "compute mode",
+                "broken",
+                f"GPU {device.index} is {mode}: kernels cannot share it",
+                f"sudo nvidia-smi -i {device.uuid} -c DEFAULT",
+            )

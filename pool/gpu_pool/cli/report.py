@@ -15,15 +15,15 @@ import click
 from gpu_pool.cli import formatting, screen
 from gpu_pool.cli.session import CommandSession, complete, json_option, verb
 from gpu_pool.policy import usage_report
-from gpu_pool.policy.usage_report import Row, UsageRow
-from gpu_pool_client import BadRequest, LeaseState, parse_duration
+from gpu_pool.policy.usage_report import UsageRow
+from gpu_pool_client import BadRequest, EndedLease, LeaseState, format_duration, parse_duration
 from gpu_pool_client.requests import format_memory
 
-_KEYS: Final[Mapping[str, Callable[[Row], str]]] = {
-    "user": lambda row: str(row["user"]),
-    "course": lambda row: str(row["course"] or ""),
-    "day": lambda row: time.strftime("%Y-%m-%d", time.localtime(row["ended_at"])),
-    "kernel": lambda row: str(row["kernel"] or ""),
+_KEYS: Final[Mapping[str, Callable[[EndedLease], str]]] = {
+    "user": lambda row: str(row.user),
+    "course": lambda row: str(row.course or ""),
+    "day": lambda row: time.strftime("%Y-%m-%d", time.localtime(row.ended_at)),
+    "kernel": lambda row: str(row.kernel or ""),
 }
 _COLUMNS: Final = ("GPU-hours", "Leases", "People", "Peak", "Mean", "GPU unused", "Median wait", "Ends")
 _ACCEPTED: Final = "Accepted: a time ago (12h, 7d), a day (2026-09-01) or a moment (2026-09-01T14:30)."
@@ -73,10 +73,10 @@ def report(session: CommandSession, by: str, since: str, until: str | None, form
 
 async def _rows(
     session: CommandSession, since: float, until: float, now: float | None
-) -> tuple[list[Row], int]:
+) -> tuple[list[EndedLease], int]:
     """Return the leases that ended then, with those held ``now`` if it is given, and how many these are."""
     async with session.connect() as pool:
-        rows: list[Row] = [row for row in await pool.history(since) if row["ended_at"] <= until]
+        rows = [row for row in await pool.history(since) if row.ended_at <= until]
         if now is None:
             return rows, 0
         held = [lease for lease in (await pool.status()).leases if lease.state is LeaseState.HELD]
@@ -137,6 +137,6 @@ def _cells(line: UsageRow) -> list[str]:
         "-" if line.peak_mib is None else format_memory(line.peak_mib),
         "-" if line.mean_mib is None else format_memory(round(line.mean_mib)),
         f"{line.untouched / line.measured:.0%} of {line.measured}" if line.measured else "-",
-        "-" if line.median_wait is None else formatting.duration(line.median_wait),
+        "-" if line.median_wait is None else format_duration(line.median_wait),
         ", ".join(f"{reason} {count}" for reason, count in line.reasons.items()),
     ]

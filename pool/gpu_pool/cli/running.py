@@ -1,28 +1,28 @@
-"""``run``, ``exec`` and ``shell``: commands on a slice."""
+"""``run``, ``exec`` and ``shell``: commands on a slice, and the environment that they get."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
 from gpu_pool.cli import completing
-from gpu_pool.cli.acquiring import acquire, new_key
 from gpu_pool.cli.child import GatedCommand, become, check_command
 from gpu_pool.cli.containers import DOCKER, Container
-from gpu_pool.cli.environment import environment_for
 from gpu_pool.cli.following import GRACE, LEASE_ENDED, LeaseFollower, end_processes
-from gpu_pool.cli.formatting import at_most, granted
-from gpu_pool.cli.json_output import plain_lease
+from gpu_pool.cli.formatting import at_most, granted, plain_lease
 from gpu_pool.cli.own_leases import ancestors, choose, held_by
+from gpu_pool.cli.requesting import acquire, new_key
 from gpu_pool.cli.screen import note
-from gpu_pool.cli.session import CommandSession, Duration, complete, remember, verb
+from gpu_pool.cli.session import CommandSession, complete, remember, verb, waiting_options
 from gpu_pool_client import (
     EndReason,
     GpuPoolError,
@@ -32,25 +32,9 @@ from gpu_pool_client import (
     SliceRequest,
     parse_request,
 )
+from gpu_pool_client.framework_caps import installed_frameworks, lease_caps, with_caps
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def waiting_options(function: F) -> F:
-    """Add ``--wait``, ``--no-wait`` and ``--timeout``."""
-    for option in (
-        click.option(
-            "--timeout",
-            type=Duration(),
-            metavar="TIME",
-            help="Wait this long at most (90s, 15min, 2h), then fail with exit status 6.",
-        ),
-        click.option(
-            "--wait/--no-wait", default=True, help="Wait in the queue (the default), or fail unless free."
-        ),
-    ):
-        function = option(function)
-    return function
 
 
 def named_lease(function: F) -> F:
@@ -230,3 +214,36 @@ def _give_back(session: CommandSession, lease: Lease, reason: EndReason) -> None
         complete(release())
     except GpuPoolError as error:
         note(f"the slice returns by itself, since its command has ended. {error}")
+
+
+_PYTHON: Final = re.compile(r"python[0-9.]*t?")
+_SHEBANG: Final = re.compile(rb"#![ \t]*(/[^ \t\n]*/python[0-9.]*t?)[ \t\n]")
+
+
+def environment_for(lease: Lease, command: str) -> dict[str, str]:
+    """Return this process's environment with the slice's variables and framework caps added.
+
+    The caps suit the frameworks of the Python that ``command`` is, or is
+    written for, or would find on the PATH. What the user has set is kept.
+    """
+    limits = lease_caps(installed_frameworks(python_of(command)), lease)
+    return {**os.environ, **with_caps(lease, limits).environment, **limits}
+
+
+def python_of(command: str) -> str:
+    """Return the Python that ``command`` runs with, as far as its name or first line tells."""
+    located = shutil.which(command)
+    if located and _PYTHON.fullmatch(Path(located).name):
+        return located
+    match = _SHEBANG.match(_first_bytes(located)) if located else None
+    if match is not None:
+        return os.fsdecode(match[1])
+    return next((name for name in ("python", "python3") if shutil.which(name)), "python3")
+
+
+def _first_bytes(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(256)
+    except OSError:
+        return b""

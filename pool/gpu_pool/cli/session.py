@@ -178,3 +178,20 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # older versions of 
         if seconds > _LONGEST:
             self.fail(f"{value[:40]!a} is more than a year. Accepted: up to 365d.", param, ctx)
         return seconds
+
+
+def waiting_options(function: F) -> F:
+    """Add ``--wait``, ``--no-wait`` and ``--timeout``."""
+    for option in (
+        click.option(
+            "--timeout",
+            type=Duration(),
+            metavar="TIME",
+            help="Wait this long at most (90s, 15min, 2h), then fail with exit status 6.",
+        ),
+        click.option(
+            "--wait/--no-wait", default=True, help="Wait in the queue (the default), or fail unless free."
+        ),
+    ):
+        function = option(function)
+    return function

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from gpu_pool.cli import completing, screen
-from gpu_pool.cli.formatting import duration, safe
+from gpu_pool.cli.formatting import safe
 from gpu_pool.cli.screen import Progress
 from gpu_pool.cli.session import CommandSession, Duration, complete, json_option, verb
-from gpu_pool_client import BadRequest, GpuPoolError
+from gpu_pool_client import BadRequest, GpuPoolError, format_duration
 
 if TYPE_CHECKING:
     from gpu_pool.cli.screen import Shown
@@ -185,9 +185,9 @@ def _table(by_order: Mapping[str, RunFigures]) -> Shown:
         [
             name,
             f"{each.utilisation:.0%}",
-            duration(each.waits.mean),
+            format_duration(each.waits.mean),
             *_three(each.waits),
-            duration(each.whole.p95) if each.whole.count else "-",
+            format_duration(each.whole.p95) if each.whole.count else "-",
             f"{each.jain:.3f}",
         ]
         for name, each in by_order.items()
@@ -205,10 +205,10 @@ def _size_table(by_order: Mapping[str, RunFigures]) -> Shown:
 def _user_table(by_order: Mapping[str, RunFigures]) -> Shown:
     def spread(each: RunFigures) -> str:
         means = sorted(waits.mean for waits in each.by_user.values())
-        return " / ".join(duration(mean) for mean in (means[0], means[len(means) // 2], means[-1]))
+        return " / ".join(format_duration(mean) for mean in (means[0], means[len(means) // 2], means[-1]))
 
     return screen.table(tuple(by_order), [[spread(each) for each in by_order.values()]])
 
 
 def _three(waits: WaitFigures) -> list[str]:
-    return [duration(waits.median), duration(waits.p95), duration(waits.worst)]
+    return [format_duration(waits.median), format_duration(waits.p95), format_duration(waits.worst)]

@@ -94,7 +94,6 @@ class ClusterPool(EmbeddedPool):
         self._view = ClusterView(api, kubernetes, log)
         writer = ApiWriter(api, log)
         self._kernels = KernelPods(writer, self._view, log, self._end_taken, self._keep_failure)
-        self._growth = ScaleUpController(api, writer, self._view, kubernetes, settings.rules, self._do, log)
         self._volume_claims = VolumeClaims(api, kubernetes, courses, log)
         self._pod_builder = PodBuilder(kubernetes, self._view, self._volume_claims)
         self._live: frozenset[str] = frozenset()
@@ -116,6 +115,9 @@ class ClusterPool(EmbeddedPool):
             lambda: Inventory((), "the cluster"),
             ClusterIsolation(self._view.enforcement),
             owner=True,
+        )
+        self._growth = ScaleUpController(
+            api, writer, self._view, kubernetes, settings.rules, self._store, log
         )
 
     async def __aenter__(self) -> ClusterPool:
@@ -197,12 +199,7 @@ class ClusterPool(EmbeddedPool):
     async def _write_down(self, devices: tuple[Device, ...], others: Mapping[str, ForeignUse]) -> None:
         if (devices, others) == self._seen:
             return
-
-        def take_over(store: LeaseStore) -> None:
-            store.register(devices, _SEEN_FROM, others)
-            store.set_others(others)
-
-        await self._do(take_over)
+        await self._store.run(_register, devices, others)
         self._seen = devices, others
 
     async def _refuse_the_hopeless(self) -> None:
@@ -212,7 +209,7 @@ class ClusterPool(EmbeddedPool):
             return  # whoever came meanwhile was checked when they asked
         self._checked = devices
         there = self._view.lasting()
-        found = await self._do(lambda store: store.hopeless(there))
+        found = await self._store.run(LeaseStore.hopeless, there)
         now, patience = time.monotonic(), self._kubernetes.gpus_away_for
         self._hopeless = {lease_id: self._hopeless.get(lease_id, now) for lease_id in found}
         for lease_id, error in found.items():
@@ -248,7 +245,7 @@ class ClusterPool(EmbeddedPool):
 
     async def _counted(self, lease_id: str, *, waits: bool) -> Lease:
         """Count nothing for a lease that waits, and its slice from now on for one that does not."""
-        return await self._do(lambda store: store.park(lease_id) if waits else store.resume(lease_id))
+        return await self._store.run(LeaseStore.park if waits else LeaseStore.resume, lease_id)
 
     def _counted_as(self, request: SliceRequest) -> SliceRequest:
         """Return what the cluster grants for a request, where it rounds that up."""
@@ -385,7 +382,7 @@ class ClusterPool(EmbeddedPool):
         return {}
 
     async def _keep_failure(self, lease_id: str, failure: Failure) -> None:
-        await self._do(lambda store: store.accounts.fail(lease_id, failure))
+        await self._store.run(LeaseStore.record_failure, lease_id, failure)
 
     async def _end_taken(self, lease_id: str, taken: PodTaken) -> None:
         # What its machine can no longer give must not be granted to whoever waits.
@@ -393,6 +390,11 @@ class ClusterPool(EmbeddedPool):
         with suppress(LeaseGone):
             await self.revoke(lease_id, taken.words, taken.reason)
             self._log.info("Lease %s ended: %s", ascii(lease_id), taken.words)
+
+
+def _register(store: LeaseStore, devices: tuple[Device, ...], others: Mapping[str, ForeignUse]) -> None:
+    store.register(devices, _SEEN_FROM, others)
+    store.set_others(others)
 
 
 def _with_growth(outlook: Outlook, words: str) -> Outlook:

@@ -10,9 +10,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
 from gpu_pool.cluster.api_writes import ApiWriter, path_of
@@ -38,10 +38,8 @@ from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.store.leases import LeaseStore
+from gpu_pool.store.thread import StoreThread
 from gpu_pool_client import GpuPoolError, SliceRequest
-
-#: Runs a job on the store.
-Do = Callable[[Callable[[LeaseStore], Any]], Awaitable[Any]]
 
 #: Seconds between two looks at who waits.
 _EVERY: Final = 1.0
@@ -62,11 +60,11 @@ class ScaleUpController:
         view: ClusterView,
         settings: KubernetesSettings,
         rules: Rules,
-        do: Do,
+        store: StoreThread,
         log: logging.Logger,
     ) -> None:
         self._api, self._writer, self._view, self._settings = api, writer, view, settings
-        self._rules, self._do, self._log = rules, do, log
+        self._rules, self._store, self._log = rules, store, log
         self._groups = {group.name: group for group in view.groups}
         self._demand = Demand()
         #: What the autoscaler last said, by the uid of a placeholder.
@@ -94,7 +92,7 @@ class ScaleUpController:
 
     async def look(self) -> None:
         """Ask for the nodes that are needed now, and for no others."""
-        line = await self._do(lambda store: store.queue_head(_FOREMOST))
+        line = await self._store.run(LeaseStore.queue_head, _FOREMOST)
         self._demand = demand(line, self._growable(), self._rules)
         for group in self._groups.values():
             wanted = [request for name, request in self._demand.nodes if name == group.name]
@@ -193,10 +191,10 @@ class ScaleUpController:
             self._come.add(pod["metadata"]["uid"])
             took = _age(pod)
             self._log.info("A node of %s came after %.0f s", ascii(group.name), took)
-            await self._do(lambda store, took=took: store.starts.add(group.name, took))  # type: ignore[misc]
+            await self._store.run(LeaseStore.add_node_start, group.name, took)
         # Those too whose node came while no service looked.
         self._come |= {pod["metadata"]["uid"] for pod in asking if _node_of(pod) in working}
-        known = await self._do(lambda store: store.starts.latest(group.name))
+        known = await self._store.run(LeaseStore.node_starts, group.name)
         self._usual[group.name] = usual(known, group.usual)
 
     async def _listen(self) -> None:

@@ -26,14 +26,13 @@ class CourseAdmission:
         self._required = settings.course_required
         self._folder = _open_folder(settings)
 
-    def keep_up(self, store: LeaseStore) -> LeaseStore:
-        """Let the book follow the files as they are now."""
+    def follow(self, store: LeaseStore) -> None:
+        """Let the store follow the files as they are now."""
         if self._folder is not None:
             store.follow(self._folder.look())
-        return store
 
-    def reread(self, file: str, store: LeaseStore) -> None:
-        """Let the book follow a file that has been replaced, at once."""
+    def reread(self, store: LeaseStore, file: str) -> None:
+        """Let the store follow a file that has been replaced, at once."""
         if self._folder is not None:
             self._folder.reread(file)
             store.follow(self._folder.look(), asked=True)
@@ -61,7 +60,9 @@ class CourseAdmission:
             now = datetime.now(timezone.utc)
             self._folder.look().check(holder.course, request, holder.user, groups, now)
 
-    def offers(self, holder: Holder, groups: Collection[str]) -> tuple[SliceRequest, ...] | None:
+    def offers(
+        self, _: LeaseStore, holder: Holder, groups: Collection[str]
+    ) -> tuple[SliceRequest, ...] | None:
         """Return what the file of the holder's course offers now. See ``Pool.offers``."""
         if self._folder is None or not holder.course:
             return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 from urllib.parse import quote
 
 from gpu_pool.audit import acting, audit_log, refusals, this_process
@@ -28,11 +27,18 @@ from gpu_pool.store.database import Database
 from gpu_pool.store.errors import OtherDevices
 from gpu_pool.store.leases import LeaseStore
 from gpu_pool.store.locks import Ownership
-from gpu_pool.store.thread import StoreThread
-from gpu_pool_client import Device, DeviceStatus, Holder, KernelCommand, KernelPod, Pool, SliceRequest
+from gpu_pool.store.thread import ANSWER_WITHIN, StoreThread
+from gpu_pool_client import (
+    Device,
+    DeviceStatus,
+    EndedLease,
+    Holder,
+    KernelCommand,
+    KernelPod,
+    Pool,
+    SliceRequest,
+)
 from gpu_pool_client.processes import boot_id
-
-T = TypeVar("T")
 
 
 class OpenedPool(Pool):
@@ -57,7 +63,7 @@ class OpenedPool(Pool):
         self._course_admission = CourseAdmission(self._settings)
         self._owner = owner
         self._ownership: Ownership | None = None
-        self._store = StoreThread(path, self._open)
+        self._store = StoreThread(path, self._open, self._course_admission.follow)
         self._poller = DevicePoller()
         self._waits = ExpectedWaits()
         #: The real devices that are to take the place of simulated ones, once nobody uses those.
@@ -77,29 +83,30 @@ class OpenedPool(Pool):
     async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
         """See ``Pool.drain``."""
         with self._asked({"device": device}):
-            return await self._do(lambda store: store.drain(device, drained))
+            return await self._store.run(LeaseStore.drain, device, drained)
 
-    async def history(self, since: float = 0.0, *, user: str | None = None) -> list[Mapping[str, Any]]:
+    async def history(self, since: float = 0.0, *, user: str | None = None) -> list[EndedLease]:
         """See ``Pool.history``. With ``user``, of that user alone."""
-        return await self._do(lambda store: store.history(since, user))
+        return await self._store.run(LeaseStore.history, since, user)
 
     async def course_versions(
         self, course: str, most: int, before: int | None = None
     ) -> tuple[CourseVersion, ...]:
-        """Return the latest versions of a course file that were kept, see ``CourseVersionTable.latest``."""
-        return await self._do(lambda store: store.versions.latest(course, most, before))
+        """Return the latest versions of a course file that were kept, see ``LeaseStore.course_versions``."""
+        return await self._store.run(LeaseStore.course_versions, course, most, before)
 
     async def keep_versions(self, course: str, versions: Sequence[CourseVersion]) -> int:
         """Keep versions of a course file; return the number of the last."""
-        return await self._do(lambda store: store.versions.add(course, versions))
+        return await self._store.run(LeaseStore.add_course_versions, course, versions)
 
     async def remove_version(self, number: int) -> None:
         """Keep a version of a course file no longer."""
-        await self._do(lambda store: store.versions.remove(number))
+        await self._store.run(LeaseStore.remove_course_version, number)
 
     async def reread_course(self, file: str) -> None:
         """Follow a course file that has been replaced, at once."""
-        await self._store.do(lambda store: self._course_admission.reread(file, store))
+        # Not followed before: the change is told as that of whoever asks.
+        await self._store.run_alone(ANSWER_WITHIN, self._course_admission.reread, file)
 
     async def look_at_devices(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:
         """Return what each of these does, real ones alone, by uuid; None for one that does not answer."""
@@ -107,7 +114,7 @@ class OpenedPool(Pool):
 
     async def try_writing(self, within: float) -> None:
         """Try whether decisions can be kept. Raises ``PoolUnreachable`` where not, within so many seconds."""
-        await self._store.do(lambda store: store.try_writing(), within)
+        await self._store.run_alone(within, LeaseStore.try_writing)
 
     async def launch(self, lease_id: str, kernel: KernelCommand, *, server: str | None = None) -> KernelPod:  # noqa: ARG002 - for pools that start kernels
         """See ``Pool.launch``. Asked by the holder's ``server`` at a JupyterHub, if by one."""
@@ -148,8 +155,9 @@ class OpenedPool(Pool):
         with contextlib.ExitStack() as opened:
             database = opened.enter_context(contextlib.closing(Database(self._path)))
             ownership = opened.enter_context(contextlib.closing(Ownership(self._path, owner=self._owner)))
-            # What is registered may serve the line, whose order the course files know.
-            store = self._course_admission.keep_up(LeaseStore(database, self._settings, self._clock))
+            store = LeaseStore(database, self._settings, self._clock)
+            # What is registered may serve the queue, whose order the course files know.
+            self._course_admission.follow(store)
             store.give_up_at = give_up_at
             # A process that sees no devices (no driver in its container, no variable
             # in its terminal) must not take away those that another one registered:
@@ -175,16 +183,11 @@ class OpenedPool(Pool):
                 raise
             self._awaited, self.note = devices, str(error)
 
-    def _for_new(self, store: LeaseStore) -> LeaseStore:
-        """Return the book for a new request. Raises ``OtherDevices`` while others' devices are in use."""
+    def _register_awaited(self, store: LeaseStore) -> None:
+        """Register the devices that are awaited. Raises ``OtherDevices`` while those before are in use."""
         if self._awaited:
             _take_over(store, self._awaited)
             self._awaited, self.note = (), ""
-        return store
-
-    async def _do(self, job: Callable[[LeaseStore], T]) -> T:
-        """Run a job on the store."""
-        return await self._store.do(lambda store: job(self._course_admission.keep_up(store)))
 
     @contextlib.contextmanager
     def _asked(self, what: Mapping[str, object]) -> Iterator[None]:

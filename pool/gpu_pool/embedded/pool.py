@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from gpu_pool.store import files
 from gpu_pool.store.errors import NoSpace
 from gpu_pool.store.lease_table import gone, lease_number
 from gpu_pool.store.leases import LeaseStore
+from gpu_pool.store.queue import QueueForecast
 from gpu_pool_client import (
     Activity,
     BadRequest,
@@ -91,43 +92,53 @@ class EmbeddedPool(OpenedPool):
                 check = partial(self._course_admission.check, request, holder, known)
                 within = await self._devices_for(request, holder, server)
                 counted = self._counted_as(request)
-                lease = await self._do(
-                    lambda store: self._for_new(store).request(counted, holder, key, check, within)
-                )
-                if lease.state is LeaseState.WAITING:
-                    lease = await self._do(lambda store: _after_a_look(store, lease.id))
+                lease = await self._store.run(self._request, counted, holder, key, check, within)
             except (asyncio.CancelledError, PoolUnreachable):
                 # The decision may still be made, or has been, and nobody would know of it.
-                self._store.later(lambda store: store.release_key(key, EndReason.WITHDRAWN))
+                self._store.run_later(LeaseStore.release_key, key, EndReason.WITHDRAWN)
                 raise
         return await self._enforcer.hand_out(lease)
 
+    def _request(
+        self,
+        store: LeaseStore,
+        request: SliceRequest,
+        holder: Holder,
+        key: str,
+        check: Callable[[], None],
+        within: Collection[str],
+    ) -> Lease:
+        """Ask in the store's thread, and once more after a look for what has ended if it has to wait."""
+        self._register_awaited(store)
+        lease = store.request(request, holder, key, check, within)
+        return store.lease_after_look(lease.id) if lease.state is LeaseState.WAITING else lease
+
     async def get_lease(self, lease_id: str) -> Lease:
         """See ``Pool.get_lease``."""
-        return await self._enforcer.hand_out(await self._do(lambda store: store.lease(lease_id)))
+        return await self._enforcer.hand_out(await self._store.run(LeaseStore.lease, lease_id))
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
         """See ``Pool.wait``."""
         give_up_at = None if timeout is None else time.monotonic() + timeout
         while True:
-            lease = await self._do(lambda store: _after_a_look(store, lease_id, _LOOK))
+            lease = await self._store.run(LeaseStore.lease_after_look, lease_id, _LOOK)
             if lease.state is LeaseState.HELD:
                 return await self._enforcer.hand_back(lease)
             _refuse_unless_waiting(lease)
             if give_up_at is not None and time.monotonic() >= give_up_at:
-                raise await self._do(lambda store: store.shortage(lease_id))
+                raise await self._store.run(LeaseStore.shortage, lease_id)
             await asyncio.sleep(_POLL)
 
     async def _abandon(self, lease_id: str) -> None:
         with self._asked({"lease": lease_id}):
-            self._store.later(lambda store: store.release(lease_id, EndReason.WITHDRAWN))
+            self._store.run_later(LeaseStore.release, lease_id, EndReason.WITHDRAWN)
 
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
         """See ``Pool.watch``."""
         last: Lease | None = None
         while last is None or last.state is not LeaseState.ENDED:
             lease = await self._enforcer.hand_out(
-                await self._do(lambda store: _after_a_look(store, lease_id, _LOOK))
+                await self._store.run(LeaseStore.lease_after_look, lease_id, _LOOK)
             )
             if lease != last:
                 yield lease
@@ -137,10 +148,10 @@ class EmbeddedPool(OpenedPool):
     async def explain(self, lease_id: str) -> Outlook:
         """See ``Pool.explain``."""
         if self._waits.are_due:
-            prospects = await self._do(LeaseStore.prospects)
+            prospects = await self._store.run(LeaseStore.prospects)
             if prospects is not None:
                 await self._waits.learn(prospects)
-        outlook = await self._do(lambda store: store.explain(lease_id))
+        outlook = await self._store.run(LeaseStore.explain, lease_id)
         return replace(outlook, wait=self._waits.of(lease_number(lease_id)))
 
     async def forecast(
@@ -162,17 +173,28 @@ class EmbeddedPool(OpenedPool):
             )
         within = await self._devices_for(request, holder, server)
         counted = self._counted_as(request)
-        found = await self._do(lambda store: self._for_new(store).forecast(counted, holder, check, within))
+        found = await self._store.run(self._forecast, counted, holder, check, within)
         if found is None or found.prospects is None:
             return found and found.outlook
         return replace(found.outlook, wait=await self._waits.foresee(found.number, found.prospects))
+
+    def _forecast(
+        self,
+        store: LeaseStore,
+        request: SliceRequest,
+        holder: Holder,
+        check: Callable[[], None] | None,
+        within: Collection[str],
+    ) -> QueueForecast | None:
+        self._register_awaited(store)
+        return store.forecast(request, holder, check, within)
 
     async def offers(
         self, holder: Holder, *, groups: Collection[str] | None = None
     ) -> tuple[SliceRequest, ...] | None:
         """See ``Pool.offers``; ``groups`` as for :meth:`request`."""
         known = await self._course_admission.groups(holder, groups)
-        return await self._do(lambda _: self._course_admission.offers(holder, known))
+        return await self._store.run(self._course_admission.offers, holder, known)
 
     async def attach(
         self,
@@ -183,13 +205,13 @@ class EmbeddedPool(OpenedPool):
         grace: float = 0.0,
     ) -> Lease:
         """See ``Pool.attach``."""
-        lease = await self._do(lambda store: store.attach(lease_id, process, ready_within, grace))
+        lease = await self._store.run(LeaseStore.attach, lease_id, process, ready_within, grace)
         await self._enforcer.attach(lease, process)
         return await self._enforcer.hand_out(lease)
 
     async def renew(self, lease_id: str, ttl: float | None = None) -> Lease:
         """See ``Pool.renew``."""
-        return await self._enforcer.hand_out(await self._do(lambda store: store.renew(lease_id, ttl)))
+        return await self._enforcer.hand_out(await self._store.run(LeaseStore.renew, lease_id, ttl))
 
     async def activity(self, lease_id: str) -> Activity:
         """See ``Pool.activity``."""
@@ -232,24 +254,18 @@ class EmbeddedPool(OpenedPool):
             )
         known = await self._course_admission.groups(lease.holder, groups)
         counted = self._counted_as(request)
-
-        def resize(store: LeaseStore) -> Lease:
-            self._course_admission.check(request, lease.holder, known)
-            return store.resize(lease_id, counted)
-
-        return await self._enforcer.hand_out(await self._do(resize))
+        check = partial(self._course_admission.check, request, lease.holder, known)
+        return await self._enforcer.hand_out(
+            await self._store.run(LeaseStore.resize, lease_id, counted, check)
+        )
 
     async def park(self, lease_id: str, *, caller: Process | None = None) -> Lease:
         """See ``Pool.park``. Asked in the name of ``caller``, by default this process."""
-
-        async def park() -> Lease:
-            return await self._do(lambda store: store.park(lease_id))
-
         with self._asked({"lease": lease_id}):
             lease = await self._own(lease_id, caller, "be lent to others")
             if (await self._activity(lease)).initialised is False:
-                return await park()
-            return await self._enforcer.park(lease, park)
+                return await self._store.run(LeaseStore.park, lease_id)
+            return await self._enforcer.park(lease)
 
     async def _activity(self, lease: Lease) -> Activity:
         """Look at what a lease's processes do, which takes some time on a machine with many."""
@@ -272,12 +288,12 @@ class EmbeddedPool(OpenedPool):
     async def resume(self, lease_id: str) -> Lease:
         """See ``Pool.resume``."""
         with self._asked({"lease": lease_id}):
-            return await self._enforcer.hand_back(await self._do(lambda store: store.resume(lease_id)))
+            return await self._enforcer.hand_back(await self._store.run(LeaseStore.resume, lease_id))
 
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         """See ``Pool.release``."""
         with self._asked({"lease": lease_id}):
-            await self._do(lambda store: store.release(lease_id, reason))
+            await self._store.run(LeaseStore.release, lease_id, reason)
 
     async def revoke(self, lease_id: str, words: str, reason: EndReason = EndReason.REVOKED) -> None:
         """End a lease, by default in an administrator's name; its holder reads ``words``.
@@ -285,14 +301,14 @@ class EmbeddedPool(OpenedPool):
         Raises ``LeaseGone``.
         """
         with self._asked({"lease": lease_id}):
-            await self._do(lambda store: store.revoke(lease_id, words, reason))
+            await self._store.run(LeaseStore.revoke, lease_id, words, reason)
 
     async def effect_of_taking(self, lease_id: str) -> Effect:
         """Say what becomes of a lease's kernel if its slices are taken back now. Raises ``LeaseGone``."""
         lease = await self.get_lease(lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
-        is_kernel = await self._do(lambda store: store.has_manager(lease_id))
+        is_kernel = await self._store.run(LeaseStore.has_manager, lease_id)
         return effect_of(lease, await self._activity(lease), is_kernel=is_kernel)
 
     async def withdraw(self, lease_id: str, words: str, reason: EndReason) -> Lease:
@@ -307,34 +323,33 @@ class EmbeddedPool(OpenedPool):
                     "The slice cannot go without its kernel, which has used the GPU.",
                     "Take it back when the kernel is idle, or end the kernel.",
                 )
-            return await self._do(lambda store: store.ask_back(lease_id, words, reason, now=True))
+            return await self._store.run(LeaseStore.ask_back, lease_id, words, reason, now=True)
 
     async def ask_back(self, lease_id: str, words: str, reason: EndReason) -> Lease:
         """Let a kernel's slice go as soon as it is idle; see :meth:`withdraw`."""
         with self._asked({"lease": lease_id}):
-            if not await self._do(lambda store: store.has_manager(lease_id)):
+            if not await self._store.run(LeaseStore.has_manager, lease_id):
                 raise BadRequest(
                     "Only a kernel's slice can be taken back when it is idle.", "Take it back now."
                 )
-            return await self._do(lambda store: store.ask_back(lease_id, words, reason, now=False))
+            return await self._store.run(LeaseStore.ask_back, lease_id, words, reason, now=False)
 
     async def status(self) -> PoolStatus:
         """See ``Pool.status``.
 
         Looks first for processes that are gone, and enforces no more what is not held.
         """
-
-        def look_and_read(store: LeaseStore) -> PoolStatus:
-            note = self.note
-            try:
-                store.look()
-            except NoSpace as error:  # what is written can still be read
-                note = f"Leases whose processes are gone may be among these. {error}"
-            return replace(store.status(self.url), note=note)
-
-        status = await self._do(look_and_read)
+        status = await self._store.run(self._status)
         await self._enforcer.settle([each for each in status.leases if each.state is LeaseState.HELD])
         return replace(status, leases=tuple([each async for each in self._stated(status.leases)]))
+
+    def _status(self, store: LeaseStore) -> PoolStatus:
+        note = self.note
+        try:
+            store.look()
+        except NoSpace as error:  # what is written can still be read
+            note = f"Leases whose processes are gone may be among these. {error}"
+        return replace(store.status(self.url), note=note)
 
     async def _stated(self, leases: Sequence[Lease]) -> AsyncIterator[Lease]:
         """Yield leases with the truth about their limits; of thousands, others are answered in between."""
@@ -342,11 +357,6 @@ class EmbeddedPool(OpenedPool):
             yield with_own_caps(self._enforcer.state(lease))
             if number % _AT_A_TIME == 0:
                 await asyncio.sleep(0)
-
-
-def _after_a_look(store: LeaseStore, lease_id: str, at_most_every: float = 0.0) -> Lease:
-    store.look(at_most_every)
-    return store.lease(lease_id)
 
 
 def _refuse_unless_waiting(lease: Lease) -> None:

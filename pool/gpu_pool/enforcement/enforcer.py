@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -80,7 +79,7 @@ class Enforcer:
         if lease.state is not LeaseState.HELD:
             return lease
         if self._isolation.must_open(lease):
-            others = await self._store.do(held)
+            others = await self._store.run(held)
             await self._unless_it_fails(lease, lambda: self._isolation.enforce(lease, others))
         self._watch_over(lease)
         return self.state(lease)
@@ -101,11 +100,11 @@ class Enforcer:
         """Whether it can be tried to move what a lease keeps off its devices."""
         return await self._memory.is_movable(lease)
 
-    async def park(self, lease: Lease, park: Callable[[], Awaitable[Lease]]) -> Lease:
+    async def park(self, lease: Lease) -> Lease:
         """Move what a lease keeps off its devices, and park it. Raises ``NotAllowed`` where it stays."""
         await self._unless_lost(lease.id, self._memory.move_out(lease))
         try:
-            return await park()
+            return await self._store.run(LeaseStore.park, lease.id)
         except BaseException:
             await self._unless_lost(lease.id, self._memory.move_back(lease.id))
             raise
@@ -127,7 +126,7 @@ class Enforcer:
     async def _tend(self) -> None:
         told = await self._on_tiers(self._isolation.tend)
         for lease_id, words in told.items():
-            await self._store.do(partial(_tell, lease_id, words))
+            await self._store.run(LeaseStore.set_notice, lease_id, words)
 
     async def close(self) -> None:
         """Enforce nothing that needs this process any more: devices on which no lease lives are as before."""
@@ -135,7 +134,7 @@ class Enforcer:
             await asyncio.to_thread(self._guard.stop)
         if self._isolation.acts:
             with contextlib.suppress(PoolUnreachable):
-                await self._leave(await self._store.do(held))
+                await self._leave(await self._store.run(held))
         self._tiers.stop()
         self._memory.stop()
 
@@ -198,15 +197,8 @@ class Enforcer:
             raise gone(await self._end(lease_id, EndReason.BROKEN)) from None
 
     async def _end(self, lease_id: str, reason: EndReason) -> Lease:
-        def end(lease_store: LeaseStore) -> Lease:
-            lease_store.release(lease_id, reason, asked=False)
-            return lease_store.lease(lease_id)
-
-        return await self._store.do(end)
-
-
-def _tell(lease_id: str, words: str, lease_store: LeaseStore) -> None:
-    lease_store.accounts.tell(lease_id, words)
+        await self._store.run(LeaseStore.release, lease_id, reason, asked=False)
+        return await self._store.run(LeaseStore.lease, lease_id)
 
 
 def held(lease_store: LeaseStore) -> list[Lease]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 from weakref import WeakValueDictionary
 
 from gpu_pool.policy.revocation import Effect
@@ -27,6 +27,7 @@ from gpu_pool_client import (
     Activity,
     BadRequest,
     DeviceStatus,
+    EndedLease,
     EndReason,
     Holder,
     KernelCommand,
@@ -184,7 +185,7 @@ class AuthorizedPool:
             places = {each.id: each.position or 0 for each in line if each.holder.user == caller.user}
         return places
 
-    async def history(self, caller: Caller, since: float) -> list[Mapping[str, Any]]:
+    async def history(self, caller: Caller, since: float) -> list[EndedLease]:
         """Return the caller's own leases that have ended since then. Each user is answered once at a time."""
         async with self._reading.setdefault(caller.user, asyncio.Lock()):
             return await self._pool.history(since, user=None if caller.is_admin else caller.user)

@@ -297,7 +297,7 @@ class HistoryHandler(Handler):
     async def get(self) -> None:
         """Return the leases that have ended since then."""
         rows = await self.pool.history(self.caller, self.number("since"))
-        await self.answer(bodies.HISTORY.dump_json([dict(row) for row in rows]))
+        await self.answer(bodies.HISTORY.dump_json(rows))
 
 
 class DrainHandler(Handler):

@@ -16,7 +16,7 @@ from gpu_pool.devices.readings import Reading
 from gpu_pool.service.connections import Network, is_within
 from gpu_pool.service.handler import Handler
 from gpu_pool.service.served_pool import ServedPool
-from gpu_pool_client import WHOLE, DeviceStatus, Lease, LeaseState, NotAllowed, PoolStatus
+from gpu_pool_client import WHOLE, DeviceStatus, EndedLease, Lease, LeaseState, NotAllowed, PoolStatus
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -160,7 +160,7 @@ class Metrics:
         now.register(_Audited(self._pool.audit))
         return generate_latest(self._registry) + generate_latest(now), CONTENT_TYPE_PLAIN_0_0_4
 
-    def _count(self, status: PoolStatus, rows: Sequence[Mapping[str, Any]], known: frozenset[str]) -> None:
+    def _count(self, status: PoolStatus, rows: Sequence[EndedLease], known: frozenset[str]) -> None:
         """Count what was answered, what was granted and what has ended since the last time."""
         answered, self._answered = self._answered, Counter()
         for (handler, status_code), number in answered.items():
@@ -168,9 +168,9 @@ class Metrics:
         for course, seconds in self._counted.granted((*status.leases, *status.queue), rows):
             self._granted.labels(course_of(course, known)).observe(seconds)
         for row in self._counted.ended(rows):
-            course = course_of(row["course"], known)
-            self._ended.labels(course, row["reason"]).inc()
-            self._used.labels(course).inc(row["gpu_seconds"])
+            course = course_of(row.course, known)
+            self._ended.labels(course, row.reason).inc()
+            self._used.labels(course).inc(row.gpu_seconds)
 
 
 def _outcome(status: int) -> str:
@@ -192,7 +192,7 @@ class _CountedLeases:
         self._ends: set[str] = set()
 
     def granted(
-        self, living: Iterable[Lease], rows: Iterable[Mapping[str, Any]]
+        self, living: Iterable[Lease], rows: Iterable[EndedLease]
     ) -> Iterable[tuple[str | None, float]]:
         """Yield course and wait of every first grant that was not counted yet.
 
@@ -207,16 +207,16 @@ class _CountedLeases:
             if not is_counted and lease.held_at is not None and lease.requested_at >= self._began:
                 yield lease.holder.course, max(0.0, lease.held_at - lease.requested_at)
         for row in rows:
-            is_counted = row["id"] in before or row["id"] in self._ends
-            if not is_counted and row["held_at"] is not None and row["requested_at"] >= self._began:
-                yield row["course"], max(0.0, row["held_at"] - row["requested_at"])
+            is_counted = row.id in before or row.id in self._ends
+            if not is_counted and row.held_at is not None and row.requested_at >= self._began:
+                yield row.course, max(0.0, row.held_at - row.requested_at)
 
-    def ended(self, rows: Sequence[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+    def ended(self, rows: Sequence[EndedLease]) -> Iterable[EndedLease]:
         """Yield the rows that were not counted yet."""
-        fresh = [row for row in rows if row["id"] not in self._ends]
+        fresh = [row for row in rows if row.id not in self._ends]
         if fresh:
-            last = max(row["ended_at"] for row in fresh)
-            at_last = {row["id"] for row in fresh if row["ended_at"] == last}
+            last = max(row.ended_at for row in fresh)
+            at_last = {row.id for row in fresh if row.ended_at == last}
             self._ends = at_last if last > self.since else self._ends | at_last
             self.since = max(self.since, last)
         yield from fresh

@@ -25,6 +25,7 @@ from gpu_pool_client import (
     Activity,
     Device,
     DeviceStatus,
+    EndedLease,
     EndReason,
     Holder,
     KernelCommand,
@@ -73,8 +74,8 @@ class ServedPool(Protocol):
     ) -> Lease:
         """Ask for a slice."""
 
-    async def until_held(self, lease_id: str, timeout: float | None = None) -> Lease:
-        """Wait until a lease is held; withdraw nothing when that is cancelled or takes too long."""
+    async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
+        """Wait until a lease is held; nothing changes when that is cancelled or takes too long."""
 
     async def forecast(
         self,
@@ -93,7 +94,7 @@ class ServedPool(Protocol):
 
     # -- Leases ------------------------------------------------------------
 
-    async def lease(self, lease_id: str) -> Lease:
+    async def get_lease(self, lease_id: str) -> Lease:
         """Return the lease as it is now."""
 
     async def explain(self, lease_id: str) -> Outlook:
@@ -168,7 +169,7 @@ class ServedPool(Protocol):
     async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
         """Grant nothing more on a device, or grant again."""
 
-    async def history(self, since: float = 0.0, *, user: str | None = None) -> list[Mapping[str, Any]]:
+    async def history(self, since: float = 0.0, *, user: str | None = None) -> list[EndedLease]:
         """Return the leases that have ended since then; with ``user``, of that user alone."""
 
     async def look_at_devices(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:

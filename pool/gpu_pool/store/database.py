@@ -63,8 +63,8 @@ class Database:
         self._has_begun = False
         #: Why SQLite has undone the running transaction by itself: for want of space, say.
         self._undone: sqlite3.Error | None = None
-        #: Why nothing may be decided: :meth:`refusing`.
-        self._refusal: StoreUnusable | None = None
+        #: Why nothing may be decided at the moment, only read; None where everything may.
+        self.refusal: StoreUnusable | None = None
 
     def close(self) -> None:
         """Close the connection and the lock; the decisions of a block are in the store before."""
@@ -84,8 +84,8 @@ class Database:
         ``give_up_at`` (``time.monotonic()``): past this moment nothing is begun,
         because nobody waits for the answer any more.
         """
-        if self._refusal is not None:
-            raise self._refusal
+        if self.refusal is not None:
+            raise self.refusal
         if self._block is None:
             with self._begin(give_up_at):
                 yield
@@ -95,15 +95,6 @@ class Database:
             self._has_begun = True
         with _explained(self.path), self._step(give_up_at):
             yield
-
-    @contextlib.contextmanager
-    def refusing(self, reason: StoreUnusable | None) -> Iterator[None]:
-        """Let a block only read, and refuse it decisions with that error; None for no such limit."""
-        self._refusal = reason
-        try:
-            yield
-        finally:
-            self._refusal = None
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

@@ -5,21 +5,23 @@ Those about who gets a slice are in ``asking``, and in ``line`` for those who wa
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from gpu_pool.policy import admission
 from gpu_pool.policy.queue import Waiter
+from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.store import reclaim, records
 from gpu_pool.store.records import plain
 from gpu_pool.store.requests import RequestStore
 from gpu_pool_client import (
     BadRequest,
     DeviceStatus,
+    EndedLease,
     EndReason,
+    Failure,
     Lease,
     LeaseState,
     PoolStatus,
@@ -33,6 +35,11 @@ _MOST_SECONDS: Final = 86_400.0
 #: Rows of history that are read at once, and by one user of theirs: nobody else is served meanwhile.
 _MOST_ROWS: Final = 100_000
 _MOST_OF_USER: Final = 10_000
+#: Characters that are kept of each text about a failure: more than is read of a cluster's messages.
+_MOST_OF_FAILURE: Final = 500
+#: Starts that are kept of each group of nodes, the latest, and versions of each course.
+_MOST_STARTS: Final = 20
+MOST_VERSIONS: Final = 100
 
 
 class LeaseStore(RequestStore):
@@ -48,6 +55,11 @@ class LeaseStore(RequestStore):
         with self._db.snapshot():
             return self._leases.lease(lease_id)
 
+    def lease_after_look(self, lease_id: str, at_most_every: float = 0.0) -> Lease:
+        """Return the lease as it is after a :meth:`look` at whose process is gone."""
+        self.look(at_most_every)
+        return self.lease(lease_id)
+
     def status(self, url: str) -> PoolStatus:
         """Return everything as one snapshot."""
         with self._db.snapshot():
@@ -60,12 +72,12 @@ class LeaseStore(RequestStore):
         with self._db.snapshot():
             return self._line.queue_head(most)
 
-    def history(self, since: float, user: str | None = None) -> list[Mapping[str, Any]]:
+    def history(self, since: float, user: str | None = None) -> list[EndedLease]:
         """Return the leases, or those of a user, that have ended since then; see ``Pool.history``."""
         name, most = ("history", _MOST_ROWS) if user is None else ("history_of_user", _MOST_OF_USER)
         with self._db.snapshot():
             rows = self._db.run(name, {"since": since, "user": user, "most": most}).fetchall()
-        return [{**row, "failure": json.loads(row["failure"] or "null")} for row in reversed(rows)]
+        return [records.history_row(row) for row in reversed(rows)]
 
     # -- Changing ----------------------------------------------------------
 
@@ -100,8 +112,10 @@ class LeaseStore(RequestStore):
             self._db.run("set_deadline", {"number": number, "deadline": deadline, "reason": reason})
             return self._leases.lease(lease_id)
 
-    def resize(self, lease_id: str, request: SliceRequest) -> Lease:
-        """Change what a lease asks for; see ``Pool.resize``."""
+    def resize(self, lease_id: str, request: SliceRequest, check: Callable[[], None] | None = None) -> Lease:
+        """Change what a lease asks for; see :meth:`request` and ``Pool.resize``."""
+        if check is not None:
+            check()
         admission.check_rules(request, self._rules)
         with self._db.transaction(self.give_up_at):
             before = self._leases.row(lease_id)
@@ -185,7 +199,7 @@ class LeaseStore(RequestStore):
         with self._db.transaction(self.give_up_at):
             row = self._leases.row(lease_id)
             told = {"number": row["number"], "id": lease_id, "notice": plain(words)}
-            self._db.run("tell", {**told, "ending": reason.value})
+            self._db.run("set_notice", {**told, "ending": reason.value})
             self._release(self._leases.row(lease_id), reason)
 
     def release_key(self, key: str, reason: EndReason) -> None:
@@ -216,6 +230,75 @@ class LeaseStore(RequestStore):
             self._db.audit_buffer.noted("drained" if drained else "undrained", {"device": chosen.uuid})
             self._line.serve()
             return next(each for each in self._devices.statuses() if each.device == chosen)
+
+    def set_notice(self, lease_id: str, notice: str, ending: EndReason | None = None) -> None:
+        """Set what the lease's user is told; an empty text for nothing any more.
+
+        With ``ending``, whatever ends the lease from now on, this is why: its
+        processes are about to be ended by the pool.
+        """
+        reason = ending.value if ending else None
+        number = int(lease_id.partition("-")[0])
+        with self._db.transaction(self.give_up_at):
+            self._db.run("set_notice", {"number": number, "id": lease_id, "notice": notice, "ending": reason})
+            row = self._leases.live(lease_id)
+            if notice and row is not None:
+                event, why = "ending" if ending else "warned", {"words": notice, "reason": reason}
+                self._db.audit_buffer.decided(event, row, (), why, asked=False)
+
+    def record_failure(self, lease_id: str, failure: Failure) -> None:
+        """Record how the lease's kernel has failed, also where the lease has ended with it."""
+        texts = failure.words, failure.pod, failure.node, failure.image
+        kept = Failure(failure.at, *(plain(each, _MOST_OF_FAILURE) for each in texts))
+        values = {
+            "number": int(lease_id.partition("-")[0]),
+            "id": lease_id,
+            "failure": records.write_failure(kept),
+        }
+        with self._db.transaction(self.give_up_at):
+            row = self._leases.live(lease_id)
+            known = row and records.read_failure(row["failure"])
+            if known and known.pod == kept.pod:
+                return
+            if not self._db.run("fail_lease", values).rowcount:
+                self._db.run("fail_history", values)
+
+    # -- What is not about leases --------------------------------------------
+
+    def course_versions(self, course: str, most: int, before: int | None = None) -> tuple[CourseVersion, ...]:
+        """Return the latest versions of a course file, the last first, numbered below ``before`` if given."""
+        values = {"course": course, "before": before, "most": most}
+        with self._db.snapshot():
+            rows = self._db.run("course_versions", values).fetchall()
+        return tuple(CourseVersion(row["user"], row["text"], row["saved_at"], row["number"]) for row in rows)
+
+    def add_course_versions(self, course: str, versions: Sequence[CourseVersion]) -> int:
+        """Add versions in this order, and forget the oldest; return the number of the last."""
+        number = 0
+        with self._db.transaction(self.give_up_at):
+            for each in versions:
+                values = {"course": course, "user": each.user, "text": each.text, "saved_at": each.saved_at}
+                number = self._db.run("add_course_version", values).lastrowid or 0
+            self._db.run("forget_course_versions", {"course": course, "most": MOST_VERSIONS})
+        return number
+
+    def remove_course_version(self, number: int) -> None:
+        """Remove a version of a course file that has come to nothing."""
+        with self._db.transaction(self.give_up_at):
+            self._db.run("remove_course_version", {"number": number})
+
+    def add_node_start(self, group: str, seconds: float) -> None:
+        """Add how long a node of a group took to start, and forget the oldest."""
+        with self._db.transaction(self.give_up_at):
+            values = {"node_group": group, "seconds": seconds, "now": self._clock.wall()}
+            self._db.run("add_node_start", values)
+            self._db.run("forget_node_starts", {"node_group": group, "most": _MOST_STARTS})
+
+    def node_starts(self, group: str) -> list[float]:
+        """Return how many seconds the latest starts of a group's nodes took."""
+        with self._db.snapshot():
+            rows = self._db.run("node_starts", {"node_group": group}).fetchall()
+        return [row["seconds"] for row in rows]
 
     def try_writing(self) -> None:
         """Write something that says nothing. Raises ``StoreUnusable`` where no decision could be kept."""

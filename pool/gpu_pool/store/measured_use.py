@@ -1,19 +1,14 @@
-"""What leases were measured to use of their devices, and what their users are told about it."""
+"""What leases were measured to use of their devices."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
-from gpu_pool.store import records
 from gpu_pool.store.database import Database
 from gpu_pool.store.device_table import DeviceTable
 from gpu_pool.store.lease_table import LeaseTable
-from gpu_pool_client import Device, EndReason, Failure, Lease, LeaseState
-
-#: Characters that are kept of each text about a failure: more than the cluster's words that are read.
-_MOST_OF_FAILURE: Final = 500
+from gpu_pool_client import Device, Lease, LeaseState
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,34 +64,3 @@ class MeasuredUseTable:
                 }
                 if not self._db.run("add_to_lease", values).rowcount:
                     self._db.run("add_to_history", values)
-
-    def tell(self, lease_id: str, notice: str, ending: EndReason | None = None) -> None:
-        """Tell the lease's user something, or with an empty text nothing any more.
-
-        With ``ending``, whatever ends the lease from now on, this is why: its
-        processes are about to be ended by the pool.
-        """
-        values = {"id": lease_id, "notice": notice, "ending": ending.value if ending else None}
-        with self._db.transaction():
-            self._db.run("tell", {"number": int(lease_id.partition("-")[0]), **values})
-            row = self._leases.live(lease_id)
-            if notice and row is not None:
-                why = {"words": notice, "reason": ending.value if ending else None}
-                self._db.audit_buffer.decided("ending" if ending else "warned", row, (), why, asked=False)
-
-    def fail(self, lease_id: str, failure: Failure) -> None:
-        """Take note of how the lease's kernel has failed, also where the lease has ended with it."""
-        texts = failure.words, failure.pod, failure.node, failure.image
-        told = Failure(failure.at, *(records.plain(each, _MOST_OF_FAILURE) for each in texts))
-        values = {
-            "number": int(lease_id.partition("-")[0]),
-            "id": lease_id,
-            "failure": records.write_failure(told),
-        }
-        with self._db.transaction():
-            row = self._leases.live(lease_id)
-            known = row and records.read_failure(row["failure"])
-            if known and known.pod == told.pod:
-                return
-            if not self._db.run("fail_lease", values).rowcount:
-                self._db.run("fail_history", values)

@@ -302,7 +302,7 @@ UPDATE history SET
     device_seconds = coalesce(device_seconds, 0) + :device_seconds
 WHERE number = :number AND id = :id;
 
--- name: tell
+-- name: set_notice
 UPDATE lease SET notice = :notice, ending = :ending WHERE number = :number AND id = :id;
 
 -- name: ask_back

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from gpu_pool_client import (
     Device,
+    EndedLease,
     EndReason,
     Failure,
     Holder,
@@ -65,6 +66,12 @@ def write_failure(failure: Failure) -> str:
 def read_failure(text: str) -> Failure | None:
     """Read what :func:`write_failure` wrote; None for an empty text."""
     return Failure(**json.loads(text)) if text else None
+
+
+def history_row(row: sqlite3.Row) -> EndedLease:
+    """Return what the queries of the history say of one lease."""
+    touched = None if row["touched"] is None else bool(row["touched"])
+    return EndedLease(**{**row, "failure": read_failure(row["failure"]), "touched": touched})
 
 
 def live_lease(row: Row, parts: tuple[Slice, ...], place: int | None, terms: Terms) -> Lease:

@@ -26,7 +26,6 @@ from gpu_pool.store.measured_use import MeasuredUseTable
 from gpu_pool.store.queue import QueueForecast, StoredQueue
 from gpu_pool.store.queue_head import wished_devices
 from gpu_pool.store.resizing import Resizing
-from gpu_pool.store.small_tables import CourseVersionTable, NodeStartTable
 from gpu_pool.store.usage_totals import UsageTotals
 from gpu_pool.user_names import checked_name
 from gpu_pool_client import (
@@ -74,11 +73,7 @@ class RequestStore:
             self._clock,
         )
         self._resizing = Resizing(database, self._devices, self._use, self._rules, self._sharing, self._clock)
-        #: What is measured of the leases.
-        self.accounts = MeasuredUseTable(database, self._leases, self._devices)
-        self.versions = CourseVersionTable(database)
-        #: How long nodes took to start, where the pool is a cluster.
-        self.starts = NodeStartTable(database, self._clock)
+        self.measured_use = MeasuredUseTable(database, self._leases, self._devices)
         self.give_up_at: float | None = None
 
     def follow(self, courses: Courses, *, asked: bool = False) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from contextvars import copy_context
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import Context, copy_context
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 from traitlets.log import get_logger
 
@@ -17,61 +18,96 @@ from gpu_pool.store.leases import LeaseStore
 from gpu_pool.worker import Worker
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
-#: A decision that could not begin for this long is given up.
+#: Seconds after which a decision is given up that could not begin.
 ANSWER_WITHIN: Final = 30.0
 #: Seconds that closing may take.
 _CLOSE_WITHIN: Final = 1.0
 
 
-class StoreThread:
-    """Runs jobs on the store at ``path``, one after another. May be used from several event loops.
+class _Call(NamedTuple):
+    """A function of the store with its arguments, and the context of its caller: who asks, above all."""
 
-    ``open_store`` opens it at the first job, by ``give_up_at`` (``time.monotonic()``) at the latest.
+    context: Context
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    #: Whether the course files are followed first.
+    follows_courses: bool = True
+
+    def on(self, store: LeaseStore) -> Any:
+        return self.context.run(self.function, store, *self.args, **self.kwargs)
+
+
+class StoreThread:
+    """Calls functions of the store at ``path``, one after another. May be used from several event loops.
+
+    ``await thread.run(LeaseStore.lease, lease_id)`` returns what ``store.lease(lease_id)`` does; any function
+    whose first argument is the store will do. ``open_store`` opens it at the first call, by ``give_up_at``
+    (``time.monotonic()``) at the latest. ``follow_courses`` is called with the store before each function,
+    so that every decision goes by the course files as they are now.
     """
 
-    def __init__(self, path: Path, open_store: Callable[[float | None], tuple[Database, LeaseStore]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        open_store: Callable[[float | None], tuple[Database, LeaseStore]],
+        follow_courses: Callable[[LeaseStore], None] = lambda _: None,
+    ) -> None:
         self._path = path
         self._open = open_store
+        self._follow_courses = follow_courses
         self._worker = Worker("gpu-pool", self._together)
         self._opened: tuple[Database, LeaseStore] | None = None
-        #: Jobs for whose outcome nobody waits, and that there was no room for.
-        self._owed: list[Callable[[LeaseStore], object]] = []
-        #: Those that were done in the block of jobs that is under way, which may still fail as a whole.
-        self._in_block: list[Callable[[LeaseStore], object]] | None = None
+        #: Calls for whose outcome nobody waits, and that there was no room for.
+        self._owed: list[_Call] = []
+        #: Those that were made in the block of calls that is under way, which may still fail as a whole.
+        self._in_block: list[_Call] | None = None
 
-    async def do(self, job: Callable[[LeaseStore], T], within: float | None = None) -> T:
-        """Run a job and return what it returns.
+    async def run(
+        self, function: Callable[Concatenate[LeaseStore, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call a function with the store and these arguments, and return what it returns.
 
-        Raises ``StoreUnusable`` where it has not begun ``within`` so many seconds (by default
-        ``ANSWER_WITHIN``), or is not done soon after. A job that there was no room for is done
-        again: what was written before may have been moved together meanwhile.
+        Raises ``StoreUnusable`` where it could not begin within ``ANSWER_WITHIN`` seconds, or is not
+        done soon after. What there was no room for is tried once more: what was written before may have
+        been moved together meanwhile.
         """
-        within = ANSWER_WITHIN if within is None else within
-        try:
-            return await self._do(job, within)
-        except NoSpace:
-            return await self._do(job, within)
+        answer: T = await self._answer(_Call(copy_context(), function, args, kwargs), ANSWER_WITHIN)
+        return answer
 
-    async def _do(self, job: Callable[[LeaseStore], T], within: float) -> T:
-        give_up_at = time.monotonic() + within
-        context = copy_context()  # who asks is known there, too
+    async def run_alone(
+        self,
+        seconds: float,
+        function: Callable[Concatenate[LeaseStore, P], T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Call a function as :meth:`run` does, within so many seconds, and follow no course files before."""
+        answer: T = await self._answer(_Call(copy_context(), function, args, kwargs, False), seconds)
+        return answer
+
+    async def _answer(self, call: _Call, seconds: float, tries: int = 2) -> Any:
+        give_up_at = time.monotonic() + seconds
         try:
-            return await self._worker.run(lambda: context.run(self._run, job, give_up_at), within + 1)
+            return await self._worker.run(partial(self._run, call, give_up_at), seconds + 1)
         except TimeoutError as error:
-            raise self._stuck(within) from error
+            raise self._stuck(seconds) from error
+        except NoSpace:
+            if tries == 1:
+                raise
+            return await self._answer(call, seconds, tries - 1)
 
-    def later(self, job: Callable[[LeaseStore], object]) -> None:
-        """Run a job after those already queued, however long they take; nobody waits for it.
+    def run_later(
+        self, function: Callable[Concatenate[LeaseStore, P], object], /, *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Call a function after those already queued, however long they take; nobody waits for it.
 
-        One that there is no room for is done as soon as there is.
+        What there is no room for is done as soon as there is.
         """
-        context = copy_context()  # who asks is known there, too
-
-        def run(lease_store: LeaseStore) -> object:
-            return context.run(job, lease_store)
-
-        self._worker.submit(lambda: self._run_later(run))
+        self._worker.submit(partial(self._run_later, _Call(copy_context(), function, args, kwargs)))
 
     async def close(self) -> None:
         """Close the store once what was begun is done."""
@@ -81,46 +117,56 @@ class StoreThread:
             await self._worker.run(lambda: None, _CLOSE_WITHIN)
         self._worker.stop()
 
-    def _run(self, job: Callable[[LeaseStore], T], give_up_at: float | None) -> T:
-        """Run a job, after those that there was no room for before.
+    # -- In the thread -------------------------------------------------------
 
-        While one of these cannot be done, a job may read, and decide nothing: a request
+    def _run(self, call: _Call, give_up_at: float | None) -> Any:
+        """Make a call, after those that there was no room for before.
+
+        While one of these cannot be made, another may read, and decide nothing: a request
         would else be ended by what was decided, of an earlier one of its key, before it.
         """
-        database, lease_store = self._store(give_up_at)
-        with database.refusing(self._do_owed(lease_store)):
-            return job(lease_store)
+        if self._opened is None:
+            self._opened = self._open(give_up_at)
+        database, store = self._opened
+        store.give_up_at = give_up_at
+        database.refusal = self._do_owed(store) if self._owed else None
+        try:
+            if call.follows_courses:
+                call.context.run(self._follow_courses, store)
+            return call.on(store)
+        finally:
+            database.refusal = None
 
-    def _do_owed(self, lease_store: LeaseStore) -> StoreUnusable | None:
+    def _do_owed(self, store: LeaseStore) -> StoreUnusable | None:
         """Do what there was no room for before; return why that is still not possible."""
         while self._owed:
-            job = self._owed.pop(0)
+            call = self._owed.pop(0)
             try:
-                job(lease_store)
+                call.on(store)
             except StoreUnusable as error:
-                self._owed.insert(0, job)
+                self._owed.insert(0, call)
                 return error
             except Exception as error:  # noqa: BLE001 - it belongs to nobody who asks now
                 get_logger().warning("What was put off for want of space cannot be done: %s", error)
             else:
-                self._done(job)
+                self._note_done(call)
         return None
 
-    def _run_later(self, job: Callable[[LeaseStore], object]) -> None:
+    def _run_later(self, call: _Call) -> None:
         try:
-            self._run(job, give_up_at=None)
+            self._run(call, give_up_at=None)
         except NoSpace:
-            self._owed.append(job)
+            self._owed.append(call)
         else:
-            self._done(job)
+            self._note_done(call)
 
-    def _done(self, job: Callable[[LeaseStore], object]) -> None:
+    def _note_done(self, call: _Call) -> None:
         if self._in_block is not None:
-            self._in_block.append(job)
+            self._in_block.append(call)
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
-        done: list[Callable[[LeaseStore], object]] = []
+        done: list[_Call] = []
         self._in_block = done
         try:
             with contextlib.nullcontext() if self._opened is None else self._opened[0].together():
@@ -136,13 +182,6 @@ class StoreThread:
         if self._opened is not None:
             self._opened[0].close()
             self._opened = None
-
-    def _store(self, give_up_at: float | None) -> tuple[Database, LeaseStore]:
-        """Return the store, whose decisions wait for others until ``give_up_at`` at most."""
-        if self._opened is None:
-            self._opened = self._open(give_up_at)
-        self._opened[1].give_up_at = give_up_at
-        return self._opened
 
     def _stuck(self, within: float) -> StoreUnusable:
         holder = self._opened[0].holder() if self._opened else None

@@ -19,7 +19,7 @@ from gpu_pool_client.pods import KernelPod
 from gpu_pool_client.processes import Process
 from gpu_pool_client.requests import parse_request
 from gpu_pool_client.terms import Activity, Terms
-from gpu_pool_client.values import DeviceStatus, Lease
+from gpu_pool_client.values import DeviceStatus, EndedLease, Lease
 
 #: The root of all addresses. It changes when what they mean does.
 API: Final = "/api/v1"
@@ -54,7 +54,7 @@ FORECAST: Final[TypeAdapter[Outlook | None]] = TypeAdapter(Outlook | None)
 ACTIVITY: Final = TypeAdapter(Activity)
 DEVICE: Final = TypeAdapter(DeviceStatus)
 POD: Final = TypeAdapter(KernelPod)
-HISTORY: Final = TypeAdapter(list[dict[str, Any]])
+HISTORY: Final = TypeAdapter(list[EndedLease])
 POSITIONS: Final = TypeAdapter(dict[str, int])
 OFFERS: Final[TypeAdapter[list[str] | None]] = TypeAdapter(list[str] | None)
 

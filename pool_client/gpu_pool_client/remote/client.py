@@ -25,7 +25,7 @@ from gpu_pool_client.remote.problems import error_of
 from gpu_pool_client.remote.unreachable import explain, is_soon_over
 from gpu_pool_client.requests import SliceRequest, parse_request
 from gpu_pool_client.terms import Activity
-from gpu_pool_client.values import DeviceStatus, EndReason, Holder, Lease, LeaseState, PoolStatus
+from gpu_pool_client.values import DeviceStatus, EndedLease, EndReason, Holder, Lease, LeaseState, PoolStatus
 
 T = TypeVar("T")
 
@@ -174,10 +174,9 @@ class RemotePool(Pool):
         address = f"devices/{quote(device[:_LONGEST_ID], safe='', errors='replace')}/drain"
         return _read(bodies.DEVICE, await self._ask("POST", address, bodies.DrainBody(drained=drained)))
 
-    async def history(self, since: float = 0.0) -> list[Mapping[str, Any]]:
+    async def history(self, since: float = 0.0) -> list[EndedLease]:
         """See ``Pool.history``. One's own leases; all for administrators."""
-        rows = _read(bodies.HISTORY, await self._ask("GET", f"history?since={since!r}"))
-        return [*rows]
+        return _read(bodies.HISTORY, await self._ask("GET", f"history?since={since!r}"))
 
     async def status(self) -> PoolStatus:
         """See ``Pool.status``. All devices, and one's own leases; all for administrators."""

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import Failure, connect
 from support.terminal import Terminal
 
@@ -60,7 +61,7 @@ def test_how_a_kernel_failed_in_its_pod_is_told_by_why_and_history(terminal: Ter
         async with connect(terminal.environment["GPU_POOL_URL"]) as pool:
             assert isinstance(pool, EmbeddedPool)
             failure = Failure(1.0, "It ended with status 1. Its last words: no torch", "pod-1", "n1", "lab:1")
-            await pool._do(lambda book: book.accounts.fail(lease_id, failure))
+            await pool._store.run(LeaseStore.record_failure, lease_id, failure)
 
     lease_id = terminal.hold("2%")
     asyncio.run(fail())

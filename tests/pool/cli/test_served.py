@@ -31,7 +31,8 @@ _AS_USER = """
 import ctypes, os, sys
 import gpu_pool.cli.app, gpu_pool.enforcement.watchdog, gpu_pool_client.remote.client
 import gpu_pool_kernels.installer
-from gpu_pool.cli import main, requesting, doctor, isolation_checks
+import gpu_pool.enforcement.mps.compute_mode, gpu_pool.enforcement.mps.processes
+from gpu_pool.cli import main
 from gpu_pool.devices import discover
 if "LD_LIBRARY_PATH" in os.environ:
     ctypes.CDLL("libnvidia-ml.so.1")

@@ -108,6 +108,6 @@ async def test_whoever_waits_is_told_for_how_long_once_enough_is_known(tmp_path:
             waiting = await take(pool, "1", "waiting")
             held = (await pool.status()).leases[0].held_at
             assert held is not None
-            longest_past = max(each["held_seconds"] for each in await pool.history())
+            longest_past = max(each.held_seconds for each in await pool.history())
             await until(lambda held=held, past=longest_past: time.time() - held > past)  # type: ignore[misc]
             assert ((await pool.explain(waiting)).wait is not None) is is_told

@@ -218,7 +218,7 @@ async def test_whoever_loses_a_slice_to_an_administrator_reads_why(tmp_path: Pat
         with pytest.raises(LeaseGone, match=r"revoked\. The GPU\?is needed for an exam\."):
             await pool.renew(lease_id)
         [row] = await pool.history()
-        assert row["note"] == "The GPU?is needed for an exam."
+        assert row.note == "The GPU?is needed for an exam."
         with pytest.raises(LeaseGone):
             await pool.revoke(lease_id, "twice")
 
@@ -227,5 +227,5 @@ async def test_the_history_of_one_user_is_nobody_elses(tmp_path: Path) -> None:
     async with embedded(tmp_path / "store.db") as pool:
         for user in ("ada", "grace", "ada"):
             await pool.release(await take(pool, "2%", f"{user}-{len(await pool.history())}", Holder(user)))
-        assert [row["user"] for row in await pool.history()] == ["ada", "grace", "ada"]
-        assert [row["user"] for row in await pool.history(user="grace")] == ["grace"]
+        assert [row.user for row in await pool.history()] == ["ada", "grace", "ada"]
+        assert [row.user for row in await pool.history(user="grace")] == ["grace"]

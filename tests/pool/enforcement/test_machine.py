@@ -147,7 +147,7 @@ async def test_a_tier_that_does_not_answer_is_told_in_words(
         with pytest.raises(PoolUnreachable, match=r"did not answer within 0\.2 seconds"):
             await opened.request(HALF, ME, key())
         goes_on.set()
-        assert [each["reason"] for each in await opened.history()] == ["not-enforced"]
+        assert [each.reason for each in await opened.history()] == ["not-enforced"]
 
 
 async def test_a_tier_that_cannot_be_mended_keeps_nobody_from_looking(tmp_path: Path) -> None:

@@ -10,12 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_pool.policy.usage_report import LIVING, line, living, report
-from gpu_pool_client import Device, Holder, Lease, LeaseState, Slice, parse_request
+from gpu_pool_client import Device, EndedLease, Holder, Lease, LeaseState, Slice, parse_request
 
 
-def ended(**facts: Any) -> dict[str, Any]:
+def ended(**facts: Any) -> EndedLease:
     """Return a row of the history."""
     plain = {
+        "id": "1-a",
+        "request": "2%",
+        "milli": 20,
+        "held_seconds": 95.0,
         "user": "ada",
         "course": "",
         "kernel": None,
@@ -24,7 +28,7 @@ def ended(**facts: Any) -> dict[str, Any]:
         "ended_at": 100.0,
     }
     measured = {"peak_mib": None, "mean_mib": None, "device_seconds": None, "touched": None}
-    return {**plain, "gpu_seconds": 36.0, "reason": "released", **measured, **facts}
+    return EndedLease(**{**plain, "gpu_seconds": 36.0, "reason": "released", **measured, **facts})
 
 
 seconds = st.floats(0, 1e9, allow_nan=False)
@@ -40,12 +44,12 @@ rows = st.builds(
     mean_mib=st.none() | seconds,
     device_seconds=st.none() | seconds,
     touched=st.none() | st.booleans(),
-).filter(lambda row: row["mean_mib"] is None or row["device_seconds"] is not None)
+).filter(lambda row: row.mean_mib is None or row.device_seconds is not None)
 
 
 @given(st.lists(rows), st.sampled_from(["user", "course", "reason"]))
-def test_the_rows_add_up_to_the_total(history: list[dict[str, Any]], by: str) -> None:
-    lines, total = report(history, lambda row: str(row[by])), line("total", history)
+def test_the_rows_add_up_to_the_total(history: list[EndedLease], by: str) -> None:
+    lines, total = report(history, lambda row: str(getattr(row, by))), line("total", history)
     for name in ("leases", "measured", "untouched"):
         assert sum(getattr(each, name) for each in lines) == getattr(total, name)
     assert math.isclose(sum(each.gpu_hours for each in lines), total.gpu_hours, rel_tol=1e-9)
@@ -54,7 +58,7 @@ def test_the_rows_add_up_to_the_total(history: list[dict[str, Any]], by: str) ->
     peaks = [each.peak_mib for each in lines if each.peak_mib is not None]
     assert max(peaks, default=None) == total.peak_mib
     assert max((each.people for each in lines), default=0) <= total.people <= sum(e.people for e in lines)
-    assert [each.key for each in lines] == sorted({str(row[by]) for row in history})
+    assert [each.key for each in lines] == sorted({str(getattr(row, by)) for row in history})
 
 
 def test_what_a_line_says() -> None:
@@ -85,5 +89,5 @@ def test_a_lease_that_lives_counts_up_to_now(held_at: float, gpu_seconds: float)
         "1-a", "key", parse_request("2x25%"), Holder("ada"), LeaseState.HELD, 0.0, held_at, slices=parts
     )
     row = living(lease, now=100.0)
-    assert (row["gpu_seconds"], row["reason"]) == (gpu_seconds, LIVING)
+    assert (row.gpu_seconds, row.reason) == (gpu_seconds, LIVING)
     assert line("", [row]).median_wait is None

@@ -198,7 +198,7 @@ async def test_a_start_that_is_cancelled_meanwhile_leaves_nothing(
     os.kill(stopped.process.pid, signal.SIGCONT)
 
     async def is_withdrawn() -> bool:
-        return [row["reason"] for row in await served.pool.history()] == ["withdrawn"]
+        return [row.reason for row in await served.pool.history()] == ["withdrawn"]
 
     await eventually(is_withdrawn)
     assert await served.is_empty()

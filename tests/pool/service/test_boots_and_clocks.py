@@ -51,7 +51,7 @@ def set_clock(folder: Path, ahead: int) -> None:
 
 async def ended(pool: Pool) -> list[tuple[str, str]]:
     """Return what the history says: leases and why they ended, in the order of their numbers."""
-    return sorted((row["id"], row["reason"]) for row in await pool.history())
+    return sorted((row.id, row.reason) for row in await pool.history())
 
 
 async def test_after_a_reboot_every_slice_is_back_once(service: Service, pool: Pool) -> None:
@@ -104,4 +104,4 @@ async def test_a_clock_that_jumps_ends_nothing_and_gives_nothing_back_twice(
         assert (await pool.wait(next_one, 20)).state is LeaseState.HELD
         set_clock(folder, 0)
         assert [lease.id for lease in (await pool.status()).leases] == [beside, next_one]
-        assert [row["id"] for row in await pool.history()] == [held]
+        assert [row.id for row in await pool.history()] == [held]

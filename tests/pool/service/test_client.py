@@ -167,7 +167,7 @@ async def test_a_cancelled_request_leaves_nothing_behind(service: Service, pool:
     await asyncio.gather(request, return_exceptions=True)
     assert request.cancelled()
     assert (await pool.status()).leases == ()
-    assert [row["reason"] for row in await pool.history()] == ["withdrawn"]
+    assert [row.reason for row in await pool.history()] == ["withdrawn"]
 
 
 def test_whoever_needs_no_service_pays_for_none() -> None:

@@ -68,4 +68,4 @@ async def test_a_server_gets_a_slice_through_the_proxy(
         assert (lease.state, lease.holder.user) == (LeaseState.HELD, "ada")
         await pool.release(lease.id)
     async with connect(f"unix:{managing.folder}/pool.sock") as pool:
-        assert [row["user"] for row in await pool.history()] == ["ada"]
+        assert [row.user for row in await pool.history()] == ["ada"]

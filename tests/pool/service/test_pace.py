@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +14,7 @@ from gpu_pool.service.callers import Caller
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.rate_limits import DecisionRate
-from gpu_pool_client import OverQuota, Process
+from gpu_pool_client import EndedLease, OverQuota, Process
 from support.hub import ADMIN, Hub, serving_hub
 from support.pools import embedded
 from support.service import Nursery
@@ -54,7 +52,7 @@ async def test_a_users_history_is_read_once_at_a_time(
     async with embedded(tmp_path / "store.db") as pool:
         read = pool.history
 
-        async def history(since: float = 0.0, *, user: str | None = None) -> list[Mapping[str, Any]]:
+        async def history(since: float = 0.0, *, user: str | None = None) -> list[EndedLease]:
             for name in ("all", str(user)):
                 under_way[name] += 1
                 most[name] = max(most[name], under_way[name])

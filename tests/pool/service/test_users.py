@@ -118,7 +118,7 @@ async def test_administrators_see_and_end_all(users: Users, pool: Pool) -> None:
     assert [lease.id for lease in (await pool.status()).leases] == [lease_id]
     await pool.release(lease_id, EndReason.REVOKED)
     assert (await pool.get_lease(lease_id)).end_reason is EndReason.REVOKED
-    assert [row["user"] for row in await pool.history()] == ["nobody"]
+    assert [row.user for row in await pool.history()] == ["nobody"]
 
 
 @pytest.mark.parametrize("reason", ["", ", EndReason.IDLE", ", EndReason.WITHDRAWN"])
@@ -133,7 +133,7 @@ async def test_what_an_administrator_ends_of_somebody_elses_is_revoked(
     ended = [(await pool.get_lease(lease_id)).end_reason for lease_id in (theirs, mine)]
     assert ended[0] is EndReason.REVOKED
     assert ended[1] is not EndReason.REVOKED
-    assert (await pool.history())[0]["reason"] == "revoked"
+    assert (await pool.history())[0].reason == "revoked"
     with pytest.raises(LeaseGone, match="revoked"):
         await users.run(NOBODY, f"await pool.renew({theirs!r})")
 

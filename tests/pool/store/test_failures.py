@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import Failure
 from support.pools import embedded, take
 
@@ -13,7 +14,7 @@ FAILED = Failure(1.0, "It ended with status 1. Its last words: no torch", "gpu-p
 
 
 async def note(pool: EmbeddedPool, lease_id: str, failure: Failure) -> None:
-    await pool._do(lambda book: book.accounts.fail(lease_id, failure))
+    await pool._store.run(LeaseStore.record_failure, lease_id, failure)
 
 
 async def test_it_is_kept_while_the_lease_lives_and_after_its_end(tmp_path: Path) -> None:
@@ -26,7 +27,7 @@ async def test_it_is_kept_while_the_lease_lives_and_after_its_end(tmp_path: Path
         for each in (lease_id, other):
             await pool.release(each)
         assert (await pool.get_lease(lease_id)).failure == FAILED
-        rows = {row["id"]: row["failure"] for row in await pool.history()}
+        rows = {row.id: row.failure for row in await pool.history()}
         assert rows == {lease_id: dataclasses.asdict(FAILED), other: None}
         assert await pool.history(user="ada") == await pool.history()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -67,48 +66,48 @@ FULL = NoSpace("The disk is full.")
 async def test_a_withdrawal_that_was_put_off_ends_no_later_lease_of_its_key(thread: StoreThread) -> None:
     # Of a request that was given up before it was decided. The second try fails, too: the request
     # that comes then must not be decided before it.
-    thread.later(failing(withdraw, FULL, FULL))
-    lease = await thread.do(ask)
-    assert await thread.do(read) == ["key"]
-    assert (await thread.do(lambda book: book.lease(lease.id))).state is LeaseState.HELD
+    thread.run_later(failing(withdraw, FULL, FULL))
+    lease = await thread.run(ask)
+    assert await thread.run(read) == ["key"]
+    assert (await thread.run(LeaseStore.lease, lease.id)).state is LeaseState.HELD
 
 
 async def test_while_a_decision_is_put_off_the_pool_can_be_read_and_nothing_else(
     thread: StoreThread,
 ) -> None:
-    await thread.do(ask)
-    thread.later(failing(withdraw, *[FULL] * 4))
-    assert await thread.do(read) == ["key"]
+    await thread.run(ask)
+    thread.run_later(failing(withdraw, *[FULL] * 4))
+    assert await thread.run(read) == ["key"]
     # Both tries of this one come while it is still put off.
     with pytest.raises(NoSpace, match="The disk is full"):
-        await thread.do(partial(ask, key="other"))
-    assert await thread.do(read) == []
-    await thread.do(partial(ask, key="other"))
-    assert await thread.do(read) == ["other"]
+        await thread.run(ask, key="other")
+    assert await thread.run(read) == []
+    await thread.run(ask, key="other")
+    assert await thread.run(read) == ["other"]
 
 
 async def test_one_that_comes_too_late_for_who_asks_is_kept(thread: StoreThread) -> None:
-    await thread.do(ask)
-    thread.later(failing(withdraw, FULL, StoreUnusable("The store was busy for too long.", "Try again.")))
-    assert await thread.do(read) == ["key"]
-    assert await thread.do(read) == []
+    await thread.run(ask)
+    thread.run_later(failing(withdraw, FULL, StoreUnusable("The store was busy for too long.", "Try again.")))
+    assert await thread.run(read) == ["key"]
+    assert await thread.run(read) == []
 
 
 async def test_one_that_fails_is_dropped_and_stops_nobody(
     thread: StoreThread, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lease = await thread.do(ask)
-    thread.later(failing(lambda book: book.renew("none", None), FULL))
-    thread.later(failing(withdraw, FULL))
+    lease = await thread.run(ask)
+    thread.run_later(failing(lambda book: book.renew("none", None), FULL))
+    thread.run_later(failing(withdraw, FULL))
     with caplog.at_level(logging.WARNING):
-        assert await thread.do(read) == []
+        assert await thread.run(read) == []
     assert [each for each in caplog.messages if "What was put off for want of space cannot be done" in each]
-    assert (await thread.do(lambda book: book.lease(lease.id))).end_reason is EndReason.WITHDRAWN
+    assert (await thread.run(LeaseStore.lease, lease.id)).end_reason is EndReason.WITHDRAWN
 
 
 async def test_several_are_made_in_their_order(thread: StoreThread) -> None:
     made: list[int] = []
     for number in range(3):
-        thread.later(failing(lambda _, number=number: made.append(number), FULL))  # type: ignore[misc]
-    await asyncio.gather(*(thread.do(read) for _ in range(3)))
+        thread.run_later(failing(lambda _, number=number: made.append(number), FULL))  # type: ignore[misc]
+    await asyncio.gather(*(thread.run(read) for _ in range(3)))
     assert made == [0, 1, 2]

@@ -124,9 +124,9 @@ def test_what_was_used_at_either_size_adds_up(pools: Any) -> None:
     pool.now += 1800
     pool.book.release(lease.id, EndReason.RELEASED)
     (row,) = pool.book.history(0)
-    assert row["held_seconds"] == pytest.approx(2.5 * 3600)
-    assert row["gpu_seconds"] == pytest.approx(1.15 * 3600)
-    assert row["held_at"] == pytest.approx(START, abs=1)
+    assert row.held_seconds == pytest.approx(2.5 * 3600)
+    assert row.gpu_seconds == pytest.approx(1.15 * 3600)
+    assert row.held_at == pytest.approx(START, abs=1)
     # The same sum is what quotas go by: 1.15 of 1.2 hours.
     last = pool.ask("100%", course="ml")
     pool.now += 200

@@ -71,8 +71,8 @@ def test_whatever_happens_each_lease_is_told_of_as_by_itself(seed: int, office: 
         lambda: office.book.attach(one(), ME, None, 5.0),
         lambda: office.book.renew(one(), 60.0),
         lambda: office.book.resize(one(), parse_request("20%")),
-        lambda: office.book.accounts.tell(one(), f"words {dice.random()}"),
-        lambda: office.book.accounts.fail(one(), Failure(1.0, "words", f"pod-{dice.random()}", "n1", "i")),
+        lambda: office.book.set_notice(one(), f"words {dice.random()}"),
+        lambda: office.book.record_failure(one(), Failure(1.0, "words", f"pod-{dice.random()}", "n1", "i")),
     ]
     for _ in range(120):
         try:
@@ -105,12 +105,12 @@ def test_a_lease_is_told_of_in_the_terms_of_its_course_as_they_are_now(office: O
 
 def test_a_device_is_everywhere_what_it_is_now(office: Office) -> None:
     lease = office.ask("30%", "key")
-    assert office.told() == [*office.book.accounts.held()] == [lease]
+    assert office.told() == [*office.book.measured_use.held()] == [lease]
     office.book.register([replace(each, driver="570.2") for each in POOL])
-    held, told = office.book.accounts.held(), office.told()
+    held, told = office.book.measured_use.held(), office.told()
     assert told == [*held] == [office.book.lease(lease.id)]
     assert told[0].slices[0].device.driver == "570.2"
-    assert office.book.accounts.held() is held
+    assert office.book.measured_use.held() is held
 
 
 def test_what_has_not_changed_is_not_made_anew(office: Office) -> None:

@@ -110,7 +110,7 @@ async def test_a_store_of_every_schema_so_far_is_upgraded(
         text = (SCHEMAS / f"{schema:04}.sql").read_text()
     release(LATER)
     async with embedded(restored(text, path)) as pool:
-        assert (await pool.history())[0]["reason"] == "released"
+        assert (await pool.history())[0].reason == "released"
         await take(pool, "2%", "new")
     assert rows(path, "SELECT DISTINCT shade FROM lease") == [("grey",)]
     assert rows(path, "PRAGMA user_version") == [(NEWEST + 1,)]
@@ -134,7 +134,7 @@ async def test_what_is_held_and_waited_for_outlives_an_upgrade(path: Path, relea
         release(LATER)
         async with embedded(path) as pool:
             assert await pool.status() == before
-            assert [each["id"] for each in await pool.history()] == [each["id"] for each in past]
+            assert [each.id for each in await pool.history()] == [each.id for each in past]
             await pool.release(held.id)
             assert [lease.key for lease in (await pool.status()).leases] == ["next", "last"]
 

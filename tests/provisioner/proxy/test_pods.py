@@ -162,7 +162,7 @@ async def test_an_idle_kernel_is_warned_and_ended_where_its_course_says_so(
 
         await eventually(is_warned, within=120)
         await eventually(is_over, within=120)
-        assert [each["reason"] for each in await pods.history()] == ["idle"]
+        assert [each.reason for each in await pods.history()] == ["idle"]
         (error,) = (await page.run("1").done()).outputs
         assert "it had been idle for longer than its course allows" in error
         assert "anew\n" in (await page.run("print('anew')").done()).outputs

@@ -15,6 +15,7 @@ from gpu_pool.embedded import pool
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.policy.revocation import Effect
 from gpu_pool.settings import load_settings
+from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import (
     Activity,
     BadRequest,
@@ -354,7 +355,7 @@ async def test_a_kernel_whose_parking_was_not_answered_is_parked_all_the_same(
         cell = page.run(waits_for(tmp_path / "go on")) if at_work else None
         if cell is not None:
             await cell.shows("begun")
-        await pool._do(lambda book: book.park(lease.id))
+        await pool._store.run(LeaseStore.park, lease.id)
         if cell is not None:
             (tmp_path / "go on").touch()
             assert "done" in "".join((await cell.done()).outputs)
@@ -384,5 +385,5 @@ async def test_what_is_parked_at_its_user_s_wish_keeps_an_administrator_s_reason
     held = await take(pool, "60%", "held")
     await pool.attach(held, Process.current(), grace=5.0)
     await pool.ask_back(held, EXAM, EndReason.REVOKED)
-    parked = await pool._do(lambda book: book.ask_back(held, "", EndReason.RELEASED, now=True))
+    parked = await pool._store.run(LeaseStore.ask_back, held, "", EndReason.RELEASED, now=True)
     assert (parked.state, parked.asked_back, parked.notice) == (LeaseState.PARKED, EndReason.REVOKED, EXAM)

@@ -182,24 +182,24 @@ class OwnStore:
     def __init__(self, path: Path, settings: PoolSettings) -> None:
         self._path = path
         self._settings = settings
-        self._gate = CourseAdmission(settings)
+        self._course_admission = CourseAdmission(settings)
         self._opened: tuple[Database, LeaseStore] | None = None
 
     def held(self) -> Sequence[Lease]:
         """See ``MeasuredUseTable.held``."""
-        return self._lease_store().accounts.held()
+        return self._lease_store().measured_use.held()
 
     def devices(self) -> Sequence[Device]:
         """See ``MeasuredUseTable.devices``."""
-        return self._lease_store().accounts.devices()
+        return self._lease_store().measured_use.devices()
 
     def add(self, news: Mapping[str, Measured]) -> None:
         """See ``MeasuredUseTable.add``."""
-        self._lease_store().accounts.add(news)
+        self._lease_store().measured_use.add(news)
 
     def tell(self, lease_id: str, notice: str, ending: EndReason | None = None) -> None:
-        """See ``MeasuredUseTable.tell``."""
-        self._lease_store().accounts.tell(lease_id, notice, ending)
+        """See ``LeaseStore.set_notice``."""
+        self._lease_store().set_notice(lease_id, notice, ending)
 
     def end(self, lease_id: str, reason: EndReason) -> None:
         """See ``LeaseStore.release``."""
@@ -215,5 +215,7 @@ class OwnStore:
         if self._opened is None:
             database = Database(self._path)
             self._opened = database, LeaseStore(database, self._settings)
-        # Whoever ends a lease serves the line, whose order the course files know.
-        return self._gate.keep_up(self._opened[1])
+        # Whoever ends a lease serves the queue, whose order the course files know.
+        store = self._opened[1]
+        self._course_admission.follow(store)
+        return store

@@ -5,17 +5,16 @@ A row is one of ``Pool.history()``; what lives joins them up to now.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import Final
 
+from gpu_pool.policy import usage_report
 from gpu_pool.service.dashboard.labels import Mark, PageTime, course_label, gpus, memory, moment, reason_words
 from gpu_pool.service.dashboard.pool_view import Viewer
-from gpu_pool_client import WHOLE, EndReason, Lease, format_duration
-
-Row = Mapping[str, Any]
+from gpu_pool_client import WHOLE, EndedLease, EndReason, Lease, format_duration
 
 #: Bars of the plot: half an hour each for a day, three and a half hours for a week.
 BUCKETS: Final = 48
@@ -104,26 +103,21 @@ class PastRow:
         return f"{why}. Its kernel failed: {self.failure}" if self.failure else why
 
 
-def visible(rows: Iterable[Row], viewer: Viewer) -> list[Row]:
+def visible(rows: Iterable[EndedLease], viewer: Viewer) -> list[EndedLease]:
     """Return the rows that a viewer may see: their own, and for administrators all."""
-    return [row for row in rows if viewer.is_admin or row["user"] == viewer.user]
+    return [row for row in rows if viewer.is_admin or row.user == viewer.user]
 
 
-def living(leases: Iterable[Lease], now: float) -> list[Row]:
+def living(leases: Iterable[Lease], now: float) -> list[EndedLease]:
     """Return held leases like rows that end now."""
     return [
-        {
-            "course": lease.holder.course or "",
-            "held_at": lease.held_at,
-            "ended_at": now,
-            "gpu_seconds": sum(part.milli for part in lease.slices) / WHOLE * (now - lease.held_at),
-        }
+        replace(usage_report.living(lease, now), held_at=lease.held_at)
         for lease in leases
         if lease.slices and lease.held_at is not None and lease.held_at < now
     ]
 
 
-def plot(rows: Iterable[Row], marks: Mapping[str, Mark], days: int, now: float) -> Plot:
+def plot(rows: Iterable[EndedLease], marks: Mapping[str, Mark], days: int, now: float) -> Plot:
     """Return the mean number of GPUs in use in every part of the last days, by course."""
     seconds = days * _DAY / BUCKETS
     used = _used(rows, now - days * _DAY, seconds)
@@ -139,18 +133,18 @@ def plot(rows: Iterable[Row], marks: Mapping[str, Mark], days: int, now: float) 
     )
 
 
-def _used(rows: Iterable[Row], began: float, seconds: float) -> dict[str, list[float]]:
+def _used(rows: Iterable[EndedLease], began: float, seconds: float) -> dict[str, list[float]]:
     """Return GPU-seconds by course and bucket; a lease's use is spread evenly over its life."""
     used: dict[str, list[float]] = {}
     for row in rows:
-        if row["held_at"] is None or row["ended_at"] <= began:
+        if row.held_at is None or row.ended_at <= began:
             continue
-        of_course = used.setdefault(course_label(row["course"]), [0.0] * BUCKETS)
-        rate = row["gpu_seconds"] / max(row["ended_at"] - row["held_at"], 1.0)
-        first = max(0, int((row["held_at"] - began) // seconds))
+        of_course = used.setdefault(course_label(row.course), [0.0] * BUCKETS)
+        rate = row.gpu_seconds / max(row.ended_at - row.held_at, 1.0)
+        first = max(0, int((row.held_at - began) // seconds))
         for bucket in range(first, BUCKETS):
             start = began + bucket * seconds
-            overlap = min(row["ended_at"], start + seconds) - max(row["held_at"], start)
+            overlap = min(row.ended_at, start + seconds) - max(row.held_at, start)
             if overlap <= 0:
                 break
             of_course[bucket] += rate * overlap
@@ -192,46 +186,46 @@ def _round_up(value: float) -> float:
         size *= 10
 
 
-def sums(rows: Iterable[Row], marks: Mapping[str, Mark]) -> tuple[CourseSum, ...]:
+def sums(rows: Iterable[EndedLease], marks: Mapping[str, Mark]) -> tuple[CourseSum, ...]:
     """Return what each course used, and how many leases it had."""
     leases: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for row in rows:
-        leases[course_label(row["course"])] += 1
-        seconds[course_label(row["course"])] += row["gpu_seconds"]
+        leases[course_label(row.course)] += 1
+        seconds[course_label(row.course)] += row.gpu_seconds
     return tuple(
         CourseSum(course, marks[course], leases[course], _hours(seconds[course])) for course in sorted(leases)
     )
 
 
-def taken_away(rows: Sequence[Row], viewer: Viewer) -> tuple[PastRow, ...]:
+def taken_away(rows: Sequence[EndedLease], viewer: Viewer) -> tuple[PastRow, ...]:
     """Return which leases of the viewer's own ended by something else than their own doing."""
-    own = [row for row in rows if row["user"] == viewer.user and row["reason"] not in _OWN_DOING]
+    own = [row for row in rows if row.user == viewer.user and row.reason not in _OWN_DOING]
     return past_rows(own)
 
 
-def past_rows(rows: Sequence[Row]) -> tuple[PastRow, ...]:
+def past_rows(rows: Sequence[EndedLease]) -> tuple[PastRow, ...]:
     """Return the last rows, the last to end first."""
     return tuple(_row(row) for row in reversed(rows[-MOST_ROWS:]))
 
 
-def _row(row: Row) -> PastRow:
-    held_at = row["held_at"]
-    waited = None if held_at is None else format_duration(max(0.0, held_at - row["requested_at"]))
+def _row(row: EndedLease) -> PastRow:
+    held_at = row.held_at
+    waited = None if held_at is None else format_duration(max(0.0, held_at - row.requested_at))
     return PastRow(
-        id=row["id"],
-        user=row["user"],
-        course=course_label(row["course"]),
-        purpose=row["kernel"] or "",
-        request=row["request"],
-        ended=moment(row["ended_at"]),
+        id=row.id,
+        user=row.user,
+        course=course_label(row.course),
+        purpose=row.kernel or "",
+        request=row.request,
+        ended=moment(row.ended_at),
         waited=waited,
-        held="" if held_at is None else format_duration(row["held_seconds"]),
-        gpu_hours="" if held_at is None else _hours(row["gpu_seconds"]),
-        peak="" if row["peak_mib"] is None else memory(row["peak_mib"]),
-        reason=reason_words(row["reason"]),
-        note=row.get("note") or "",
-        failure=(row.get("failure") or {}).get("words", ""),
+        held="" if held_at is None else format_duration(row.held_seconds),
+        gpu_hours="" if held_at is None else _hours(row.gpu_seconds),
+        peak="" if row.peak_mib is None else memory(row.peak_mib),
+        reason=reason_words(row.reason),
+        note=row.note,
+        failure="" if row.failure is None else row.failure.words,
     )
 
 

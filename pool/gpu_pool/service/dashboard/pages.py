@@ -185,7 +185,7 @@ class HistoryPage(DashboardPage):
         snapshot = await self.dashboard.streams.snapshots.now()
         held = [each for each in snapshot.status.leases if self.viewer.is_admin or self.viewer.owns(each)]
         every = [*rows, *history_view.living(held, now)]
-        marks = self.dashboard.page_data(snapshot, [row["course"] for row in rows]).marks
+        marks = self.dashboard.page_data(snapshot, [row.course for row in rows]).marks
         self.show(
             "history.html",
             days=days,

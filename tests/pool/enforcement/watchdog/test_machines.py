@@ -95,7 +95,7 @@ async def test_a_card_that_falls_off_the_bus_is_a_problem_and_nobodys_fault(
             for lease in (one, two):
                 await there.pool.release(lease.id)
             there.look()
-        seconds = [row["device_seconds"] for row in await there.pool.history()]
+        seconds = [row.device_seconds for row in await there.pool.history()]
         assert seconds == [3.0, 120.0]
 
 
@@ -138,7 +138,7 @@ async def test_a_driver_that_comes_back_is_used_again(there: Guarded) -> None:
         assert there.look(30)["problems"] == []
         await there.pool.release(lease.id)
         there.look()
-    assert (await there.history())["peak_mib"] == 300
+    assert (await there.history()).peak_mib == 300
 
 
 MACHINES = {
@@ -180,4 +180,4 @@ async def test_each_lease_is_charged_what_it_uses_of_its_own_device(
             for lease in leases:
                 await there.pool.release(lease.id)
             there.look()
-        assert [row["peak_mib"] for row in await there.pool.history()] == [100, 200]
+        assert [row.peak_mib for row in await there.pool.history()] == [100, 200]

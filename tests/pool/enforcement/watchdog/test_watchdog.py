@@ -31,7 +31,7 @@ async def test_peak_mean_and_time_on_the_device_are_kept_in_the_history(there: G
         await there.pool.release(lease.id)
         there.look(1)
     row = await there.history()
-    assert (row["peak_mib"], row["mean_mib"], row["device_seconds"], row["touched"]) == (4000, 2000.0, 3.0, 1)
+    assert (row.peak_mib, row.mean_mib, row.device_seconds, row.touched) == (4000, 2000.0, 3.0, 1)
 
 
 async def test_what_never_touched_the_gpu_is_told_from_what_was_not_measured(there: Guarded) -> None:
@@ -42,11 +42,11 @@ async def test_what_never_touched_the_gpu_is_told_from_what_was_not_measured(the
         await there.pool.release(lease.id)
         there.look()
         row = await there.history()
-        assert (row["peak_mib"], row["device_seconds"], row["touched"]) == (None, 0.0, 0)
+        assert (row.peak_mib, row.device_seconds, row.touched) == (None, 0.0, 0)
         unseen = await there.hold("2%", identity(kernel), "other")
         await there.pool.release(unseen.id)
     rows = await there.pool.history()
-    assert (rows[1]["device_seconds"], rows[1]["touched"]) == (None, None)
+    assert (rows[1].device_seconds, rows[1].touched) == (None, None)
 
 
 async def test_a_measurement_goes_on_when_the_guard_is_started_again(tmp_path: Path, nvml: Path) -> None:
@@ -61,7 +61,7 @@ async def test_a_measurement_goes_on_when_the_guard_is_started_again(tmp_path: P
             await second.pool.release(lease.id)
             second.look(1)
             row = await second.history()
-    assert (row["peak_mib"], row["device_seconds"]) == (3000, 7.0)
+    assert (row.peak_mib, row.device_seconds) == (3000, 7.0)
 
 
 async def test_memory_that_the_driver_does_not_tell_is_neither_counted_nor_too_much(there: Guarded) -> None:
@@ -73,7 +73,7 @@ async def test_memory_that_the_driver_does_not_tell_is_neither_counted_nor_too_m
         await there.pool.release(lease.id)
         there.look()
     row = await there.history()
-    assert (row["peak_mib"], row["mean_mib"], row["device_seconds"]) == (None, None, 291.0)
+    assert (row.peak_mib, row.mean_mib, row.device_seconds) == (None, None, 291.0)
 
 
 #: A kernel: every SIGINT is written down; it starts a child, whose pid it says.
@@ -224,7 +224,7 @@ async def test_what_has_lost_its_parents_still_belongs_to_the_lease(
             os.kill(pid, signal.SIGKILL)
         await there.pool.release(lease.id)
     there.look()
-    assert (await there.history())["device_seconds"] >= 70
+    assert (await there.history()).device_seconds >= 70
 
 
 async def test_one_process_may_hold_several_slices_of_a_device(there: Guarded) -> None:
@@ -247,7 +247,7 @@ async def test_through_mps_and_in_two_lists_a_process_counts_once(there: Guarded
         assert (await there.pool.get_lease(lease.id)).notice == ""
         await there.pool.release(lease.id)
         there.look()
-    assert (await there.history())["peak_mib"] == 600
+    assert (await there.history()).peak_mib == 600
 
 
 async def test_a_parked_lease_keeps_what_was_measured_and_loses_its_notice(there: Guarded) -> None:
@@ -260,4 +260,4 @@ async def test_a_parked_lease_keeps_what_was_measured_and_loses_its_notice(there
         there.look()
         assert (await there.pool.get_lease(lease.id)).notice == ""
         await there.pool.release(lease.id)
-    assert (await there.history())["peak_mib"] == 900
+    assert (await there.history()).peak_mib == 900

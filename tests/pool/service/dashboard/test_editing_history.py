@@ -13,7 +13,7 @@ import pytest
 
 from gpu_pool.courses import CourseFolder
 from gpu_pool.policy.sharing import CourseVersion
-from gpu_pool.store.small_tables import MOST_VERSIONS
+from gpu_pool.store.leases import MOST_VERSIONS
 from gpu_pool_client import NotAllowed
 from support.course_editing import COURSE, EDIT, LARGER, field, folder, names, send, site, text_of
 from support.dashboard import ADMIN, Site

@@ -17,6 +17,7 @@ from gpu_pool.service.dashboard.pool_view import Viewer, as_seen_by, without_nam
 from gpu_pool_client import (
     Device,
     DeviceStatus,
+    EndedLease,
     EndReason,
     Failure,
     Holder,
@@ -202,13 +203,14 @@ class TestChanges:
         assert pool_view.describe_changes(pool(lease(1, "grace")), pool(lease(2, "grace")), ADA, {}) == ""
 
 
-def past(**facts: Any) -> dict[str, Any]:
+def past(**facts: Any) -> EndedLease:
     row = {
+        "milli": 500,
         "id": "1-a", "user": "ada", "course": "ml", "kernel": None, "request": "50%", "reason": "released",
         "requested_at": NOW - 3 * HOUR, "held_at": NOW - 2 * HOUR, "ended_at": NOW - HOUR,
         "held_seconds": HOUR, "gpu_seconds": HOUR / 2, "peak_mib": None,
     }  # fmt: skip
-    return {**row, **facts}
+    return EndedLease(**{**row, **facts})
 
 
 class TestHistory:
@@ -238,7 +240,7 @@ class TestHistory:
 
     def test_everybody_sees_own_rows_and_administrators_all(self) -> None:
         rows = [past(), past(user="grace")]
-        assert [row["user"] for row in history_view.visible(rows, ADA)] == ["ada"]
+        assert [row.user for row in history_view.visible(rows, ADA)] == ["ada"]
         assert len(history_view.visible(rows, ADMIN)) == 2
 
     def test_the_last_to_end_is_the_first_row(self) -> None:
@@ -252,7 +254,7 @@ class TestHistory:
         assert (first.waited, first.held, first.gpu_hours) == ("1h", "1h", "0.50")
 
     def test_how_its_kernel_failed_is_a_part_of_why_it_ended(self) -> None:
-        failure = {"at": 1.0, "words": "It ended with status 1.", "pod": "p", "node": "n", "image": "i"}
+        failure = Failure(at=1.0, words="It ended with status 1.", pod="p", node="n", image="i")
         (row,) = history_view.past_rows([past(reason="not-ready", failure=failure)])
         assert row.why.endswith(". Its kernel failed: It ended with status 1.")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_pool.cli.acquiring import acquire
+from gpu_pool.cli.requesting import acquire
 from gpu_pool_client import EndReason, Holder, LeaseState, Process, TimedOut, connect, parse_request
 
 SIZE = parse_request("2%")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.cli.environment import environment_for, python_of
+from gpu_pool.cli.running import environment_for, python_of
 from gpu_pool_client import Device, Holder, Lease, LeaseState, Slice, parse_request
 
 HELD = Lease(
