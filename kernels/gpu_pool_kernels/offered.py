@@ -157,7 +157,9 @@ class OfferedKernels(KernelSpecManager):
         try:
             return sorted((parse_request(str(each)) for each in json.loads(text)), key=by_size)
         except (ValueError, TypeError) as error:  # BadRequest is a ValueError
-            self.log.warning("%s is not understood, so no slices are offered: %s", KERNELS_VARIABLE, error)
+            self.log.warning(
+                "%s is not a list of slices in JSON, so no slices are offered: %s", KERNELS_VARIABLE, error
+            )
             return []
 
 

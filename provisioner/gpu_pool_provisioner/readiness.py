@@ -112,7 +112,11 @@ class ReadinessWatch(threading.Thread):
                 self._connect(sock, channel)
                 self._session.send(sock, "kernel_info_request", content={})
                 poller.register(sock, zmq.POLLIN)
-            while self._goes_on(deadline):
+            while (
+                not self._stopped.is_set()
+                and self._process.is_alive() is not False
+                and time.monotonic() < deadline
+            ):
                 if any(self._is_reply(sock.recv_multipart()) for sock, _ in poller.poll(_LOOK_EVERY_MS)):
                     return True
             return False
@@ -124,10 +128,6 @@ class ReadinessWatch(threading.Thread):
             get_logger().warning("Ignored what is not a kernel's signed reply: %.200s", error)
             return False
         return True
-
-    def _goes_on(self, deadline: float) -> bool:
-        alive = not self._stopped.is_set() and self._process.is_alive() is not False
-        return alive and time.monotonic() < deadline
 
     def _connect(self, sock: zmq.Socket[bytes], channel: str) -> None:
         info = self._connection

@@ -99,7 +99,9 @@ class ResizeRequests:
                 json.dump(answer, file)
             Path(draft).replace(self._folder / ANSWER)
         except OSError as error:  # the folder is the user's, too, who may have removed it
-            get_logger().warning("A kernel could not be answered: %s", error)
+            get_logger().warning(
+                "The answer to a kernel's request for another size could not be written: %s", error
+            )
 
 
 def accept_resize_requests(connection_file: str, loop: asyncio.AbstractEventLoop) -> ResizeRequests | None:

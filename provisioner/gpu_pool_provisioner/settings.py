@@ -46,7 +46,7 @@ class SliceSettings(LocalProvisioner):
         config=True,
         help="""Whether a kernel for which no slice is free starts all the same, and waits in the queue.
 
-        Its first cell shows its place and runs when the slice has come. If
+        Its first cell shows its position in the queue and runs once it has its slice. If
         false, the start fails after wait_timeout. A kernel whose slice can be
         taken back, as by gpu-pool serve, is relayed to in either case.
         """,

@@ -71,7 +71,7 @@ def test_where_nobody_is_to_be_asked_that_is_said(
     if where:
         monkeypatch.setenv(resize.VARIABLE, str(place.folder / where))
     extension.gpu("use 10%")
-    assert "not there to be asked" in capsys.readouterr().err
+    assert "does not answer" in capsys.readouterr().err
 
 
 def test_a_launcher_that_has_gone_is_not_waited_for(
@@ -80,7 +80,7 @@ def test_a_launcher_that_has_gone_is_not_waited_for(
     (tmp_path / resize.PIPE).rename(tmp_path / "of-the-living")
     os.mkfifo(tmp_path / resize.PIPE)
     extension.gpu("use 10%")
-    assert "not there to be asked" in capsys.readouterr().err
+    assert "does not answer" in capsys.readouterr().err
 
 
 def test_outside_a_slice_there_is_nothing_to_change(

@@ -27,8 +27,8 @@ PAUSE = 0.05
 #: Longest text that is sent; no size is as long.
 LONGEST = 300
 
-ALONE = "This kernel cannot change its size: whoever launched it is not there to be asked."
-SILENT = "There is no answer yet. Run %gpu in a moment to see what has come of it."
+ALONE = "This kernel cannot change its size: the server that launched it does not answer."
+SILENT = "There is no answer yet. Run %gpu in a moment to see the result."
 STALE = "{} was imported before the change and may keep its old memory limit until the kernel is restarted."
 #: Where frameworks find their memory limits: when they are imported, or when they first use the GPU.
 LIMITS = {
@@ -42,7 +42,7 @@ pending = ""
 
 
 def use(size: str) -> None:
-    """Ask for the size, and say what has come of it."""
+    """Ask for the size, and print the answer."""
     global pending
     if not os.environ.get("GPU_POOL_SLICE"):
         print(slice_info.MISSING)
@@ -63,11 +63,11 @@ def use(size: str) -> None:
 
 def send(request: "dict[str, str]") -> bool:
     """Write the request into the pipe; return whether somebody is there to read it."""
-    place = os.environ.get(VARIABLE)
-    if not place:
+    folder = os.environ.get(VARIABLE)
+    if not folder:
         return False
     try:
-        pipe = os.open(os.path.join(place, PIPE), os.O_WRONLY | os.O_NONBLOCK)  # noqa: PTH118 - as os.open
+        pipe = os.open(os.path.join(folder, PIPE), os.O_WRONLY | os.O_NONBLOCK)  # noqa: PTH118 - as os.open
         try:
             os.write(pipe, json.dumps(request).encode() + b"\n")
         finally:

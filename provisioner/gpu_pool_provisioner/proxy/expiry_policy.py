@@ -36,7 +36,8 @@ _LEASE_ENDS: Final = (
 )
 LEASE_ENDED: Final = "The kernel was ended: its GPU slice had been held for as long as its course allows."
 _IDLE_ENDS: Final = (
-    'This kernel has been idle for long and ends in {}. If you still use it, run a cell or "%gpu keep 1h".'
+    "This kernel has been idle for a long time and ends in {}. "
+    'If you still use it, run a cell or "%gpu keep 1h".'
 )
 IDLE_ENDED: Final = "The kernel was ended: it had been idle for longer than its course allows."
 ASKED_BACK: Final = "The kernel was ended: its GPU slice was asked back for when it is idle."

@@ -244,7 +244,7 @@ class LeaseClient:
                     await entry.until_left(_SOON)
                 else:
                     last = await self._explain(lease_id, entry, last, tell)
-                    await entry.until_left(_pace(entry.position))
+                    await entry.until_left(max(_SOON, (entry.position or 0) / 2))
         return await retry(
             lambda: self._kernel_slice.pool.wait(lease_id),
             lambda error: tell(messages.unreachable(self.size, error)),
@@ -273,7 +273,7 @@ class LeaseClient:
         return now, outlook.position
 
     async def attach(self, process: Process, *, ready_within: float, grace: float) -> None:
-        """Tie the lease to the kernel's process, which has yet to work. Raises ``LeaseGone``.
+        """Attach the lease to the kernel's process, which has yet to answer. Raises ``LeaseGone``.
 
         Tries again while the pool cannot answer; raises ``PoolUnreachable`` after the outage's timeout.
         """
@@ -354,7 +354,3 @@ class LeaseClient:
 
 def _tell_nobody(_: str) -> None:
     """Show nothing: there is no cell yet."""
-
-
-def _pace(position: int | None) -> float:
-    return max(_SOON, (position or 0) / 2)

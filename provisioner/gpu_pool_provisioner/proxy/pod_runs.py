@@ -65,7 +65,7 @@ _SILENT: Final = (
     "runs this server: a network policy may be in the way, or the image's kernel may be broken."
 )
 _FINE_AGAIN: Final = "Its machine answers again."
-_SLOW: Final = "The kernel's pod did not run within {}. The last that was heard of it: {}"
+_SLOW: Final = "The kernel's pod did not start within {}. Its last report: {}"
 
 
 class NotStartedError(Exception):
@@ -155,7 +155,7 @@ class PodRun(KernelRun):
             left = within if self._queued else self._counts_from + within - loop.time()
             with suppress(asyncio.TimeoutError):
                 return await asyncio.wait_for(asyncio.shield(self._address), left)
-        raise NotStartedError(_SLOW.format(format_duration(within), self._progress or "nothing."))
+        raise NotStartedError(_SLOW.format(format_duration(within), self._progress or "none."))
 
     def _resize(self, content: Mapping[str, Any]) -> None:
         size = content.get("size")

@@ -149,7 +149,7 @@ class ProcessRun(KernelRun):
         return cls(lease_client, pid, Relay(backend.connection, session, front))
 
     async def until_ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:
-        """Return its introduction once its lease stands on it; see ``KernelRun.until_ready``."""
+        """Return its introduction once its lease is attached to it; see ``KernelRun.until_ready``."""
         process = Process.of(self._pid)
         if process is None:
             raise NotReadyError(_ENDED_EARLY)

@@ -176,7 +176,7 @@ def _on_our_clock(terms: Terms) -> Terms:
 #: How a lease ended that somebody ended, in words for the person whose kernel had it.
 _TAKEN: Final = {
     EndReason.REVOKED.value: "an administrator took its GPU slice back",
-    EndReason.RELEASED.value: "its GPU slice was given back from outside of the notebook",
+    EndReason.RELEASED.value: "its GPU slice was given back outside the notebook",
 }
 
 

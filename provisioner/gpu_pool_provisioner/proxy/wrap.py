@@ -179,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m gpu_pool_provisioner.proxy.wrap", description="Run a kernel on a slice of a GPU."
     )
     parser.add_argument("--slice", required=True, help="the slice it gets: 2%%, 1.5GiB, 2x50%%, 4")
-    parser.add_argument("--name", default="kernel", help="what people call it")
+    parser.add_argument("--name", default="kernel", help="the name that people see")
     parser.add_argument("--language", default="python", help="the language of its kernelspec")
     parser.add_argument("--debugger", action="store_true", help="whether the kernel has a debugger")
     parser.add_argument("-f", required=True, metavar="FILE", help="the connection file of its frontends")

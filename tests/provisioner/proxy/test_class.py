@@ -1,4 +1,4 @@
-"""Classes of real kernels on a card for fewer: everybody gets a turn, and nothing of theirs is lost."""
+"""Classes of real kernels on a card for fewer: everybody gets a slice, and nothing of theirs is lost."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ async def settled(cells: list[Cell], holders: int) -> None:
     async def so_many_have_run() -> bool:
         return sum(cell.reply is not None for cell in cells) == holders
 
-    async def all_places_are_shown() -> bool:
+    async def all_positions_are_shown() -> bool:
         shown = [place(cell) for cell in cells if cell.reply is None]
         return sorted(each or 0 for each in shown) == list(range(1, len(cells) - holders + 1))
 
     await eventually(so_many_have_run, TIMEOUT)
-    await eventually(all_places_are_shown, TIMEOUT)
+    await eventually(all_positions_are_shown, TIMEOUT)
 
 
 async def nothing_is_left(jupyter_env: JupyterEnv) -> None:

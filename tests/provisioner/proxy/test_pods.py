@@ -155,7 +155,7 @@ async def test_an_idle_kernel_is_warned_and_ended_where_its_course_says_so(
 
         async def is_warned() -> bool:
             shown.extend((await page.run("1").done()).outputs)
-            return "This kernel has been idle for long and ends in" in "".join(shown)
+            return "This kernel has been idle for a long time and ends in" in "".join(shown)
 
         async def is_over() -> bool:
             return not pods.running and await jupyter_env.is_empty()

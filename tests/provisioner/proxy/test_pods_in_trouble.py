@@ -173,7 +173,7 @@ async def test_a_pod_that_does_not_start_in_time_says_what_it_waited_for(
     await eventually(jupyter_env.is_empty)
     async with frontend(km) as page:
         (error,) = (await page.run("1").done()).outputs
-        assert "The last that was heard of it: Its software is being fetched." in " ".join(error.split())
+        assert "Its last report: Its software is being fetched." in " ".join(error.split())
         pods.images.set()
         assert (await page.run("print('well')").done()).outputs == ["well\n"]
 
