@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpu_pool.cluster import kueue
-from gpu_pool.cluster.kueue_positions import KueuePositions
 from gpu_pool.cluster.manifests import COMPONENT
+from gpu_pool.cluster.pod_starts import KueuePositions
 from gpu_pool.cluster.pool import ClusterPool
 from gpu_pool_client import (
     EndReason,

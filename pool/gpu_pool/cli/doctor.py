@@ -91,37 +91,37 @@ def check_isolation() -> Iterator[Check]:
 def _programs(tier: str) -> Iterator[Check]:
     """Look for the programs of MPS, where it is wanted, and for MPS where it is not."""
     from gpu_pool.enforcement import TierFailed
-    from gpu_pool.enforcement.mps import commands, processes
+    from gpu_pool.enforcement.mps import programs
 
     if tier in _BY_MPS:
         try:
-            commands.find(processes.TOOL)
+            programs.find(programs.TOOL)
         except TierFailed as failure:
             yield Check("mps", "broken", failure.message, failure.remedy)
         return
-    for pid in filter(processes.is_believed, filter(processes.is_daemon, processes.mps_processes())):
-        user = processes.user_name_of(pid)
+    for pid in filter(programs.is_believed, filter(programs.is_daemon, programs.mps_processes())):
+        user = programs.user_name_of(pid)
         yield Check(
             "mps",
             "note",
             f"MPS runs, process {pid} of {user}: kernels on its GPUs may be held to limits that the pool "
             "does not know",
-            f"Have {user} stop it: echo quit | {processes.TOOL}",
+            f"Have {user} stop it: echo quit | {programs.TOOL}",
         )
 
 
 def _modes(tier: str, devices: Sequence[Device]) -> Iterator[Check]:
     """Look at the compute modes, of which all but one keep processes from sharing a device."""
     from gpu_pool.enforcement import TierFailed
-    from gpu_pool.enforcement.mps import compute_mode
+    from gpu_pool.enforcement.mps import device as mps_device
 
     for device in devices:
         try:
-            mode = compute_mode.compute_mode(device)
+            mode = mps_device.compute_mode(device)
         except TierFailed:  # no nvidia-smi, or a card that it does not know: other checks say so
             return
-        exclusive = mode == compute_mode.EXCLUSIVE and tier in _BY_MPS
-        if mode != compute_mode.DEFAULT and not exclusive:
+        exclusive = mode == mps_device.EXCLUSIVE and tier in _BY_MPS
+        if mode != mps_device.DEFAULT and not exclusive:
             yield Check(
                 "compute mode",
                 "broken",

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from typing import Any, Final, NamedTuple
 
 from gpu_pool.cluster import kueue, manifests
-from gpu_pool.cluster.api_writes import ApiWriter, path_of
+from gpu_pool.cluster.api import ApiWriter, path_of
 from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.objects import listing, mapping
 from gpu_pool.cluster.dialects.pod_troubles import trouble_of

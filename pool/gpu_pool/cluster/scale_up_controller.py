@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
-from gpu_pool.cluster.api_writes import ApiWriter, path_of
+from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, ApiWriter, path_of
 from gpu_pool.cluster.dialects import Manifest, label_value
 from gpu_pool.cluster.dialects.objects import listing, mapping
 from gpu_pool.cluster.node_groups import NodeGroup

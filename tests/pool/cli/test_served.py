@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.devices.process_use import FIRST_NAMESPACE
+from gpu_pool.devices.sampling import FIRST_NAMESPACE
 from gpu_pool_client.processes import pid_namespace
 from support import nvml_stub
 from support.pools import running
@@ -31,7 +31,7 @@ _AS_USER = """
 import ctypes, os, sys
 import gpu_pool.cli.app, gpu_pool.enforcement.watchdog, gpu_pool_client.remote.client
 import gpu_pool_kernels.installer
-import gpu_pool.enforcement.mps.compute_mode, gpu_pool.enforcement.mps.processes
+import gpu_pool.enforcement.mps.device, gpu_pool.enforcement.mps.programs
 from gpu_pool.cli import main
 from gpu_pool.devices import discover
 if "LD_LIBRARY_PATH" in os.environ:

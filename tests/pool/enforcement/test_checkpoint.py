@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotRestored, NotSuspended, suspension
-from gpu_pool.enforcement.checkpoint.host_memory import available_mib
+from gpu_pool.enforcement.checkpoint.suspension import available_mib
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, LeaseState
 from support.checkpoints import checkpoint, records, states

@@ -13,10 +13,9 @@ from typing import Protocol
 
 from gpu_pool.audit import audit_log
 from gpu_pool.courses.admission import CourseAdmission
-from gpu_pool.devices.process_use import ProcessSampler
-from gpu_pool.enforcement.watchdog.attribution import Attributor
+from gpu_pool.devices.sampling import ProcessSampler
+from gpu_pool.enforcement.watchdog.attribution import Attributor, UsageMeter
 from gpu_pool.enforcement.watchdog.escalation import Tolerance
-from gpu_pool.enforcement.watchdog.measuring import UsageMeter
 from gpu_pool.enforcement.watchdog.unmanaged import UnmanagedProcess, UnmanagedProcesses
 from gpu_pool.enforcement.watchdog.watchdog import Evict, Watchdog, WatchdogActions
 from gpu_pool.settings import PoolSettings

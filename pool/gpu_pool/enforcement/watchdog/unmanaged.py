@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_pool.devices.process_use import ProcessSampler
+from gpu_pool.devices.sampling import ProcessSampler
 from gpu_pool.enforcement.watchdog.attribution import Attribution, Attributor
-from gpu_pool.enforcement.watchdog.processes import describe, first_owner, program_of
-from gpu_pool.enforcement.watchdog.signals import ProcessEnding
+from gpu_pool.enforcement.watchdog.processes import ProcessEnding, describe, first_owner, program_of
 from gpu_pool_client import Device, Lease, Process, format_memory
 from gpu_pool_client.processes import owner_of
 

@@ -1,4 +1,4 @@
-"""Warns, interrupts and ends what uses more memory than was granted to it."""
+"""Warns, interrupts and ends what uses more memory than was granted to it, and what its user reads."""
 
 from __future__ import annotations
 
@@ -6,18 +6,78 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gpu_pool.enforcement.tiers import TierFailed
-from gpu_pool.enforcement.watchdog import messages
-from gpu_pool.enforcement.watchdog.attribution import OwnedUse, root_of
+from gpu_pool.enforcement.watchdog.attribution import OwnedUse, least_mib, root_of
 from gpu_pool.enforcement.watchdog.escalation import ExcessHistory, Tolerance, WatchdogStep, evaluate
-from gpu_pool.enforcement.watchdog.measuring import least_mib
-from gpu_pool.enforcement.watchdog.messages import Excess
-from gpu_pool.enforcement.watchdog.processes import first_owner, own_namespace
-from gpu_pool.enforcement.watchdog.signals import ProcessEnding, descendants, may_signal, runs_as, send
-from gpu_pool_client import EndReason, Lease, Process, Slice
+from gpu_pool.enforcement.watchdog.processes import (
+    ProcessEnding,
+    descendants,
+    first_owner,
+    may_signal,
+    own_namespace,
+    runs_as,
+    send,
+)
+from gpu_pool_client import Device, EndReason, Lease, Process, Slice, format_memory
+
+_BEGINNING = "This slice uses "
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """More memory in use on a device than was granted there, in MiB."""
+
+    device: Device
+    used_mib: int
+    granted_mib: int
+
+    def __str__(self) -> str:
+        used, granted = format_memory(self.used_mib), format_memory(self.granted_mib)
+        return f"{used} of GPU {self.device.index}'s memory, and was granted {granted}"
+
+
+def notice_text(excess: Excess, standing: ExcessHistory, patience: Tolerance, now: float, wall: float) -> str:
+    """Say what is used, what will happen when, and what to do.
+
+    ``now`` is of the judge's clock, ``wall`` is the Unix time at that moment.
+    """
+    done = "What ran was interrupted. " if standing.interrupted_at is not None else ""
+    return (
+        f"{_BEGINNING}{excess}. {done}{_prospect(standing, patience, wall - now)}"
+        "To free memory, delete what you do not need (in PyTorch, then torch.cuda.empty_cache()), "
+        "use smaller batches, or restart the kernel; for more memory, start one with a larger slice."
+    )
+
+
+def is_watchdog_notice(text: str) -> bool:
+    """Whether what a lease's user reads was written by a watchdog, perhaps of an earlier run of the pool."""
+    return text.startswith(_BEGINNING)
+
+
+def ended_text(excess: Excess) -> str:
+    """Say why a slice's processes are ended."""
+    return (
+        f"This slice used {excess}, for too long: its processes are ended. Start again with a larger slice."
+    )
+
+
+def _prospect(standing: ExcessHistory, patience: Tolerance, offset: float) -> str:
+    following: list[str] = []
+    then = standing
+    while step := then.next_step(patience):
+        kind, at = step
+        clock = time.strftime("%H:%M:%S", time.localtime(at + offset))
+        if kind is WatchdogStep.INTERRUPT:
+            following.append(f"at {clock} what runs is interrupted")
+            then = ExcessHistory(then.over_since, then.noticed_at, interrupted_at=at)
+        else:
+            following.append(f"at {clock} its processes are ended")
+            break
+    return f"If it stays so, {', and '.join(following)}. " if following else ""
+
 
 _log = logging.getLogger("gpu_pool.watchdog")
 
@@ -72,7 +132,7 @@ class Watchdog:
         for lease in leases:
             here = used.get(lease.id)
             if (
-                here or messages.is_ours(lease.notice) or lease.id in self._standings
+                here or is_watchdog_notice(lease.notice) or lease.id in self._standings
             ) and lease.id not in self._endings:
                 self._judge(lease, leases, here or {}, now)
         for name, ending in list(self._endings.items()):
@@ -85,7 +145,7 @@ class Watchdog:
         excess = self._excess(lease, leases, used)
         before = self._standings.get(lease.id)
         if (
-            excess is None and before is None and not messages.is_ours(lease.notice)
+            excess is None and before is None and not is_watchdog_notice(lease.notice)
         ) or not _is_ours_to_judge(lease):
             return
         patience = self._patience_with(lease)
@@ -93,14 +153,14 @@ class Watchdog:
         if excess is None or standing is None:
             self._standings.pop(lease.id, None)
             # Whoever warned it may have been an earlier run of the pool.
-            if step is WatchdogStep.CLEAR or messages.is_ours(lease.notice):
+            if step is WatchdogStep.CLEAR or is_watchdog_notice(lease.notice):
                 self._decisions.tell(lease.id, "")
             return
         self._standings[lease.id] = standing
         if step in (WatchdogStep.NOTICE, WatchdogStep.INTERRUPT):
             if step is WatchdogStep.INTERRUPT and lease.process is not None:
                 send(lease.process, signal.SIGINT, first_owner(lease.process))
-            text = messages.notice(excess, standing, patience, now, self._wall())
+            text = notice_text(excess, standing, patience, now, self._wall())
             self._decisions.tell(lease.id, text)
             _log.info("lease %s: %s: %s", lease.id, step.value, excess)
         elif step is WatchdogStep.END:
@@ -109,7 +169,7 @@ class Watchdog:
     def _end(self, lease: Lease, excess: Excess, used: _Used, now: float) -> None:
         root = root_of(lease)
         assert root is not None
-        self._decisions.tell(lease.id, messages.ended(excess), EndReason.OVER_MEMORY)
+        self._decisions.tell(lease.id, ended_text(excess), EndReason.OVER_MEMORY)
         owner = first_owner(root)
         here = {each.process for owned in used.values() for each in owned if runs_as(each.process, owner)}
         tree = descendants(root) if lease.process is not None else ()

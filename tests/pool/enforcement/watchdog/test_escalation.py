@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_pool.devices.process_use import ProcessUse
-from gpu_pool.enforcement.watchdog import Tolerance, messages
+from gpu_pool.devices.sampling import ProcessUse
+from gpu_pool.enforcement.watchdog import Tolerance
 from gpu_pool.enforcement.watchdog.attribution import OwnedUse
 from gpu_pool.enforcement.watchdog.escalation import ExcessHistory, WatchdogStep, evaluate
-from gpu_pool.enforcement.watchdog.messages import Excess
-from gpu_pool.enforcement.watchdog.watchdog import Watchdog
+from gpu_pool.enforcement.watchdog.watchdog import Excess, Watchdog, notice_text
 from gpu_pool_client import (
     Device,
     EndReason,
@@ -103,14 +102,14 @@ def test_a_twentieth_or_64_mib_are_forgiven(used: int, granted: int, allowed: bo
 
 def test_a_notice_says_what_is_used_what_will_happen_and_what_to_do() -> None:
     excess = Excess(V100, used_mib=900, granted_mib=655)
-    first = messages.notice(excess, ExcessHistory(0, noticed_at=10), PATIENCE, now=10, wall=1_000)
+    first = notice_text(excess, ExcessHistory(0, noticed_at=10), PATIENCE, now=10, wall=1_000)
     assert "uses 900MiB of GPU 0's memory, and was granted 655MiB" in first
     assert first.index("what runs is interrupted") < first.index("its processes are ended")
     assert "torch.cuda.empty_cache()" in first
-    second = messages.notice(excess, ExcessHistory(0, 10, interrupted_at=40), PATIENCE, now=40, wall=1_030)
+    second = notice_text(excess, ExcessHistory(0, 10, interrupted_at=40), PATIENCE, now=40, wall=1_030)
     assert "What ran was interrupted." in second
     assert "what runs is interrupted" not in second
-    warned = messages.notice(excess, ExcessHistory(0, 10), replace(PATIENCE, ends=False), now=10, wall=1_000)
+    warned = notice_text(excess, ExcessHistory(0, 10), replace(PATIENCE, ends=False), now=10, wall=1_000)
     assert "If it stays so" not in warned
 
 
