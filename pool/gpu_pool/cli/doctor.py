@@ -79,13 +79,24 @@ def check_isolation() -> Iterator[Check]:
         devices = [each for each in discover().devices if not each.simulated and each.mig_profile is None]
     except GpuPoolError:  # told by other checks
         return
-    if tier in _BY_MPS:
-        yield Check("tier", "ok", f"{tier}, by gpu-pool serve")
-    elif tier != "auto":
-        yield Check("tier", "ok", tier)
+    if tier != "auto":
+        yield _check_tier(tier)
     if devices:
         yield from _programs(tier)
         yield from _modes(tier, devices)
+
+
+def _check_tier(name: str) -> Check:
+    """Say by whom a tier is offered, and on what hardware it was seen; or why it cannot be used."""
+    from gpu_pool.enforcement import NOT_ON_HARDWARE
+    from gpu_pool.enforcement.tier_choice import find_tier
+
+    try:
+        tier = find_tier(name)
+    except GpuPoolError as error:
+        return Check("tier", "broken", error.message, error.remedy)
+    text = f"{name}{', by gpu-pool serve' if tier.needs_owner else ''}; {tier.seen}"
+    return Check("tier", "note" if tier.seen == NOT_ON_HARDWARE else "ok", text)
 
 
 def _programs(tier: str) -> Iterator[Check]:

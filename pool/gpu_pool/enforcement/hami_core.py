@@ -16,7 +16,7 @@ from typing import ClassVar, Final
 
 from traitlets.log import get_logger
 
-from gpu_pool.enforcement.tiers import Tier, TierFailed, TierStatement
+from gpu_pool.enforcement.tiers import Tier, TierContext, TierFailed, TierStatement
 from gpu_pool_client import WHOLE, Device, Enforcement, Lease, Limit, Slice, Strength, procfs
 from gpu_pool_client.processes import account_of
 
@@ -38,6 +38,11 @@ class HamiTier(Tier):
     """
 
     name: ClassVar[str] = "hami"
+
+    @classmethod
+    def make(cls, context: TierContext) -> HamiTier:
+        """Return the tier with the library that the settings name."""
+        return cls(Path(context.settings.hami_library), context.runtime / "hami")
 
     def __init__(self, library: Path, folder: Path, *, locks: Path = _LOCKS) -> None:
         self._library, self._folder, self._locks = library, folder, locks

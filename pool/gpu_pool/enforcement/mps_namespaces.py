@@ -20,7 +20,7 @@ from gpu_pool.enforcement.mps.device import DeviceClaim, refuse_unsuitable
 from gpu_pool.enforcement.mps.probe import ProbeOutcome, attempts, is_roots
 from gpu_pool.enforcement.mps.programs import is_memory, is_percentage
 from gpu_pool.enforcement.privileged import Privileged
-from gpu_pool.enforcement.tiers import Tier, TierFailed, TierStatement
+from gpu_pool.enforcement.tiers import Tier, TierContext, TierFailed, TierStatement
 from gpu_pool_client import Device, Enforcement, Lease, Limit, Process, Strength
 from gpu_pool_client.processes import family
 
@@ -153,6 +153,12 @@ class CgroupTier(Tier):
     """
 
     name: ClassVar[str] = "cgroups"
+    needs_owner: ClassVar[bool] = True
+
+    @classmethod
+    def make(cls, context: TierContext) -> CgroupTier:
+        """Return the tier, for several users if the pool is."""
+        return cls(context.runtime / "mps3", uid=context.probe_uid, multiuser=context.several_users)
 
     def __init__(
         self,

@@ -21,9 +21,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from gpu_pool_client import Device, Enforcement, Lease, LeaseState, Limit, Process, Strength
+
+if TYPE_CHECKING:
+    from gpu_pool.settings import PoolSettings
+
+
+#: What is said of a tier whose rules were read of, and tried with stand-ins alone.
+NOT_ON_HARDWARE: Final = "not seen on hardware"
+#: What is said of a tier that was.
+SEEN_ON_H100: Final = "seen on an H100 with driver 580.159.04"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,19 @@ class TierStatement:
 
     variables: Mapping[str, str] = field(default_factory=dict)
     enforcement: Enforcement = field(default_factory=Enforcement)
+
+
+@dataclass(frozen=True, slots=True)
+class TierContext:
+    """What a tier is made from."""
+
+    settings: PoolSettings
+    #: The folder for what lives no longer than this boot of the machine; a tier makes one of its own in it.
+    runtime: Path
+    #: Whether the leases are those of several Unix users, for which the pool is root.
+    several_users: bool = False
+    #: The user as whom it is tried to evade limits; None is the pool's own.
+    probe_uid: int | None = None
 
 
 class TierFailed(Exception):
@@ -54,6 +76,15 @@ class Tier(abc.ABC):
 
     #: As an administrator writes it in the settings: ``mps``.
     name: ClassVar[str]
+    #: On what hardware it was used; it is said wherever the tier is offered.
+    seen: ClassVar[str] = NOT_ON_HARDWARE
+    #: Whether one process must own the devices for all who use them: gpu-pool serve.
+    needs_owner: ClassVar[bool] = False
+
+    @classmethod
+    def make(cls, context: TierContext) -> Tier:  # noqa: ARG003 - most tiers need nothing
+        """Return the tier as the pool's settings describe it."""
+        return cls()
 
     @abc.abstractmethod
     def adapt(self, device: Device) -> Device:
@@ -104,6 +135,7 @@ class Accounting(Tier):
     """
 
     name = "accounting"
+    seen = SEEN_ON_H100
 
     def adapt(self, device: Device) -> Device:
         """Return the device as it is."""
@@ -123,6 +155,7 @@ class WholeInstance(Accounting):
     """
 
     name = "mig"
+    seen = NOT_ON_HARDWARE
 
     def describe(self, lease: Lease) -> TierStatement:  # noqa: ARG002 - the same for all
         """Say that the hardware divides instances, and that a process chooses its own."""

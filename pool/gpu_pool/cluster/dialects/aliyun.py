@@ -66,6 +66,7 @@ class Aliyun(Dialect):
             resources=("nvidia.com/", "aliyun.com/"),
         ),
         source="gpushare-scheduler-extender, 2023",
+        rank=70,
     )
 
     def sighted(self) -> str:

@@ -56,6 +56,7 @@ class Bitfusion(Dialect):
             resources=("nvidia.com/", "bitfusion.io/"),
         ),
         source="bitfusion-with-kubernetes-integration",
+        rank=80,
     )
 
     def sighted(self) -> str:

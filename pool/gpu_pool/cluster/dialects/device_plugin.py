@@ -83,6 +83,7 @@ class DevicePlugin(Dialect):
         quota=("requests.nvidia.com/gpu",),
         bans=PodBans(environment=MPS_VARIABLES),
         source="k8s-device-plugin 0.20",
+        rank=90,
         seen="without GPUs: time-slicing by plugin 0.20 and its feature discovery, on Kubernetes 1.36.2",
     )
 

@@ -58,6 +58,7 @@ class Gke(Dialect):
         quota=("requests.nvidia.com/gpu",),
         bans=PodBans(environment=frozenset({"NVIDIA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"})),
         source="GKE's documentation of GPU sharing",
+        rank=50,
     )
 
     def sighted(self) -> str:

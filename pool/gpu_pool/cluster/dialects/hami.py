@@ -66,6 +66,7 @@ class Hami(Dialect):
             environment=HOOK_VARIABLES,
         ),
         source="HAMi 2.10",
+        rank=10,
         seen="without GPUs or its plugin: its scheduler of 2026-08, on Kubernetes 1.36.2",
     )
 

@@ -95,6 +95,7 @@ class Kai(Dialect):
             environment=HOOK_VARIABLES,
         ),
         source="KAI-Scheduler 0.20",
+        rank=40,
     )
 
     builds_on = ("device-plugin",)

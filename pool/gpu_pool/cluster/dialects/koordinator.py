@@ -69,6 +69,7 @@ class Koordinator(Dialect):
             resources=("nvidia.com/", _PREFIX),
         ),
         source="Koordinator 1.8",
+        rank=30,
     )
 
     def sighted(self) -> str:

@@ -67,6 +67,7 @@ class Volcano(Dialect):
             resources=("nvidia.com/", "volcano.sh/"),
         ),
         source="Volcano 1.13, volcano-vgpu-device-plugin",
+        rank=20,
     )
 
     def sighted(self) -> str:
