@@ -80,7 +80,7 @@ for _ in range(looks + 1):
     guard.look()
     times.append(time.process_time() - began)
 seen = sum(len(each) for each in on_device.values())
-assert (seen, guard.strangers, guard.problems) == (leases, (), ())
+assert (seen, guard.unmanaged, guard.problems) == (leases, (), ())
 print(json.dumps(times), flush=True)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.killpg(0, signal.SIGTERM)

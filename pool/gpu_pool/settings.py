@@ -110,7 +110,7 @@ class PoolSettings(Configurable):
     end_after = Seconds(
         60.0, min=0.0, help="Seconds from then until its processes are ended; 0 for never."
     ).tag(config=True)
-    end_strangers = Bool(
+    end_unmanaged = Bool(
         False,
         help="""Whether processes that use a device of the pool without a lease are ended after a minute.
         Those of root and display servers never are.""",

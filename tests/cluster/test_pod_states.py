@@ -32,7 +32,7 @@ def condition(kind: str, status: str, reason: str, message: str = "") -> dict[st
 
 
 RUNNING = {"containerStatuses": [{"state": {"running": {}}}], "podIP": "10.0.0.7"}
-NO_ROOM = "0/9 nodes are available: 1 Insufficient nvidia.com/gpumem."
+NO_CAPACITY = "0/9 nodes are available: 1 Insufficient nvidia.com/gpumem."
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ NO_ROOM = "0/9 nodes are available: 1 Insufficient nvidia.com/gpumem."
     [
         (pod(), "A machine is being chosen for it."),
         (
-            pod(**condition("PodScheduled", "False", "Unschedulable", NO_ROOM)),
-            f"no room for it yet: {NO_ROOM}",
+            pod(**condition("PodScheduled", "False", "Unschedulable", NO_CAPACITY)),
+            f"no capacity for it yet: {NO_CAPACITY}",
         ),
         (pod(**condition("PodScheduled", "False", "SchedulingGated")), "A machine is being chosen"),
         (pod(**condition("PodScheduled", "True", "")), "Its software is being fetched"),
@@ -106,7 +106,7 @@ def test_what_an_event_says_is_told_to_students_in_words_and_kept_for_administra
             None,
             "software cannot be fetched. Tell the course's instr",
         ),
-        (pod(**condition("PodScheduled", "False", "Unschedulable", NO_ROOM)), None, NO_ROOM),
+        (pod(**condition("PodScheduled", "False", "Unschedulable", NO_CAPACITY)), None, NO_CAPACITY),
     ],
 )
 def test_what_takes_too_long_ends_with_what_it_waited_for(

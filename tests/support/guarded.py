@@ -37,7 +37,7 @@ guard = WatchdogThread(store, rules, evict=lambda lease, pids: evicted.extend(pi
 for line in sys.stdin:
     now[0] += float(line)
     guard.look()
-    told = {"strangers": [each.process.pid for each in guard.strangers], "problems": guard.problems}
+    told = {"unmanaged": [each.process.pid for each in guard.unmanaged], "problems": guard.problems}
     print(json.dumps({**told, "logged": logged, "evicted": evicted}), flush=True)
 guard.start()
 guard.stop()

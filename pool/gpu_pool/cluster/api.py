@@ -226,9 +226,9 @@ async def connect(kubeconfig: str = "", *, lax: bool = False) -> Api:
 
 
 #: Seconds for which a creation is tried again while the API server does not answer.
-_PATIENCE: Final = 20.0
+_RETRY_FOR: Final = 20.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
-#: Pods that are being deleted at the same time; the others wait for their turn here.
+#: Pods that are being deleted at the same time; the others wait here.
 _AT_ONCE: Final = 16
 _NOT_FOUND, _CONFLICT = 404, 409
 
@@ -238,7 +238,7 @@ class ApiWriter:
 
     def __init__(self, api: Api, log: logging.Logger) -> None:
         self._api, self._log = api, log
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def create(self, path: str, body: Manifest) -> Any:
         """Create an object and return it; None if there is one of that name.
@@ -258,7 +258,7 @@ class ApiWriter:
         body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
         while True:
             try:
-                async with self._turns:
+                async with self._slots:
                     await self._api.ask("DELETE", path, body)
             except ApiRefused as refused:  # noqa: PERF203 - what is waited for takes seconds
                 if refused.status in (_NOT_FOUND, _CONFLICT):  # the latter: another one has its name
@@ -272,7 +272,7 @@ class ApiWriter:
                 return True
 
     async def _retrying(self, method: str, path: str, body: Manifest | None = None) -> Any:
-        give_up_at, pause = time.monotonic() + _PATIENCE, _FIRST_PAUSE
+        give_up_at, pause = time.monotonic() + _RETRY_FOR, _FIRST_PAUSE
         while True:
             try:
                 return await self._api.ask(method, path, body)

@@ -111,13 +111,13 @@ class VolumeClaims:
 
 
 class PodBuilder:
-    """Makes the orders of one pool's kernels."""
+    """Makes the requests for the pods of one pool's kernels."""
 
     def __init__(self, settings: KubernetesSettings, view: ClusterView, volume_claims: VolumeClaims) -> None:
         self._settings, self._view, self._volume_claims = settings, view, volume_claims
 
     async def of(self, lease: Lease, kernel: KernelCommand, server: str) -> KernelPodRequest:
-        """Return the order for a kernel on a lease that is held, beside its user's notebook server.
+        """Return the request for a kernel's pod on a held lease, beside its user's notebook server.
 
         Raises ``PoolUnreachable`` where the cluster shares no GPUs any more, ``BadRequest`` for a command
         that no pod may have, and ``NotAllowed`` where there is no such notebook server, or no home with it.

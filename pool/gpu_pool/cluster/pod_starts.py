@@ -137,7 +137,7 @@ _POSITIONS_EVERY: Final = 10.0
 
 
 class KueuePositions:
-    """Follows the places of one pool's kernels in Kueue's queues."""
+    """Follows the positions of one pool's kernels in Kueue's queues."""
 
     def __init__(self, api: Api, kernels: KernelPods, log: logging.Logger) -> None:
         self._api, self._kernels, self._log = api, kernels, log
@@ -154,16 +154,16 @@ class KueuePositions:
         found: dict[str, int] = {}
         for namespace, queue in sorted(self._kernels.queues()):
             found.update(await self._look_into(namespace, queue))
-        self._kernels.tell_places(found)
+        self._kernels.set_positions(found)
 
     async def _look_into(self, namespace: str, queue: str) -> dict[str, int]:
         try:
             answer = await self._api.ask("GET", kueue.pending_path(namespace, queue))
         except ApiAway:
             return {}
-        except ApiRefused as refused:  # no such API, or no right to ask: the wait is told without a place
+        except ApiRefused as refused:  # no such API, or no right to ask: the wait is told without a position
             if not self._refused:
-                self._log.warning("Places in Kueue's queues are not told: %s", refused)
+                self._log.warning("Positions in Kueue's queues are not told: %s", refused)
             self._refused = True
             return {}
         self._refused = False

@@ -243,7 +243,7 @@ def _why_not_yet(pod: Manifest, around: PodSurroundings) -> str:
     if scheduled.get("reason") == "SchedulerError":
         return _filled("Placing it has failed, and is tried again: {message}", _cut(scheduled.get("message")))
     if scheduled.get("status") != "True":
-        return _filled("Its machine has no room for it yet: {message}", _cut(scheduled.get("message")))
+        return _filled("Its machine has no capacity for it yet: {message}", _cut(scheduled.get("message")))
     return _WAITING["ContainerCreating"]
 
 

@@ -241,11 +241,11 @@ class ClusterPool(EmbeddedPool):
         self._checked = devices
         there = self._view.lasting()
         found = await self._store.run(LeaseStore.hopeless, there)
-        now, patience = time.monotonic(), self._kubernetes.gpus_away_for
+        now, away_for = time.monotonic(), self._kubernetes.gpus_away_for
         self._hopeless = {lease_id: self._hopeless.get(lease_id, now) for lease_id in found}
         for lease_id, error in found.items():
-            if now >= self._hopeless[lease_id] + patience:
-                words = f"{error.message} That has not changed for {format_duration(patience)}."
+            if now >= self._hopeless[lease_id] + away_for:
+                words = f"{error.message} That has not changed for {format_duration(away_for)}."
                 with suppress(LeaseGone):
                     await self.revoke(lease_id, words, EndReason.DEVICE_LOST)
                     self._log.warning("Lease %s waits no more. %s", ascii(lease_id), words)

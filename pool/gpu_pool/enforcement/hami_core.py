@@ -75,7 +75,7 @@ class HamiTier(Tier):
         """Say what the library holds processes to: memory, and compute where the share is large enough."""
         variables = {
             "LD_PRELOAD": f"{self._library}",
-            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{self._room(lease) / _FILE}",
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{self._lease_folder(lease) / _FILE}",
         }
         for place, part in enumerate(lease.slices):
             variables |= _limits(place, part)
@@ -86,11 +86,11 @@ class HamiTier(Tier):
     def open(self, lease: Lease) -> None:
         """Make the lease's folder anew: the limits of an earlier slice of it would hold on."""
         self.close(lease)
-        room = self._room(lease)
+        folder = self._lease_folder(lease)
         try:
-            room.mkdir(mode=0o700, parents=True)
+            folder.mkdir(mode=0o700, parents=True)
             if os.geteuid() == 0:
-                shutil.chown(room, lease.holder.user)
+                shutil.chown(folder, lease.holder.user)
         except LookupError:
             pass  # a name of JupyterHub's, say, that is no user of this machine
         except OSError as error:
@@ -98,14 +98,14 @@ class HamiTier(Tier):
 
     def close(self, lease: Lease) -> None:
         """Remove the lease's folder."""
-        shutil.rmtree(self._room(lease), ignore_errors=True)
+        shutil.rmtree(self._lease_folder(lease), ignore_errors=True)
 
     def recover(self, leases: Sequence[Lease]) -> None:
         """Remove the folders of all other leases."""
-        held = {self._room(lease) for lease in leases}
-        for room in self._folder.iterdir() if self._folder.exists() else ():
-            if room not in held:
-                shutil.rmtree(room, ignore_errors=True)
+        held = {self._lease_folder(lease) for lease in leases}
+        for folder in self._folder.iterdir() if self._folder.exists() else ():
+            if folder not in held:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _make_locks(self) -> None:
         """Have the folder of HAMi-core's lock, whatever somebody else has put in its place.
@@ -167,7 +167,7 @@ class HamiTier(Tier):
         finally:
             os.close(handle)
 
-    def _room(self, lease: Lease) -> Path:
+    def _lease_folder(self, lease: Lease) -> Path:
         return self._folder / lease.id
 
 

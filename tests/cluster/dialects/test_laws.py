@@ -167,6 +167,6 @@ def test_nothing_that_nodes_and_pods_say_breaks_a_dialect(
     cluster = Cluster.read([node], resource_slices=[{"spec": junk}], resource_claims=[{"status": junk}])
     for kind in installed_dialects()[0]:
         dialect = kind(cluster, DialectOptions(queue="q"))
-        dialect.sighted()
+        dialect.evidence()
         usage(dialect, [Pod.read(running)])
         translated(dialect, request)

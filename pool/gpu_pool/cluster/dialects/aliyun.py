@@ -69,7 +69,7 @@ class Aliyun(Dialect):
         rank=70,
     )
 
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """Its plugin advertises memory of GPUs on nodes."""
         found = [node for node in self.cluster.nodes if node.amount(_MEMORY)]
         return f"{len(found)} nodes offer {_MEMORY}" if found else ""

@@ -267,7 +267,7 @@ class Dialect(ABC):
         return self.table.rank
 
     @abstractmethod
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """Say in words by what this system is seen in the cluster; empty if it is not."""
 
     @abstractmethod

@@ -88,7 +88,7 @@ def choose(cluster: Cluster, options: DialectOptions = DEFAULTS, name: str = AUT
     if name != AUTO:
         return _named(cluster, options, name)
     kinds, problems = installed_dialects()
-    seen = [(each, words) for kind in kinds if (words := (each := kind(cluster, options)).sighted())]
+    seen = [(each, words) for kind in kinds if (words := (each := kind(cluster, options)).evidence())]
     seen.sort(key=lambda pair: pair[0].rank)
     seen = [pair for pair in seen if not seen or pair[0].table.name not in seen[0][0].builds_on]
     if not seen:
@@ -112,7 +112,7 @@ def _named(cluster: Cluster, options: DialectOptions, name: str) -> DialectChoic
             f"{name[:40]!a} is not a dialect that can be used: {broken}.",
             f"Accepted: {AUTO}, {', '.join(dialect_names())}.",
         ) from broken
-    words = chosen.sighted() or "though nothing of it is seen in this cluster"
+    words = chosen.evidence() or "though nothing of it is seen in this cluster"
     return DialectChoice(chosen, (name,), (f"{name}: it is set; {words}.",))
 
 
@@ -140,14 +140,14 @@ class RememberedCluster(NamedTuple):
 
 
 def look(
-    known: Memory, shown: Cluster, options: DialectOptions, dialect: str, now: float, patience: float
+    known: Memory, shown: Cluster, options: DialectOptions, dialect: str, now: float, grace: float
 ) -> RememberedCluster:
     """Choose the dialect of a cluster as it is ``shown`` now, and as it counts by what is known of it."""
     choice = choose(shown, options, dialect)
     gpus = () if choice.dialect is None else choice.dialect.gpus()
     # One whose size is not known is none to the pool.
     with_gpus = {gpu.node for gpu in gpus if gpu.device.memory_mib}
-    known = remembered(known, shown, with_gpus, now, patience)
+    known = remembered(known, shown, with_gpus, now, grace)
     cluster = completed(shown, known)
     return RememberedCluster(
         choice if cluster is shown else choose(cluster, options, dialect), cluster, known
@@ -155,11 +155,11 @@ def look(
 
 
 def remembered(
-    known: Memory, cluster: Cluster, with_gpus: Collection[str], now: float, patience: float
+    known: Memory, cluster: Cluster, with_gpus: Collection[str], now: float, grace: float
 ) -> dict[str, LastShown]:
     """Return what is known of a cluster's nodes by now; those in ``with_gpus`` show some.
 
-    One that shows none any more is known for ``patience`` seconds, one that is gone no longer at all.
+    One that shows none any more is known for ``grace`` seconds, one that is gone no longer at all.
     """
     found: dict[str, LastShown] = {}
     for node in cluster.nodes:
@@ -169,7 +169,7 @@ def remembered(
             found[node.name] = LastShown(node, slices)
         elif before is not None:
             since = now if before.away_since is None else before.away_since
-            if now < since + patience:
+            if now < since + grace:
                 found[node.name] = replace(before, away_since=since)
     return found
 
@@ -190,10 +190,10 @@ def away(known: Memory) -> frozenset[str]:
     return frozenset(name for name, shown in known.items() if shown.away_since is not None)
 
 
-def next_end(known: Memory, patience: float) -> float | None:
+def next_end(known: Memory, grace: float) -> float | None:
     """Return when the next of them will be known no longer; None where none is away."""
     since = [shown.away_since for shown in known.values() if shown.away_since is not None]
-    return min(since) + patience if since else None
+    return min(since) + grace if since else None
 
 
 def _as_it_was(node: Node, shown: LastShown | None) -> Node:

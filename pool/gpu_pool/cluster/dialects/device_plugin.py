@@ -87,7 +87,7 @@ class DevicePlugin(Dialect):
         seen="without GPUs: time-slicing by plugin 0.20 and its feature discovery, on Kubernetes 1.36.2",
     )
 
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """Nodes offer its resources."""
         found = [node for node in self.cluster.nodes if node_offers(node)]
         return f"{len(found)} nodes offer {GPU} or MIG instances" if found else ""

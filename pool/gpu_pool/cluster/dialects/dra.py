@@ -249,7 +249,7 @@ class Dra(Dialect):
         seen="without GPUs: the driver of 2026-08, sharing by memory, on Kubernetes 1.36.2",
     )
 
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """Look for its device class, and for GPUs in its slices."""
         found = GPU_CLASS in self.cluster.device_classes and self.gpus()
         return (

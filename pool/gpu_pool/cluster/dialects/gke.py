@@ -61,7 +61,7 @@ class Gke(Dialect):
         rank=50,
     )
 
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """GKE labels its GPU nodes."""
         found = [node for node in self.cluster.nodes if ACCELERATOR in node.labels and node.amount(_GPU)]
         return f"{len(found)} nodes carry the label {ACCELERATOR}" if found else ""

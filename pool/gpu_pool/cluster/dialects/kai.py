@@ -100,7 +100,7 @@ class Kai(Dialect):
 
     builds_on = ("device-plugin",)
 
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """KAI's queues are a resource of the cluster."""
         found = QUEUE_CRD in self.cluster.crds and self.gpus()
         return f"there is the resource definition {QUEUE_CRD}, and nodes offer {GPU}" if found else ""

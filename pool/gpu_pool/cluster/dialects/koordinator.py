@@ -72,7 +72,7 @@ class Koordinator(Dialect):
         rank=30,
     )
 
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """Its agents advertise compute of GPUs on nodes."""
         found = [node for node in self.cluster.nodes if node.amount(_CORE)]
         return f"{len(found)} nodes offer {_CORE}" if found else ""

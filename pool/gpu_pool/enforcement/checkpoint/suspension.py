@@ -23,7 +23,7 @@ from gpu_pool.enforcement.checkpoint.driver_calls import (
     Suspended,
     ask,
 )
-from gpu_pool.enforcement.checkpoint.program import NO_ROOM
+from gpu_pool.enforcement.checkpoint.program import NO_FREE_MEMORY
 from gpu_pool.enforcement.checkpoint.records import Record, Records, SuspensionClaim
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, LeaseState, Process, procfs
@@ -79,7 +79,7 @@ _LOCK_MS: Final = 5_000
 _LIMIT: Final = 30
 _MIB_PER_SECOND: Final = 250
 #: Seconds to wait until those who had the memory meanwhile have let go of it.
-_ROOM_WITHIN: Final = 20
+_FREE_WITHIN: Final = 20
 #: Seconds from the beginning of a suspension within which its lease is parked.
 _PARKED_WITHIN: Final = 120
 #: How often processes are tried to be brought back: once more than the driver may hang.
@@ -187,7 +187,7 @@ class Checkpoint:
     def restore(self, lease_id: str) -> None:
         """Move what a lease's processes held back to their devices; nothing to do if none is suspended.
 
-        Raises :class:`NotRestored` if there is no room for it yet, and
+        Raises :class:`NotRestored` if there is not enough free memory for it yet, and
         :class:`Broken` if some cannot go on. May be repeated.
         """
         if lease_id not in self._records.leases():
@@ -268,7 +268,7 @@ def _measured(pids: Collection[int]) -> Mapping[str, int]:
 
 
 def _undo(claim: SuspensionClaim, why: str) -> None:
-    """Bring back what was suspended of a lease. Its slice is still its own, so there is room."""
+    """Bring back what was suspended of a lease. Its slice is still its own, so there is memory for it."""
     try:
         _bring_back(claim)
     except NotRestored as error:
@@ -282,16 +282,16 @@ def _bring_back(claim: SuspensionClaim) -> None:
     assert record is not None, "called for a record"
     if any(process.is_alive() is None for process in record.processes):
         raise NotRestored("It cannot be seen from this container.")
-    room = [f"--room={uuid}={mib}" for uuid, mib in record.devices.items()]
+    free = [f"--free={uuid}={mib}" for uuid, mib in record.devices.items()]
     answer = DriverAnswer(0, (), "")
     for _ in range(_TRIES):
         if not record.living():
             break
-        arguments = (*room, f"--wait={_ROOM_WITHIN}", *record.living())
-        limit = _limit(record) + _ROOM_WITHIN
+        arguments = (*free, f"--wait={_FREE_WITHIN}", *record.living())
+        limit = _limit(record) + _FREE_WITHIN
         answer = ask("restore", *arguments, limit=limit, keep_open=[claim.file])
-        if answer.code == NO_ROOM:
-            raise NotRestored(f"There is no room for it on its GPU: {answer.problem}.")
+        if answer.code == NO_FREE_MEMORY:
+            raise NotRestored(f"There is not enough free memory for it on its GPU: {answer.problem}.")
         if not _stuck(record, answer):
             break
     if stuck := _stuck(record, answer):

@@ -42,7 +42,7 @@ class Attribution:
     #: By lease id, then device uuid; only what is on a device that the lease holds.
     leases: Mapping[str, Mapping[str, Sequence[OwnedUse]]] = field(default_factory=dict)
     #: What is on a device and belongs to no lease there.
-    strangers: Mapping[str, Sequence[OwnedUse]] = field(default_factory=dict)
+    unmanaged: Mapping[str, Sequence[OwnedUse]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Attributor:
             self._leases, self._holders = leases, _holders(leases)
         known: dict[tuple[str, int], _Known] = {}
         mine: dict[str, dict[str, list[OwnedUse]]] = {}
-        strangers: dict[str, list[OwnedUse]] = {}
+        unmanaged: dict[str, list[OwnedUse]] = {}
         for uuid, on_device in uses.items():
             there = self._holders.get(uuid) or _Holders()
             for use in on_device:
@@ -114,9 +114,9 @@ class Attributor:
                 if lease:
                     mine.setdefault(lease, {}).setdefault(uuid, []).append(OwnedUse(found.process, use))
                 elif there.seen:
-                    strangers.setdefault(uuid, []).append(OwnedUse(found.process, use))
+                    unmanaged.setdefault(uuid, []).append(OwnedUse(found.process, use))
         self._known = known
-        return Attribution(mine, strangers)
+        return Attribution(mine, unmanaged)
 
     def _find(self, key: tuple[str, int], there: _Holders, changed: bool) -> _Known | None:
         before = self._known.get(key)

@@ -39,14 +39,14 @@ class Excess:
         return f"{used} of GPU {self.device.index}'s memory, and was granted {granted}"
 
 
-def notice_text(excess: Excess, standing: ExcessHistory, patience: Tolerance, now: float, wall: float) -> str:
+def notice_text(excess: Excess, history: ExcessHistory, tolerance: Tolerance, now: float, wall: float) -> str:
     """Say what is used, what will happen when, and what to do.
 
-    ``now`` is of the judge's clock, ``wall`` is the Unix time at that moment.
+    ``now`` is of the watchdog's clock, ``wall`` is the Unix time at that moment.
     """
-    done = "What ran was interrupted. " if standing.interrupted_at is not None else ""
+    done = "What ran was interrupted. " if history.interrupted_at is not None else ""
     return (
-        f"{_BEGINNING}{excess}. {done}{_prospect(standing, patience, wall - now)}"
+        f"{_BEGINNING}{excess}. {done}{_prospect(history, tolerance, wall - now)}"
         "To free memory, delete what you do not need (in PyTorch, then torch.cuda.empty_cache()), "
         "use smaller batches, or restart the kernel; for more memory, start one with a larger slice."
     )
@@ -64,10 +64,10 @@ def ended_text(excess: Excess) -> str:
     )
 
 
-def _prospect(standing: ExcessHistory, patience: Tolerance, offset: float) -> str:
+def _prospect(history: ExcessHistory, tolerance: Tolerance, offset: float) -> str:
     following: list[str] = []
-    then = standing
-    while step := then.next_step(patience):
+    then = history
+    while step := then.next_step(tolerance):
         kind, at = step
         clock = time.strftime("%H:%M:%S", time.localtime(at + offset))
         if kind is WatchdogStep.INTERRUPT:
@@ -97,70 +97,70 @@ class WatchdogActions(Protocol):
 
 
 class Watchdog:
-    """Judges leases, look after look, and does what the judgement says.
+    """Evaluates leases, look after look, and takes the step that follows.
 
     Nothing is done about what is not known: processes that cannot be seen,
     memory that the driver does not tell. Nothing is done to processes of
     another user than that of the lease's process.
 
-    A lease with nothing attached is judged by its keeper (see ``attribution``),
+    A lease with nothing attached is evaluated by its keeper (see ``attribution``),
     which is not interrupted, since nothing of the lease's need run in it. What
     uses too much itself is ended, and nothing that descends from it.
     """
 
     def __init__(
         self,
-        patience: Tolerance,
+        tolerance: Tolerance,
         decisions: WatchdogActions,
         evict: Evict,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._patience = patience
+        self._tolerance = tolerance
         self._decisions = decisions
         self._evict = evict
         self._wall = wall
-        self._standings: dict[str, ExcessHistory] = {}
+        self._histories: dict[str, ExcessHistory] = {}
         self._endings: dict[str, ProcessEnding] = {}
         #: Leases whose processes are not ours to signal; each is logged once.
         self._foreign: set[str] = set()
 
     def watch(self, leases: Sequence[Lease], used: Mapping[str, _Used], now: float) -> None:
-        """Judge all these leases by what they use now."""
+        """Evaluate all these leases by what they use now."""
         held = {lease.id for lease in leases}
-        self._standings = {name: each for name, each in self._standings.items() if name in held}
+        self._histories = {name: each for name, each in self._histories.items() if name in held}
         self._foreign &= held
         for lease in leases:
             here = used.get(lease.id)
             if (
-                here or is_watchdog_notice(lease.notice) or lease.id in self._standings
+                here or is_watchdog_notice(lease.notice) or lease.id in self._histories
             ) and lease.id not in self._endings:
-                self._judge(lease, leases, here or {}, now)
+                self._evaluate(lease, leases, here or {}, now)
         for name, ending in list(self._endings.items()):
             left = (each.process for owned in used.get(name, {}).values() for each in owned)
             if ending.go_on(now, left):
                 self._decisions.end(name, EndReason.OVER_MEMORY)
                 del self._endings[name]
 
-    def _judge(self, lease: Lease, leases: Sequence[Lease], used: _Used, now: float) -> None:
+    def _evaluate(self, lease: Lease, leases: Sequence[Lease], used: _Used, now: float) -> None:
         excess = self._excess(lease, leases, used)
-        before = self._standings.get(lease.id)
+        before = self._histories.get(lease.id)
         if (
             excess is None and before is None and not is_watchdog_notice(lease.notice)
-        ) or not _is_ours_to_judge(lease):
+        ) or not _is_visible_here(lease):
             return
-        patience = self._patience_with(lease)
-        standing, step = evaluate(before, excess is not None, now, patience)
-        if excess is None or standing is None:
-            self._standings.pop(lease.id, None)
+        tolerance = self._tolerance_for(lease)
+        history, step = evaluate(before, excess is not None, now, tolerance)
+        if excess is None or history is None:
+            self._histories.pop(lease.id, None)
             # Whoever warned it may have been an earlier run of the pool.
             if step is WatchdogStep.CLEAR or is_watchdog_notice(lease.notice):
                 self._decisions.tell(lease.id, "")
             return
-        self._standings[lease.id] = standing
+        self._histories[lease.id] = history
         if step in (WatchdogStep.NOTICE, WatchdogStep.INTERRUPT):
             if step is WatchdogStep.INTERRUPT and lease.process is not None:
                 send(lease.process, signal.SIGINT, first_owner(lease.process))
-            text = notice_text(excess, standing, patience, now, self._wall())
+            text = notice_text(excess, history, tolerance, now, self._wall())
             self._decisions.tell(lease.id, text)
             _log.info("lease %s: %s: %s", lease.id, step.value, excess)
         elif step is WatchdogStep.END:
@@ -188,23 +188,23 @@ class Watchdog:
         for part in lease.slices:
             owned = used.get(part.device.uuid, ())
             mib = least_mib(owned)
-            if self._patience.allows(mib, part.memory_mib):
+            if self._tolerance.allows(mib, part.memory_mib):
                 continue
             granted = _granted(root_of(lease), part, leases)
-            if self._patience.allows(mib, granted) or not all(each.process.is_alive() for each in owned):
+            if self._tolerance.allows(mib, granted) or not all(each.process.is_alive() for each in owned):
                 continue
             if found is None or mib - granted > found.used_mib - found.granted_mib:
                 found = Excess(part.device, mib, granted)
         return found
 
-    def _patience_with(self, lease: Lease) -> Tolerance:
+    def _tolerance_for(self, lease: Lease) -> Tolerance:
         root = root_of(lease)
-        if not self._patience.ends or root is None:
-            return self._patience
+        if not self._tolerance.ends or root is None:
+            return self._tolerance
         if lease.process is None and root == Process.current():  # the pool lives in it
-            return replace(self._patience, ends=False)
+            return replace(self._tolerance, ends=False)
         if may_signal(root):
-            return self._patience if lease.process else replace(self._patience, interrupt_after=None)
+            return self._tolerance if lease.process else replace(self._tolerance, interrupt_after=None)
         if lease.id not in self._foreign:
             self._foreign.add(lease.id)
             _log.warning(
@@ -213,10 +213,10 @@ class Watchdog:
                 lease.id,
                 root.pid,
             )
-        return replace(self._patience, ends=False)
+        return replace(self._tolerance, ends=False)
 
 
-def _is_ours_to_judge(lease: Lease) -> bool:
+def _is_visible_here(lease: Lease) -> bool:
     """Whether its processes can be seen from here.
 
     A hard limit spares no lease. Those of MPS and its namespaces hold each process
