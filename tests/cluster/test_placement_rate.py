@@ -63,7 +63,7 @@ async def test_whoever_waits_for_long_is_told_and_keeps_the_slice(
     with pytest.raises(PoolUnreachable, match="a few at a time.*Your slice is kept"):
         await pool.launch(late.id, command())
     fake.run(pods(fake)[0])
-    await until(lambda: len(pool._kernels._pace._placing) < AT_ONCE)
+    await until(lambda: len(pool._kernels._placement_rate._placing) < AT_ONCE)
     await pool.launch(late.id, command())
 
 

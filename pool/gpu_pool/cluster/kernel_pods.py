@@ -295,7 +295,7 @@ class KernelPods:
         for lease_id in self._view.own.leases():
             for pod in self._view.own.of(lease_id):
                 taken = self._read(pod)[1]
-                if taken is not None and taken.words == BY_SOMEBODY:
+                if taken is not None and taken.message == BY_SOMEBODY:
                     self._ended.add(pod["metadata"]["uid"])  # most likely by the service that was here before
                 else:
                     self._note_failure(None, pod)  # it may have failed while no service was there
@@ -322,17 +322,17 @@ class KernelPods:
             notebook_there=self._view.has_notebook(owner),
             ended_by_us=uid in self._ended,
             is_gone=is_gone,
-            queue=self._queue_words(pod),
+            queue=self._queue_message(pod),
             event=self._events.get(uid),
             is_made_again=_lease_of(pod) in self._requests,
             waited=self._late_after if uid in self._late else "",
         )
 
-    def _queue_words(self, pod: Manifest) -> str:
+    def _queue_message(self, pod: Manifest) -> str:
         if not kueue.is_queued(pod):
             return ""
         uid = pod["metadata"]["uid"]
-        return kueue.words(self._view.workload(uid), self.positions.get(uid))
+        return kueue.message(self._view.workload(uid), self.positions.get(uid))
 
     def _changed(self, before: Manifest | None, now: Manifest | None) -> None:
         pod = now or before

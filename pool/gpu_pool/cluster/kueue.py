@@ -69,9 +69,9 @@ def owners(found: Manifest) -> set[str]:
     return {str(each.get("uid")) for each in listing(mapping(found.get("metadata")).get("ownerReferences"))}
 
 
-def words(workload: Manifest | None, place: int | None) -> str:
+def message(workload: Manifest | None, position: int | None) -> str:
     """Say where a pod is in its queue, as far as that is known, and what Kueue says of it."""
-    where = "" if place is None else f"It is number {place} of its course there."
+    where = "" if position is None else f"It is number {position} of its course there."
     return " ".join(filter(None, (where, said(workload))))
 
 

@@ -245,10 +245,10 @@ class ClusterPool(EmbeddedPool):
         self._hopeless = {lease_id: self._hopeless.get(lease_id, now) for lease_id in found}
         for lease_id, error in found.items():
             if now >= self._hopeless[lease_id] + away_for:
-                words = f"{error.message} That has not changed for {format_duration(away_for)}."
+                message = f"{error.message} That has not changed for {format_duration(away_for)}."
                 with suppress(LeaseGone):
-                    await self.revoke(lease_id, words, EndReason.DEVICE_LOST)
-                    self._log.warning("Lease %s waits no more. %s", ascii(lease_id), words)
+                    await self.revoke(lease_id, message, EndReason.DEVICE_LOST)
+                    self._log.warning("Lease %s waits no more. %s", ascii(lease_id), message)
 
     async def status(self) -> PoolStatus:
         """See ``Pool.status``. Ends the kernels of leases that have ended."""
@@ -419,8 +419,8 @@ class ClusterPool(EmbeddedPool):
         # What its machine can no longer give must not be granted to whoever waits.
         await self._follow_once()
         with suppress(LeaseGone):
-            await self.revoke(lease_id, taken.words, taken.reason)
-            self._log.info("Lease %s ended: %s", ascii(lease_id), taken.words)
+            await self.revoke(lease_id, taken.message, taken.reason)
+            self._log.info("Lease %s ended: %s", ascii(lease_id), taken.message)
 
 
 def _register(store: LeaseStore, devices: tuple[Device, ...], others: Mapping[str, ForeignUse]) -> None:
@@ -428,9 +428,9 @@ def _register(store: LeaseStore, devices: tuple[Device, ...], others: Mapping[st
     store.set_others(others)
 
 
-def _with_growth(outlook: Outlook, words: str) -> Outlook:
+def _with_growth(outlook: Outlook, message: str) -> Outlook:
     """Say of a wait that a machine ends it: what others have is not what it is for."""
-    return replace(outlook, why=words, wait=None) if words else outlook
+    return replace(outlook, why=message, wait=None) if message else outlook
 
 
 async def open_cluster(

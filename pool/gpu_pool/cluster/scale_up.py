@@ -210,13 +210,13 @@ class AutoscalerAnswer(Enum):
 
 
 def answer(events: Iterable[Manifest]) -> tuple[AutoscalerAnswer, str]:
-    """Return the last that an autoscaler said of a pod, and in which words."""
+    """Return the last that an autoscaler said of a pod, and what it said."""
     told = [each for each in events if each.get("reason") in _STARTS | _CANNOT and not _is_scheduler(each)]
     if not told:
         return AutoscalerAnswer.NOTHING, ""
     last = max(told, key=_when)
-    words = " ".join(str(last.get("message") or "").split())[:_MOST_WORDS]
-    return (AutoscalerAnswer.STARTS if last["reason"] in _STARTS else AutoscalerAnswer.CANNOT), words
+    message = " ".join(str(last.get("message") or "").split())[:_MOST_WORDS]
+    return (AutoscalerAnswer.STARTS if last["reason"] in _STARTS else AutoscalerAnswer.CANNOT), message
 
 
 def _is_scheduler(event: Manifest) -> bool:
@@ -239,7 +239,7 @@ class NodeStart:
     age: float
     answer: AutoscalerAnswer = AutoscalerAnswer.NOTHING
     #: The autoscaler's words.
-    words: str = ""
+    message: str = ""
 
 
 def usual(seconds: Sequence[float], otherwise: float) -> float:

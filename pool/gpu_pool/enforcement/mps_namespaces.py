@@ -55,9 +55,7 @@ class NamespaceDaemon:
         self._ask("server", "create", server, f"--uid={uid}", f"--allowed-devices={device}")
         # One whose device is not found is accepted, and ends: its clients would run without MPS.
         if not wait_until(lambda: server in self.servers(), self._timeout):
-            raise TierFailed(
-                f"The MPS server for {device} ended at once. {self.control.last_words()}".strip()
-            )
+            raise TierFailed(f"The MPS server for {device} ended at once. {self.control.log_tail()}".strip())
         self._ask("server", "set", server, *_limits(SHUT))
 
     def namespaces(self, server: str) -> set[str]:

@@ -88,16 +88,16 @@ def choose(cluster: Cluster, options: DialectOptions = DEFAULTS, name: str = AUT
     if name != AUTO:
         return _named(cluster, options, name)
     kinds, problems = installed_dialects()
-    seen = [(each, words) for kind in kinds if (words := (each := kind(cluster, options)).evidence())]
+    seen = [(each, why) for kind in kinds if (why := (each := kind(cluster, options)).evidence())]
     seen.sort(key=lambda pair: pair[0].rank)
     seen = [pair for pair in seen if not seen or pair[0].table.name not in seen[0][0].builds_on]
     if not seen:
         nodes = len(cluster.nodes)
         none = f"None of {nodes} nodes offers a GPU in a way that is known here."
         return DialectChoice(None, (), (none, *problems))
-    chosen, words = seen[0]
-    reasons = [f"{chosen.table.name}: {words}."]
-    reasons += [f"Also seen, and not used: {each.table.name}, since {words}." for each, words in seen[1:]]
+    chosen, why = seen[0]
+    reasons = [f"{chosen.table.name}: {why}."]
+    reasons += [f"Also seen, and not used: {each.table.name}, since {why}." for each, why in seen[1:]]
     if len(seen) > 1:
         names = " or ".join(each.table.name for each, _ in seen)
         reasons.append(f"Set the dialect to {names} to decide it yourself.")
@@ -112,8 +112,8 @@ def _named(cluster: Cluster, options: DialectOptions, name: str) -> DialectChoic
             f"{name[:40]!a} is not a dialect that can be used: {broken}.",
             f"Accepted: {AUTO}, {', '.join(dialect_names())}.",
         ) from broken
-    words = chosen.evidence() or "though nothing of it is seen in this cluster"
-    return DialectChoice(chosen, (name,), (f"{name}: it is set; {words}.",))
+    why = chosen.evidence() or "though nothing of it is seen in this cluster"
+    return DialectChoice(chosen, (name,), (f"{name}: it is set; {why}.",))
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,5 +137,5 @@ def _offer(node: Node) -> FixedOffer | None:
         for index in range(-(-node.count(_GPU) // clients))
     )
     milli = 100 // clients * 10 if mode == "mps" else WHOLE // clients
-    words = "a whole GPU" if mode == "whole" else f"one of {clients} replicas of a GPU"
-    return FixedOffer(_GPU, mode, milli, total // clients, words, gpus)
+    label = "a whole GPU" if mode == "whole" else f"one of {clients} replicas of a GPU"
+    return FixedOffer(_GPU, mode, milli, total // clients, label, gpus)

@@ -127,7 +127,7 @@ class MpsDaemon:
         self._make_folders()
         run([tool, "-d", *self._options], timeout=self._timeout, environ=self.environ)
         if not wait_until(self.running, self._timeout):
-            raise TierFailed(f"The MPS daemon ended at once. {self.last_words()}".strip())
+            raise TierFailed(f"The MPS daemon ended at once. {self.log_tail()}".strip())
 
     def ask(self, question: str = "", *arguments: str) -> str:
         """Put a question to the daemon, on its standard input or as arguments; return its answer."""
@@ -155,7 +155,7 @@ class MpsDaemon:
         if not wait_until(lambda: not self._processes(), self._timeout):
             raise TierFailed(f"An MPS process of {self.pipe} does not end, though it was killed.")
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """Return the end of what the daemon and its server wrote down, for a message."""
         files = [self.log / name for name in ("control.log", "server.log")]
         contents = [file.read_bytes() for file in files if file.exists()]
@@ -251,7 +251,7 @@ class MpsControl:
         if not self.servers():
             self._control.ask(f"start_server -uid {uid}")
         if not wait_until(self._serves, self._timeout):
-            raise TierFailed(f"The MPS server did not start. {self._control.last_words()}".strip())
+            raise TierFailed(f"The MPS server did not start. {self._control.log_tail()}".strip())
 
     def limit(self, size: MpsSize) -> None:
         """Limit every process that becomes a client from now on; raise if that is not what it then is.
