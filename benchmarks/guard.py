@@ -20,7 +20,7 @@ DEVICES, LEASES, LOOKS = sized((8, 400, 60), (2, 20, 3))
 MEASURE = """
 import json, os, signal, sys, time
 from pathlib import Path
-from gpu_pool.devices import process_use
+from gpu_pool.devices import sampling
 from gpu_pool.devices.nvml import find_devices
 from gpu_pool.enforcement.watchdog import OwnStore, WatchdogRules, WatchdogThread
 from gpu_pool.store.leases import LeaseStore
@@ -30,7 +30,7 @@ from gpu_pool_client import Holder, Process, parse_request
 from gpu_pool_client.processes import pid_namespace
 
 devices, leases, looks = map(int, sys.argv[1:])
-process_use.FIRST_NAMESPACE = pid_namespace()  # it may be measured in a container
+sampling.FIRST_NAMESPACE = pid_namespace()  # it may be measured in a container
 scenario = Path(os.environ["NVML_STUB_SCENARIO"])
 path, settings = scenario.with_name("store.db"), PoolSettings(context_mib=1)
 
@@ -80,7 +80,7 @@ for _ in range(looks + 1):
     guard.look()
     times.append(time.process_time() - began)
 seen = sum(len(each) for each in on_device.values())
-assert (seen, guard.strangers, guard.problems) == (leases, (), ())
+assert (seen, guard.unmanaged, guard.problems) == (leases, (), ())
 print(json.dumps(times), flush=True)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.killpg(0, signal.SIGTERM)

@@ -70,10 +70,10 @@ class PoolSettings(Configurable):
         help="""Seconds in which what enforces a slice, such as an MPS daemon, must have done so. After that
         its lease ends as not-enforced. Clients of gpu-pool serve wait for 100 seconds.""",
     ).tag(config=True)
-    tier = Enum(
-        ("auto", "accounting", "mps", "cgroups", "hami"),
+    tier = Unicode(
         "auto",
-        help="How slices are enforced: auto is the firmest that needs no preparation by the administrator.",
+        help="""How slices are enforced: accounting, mps, cgroups, hami, or a tier of another package by its
+        name. auto is the firmest that needs no preparation by the administrator.""",
     ).tag(config=True)
     probe_user = Unicode(
         "nobody",
@@ -110,7 +110,7 @@ class PoolSettings(Configurable):
     end_after = Seconds(
         60.0, min=0.0, help="Seconds from then until its processes are ended; 0 for never."
     ).tag(config=True)
-    end_strangers = Bool(
+    end_unmanaged = Bool(
         False,
         help="""Whether processes that use a device of the pool without a lease are ended after a minute.
         Those of root and display servers never are.""",

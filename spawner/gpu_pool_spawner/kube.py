@@ -22,7 +22,7 @@ from kubespawner import KubeSpawner
 from kubespawner.clients import shared_client
 from traitlets import Bool, Dict, TraitError, Unicode, validate
 
-from gpu_pool.cluster.dialects import AUTO, NAMES, DialectOptions
+from gpu_pool.cluster.dialects import AUTO, DialectOptions, dialect_names
 from gpu_pool.courses import CourseFile
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, SliceRequest
 from gpu_pool_client.durations import format_duration
@@ -52,7 +52,9 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
     """Starts every user's server as a pod, in a course."""
 
     dialect = Unicode(
-        AUTO, help=f"How the cluster shares GPUs: {AUTO} (it is looked at), or one of {', '.join(NAMES)}."
+        AUTO,
+        help=f"How the cluster shares GPUs: {AUTO} (it is looked at), or the name of a dialect: aliyun, "
+        "bitfusion, device-plugin, dra, gke, hami, kai, koordinator, volcano, or another package's.",
     ).tag(config=True)
     dialect_options = Dict(
         help="What the nodes do not show of it, such as {'queue': 'students'} for KAI and Volcano.",
@@ -86,8 +88,8 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
 
     @validate("dialect")
     def _check_dialect(self, proposal: Any) -> str:
-        if proposal.value not in (AUTO, *NAMES):
-            raise TraitError(f"dialect is {proposal.value!r}. Accepted: {AUTO}, {', '.join(NAMES)}.")
+        if proposal.value not in (accepted := (AUTO, *dialect_names())):
+            raise TraitError(f"dialect is {proposal.value!r}. Accepted: {', '.join(accepted)}.")
         return str(proposal.value)
 
     @validate("course_namespace")

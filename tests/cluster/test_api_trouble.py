@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster.lease_pods import LeasePods
+from gpu_pool.cluster.kept_objects import LeasePods
 from gpu_pool.cluster.pool import ClusterPool
 from gpu_pool_client import LeaseGone, LeaseState, NotAllowed, PodPhase, PoolUnreachable
 from support.fake_kubernetes import FakeKubernetes, trouble
@@ -127,7 +127,7 @@ async def test_a_kernel_that_is_ended_while_it_is_started_does_not_stay(
 async def test_what_is_away_for_long_is_told(
     pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_pool.cluster.api_writes._PATIENCE", 0.0)
+    monkeypatch.setattr("gpu_pool.cluster.api._RETRY_FOR", 0.0)
     lease = await held(pool)
     await fake.stop()
     with pytest.raises(PoolUnreachable, match="does not answer at the moment.*Your slice is kept"):

@@ -13,7 +13,7 @@ from support.kernel_pods import cluster_pool, start, until_pod
 from support.pools import eventually
 
 HUB = "hub"
-WORDS = "It ended with status 1. Its last words: ModuleNotFoundError: No module named 'ipykernel'"
+WORDS = "It ended with status 1. Its last output: ModuleNotFoundError: No module named 'ipykernel'"
 
 
 def fail(fake: FakeKubernetes, lease_id: str) -> None:
@@ -38,7 +38,7 @@ async def failure_of(pool: ClusterPool, lease_id: str) -> Failure:
     return found[0]
 
 
-async def test_the_last_words_of_a_kernel_are_kept_with_its_lease_and_in_the_history(
+async def test_the_last_output_of_a_kernel_are_kept_with_its_lease_and_in_the_history(
     pool: ClusterPool, fake: FakeKubernetes
 ) -> None:
     lease_id = await start(pool, fake)

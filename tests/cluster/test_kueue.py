@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpu_pool.cluster import kueue
-from gpu_pool.cluster.kueue_positions import KueuePositions
 from gpu_pool.cluster.manifests import COMPONENT
+from gpu_pool.cluster.pod_starts import KueuePositions
 from gpu_pool.cluster.pool import ClusterPool
 from gpu_pool_client import (
     EndReason,
@@ -133,7 +133,7 @@ async def test_who_waits_is_told_the_place_where_kueue_tells_it(
     assert fake.asked("GET", "pendingworkloads") == asked
 
 
-async def test_a_cluster_that_does_not_tell_places_tells_the_rest(
+async def test_a_cluster_that_does_not_tell_positions_tells_the_rest(
     pool: ClusterPool, fake: FakeKubernetes
 ) -> None:
     lease, _ = await queued(pool)
@@ -254,7 +254,10 @@ async def test_what_kueue_cannot_count_is_refused_in_words(fake: FakeKubernetes,
     [
         ([], ""),
         ([("QuotaReserved", "False", FULL)], FULL),
-        ([("QuotaReserved", "True", "reserved")], "There is room for it, and it is being checked once more."),
+        (
+            [("QuotaReserved", "True", "reserved")],
+            "There is capacity for it, and it is being checked once more.",
+        ),
         ([("QuotaReserved", "True", "reserved"), ("Admitted", "True", "")], ""),
     ],
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpu_pool.cluster.home_mounts import HomeVolume
-from gpu_pool.cluster.lean_objects import lean_pod
+from gpu_pool.cluster.kept_objects import lean_pod
 from gpu_pool.cluster.notebooks import Identity, read_notebook
 from support.kernel_pods import notebook
 

@@ -56,14 +56,14 @@ async def test_a_pod_that_is_not_placed_keeps_the_others_back_for_a_while_only(
 async def test_whoever_waits_for_long_is_told_and_keeps_the_slice(
     pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement_rate, "_PATIENCE", 0.1)
+    monkeypatch.setattr(placement_rate, "_WAIT_AT_MOST", 0.1)
     leases, tasks = await launching(pool, AT_ONCE + 1)
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     (late,) = (lease for lease, answer in zip(leases, answers, strict=True) if isinstance(answer, Exception))
     with pytest.raises(PoolUnreachable, match="a few at a time.*Your slice is kept"):
         await pool.launch(late.id, command())
     fake.run(pods(fake)[0])
-    await until(lambda: len(pool._kernels._pace._placing) < AT_ONCE)
+    await until(lambda: len(pool._kernels._placement_rate._placing) < AT_ONCE)
     await pool.launch(late.id, command())
 
 

@@ -32,7 +32,7 @@ def condition(kind: str, status: str, reason: str, message: str = "") -> dict[st
 
 
 RUNNING = {"containerStatuses": [{"state": {"running": {}}}], "podIP": "10.0.0.7"}
-NO_ROOM = "0/9 nodes are available: 1 Insufficient nvidia.com/gpumem."
+NO_CAPACITY = "0/9 nodes are available: 1 Insufficient nvidia.com/gpumem."
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ NO_ROOM = "0/9 nodes are available: 1 Insufficient nvidia.com/gpumem."
     [
         (pod(), "A machine is being chosen for it."),
         (
-            pod(**condition("PodScheduled", "False", "Unschedulable", NO_ROOM)),
-            f"no room for it yet: {NO_ROOM}",
+            pod(**condition("PodScheduled", "False", "Unschedulable", NO_CAPACITY)),
+            f"no capacity for it yet: {NO_CAPACITY}",
         ),
         (pod(**condition("PodScheduled", "False", "SchedulingGated")), "A machine is being chosen"),
         (pod(**condition("PodScheduled", "True", "")), "Its software is being fetched"),
@@ -106,7 +106,7 @@ def test_what_an_event_says_is_told_to_students_in_words_and_kept_for_administra
             None,
             "software cannot be fetched. Tell the course's instr",
         ),
-        (pod(**condition("PodScheduled", "False", "Unschedulable", NO_ROOM)), None, NO_ROOM),
+        (pod(**condition("PodScheduled", "False", "Unschedulable", NO_CAPACITY)), None, NO_CAPACITY),
     ],
 )
 def test_what_takes_too_long_ends_with_what_it_waited_for(
@@ -115,8 +115,8 @@ def test_what_takes_too_long_ends_with_what_it_waited_for(
     state, taken = read_pod(found, PodSurroundings(event=event, waited="10min"))
     assert taken is not None
     assert (state.phase, taken.reason) == (PodPhase.ENDED, EndReason.NOT_READY)
-    assert taken.words.startswith("It did not start within 10min. ")
-    assert words in taken.words
+    assert taken.message.startswith("It did not start within 10min. ")
+    assert words in taken.message
     for late in (pod("Running", **RUNNING), pod("Failed", **ended(1))):
         assert read_pod(late, PodSurroundings(waited="10min"))[1] is None
 
@@ -182,11 +182,11 @@ TRACEBACK = """Traceback (most recent call last):
         ("", "It ended with status 1."),
         (TRACEBACK, "line 1, in <module> ModuleNotFoundError: No module named 'ipykernel'"),
         # What was said last, and not what was said first.
-        ("a" * 150 + "\n" + "b" * 150 + "\n", "Its last words: " + "b" * 150),
-        ("c" * 900, "Its last words: " + "c" * 197 + "..."),
+        ("a" * 150 + "\n" + "b" * 150 + "\n", "Its last output: " + "b" * 150),
+        ("c" * 900, "Its last output: " + "c" * 197 + "..."),
     ],
 )
-def test_a_kernel_that_fails_leaves_its_last_words(log: str, words: str) -> None:
+def test_a_kernel_that_fails_leaves_its_last_output(log: str, words: str) -> None:
     state, _ = read_pod(pod("Failed", **ended(1, "Error", log)), HERE)
     assert state.words.endswith(words)
     assert "\n" not in state.words
@@ -242,7 +242,7 @@ def test_what_the_cluster_took_is_told(found: dict[str, Any], around: PodSurroun
     assert (state.phase, state.exit_code) == (PodPhase.ENDED, None)
     assert taken is not None
     assert taken.reason is (EndReason.DEVICE_LOST if around.node_ready is None else EndReason.TAKEN)
-    assert words in taken.words == state.words
+    assert words in taken.message == state.words
 
 
 def test_a_deadline_is_told_as_the_end_of_the_longest_lease() -> None:

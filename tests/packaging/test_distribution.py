@@ -108,6 +108,8 @@ def test_the_wheel_is_typed_and_offers_its_entry_points(built: Built) -> None:
         "gpu-pool = gpu_pool.cli:main",
         "gpu-pool = gpu_pool_provisioner.",
         "embedded = gpu_pool.",
+        "hami = gpu_pool.cluster.dialects.",
+        "mps = gpu_pool.enforcement.",
     ):
         assert offered in entry_points
 

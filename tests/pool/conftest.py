@@ -24,5 +24,5 @@ def driver(cuda_libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     folder.mkdir()
     monkeypatch.setenv("LD_LIBRARY_PATH", str(cuda_libraries))
     monkeypatch.setenv("DRIVER_STUB", str(folder))
-    monkeypatch.setattr(suspension, "_ROOM_WITHIN", 0)
+    monkeypatch.setattr(suspension, "_FREE_WITHIN", 0)
     return Driver(folder)

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_pool.enforcement.mps import MpsTier
 from gpu_pool.enforcement.mps.daemon import PIPES, MpsDaemon
-from gpu_pool.enforcement.mps.processes import SERVER, TOOL, is_believed, is_daemon, is_server
+from gpu_pool.enforcement.mps.programs import SERVER, TOOL, is_believed, is_daemon, is_server
 from support import mps_stub
 from support.disguises import STUDENT, disguised, needs_root, set_user_id_shell
 

@@ -26,7 +26,7 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def is_ended(there: Guarded, lease: Lease, worker: Process) -> bool:
     """Whether a process is its lease's, whose user is warned, and is ended with it."""
     there.scene(CARD, f"process {worker.pid} 30000")
-    assert there.look(10, times=2)["strangers"] == []
+    assert there.look(10, times=2)["unmanaged"] == []
     assert "uses 30000MiB" in (await there.pool.get_lease(lease.id)).notice
     there.look(10, times=14)
     await until(lambda: not worker.is_alive())
@@ -53,21 +53,21 @@ async def test_what_was_started_on_a_lease_does_not_hide_behind_a_name(tmp_path:
 
 
 @pytest.mark.parametrize("name", [b"dcgm\rUid:\t0", b"Uid:\t0\t0\t0\t0"])
-async def test_a_process_without_a_lease_is_a_stranger_by_whatever_name(
+async def test_a_process_without_a_lease_is_unmanaged_by_whatever_name(
     tmp_path: Path, nvml: Path, name: bytes
 ) -> None:
-    async with guarded(tmp_path, nvml, V100, end_strangers=True) as there:
+    async with guarded(tmp_path, nvml, V100, end_unmanaged=True) as there:
         await there.pool.status()
-        with disguised(name) as stranger:
-            there.scene(CARD, f"process {stranger.pid} 30000")
+        with disguised(name) as unmanaged:
+            there.scene(CARD, f"process {unmanaged.pid} 30000")
             found = there.look(10, times=3)
-            assert found["strangers"] == [stranger.pid]
+            assert found["unmanaged"] == [unmanaged.pid]
             (logged,) = found["logged"]
             assert "of nobody uses" in logged
             assert logged.isprintable()
             for _ in range(3):
                 there.look(30)
-            await until(lambda: not stranger.is_alive())
+            await until(lambda: not unmanaged.is_alive())
 
 
 async def test_memory_is_not_charged_to_the_lease_of_another_user(tmp_path: Path, nvml: Path) -> None:
@@ -77,7 +77,7 @@ async def test_memory_is_not_charged_to_the_lease_of_another_user(tmp_path: Path
             name = b"a\rUid:\t%d" % OTHER
             with disguised(name, STUDENT, environ={"GPU_POOL_LEASE": lease.id}) as attacker:
                 there.scene(CARD, f"process {victims.pid} 300", f"process {attacker.pid} 30000")
-                assert there.look(10, times=20)["strangers"] == [attacker.pid]
+                assert there.look(10, times=20)["unmanaged"] == [attacker.pid]
                 assert victims.is_alive()
             found = await there.pool.get_lease(lease.id)
             assert (found.state, found.notice) == (LeaseState.HELD, "")

@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 import pynvml
 
 from gpu_pool.devices import Inventory
-from gpu_pool.devices.process_use import FIRST_NAMESPACE, ProcessSample, ProcessSampler, ProcessUse
+from gpu_pool.devices.sampling import FIRST_NAMESPACE, ProcessSample, ProcessSampler, ProcessUse
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.enforcement import Isolation, Tier, TierFailed
 from gpu_pool.enforcement.hami_core import HamiTier

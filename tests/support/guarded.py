@@ -19,7 +19,7 @@ from support.pools import embedded
 _GUARD = """
 import json, logging, sys
 from pathlib import Path
-from gpu_pool.devices import process_use
+from gpu_pool.devices import sampling
 from gpu_pool.enforcement.watchdog import OwnStore, WatchdogRules, WatchdogThread
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client.processes import pid_namespace
@@ -29,7 +29,7 @@ handler = logging.Handler()
 handler.emit = lambda record: logged.append(record.getMessage())
 logging.getLogger("gpu_pool.watchdog").addHandler(handler)
 logging.getLogger("gpu_pool.watchdog").setLevel("INFO")
-process_use.FIRST_NAMESPACE = pid_namespace()  # the tests may run in a container
+sampling.FIRST_NAMESPACE = pid_namespace()  # the tests may run in a container
 settings = PoolSettings(**json.loads(sys.argv[2]))
 store = OwnStore(Path(sys.argv[1]), settings)
 rules = WatchdogRules.of(settings, auto="end")
@@ -37,7 +37,7 @@ guard = WatchdogThread(store, rules, evict=lambda lease, pids: evicted.extend(pi
 for line in sys.stdin:
     now[0] += float(line)
     guard.look()
-    told = {"strangers": [each.process.pid for each in guard.strangers], "problems": guard.problems}
+    told = {"unmanaged": [each.process.pid for each in guard.unmanaged], "problems": guard.problems}
     print(json.dumps({**told, "logged": logged, "evicted": evicted}), flush=True)
 guard.start()
 guard.stop()

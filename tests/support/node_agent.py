@@ -60,7 +60,7 @@ from kubernetes_asyncio.client.exceptions import ApiException
 from support.containers import Image, Network
 from support.loops import LoopThread
 from support.pod_process import Place, own_environment
-from support.pod_runner import Ground, PodRunner, Stop
+from support.pod_runner import NodeResources, PodRunner, PodStop
 from support.pod_volumes import Manifest
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class NodeAgent:
         self.images: dict[str, str] = {}
         self.hollow = hollow
         self._kubeconfig, self._folder = kubeconfig, folder
-        self._ground: Ground | None = None
+        self._resources: NodeResources | None = None
         self._environment = {**own_environment(), **(environment or {})}
         self._nodes: set[str] = set()
         self._runners: dict[str, PodRunner] = {}
@@ -121,7 +121,7 @@ class NodeAgent:
 
     def evict(self, namespace: str, name: str, message: str) -> None:
         """End a pod as a kubelet does that is short of something."""
-        self._call(lambda: self._runner(namespace, name).stop(Stop(0, "Evicted", message)))
+        self._call(lambda: self._runner(namespace, name).stop(PodStop(0, "Evicted", message)))
 
     def kill(self, namespace: str, name: str, reason: str = "OOMKilled") -> None:
         """Kill a pod's processes, and give this reason in its status."""
@@ -140,13 +140,13 @@ class NodeAgent:
     @property
     def outside(self) -> str:
         """Where pods reach this machine."""
-        return self._stood_on().network.outside
+        return self._resources_of_node().network.outside
 
-    def _stood_on(self) -> Ground:
+    def _resources_of_node(self) -> NodeResources:
         """Return what pods stand on, which is made for the first one."""
-        if self._ground is None:
-            self._ground = Ground(Image(*_USER), Network(), self.images)
-        return self._ground
+        if self._resources is None:
+            self._resources = NodeResources(Image(*_USER), Network(), self.images)
+        return self._resources
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run(work)
@@ -173,16 +173,16 @@ class NodeAgent:
         for task in self._tasks:
             task.cancel()
         for runner in self._runners.values():
-            runner.stop(Stop(silent=True))
+            runner.stop(PodStop(silent=True))
         running = [runner.task for runner in self._runners.values()]
         await asyncio.gather(*running, *self._tasks, return_exceptions=True)
         await asyncio.gather(*(runner.gone() for runner in self._runners.values()))
         for name in self._nodes:
             await self._core.delete_node(name)
         await self._client.close()
-        if self._ground is not None:
-            self._ground.network.close()
-            self._ground.image.close()
+        if self._resources is not None:
+            self._resources.network.close()
+            self._resources.image.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -238,7 +238,7 @@ class NodeAgent:
         self._nodes.discard(name)
         lost = [each for each in self._runners.values() if each.node == name]
         for runner in lost:
-            runner.stop(Stop(silent=True))
+            runner.stop(PodStop(silent=True))
         await asyncio.gather(*(runner.task for runner in lost))
         words = "Kubelet stopped posting node status."
         condition = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": words}
@@ -291,18 +291,20 @@ class NodeAgent:
         if runner.task.done():
             self._spawn(runner.gone())
         else:
-            runner.stop(Stop(metadata.get("deletionGracePeriodSeconds", 0), deleted=True))
+            runner.stop(PodStop(metadata.get("deletionGracePeriodSeconds", 0), deleted=True))
 
     def _start(self, pod: Mapping[str, Any]) -> PodRunner:
         metadata = pod["metadata"]
-        number, ground = next(self._numbers), None if self.hollow else self._stood_on()
+        number, resources = next(self._numbers), None if self.hollow else self._resources_of_node()
         folder = self._folder / "pods" / metadata["uid"]
         folder.mkdir(parents=True)
         # Nobody talks to pods in which nothing runs.
-        address = ground.network.address(number) if ground else f"198.18.{number // 256 % 256}.{number % 256}"
+        address = (
+            resources.network.address(number) if resources else f"198.18.{number // 256 % 256}.{number % 256}"
+        )
         place = Place(address, folder, self._folder / "claims", self._environment)
         self._uids[metadata["namespace"], metadata["name"]] = metadata["uid"]
-        runner = PodRunner(self._core, pod, place, number, ground)
+        runner = PodRunner(self._core, pod, place, number, resources)
         runner.task.add_done_callback(self._over)
         return runner
 
@@ -310,7 +312,7 @@ class NodeAgent:
         """End a pod that is there no more."""
         runner = self._runners.pop(uid, None)
         if runner is not None:
-            runner.stop(Stop(silent=True))
+            runner.stop(PodStop(silent=True))
             self._spawn(_ended(runner))
 
 

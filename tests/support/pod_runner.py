@@ -33,7 +33,7 @@ _LATE = "Pod was active on the node longer than the specified deadline"
 
 
 @dataclass
-class Stop:
+class PodStop:
     """Why a pod is ended before its time."""
 
     grace: float = 0.0
@@ -46,8 +46,8 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Ground:
-    """What all pods of a node agent stand on."""
+class NodeResources:
+    """What all pods of a node agent share."""
 
     image: Image
     network: Network
@@ -60,12 +60,18 @@ class _Ended(Exception):
 
 
 class PodRunner:
-    """Runs one pod, and reports of it; without a ground it only reports."""
+    """Runs one pod, and reports of it; without resources it only reports."""
 
     def __init__(
-        self, core: CoreV1Api, pod: Manifest, place: Place, number: int, ground: Ground | None
+        self, core: CoreV1Api, pod: Manifest, place: Place, number: int, resources: NodeResources | None
     ) -> None:
-        self._core, self._pod, self._place, self._number, self._ground = core, pod, place, number, ground
+        self._core, self._pod, self._place, self._number, self._resources = (
+            core,
+            pod,
+            place,
+            number,
+            resources,
+        )
         spec = pod["spec"]
         self.node = str(spec["nodeName"])
         begin = {
@@ -73,7 +79,7 @@ class PodRunner:
         }
         self._inits = [Record({**each, "is_init": True}, begin) for each in spec.get("initContainers", ())]
         self._containers = [Record(each, begin) for each in spec["containers"]]
-        self._stop: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
+        self._stop: asyncio.Future[PodStop] = asyncio.get_running_loop().create_future()
         self._sandbox: Sandbox | None = None
         self._reporting = asyncio.Lock()
         self._running: dict[str, Running] = {}
@@ -82,7 +88,7 @@ class PodRunner:
         self._started, self._address = now(), ""
         self.task = asyncio.create_task(self._run())
 
-    def stop(self, why: Stop) -> None:
+    def stop(self, why: PodStop) -> None:
         """End it; the first reason counts."""
         if not self._stop.done():
             self._stop.set_result(why)
@@ -94,7 +100,7 @@ class PodRunner:
             running.send(signal.SIGKILL)
 
     async def _run(self) -> None:
-        life = asyncio.create_task(self._live() if self._ground else self._idle())
+        life = asyncio.create_task(self._live() if self._resources else self._idle())
         waits: set[asyncio.Future[Any]] = {life, self._stop}
         deadline = self._pod["spec"].get("activeDeadlineSeconds")
         await asyncio.wait(waits, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
@@ -109,10 +115,10 @@ class PodRunner:
         if not self._stop.done():
             grace = self._pod["spec"].get("terminationGracePeriodSeconds", 30)
             await self._event("DeadlineExceeded", _LATE)
-            self.stop(Stop(grace, "DeadlineExceeded", _LATE))
+            self.stop(PodStop(grace, "DeadlineExceeded", _LATE))
         why = self._stop.result()
-        if why.silent and self._ground:
-            self._ground.network.leave(self._number)
+        if why.silent and self._resources:
+            self._resources.network.leave(self._number)
         await self._end(life, why.grace)
         for record in self._containers:
             record.never_ran()
@@ -151,7 +157,7 @@ class PodRunner:
         await self._write("delete_namespaced_pod", options)
 
     async def _live(self) -> None:
-        assert self._ground is not None
+        assert self._resources is not None
         if unknown := unknown_in(self._pod):
             words = f"The nodes of the tests have no {unknown}: that needs a kubelet (tests/cluster/kubelet)."
             await self._event("NotOnThisNode", words, "Warning")
@@ -160,7 +166,7 @@ class PodRunner:
         try:
             await self._report()
             await self._mount()
-            await self._isolate(self._ground)
+            await self._isolate(self._resources)
             for record in self._inits:
                 if await self._container(record):
                     await self._report()
@@ -170,12 +176,12 @@ class PodRunner:
         except _Ended:
             pass
         finally:
-            await self._sweep(self._ground)
+            await self._sweep(self._resources)
 
     async def _mount(self) -> None:
-        assert self._ground is not None
+        assert self._resources is not None
         uid, folder = self._pod["metadata"]["uid"], self._place.folder / "volumes"
-        memory = self._ground.image.folder / uid / "volumes"
+        memory = self._resources.image.folder / uid / "volumes"
         self._volumes = Volumes(self._core, self._pod, folder, memory, self._place.claims)
         told = ""
         while True:
@@ -191,29 +197,29 @@ class PodRunner:
             told = words
             await self._pause(_AGAIN)
 
-    async def _isolate(self, ground: Ground) -> None:
+    async def _isolate(self, resources: NodeResources) -> None:
         """Make what its containers share, and give it its address."""
         spec, metadata = self._pod["spec"], self._pod["metadata"]
         self._go_on()
         self._sandbox = await Sandbox.made(
             spec.get("hostname", metadata["name"])[:63],
-            ground.image.folder / metadata["uid"],
+            resources.image.folder / metadata["uid"],
             shares_processes=spec.get("shareProcessNamespace", False),
         )
-        await asyncio.to_thread(ground.network.join, self._sandbox.pid, self._number)
+        await asyncio.to_thread(resources.network.join, self._sandbox.pid, self._number)
         self._address = self._place.address
 
-    async def _sweep(self, ground: Ground) -> None:
+    async def _sweep(self, resources: NodeResources) -> None:
         """End what is left of it."""
         if self._sandbox is not None:
-            await asyncio.to_thread(ground.network.leave, self._number)
+            await asyncio.to_thread(resources.network.leave, self._number)
             await self._sandbox.end()
 
     async def _pull(self, record: Record) -> None:
-        assert self._ground is not None
+        assert self._resources is not None
         image = record.container["image"]
         policy = record.container.get("imagePullPolicy", "IfNotPresent")
-        state = self._ground.images.get(image, "there")
+        state = self._resources.images.get(image, "there")
         if state == "there" and policy != "Always":
             await self._event("Pulled", f'Container image "{image}" already present on machine')
             return
@@ -223,7 +229,7 @@ class PodRunner:
             await self._refused(record, "ErrImageNeverPull", words)
         else:
             await self._event("Pulling", f'Pulling image "{image}"')
-        while (state := self._ground.images.get(image, "there")) != "there":
+        while (state := self._resources.images.get(image, "there")) != "there":
             if state == "missing" and policy != "Never":
                 words = f'Failed to pull image "{image}": not found'
                 await self._event("Failed", words, "Warning")
@@ -237,9 +243,9 @@ class PodRunner:
 
     async def _comes(self, image: str) -> None:
         """Return once an image is there, or it is time to try again."""
-        assert self._ground is not None
+        assert self._resources is not None
         for _ in range(round(_BACK_OFF / _AGAIN)):
-            if self._ground.images.get(image, "there") == "there":
+            if self._resources.images.get(image, "there") == "there":
                 return
             await self._pause(_AGAIN)
 
@@ -299,10 +305,10 @@ class PodRunner:
             await self._report()
 
     async def _start(self, record: Record, words: Path) -> Running:
-        assert self._ground is not None
+        assert self._resources is not None
         assert self._volumes is not None
         assert self._sandbox is not None
-        image, told = self._ground.image, ""
+        image, told = self._resources.image, ""
         layer = image.folder / self._pod["metadata"]["uid"] / f"{record.container['name']}-{record.restarts}"
         while True:
             try:

@@ -179,7 +179,7 @@ def _check_claims(snapshot: ClusterSnapshot, choice: DialectChoice) -> Iterator[
             return
         mend = f"c.KubernetesSettings.dialect = {Dra.table.name!r}, if memory need not be limited"
         yield Check("claims", "note", words, mend)
-    elif claims.sighted():
+    elif claims.evidence():
         yield Check(
             "claims",
             "note",

@@ -79,49 +79,60 @@ def check_isolation() -> Iterator[Check]:
         devices = [each for each in discover().devices if not each.simulated and each.mig_profile is None]
     except GpuPoolError:  # told by other checks
         return
-    if tier in _BY_MPS:
-        yield Check("tier", "ok", f"{tier}, by gpu-pool serve")
-    elif tier != "auto":
-        yield Check("tier", "ok", tier)
+    if tier != "auto":
+        yield _check_tier(tier)
     if devices:
         yield from _programs(tier)
         yield from _modes(tier, devices)
 
 
+def _check_tier(name: str) -> Check:
+    """Say by whom a tier is offered, and on what hardware it was seen; or why it cannot be used."""
+    from gpu_pool.enforcement import NOT_ON_HARDWARE
+    from gpu_pool.enforcement.tier_choice import find_tier
+
+    try:
+        tier = find_tier(name)
+    except GpuPoolError as error:
+        return Check("tier", "broken", error.message, error.remedy)
+    text = f"{name}{', by gpu-pool serve' if tier.needs_owner else ''}; {tier.seen}"
+    return Check("tier", "note" if tier.seen == NOT_ON_HARDWARE else "ok", text)
+
+
 def _programs(tier: str) -> Iterator[Check]:
     """Look for the programs of MPS, where it is wanted, and for MPS where it is not."""
     from gpu_pool.enforcement import TierFailed
-    from gpu_pool.enforcement.mps import commands, processes
+    from gpu_pool.enforcement.mps import programs
 
     if tier in _BY_MPS:
         try:
-            commands.find(processes.TOOL)
+            programs.find(programs.TOOL)
         except TierFailed as failure:
             yield Check("mps", "broken", failure.message, failure.remedy)
         return
-    for pid in filter(processes.is_believed, filter(processes.is_daemon, processes.mps_processes())):
-        user = processes.user_name_of(pid)
+    for pid in filter(programs.is_believed, filter(programs.is_daemon, programs.mps_processes())):
+        user = programs.user_name_of(pid)
         yield Check(
             "mps",
             "note",
             f"MPS runs, process {pid} of {user}: kernels on its GPUs may be held to limits that the pool "
             "does not know",
-            f"Have {user} stop it: echo quit | {processes.TOOL}",
+            f"Have {user} stop it: echo quit | {programs.TOOL}",
         )
 
 
 def _modes(tier: str, devices: Sequence[Device]) -> Iterator[Check]:
     """Look at the compute modes, of which all but one keep processes from sharing a device."""
     from gpu_pool.enforcement import TierFailed
-    from gpu_pool.enforcement.mps import compute_mode
+    from gpu_pool.enforcement.mps import device as mps_device
 
     for device in devices:
         try:
-            mode = compute_mode.compute_mode(device)
+            mode = mps_device.compute_mode(device)
         except TierFailed:  # no nvidia-smi, or a card that it does not know: other checks say so
             return
-        exclusive = mode == compute_mode.EXCLUSIVE and tier in _BY_MPS
-        if mode != compute_mode.DEFAULT and not exclusive:
+        exclusive = mode == mps_device.EXCLUSIVE and tier in _BY_MPS
+        if mode != mps_device.DEFAULT and not exclusive:
             yield Check(
                 "compute mode",
                 "broken",

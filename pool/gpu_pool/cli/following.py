@@ -223,7 +223,7 @@ async def end_processes(command: Process, lease_id: str) -> None:
     has this program in it, and whatever else stands in the same line of a shell.
     """
     # Imported here because it costs some 40 ms, which most commands never need.
-    from gpu_pool.enforcement.watchdog.signals import ProcessEnding, send
+    from gpu_pool.enforcement.watchdog.processes import ProcessEnding, send
 
     owner = os.getuid()
     ending = ProcessEnding(time.monotonic(), owner, to_tidy_up=GRACE)
@@ -241,7 +241,7 @@ async def end_processes(command: Process, lease_id: str) -> None:
 def _processes(command: Process, lease_id: str, owner: int) -> Iterable[Process]:
     """Return the processes that descend from the command, and those that are marked with its lease."""
     from gpu_pool.devices.activity import marked
-    from gpu_pool.enforcement.watchdog.signals import descendants
+    from gpu_pool.enforcement.watchdog.processes import descendants
 
     found = {each for pid in marked(lease_id, owner) if (each := Process.of(pid)) is not None}
     return found.union(descendants(command)) - {Process.current()}

@@ -1,4 +1,4 @@
-"""The Kubernetes API in JSON: requests, watches, and the errors that they end with.
+"""The Kubernetes API in JSON: requests, watches, writes that are retried, and the errors they end with.
 
 Objects stay what the API shows, plain JSON: a client's classes would cost
 more time than everything else when thousands of pods are watched.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import ssl
+import time
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +24,8 @@ from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.config import ConfigException
 
 from gpu_pool.cluster.dialects import Manifest
-from gpu_pool_client import PoolUnreachable
+from gpu_pool.cluster.dialects.pod_troubles import violation
+from gpu_pool_client import NotAllowed, PoolUnreachable
 
 #: Seconds in which a connection is made, and in which an answer has come.
 _CONNECT_WITHIN, _ANSWER_WITHIN = 10.0, 15.0
@@ -220,3 +223,105 @@ async def connect(kubeconfig: str = "", *, lax: bool = False) -> Api:
             "Run the service in a pod with a service account, or set KUBECONFIG.",
         ) from error
     return Api(ApiClient(configuration), namespace)
+
+
+#: Seconds for which a creation is tried again while the API server does not answer.
+_RETRY_FOR: Final = 20.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+#: Pods that are being deleted at the same time; the others wait here.
+_AT_ONCE: Final = 16
+_NOT_FOUND, _CONFLICT = 404, 409
+
+
+class ApiWriter:
+    """Creates and deletes objects."""
+
+    def __init__(self, api: Api, log: logging.Logger) -> None:
+        self._api, self._log = api, log
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def create(self, path: str, body: Manifest) -> Any:
+        """Create an object and return it; None if there is one of that name.
+
+        Raises ``NotAllowed`` with the cluster's words where it refuses, and ``PoolUnreachable``.
+        """
+        return await self._retrying("POST", path, body)
+
+    async def read(self, path: str) -> Any:
+        """Return an object, None if it is not there. Raises as :meth:`create` does."""
+        return await self._retrying("GET", path)
+
+    async def delete(self, pod: Manifest) -> bool:
+        """Delete a pod, however long it takes until there is an answer; return whether it is done."""
+        metadata, pause = pod["metadata"], _FIRST_PAUSE
+        path = f"{path_of(metadata['namespace'], 'pods')}/{metadata['name']}"
+        body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
+        while True:
+            try:
+                async with self._slots:
+                    await self._api.ask("DELETE", path, body)
+            except ApiRefused as refused:  # noqa: PERF203 - what is waited for takes seconds
+                if refused.status in (_NOT_FOUND, _CONFLICT):  # the latter: another one has its name
+                    return True
+                self._log.error("The pod %s cannot be deleted: %s", metadata["name"], refused)
+                return False
+            except ApiAway:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            else:
+                return True
+
+    async def _retrying(self, method: str, path: str, body: Manifest | None = None) -> Any:
+        give_up_at, pause = time.monotonic() + _RETRY_FOR, _FIRST_PAUSE
+        while True:
+            try:
+                return await self._api.ask(method, path, body)
+            except ApiRefused as refused:
+                if (method, refused.reason) in (("POST", "AlreadyExists"), ("GET", "NotFound")):
+                    return None
+                if refused.reason != "Conflict":  # as of a quota that another one wrote at the same time
+                    self._log.error(
+                        "The cluster refused %s %s: %s", method, path, _for_administrator(refused)
+                    )
+                    raise _refusal(refused) from refused
+                why: Exception = refused
+            except ApiAway as away:
+                why = away
+            if time.monotonic() > give_up_at:
+                raise PoolUnreachable(
+                    "The cluster does not answer at the moment, so the kernel could not be started.",
+                    "Your slice is kept. Try again in a minute.",
+                ) from why
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def path_of(namespace: str, kind: str) -> str:
+    """Return where objects of the core group are."""
+    return f"/api/v1/namespaces/{namespace}/{kind}"
+
+
+def _refusal(refused: ApiRefused) -> NotAllowed:
+    """Say in words what the cluster refused: a quota, a policy, or a right that the service lacks."""
+    if violation(refused.message):
+        return NotAllowed(
+            "The security rules of the cluster do not allow this kernel.",
+            "Tell the administrator: the log of the pool's service has what to set.",
+        )
+    return NotAllowed(
+        f"The cluster refused to start the kernel: {' '.join(refused.message.split())[:400]}",
+        "Tell the administrator: the log of the pool's service has the same.",
+    )
+
+
+def _for_administrator(refused: ApiRefused) -> str:
+    """Return the cluster's own words, with what to do about them where that is known."""
+    found = violation(refused.message)
+    if found is None:
+        return str(refused)
+    return (
+        f"Pod Security ({found.level}) has this against the kernel's pod: {found.rules}. As it is made here, "
+        "the pod keeps all of its rules; something in the cluster has changed it, such as the webhook of a "
+        "system that shares GPUs. Let that leave out what is named, or label the namespace "
+        "pod-security.kubernetes.io/enforce with a level that allows it."
+    )

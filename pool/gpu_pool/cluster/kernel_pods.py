@@ -1,7 +1,7 @@
 """Starting and ending the pods of kernels. What is true of them, the API server knows.
 
 A pod's name is made of its lease and a number, and what was asked for is
-written on it: an order that is repeated, since its answer was lost, finds the
+written on it: an request that is repeated, since its answer was lost, finds the
 pod that it made. A lease that has no kernel is known by its pods being gone;
 a pod that has no lease, by the store.
 """
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from typing import Any, Final, NamedTuple
 
 from gpu_pool.cluster import kueue, manifests
-from gpu_pool.cluster.api_writes import ApiWriter, path_of
+from gpu_pool.cluster.api import ApiWriter, path_of
 from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.objects import listing, mapping
 from gpu_pool.cluster.dialects.pod_troubles import trouble_of
@@ -35,7 +35,7 @@ from gpu_pool.cluster.pod_states import (
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool_client import Failure, GpuPoolError, KernelPod, PodPhase
 
-#: Kernels that are being handed to the API server at the same time; the others wait for their turn here.
+#: Kernels that are being handed to the API server at the same time; the others wait here.
 _AT_ONCE: Final = 16
 #: Is told that the cluster took a lease's pod away.
 OnTaken = Callable[[str, PodTaken], Awaitable[None]]
@@ -48,7 +48,7 @@ class KernelStart(NamedTuple):
 
     namespace: str
     lease_id: str
-    #: What its order is known by.
+    #: What its request is known by.
     launch: str
 
 
@@ -73,14 +73,14 @@ class KernelPods:
         #: Leases that are being ended since the cluster took their pods.
         self._ending: dict[str, PodTaken] = {}
         self._templates: set[tuple[str, str]] = set()
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
         #: Leases whose pods the pool has ended, so that nobody takes their absence for a loss.
         self._ended_leases: set[str] = set()
         #: Where those are that wait in the cluster's queue, by uid, as far as that is known.
         self.positions: Mapping[str, int] = {}
-        self._pace = PlacementRate()
-        #: The last order of each lease, so that its pod can be made again.
-        self._pod_builder: dict[str, KernelPodRequest] = {}
+        self._placement_rate = PlacementRate()
+        #: The last request of each lease, so that its pod can be made again.
+        self._requests: dict[str, KernelPodRequest] = {}
         #: What troubles starting pods, and which of them take too long, by uid; and how long that is.
         self._events: Mapping[str, PodFailureCause] = {}
         self._late: Set[str] = frozenset()
@@ -94,41 +94,41 @@ class KernelPods:
 
     # -- Starting ----------------------------------------------------------
 
-    async def launch(self, order: KernelPodRequest) -> KernelPod:
-        """Start a kernel, in place of the one that its lease has; the same order is carried out once."""
-        lease_id = order.lease.id
+    async def launch(self, request: KernelPodRequest) -> KernelPod:
+        """Start a kernel, in place of the one that its lease has; the same request is carried out once."""
+        lease_id = request.lease.id
         pods = self._living(lease_id)
-        made = next((pod for pod in pods if self._is_of(order, pod)), None)
+        made = next((pod for pod in pods if self._is_of(request, pod)), None)
         for pod in pods:
             if pod is not made:
                 self._delete(pod)
-        self._pod_builder[lease_id] = order  # first: its machine may refuse the pod before its answer is here
-        made = await self._make(order, made)
+        self._requests[lease_id] = request  # first: its machine may refuse the pod before its answer is here
+        made = await self._make(request, made)
         self._ended_leases.discard(lease_id)
         return self._read(made)[0]
 
-    async def _make(self, order: KernelPodRequest, made: Manifest | None = None) -> Manifest:
-        """Create the pod of an order, unless it was ``made`` before, and its Secret; return the pod."""
-        at_once = order.at_once if made is None else 0
+    async def _make(self, request: KernelPodRequest, made: Manifest | None = None) -> Manifest:
+        """Create the pod of an request, unless it was ``made`` before, and its Secret; return the pod."""
+        at_once = request.at_once if made is None else 0
         # One after the other, so that none of them has a pod, and waits long for its Secret.
-        async with self._pace.turn(order.node, at_once) as placing, self._turns:
+        async with self._placement_rate.slot(request.node, at_once) as placing, self._slots:
             if made is None:
-                made = await self._create(order)
+                made = await self._create(request)
                 self._view.pods.put(made)
-                placing(self._view.pods.get(order.notebook.namespace, made["metadata"]["name"]) or made)
+                placing(self._view.pods.get(request.notebook.namespace, made["metadata"]["name"]) or made)
             await self._writer.create(
-                path_of(order.notebook.namespace, "secrets"), manifests.secret(made, order.command)
+                path_of(request.notebook.namespace, "secrets"), manifests.secret(made, request.command)
             )
         return made
 
     async def make_again(self, start: KernelStart) -> bool:
         """Make the pod of a start again if its machine has refused it; return whether it has."""
-        order = self._pod_builder.get(start.lease_id)
+        request = self._requests.get(start.lease_id)
         refused = [pod for pod in self._living(start.lease_id) if is_refused(pod)]
-        if order is None or order.launch != start.launch or not refused:
+        if request is None or request.launch != start.launch or not refused:
             return False
         try:
-            await self._make(order)
+            await self._make(request)
         except GpuPoolError as error:
             self._log.warning(
                 "The pod of lease %s cannot be made again yet: %s", ascii(start.lease_id), error
@@ -136,29 +136,29 @@ class KernelPods:
             return True
         for pod in refused:  # not before, or there would be none for a moment, as if the kernel had ended
             self._delete(pod)
-        if self._pod_builder.get(start.lease_id) is not order:
+        if self._requests.get(start.lease_id) is not request:
             self.end(start.lease_id)  # it was ended, or started anew, meanwhile
         return True
 
-    def _is_of(self, order: KernelPodRequest, pod: Manifest) -> bool:
-        """Whether a pod is that of this very order, and has not ended."""
-        same = mapping(pod["metadata"].get("annotations")).get(LAUNCH) == order.launch
+    def _is_of(self, request: KernelPodRequest, pod: Manifest) -> bool:
+        """Whether a pod is that of this very request, and has not ended."""
+        same = mapping(pod["metadata"].get("annotations")).get(LAUNCH) == request.launch
         return same and self._read(pod)[0].phase is not PodPhase.ENDED
 
-    async def _create(self, order: KernelPodRequest) -> Manifest:
-        namespace = order.notebook.namespace
-        for template in order.parts.claim_templates:
+    async def _create(self, request: KernelPodRequest) -> Manifest:
+        namespace = request.notebook.namespace
+        for template in request.parts.claim_templates:
             await self._create_template(namespace, template)
-        names = [pod["metadata"]["name"] for pod in self._view.own.of(order.lease.id)]
+        names = [pod["metadata"]["name"] for pod in self._view.own.of(request.lease.id)]
         while True:
-            name = manifests.next_name(order.lease.id, names)
-            pod = manifests.pod(order, name, time.time())
+            name = manifests.next_name(request.lease.id, names)
+            pod = manifests.pod(request, name, time.time())
             made: Manifest | None = await self._writer.create(path_of(namespace, "pods"), pod)
             if made is not None:
                 return made
             # A pod of that name was made, and it is not known yet here: perhaps it is this very one.
             found: Manifest | None = await self._writer.read(f"{path_of(namespace, 'pods')}/{name}")
-            if found is not None and self._is_of(order, found):
+            if found is not None and self._is_of(request, found):
                 return found
             names.append(name)
 
@@ -174,7 +174,7 @@ class KernelPods:
     def end(self, lease_id: str) -> None:
         """End all pods of a lease; it is tried until it is done."""
         self._ended_leases.add(lease_id)
-        self._pod_builder.pop(lease_id, None)
+        self._requests.pop(lease_id, None)
         for pod in self._view.own.of(lease_id):
             self._delete(pod)
         self._wake(lease_id)
@@ -186,8 +186,8 @@ class KernelPods:
                 self._log.info("Ending the kernel of lease %s, which has ended", ascii(lease_id))
             self.end(lease_id)
         self._ended_leases &= set(live)
-        self._pod_builder = {
-            lease_id: order for lease_id, order in self._pod_builder.items() if lease_id in live
+        self._requests = {
+            lease_id: request for lease_id, request in self._requests.items() if lease_id in live
         }
         for lease_id in self._waiters.keys() - set(live):
             self._wake(lease_id)
@@ -218,11 +218,11 @@ class KernelPods:
         pods = (pod for lease_id in self._view.own.leases() for pod in self._living(lease_id))
         return {kueue.place_of(pod) for pod in pods if kueue.is_queued(pod)}
 
-    def tell_places(self, places: Mapping[str, int]) -> None:
+    def set_positions(self, positions: Mapping[str, int]) -> None:
         """Take note of who is where in the cluster's queues, by uid, and tell those who moved."""
-        before, self.positions = self.positions, places
-        for uid in before.keys() | places.keys():
-            if before.get(uid) != places.get(uid):
+        before, self.positions = self.positions, positions
+        for uid in before.keys() | positions.keys():
+            if before.get(uid) != positions.get(uid):
                 self._workload_changed(uid)
 
     def starts(self) -> dict[KernelStart, str]:
@@ -247,7 +247,7 @@ class KernelPods:
                 continue
             for pod in self._view.own.of(lease_id):
                 self._note_cause(pod)
-                self._judge(pod, is_gone=False)
+                self._evaluate(pod, is_gone=False)
             self._wake(lease_id)
 
     def state(self, lease_id: str) -> KernelPod | None:
@@ -290,22 +290,22 @@ class KernelPods:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def start(self) -> None:
-        """Judge pods from now on: all that there is to know of them is known."""
+        """Evaluate pods from now on: all that there is to know of them is known."""
         self._started = True
         for lease_id in self._view.own.leases():
             for pod in self._view.own.of(lease_id):
                 taken = self._read(pod)[1]
-                if taken is not None and taken.words == BY_SOMEBODY:
+                if taken is not None and taken.message == BY_SOMEBODY:
                     self._ended.add(pod["metadata"]["uid"])  # most likely by the service that was here before
                 else:
                     self._note_failure(None, pod)  # it may have failed while no service was there
         self.look_at_all()
 
     def look_at_all(self) -> None:
-        """Judge all pods anew, in case something was missed."""
+        """Evaluate all pods anew, in case something was missed."""
         for lease_id in self._view.own.leases():
             for pod in self._view.own.of(lease_id):
-                self._judge(pod, is_gone=False)
+                self._evaluate(pod, is_gone=False)
 
     def _living(self, lease_id: str) -> list[Manifest]:
         return [p for p in self._view.own.of(lease_id) if p["metadata"]["uid"] not in self._ended]
@@ -322,24 +322,24 @@ class KernelPods:
             notebook_there=self._view.has_notebook(owner),
             ended_by_us=uid in self._ended,
             is_gone=is_gone,
-            queue=self._queue_words(pod),
+            queue=self._queue_message(pod),
             event=self._events.get(uid),
-            is_made_again=_lease_of(pod) in self._pod_builder,
+            is_made_again=_lease_of(pod) in self._requests,
             waited=self._late_after if uid in self._late else "",
         )
 
-    def _queue_words(self, pod: Manifest) -> str:
+    def _queue_message(self, pod: Manifest) -> str:
         if not kueue.is_queued(pod):
             return ""
         uid = pod["metadata"]["uid"]
-        return kueue.words(self._view.workload(uid), self.positions.get(uid))
+        return kueue.message(self._view.workload(uid), self.positions.get(uid))
 
     def _changed(self, before: Manifest | None, now: Manifest | None) -> None:
         pod = now or before
         assert pod is not None
-        self._judge(pod, is_gone=now is None)
+        self._evaluate(pod, is_gone=now is None)
         if now is None or is_placed(now):
-            self._pace.release(pod["metadata"]["uid"])
+            self._placement_rate.release(pod["metadata"]["uid"])
         self._note_failure(before, now)
         if now is not None:
             self._note_cause(now)
@@ -393,7 +393,7 @@ class KernelPods:
                 *map(ascii, told),
             )
 
-    def _judge(self, pod: Manifest, *, is_gone: bool) -> None:
+    def _evaluate(self, pod: Manifest, *, is_gone: bool) -> None:
         """End the lease of a pod that was taken away, once."""
         taken, uid = self._read(pod, is_gone=is_gone)[1], pod["metadata"]["uid"]
         if taken is None or uid in self._taken or not self._started:
@@ -419,7 +419,7 @@ class KernelPods:
         for lease_id in self._view.own.leases():
             for pod in self._view.own.of(lease_id):
                 if any(each.get("uid") == uid for each in listing(pod["metadata"].get("ownerReferences"))):
-                    self._judge(pod, is_gone=True)
+                    self._evaluate(pod, is_gone=True)
 
     def _node_changed(self, name: str) -> None:
         """Tell those who wait that their machine answers, or does not, or is gone."""
@@ -427,7 +427,7 @@ class KernelPods:
         for lease_id in self._view.own.leases():
             for pod in self._view.own.of(lease_id):
                 if mapping(pod.get("spec")).get("nodeName") == name:
-                    self._judge(pod, is_gone=gone)
+                    self._evaluate(pod, is_gone=gone)
                     self._wake(lease_id)
 
     def _workload_changed(self, uid: str) -> None:

@@ -69,9 +69,9 @@ def owners(found: Manifest) -> set[str]:
     return {str(each.get("uid")) for each in listing(mapping(found.get("metadata")).get("ownerReferences"))}
 
 
-def words(workload: Manifest | None, place: int | None) -> str:
+def message(workload: Manifest | None, position: int | None) -> str:
     """Say where a pod is in its queue, as far as that is known, and what Kueue says of it."""
-    where = "" if place is None else f"It is number {place} of its course there."
+    where = "" if position is None else f"It is number {position} of its course there."
     return " ".join(filter(None, (where, said(workload))))
 
 
@@ -81,7 +81,7 @@ def said(workload: Manifest | None) -> str:
     by_kind = {str(each.get("type")): each for each in conditions}
     reserved, admitted = (mapping(by_kind.get(kind)) for kind in ("QuotaReserved", "Admitted"))
     if reserved.get("status") == "True" and admitted.get("status") != "True":
-        return "There is room for it, and it is being checked once more."
+        return "There is capacity for it, and it is being checked once more."
     return str(reserved.get("message") or "") if reserved.get("status") == "False" else ""
 
 

@@ -17,8 +17,8 @@ from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.objects import mapping
 from gpu_pool_client import PoolUnreachable
 
-#: Seconds to wait for a turn, less than clients wait; whoever asked is told, and asks again.
-_PATIENCE: Final = 80.0
+#: Seconds to wait for a slot, less than clients wait; whoever asked is told, and asks again.
+_WAIT_AT_MOST: Final = 80.0
 #: Seconds after which a pod that is not placed keeps the others back no longer.
 _AT_MOST: Final = 30.0
 #: Where HAMi writes how far it is: ``allocating`` while the node is locked.
@@ -33,7 +33,7 @@ class PlacementRate:
         self._placing: dict[str, tuple[asyncio.Semaphore, asyncio.TimerHandle]] = {}
 
     @asynccontextmanager
-    async def turn(self, node: str, at_once: int) -> AsyncIterator[Callable[[Manifest], None]]:
+    async def slot(self, node: str, at_once: int) -> AsyncIterator[Callable[[Manifest], None]]:
         """Wait until a pod may be created for a node, and yield what is told of it as soon as it is.
 
         0 at once, or no node, is for as many as there are. Raises ``PoolUnreachable``.
@@ -41,26 +41,26 @@ class PlacementRate:
         if not at_once or not node:
             yield lambda _: None
             return
-        turns = self._nodes.setdefault(node, asyncio.Semaphore(at_once))
-        await _acquire(turns)
+        slots = self._nodes.setdefault(node, asyncio.Semaphore(at_once))
+        await _acquire(slots)
         handed_on = False
 
         def placing(pod: Manifest) -> None:
             nonlocal handed_on
             if not is_placed(pod):
                 handed_on = True
-                self._keep(str(pod["metadata"]["uid"]), turns)
+                self._keep(str(pod["metadata"]["uid"]), slots)
 
         try:
             yield placing
         finally:
             if not handed_on:
-                turns.release()
+                slots.release()
 
-    def _keep(self, uid: str, turns: asyncio.Semaphore) -> None:
-        """Keep a turn for a pod that was created, until it is placed, is gone, or takes too long."""
+    def _keep(self, uid: str, slots: asyncio.Semaphore) -> None:
+        """Keep a slot for a pod that was created, until it is placed, is gone, or takes too long."""
         timer = asyncio.get_running_loop().call_later(_AT_MOST, self.release, uid)
-        self._placing[uid] = turns, timer
+        self._placing[uid] = slots, timer
 
     def release(self, uid: str) -> None:
         """Let the next one come, if that pod kept it back."""
@@ -70,9 +70,9 @@ class PlacementRate:
             held[0].release()
 
 
-async def _acquire(turns: asyncio.Semaphore) -> None:
+async def _acquire(slots: asyncio.Semaphore) -> None:
     try:
-        await asyncio.wait_for(turns.acquire(), _PATIENCE)
+        await asyncio.wait_for(slots.acquire(), _WAIT_AT_MOST)
     except asyncio.TimeoutError:
         raise PoolUnreachable(
             "Many kernels start on the machine of your slice, a few at a time.",

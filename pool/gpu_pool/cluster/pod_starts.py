@@ -1,8 +1,9 @@
-"""Follows the pods that are on their way to run: what troubles them, and for how long that may be.
+"""Follows the pods that are on their way to run: what troubles them, for how long, and where they queue.
 
 A pod says little of a volume that cannot be mounted or a GPU that cannot be
 prepared: that is in events. They are asked for only while a pod takes longer
-than most, once for all pods of a namespace.
+than most, once for all pods of a namespace. Positions in Kueue's queues are
+asked for only while somebody waits there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from gpu_pool.cluster import kueue
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
 from gpu_pool.cluster.dialects.objects import mapping
 from gpu_pool.cluster.kernel_pods import KernelPods, KernelStart
@@ -128,3 +130,41 @@ class PodStarts:
 def _number(event: Mapping[str, object]) -> int:
     version = str(mapping(event.get("metadata")).get("resourceVersion", ""))
     return int(version) if version.isdecimal() else 0
+
+
+#: Seconds between two looks, of one request for each queue in which somebody waits.
+_POSITIONS_EVERY: Final = 10.0
+
+
+class KueuePositions:
+    """Follows the positions of one pool's kernels in Kueue's queues."""
+
+    def __init__(self, api: Api, kernels: KernelPods, log: logging.Logger) -> None:
+        self._api, self._kernels, self._log = api, kernels, log
+        self._refused = False
+
+    async def run(self) -> None:
+        """Look for as long as the service runs."""
+        while True:
+            await self.look()
+            await asyncio.sleep(_POSITIONS_EVERY)
+
+    async def look(self) -> None:
+        """Tell everybody who waits where that is, as far as the cluster says it."""
+        found: dict[str, int] = {}
+        for namespace, queue in sorted(self._kernels.queues()):
+            found.update(await self._look_into(namespace, queue))
+        self._kernels.set_positions(found)
+
+    async def _look_into(self, namespace: str, queue: str) -> dict[str, int]:
+        try:
+            answer = await self._api.ask("GET", kueue.pending_path(namespace, queue))
+        except ApiAway:
+            return {}
+        except ApiRefused as refused:  # no such API, or no right to ask: the wait is told without a position
+            if not self._refused:
+                self._log.warning("Positions in Kueue's queues are not told: %s", refused)
+            self._refused = True
+            return {}
+        self._refused = False
+        return dict(kueue.positions(answer))

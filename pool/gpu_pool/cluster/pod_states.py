@@ -59,10 +59,10 @@ BY_SOMEBODY: Final = "Somebody who manages the cluster deleted it."
 
 @dataclass(frozen=True, slots=True)
 class PodTaken:
-    """The pod was taken away, and so its lease ends: how, and in which words."""
+    """The pod was taken away, and so its lease ends: how, and what its user reads."""
 
     reason: EndReason
-    words: str
+    message: str
 
 
 #: A pod that was seen, and is not there any more when it is looked for again.
@@ -108,7 +108,7 @@ def read_pod(pod: Manifest, around: PodSurroundings) -> tuple[KernelPod, PodTake
     """Return how a kernel's pod is, and how it was taken away if it was."""
     taken = None if around.ended_by_us else _taken(pod, around)
     if taken is not None:
-        return _value(pod, PodPhase.ENDED, words=taken.words), taken
+        return _value(pod, PodPhase.ENDED, words=taken.message), taken
     if around.is_gone or around.ended_by_us or _is_ending(pod):
         return _value(pod, PodPhase.ENDED, words="It was ended."), None
     return _living(pod, around), None
@@ -222,8 +222,8 @@ def _ended(pod: Manifest, terminated: Manifest) -> KernelPod:
         words = f"It used more than its {_memory(pod)} of memory (not of the GPU), and was ended."
     elif reason in ("StartError", "ContainerCannotRun"):
         words = _filled("It could not be started: {message}", _cut(terminated.get("message")))
-    elif last := _last_words(terminated.get("message")):
-        words = f"It ended with status {code}. Its last words: {last}"
+    elif last := _last_output(terminated.get("message")):
+        words = f"It ended with status {code}. Its last output: {last}"
     return _value(pod, PodPhase.ENDED, words=words, exit_code=code)
 
 
@@ -243,7 +243,7 @@ def _why_not_yet(pod: Manifest, around: PodSurroundings) -> str:
     if scheduled.get("reason") == "SchedulerError":
         return _filled("Placing it has failed, and is tried again: {message}", _cut(scheduled.get("message")))
     if scheduled.get("status") != "True":
-        return _filled("Its machine has no room for it yet: {message}", _cut(scheduled.get("message")))
+        return _filled("Its machine has no capacity for it yet: {message}", _cut(scheduled.get("message")))
     return _WAITING["ContainerCreating"]
 
 
@@ -286,7 +286,7 @@ def _one_line(text: object) -> str:
     return " ".join("".join(each if each.isprintable() else " " for each in plain).split())
 
 
-def _last_words(text: object) -> str:
+def _last_output(text: object) -> str:
     """Return the last lines of a log, which say most, as far as they can be shown."""
     said = ""
     for line in reversed(str(text or "").splitlines()):
@@ -297,11 +297,11 @@ def _last_words(text: object) -> str:
     return said
 
 
-def _filled(words: str, message: str) -> str:
+def _filled(template: str, message: str) -> str:
     return (
-        words.replace("{message}", message).rstrip(": ")
+        template.replace("{message}", message).rstrip(": ")
         if not message
-        else words.replace("{message}", message)
+        else template.replace("{message}", message)
     )
 
 

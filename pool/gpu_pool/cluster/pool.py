@@ -9,28 +9,26 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 from weakref import WeakValueDictionary
 
 from gpu_pool.clock import Clock
 from gpu_pool.cluster import kueue
-from gpu_pool.cluster.api import Api, connect
-from gpu_pool.cluster.api_writes import ApiWriter
-from gpu_pool.cluster.dialect_tier import ClusterIsolation
+from gpu_pool.cluster.api import Api, ApiWriter, connect
 from gpu_pool.cluster.kernel_pods import KernelPods
-from gpu_pool.cluster.kueue_positions import KueuePositions
-from gpu_pool.cluster.pod_builder import PodBuilder
+from gpu_pool.cluster.pod_builder import PodBuilder, VolumeClaims
 from gpu_pool.cluster.pod_choices import refuse_beside_server
-from gpu_pool.cluster.pod_starts import PodStarts
+from gpu_pool.cluster.pod_starts import KueuePositions, PodStarts
 from gpu_pool.cluster.pod_states import NODE_GONE, VANISHED, PodTaken
 from gpu_pool.cluster.scale_up_controller import ScaleUpController
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.cluster.view import ClusterView
-from gpu_pool.cluster.volume_claims import VolumeClaims
 from gpu_pool.courses import Courses
 from gpu_pool.devices import Inventory
-from gpu_pool.devices.readings import Reading
+from gpu_pool.devices.inventory import Reading
 from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.enforcement import Isolation
+from gpu_pool.enforcement.tiers import Tier, TierStatement
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.device_table import ForeignUse
 from gpu_pool.store.lease_table import gone, lease_number
@@ -40,6 +38,7 @@ from gpu_pool_client import (
     BadRequest,
     Device,
     EndReason,
+    Enforcement,
     Failure,
     Holder,
     KernelCommand,
@@ -56,6 +55,38 @@ from gpu_pool_client import (
 )
 from gpu_pool_client.durations import format_duration
 from gpu_pool_client.remote import bodies
+
+
+class DialectTier(Tier):
+    """Slices that the cluster enforces, or only counts. ``enforcement`` says which."""
+
+    name = "kubernetes"
+
+    def __init__(self, enforcement: Callable[[SliceRequest], Enforcement]) -> None:
+        self._enforcement = enforcement
+
+    def adapt(self, device: Device) -> Device:
+        """Return the device as it is: the dialect has said all of it."""
+        return device
+
+    def describe(self, lease: Lease) -> TierStatement:
+        """Say what the dialect says. Variables are set in the pod by the cluster's own parts."""
+        return TierStatement(enforcement=self._enforcement(lease.request))
+
+
+class ClusterIsolation(Isolation):
+    """The isolation of a cluster's GPUs."""
+
+    in_pods: ClassVar[bool] = True
+
+    def __init__(self, enforcement: Callable[[SliceRequest], Enforcement]) -> None:
+        self._tier = DialectTier(enforcement)
+        super().__init__(lambda _: (self._tier,))
+
+    def tier(self, device: Device) -> Tier:  # noqa: ARG002 - one for all, those that have gone too
+        """Return the tier of a device."""
+        return self._tier
+
 
 #: What devices are seen from, in the store: whichever pod the service runs in, it is the same cluster.
 _SEEN_FROM: Final = "kubernetes"
@@ -210,14 +241,14 @@ class ClusterPool(EmbeddedPool):
         self._checked = devices
         there = self._view.lasting()
         found = await self._store.run(LeaseStore.hopeless, there)
-        now, patience = time.monotonic(), self._kubernetes.gpus_away_for
+        now, away_for = time.monotonic(), self._kubernetes.gpus_away_for
         self._hopeless = {lease_id: self._hopeless.get(lease_id, now) for lease_id in found}
         for lease_id, error in found.items():
-            if now >= self._hopeless[lease_id] + patience:
-                words = f"{error.message} That has not changed for {format_duration(patience)}."
+            if now >= self._hopeless[lease_id] + away_for:
+                message = f"{error.message} That has not changed for {format_duration(away_for)}."
                 with suppress(LeaseGone):
-                    await self.revoke(lease_id, words, EndReason.DEVICE_LOST)
-                    self._log.warning("Lease %s waits no more. %s", ascii(lease_id), words)
+                    await self.revoke(lease_id, message, EndReason.DEVICE_LOST)
+                    self._log.warning("Lease %s waits no more. %s", ascii(lease_id), message)
 
     async def status(self) -> PoolStatus:
         """See ``Pool.status``. Ends the kernels of leases that have ended."""
@@ -388,8 +419,8 @@ class ClusterPool(EmbeddedPool):
         # What its machine can no longer give must not be granted to whoever waits.
         await self._follow_once()
         with suppress(LeaseGone):
-            await self.revoke(lease_id, taken.words, taken.reason)
-            self._log.info("Lease %s ended: %s", ascii(lease_id), taken.words)
+            await self.revoke(lease_id, taken.message, taken.reason)
+            self._log.info("Lease %s ended: %s", ascii(lease_id), taken.message)
 
 
 def _register(store: LeaseStore, devices: tuple[Device, ...], others: Mapping[str, ForeignUse]) -> None:
@@ -397,9 +428,9 @@ def _register(store: LeaseStore, devices: tuple[Device, ...], others: Mapping[st
     store.set_others(others)
 
 
-def _with_growth(outlook: Outlook, words: str) -> Outlook:
+def _with_growth(outlook: Outlook, message: str) -> Outlook:
     """Say of a wait that a machine ends it: what others have is not what it is for."""
-    return replace(outlook, why=words, wait=None) if words else outlook
+    return replace(outlook, why=message, wait=None) if message else outlook
 
 
 async def open_cluster(

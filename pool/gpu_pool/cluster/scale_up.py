@@ -66,21 +66,21 @@ def demand(line: Iterable[Waiter], groups: Sequence[Growable], rules: Rules) -> 
     those beside a home, needs no other node.
     """
     nodes: list[tuple[str, SliceRequest]] = []
-    rooms: list[list[DeviceStatus]] = []
+    free: list[list[DeviceStatus]] = []
     found: dict[int, str] = {}
     left = {group.name: group.left for group in groups}
     for waiter in line:
         if waiter.devices:
             continue
-        number = _place(waiter.request, rooms, rules)
+        number = _place(waiter.request, free, rules)
         if number is None:
             group = next((g for g in groups if left[g.name] > 0 and _fits(waiter.request, g, rules)), None)
             if group is None:
                 continue
             left[group.name] -= 1
             nodes.append((group.name, waiter.request))
-            rooms.append(list(group.fresh))
-            number = _place(waiter.request, rooms, rules)
+            free.append(list(group.fresh))
+            number = _place(waiter.request, free, rules)
         if number is not None:
             found[waiter.number] = nodes[number][0]
     return Demand(tuple(nodes), found)
@@ -95,12 +95,12 @@ def _fits(request: SliceRequest, group: Growable, rules: Rules) -> bool:
     return placement.place(request, group.fresh, rules) is not None
 
 
-def _place(request: SliceRequest, rooms: list[list[DeviceStatus]], rules: Rules) -> int | None:
-    """Put a request onto the first node with room for it, and return which one that is."""
-    for number, room in enumerate(rooms):
-        parts = placement.place(request, room, rules)
+def _place(request: SliceRequest, free: list[list[DeviceStatus]], rules: Rules) -> int | None:
+    """Put a request onto the first node with capacity for it, and return which one that is."""
+    for number, devices in enumerate(free):
+        parts = placement.place(request, devices, rules)
         if parts is not None:
-            rooms[number] = placement.deduct(room, parts)
+            free[number] = placement.deduct(devices, parts)
             return number
     return None
 
@@ -122,7 +122,7 @@ class PlaceholderShape:
     pool: str
     namespace: str
     image: str
-    #: What a kernel without a course's word gets, so that the node that comes has room for one.
+    #: What a kernel without a course's word gets, so that the node that comes has capacity for one.
     cpu: float
     memory_mib: int
     tolerations: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ def placeholder(
 ) -> dict[str, Any]:
     """Return the pod for which one more node of the group has to be started.
 
-    ``there`` are the host names of the nodes that the group has: the pool has found no room on them,
+    ``there`` are the host names of the nodes that the group has: the pool has found no capacity on them,
     whatever the scheduler would think. No two placeholders are on one node.
     """
     label = {PLACEHOLDER_LABEL: label_value(place.pool)}
@@ -210,13 +210,13 @@ class AutoscalerAnswer(Enum):
 
 
 def answer(events: Iterable[Manifest]) -> tuple[AutoscalerAnswer, str]:
-    """Return the last that an autoscaler said of a pod, and in which words."""
+    """Return the last that an autoscaler said of a pod, and what it said."""
     told = [each for each in events if each.get("reason") in _STARTS | _CANNOT and not _is_scheduler(each)]
     if not told:
         return AutoscalerAnswer.NOTHING, ""
     last = max(told, key=_when)
-    words = " ".join(str(last.get("message") or "").split())[:_MOST_WORDS]
-    return (AutoscalerAnswer.STARTS if last["reason"] in _STARTS else AutoscalerAnswer.CANNOT), words
+    message = " ".join(str(last.get("message") or "").split())[:_MOST_WORDS]
+    return (AutoscalerAnswer.STARTS if last["reason"] in _STARTS else AutoscalerAnswer.CANNOT), message
 
 
 def _is_scheduler(event: Manifest) -> bool:
@@ -239,7 +239,7 @@ class NodeStart:
     age: float
     answer: AutoscalerAnswer = AutoscalerAnswer.NOTHING
     #: The autoscaler's words.
-    words: str = ""
+    message: str = ""
 
 
 def usual(seconds: Sequence[float], otherwise: float) -> float:

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
-from gpu_pool.cluster.api_writes import ApiWriter, path_of
+from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, ApiWriter, path_of
 from gpu_pool.cluster.dialects import Manifest, label_value
 from gpu_pool.cluster.dialects.objects import listing, mapping
 from gpu_pool.cluster.node_groups import NodeGroup
@@ -229,11 +228,11 @@ class ScaleUpController:
         """Tell the administrator, once for each of its sentences, what the autoscaler cannot do."""
         for pod in self._view.placeholders.values():
             uid = pod["metadata"]["uid"]
-            said, words = self._answers.get(uid, _NOTHING)
-            if said is AutoscalerAnswer.CANNOT and (uid, words) not in self._warned:
-                self._warned = {each for each in self._warned if each[0] in self._answers} | {(uid, words)}
+            said, message = self._answers.get(uid, _NOTHING)
+            if said is AutoscalerAnswer.CANNOT and (uid, message) not in self._warned:
+                self._warned = {each for each in self._warned if each[0] in self._answers} | {(uid, message)}
                 group = mapping(pod["metadata"].get("labels")).get(GROUP_LABEL)
-                self._log.warning("No node of %s can be started now: %s", ascii(group), ascii(words))
+                self._log.warning("No node of %s can be started now: %s", ascii(group), ascii(message))
 
     def _said_of(self, pod: Manifest) -> AutoscalerAnswer:
         return self._answers.get(pod["metadata"]["uid"], _NOTHING)[0]

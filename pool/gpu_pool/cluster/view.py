@@ -30,8 +30,7 @@ from gpu_pool.cluster.dialects.amounts import HOSTNAME
 from gpu_pool.cluster.dialects.choosing import Memory, away, completed, look, next_end
 from gpu_pool.cluster.dialects.objects import Node, mapping
 from gpu_pool.cluster.informer import Informer, Key
-from gpu_pool.cluster.lean_objects import is_ending, is_same, lean, lean_node, lean_pod
-from gpu_pool.cluster.lease_pods import LeasePods
+from gpu_pool.cluster.kept_objects import LeasePods, is_ending, is_same, lean, lean_node, lean_pod
 from gpu_pool.cluster.manifests import LEASE_LABEL, POOL_LABEL
 from gpu_pool.cluster.node_groups import NodeGroup
 from gpu_pool.cluster.notebooks import Notebook, Notebooks, in_any

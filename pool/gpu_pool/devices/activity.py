@@ -41,7 +41,7 @@ def activity_of(
     opened = _have_open(pids)
     if opened:
         # Imported here because it costs some 40 ms, which simulated devices need not pay.
-        from gpu_pool.devices.process_use import memory_of
+        from gpu_pool.devices.sampling import memory_of
 
         working = _is_working(pids, [device.uuid for device in real])
         return Activity(initialised=True, working=working, memory_mib=memory_of(pids, real))

@@ -1,4 +1,4 @@
-"""What a look at the machine brings back."""
+"""What a look at the machine brings back: which devices there are, and what one was seen to do."""
 
 from __future__ import annotations
 
@@ -39,3 +39,17 @@ def context_mib(cores: int, capability: tuple[int, int]) -> int:
     """
     multiprocessors = cores // _CORES.get(capability, _USUAL_CORES)
     return _BASE_MIB + -(-multiprocessors * _PER_HUNDRED_MULTIPROCESSORS_MIB // 100)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one device does now. None is what it does not tell."""
+
+    #: In bytes, without what the driver keeps for itself.
+    memory_used: int | None = None
+    #: The part of the last moments (1/6 s to 1 s, by the card) in which anything computed, 0 to 1.
+    utilisation: float | None = None
+    #: In degrees Celsius.
+    temperature: float | None = None
+    #: In watts.
+    power: float | None = None

@@ -1,4 +1,4 @@
-"""Real devices, as the NVIDIA driver's management library (NVML) tells of them.
+"""Real devices, as the NVIDIA driver's management library (NVML) tells of them, and what to do if it fails.
 
 Only a GPU's uuid, name and memory are needed; everything else is optional,
 since cards, drivers and containers differ in what they answer. A card that
@@ -7,7 +7,9 @@ cannot be read is left out with a sentence that says why.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,14 +19,68 @@ from typing import Any, Final, NamedTuple, TypeVar
 import pynvml
 
 from gpu_pool.devices.inventory import Inventory, context_mib
-from gpu_pool.devices.problems import card_problem, library_problem, no_gpu_problem, no_instance_problem
 from gpu_pool_client import WHOLE, Device
 from gpu_pool_client.values import CONTEXT_MIB
 
-_T = TypeVar("_T")
+#: What NVML fails with; a function missing from an older driver's library is reported by either.
+FAILURES: Final = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
 
-#: A function missing from an older driver's library is reported by either.
-_FAILURES: Final = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
+
+class NvmlSession:
+    """NVML, and the handles of devices. Used by one thread at a time.
+
+    After a failure it is opened anew, ``again_after`` seconds later at the
+    earliest: that is slow where a card has fallen off the bus.
+    """
+
+    def __init__(self, again_after: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._again_after = again_after
+        self._clock = clock
+        self._handles: dict[str, Any] = {}
+        #: When NVML was last opened; None while it is not.
+        self._opened_at: float | None = None
+        #: Why it could not be opened, and when that was.
+        self._refused: tuple[str, float] | None = None
+        self._failed = False
+
+    def open(self) -> str:
+        """Have NVML open; return why that cannot be, or nothing."""
+        now = self._clock()
+        if self._opened_at is not None and self._failed and now - self._opened_at >= self._again_after:
+            self.close()
+        if self._opened_at is not None:
+            return ""
+        if self._refused and now - self._refused[1] < self._again_after:
+            return self._refused[0]
+        try:
+            pynvml.nvmlInit()
+        except FAILURES as error:
+            self._refused = library_problem(error), now
+            return self._refused[0]
+        self._opened_at, self._refused = now, None
+        return ""
+
+    def handle(self, uuid: str) -> Any:
+        """Return the handle of a device. Raises one of ``FAILURES``."""
+        if uuid not in self._handles:
+            self._handles[uuid] = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        return self._handles[uuid]
+
+    def failed(self, uuid: str) -> None:
+        """Take note that a device did not answer."""
+        self._failed = True
+        self._handles.pop(uuid, None)
+
+    def close(self) -> None:
+        """Let go of NVML; it can be opened again."""
+        if self._opened_at is not None:
+            with contextlib.suppress(*FAILURES):
+                pynvml.nvmlShutdown()
+        self._opened_at, self._failed = None, False
+        self._handles.clear()
+
+
+_T = TypeVar("_T")
 
 _BYTES_PER_MIB: Final = 1024 * 1024
 #: 64-bit words in a set of NUMA nodes; Linux has at most 1024 nodes.
@@ -64,7 +120,7 @@ def find_devices() -> Inventory:
     try:
         with _library():
             return _read_machine()
-    except _FAILURES as error:
+    except FAILURES as error:
         return Inventory((), "NVML", (library_problem(error),))
 
 
@@ -95,7 +151,7 @@ def _read_card(index: int, driver: str) -> _Card:
         if mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
             return _read_instances(handle, index, read)
         return _Card((read(handle),), (), _address(pynvml.nvmlDeviceGetPciInfo, handle), _ends(handle))
-    except _FAILURES as error:
+    except FAILURES as error:
         return _Card(problems=(card_problem(f"GPU {index}", error),))
 
 
@@ -115,7 +171,7 @@ def _read_instance(gpu: Any, index: int, number: int, read: _Read) -> _Card:
         return _Card((read(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number)),))
     except pynvml.NVMLError_NotFound:
         return _Card()  # numbers go up to the most instances there can be; this one is not made
-    except _FAILURES as error:
+    except FAILURES as error:
         return _Card(problems=(card_problem(f"MIG instance {number} of GPU {index}", error),))
 
 
@@ -216,5 +272,68 @@ def _ask(query: Callable[..., _T], *arguments: object) -> _T | None:
     """Return the answer to an optional question, None where this card or driver has none."""
     try:
         return query(*arguments)
-    except _FAILURES:
+    except FAILURES:
         return None
+
+
+_LIBRARY: Final = {
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
+        "No NVIDIA driver was found here: its library libnvidia-ml.so.1 is missing. "
+        "If this machine has an NVIDIA GPU, install its driver; "
+        "in a container, have it started with access to the GPUs (docker run --gpus all)."
+    ),
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
+        "The NVIDIA driver is installed, but not loaded. "
+        "Load it (sudo modprobe nvidia) or restart the machine; sudo dmesg says why it did not load."
+    ),
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+        "The NVIDIA driver that runs and its library have different versions, "
+        "as happens when the driver was updated. Restart the machine."
+    ),
+    pynvml.NVML_ERROR_NO_PERMISSION: (
+        "This user may not use the NVIDIA driver. "
+        "Ask the administrator for read and write access to /dev/nvidiactl and the other /dev/nvidia files."
+    ),
+}
+
+_CARD: Final = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: (
+        "it does not answer any more (it has fallen off the bus). "
+        "Restart the machine; if it happens again, have the card, its power and its cooling checked."
+    ),
+    pynvml.NVML_ERROR_RESET_REQUIRED: "it needs a reset. Restart the machine.",
+    pynvml.NVML_ERROR_NO_PERMISSION: (
+        "this user may not use it. Ask the administrator for read and write access to its /dev/nvidia file."
+    ),
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "it does not tell its name or its memory, so it cannot be divided.",
+}
+
+
+def library_problem(error: Exception) -> str:
+    """Say why NVML could not be used at all."""
+    known = _LIBRARY.get(getattr(error, "value", None))
+    return known or f"The NVIDIA driver's library failed ({error}). Run nvidia-smi and see what it says."
+
+
+def card_problem(card: str, error: Exception) -> str:
+    """Say why ``card``, such as ``GPU 3``, is left out while others are listed."""
+    known = _CARD.get(getattr(error, "value", None))
+    return f"{card} is left out: {known or f'{error}. Run nvidia-smi and see what it says.'}"
+
+
+def no_gpu_problem(driver: str) -> str:
+    """Say that the driver works and lists nothing."""
+    return (
+        f"The NVIDIA driver {driver} works, but it has no GPU. "
+        "Check with lspci that the machine has one; "
+        "in a container, have it started with access to the GPUs (docker run --gpus all)."
+    )
+
+
+def no_instance_problem(index: int) -> str:
+    """Say that a GPU in MIG mode has not been divided into instances."""
+    return (
+        f"GPU {index} is in MIG mode and has no MIG instance, so nothing can run on it. "
+        f"Make some (sudo nvidia-smi mig -i {index} -cgi 1g.5gb -C), "
+        f"or end MIG mode (sudo nvidia-smi -i {index} -mig 0)."
+    )

@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
-from gpu_pool.devices.readings import Reading
+from gpu_pool.devices.inventory import Reading
 from gpu_pool.worker import Worker
 from gpu_pool_client import Device
 
 if TYPE_CHECKING:
-    from gpu_pool.devices.telemetry import Telemetry
+    from gpu_pool.devices.sampling import Telemetry
 
 #: Seconds in which all devices must have answered.
 _WITHIN: Final = 3.0
@@ -63,7 +63,7 @@ class DevicePoller:
         try:
             if self._telemetry is None:
                 # Imported here because it costs some 40 ms, which simulated devices need not pay.
-                from gpu_pool.devices.telemetry import Telemetry
+                from gpu_pool.devices.sampling import Telemetry
 
                 self._telemetry = Telemetry()
             return self._telemetry.read(real)

@@ -15,8 +15,8 @@ from gpu_pool.audit import acting, audit_log, refusals, this_process
 from gpu_pool.clock import Clock
 from gpu_pool.courses.admission import CourseAdmission
 from gpu_pool.devices import Inventory, discover
+from gpu_pool.devices.inventory import Reading
 from gpu_pool.devices.polling import DevicePoller
-from gpu_pool.devices.readings import Reading
 from gpu_pool.embedded.expected_waits import ExpectedWaits
 from gpu_pool.enforcement import Isolation
 from gpu_pool.enforcement.enforcer import Enforcer

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from gpu_pool.devices.activity import activity_of, uses_cuda
 from gpu_pool.embedded.base import OpenedPool
-from gpu_pool.enforcement.own_caps import with_own_caps
+from gpu_pool.enforcement.tiers import with_own_caps
 from gpu_pool.policy.revocation import Effect, effect_of
 from gpu_pool.settings import load_settings
 from gpu_pool.store import files

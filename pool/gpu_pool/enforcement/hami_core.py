@@ -16,7 +16,7 @@ from typing import ClassVar, Final
 
 from traitlets.log import get_logger
 
-from gpu_pool.enforcement.tiers import Tier, TierFailed, TierStatement
+from gpu_pool.enforcement.tiers import Tier, TierContext, TierFailed, TierStatement
 from gpu_pool_client import WHOLE, Device, Enforcement, Lease, Limit, Slice, Strength, procfs
 from gpu_pool_client.processes import account_of
 
@@ -38,6 +38,11 @@ class HamiTier(Tier):
     """
 
     name: ClassVar[str] = "hami"
+
+    @classmethod
+    def make(cls, context: TierContext) -> HamiTier:
+        """Return the tier with the library that the settings name."""
+        return cls(Path(context.settings.hami_library), context.runtime / "hami")
 
     def __init__(self, library: Path, folder: Path, *, locks: Path = _LOCKS) -> None:
         self._library, self._folder, self._locks = library, folder, locks
@@ -70,7 +75,7 @@ class HamiTier(Tier):
         """Say what the library holds processes to: memory, and compute where the share is large enough."""
         variables = {
             "LD_PRELOAD": f"{self._library}",
-            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{self._room(lease) / _FILE}",
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{self._lease_folder(lease) / _FILE}",
         }
         for place, part in enumerate(lease.slices):
             variables |= _limits(place, part)
@@ -81,11 +86,11 @@ class HamiTier(Tier):
     def open(self, lease: Lease) -> None:
         """Make the lease's folder anew: the limits of an earlier slice of it would hold on."""
         self.close(lease)
-        room = self._room(lease)
+        folder = self._lease_folder(lease)
         try:
-            room.mkdir(mode=0o700, parents=True)
+            folder.mkdir(mode=0o700, parents=True)
             if os.geteuid() == 0:
-                shutil.chown(room, lease.holder.user)
+                shutil.chown(folder, lease.holder.user)
         except LookupError:
             pass  # a name of JupyterHub's, say, that is no user of this machine
         except OSError as error:
@@ -93,14 +98,14 @@ class HamiTier(Tier):
 
     def close(self, lease: Lease) -> None:
         """Remove the lease's folder."""
-        shutil.rmtree(self._room(lease), ignore_errors=True)
+        shutil.rmtree(self._lease_folder(lease), ignore_errors=True)
 
     def recover(self, leases: Sequence[Lease]) -> None:
         """Remove the folders of all other leases."""
-        held = {self._room(lease) for lease in leases}
-        for room in self._folder.iterdir() if self._folder.exists() else ():
-            if room not in held:
-                shutil.rmtree(room, ignore_errors=True)
+        held = {self._lease_folder(lease) for lease in leases}
+        for folder in self._folder.iterdir() if self._folder.exists() else ():
+            if folder not in held:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _make_locks(self) -> None:
         """Have the folder of HAMi-core's lock, whatever somebody else has put in its place.
@@ -162,7 +167,7 @@ class HamiTier(Tier):
         finally:
             os.close(handle)
 
-    def _room(self, lease: Lease) -> Path:
+    def _lease_folder(self, lease: Lease) -> Path:
         return self._folder / lease.id
 
 

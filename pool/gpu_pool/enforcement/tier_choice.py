@@ -1,4 +1,7 @@
-"""Which tiers are tried for a device, by the settings and by who owns the devices."""
+"""Which tier is used for a device, by the settings and by who owns the devices.
+
+Tiers are found through the entry points of installed packages, ours as any other's.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gpu_pool.enforcement.hami_core import HamiTier
+from gpu_pool import plugins
 from gpu_pool.enforcement.machine import Isolation
-from gpu_pool.enforcement.mps import MpsTier
-from gpu_pool.enforcement.mps_namespaces import CgroupTier
-from gpu_pool.enforcement.tiers import Accounting, Tier, WholeInstance
+from gpu_pool.enforcement.tiers import Accounting, Tier, TierContext, WholeInstance
+from gpu_pool.plugins import PluginBroken
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import BadRequest, Device
 
-#: The tiers that one process must own for all, by the name in the settings.
-_OWNED: Final = ("mps", "cgroups")
+#: The group of entry points that names tiers: those of this package, and of any other that is installed.
+TIERS: Final = "gpu_pool.tiers"
+#: What a setting says to have the firmest that needs no preparation by the administrator.
+AUTO: Final = "auto"
+
+
+def find_tier(name: str) -> type[Tier]:
+    """Return the tier that the settings name. Raises ``BadRequest`` for one that cannot be used."""
+    if name == AUTO:
+        return Accounting
+    try:
+        found: type[Tier] = plugins.load(TIERS, name, Tier)
+    except PluginBroken as broken:
+        raise BadRequest(
+            f"c.PoolSettings.tier is {name[:40]!a}, and that cannot be used: {broken}.",
+            f"Accepted: {AUTO}, {', '.join(sorted(plugins.offers(TIERS)))}.",
+        ) from broken
+    return found
 
 
 def unowned(settings: PoolSettings) -> Isolation:
@@ -25,25 +43,21 @@ def unowned(settings: PoolSettings) -> Isolation:
 
     Raises ``BadRequest`` where the settings ask for a tier that needs an owner.
     """
-    if settings.tier in _OWNED:
+    kind = find_tier(settings.tier)
+    if kind.needs_owner:
         raise BadRequest(
             f"c.PoolSettings.tier is {settings.tier!r}, which one process must do for all.",
             'Run "gpu-pool serve", and set GPU_POOL_URL=unix: for everybody who uses this machine\'s GPUs.',
         )
-    if settings.tier == "hami":
-        return _isolation(HamiTier(Path(settings.hami_library), _runtime(settings) / "hami"))
-    return _isolation(Accounting())
+    return _isolation(kind.make(TierContext(settings, _runtime(settings))))
 
 
 def owned(settings: PoolSettings) -> Isolation:
     """Return the isolation of a pool whose devices this process owns, for several users if it is root."""
     several = os.geteuid() == 0
     prober = _uid_of(settings.probe_user) if several else None
-    if settings.tier == "mps":
-        return _isolation(MpsTier(_runtime(settings) / "mps", uid=prober, multiuser=several))
-    if settings.tier == "cgroups":
-        return _isolation(CgroupTier(_runtime(settings) / "mps3", uid=prober, multiuser=several))
-    return unowned(settings)
+    context = TierContext(settings, _runtime(settings), several_users=several, probe_uid=prober)
+    return _isolation(find_tier(settings.tier).make(context))
 
 
 def _isolation(chosen: Tier) -> Isolation:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tornado.web import RequestHandler
 
 from gpu_pool.audit import AuditLog
-from gpu_pool.devices.readings import Reading
+from gpu_pool.devices.inventory import Reading
 from gpu_pool.service.connections import Network, is_within
 from gpu_pool.service.handler import Handler
 from gpu_pool.service.served_pool import ServedPool

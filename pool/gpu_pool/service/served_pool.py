@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from gpu_pool.audit import AuditLog
-from gpu_pool.devices.readings import Reading
+from gpu_pool.devices.inventory import Reading
 from gpu_pool.policy.revocation import Effect
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool_client import (

@@ -110,7 +110,7 @@ async def test_the_same_launch_is_carried_out_once_and_another_takes_its_place(
     assert (await running(pool, lease.id)).address
 
 
-async def test_a_kernel_that_fails_leaves_its_last_words_to_its_user_and_to_the_log(
+async def test_a_kernel_that_fails_leaves_its_last_output_to_its_user_and_to_the_log(
     pool: ClusterPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease = await held(pool)
@@ -118,7 +118,7 @@ async def test_a_kernel_that_fails_leaves_its_last_words_to_its_user_and_to_the_
     pod = await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.ENDED)
     assert (pod.exit_code, pod.words) == (
         3,
-        "It ended with status 3. Its last words: begun no module of that name",
+        "It ended with status 3. Its last output: begun no module of that name",
     )
     (line,) = (each for each in caplog.messages if "failed" in each)
     assert f"The kernel of lease {lease.id} failed: pod 'gpu-pool-{lease.id}-1' on 'hami-1', image" in line

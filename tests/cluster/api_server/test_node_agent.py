@@ -13,8 +13,7 @@ import pytest
 
 from support.clusters import hami, plain
 from support.control_plane import Cluster
-from support.probes import WRITTEN, differences, everything, writing
-from support.sides import PORT, RECORD, Side
+from support.probes import PORT, RECORD, WRITTEN, ProbedNode, differences, everything, writing
 
 SLEEP = ["sleep", "600"]
 HELD = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "655", "nvidia.com/gpucores": "2"}
@@ -109,32 +108,32 @@ def test_pods_find_and_become_what_a_kubelet_was_seen_to_make_of_them(
     nodes: Cluster, namespace: str, names: tuple[str, ...]
 ) -> None:
     assert nodes.agent is not None
-    side = Side.hollow(nodes, namespace, nodes.agent, f"compared-{namespace}")
+    probed = ProbedNode.hollow(nodes, namespace, nodes.agent, f"compared-{namespace}")
     probes = [each for each in everything(nodes.image) if not names or each.name in names]
-    side.begin(probes)
+    probed.begin(probes)
     try:
-        found = side.follow(probes)
+        found = probed.follow(probes)
     finally:
-        side.let_go()
+        probed.let_go()
     seen = json.loads(RECORD.read_text())
     assert [f"{name}{each}" for name in found for each in differences(seen[name], found[name])] == []
 
 
 def test_who_talks_to_a_pod_that_has_gone_hears_nothing(nodes: Cluster, namespace: str) -> None:
     assert nodes.agent is not None
-    side = Side.hollow(nodes, namespace, nodes.agent, f"serving-{namespace}")
-    address = side.serve()
-    side.await_answer(address, "answered")
+    probed = ProbedNode.hollow(nodes, namespace, nodes.agent, f"serving-{namespace}")
+    address = probed.serve()
+    probed.await_answer(address, "answered")
     nodes.kubectl("delete", "pod", "-n", namespace, "serving", "--grace-period=1")
-    side.await_answer(address, "nothing")
+    probed.await_answer(address, "nothing")
 
 
 def test_who_talks_to_a_pod_of_a_lost_node_hears_nothing(nodes: Cluster, namespace: str) -> None:
     assert nodes.agent is not None
     lost = f"lost-{namespace}"
-    side = Side.hollow(nodes, namespace, nodes.agent, lost)
-    address = side.serve()
-    side.await_answer(address, "answered")
+    probed = ProbedNode.hollow(nodes, namespace, nodes.agent, lost)
+    address = probed.serve()
+    probed.await_answer(address, "answered")
     with socket.create_connection((address, PORT)) as talking:
         nodes.agent.lose(lost)
         talking.settimeout(1)

@@ -112,7 +112,7 @@ def run(server: ApiServer, name: str) -> None:
 async def test_while_the_api_server_is_away_nothing_is_lost_and_nothing_is_granted_twice(
     pool: ClusterPool, outage: Outage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_pool.cluster.api_writes._PATIENCE", 0.5)
+    monkeypatch.setattr("gpu_pool.cluster.api._RETRY_FOR", 0.5)
     server = outage.server
     kept, given_back = await started(pool, server), await started(pool, server)
     last = await pool.get_lease(await take(pool, "50%", "last"))

@@ -169,7 +169,7 @@ def test_a_gpu_cannot_be_asked_for_by_number() -> None:
 
 
 def test_nodes_of_hami_are_left_to_hami() -> None:
-    assert plugin(hami()).sighted() == ""
+    assert plugin(hami()).evidence() == ""
 
 
 def test_memory_in_bytes_is_understood() -> None:

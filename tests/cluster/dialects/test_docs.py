@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.cluster.dialects import DIALECTS, NOT_SEEN, Dialect
+from gpu_pool.cluster.dialects import NOT_SEEN, Dialect, installed_dialects
 
+DIALECTS, _ = installed_dialects()
 PAGES = Path(__file__).parents[3] / "docs" / "kubernetes"
 
 

@@ -122,7 +122,7 @@ def test_a_model_that_could_end_the_expression_is_refused() -> None:
 
 
 def test_devices_for_virtual_machines_are_not_ours() -> None:
-    assert Dra(dra(listed("v", kind="vfio"))).sighted() == ""
+    assert Dra(dra(listed("v", kind="vfio"))).evidence() == ""
 
 
 def test_the_same_slice_has_the_same_template_and_another_has_another() -> None:

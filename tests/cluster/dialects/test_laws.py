@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_pool.cluster.dialects import (
-    DIALECTS,
     Cluster,
     Dialect,
     DialectOptions,
@@ -19,6 +18,7 @@ from gpu_pool.cluster.dialects import (
     PodParts,
     Translation,
     choose,
+    installed_dialects,
     usage,
 )
 from gpu_pool.cluster.dialects.objects import quantity
@@ -165,8 +165,8 @@ def test_nothing_that_nodes_and_pods_say_breaks_a_dialect(
     node = {"metadata": metadata, "spec": junk, "status": {"allocatable": amounts, "conditions": junk}}
     running = {"metadata": metadata, "spec": {"nodeName": "n", "containers": junk}, "status": junk}
     cluster = Cluster.read([node], resource_slices=[{"spec": junk}], resource_claims=[{"status": junk}])
-    for kind in DIALECTS:
+    for kind in installed_dialects()[0]:
         dialect = kind(cluster, DialectOptions(queue="q"))
-        dialect.sighted()
+        dialect.evidence()
         usage(dialect, [Pod.read(running)])
         translated(dialect, request)

@@ -75,7 +75,7 @@ def test_whether_a_node_takes_pods_is_as_it_is_now() -> None:
     assert (made.cordoned, made.taints) == (True, ())
 
 
-def test_with_no_patience_nothing_is_remembered() -> None:
+def test_without_a_grace_period_nothing_is_remembered() -> None:
     known = remembered({}, BEFORE, {"n1", "n2"}, 0.0, 0.0)
     now = Cluster.read([silent("n1"), silent("n2")])
     assert remembered(known, now, set(), 1.0, 0.0) == {}

@@ -171,7 +171,7 @@ async def test_a_kernel_that_cannot_start_says_why(
     await km.start_kernel()
     async with frontend(km) as page:
         told = " ".join((await said(page, "1")).split())
-    assert "It ended with status 1. Its last words:" in told
+    assert "It ended with status 1. Its last output:" in told
     assert "No module named no_such_kernel" in told
 
 

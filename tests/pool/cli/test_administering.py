@@ -60,12 +60,14 @@ def test_how_a_kernel_failed_in_its_pod_is_told_by_why_and_history(terminal: Ter
     async def fail() -> None:
         async with connect(terminal.environment["GPU_POOL_URL"]) as pool:
             assert isinstance(pool, EmbeddedPool)
-            failure = Failure(1.0, "It ended with status 1. Its last words: no torch", "pod-1", "n1", "lab:1")
+            failure = Failure(
+                1.0, "It ended with status 1. Its last output: no torch", "pod-1", "n1", "lab:1"
+            )
             await pool._store.run(LeaseStore.record_failure, lease_id, failure)
 
     lease_id = terminal.hold("2%")
     asyncio.run(fail())
-    expected = "It ended with status 1. Its last words: no torch (pod pod-1 on n1, image lab:1)\n"
+    expected = "It ended with status 1. Its last output: no torch (pod pod-1 on n1, image lab:1)\n"
     assert terminal.run("why", lease_id).stdout.endswith(expected)
     told = json.loads(terminal.run("why", lease_id, "--json").stdout)
     assert (told["queue"], told["failure"]["pod"]) == ([], "pod-1")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.devices.process_use import FIRST_NAMESPACE
+from gpu_pool.devices.sampling import FIRST_NAMESPACE
 from gpu_pool_client.processes import pid_namespace
 from support import nvml_stub
 from support.pools import running
@@ -31,7 +31,7 @@ _AS_USER = """
 import ctypes, os, sys
 import gpu_pool.cli.app, gpu_pool.enforcement.watchdog, gpu_pool_client.remote.client
 import gpu_pool_kernels.installer
-import gpu_pool.enforcement.mps.compute_mode, gpu_pool.enforcement.mps.processes
+import gpu_pool.enforcement.mps.device, gpu_pool.enforcement.mps.programs
 from gpu_pool.cli import main
 from gpu_pool.devices import discover
 if "LD_LIBRARY_PATH" in os.environ:
@@ -108,11 +108,11 @@ def test_only_who_sees_all_leases_is_told_who_holds_none(served: Served) -> None
     holding = served.terminal.start("run", "10%", "--", "sh", "-c", "echo $$; exec sleep 600")
     assert holding.stdout is not None
     held = int(holding.stdout.readline())
-    with running() as stranger:
-        served.nvml(f"{SCENARIO}process {held} 300\nprocess {stranger.pid} 1024\n")
-        [told] = served.checks(0, "strangers")[1]
-        assert told["text"].startswith(f"Process {stranger.pid} (")
-        assert served.checks(NOBODY, "strangers")[1] == []
+    with running() as unmanaged:
+        served.nvml(f"{SCENARIO}process {held} 300\nprocess {unmanaged.pid} 1024\n")
+        [told] = served.checks(0, "unmanaged processes")[1]
+        assert told["text"].startswith(f"Process {unmanaged.pid} (")
+        assert served.checks(NOBODY, "unmanaged processes")[1] == []
     holding.send_signal(signal.SIGTERM)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_pool.devices.readings import Reading
+from gpu_pool.devices.inventory import Reading
 from support import nvml_stub
 
 MIB = 1024**2
@@ -21,8 +21,8 @@ UNKNOWN, LOST = 999, 15
 
 READ = """
 import dataclasses, json, os
-from gpu_pool.devices.nvml_session import NvmlSession
-from gpu_pool.devices.telemetry import Telemetry
+from gpu_pool.devices.nvml import NvmlSession
+from gpu_pool.devices.sampling import Telemetry
 from gpu_pool_client import Device
 
 devices = [Device(f"GPU-{n}", n, "V100", 1) for n in (1, 2)] + [Device("SIM", 3, "V100", 1, simulated=True)]

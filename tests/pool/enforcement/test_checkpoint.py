@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotRestored, NotSuspended, suspension
-from gpu_pool.enforcement.checkpoint.host_memory import available_mib
+from gpu_pool.enforcement.checkpoint.suspension import available_mib
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, LeaseState
 from support.checkpoints import checkpoint, records, states
@@ -167,7 +167,9 @@ def test_a_restoration_that_was_cut_off_is_begun_again(
     assert states(driver, pids) == ["running"] * 2
 
 
-def test_nothing_is_restored_before_there_is_room(driver: Driver, pids: list[int], tmp_path: Path) -> None:
+def test_nothing_is_restored_before_there_is_free_memory(
+    driver: Driver, pids: list[int], tmp_path: Path
+) -> None:
     pool = checkpoint(tmp_path)
     pool.suspend("l1", pids)
     driver.scenario("memory 8192", "others 7169")

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpu_pool.embedded.pool import EmbeddedPool
-from gpu_pool.enforcement import own_caps
+from gpu_pool.enforcement import tiers
 from gpu_pool_client import Lease, Process, Strength
 from gpu_pool_client.framework_caps import with_caps
 from support.pools import embedded, take
@@ -87,8 +87,8 @@ async def test_a_process_that_is_hidden_is_not_looked_for_by_everybody_who_asks(
         raise PermissionError
 
     now = [1000.0]
-    monkeypatch.setattr(own_caps, "_stated", hide)
-    monkeypatch.setattr(own_caps, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(tiers, "_stated", hide)
+    monkeypatch.setattr(tiers, "time", SimpleNamespace(monotonic=lambda: now[0]))
     async with embedded(tmp_path / "store.db") as pool:
         lease = await held(pool)
         with running(dict(os.environ)) as process:
@@ -96,10 +96,10 @@ async def test_a_process_that_is_hidden_is_not_looked_for_by_everybody_who_asks(
             for _ in range(3):
                 assert await memory_limit(pool) == "none (accounting only)"
             assert looked == [process.pid]
-            now[0] += own_caps._HIDDEN_FOR
+            now[0] += tiers._HIDDEN_FOR
             await memory_limit(pool)
             assert looked == [process.pid] * 2
-            now[0] += own_caps._HIDDEN_FOR
+            now[0] += tiers._HIDDEN_FOR
             in_pod = await pool.get_lease(lease.id)
-            own_caps.with_own_caps(replace(in_pod, terms=replace(in_pod.terms, in_pod=True)))
+            tiers.with_own_caps(replace(in_pod, terms=replace(in_pod.terms, in_pod=True)))
             assert looked == [process.pid] * 2

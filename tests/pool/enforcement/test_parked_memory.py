@@ -112,7 +112,7 @@ async def test_what_cannot_be_brought_back_is_ended_and_not_left_broken(
     assert (await pool.get_lease(lease.id)).end_reason is EndReason.BROKEN
 
 
-async def test_it_stays_parked_in_host_memory_while_something_else_has_its_room(
+async def test_it_stays_parked_in_host_memory_while_something_else_has_its_memory(
     pool: Pool, driver: Driver, pid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpu_pool.enforcement.checkpoint.parked_memory._TRY_EVERY", 0)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_pool.devices.readings import Reading
+from gpu_pool.devices.inventory import Reading
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.service.connections import is_within, read_networks
 from gpu_pool.service.metrics import Metrics

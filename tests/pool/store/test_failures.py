@@ -10,7 +10,7 @@ from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import Failure
 from support.pools import embedded, take
 
-FAILED = Failure(1.0, "It ended with status 1. Its last words: no torch", "gpu-pool-1-ab-1", "n1", "lab:1")
+FAILED = Failure(1.0, "It ended with status 1. Its last output: no torch", "gpu-pool-1-ab-1", "n1", "lab:1")
 
 
 async def note(pool: EmbeddedPool, lease_id: str, failure: Failure) -> None:

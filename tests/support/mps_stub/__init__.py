@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gpu_pool.enforcement.mps import processes
+from gpu_pool.enforcement.mps import programs
 from gpu_pool_client import Device, Holder, Lease, LeaseState, Slice, SliceRequest
 from support.compiled import shared_library
 
@@ -101,13 +101,13 @@ class Stub:
 
         Tests run side by side on one machine, and each finds MPS as it left it.
         """
-        everything = processes.pids
+        everything = programs.pids
 
         def own() -> list[int]:
             mark = f"{self.folder}/".encode()
             return [pid for pid in everything() if mark in _words(pid)]
 
-        environ.setattr(processes, "pids", own)
+        environ.setattr(programs, "pids", own)
 
     def start_elsewhere(self, pipe: Path, **how: Any) -> None:
         """Start a daemon that is not the pool's."""

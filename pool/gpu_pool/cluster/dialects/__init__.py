@@ -13,8 +13,8 @@ GPUs is held.
     pod = merged(pod, "notebook", translation.pod, choice.dialect.table.bans)
     usage(choice.dialect, map(Pod.read, pods))   allocated of total, per node and GPU
 
-A new dialect is one file with one class and one table, and its name in
-:data:`DIALECTS`.
+A new dialect is one file with one class and one table, which a package (this one or any
+other) names among its entry points, in the group ``gpu_pool.dialects``.
 """
 
 from gpu_pool.cluster.dialects.base import (
@@ -32,7 +32,7 @@ from gpu_pool.cluster.dialects.base import (
     Translation,
 )
 from gpu_pool.cluster.dialects.capacity import NodeUse, PodUse, counted_as, usage
-from gpu_pool.cluster.dialects.choosing import AUTO, DIALECTS, NAMES, DialectChoice, choose
+from gpu_pool.cluster.dialects.choosing import AUTO, DialectChoice, choose, dialect_names, installed_dialects
 from gpu_pool.cluster.dialects.labels import content_name, identity_labels, label_value
 from gpu_pool.cluster.dialects.merging import check, merged
 from gpu_pool.cluster.dialects.objects import Cluster, Manifest, Node, Pod
@@ -40,8 +40,6 @@ from gpu_pool.cluster.dialects.objects import Cluster, Manifest, Node, Pod
 __all__ = [
     "AUTO",
     "DEFAULTS",
-    "DIALECTS",
-    "NAMES",
     "NOT_SEEN",
     "Cluster",
     "Dialect",
@@ -64,7 +62,9 @@ __all__ = [
     "choose",
     "content_name",
     "counted_as",
+    "dialect_names",
     "identity_labels",
+    "installed_dialects",
     "label_value",
     "merged",
     "usage",

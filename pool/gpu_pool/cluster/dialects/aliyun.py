@@ -66,9 +66,10 @@ class Aliyun(Dialect):
             resources=("nvidia.com/", "aliyun.com/"),
         ),
         source="gpushare-scheduler-extender, 2023",
+        rank=70,
     )
 
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """Its plugin advertises memory of GPUs on nodes."""
         found = [node for node in self.cluster.nodes if node.amount(_MEMORY)]
         return f"{len(found)} nodes offer {_MEMORY}" if found else ""

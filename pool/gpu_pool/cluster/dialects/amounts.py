@@ -231,7 +231,7 @@ class FixedOffer:
     #: MiB; 0 where the node does not show it.
     memory_mib: int
     #: What it is, in words: ``one of 50 replicas of a GPU``.
-    words: str
+    label: str
     #: The GPUs or MIG instances that are handed out whole or in replicas.
     gpus: tuple[Gpu, ...]
 
@@ -258,14 +258,14 @@ class FixedOffer:
     def rounded(self, request: SliceRequest) -> tuple[Rounding, ...]:
         """Say how it differs from what was asked for."""
         if request.milli is None:
-            return rounded_memory(request.memory_mib or 0, self.memory_mib, self.words)
+            return rounded_memory(request.memory_mib or 0, self.memory_mib, self.label)
         share = self.gpus[0].device.memory_mib * request.milli // WHOLE
-        memory = () if self.mode == "mig" else rounded_memory(share, self.memory_mib, self.words)
-        return (*rounded_share("compute", request.milli, self.milli, self.words), *memory)
+        memory = () if self.mode == "mig" else rounded_memory(share, self.memory_mib, self.label)
+        return (*rounded_share("compute", request.milli, self.milli, self.label), *memory)
 
     def __str__(self) -> str:
         memory = f", {format_memory(self.memory_mib)}" if self.memory_mib else ""
-        return f"{self.words} ({format_share(self.milli)}{memory})"
+        return f"{self.label} ({format_share(self.milli)}{memory})"
 
 
 def closest(
@@ -313,7 +313,7 @@ def _none_near(request: SliceRequest, offers: Sequence[FixedOffer], options: Dia
             f"You asked for {request.named}; GPUs are handed out whole only here.", "Ask for whole GPUs."
         )
     sizes = sorted({(offer.milli, offer.memory_mib, str(offer)) for offer in offers})
-    there = "; ".join(words for _, _, words in sizes)
+    there = "; ".join(label for _, _, label in sizes)
     useful = [milli for milli, memory, _ in sizes if not memory or memory >= options.context_mib]
     size = format_share(useful[0]) if useful else ""
     return NeverFits(

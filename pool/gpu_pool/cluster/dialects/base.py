@@ -211,6 +211,8 @@ class DialectTable:
     bans: PodBans
     #: What was read for it: release and public source.
     source: str
+    #: Where it comes among those that a cluster shows: the lowest is taken. See the numbers of the others.
+    rank: int = 100
     #: How many pods it can place on one node at a time without stumbling; 0 where that does not matter.
     at_once: int = 0
     #: With what it was used on a cluster, and whether with GPUs; its page begins with it.
@@ -259,8 +261,13 @@ class Dialect(ABC):
         self.cluster = cluster
         self.options = options
 
+    @property
+    def rank(self) -> int:
+        """Where it comes among those that this cluster shows: the lowest is taken."""
+        return self.table.rank
+
     @abstractmethod
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """Say in words by what this system is seen in the cluster; empty if it is not."""
 
     @abstractmethod

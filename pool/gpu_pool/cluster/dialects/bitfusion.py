@@ -56,9 +56,10 @@ class Bitfusion(Dialect):
             resources=("nvidia.com/", "bitfusion.io/"),
         ),
         source="bitfusion-with-kubernetes-integration",
+        rank=80,
     )
 
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """Its plugin advertises a constant on nodes."""
         found = [node for node in self.cluster.nodes if node.amount(_GPU)]
         return f"{len(found)} nodes offer {_GPU}" if found else ""
@@ -100,7 +101,7 @@ class Bitfusion(Dialect):
                 f"You asked for {request.named}; Bitfusion chooses among its servers' GPUs itself.",
                 "Leave the filters out.",
             )
-        if not self.sighted():
+        if not self.evidence():
             raise NeverFits(
                 f"You asked for {request.named}; no node of this cluster offers {_GPU}.",
                 "Ask the administrator, who can look with gpu-pool doctor --kubernetes.",

@@ -90,14 +90,14 @@ def _node(name: str, gpus: Sequence[Gpu], pods: tuple[PodUse, ...]) -> NodeUse:
 
 
 def _first_fit(statuses: Sequence[DeviceStatus], hold: Hold) -> DeviceStatus | None:
-    """Return the first of the smallest GPUs or MIG instances with room, else the one with the most."""
-    roomy = [status for status in statuses if _has_room(status, hold)]
-    if roomy:
-        return min(roomy, key=lambda status: status.device.milli)
+    """Return the first of the smallest GPUs or MIG instances with enough left, else the one with the most."""
+    fitting = [status for status in statuses if _has_capacity(status, hold)]
+    if fitting:
+        return min(fitting, key=lambda status: status.device.milli)
     return max(statuses, key=lambda status: status.unheld_milli, default=None)
 
 
-def _has_room(status: DeviceStatus, hold: Hold) -> bool:
+def _has_capacity(status: DeviceStatus, hold: Hold) -> bool:
     # What runs already may be on a GPU on which nothing more is granted.
     slots = replace(status, drained=False).free_contexts
     memory = not status.device.memory_mib or status.unheld_memory_mib >= hold.memory_mib

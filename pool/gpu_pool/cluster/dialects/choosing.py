@@ -3,8 +3,10 @@
 Several can be there at once. Those that limit memory come first, then claims
 if GPUs can be shared by them, since the scheduler itself allocates those and nobody
 has to choose sizes beforehand; then those that own the scheduler or the node pool, then
-other claims, then plain resources. Else the order is that of :data:`DIALECTS`, so the same
-cluster always gives the same answer.
+other claims, then plain resources. The order is that of their ranks, so the same cluster
+always gives the same answer.
+
+Dialects are found through the entry points of installed packages, ours as any other's.
 
 While the pod of a device plugin or of a DRA driver is replaced, its node shows no
 GPU for some seconds. That is no fact about the cluster: nothing new is granted
@@ -14,38 +16,21 @@ remembered. Pure: the time is given.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeAlias
 
-from gpu_pool.cluster.dialects.aliyun import Aliyun
-from gpu_pool.cluster.dialects.base import DEFAULTS, Dialect, DialectOptions
-from gpu_pool.cluster.dialects.bitfusion import Bitfusion
-from gpu_pool.cluster.dialects.device_plugin import DevicePlugin
-from gpu_pool.cluster.dialects.dra import Dra
-from gpu_pool.cluster.dialects.gke import Gke
-from gpu_pool.cluster.dialects.hami import Hami
-from gpu_pool.cluster.dialects.kai import Kai
-from gpu_pool.cluster.dialects.koordinator import Koordinator
+from gpu_pool import plugins
+from gpu_pool.cluster.dialects.base import DEFAULTS, Dialect, DialectOptions, DialectTable
 from gpu_pool.cluster.dialects.objects import Cluster, Manifest, Node, mapping
-from gpu_pool.cluster.dialects.volcano import Volcano
+from gpu_pool.plugins import PluginBroken
 from gpu_pool_client import BadRequest
 
-#: Every dialect, the preferred one first. A new one is a file with its class, and its name here.
-DIALECTS: Final[tuple[type[Dialect], ...]] = (
-    Hami,
-    Volcano,
-    Koordinator,
-    Kai,
-    Gke,
-    Dra,
-    Aliyun,
-    Bitfusion,
-    DevicePlugin,
-)
 #: What a setting says to have the cluster looked at.
 AUTO: Final = "auto"
-NAMES: Final = tuple(dialect.table.name for dialect in DIALECTS)
+#: The group of entry points that names dialects: those of this package, and of any other that is installed.
+DIALECTS: Final = "gpu_pool.dialects"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +53,33 @@ class DialectChoice:
         return "\n".join(self.reasons)
 
 
+def dialect_names() -> tuple[str, ...]:
+    """Return the names of the dialects that installed packages offer, in order."""
+    return tuple(sorted(plugins.offers(DIALECTS)))
+
+
+@functools.cache
+def installed_dialects() -> tuple[tuple[type[Dialect], ...], tuple[str, ...]]:
+    """Return the dialects that can be used, the preferred one first; and in words, which cannot and why."""
+    found: list[type[Dialect]] = []
+    problems: list[str] = []
+    for name in dialect_names():
+        try:
+            found.append(_load(name))
+        except PluginBroken as broken:  # noqa: PERF203 - once for each process
+            problems.append(f"The dialect {broken}. It is left out.")
+    return tuple(sorted(found, key=lambda each: each.table.rank)), tuple(problems)
+
+
+def _load(name: str) -> type[Dialect]:
+    """Return the dialect of that name. Raises ``PluginBroken``."""
+    found: type[Dialect] = plugins.load(DIALECTS, name, Dialect)
+    table = getattr(found, "table", None)
+    if not isinstance(table, DialectTable) or table.name != name:
+        raise PluginBroken(f"{name} has no table, or one of another name")
+    return found
+
+
 def choose(cluster: Cluster, options: DialectOptions = DEFAULTS, name: str = AUTO) -> DialectChoice:
     """Return the dialect of that name, or with ``auto`` the preferred one of those that the cluster shows.
 
@@ -75,34 +87,33 @@ def choose(cluster: Cluster, options: DialectOptions = DEFAULTS, name: str = AUT
     """
     if name != AUTO:
         return _named(cluster, options, name)
-    seen = [(each, words) for kind in DIALECTS if (words := (each := kind(cluster, options)).sighted())]
-    seen.sort(key=lambda pair: _place(pair[0]))
+    kinds, problems = installed_dialects()
+    seen = [(each, why) for kind in kinds if (why := (each := kind(cluster, options)).evidence())]
+    seen.sort(key=lambda pair: pair[0].rank)
     seen = [pair for pair in seen if not seen or pair[0].table.name not in seen[0][0].builds_on]
     if not seen:
         nodes = len(cluster.nodes)
-        return DialectChoice(None, (), (f"None of {nodes} nodes offers a GPU in a way that is known here.",))
-    chosen, words = seen[0]
-    reasons = [f"{chosen.table.name}: {words}."]
-    reasons += [f"Also seen, and not used: {each.table.name}, since {words}." for each, words in seen[1:]]
+        none = f"None of {nodes} nodes offers a GPU in a way that is known here."
+        return DialectChoice(None, (), (none, *problems))
+    chosen, why = seen[0]
+    reasons = [f"{chosen.table.name}: {why}."]
+    reasons += [f"Also seen, and not used: {each.table.name}, since {why}." for each, why in seen[1:]]
     if len(seen) > 1:
         names = " or ".join(each.table.name for each, _ in seen)
         reasons.append(f"Set the dialect to {names} to decide it yourself.")
-    return DialectChoice(chosen, tuple(each.table.name for each, _ in seen), tuple(reasons))
-
-
-def _place(dialect: Dialect) -> float:
-    """Return where a dialect comes in the order of preference."""
-    if isinstance(dialect, Dra) and dialect.shares:
-        return DIALECTS.index(Kai) - 0.5
-    return DIALECTS.index(type(dialect))
+    return DialectChoice(chosen, tuple(each.table.name for each, _ in seen), (*reasons, *problems))
 
 
 def _named(cluster: Cluster, options: DialectOptions, name: str) -> DialectChoice:
-    if name not in NAMES:
-        raise BadRequest(f"{name[:40]!a} is not a dialect.", f"Accepted: {AUTO}, {', '.join(NAMES)}.")
-    chosen = DIALECTS[NAMES.index(name)](cluster, options)
-    words = chosen.sighted() or "though nothing of it is seen in this cluster"
-    return DialectChoice(chosen, (name,), (f"{name}: it is set; {words}.",))
+    try:
+        chosen: Dialect = _load(name)(cluster, options)
+    except PluginBroken as broken:
+        raise BadRequest(
+            f"{name[:40]!a} is not a dialect that can be used: {broken}.",
+            f"Accepted: {AUTO}, {', '.join(dialect_names())}.",
+        ) from broken
+    why = chosen.evidence() or "though nothing of it is seen in this cluster"
+    return DialectChoice(chosen, (name,), (f"{name}: it is set; {why}.",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +140,14 @@ class RememberedCluster(NamedTuple):
 
 
 def look(
-    known: Memory, shown: Cluster, options: DialectOptions, dialect: str, now: float, patience: float
+    known: Memory, shown: Cluster, options: DialectOptions, dialect: str, now: float, grace: float
 ) -> RememberedCluster:
     """Choose the dialect of a cluster as it is ``shown`` now, and as it counts by what is known of it."""
     choice = choose(shown, options, dialect)
     gpus = () if choice.dialect is None else choice.dialect.gpus()
     # One whose size is not known is none to the pool.
     with_gpus = {gpu.node for gpu in gpus if gpu.device.memory_mib}
-    known = remembered(known, shown, with_gpus, now, patience)
+    known = remembered(known, shown, with_gpus, now, grace)
     cluster = completed(shown, known)
     return RememberedCluster(
         choice if cluster is shown else choose(cluster, options, dialect), cluster, known
@@ -144,11 +155,11 @@ def look(
 
 
 def remembered(
-    known: Memory, cluster: Cluster, with_gpus: Collection[str], now: float, patience: float
+    known: Memory, cluster: Cluster, with_gpus: Collection[str], now: float, grace: float
 ) -> dict[str, LastShown]:
     """Return what is known of a cluster's nodes by now; those in ``with_gpus`` show some.
 
-    One that shows none any more is known for ``patience`` seconds, one that is gone no longer at all.
+    One that shows none any more is known for ``grace`` seconds, one that is gone no longer at all.
     """
     found: dict[str, LastShown] = {}
     for node in cluster.nodes:
@@ -158,7 +169,7 @@ def remembered(
             found[node.name] = LastShown(node, slices)
         elif before is not None:
             since = now if before.away_since is None else before.away_since
-            if now < since + patience:
+            if now < since + grace:
                 found[node.name] = replace(before, away_since=since)
     return found
 
@@ -179,10 +190,10 @@ def away(known: Memory) -> frozenset[str]:
     return frozenset(name for name, shown in known.items() if shown.away_since is not None)
 
 
-def next_end(known: Memory, patience: float) -> float | None:
+def next_end(known: Memory, grace: float) -> float | None:
     """Return when the next of them will be known no longer; None where none is away."""
     since = [shown.away_since for shown in known.values() if shown.away_since is not None]
-    return min(since) + patience if since else None
+    return min(since) + grace if since else None
 
 
 def _as_it_was(node: Node, shown: LastShown | None) -> Node:

@@ -83,10 +83,11 @@ class DevicePlugin(Dialect):
         quota=("requests.nvidia.com/gpu",),
         bans=PodBans(environment=MPS_VARIABLES),
         source="k8s-device-plugin 0.20",
+        rank=90,
         seen="without GPUs: time-slicing by plugin 0.20 and its feature discovery, on Kubernetes 1.36.2",
     )
 
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """Nodes offer its resources."""
         found = [node for node in self.cluster.nodes if node_offers(node)]
         return f"{len(found)} nodes offer {GPU} or MIG instances" if found else ""
@@ -175,8 +176,8 @@ def _plain(node: Node, resource: str) -> FixedOffer | None:
     gpus = tuple(_gpus(node, resource, -(-node.count(resource) // replicas), contexts=replicas))
     milli = 100 // replicas * 10 if mps else WHOLE // replicas
     mode = "mps" if mps else "time-slicing"
-    words = f"one of {replicas} {'MPS ' if mps else ''}replicas of a GPU"
-    return FixedOffer(resource, mode, milli, memory_mib(node) // replicas, words, gpus)
+    label = f"one of {replicas} {'MPS ' if mps else ''}replicas of a GPU"
+    return FixedOffer(resource, mode, milli, memory_mib(node) // replicas, label, gpus)
 
 
 def most_replicas(node: Node) -> int:
@@ -195,8 +196,8 @@ def _mig(node: Node, resource: str, profile: str) -> FixedOffer | None:
     count = -(-node.count(resource) // replicas)
     gpus = tuple(_gpus(node, resource, count, profile=profile, milli=milli, memory=total))
     if replicas > 1:
-        words = f"one of {replicas} replicas of a MIG instance {profile}"
-        return FixedOffer(resource, "time-slicing", milli // replicas, total // replicas, words, gpus)
+        label = f"one of {replicas} replicas of a MIG instance {profile}"
+        return FixedOffer(resource, "time-slicing", milli // replicas, total // replicas, label, gpus)
     return FixedOffer(resource, "mig", milli, total, f"a MIG instance {profile}", gpus)
 
 

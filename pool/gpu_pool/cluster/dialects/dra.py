@@ -245,10 +245,11 @@ class Dra(Dialect):
         quota=(f"{GPU_CLASS}.deviceclass.resource.k8s.io/devices",),
         bans=PodBans(environment=frozenset({"NVIDIA_VISIBLE_DEVICES"})),
         source="dra-driver-nvidia-gpu, 2026-08",
+        rank=60,
         seen="without GPUs: the driver of 2026-08, sharing by memory, on Kubernetes 1.36.2",
     )
 
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """Look for its device class, and for GPUs in its slices."""
         found = GPU_CLASS in self.cluster.device_classes and self.gpus()
         return (
@@ -256,6 +257,11 @@ class Dra(Dialect):
             if found
             else ""
         )
+
+    @property
+    def rank(self) -> int:
+        """Before all that own the scheduler or the node pool, if claims can have parts of a GPU."""
+        return 35 if self.shares else self.table.rank
 
     @property
     def shares(self) -> bool:

@@ -58,9 +58,10 @@ class Gke(Dialect):
         quota=("requests.nvidia.com/gpu",),
         bans=PodBans(environment=frozenset({"NVIDIA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"})),
         source="GKE's documentation of GPU sharing",
+        rank=50,
     )
 
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """GKE labels its GPU nodes."""
         found = [node for node in self.cluster.nodes if ACCELERATOR in node.labels and node.amount(_GPU)]
         return f"{len(found)} nodes carry the label {ACCELERATOR}" if found else ""
@@ -136,5 +137,5 @@ def _offer(node: Node) -> FixedOffer | None:
         for index in range(-(-node.count(_GPU) // clients))
     )
     milli = 100 // clients * 10 if mode == "mps" else WHOLE // clients
-    words = "a whole GPU" if mode == "whole" else f"one of {clients} replicas of a GPU"
-    return FixedOffer(_GPU, mode, milli, total // clients, words, gpus)
+    label = "a whole GPU" if mode == "whole" else f"one of {clients} replicas of a GPU"
+    return FixedOffer(_GPU, mode, milli, total // clients, label, gpus)

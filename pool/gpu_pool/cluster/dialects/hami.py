@@ -66,10 +66,11 @@ class Hami(Dialect):
             environment=HOOK_VARIABLES,
         ),
         source="HAMi 2.10",
+        rank=10,
         seen="without GPUs or its plugin: its scheduler of 2026-08, on Kubernetes 1.36.2",
     )
 
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """HAMi's device plugin registers the GPUs of its nodes in an annotation."""
         nodes = [node for node in self.cluster.nodes if hami_register(node.annotations.get(REGISTER, ""))]
         return f"{len(nodes)} nodes carry the annotation {REGISTER}" if nodes else ""
@@ -149,7 +150,7 @@ def _statement(request: SliceRequest, size: Cut) -> SliceStatement:
     if least and not request.whole_devices and least * cores < WHOLE:
         notes.append(
             f"HAMi lets at most {least} pods share a GPU here (deviceSplitCount), "
-            f"fewer than the {WHOLE // cores} slices of this size that there is room for."
+            f"fewer than the {WHOLE // cores} slices of this size that would fit."
         )
     return SliceStatement(
         count=request.count,

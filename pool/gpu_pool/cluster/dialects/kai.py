@@ -95,11 +95,12 @@ class Kai(Dialect):
             environment=HOOK_VARIABLES,
         ),
         source="KAI-Scheduler 0.20",
+        rank=40,
     )
 
     builds_on = ("device-plugin",)
 
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """KAI's queues are a resource of the cluster."""
         found = QUEUE_CRD in self.cluster.crds and self.gpus()
         return f"there is the resource definition {QUEUE_CRD}, and nodes offer {GPU}" if found else ""

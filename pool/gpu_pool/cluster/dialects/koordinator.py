@@ -69,9 +69,10 @@ class Koordinator(Dialect):
             resources=("nvidia.com/", _PREFIX),
         ),
         source="Koordinator 1.8",
+        rank=30,
     )
 
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """Its agents advertise compute of GPUs on nodes."""
         found = [node for node in self.cluster.nodes if node.amount(_CORE)]
         return f"{len(found)} nodes offer {_CORE}" if found else ""

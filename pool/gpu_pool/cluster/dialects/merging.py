@@ -40,9 +40,9 @@ def merged(pod: Manifest, container: str, parts: PodParts, bans: PodBans) -> dic
 
 def check(pod: Manifest, bans: PodBans) -> None:
     """Raise NotAllowed if the pod brings along what would lift the limit."""
-    for words in _faults(pod, bans):
+    for fault in _faults(pod, bans):
         raise NotAllowed(
-            f"This pod sets {words}, by which the limits of its GPU slice would not hold.",
+            f"This pod sets {fault}, by which the limits of its GPU slice would not hold.",
             "Leave that out of the profile and of what users may choose.",
         )
 

@@ -45,7 +45,7 @@ NOT_AS_DESCRIBED: Final = Trouble(
 )
 NO_FILES: Final = Trouble("Your home folder cannot be connected", _ADMINISTRATOR)
 NO_GPU: Final = Trouble("The machine cannot prepare the GPU", _ADMINISTRATOR)
-NO_ROOM: Final = Trouble("The machine has no room", _ADMINISTRATOR)
+NO_CAPACITY: Final = Trouble("The machine has no free capacity", _ADMINISTRATOR)
 NO_CONTAINER: Final = Trouble("The machine cannot prepare a container", _ADMINISTRATOR)
 
 #: By the reason of an event, or of a container that waits.
@@ -107,7 +107,7 @@ def trouble_of(reason: str, message: str) -> Trouble | None:
     if reason in _OF_ANYTHING and _IMAGE.search(message):
         return NOT_FETCHED
     if reason.startswith(_OUT_OF):
-        return NO_GPU if "/" in reason else NO_ROOM
+        return NO_GPU if "/" in reason else NO_CAPACITY
     return _BY_REASON.get(reason)
 
 

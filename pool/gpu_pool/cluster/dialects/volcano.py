@@ -67,9 +67,10 @@ class Volcano(Dialect):
             resources=("nvidia.com/", "volcano.sh/"),
         ),
         source="Volcano 1.13, volcano-vgpu-device-plugin",
+        rank=20,
     )
 
-    def sighted(self) -> str:
+    def evidence(self) -> str:
         """Look for nodes whose GPUs the plugin has registered in an annotation."""
         found = [node for node in self.cluster.nodes if node.annotations.get(_REGISTER)]
         return f"{len(found)} nodes carry the annotation {_REGISTER}" if found else ""

@@ -18,8 +18,8 @@ from gpu_pool.worker import Worker
 from gpu_pool_client import Lease, LeaseState, NotAllowed, PoolUnreachable
 
 #: Moving takes as long as copying takes, and is bounded by whoever does it.
-_PATIENCE: Final = 3_600.0
-#: How often it is tried to bring a lease back while its GPU has no room for it, and how long between.
+_MOVE_WITHIN: Final = 3_600.0
+#: How often it is tried to bring a lease back while its GPU has too little memory, and how long between.
 _TRIES: Final = 3
 _TRY_EVERY: Final = 2.0
 
@@ -42,7 +42,7 @@ class ParkedMemory:
 
     async def is_movable(self, lease: Lease) -> bool:
         """Whether it can be tried to move a held lease's memory off its devices."""
-        return not await self._worker.run(lambda: self._unavailable(lease), _PATIENCE)
+        return not await self._worker.run(lambda: self._unavailable(lease), _MOVE_WITHIN)
 
     def _unavailable(self, lease: Lease) -> str:
         tiers = [(part.device, self._isolation.tier(part.device).name) for part in lease.slices]
@@ -50,7 +50,7 @@ class ParkedMemory:
 
     async def move_out(self, lease: Lease) -> None:
         """Take a held lease's memory off its devices. Raises ``NotAllowed`` where it stays, and ``Lost``."""
-        await self._worker.run(lambda: self._move_out(lease), _PATIENCE)
+        await self._worker.run(lambda: self._move_out(lease), _MOVE_WITHIN)
 
     def _move_out(self, lease: Lease) -> None:
         process = lease.process
@@ -65,7 +65,7 @@ class ParkedMemory:
             raise _lost(broken) from broken
 
     async def move_back(self, lease_id: str) -> None:
-        """Bring back what was moved, if anything was. Raises ``Lost``, and ``PoolUnreachable``: no room."""
+        """Bring back what was moved, if anything was. Raises ``Lost``, and ``PoolUnreachable``."""
         if self.holds(lease_id):
             await self._bring_back(lease_id)
 
@@ -76,7 +76,7 @@ class ParkedMemory:
     async def _bring_back(self, lease_id: str) -> None:
         for _ in range(_TRIES):
             with contextlib.suppress(NotRestored):
-                await self._worker.run(lambda: self._move_back(lease_id), _PATIENCE)
+                await self._worker.run(lambda: self._move_back(lease_id), _MOVE_WITHIN)
                 return
             await asyncio.sleep(_TRY_EVERY)
         raise PoolUnreachable(

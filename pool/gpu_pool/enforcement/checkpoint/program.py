@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 #: The exit status when nothing was done, for want of device memory.
-NO_ROOM: Final = 3
+NO_FREE_MEMORY: Final = 3
 #: CUDA 12.8, which came with driver 570: the first that has all these calls.
 _FIRST_VERSION: Final = 12_080
 _STATES: Final = {0: "running", 1: "locked", 2: "checkpointed", 3: "failed"}
@@ -73,8 +73,8 @@ def _parser() -> argparse.ArgumentParser:
         if verb is _suspend:
             sub.add_argument("--lock-ms", type=_positive, required=True)
         if verb is _restore:
-            sub.add_argument("--room", type=_room, action="append", default=[], metavar="UUID=MIB")
-            sub.add_argument("--wait", type=float, default=0.0, help="seconds to wait for that room")
+            sub.add_argument("--free", type=_uuid_and_mib, action="append", default=[], metavar="UUID=MIB")
+            sub.add_argument("--wait", type=float, default=0.0, help="seconds to wait for that")
     return parser
 
 
@@ -84,7 +84,7 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _room(text: str) -> tuple[str, int]:
+def _uuid_and_mib(text: str) -> tuple[str, int]:
     uuid, _, mib = text.partition("=")
     return uuid, _positive(mib)
 
@@ -120,10 +120,10 @@ def _restore(given: argparse.Namespace) -> int:
     them while another is locked (https://github.com/NVIDIA/cuda-checkpoint/issues/30).
     """
     driver = _Driver()
-    lack = _lack(given.pids, dict(given.room), given.wait)
+    lack = _lack(given.pids, dict(given.free), given.wait)
     if lack:
         _stop(lack)
-        return NO_ROOM
+        return NO_FREE_MEMORY
     return max([_bring_back(driver, pid) for pid in given.pids])
 
 
@@ -215,25 +215,25 @@ def _is_free(pids: Sequence[int]) -> bool:
     return left <= _LEFT_MIB
 
 
-def _lack(pids: Sequence[int], room: dict[str, int], wait: float) -> str:
+def _lack(pids: Sequence[int], wanted: dict[str, int], wait: float) -> str:
     """Wait until these processes have, or could have, so many MiB on these GPUs; return what is missing.
 
-    A restoration without room must not be tried: it cannot be tried again after
+    A restoration without free memory must not be tried: it cannot be tried again after
     it failed (https://github.com/NVIDIA/cuda-checkpoint/issues/44).
     """
     give_up_at = time.monotonic() + wait
-    while short := _missing(pids, room):
+    while short := _missing(pids, wanted):
         if time.monotonic() >= give_up_at:
             return "; ".join(
-                f"{mib} MiB of {room[uuid]} are missing on {uuid}" for uuid, mib in short.items()
+                f"{mib} MiB of {wanted[uuid]} are missing on {uuid}" for uuid, mib in short.items()
             )
         time.sleep(_LOOK_EVERY)
     return ""
 
 
-def _missing(pids: Sequence[int], room: dict[str, int]) -> dict[str, int]:
-    held, free = _used_mib(pids), _free_mib(room)
-    missing = {uuid: mib - held.get(uuid, 0) - free[uuid] for uuid, mib in room.items()}
+def _missing(pids: Sequence[int], wanted: dict[str, int]) -> dict[str, int]:
+    held, free = _used_mib(pids), _free_mib(wanted)
+    missing = {uuid: mib - held.get(uuid, 0) - free[uuid] for uuid, mib in wanted.items()}
     return {uuid: mib for uuid, mib in missing.items() if mib > 0}
 
 

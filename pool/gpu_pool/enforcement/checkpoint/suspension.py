@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import psutil
 from traitlets.log import get_logger
 
 from gpu_pool.enforcement.checkpoint.driver_calls import (
@@ -21,12 +23,53 @@ from gpu_pool.enforcement.checkpoint.driver_calls import (
     Suspended,
     ask,
 )
-from gpu_pool.enforcement.checkpoint.host_memory import available_mib, budget_mib
-from gpu_pool.enforcement.checkpoint.program import NO_ROOM
+from gpu_pool.enforcement.checkpoint.program import NO_FREE_MEMORY
 from gpu_pool.enforcement.checkpoint.records import Record, Records, SuspensionClaim
 from gpu_pool.settings import PoolSettings
-from gpu_pool_client import Device, LeaseState, Process
+from gpu_pool_client import Device, LeaseState, Process, procfs
 from gpu_pool_client.processes import owner_of
+
+_MIB: Final = 1 << 20
+#: The part of the machine's memory that is used if the administrator names no other.
+_PART: Final = 4
+
+
+def budget_mib(setting: int) -> int:
+    """Return the MiB that all suspended processes may take together; ``setting`` 0 is a quarter of all."""
+    return setting or int(psutil.virtual_memory().total) // _PART // _MIB
+
+
+def available_mib(pids: Collection[int], cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the MiB that are available to each of these processes: on the machine, and in its cgroup.
+
+    What a process has on its GPU becomes its own host memory, so a limit on its
+    cgroup counts (v2 only). One that goes over it is ended by the kernel.
+    """
+    found = [int(psutil.virtual_memory().available)]
+    for pid in pids:
+        found += [_left(group) for group in _groups(pid, cgroups) if (group / "memory.max").exists()]
+    return max(min(found), 0) // _MIB
+
+
+def _groups(pid: int, cgroups: Path) -> Iterator[Path]:
+    """Yield the cgroup of a process and those around it."""
+    with contextlib.suppress(OSError):
+        for line in procfs.lines_of(Path(f"/proc/{pid}/cgroup").read_bytes()):
+            # Whoever may make groups names them.
+            if line.startswith(b"0::/") and b".." not in line:
+                group = cgroups / os.fsdecode(line.removeprefix(b"0::/"))
+                yield from (each for each in (group, *group.parents) if each.is_relative_to(cgroups))
+
+
+def _left(group: Path) -> int:
+    limit = (group / "memory.max").read_text().strip()
+    if limit == "max":
+        return int(psutil.virtual_memory().total)
+    fields = (line.split() for line in procfs.lines_of((group / "memory.stat").read_bytes()))
+    # Files that were read lately are let go of when memory is needed.
+    cached = sum(int(value) for name, value in fields if name == b"inactive_file")
+    return int(limit) - int((group / "memory.current").read_text()) + cached
+
 
 #: The first driver that can do it to a PyTorch process, and has it in its library.
 _FIRST_DRIVER: Final = 570
@@ -36,7 +79,7 @@ _LOCK_MS: Final = 5_000
 _LIMIT: Final = 30
 _MIB_PER_SECOND: Final = 250
 #: Seconds to wait until those who had the memory meanwhile have let go of it.
-_ROOM_WITHIN: Final = 20
+_FREE_WITHIN: Final = 20
 #: Seconds from the beginning of a suspension within which its lease is parked.
 _PARKED_WITHIN: Final = 120
 #: How often processes are tried to be brought back: once more than the driver may hang.
@@ -144,7 +187,7 @@ class Checkpoint:
     def restore(self, lease_id: str) -> None:
         """Move what a lease's processes held back to their devices; nothing to do if none is suspended.
 
-        Raises :class:`NotRestored` if there is no room for it yet, and
+        Raises :class:`NotRestored` if there is not enough free memory for it yet, and
         :class:`Broken` if some cannot go on. May be repeated.
         """
         if lease_id not in self._records.leases():
@@ -225,7 +268,7 @@ def _measured(pids: Collection[int]) -> Mapping[str, int]:
 
 
 def _undo(claim: SuspensionClaim, why: str) -> None:
-    """Bring back what was suspended of a lease. Its slice is still its own, so there is room."""
+    """Bring back what was suspended of a lease. Its slice is still its own, so there is memory for it."""
     try:
         _bring_back(claim)
     except NotRestored as error:
@@ -239,16 +282,16 @@ def _bring_back(claim: SuspensionClaim) -> None:
     assert record is not None, "called for a record"
     if any(process.is_alive() is None for process in record.processes):
         raise NotRestored("It cannot be seen from this container.")
-    room = [f"--room={uuid}={mib}" for uuid, mib in record.devices.items()]
+    free = [f"--free={uuid}={mib}" for uuid, mib in record.devices.items()]
     answer = DriverAnswer(0, (), "")
     for _ in range(_TRIES):
         if not record.living():
             break
-        arguments = (*room, f"--wait={_ROOM_WITHIN}", *record.living())
-        limit = _limit(record) + _ROOM_WITHIN
+        arguments = (*free, f"--wait={_FREE_WITHIN}", *record.living())
+        limit = _limit(record) + _FREE_WITHIN
         answer = ask("restore", *arguments, limit=limit, keep_open=[claim.file])
-        if answer.code == NO_ROOM:
-            raise NotRestored(f"There is no room for it on its GPU: {answer.problem}.")
+        if answer.code == NO_FREE_MEMORY:
+            raise NotRestored(f"There is not enough free memory for it on its GPU: {answer.problem}.")
         if not _stuck(record, answer):
             break
     if stuck := _stuck(record, answer):

@@ -1,8 +1,7 @@
 """Slices by classic MPS, NVIDIA's service that runs many processes on one device at once.
 
-``facts`` is pure. ``control`` runs one daemon, ``questions`` talks to it,
-``card`` looks at the device, ``probe`` tries whether it is closed, and ``tier``
-puts them together.
+``daemon`` runs and asks one daemon, ``device`` looks after one device, ``probe``
+tries whether it is closed, ``programs`` are NVIDIA's, and ``classic`` is the tier.
 """
 
 from gpu_pool.enforcement.mps.classic import MpsTier

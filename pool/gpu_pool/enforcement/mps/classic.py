@@ -9,15 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Final
 
-from gpu_pool.enforcement.mps.commands import find
-from gpu_pool.enforcement.mps.compute_mode import refuse_unsuitable
-from gpu_pool.enforcement.mps.daemon import PIPES, MpsDaemon
-from gpu_pool.enforcement.mps.device import MpsDevice
+from gpu_pool.enforcement.mps.daemon import PIPES, MpsDaemon, MpsSize, contexts, is_old, size_of
+from gpu_pool.enforcement.mps.device import MpsDevice, refuse_unsuitable
 from gpu_pool.enforcement.mps.probe import MEMORY, ProbeOutcome, attempts, is_roots
-from gpu_pool.enforcement.mps.processes import TOOL
-from gpu_pool.enforcement.mps.sizes import MpsSize, contexts, is_old, size_of
+from gpu_pool.enforcement.mps.programs import TOOL, find
 from gpu_pool.enforcement.privileged import Privileged
-from gpu_pool.enforcement.tiers import Tier, TierFailed, TierStatement
+from gpu_pool.enforcement.tiers import SEEN_ON_H100, Tier, TierContext, TierFailed, TierStatement
 from gpu_pool_client import WHOLE, Device, Enforcement, Lease, Limit, Slice, Strength
 
 THREADS: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -38,6 +35,13 @@ class MpsTier(Tier):
     """
 
     name: ClassVar[str] = "mps"
+    seen: ClassVar[str] = SEEN_ON_H100
+    needs_owner: ClassVar[bool] = True
+
+    @classmethod
+    def make(cls, context: TierContext) -> MpsTier:
+        """Return the tier, for several users if the pool is."""
+        return cls(context.runtime / "mps", uid=context.probe_uid, multiuser=context.several_users)
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class System:
 
 
 def perform(arguments: Sequence[str], system: System, caller: int) -> dict[str, object]:
-    """Do one thing for the user ``caller``, 0 for root. Raises :class:`Refused`, or ``OSError``."""
+    """Do one thing for the user ``caller``, 0 for root. Raises :class:`PrivilegedRefused`, or ``OSError``."""
     verb, *values = arguments or ("",)
     patterns = _VERBS.get(verb)
     if patterns is None or len(values) != len(patterns):

@@ -1,7 +1,7 @@
 """Looks at what runs on the devices: measures every lease, and warns and ends those that use too much.
 
-``judging`` decides and is pure; ``attribution`` says whose a process is;
-``guard`` is the thread in which all of it happens.
+``escalation`` decides and is pure; ``attribution`` says whose a process is;
+``thread`` is the thread in which all of it happens.
 """
 
 from gpu_pool.enforcement.watchdog.escalation import Tolerance

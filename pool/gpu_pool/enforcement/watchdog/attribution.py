@@ -1,4 +1,4 @@
-"""Whose processes those on the devices are: a lease's, or nobody's.
+"""Whose processes those on the devices are, a lease's or nobody's, and what the leases use.
 
 A process belongs to the lease whose attached process it descends from. One
 that has lost its parents is remembered from before, or recognised by the lease
@@ -7,6 +7,8 @@ process itself does: it may be a server that has started a lot besides.
 
 What runs as another user than the attached process is nobody's, wherever it
 descends from: with sudo it is root's.
+
+What leases use is added up from look to look until it is written to the store.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, NamedTuple
 
-from gpu_pool.devices.process_use import ProcessUse
+from gpu_pool.devices.sampling import ProcessUse
 from gpu_pool.enforcement.watchdog.processes import first_owner, lease_in_environment, own_namespace
+from gpu_pool.store.measured_use import Measured
 from gpu_pool_client import Lease, Process
 from gpu_pool_client.processes import lineage, owner_of
 
@@ -39,7 +42,7 @@ class Attribution:
     #: By lease id, then device uuid; only what is on a device that the lease holds.
     leases: Mapping[str, Mapping[str, Sequence[OwnedUse]]] = field(default_factory=dict)
     #: What is on a device and belongs to no lease there.
-    strangers: Mapping[str, Sequence[OwnedUse]] = field(default_factory=dict)
+    unmanaged: Mapping[str, Sequence[OwnedUse]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -98,7 +101,7 @@ class Attributor:
             self._leases, self._holders = leases, _holders(leases)
         known: dict[tuple[str, int], _Known] = {}
         mine: dict[str, dict[str, list[OwnedUse]]] = {}
-        strangers: dict[str, list[OwnedUse]] = {}
+        unmanaged: dict[str, list[OwnedUse]] = {}
         for uuid, on_device in uses.items():
             there = self._holders.get(uuid) or _Holders()
             for use in on_device:
@@ -111,9 +114,9 @@ class Attributor:
                 if lease:
                     mine.setdefault(lease, {}).setdefault(uuid, []).append(OwnedUse(found.process, use))
                 elif there.seen:
-                    strangers.setdefault(uuid, []).append(OwnedUse(found.process, use))
+                    unmanaged.setdefault(uuid, []).append(OwnedUse(found.process, use))
         self._known = known
-        return Attribution(mine, strangers)
+        return Attribution(mine, unmanaged)
 
     def _find(self, key: tuple[str, int], there: _Holders, changed: bool) -> _Known | None:
         before = self._known.get(key)
@@ -164,3 +167,91 @@ def _same_user(process: Process, lease: Lease) -> bool:
 def root_of(lease: Lease) -> Process | None:
     """Return the process that a lease is attached to, or while there is none, the one that keeps it."""
     return lease.process or lease.holder.process
+
+
+#: Seconds between two writes to the store, for all leases together.
+_WRITE_EVERY: Final = 10.0
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What one lease has used since it was last written down; see :class:`Measured`."""
+
+    peak_mib: int | None = None
+    mib_seconds: float = 0.0
+    memory_seconds: float = 0.0
+    device_seconds: float = 0.0
+
+    def add(self, memory_mib: int | None, seconds: float) -> None:
+        self.device_seconds += seconds
+        if memory_mib is not None:
+            self.peak_mib = memory_mib if self.peak_mib is None else max(self.peak_mib, memory_mib)
+            self.mib_seconds += memory_mib * seconds
+            self.memory_seconds += seconds
+
+
+class UsageMeter:
+    """Adds up what the leases use of their devices."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, _Tally] = {}
+        #: Leases of which is written that they are measured, though they use nothing.
+        self._begun: set[str] = set()
+        self._written_at: float | None = None
+
+    def measure(
+        self, leases: Iterable[Lease], seen: Mapping[str, object], found: Attribution, seconds: float
+    ) -> None:
+        """Count what the leases use on the devices that were ``seen``, as if for the last ``seconds``."""
+        for lease in leases:
+            used = found.leases.get(lease.id)
+            if used is None and (lease.id in self._begun or not _is_visible(lease)):
+                continue
+            for part in lease.slices:
+                if part.device.uuid in seen:
+                    self._begun.add(lease.id)
+                    shares = self._tallies.get(lease.id) or self._tallies.setdefault(lease.id, _Tally())
+                    owned = used.get(part.device.uuid) if used else None
+                    if owned:
+                        shares.add(_total_mib(owned), seconds)
+
+    def news(self, leases: Sequence[Lease], now: float) -> Mapping[str, Measured]:
+        """Return what is to be written down now: when it is time, or when a lease with news has ended."""
+        ids = {lease.id for lease in leases}
+        if self._written_at is None:
+            self._written_at = now
+        self._begun &= ids
+        if now - self._written_at < _WRITE_EVERY and self._tallies.keys() <= ids:
+            return {}
+        return self.all()
+
+    def all(self) -> Mapping[str, Measured]:
+        """Return all that is not written down."""
+        return {
+            lease: Measured(each.peak_mib, each.mib_seconds, each.memory_seconds, each.device_seconds)
+            for lease, each in self._tallies.items()
+        }
+
+    def written(self, now: float) -> None:
+        """All of it is in the store."""
+        self._tallies.clear()
+        self._written_at = now
+
+
+def _is_visible(lease: Lease) -> bool:
+    return lease.process is not None and lease.process.namespace == own_namespace()
+
+
+def _total_mib(owned: Iterable[OwnedUse]) -> int | None:
+    """Return the memory that these use together, None if that of any is not known."""
+    total = 0
+    for _, use in owned:
+        if use.memory_mib is None:
+            return None
+        total += use.memory_mib
+    return total
+
+
+def least_mib(owned: Iterable[OwnedUse]) -> int:
+    """Return the memory that these use at least: what is known of it."""
+    return sum([use.memory_mib or 0 for _, use in owned])

@@ -43,29 +43,29 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class ExcessHistory:
-    """How far it has come with a lease that uses too much. Times are of the judge's clock."""
+    """How far it has come with a lease that uses too much. Times are of the watchdog's clock."""
 
     over_since: float
     noticed_at: float | None = None
     interrupted_at: float | None = None
     ending: bool = False
 
-    def next_step(self, patience: Tolerance) -> tuple[WatchdogStep, float] | None:
+    def next_step(self, tolerance: Tolerance) -> tuple[WatchdogStep, float] | None:
         """Return what is done next, and when, if it stays so; None if nothing."""
         if self.noticed_at is None:
-            return WatchdogStep.NOTICE, self.over_since + patience.notice_after
-        if not patience.ends or self.ending:
+            return WatchdogStep.NOTICE, self.over_since + tolerance.notice_after
+        if not tolerance.ends or self.ending:
             return None
-        if self.interrupted_at is None and patience.interrupt_after is not None:
-            return WatchdogStep.INTERRUPT, self.noticed_at + patience.interrupt_after
-        if patience.end_after is None:
+        if self.interrupted_at is None and tolerance.interrupt_after is not None:
+            return WatchdogStep.INTERRUPT, self.noticed_at + tolerance.interrupt_after
+        if tolerance.end_after is None:
             return None
         warned_at = self.noticed_at if self.interrupted_at is None else self.interrupted_at
-        return WatchdogStep.END, warned_at + patience.end_after
+        return WatchdogStep.END, warned_at + tolerance.end_after
 
 
 def evaluate(
-    standing: ExcessHistory | None, is_over: bool, now: float, patience: Tolerance
+    history: ExcessHistory | None, is_over: bool, now: float, tolerance: Tolerance
 ) -> tuple[ExcessHistory | None, WatchdogStep]:
     """Return where a lease stands now, and the one step to take.
 
@@ -73,14 +73,14 @@ def evaluate(
     that each is preceded by all its warnings, however long nobody looked.
     """
     if not is_over:
-        told = standing is not None and standing.noticed_at is not None
+        told = history is not None and history.noticed_at is not None
         return None, WatchdogStep.CLEAR if told else WatchdogStep.NOTHING
-    standing = standing or ExcessHistory(over_since=now)
-    step, at = standing.next_step(patience) or (WatchdogStep.NOTHING, now)
+    history = history or ExcessHistory(over_since=now)
+    step, at = history.next_step(tolerance) or (WatchdogStep.NOTHING, now)
     if step is WatchdogStep.NOTHING or now < at:
-        return standing, WatchdogStep.NOTHING
+        return history, WatchdogStep.NOTHING
     if step is WatchdogStep.NOTICE:
-        return replace(standing, noticed_at=now), step
+        return replace(history, noticed_at=now), step
     if step is WatchdogStep.INTERRUPT:
-        return replace(standing, interrupted_at=now), step
-    return replace(standing, ending=True), step
+        return replace(history, interrupted_at=now), step
+    return replace(history, ending=True), step

@@ -13,10 +13,9 @@ from typing import Protocol
 
 from gpu_pool.audit import audit_log
 from gpu_pool.courses.admission import CourseAdmission
-from gpu_pool.devices.process_use import ProcessSampler
-from gpu_pool.enforcement.watchdog.attribution import Attributor
+from gpu_pool.devices.sampling import ProcessSampler
+from gpu_pool.enforcement.watchdog.attribution import Attributor, UsageMeter
 from gpu_pool.enforcement.watchdog.escalation import Tolerance
-from gpu_pool.enforcement.watchdog.measuring import UsageMeter
 from gpu_pool.enforcement.watchdog.unmanaged import UnmanagedProcess, UnmanagedProcesses
 from gpu_pool.enforcement.watchdog.watchdog import Evict, Watchdog, WatchdogActions
 from gpu_pool.settings import PoolSettings
@@ -33,8 +32,8 @@ class WatchdogRules:
     """What a guard does."""
 
     #: None: leases are measured and nothing else.
-    patience: Tolerance | None = None
-    end_strangers: bool = False
+    tolerance: Tolerance | None = None
+    end_unmanaged: bool = False
     #: Seconds between two looks.
     look_every: float = 1.0
     #: The path of the audit log; empty for none.
@@ -44,7 +43,7 @@ class WatchdogRules:
     def of(cls, settings: PoolSettings, auto: str) -> WatchdogRules:
         """Read them from the settings; ``auto`` (off, warn or end) is what the watchdog's auto means here."""
         mode = auto if settings.watchdog == "auto" else settings.watchdog
-        patience = Tolerance(
+        tolerance = Tolerance(
             ends=mode == "end",
             share=settings.watchdog_share,
             mib=settings.watchdog_mib,
@@ -52,8 +51,8 @@ class WatchdogRules:
             interrupt_after=settings.interrupt_after or None,
             end_after=settings.end_after or None,
         )
-        watched = None if mode == "off" else patience
-        return cls(watched, settings.end_strangers, settings.look_every, settings.audit_log)
+        watched = None if mode == "off" else tolerance
+        return cls(watched, settings.end_unmanaged, settings.look_every, settings.audit_log)
 
 
 class WatchdogStore(WatchdogActions, Protocol):
@@ -75,10 +74,10 @@ class WatchdogStore(WatchdogActions, Protocol):
 class WatchdogThread:
     """Guards the leases of a pool, in a thread of its own.
 
-    ``guards`` says which leases are this guard's to measure and to judge; of
+    ``guards`` says which leases are this guard's to measure and to evaluate; of
     the others it only needs to know that they are there. ``state`` completes a
     lease with the truth about its limits (``Isolation.state``), as ``evict`` is
-    given it; it is judged whatever these are.
+    given it; it is evaluated whatever these are.
     """
 
     def __init__(
@@ -99,8 +98,8 @@ class WatchdogThread:
         self._sampler = ProcessSampler(clock=clock)
         self._attributor = Attributor()
         self._meter = UsageMeter()
-        self._watchdog = Watchdog(rules.patience, store, evict) if rules.patience else None
-        self._strangers = UnmanagedProcesses(end=rules.end_strangers, tell=self._tell_of_end)
+        self._watchdog = Watchdog(rules.tolerance, store, evict) if rules.tolerance else None
+        self._unmanaged = UnmanagedProcesses(end=rules.end_unmanaged, tell=self._tell_of_end)
         self._looked_at: float | None = None
         self._leases: Sequence[Lease] = ()
         self._mine: Sequence[Lease] = ()
@@ -108,7 +107,7 @@ class WatchdogThread:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu-pool-guard", daemon=True)
         #: The processes that use a device of the pool and hold no lease there.
-        self.strangers: tuple[UnmanagedProcess, ...] = ()
+        self.unmanaged: tuple[UnmanagedProcess, ...] = ()
         #: What keeps it from seeing everything, in words.
         self.problems: tuple[str, ...] = ()
 
@@ -123,7 +122,7 @@ class WatchdogThread:
             self._thread.join(within)
 
     def look(self) -> None:
-        """Look once: measure, judge, report. Raises ``PoolUnreachable`` where the store cannot be used."""
+        """Look once: measure, evaluate, report. Raises ``PoolUnreachable`` where the store cannot be used."""
         now = self._clock()
         leases, devices = self._store.held(), self._store.devices()
         if leases is not self._leases:
@@ -135,16 +134,16 @@ class WatchdogThread:
         seconds = self._rules.look_every if self._looked_at is None else now - self._looked_at
         self._looked_at = now
         self._meter.measure(self._mine, sample.uses, found, seconds)
-        self.strangers = self._strangers.look(found, devices, now)
+        self.unmanaged = self._unmanaged.look(found, devices, now)
         if self._watchdog is not None:
             self._watchdog.watch(self._mine, found.leases, now)
         self._write(self._meter.news(leases, now), now)
 
-    def _tell_of_end(self, stranger: UnmanagedProcess) -> None:
+    def _tell_of_end(self, unmanaged: UnmanagedProcess) -> None:
         log = audit_log(self._rules.audit_log)
         if log is not None:
-            what = {"user": stranger.user, "device": stranger.device.uuid, "words": str(stranger)}
-            log.write("stranger-ended", {**what, "process": stranger.process.pid}, None)
+            what = {"user": unmanaged.user, "device": unmanaged.device.uuid, "words": str(unmanaged)}
+            log.write("unmanaged-process-ended", {**what, "process": unmanaged.process.pid}, None)
 
     def _write(self, news: Mapping[str, Measured], now: float) -> None:
         if news:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_pool.devices.process_use import ProcessSampler
+from gpu_pool.devices.sampling import ProcessSampler
 from gpu_pool.enforcement.watchdog.attribution import Attribution, Attributor
-from gpu_pool.enforcement.watchdog.processes import describe, first_owner, program_of
-from gpu_pool.enforcement.watchdog.signals import ProcessEnding
+from gpu_pool.enforcement.watchdog.processes import ProcessEnding, describe, first_owner, program_of
 from gpu_pool_client import Device, Lease, Process, format_memory
 from gpu_pool_client.processes import owner_of
 
@@ -68,38 +67,38 @@ class UnmanagedProcesses:
 
     def look(self, found: Attribution, devices: Sequence[Device], now: float) -> tuple[UnmanagedProcess, ...]:
         """Return those who are there without a lease, and have been for a while."""
-        here = {each.process for owned in found.strangers.values() for each in owned}
+        here = {each.process for owned in found.unmanaged.values() for each in owned}
         self._since = {process: self._since.get(process, now) for process in here}
         self._told &= here
         self._endings = {process: ending for process, ending in self._endings.items() if process in here}
         if not any(now - since >= _BE_SURE for since in self._since.values()):
             return ()
         sure = [each for each in _unmanaged(found, devices) if now - self._since[each.process] >= _BE_SURE]
-        for stranger in sure:
-            self._tell(stranger)
-            if self._end and stranger.endable and now - self._since[stranger.process] >= _END_AFTER:
-                self._go_on_ending(stranger, now)
+        for unmanaged in sure:
+            self._tell(unmanaged)
+            if self._end and unmanaged.endable and now - self._since[unmanaged.process] >= _END_AFTER:
+                self._go_on_ending(unmanaged, now)
         return tuple(sure)
 
-    def _tell(self, stranger: UnmanagedProcess) -> None:
-        if stranger.process not in self._told:
-            self._told.add(stranger.process)
-            _log.info("%s", stranger)
+    def _tell(self, unmanaged: UnmanagedProcess) -> None:
+        if unmanaged.process not in self._told:
+            self._told.add(unmanaged.process)
+            _log.info("%s", unmanaged)
 
-    def _go_on_ending(self, stranger: UnmanagedProcess, now: float) -> None:
-        ending = self._endings.get(stranger.process)
+    def _go_on_ending(self, unmanaged: UnmanagedProcess, now: float) -> None:
+        ending = self._endings.get(unmanaged.process)
         if ending is None:
-            _log.warning("%s: it is ended", stranger)
-            self._tell_of_end(stranger)
-            self._endings[stranger.process] = ending = ProcessEnding(now, first_owner(stranger.process))
-            ending.begin([stranger.process])
+            _log.warning("%s: it is ended", unmanaged)
+            self._tell_of_end(unmanaged)
+            self._endings[unmanaged.process] = ending = ProcessEnding(now, first_owner(unmanaged.process))
+            ending.begin([unmanaged.process])
         else:
             ending.go_on(now)
 
 
 def _unmanaged(found: Attribution, devices: Iterable[Device]) -> Iterator[UnmanagedProcess]:
     by_uuid: Mapping[str, Device] = {device.uuid: device for device in devices}
-    for uuid, owned in found.strangers.items():
+    for uuid, owned in found.unmanaged.items():
         for each in owned:
             user, name = describe(each.process.pid)
             owner = owner_of(each.process.pid)

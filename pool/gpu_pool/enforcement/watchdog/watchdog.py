@@ -1,4 +1,4 @@
-"""Warns, interrupts and ends what uses more memory than was granted to it."""
+"""Warns, interrupts and ends what uses more memory than was granted to it, and what its user reads."""
 
 from __future__ import annotations
 
@@ -6,18 +6,78 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gpu_pool.enforcement.tiers import TierFailed
-from gpu_pool.enforcement.watchdog import messages
-from gpu_pool.enforcement.watchdog.attribution import OwnedUse, root_of
+from gpu_pool.enforcement.watchdog.attribution import OwnedUse, least_mib, root_of
 from gpu_pool.enforcement.watchdog.escalation import ExcessHistory, Tolerance, WatchdogStep, evaluate
-from gpu_pool.enforcement.watchdog.measuring import least_mib
-from gpu_pool.enforcement.watchdog.messages import Excess
-from gpu_pool.enforcement.watchdog.processes import first_owner, own_namespace
-from gpu_pool.enforcement.watchdog.signals import ProcessEnding, descendants, may_signal, runs_as, send
-from gpu_pool_client import EndReason, Lease, Process, Slice
+from gpu_pool.enforcement.watchdog.processes import (
+    ProcessEnding,
+    descendants,
+    first_owner,
+    may_signal,
+    own_namespace,
+    runs_as,
+    send,
+)
+from gpu_pool_client import Device, EndReason, Lease, Process, Slice, format_memory
+
+_BEGINNING = "This slice uses "
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """More memory in use on a device than was granted there, in MiB."""
+
+    device: Device
+    used_mib: int
+    granted_mib: int
+
+    def __str__(self) -> str:
+        used, granted = format_memory(self.used_mib), format_memory(self.granted_mib)
+        return f"{used} of GPU {self.device.index}'s memory, and was granted {granted}"
+
+
+def notice_text(excess: Excess, history: ExcessHistory, tolerance: Tolerance, now: float, wall: float) -> str:
+    """Say what is used, what will happen when, and what to do.
+
+    ``now`` is of the watchdog's clock, ``wall`` is the Unix time at that moment.
+    """
+    done = "What ran was interrupted. " if history.interrupted_at is not None else ""
+    return (
+        f"{_BEGINNING}{excess}. {done}{_prospect(history, tolerance, wall - now)}"
+        "To free memory, delete what you do not need (in PyTorch, then torch.cuda.empty_cache()), "
+        "use smaller batches, or restart the kernel; for more memory, start one with a larger slice."
+    )
+
+
+def is_watchdog_notice(text: str) -> bool:
+    """Whether what a lease's user reads was written by a watchdog, perhaps of an earlier run of the pool."""
+    return text.startswith(_BEGINNING)
+
+
+def ended_text(excess: Excess) -> str:
+    """Say why a slice's processes are ended."""
+    return (
+        f"This slice used {excess}, for too long: its processes are ended. Start again with a larger slice."
+    )
+
+
+def _prospect(history: ExcessHistory, tolerance: Tolerance, offset: float) -> str:
+    following: list[str] = []
+    then = history
+    while step := then.next_step(tolerance):
+        kind, at = step
+        clock = time.strftime("%H:%M:%S", time.localtime(at + offset))
+        if kind is WatchdogStep.INTERRUPT:
+            following.append(f"at {clock} what runs is interrupted")
+            then = ExcessHistory(then.over_since, then.noticed_at, interrupted_at=at)
+        else:
+            following.append(f"at {clock} its processes are ended")
+            break
+    return f"If it stays so, {', and '.join(following)}. " if following else ""
+
 
 _log = logging.getLogger("gpu_pool.watchdog")
 
@@ -37,70 +97,70 @@ class WatchdogActions(Protocol):
 
 
 class Watchdog:
-    """Judges leases, look after look, and does what the judgement says.
+    """Evaluates leases, look after look, and takes the step that follows.
 
     Nothing is done about what is not known: processes that cannot be seen,
     memory that the driver does not tell. Nothing is done to processes of
     another user than that of the lease's process.
 
-    A lease with nothing attached is judged by its keeper (see ``attribution``),
+    A lease with nothing attached is evaluated by its keeper (see ``attribution``),
     which is not interrupted, since nothing of the lease's need run in it. What
     uses too much itself is ended, and nothing that descends from it.
     """
 
     def __init__(
         self,
-        patience: Tolerance,
+        tolerance: Tolerance,
         decisions: WatchdogActions,
         evict: Evict,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._patience = patience
+        self._tolerance = tolerance
         self._decisions = decisions
         self._evict = evict
         self._wall = wall
-        self._standings: dict[str, ExcessHistory] = {}
+        self._histories: dict[str, ExcessHistory] = {}
         self._endings: dict[str, ProcessEnding] = {}
         #: Leases whose processes are not ours to signal; each is logged once.
         self._foreign: set[str] = set()
 
     def watch(self, leases: Sequence[Lease], used: Mapping[str, _Used], now: float) -> None:
-        """Judge all these leases by what they use now."""
+        """Evaluate all these leases by what they use now."""
         held = {lease.id for lease in leases}
-        self._standings = {name: each for name, each in self._standings.items() if name in held}
+        self._histories = {name: each for name, each in self._histories.items() if name in held}
         self._foreign &= held
         for lease in leases:
             here = used.get(lease.id)
             if (
-                here or messages.is_ours(lease.notice) or lease.id in self._standings
+                here or is_watchdog_notice(lease.notice) or lease.id in self._histories
             ) and lease.id not in self._endings:
-                self._judge(lease, leases, here or {}, now)
+                self._evaluate(lease, leases, here or {}, now)
         for name, ending in list(self._endings.items()):
             left = (each.process for owned in used.get(name, {}).values() for each in owned)
             if ending.go_on(now, left):
                 self._decisions.end(name, EndReason.OVER_MEMORY)
                 del self._endings[name]
 
-    def _judge(self, lease: Lease, leases: Sequence[Lease], used: _Used, now: float) -> None:
+    def _evaluate(self, lease: Lease, leases: Sequence[Lease], used: _Used, now: float) -> None:
         excess = self._excess(lease, leases, used)
-        before = self._standings.get(lease.id)
+        before = self._histories.get(lease.id)
         if (
-            excess is None and before is None and not messages.is_ours(lease.notice)
-        ) or not _is_ours_to_judge(lease):
+            excess is None and before is None and not is_watchdog_notice(lease.notice)
+        ) or not _is_visible_here(lease):
             return
-        patience = self._patience_with(lease)
-        standing, step = evaluate(before, excess is not None, now, patience)
-        if excess is None or standing is None:
-            self._standings.pop(lease.id, None)
+        tolerance = self._tolerance_for(lease)
+        history, step = evaluate(before, excess is not None, now, tolerance)
+        if excess is None or history is None:
+            self._histories.pop(lease.id, None)
             # Whoever warned it may have been an earlier run of the pool.
-            if step is WatchdogStep.CLEAR or messages.is_ours(lease.notice):
+            if step is WatchdogStep.CLEAR or is_watchdog_notice(lease.notice):
                 self._decisions.tell(lease.id, "")
             return
-        self._standings[lease.id] = standing
+        self._histories[lease.id] = history
         if step in (WatchdogStep.NOTICE, WatchdogStep.INTERRUPT):
             if step is WatchdogStep.INTERRUPT and lease.process is not None:
                 send(lease.process, signal.SIGINT, first_owner(lease.process))
-            text = messages.notice(excess, standing, patience, now, self._wall())
+            text = notice_text(excess, history, tolerance, now, self._wall())
             self._decisions.tell(lease.id, text)
             _log.info("lease %s: %s: %s", lease.id, step.value, excess)
         elif step is WatchdogStep.END:
@@ -109,7 +169,7 @@ class Watchdog:
     def _end(self, lease: Lease, excess: Excess, used: _Used, now: float) -> None:
         root = root_of(lease)
         assert root is not None
-        self._decisions.tell(lease.id, messages.ended(excess), EndReason.OVER_MEMORY)
+        self._decisions.tell(lease.id, ended_text(excess), EndReason.OVER_MEMORY)
         owner = first_owner(root)
         here = {each.process for owned in used.values() for each in owned if runs_as(each.process, owner)}
         tree = descendants(root) if lease.process is not None else ()
@@ -128,23 +188,23 @@ class Watchdog:
         for part in lease.slices:
             owned = used.get(part.device.uuid, ())
             mib = least_mib(owned)
-            if self._patience.allows(mib, part.memory_mib):
+            if self._tolerance.allows(mib, part.memory_mib):
                 continue
             granted = _granted(root_of(lease), part, leases)
-            if self._patience.allows(mib, granted) or not all(each.process.is_alive() for each in owned):
+            if self._tolerance.allows(mib, granted) or not all(each.process.is_alive() for each in owned):
                 continue
             if found is None or mib - granted > found.used_mib - found.granted_mib:
                 found = Excess(part.device, mib, granted)
         return found
 
-    def _patience_with(self, lease: Lease) -> Tolerance:
+    def _tolerance_for(self, lease: Lease) -> Tolerance:
         root = root_of(lease)
-        if not self._patience.ends or root is None:
-            return self._patience
+        if not self._tolerance.ends or root is None:
+            return self._tolerance
         if lease.process is None and root == Process.current():  # the pool lives in it
-            return replace(self._patience, ends=False)
+            return replace(self._tolerance, ends=False)
         if may_signal(root):
-            return self._patience if lease.process else replace(self._patience, interrupt_after=None)
+            return self._tolerance if lease.process else replace(self._tolerance, interrupt_after=None)
         if lease.id not in self._foreign:
             self._foreign.add(lease.id)
             _log.warning(
@@ -153,10 +213,10 @@ class Watchdog:
                 lease.id,
                 root.pid,
             )
-        return replace(self._patience, ends=False)
+        return replace(self._tolerance, ends=False)
 
 
-def _is_ours_to_judge(lease: Lease) -> bool:
+def _is_visible_here(lease: Lease) -> bool:
     """Whether its processes can be seen from here.
 
     A hard limit spares no lease. Those of MPS and its namespaces hold each process

@@ -1,4 +1,4 @@
-"""What a guard does to leases and to strangers, in the audit log."""
+"""What a guard does to leases and to unmanaged processes, in the audit log."""
 
 from __future__ import annotations
 
@@ -54,15 +54,19 @@ def sleeper(user: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
-async def test_strangers_that_are_ended_are_told(tmp_path: Path, nvml: Path) -> None:
+async def test_unmanaged_processes_that_are_ended_are_told(tmp_path: Path, nvml: Path) -> None:
     log = tmp_path / "audit.jsonl"
-    settings = {"end_strangers": True, "audit_log": str(log)}
+    settings = {"end_unmanaged": True, "audit_log": str(log)}
     async with guarded(tmp_path, nvml, V100, **settings) as there:
         await there.pool.status()
-        with sleeper("nobody") as stranger:
-            there.scene(CARD, f"process {stranger.pid} 500")
+        with sleeper("nobody") as unmanaged:
+            there.scene(CARD, f"process {unmanaged.pid} 500")
             there.look(30, times=4)
-            await until(lambda: stranger.poll() == -signal.SIGTERM)
+            await until(lambda: unmanaged.poll() == -signal.SIGTERM)
     (told,) = lines(log)
-    assert (told["event"], told["process"], told["user"]) == ("stranger-ended", stranger.pid, "nobody")
+    assert (told["event"], told["process"], told["user"]) == (
+        "unmanaged-process-ended",
+        unmanaged.pid,
+        "nobody",
+    )
     assert told["device"] == "GPU-0"

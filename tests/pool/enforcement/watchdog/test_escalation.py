@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_pool.devices.process_use import ProcessUse
-from gpu_pool.enforcement.watchdog import Tolerance, messages
+from gpu_pool.devices.sampling import ProcessUse
+from gpu_pool.enforcement.watchdog import Tolerance
 from gpu_pool.enforcement.watchdog.attribution import OwnedUse
 from gpu_pool.enforcement.watchdog.escalation import ExcessHistory, WatchdogStep, evaluate
-from gpu_pool.enforcement.watchdog.messages import Excess
-from gpu_pool.enforcement.watchdog.watchdog import Watchdog
+from gpu_pool.enforcement.watchdog.watchdog import Excess, Watchdog, notice_text
 from gpu_pool_client import (
     Device,
     EndReason,
@@ -31,22 +30,22 @@ from gpu_pool_client import (
 from support.pools import identity, running
 
 V100 = Device("GPU-0", 0, "V100", 32768)
-PATIENCE = Tolerance(notice_after=10, interrupt_after=30, end_after=60)
+TOLERANCE = Tolerance(notice_after=10, interrupt_after=30, end_after=60)
 
 
-def steps(patience: Tolerance, over: list[bool], every: float = 1.0) -> dict[float, WatchdogStep]:
-    """Judge at every moment; return the steps taken, by time."""
-    standing: ExcessHistory | None = None
+def steps(tolerance: Tolerance, over: list[bool], every: float = 1.0) -> dict[float, WatchdogStep]:
+    """Evaluate at every moment; return the steps taken, by time."""
+    history: ExcessHistory | None = None
     taken = {}
     for number, is_over in enumerate(over):
-        standing, step = evaluate(standing, is_over, number * every, patience)
+        history, step = evaluate(history, is_over, number * every, tolerance)
         if step is not WatchdogStep.NOTHING:
             taken[number * every] = step
     return taken
 
 
 def test_the_steps_come_at_their_times() -> None:
-    assert steps(PATIENCE, [True] * 300) == {
+    assert steps(TOLERANCE, [True] * 300) == {
         10: WatchdogStep.NOTICE,
         40: WatchdogStep.INTERRUPT,
         100: WatchdogStep.END,
@@ -55,31 +54,31 @@ def test_the_steps_come_at_their_times() -> None:
 
 def test_going_under_forgives_everything() -> None:
     over = [True] * 50 + [False] + [True] * 45
-    assert steps(PATIENCE, over) == {
+    assert steps(TOLERANCE, over) == {
         10: WatchdogStep.NOTICE,
         40: WatchdogStep.INTERRUPT,
         50: WatchdogStep.CLEAR,
         61: WatchdogStep.NOTICE,
         91: WatchdogStep.INTERRUPT,
     }
-    assert steps(PATIENCE, [True] * 9 + [False]) == {}
+    assert steps(TOLERANCE, [True] * 9 + [False]) == {}
 
 
 @pytest.mark.parametrize(
-    ("patience", "taken"),
+    ("tolerance", "taken"),
     [
-        (replace(PATIENCE, ends=False), [WatchdogStep.NOTICE]),
-        (replace(PATIENCE, interrupt_after=None), [WatchdogStep.NOTICE, WatchdogStep.END]),
-        (replace(PATIENCE, end_after=None), [WatchdogStep.NOTICE, WatchdogStep.INTERRUPT]),
-        (replace(PATIENCE, interrupt_after=None, end_after=None), [WatchdogStep.NOTICE]),
+        (replace(TOLERANCE, ends=False), [WatchdogStep.NOTICE]),
+        (replace(TOLERANCE, interrupt_after=None), [WatchdogStep.NOTICE, WatchdogStep.END]),
+        (replace(TOLERANCE, end_after=None), [WatchdogStep.NOTICE, WatchdogStep.INTERRUPT]),
+        (replace(TOLERANCE, interrupt_after=None, end_after=None), [WatchdogStep.NOTICE]),
     ],
 )
-def test_steps_may_be_left_out(patience: Tolerance, taken: list[WatchdogStep]) -> None:
-    assert list(steps(patience, [True] * 500).values()) == taken
+def test_steps_may_be_left_out(tolerance: Tolerance, taken: list[WatchdogStep]) -> None:
+    assert list(steps(tolerance, [True] * 500).values()) == taken
 
 
 def test_every_step_is_preceded_by_its_warning_however_long_nobody_looked() -> None:
-    assert steps(PATIENCE, [True] * 5, every=1_000) == {
+    assert steps(TOLERANCE, [True] * 5, every=1_000) == {
         1_000: WatchdogStep.NOTICE,
         2_000: WatchdogStep.INTERRUPT,
         3_000: WatchdogStep.END,
@@ -88,7 +87,7 @@ def test_every_step_is_preceded_by_its_warning_however_long_nobody_looked() -> N
 
 @given(st.lists(st.booleans(), max_size=400))
 def test_nothing_is_ended_that_was_not_over_all_the_time(over: list[bool]) -> None:
-    for moment, step in steps(PATIENCE, over).items():
+    for moment, step in steps(TOLERANCE, over).items():
         if step is WatchdogStep.END:
             assert all(over[int(moment) - 100 : int(moment) + 1])
 
@@ -103,14 +102,14 @@ def test_a_twentieth_or_64_mib_are_forgiven(used: int, granted: int, allowed: bo
 
 def test_a_notice_says_what_is_used_what_will_happen_and_what_to_do() -> None:
     excess = Excess(V100, used_mib=900, granted_mib=655)
-    first = messages.notice(excess, ExcessHistory(0, noticed_at=10), PATIENCE, now=10, wall=1_000)
+    first = notice_text(excess, ExcessHistory(0, noticed_at=10), TOLERANCE, now=10, wall=1_000)
     assert "uses 900MiB of GPU 0's memory, and was granted 655MiB" in first
     assert first.index("what runs is interrupted") < first.index("its processes are ended")
     assert "torch.cuda.empty_cache()" in first
-    second = messages.notice(excess, ExcessHistory(0, 10, interrupted_at=40), PATIENCE, now=40, wall=1_030)
+    second = notice_text(excess, ExcessHistory(0, 10, interrupted_at=40), TOLERANCE, now=40, wall=1_030)
     assert "What ran was interrupted." in second
     assert "what runs is interrupted" not in second
-    warned = messages.notice(excess, ExcessHistory(0, 10), replace(PATIENCE, ends=False), now=10, wall=1_000)
+    warned = notice_text(excess, ExcessHistory(0, 10), replace(TOLERANCE, ends=False), now=10, wall=1_000)
     assert "If it stays so" not in warned
 
 
@@ -142,7 +141,7 @@ def test_processes_that_are_not_ours_to_signal_are_only_warned(
         raise PermissionError
 
     decided = Decided()
-    watchdog = Watchdog(PATIENCE, decided, lambda _lease, _pids: None)
+    watchdog = Watchdog(TOLERANCE, decided, lambda _lease, _pids: None)
     with running() as kernel:
         lease, used = over(identity(kernel))
         monkeypatch.setattr(os, "kill", refused)
@@ -160,7 +159,7 @@ def test_processes_that_are_not_ours_to_signal_are_only_warned(
 @pytest.mark.parametrize("spared", ["of another container", "gone meanwhile"])
 def test_what_is_not_certain_is_left_alone(spared: str) -> None:
     decided = Decided()
-    watchdog = Watchdog(PATIENCE, decided, lambda _lease, _pids: None)
+    watchdog = Watchdog(TOLERANCE, decided, lambda _lease, _pids: None)
     process = Process.current()
     lease, used = {
         "of another container": lambda: over(replace(process, namespace="pid:[1]")),
@@ -181,11 +180,11 @@ def test_what_is_not_certain_is_left_alone(spared: str) -> None:
     ],
     ids=str,
 )
-def test_a_lease_is_judged_by_all_its_processes_even_where_each_of_them_is_held_firmly(
+def test_a_lease_is_evaluated_by_all_its_processes_even_where_each_of_them_is_held_firmly(
     memory: Limit,
 ) -> None:
     decided = Decided()
-    watchdog = Watchdog(replace(PATIENCE, ends=False), decided, lambda _lease, _pids: None)
+    watchdog = Watchdog(replace(TOLERANCE, ends=False), decided, lambda _lease, _pids: None)
     with running() as kernel, running() as second:
         first, other = identity(kernel), identity(second)
         lease, _ = over(first, enforcement=Enforcement(memory=memory))
@@ -201,7 +200,7 @@ def test_a_lease_is_judged_by_all_its_processes_even_where_each_of_them_is_held_
 
 def test_a_lease_that_has_a_whole_device_is_never_over() -> None:
     decided = Decided()
-    watchdog = Watchdog(PATIENCE, decided, lambda _lease, _pids: None)
+    watchdog = Watchdog(TOLERANCE, decided, lambda _lease, _pids: None)
     process = Process.current()
     instance = replace(V100, milli=143, memory_mib=4864, mig_profile="1g.5gb")
     lease, _ = over(process, slices=(Slice(instance, 143, 4864),))

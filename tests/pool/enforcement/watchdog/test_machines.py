@@ -1,4 +1,4 @@
-"""Machines, drivers and strangers, as a guard meets them."""
+"""Machines, drivers and unmanaged processes, as a guard meets them."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def sleeper(user: int, **environment: str) -> subprocess.Popen[bytes]:
 
 
 async def test_a_process_without_a_lease_is_reported_once_and_left_alone(there: Guarded) -> None:
-    with running() as kernel, running() as stranger:
+    with running() as kernel, running() as unmanaged:
         await there.hold("2%", identity(kernel))
-        there.scene(CARD, f"process {kernel.pid} 300", f"process {stranger.pid} 5000")
-        assert there.look()["strangers"] == []
+        there.scene(CARD, f"process {kernel.pid} 300", f"process {unmanaged.pid} 5000")
+        assert there.look()["unmanaged"] == []
         said = there.look(10, times=20)
-        assert said["strangers"] == [stranger.pid]
+        assert said["unmanaged"] == [unmanaged.pid]
         assert len(said["logged"]) == 1
-        assert f"Process {stranger.pid} (" in said["logged"][0]
+        assert f"Process {unmanaged.pid} (" in said["logged"][0]
         assert "uses 5000MiB of" in said["logged"][0]
-        assert stranger.poll() is None
+        assert unmanaged.poll() is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
-async def test_strangers_are_ended_where_that_is_wanted_but_for_those_of_root_and_displays(
+async def test_unmanaged_processes_are_ended_where_that_is_wanted_but_for_those_of_root_and_displays(
     tmp_path: Path, nvml: Path
 ) -> None:
-    async with guarded(tmp_path, nvml, V100, end_strangers=True) as there:
+    async with guarded(tmp_path, nvml, V100, end_unmanaged=True) as there:
         await there.pool.status()
         nobody, drawing, root = sleeper(NOBODY), sleeper(NOBODY), sleeper(0)
         try:
@@ -69,7 +69,7 @@ async def test_nobody_can_charge_their_memory_to_the_lease_of_another_user(there
         forger = sleeper(NOBODY, GPU_POOL_LEASE=lease.id)
         try:
             there.scene(CARD, f"process {forger.pid} 9000")
-            assert there.look(10, times=3)["strangers"] == [forger.pid]
+            assert there.look(10, times=3)["unmanaged"] == [forger.pid]
             assert (await there.pool.get_lease(lease.id)).notice == ""
         finally:
             forger.kill()
@@ -176,7 +176,7 @@ async def test_each_lease_is_charged_what_it_uses_of_its_own_device(
                 scene.insert(place + 1, f"process {process.pid} {100 * (1 + leases.index(lease))}")
             there.scene(*scene)
             said = there.look(10, times=3)
-            assert (said["strangers"], said["problems"]) == ([], [])
+            assert (said["unmanaged"], said["problems"]) == ([], [])
             for lease in leases:
                 await there.pool.release(lease.id)
             there.look()

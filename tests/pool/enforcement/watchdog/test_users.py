@@ -51,7 +51,7 @@ async def test_a_process_whose_first_thread_has_ended_is_guarded_like_any_other(
 
 
 @only_root
-async def test_a_process_of_another_user_is_a_stranger_and_outlives_what_it_descends_from(
+async def test_a_process_of_another_user_is_unmanaged_and_outlives_what_it_descends_from(
     there: Guarded,
 ) -> None:
     with running(WITH_ANOTHERS) as kernel:
@@ -60,7 +60,7 @@ async def test_a_process_of_another_user_is_a_stranger_and_outlives_what_it_desc
         assert anothers is not None
         await there.hold("2%", identity(kernel))
         there.scene(CARD, f"process {kernel.pid} 900", f"process {anothers.pid} 9000")
-        assert there.look(10, times=3)["strangers"] == [anothers.pid]
+        assert there.look(10, times=3)["unmanaged"] == [anothers.pid]
         for _ in range(20):
             there.look(10)
         await until(lambda: kernel.poll() is not None)
@@ -99,7 +99,7 @@ async def test_what_else_a_keeper_has_started_is_not_its_leases(there: Guarded) 
         try:
             lease = await keep(there, identity(server))
             there.scene(CARD, f"process {other} 9000")
-            assert there.look(10, times=20)["strangers"] == [other]
+            assert there.look(10, times=20)["unmanaged"] == [other]
             assert (await there.pool.get_lease(lease.id)).notice == ""
         finally:
             os.kill(other, signal.SIGKILL)
@@ -111,7 +111,7 @@ async def test_a_server_is_not_its_leases_once_a_kernel_is_attached(there: Guard
         there.scene(CARD, f"process {server.pid} 900")
         there.look(10, times=3)
         await there.pool.attach(lease.id, identity(kernel))
-        assert there.look(10, times=20)["strangers"] == [server.pid]
+        assert there.look(10, times=20)["unmanaged"] == [server.pid]
         assert server.poll() is None
         found = await there.pool.get_lease(lease.id)
         assert (found.state, found.notice) == (LeaseState.HELD, "")
@@ -127,13 +127,13 @@ def named(name: str, user: int) -> subprocess.Popen[bytes]:
 
 @only_root
 @pytest.mark.parametrize("name", ["dcgm", "nvidia-cuda-mps", "Xorg"])
-async def test_strangers_do_not_hide_behind_a_name(tmp_path: Path, nvml: Path, name: str) -> None:
-    async with guarded(tmp_path, nvml, V100, end_strangers=True) as there:
+async def test_unmanaged_processes_do_not_hide_behind_a_name(tmp_path: Path, nvml: Path, name: str) -> None:
+    async with guarded(tmp_path, nvml, V100, end_unmanaged=True) as there:
         await there.pool.status()
         for user, listed, ends in ((NOBODY, True, True), (0, name == "Xorg", False)):
             with named(name, user) as process:
                 there.scene(CARD, f"process {process.pid} 500")
-                assert there.look(10, times=3)["strangers"] == [process.pid] * listed
+                assert there.look(10, times=3)["unmanaged"] == [process.pid] * listed
                 there.look(30, times=2)
                 there.look(30, times=2)
                 if ends:

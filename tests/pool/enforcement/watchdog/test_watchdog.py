@@ -219,7 +219,7 @@ async def test_what_has_lost_its_parents_still_belongs_to_the_lease(
             if known_by == "an earlier look":
                 there.look()
             orphan(kernel)
-            assert there.look(times=70)["strangers"] == []
+            assert there.look(times=70)["unmanaged"] == []
         finally:
             os.kill(pid, signal.SIGKILL)
         await there.pool.release(lease.id)

@@ -1,10 +1,11 @@
-"""Which processes use which device, and how much of its memory, as NVML tells it.
+"""What devices do now, and which processes use how much of their memory, as NVML tells it.
 
-Looked at once a second for as long as a pool lives, so NVML stays initialised
-between looks; it is opened anew some time after anything failed.
+What a card or its driver does not tell is unknown, which is not 0. Devices are looked at
+once a second for as long as a pool lives, so NVML stays initialised between looks; it is
+opened anew some time after anything failed.
 
-The driver names processes as the machine's first pid namespace does. A looker
-in another one (a container) cannot know whom it means, and so sees nothing.
+The driver names processes as the machine's first pid namespace does. Whoever looks from
+another one (a container) cannot know which process is meant, and so sees nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any, Final, NamedTuple
 
 import pynvml
 
-from gpu_pool.devices.nvml_session import FAILURES, NvmlSession
-from gpu_pool.devices.problems import card_problem
+from gpu_pool.devices.inventory import Reading
+from gpu_pool.devices.nvml import FAILURES, NvmlSession, card_problem
 from gpu_pool_client import Device
 from gpu_pool_client.processes import pid_namespace
 
@@ -130,3 +131,61 @@ def _problem(device: Device, error: Exception) -> str:
     name = f"GPU {device.index} ({device.label})"
     why = _UNKNOWN.get(getattr(error, "value", None))
     return f"The use of {name} is not measured: {why}." if why else card_problem(name, error)
+
+
+#: What says that nothing more is to be had of a device. Any other failure is that of one sensor.
+_GONE: Final = (
+    pynvml.NVML_ERROR_GPU_IS_LOST,
+    pynvml.NVML_ERROR_RESET_REQUIRED,
+    pynvml.NVML_ERROR_UNINITIALIZED,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+)
+
+
+class Telemetry:
+    """Reads real devices, again and again. Used by one thread at a time."""
+
+    def __init__(self, session: NvmlSession | None = None) -> None:
+        self._session = session or NvmlSession()
+
+    def read(self, devices: Iterable[Device]) -> Mapping[str, Reading | None]:
+        """Return what each real device does, by uuid; None for one that does not answer."""
+        real = [device.uuid for device in devices if not device.simulated]
+        if not real or self._session.open():
+            return dict.fromkeys(real)
+        return {uuid: self._read(uuid) for uuid in real}
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        self._session.close()
+
+    def _read(self, uuid: str) -> Reading | None:
+        try:
+            handle = self._session.handle(uuid)
+            return Reading(
+                _ask(_memory_used, handle),
+                _ask(lambda each: pynvml.nvmlDeviceGetUtilizationRates(each).gpu / 100, handle),
+                _ask(lambda each: pynvml.nvmlDeviceGetTemperature(each, pynvml.NVML_TEMPERATURE_GPU), handle),
+                _ask(lambda each: pynvml.nvmlDeviceGetPowerUsage(each) / 1000, handle),
+            )
+        except FAILURES:
+            self._session.failed(uuid)
+            return None
+
+
+def _memory_used(handle: Any) -> int:
+    # Version 1 counts what the driver keeps for itself as used; drivers before R510 have no other.
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2).used)
+    except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLLibraryMismatchError):
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+
+def _ask(query: Callable[[Any], Any], handle: Any) -> Any:
+    """Return the answer, None where there is none. Raises the failure that says that the device has gone."""
+    try:
+        return query(handle)
+    except FAILURES as error:
+        if getattr(error, "value", None) in _GONE:
+            raise
+        return None
