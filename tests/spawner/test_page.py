@@ -116,7 +116,7 @@ def test_what_would_be_refused_is_told_in_sentences_of_their_own(status: DeviceS
     refusals = {("ml", parse_request("2%")): "You asked for 2%; the most here is 1%. Ask for less."}
     html = page(status, refusals=refusals)
     assert (
-        '2% of a GPU<span class="text-body-secondary">, not to be had now. Who asks for it is told: '
+        '2% of a GPU<span class="text-body-secondary">, not available now: '
         "You asked for 2%; the most here is 1%. Ask for less.</span>" in html
     )
     assert "free" not in html
