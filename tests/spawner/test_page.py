@@ -91,7 +91,7 @@ def test_the_name_of_a_slice_is_no_html() -> None:
 
 def test_a_pool_that_does_not_answer_is_told_and_stops_nobody() -> None:
     silent = spawn_page(SpawnPage(OwnCourses({"ml": ML}), None, NOW))
-    assert "The GPUs cannot be asked at the moment" in silent
+    assert "The pool does not answer at the moment" in silent
     assert 'type="radio"' in silent
     assert "free now" not in silent
 

@@ -49,7 +49,7 @@ def problems(text: str | bytes) -> tuple[FileProblem, ...]:
         (
             "quota: {gpu_hours_per_week: .inf}",
             "quota, gpu_hours_per_week",
-            "'.inf' is no such",
+            "'.inf' is not a valid",
             "a number from 0",
         ),
         ("quota: 3", "quota", "is '3'", "slices, share, memory, gpu_hours_per_week, gpu_hours_per_term"),
@@ -63,8 +63,8 @@ def problems(text: str | bytes) -> tuple[FileProblem, ...]:
         ("warn_before: on", "warn_before", "'on' is not a duration", "15min"),
         ("keep_at_most: [2h]", "keep_at_most", "is a list", "Accepted: one value"),
         ("weeks: {from: 2026-10-12}", "weeks", "to is missing", "Add to: ..."),
-        ("weeks: {from: 12.10.2026, to: 2026-12-18}", "weeks, from", "no date", "such as 2026-10-12"),
-        ("weeks: {from: 2026-02-30, to: 2026-12-18}", "weeks, from", "no date", "such as 2026-10-12"),
+        ("weeks: {from: 12.10.2026, to: 2026-12-18}", "weeks, from", "not a date", "such as 2026-10-12"),
+        ("weeks: {from: 2026-02-30, to: 2026-12-18}", "weeks, from", "not a date", "such as 2026-10-12"),
         (
             "weeks: {from: 2026-12-18, to: 2026-12-17}",
             "weeks, to",
