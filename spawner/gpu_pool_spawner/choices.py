@@ -67,7 +67,7 @@ def chosen(options: Mapping[str, object]) -> str | None:
     _check_names(options)
     name = options.get(COURSE)
     if name is not None and not isinstance(name, str):
-        raise BadRequest("The course that was chosen is not a name.", f'Accepted: {{"{COURSE}": "NAME"}}.')
+        raise BadRequest("The course that was chosen is not a text.", f'Accepted: {{"{COURSE}": "NAME"}}.')
     return name or None
 
 

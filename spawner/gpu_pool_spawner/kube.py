@@ -265,7 +265,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
             return Profile(name, course)
         if self._supply is None:
             raise NotAllowed(
-                "The GPUs of this cluster cannot be seen at the moment, so no server with a slice can start.",
+                "The cluster does not show its GPUs at the moment, so no server with a slice can start.",
                 "Try again; if that does not help, ask the administrator.",
             )
         profile = profile_of(name, course, request, self._supply.dialect)

@@ -69,7 +69,7 @@ def _choice(
     now: datetime,
     may_wait: bool,
 ) -> ServerChoice:
-    words, usable = "the GPUs cannot be seen at the moment", False
+    words, usable = "the cluster does not show its GPUs at the moment", False
     if supply is not None:
         words, usable = _say_room(name, course, offer, supply, now, may_wait)
     granted = granted_instead({name: course}, supply).get(offer.request, offer.request)
@@ -84,7 +84,7 @@ def _say_room(
     try:
         profile = profile_of(name, course, offer.request, supply.dialect)
     except GpuPoolError as error:
-        return f"not to be had on this cluster. Who asks for it is told: {error}", False
+        return f"not available on this cluster: {error}", False
     number = capacity(profile, supply)
     if number >= UNBOUNDED:
         return "of which the cluster does not show how many are free", True
@@ -122,7 +122,7 @@ def chosen(options: Mapping[str, object]) -> tuple[str | None, str | None]:
     name = choices.chosen({key: value for key, value in options.items() if key != SLICE})
     piece = options.get(SLICE)
     if piece is not None and not isinstance(piece, str):
-        raise BadRequest("The slice that was chosen is not a name.", f'Accepted: {{"{SLICE}": "NAME"}}.')
+        raise BadRequest("The slice that was chosen is not a text.", f'Accepted: {{"{SLICE}": "NAME"}}.')
     return name, piece or None
 
 

@@ -20,7 +20,7 @@ NO_PLACE: Final = (
 )
 NOT_READY: Final = "No machine that your course may use is ready at the moment."
 FETCHING: Final = "The course's software is being fetched. The first time this takes some minutes."
-NOT_YET: Final = "It is not the turn of your course at the moment."
+NOT_YET: Final = "Your course is waiting in the cluster's queue at the moment."
 HOME: Final = "Your home folder is being prepared."
 NO_HOME: Final = "This course has no home folder: your work is lost when the server ends."
 STARTING: Final = "Your server is starting."
@@ -29,14 +29,14 @@ _GPU: Final = re.compile(
     r"nvidia\.com/|volcano\.sh/|koordinator\.sh/|aliyun\.com/|bitfusion\.io/|[Gg][Pp][Uu]|resourceclaim|Card"
 )
 _BY_REASON: Final[Mapping[str, str]] = {
-    "Scheduled": "A place for your server is found.",
+    "Scheduled": "A machine for your server was found.",
     "Pulling": FETCHING,
-    "Pulled": "The course's software is there.",
+    "Pulled": "The course's software has been fetched.",
     "Created": STARTING,
     "Started": STARTING,
     "BackOff": "Your server could not start; it is tried again.",
     "Failed": "Your server could not start; it is tried again.",
-    "SuccessfulAttachVolume": "Your home folder is there.",
+    "SuccessfulAttachVolume": "Your home folder is ready.",
     "TriggeredScaleUp": "The cluster adds a machine for your server. This takes some minutes.",
     "Killing": "A server of yours is being ended.",
     "Evicted": "The machine has become short of something; your server was ended.",

@@ -65,7 +65,7 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
     ).tag(config=True)
     contact = Unicode(
         "the person who runs this JupyterHub",
-        help="Whom those should ask who are in no course, in words that end a sentence.",
+        help='Whom users who are in no course should ask. It ends a sentence that begins with "Ask".',
     ).tag(config=True)
 
     #: What the Hub knows of the server's user and of what was chosen; set by the Hub.

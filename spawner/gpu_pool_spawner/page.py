@@ -42,7 +42,7 @@ _NOTE: Final = '<p class="alert alert-{kind}" role="status">{text}</p>\n'
 #: The button belongs to the Hub's page; where there is nothing to start, it would only be refused.
 _NO_BUTTON: Final = "<style>#spawn_form .feedback-container { display: none; }</style>\n"
 _NO_ANSWER: Final = (
-    "The GPUs cannot be asked at the moment, so this page does not say what is free. "
+    "The pool does not answer at the moment, so this page does not show what is free. "
     "You can start a server all the same; in it, a kernel with a GPU may have to wait."
 )
 _WITHOUT: Final = "A server without a GPU."
@@ -143,7 +143,7 @@ def _free(course: str, request: SliceRequest, granted: SliceRequest, supply: Poo
     """Say how many are free, or what one meets who asks."""
     if refusal := supply.refusals.get((course, request)):
         # It speaks to somebody who has asked.
-        return f"not to be had now. Who asks for it is told: {refusal}"
+        return f"not available now: {refusal}"
     number, wait = free_now(granted, supply.devices), supply.waits.get((course, request), "")
     if number and not wait:
         return f"{number} free now"

@@ -63,7 +63,7 @@ def test_a_link_without_a_course_starts_nothing() -> None:
     [
         ("ml", NotAllowed, "not in this course"),
         ("shut", NotAllowed, "It opens on Sun 2026-10-18 at 10:00 (UTC)."),
-        ("none", NotAllowed, "no course file of a course 'none'"),
+        ("none", NotAllowed, "No course file describes the course 'none'"),
         (None, BadRequest, "Choose one of yours: all."),
     ],
 )

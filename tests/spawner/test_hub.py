@@ -72,8 +72,8 @@ async def test_a_student_works_on_a_slice_of_the_course(
         ("edsger", {"course": "intro"}, "You are not in this course."),
         ("alan", {"course": "later"}, "It opens on Mon 2101-01-03 at 10:00 (UTC)."),
         ("alan", {"course": "over"}, "is over"),
-        ("ada", {"course": "nothing"}, "There is no course file"),
-        ("ada", {"course": ["intro"]}, "is not a name"),
+        ("ada", {"course": "nothing"}, "No course file describes"),
+        ("ada", {"course": ["intro"]}, "is not a text"),
         ("ada", {"course": "intro", "environment": {"GPU_POOL_COURSE": "x"}}, "no option 'environment'"),
     ],
 )

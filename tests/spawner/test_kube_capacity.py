@@ -92,7 +92,7 @@ def test_the_page_offers_what_can_be_started_and_says_why_not() -> None:
     supply = ClusterSupply(WHOLE, (holding("a", 1, hours=1.51),))
     small, two = server_choices({"ml": SERVER, "pods": PODS}, supply, NOW, may_wait=False)["ml"]
     assert (small.value, small.usable) == ("ml/Small", False)
-    assert "not to be had on this cluster" in small.about
+    assert "not available on this cluster" in small.about
     assert (two.value, two.usable) == ("ml/Two", False)
     assert two.about == "2 whole GPUs, none free now; there is room again in at most 1h31min"
     (_, freed) = server_choices({"ml": SERVER}, ClusterSupply(WHOLE), NOW, may_wait=False)["ml"]
@@ -102,7 +102,7 @@ def test_the_page_offers_what_can_be_started_and_says_why_not() -> None:
     )
     assert 'value="ml/Small" required disabled' in html
     assert 'value="ml/Two" required checked' in html
-    assert "cannot be asked" not in html
+    assert "does not answer" not in html
 
 
 def test_what_the_cluster_rounds_up_is_said_and_counted_on_the_page() -> None:

@@ -69,7 +69,7 @@ async def test_a_spawner_starts_as_it_always_did(spawner: Mixed) -> None:
 
 @pytest.mark.parametrize(
     ("options", "status", "words"),
-    [({}, 400, "No course was chosen"), ({"course": "other"}, 403, "There is no course file")],
+    [({}, 400, "No course was chosen"), ({"course": "other"}, 403, "No course file describes")],
 )
 async def test_what_is_refused_is_not_started(
     spawner: Mixed, options: dict[str, str], status: int, words: str

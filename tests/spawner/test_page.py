@@ -91,7 +91,7 @@ def test_the_name_of_a_slice_is_no_html() -> None:
 
 def test_a_pool_that_does_not_answer_is_told_and_stops_nobody() -> None:
     silent = spawn_page(SpawnPage(OwnCourses({"ml": ML}), None, NOW))
-    assert "The GPUs cannot be asked at the moment" in silent
+    assert "The pool does not answer at the moment" in silent
     assert 'type="radio"' in silent
     assert "free now" not in silent
 
@@ -116,7 +116,7 @@ def test_what_would_be_refused_is_told_in_sentences_of_their_own(status: DeviceS
     refusals = {("ml", parse_request("2%")): "You asked for 2%; the most here is 1%. Ask for less."}
     html = page(status, refusals=refusals)
     assert (
-        '2% of a GPU<span class="text-body-secondary">, not to be had now. Who asks for it is told: '
+        '2% of a GPU<span class="text-body-secondary">, not available now: '
         "You asked for 2%; the most here is 1%. Ask for less.</span>" in html
     )
     assert "free" not in html

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool_client import Process
+from gpu_pool_client import Pool, Process, connect
 from gpu_pool_client.processes import boot_id, pid_namespace
 from support.pools import running, until
 
@@ -204,3 +206,26 @@ def is_closed(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Give a folder that other users can come through, unlike those of pytest."""
+    made = Path(tempfile.mkdtemp(prefix="gpu-pool-test-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+async def service(children: Nursery, open_folder: Path) -> AsyncIterator[Service]:
+    """Serve every user of the machine."""
+    async with serving(children, open_folder / "pool", "", "--mode=0666") as service:
+        yield service
+
+
+@pytest.fixture
+async def pool(service: Service) -> AsyncIterator[Pool]:
+    """Connect as an administrator: whoever runs the service."""
+    async with connect(service.url) as pool:
+        yield pool

@@ -316,7 +316,7 @@ class CourseReport:
     def show(self) -> None:
         """Print it for people."""
         from gpu_pool.courses.access import when_open
-        from gpu_pool.courses.arithmetic import rush_words, slice_notes
+        from gpu_pool.courses.arithmetic import rush_text, slice_notes
 
         path, course = safe(str(self.checked.path), 200), self.checked.course
         if course is None:
@@ -331,7 +331,7 @@ class CourseReport:
         if self.slices:
             screen.show("", screen.table(_SLICE_COLUMNS, _slice_rows(self.slices)), *notes)
         if self.rush:
-            screen.show("", rush_words(self.rush, course))
+            screen.show("", rush_text(self.rush, course))
         screen.show("")
 
     def plain(self, *, strict: bool) -> dict[str, Any]:
@@ -350,7 +350,7 @@ COURSE_COLUMNS = ("Course", "Title", "Open", "Now", "Slices")
 
 
 def _slice_rows(slices: Sequence[SliceFigures]) -> Iterator[list[str]]:
-    from gpu_pool.courses.arithmetic import at_once_words
+    from gpu_pool.courses.arithmetic import at_once_text
 
     for each in slices:
         for fit in each.fits:
@@ -359,7 +359,7 @@ def _slice_rows(slices: Sequence[SliceFigures]) -> Iterator[list[str]]:
                 each.request,
                 f"{fit.gpus} x {safe(fit.gpu)}",
                 str(fit.each) if fit.each else "none",
-                at_once_words(each),
+                at_once_text(each),
                 format_memory(fit.memory_mib) if fit.memory_mib else "0",
                 format_memory(fit.left_mib) if fit.left_mib > 0 else "nothing",
             ]

@@ -183,7 +183,7 @@ def rush(
     return Rush(students, stays, at_once, students - served, figures(run).waits)
 
 
-def rush_words(rush: Rush, course: CourseFile) -> str:
+def rush_text(rush: Rush, course: CourseFile) -> str:
     """Say what happens when all come at once."""
     stays = f"each keeps {course.default_slice.name} for {format_duration(rush.stay)}"
     said = [
@@ -200,7 +200,7 @@ def rush_words(rush: Rush, course: CourseFile) -> str:
     return " ".join(said)
 
 
-def at_once_words(each: SliceFigures) -> str:
+def at_once_text(each: SliceFigures) -> str:
     """Say how many of a slice there are at once in all: ``50``, or ``10 by quota, of 50``."""
     if each.quota is not None and each.quota < each.at_once:
         return f"{each.quota} by quota, of {each.at_once}"

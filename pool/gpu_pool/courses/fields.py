@@ -57,7 +57,7 @@ def read_whole_number(value: object, least: int = 0) -> int:
     """Read a whole number that is not below ``least``."""
     text = _read_text(value)
     if not _WHOLE_NUMBER.fullmatch(text) or int(text) < least:
-        raise BadRequest(f"{given(text)} is no such number.", f"Accepted: a whole number from {least}.")
+        raise BadRequest(f"{given(text)} is not a valid number.", f"Accepted: a whole number from {least}.")
     return int(text)
 
 
@@ -65,7 +65,9 @@ def read_number(value: object) -> float:
     """Read a number from 0."""
     text = _read_text(value)
     if not _NUMBER.fullmatch(text):
-        raise BadRequest(f"{given(text)} is no such number.", "Accepted: a number from 0, such as 2 or 0.5.")
+        raise BadRequest(
+            f"{given(text)} is not a valid number.", "Accepted: a number from 0, such as 2 or 0.5."
+        )
     return float(text)
 
 
@@ -82,7 +84,7 @@ def read_duration(value: object) -> float:
     text = _read_text(value)
     if not parse_duration(text):
         raise BadRequest(
-            f"{given(text)} is no time at all.", f"Leave it out for no limit. {_durations.ACCEPTED}"
+            f"{given(text)} is not longer than zero.", f"Leave it out for no limit. {_durations.ACCEPTED}"
         )
     return parse_duration(text)
 
@@ -120,7 +122,8 @@ def read_cores(value: object) -> float:
     number = read_number(value)
     if number < 0.001:
         raise BadRequest(
-            f"{given(value)} is no part of a CPU.", "Accepted: a number of cores, such as 2 or 0.5."
+            f"{given(value)} is not a valid number of CPU cores.",
+            "Accepted: a number of cores, such as 2 or 0.5.",
         )
     return number
 
@@ -133,7 +136,7 @@ def read_date(value: object) -> date:
             return date.fromisoformat(text)
     except ValueError:
         pass
-    raise BadRequest(f"{given(text)} is no date.", "Accepted: year-month-day, such as 2026-10-12.")
+    raise BadRequest(f"{given(text)} is not a date.", "Accepted: year-month-day, such as 2026-10-12.")
 
 
 def read_hours(value: object) -> WeeklyHours:
@@ -151,7 +154,7 @@ def read_zone(value: object) -> str:
         pass
     similar = nearest(text, (*available_timezones(), ""))
     raise BadRequest(
-        f"{given(text)} is no time zone that this machine knows.",
+        f"{given(text)} is not a time zone known to this machine.",
         f"Accepted: an IANA name, such as Europe/Berlin, America/New_York or UTC. {similar}".strip(),
     )
 

@@ -57,7 +57,7 @@ class Courses:
         if name in self.usable:
             return self.usable[name]
         raise NotAllowed(
-            self.refused.get(name) or f"There is no course file of a course {name[:64]!a}.",
+            self.refused.get(name) or f"No course file describes the course {name[:64]!a}.",
             "" if name in self.refused else "Ask your instructor for its name.",
         )
 

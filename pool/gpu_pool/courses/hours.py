@@ -82,13 +82,13 @@ def _day(name: str, whole: str) -> int:
     for day, full in enumerate(_FULL):
         if name.lower() in (full, full[:3]):
             return day
-    raise _refusal(whole, f"{given(name)} is no day; the days are {', '.join(DAYS)}")
+    raise _refusal(whole, f"{given(name)} is not a day; the days are {', '.join(DAYS)}")
 
 
 def _minutes(text: str, whole: str) -> int:
     hour, minute = map(int, text.split(":"))
     if minute > 59 or 60 * hour + minute > _DAY_MINUTES:
-        raise _refusal(whole, f"{text} is no time of day")
+        raise _refusal(whole, f"{text} is not a time of day")
     return 60 * hour + minute
 
 

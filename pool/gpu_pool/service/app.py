@@ -92,7 +92,7 @@ class ServeApp(ServeSettings, Program):
         """Serve until SIGTERM or SIGINT. Raises the pool's errors where it cannot begin."""
         if not sys.platform.startswith("linux"):
             raise NotAllowed(
-                "The service needs Linux, which tells it who is at the other end of its socket.",
+                "The service runs on Linux only: it needs the credentials of whoever connects to its socket.",
                 "Use the pool of one user: --pool embedded:",
             )
         check_processes_are_seen()
@@ -141,7 +141,7 @@ class ServeApp(ServeSettings, Program):
         heartbeats = Heartbeats(self.ttl, self.log)
         status = await pool.status()  # a store that cannot be opened is told now
         if self._is_new:  # said aloud: where the whole folder of another is lost, nothing else tells of it
-            self.log.info("There was no store: a new one was made, which knows of no leases")
+            self.log.info("There was no store; a new, empty one was made")
         await heartbeats.look(pool, (*status.leases, *status.queue), time.monotonic())
         changes = LeaseChanges(pool, self.log, heartbeats)
         options = self._options(pool, changes, heartbeats)
@@ -164,7 +164,7 @@ class ServeApp(ServeSettings, Program):
         looking.cancel()
 
     async def _give_last_answers(self, options: ApiOptions) -> None:
-        """Let nobody wait for news any more, and finish what is being answered."""
+        """Let nobody wait for changes any more, and finish what is being answered."""
         for stop in (options.changes.stop, *options.stops):
             stop()
         with suppress(asyncio.TimeoutError):

@@ -75,7 +75,7 @@ class AuthorizedPool:
         self._owners = Owners(pool)
         self._polls = ConcurrencyLimit(
             most_polls,
-            "You already wait for {most} leases at once, which is the most.",
+            "You already wait for {most} leases at once, which is the limit.",
             "Stop waiting for one of them first.",
         )
         #: Held while a user's history is read, which takes as long as dozens of decisions.
@@ -86,7 +86,9 @@ class AuthorizedPool:
     async def request(self, caller: Caller, wanted: bodies.RequestBody) -> Lease:
         """Ask for a slice in the caller's own name, whatever they say of themselves."""
         if not _KEY.fullmatch(wanted.key):
-            raise BadRequest("The key of a request is 1 to 128 printable ASCII characters without spaces.")
+            raise BadRequest(
+                "The key of a request must be 1 to 128 printable ASCII characters without spaces."
+            )
         request = parse_request(wanted.request)
         with self.decisions.making(caller, f"request {request}") as outcome:
             course = course_asked_for(caller, wanted.course, others=self._other_courses)
@@ -146,9 +148,11 @@ class AuthorizedPool:
         To services of the Hub's only that.
         """
         if caller.is_service and not anybody:
-            raise NotAllowed("A service of the JupyterHub has no slices.", "Ask with anybody=1.")
+            raise NotAllowed("A service of the JupyterHub cannot hold slices.", "Ask with anybody=1.")
         if anybody and not (caller.is_admin or caller.is_service):
-            raise NotAllowed("Only an administrator can ask in nobody's name.", "Ask for yourself.")
+            raise NotAllowed(
+                "Only an administrator can ask for a forecast without a user.", "Ask for yourself."
+            )
         request = parse_request(text)
         course = course_asked_for(caller, named, others=self._other_courses)
         holder = Holder("" if anybody else caller.user, course, process=caller.process)
@@ -165,7 +169,7 @@ class AuthorizedPool:
         return await self._pool.activity(lease_id)
 
     async def status(self, caller: Caller) -> PoolStatus:
-        """Return the devices, and of leases and line the caller's own, at their true places."""
+        """Return the devices, and of leases and queue the caller's own, at their true places."""
         found = await self._pool.status()
         if caller.is_service:
             return replace(found, leases=(), queue=())
@@ -181,8 +185,8 @@ class AuthorizedPool:
         """Return the positions in the queue of the caller's own leases; see ``Pool.positions``."""
         places = self._changes.positions(caller.user)
         if places is None:
-            line = (await self._pool.status()).queue
-            places = {each.id: each.position or 0 for each in line if each.holder.user == caller.user}
+            queue = (await self._pool.status()).queue
+            places = {each.id: each.position or 0 for each in queue if each.holder.user == caller.user}
         return places
 
     async def history(self, caller: Caller, since: float) -> list[EndedLease]:
@@ -274,17 +278,17 @@ class AuthorizedPool:
         await self._owners.check(caller, lease_id)
         return await self._pool.effect_of_taking(lease_id)
 
-    async def withdraw(self, caller: Caller, lease_id: str, words: str = "") -> None:
+    async def withdraw(self, caller: Caller, lease_id: str, message: str = "") -> None:
         """Take the slices of a lease of the caller's from its kernel, which lives on."""
         reason = await self._taken_as(caller, lease_id)
-        with self.decisions.making(caller, f"withdraw {lease_id}: {words[:200]!a}"):
-            await self._pool.withdraw(lease_id, words, reason)
+        with self.decisions.making(caller, f"withdraw {lease_id}: {message[:200]!a}"):
+            await self._pool.withdraw(lease_id, message, reason)
 
-    async def ask_back(self, caller: Caller, lease_id: str, words: str = "") -> None:
+    async def ask_back(self, caller: Caller, lease_id: str, message: str = "") -> None:
         """Let the slices of a lease of the caller's go as soon as its kernel is idle."""
         reason = await self._taken_as(caller, lease_id)
-        with self.decisions.making(caller, f"ask back {lease_id}: {words[:200]!a}"):
-            await self._pool.ask_back(lease_id, words, reason)
+        with self.decisions.making(caller, f"ask back {lease_id}: {message[:200]!a}"):
+            await self._pool.ask_back(lease_id, message, reason)
 
     async def _taken_as(self, caller: Caller, lease_id: str) -> EndReason:
         """Return how it is recorded that the caller takes a lease's slices back."""
@@ -294,12 +298,12 @@ class AuthorizedPool:
 
     # -- For administrators ------------------------------------------------
 
-    async def revoke(self, caller: Caller, lease_id: str, words: str) -> None:
+    async def revoke(self, caller: Caller, lease_id: str, message: str) -> None:
         """End anybody's lease, and say why. For administrators."""
         if not caller.is_admin:
             raise NotAllowed("Only an administrator can revoke a lease.", "Ask the administrator.")
-        with self.decisions.making(caller, f"revoke {lease_id}: {words[:200]!a}"):
-            await self._pool.revoke(lease_id, words)
+        with self.decisions.making(caller, f"revoke {lease_id}: {message[:200]!a}"):
+            await self._pool.revoke(lease_id, message)
 
     async def drain(self, caller: Caller, device: str, drained: bool) -> DeviceStatus:
         """Grant nothing more on a device, or grant again. For administrators."""
@@ -322,7 +326,7 @@ def _waits_no_more(lease: Lease | None) -> bool:
 
 
 def _differs(now: Lease, known: Lease) -> bool:
-    """Whether anything differs that :func:`wire.version` is made of."""
+    """Whether anything differs that :func:`bodies.version` is made of."""
     return replace(now, key=known.key, terms=known.terms) != known
 
 
@@ -336,7 +340,7 @@ class DecisionLog:
 
     @contextmanager
     def making(self, caller: Caller, what: str) -> Iterator[list[str]]:
-        """Log what is decided, or why not, and let those look who wait for news.
+        """Log what is decided, or why not, and wake those who wait.
 
         What is put into the list that this yields is logged as the outcome. Raises ``OverQuota``.
         """
@@ -349,8 +353,8 @@ class DecisionLog:
             outcome.append(type(error).__name__)
             raise
         finally:
-            words = what if what.isprintable() else ascii(what)
-            self._log.info("%s: %s: %s", _who(caller), words, *outcome or ("done",))
+            text = what if what.isprintable() else ascii(what)
+            self._log.info("%s: %s: %s", _who(caller), text, *outcome or ("done",))
             self._changes.decided(caller.user)
 
 
@@ -371,7 +375,7 @@ class Owners:
         self._users: dict[str, str] = {}
 
     async def check(self, caller: Caller, lease_id: str) -> None:
-        """Refuse another's lease in the words for one that never was, whose id nobody should guess."""
+        """Refuse another's lease with the message for one that never was, whose id nobody should guess."""
         if not caller.is_admin and not await self.owns(caller, lease_id):
             raise LeaseGone(f"There is no lease {lease_id[:64]!a} in this pool.", "Ask for a new slice.")
 

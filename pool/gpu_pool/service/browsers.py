@@ -13,7 +13,13 @@ from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.callers import Caller
 from gpu_pool.service.connections import admit, client_of
-from gpu_pool.service.handler import InFlightRequests, act_for, part_with_unknown, say_id, tell_refusal
+from gpu_pool.service.handler import (
+    InFlightRequests,
+    act_for,
+    audit_refusal,
+    set_request_id,
+    set_retry_and_close,
+)
 from gpu_pool.service.hub import HubIdentity, HubPlace, UnknownToken
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool_client import GpuPoolError
@@ -149,9 +155,9 @@ class BrowserPage(_Quiet):
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Show the error. Called by tornado."""
         error = kwargs["exc_info"][1] if "exc_info" in kwargs else None
-        say_id(self)
-        tell_refusal(self, error, self.pool.audit)
-        part_with_unknown(self, error)
+        set_request_id(self)
+        audit_refusal(self, error, self.pool.audit)
+        set_retry_and_close(self, error)
         if isinstance(error, GpuPoolError):
             problem = problem_of(error)
             status_code = problem.status

@@ -136,7 +136,7 @@ def namespaced_pids(pid: int) -> list[int]:
 
 @functools.lru_cache(maxsize=4096)
 def user_name(uid: int) -> str:
-    """Return the name of a user; for a uid without one that of its owner (``subordinate``), or ``uid-N``."""
+    """Return the name of a user; for a uid without one its :func:`subordinate_owner`, or ``uid-N``."""
     return account_name(uid) or subordinate_owner(uid) or f"uid-{uid}"
 
 
@@ -150,7 +150,7 @@ def account_name(uid: int) -> str | None:
 
 
 class PeerIdentity:
-    """Knows callers by the credentials of their connection (see ``server.PeerServer``).
+    """Knows callers by the credentials of their connection (see ``http_server.PeerServer``).
 
     ``named`` returns the user and the mark of the owner of a process.
     """
@@ -187,9 +187,9 @@ class PeerIdentity:
         """
         if peer.process is None:
             raise NotAllowed(
-                "The process that asks cannot be seen by the service of the pool: it has ended, "
+                "The pool's service cannot see the process that is asking: it has ended, "
                 "or the service runs in a container.",
-                "Run the service outside, where it sees all processes.",
+                "Run the service outside the container, where it sees all processes.",
             )
         if peer.contained and peer.uid in (0, self._own_uid):
             return Caller(f"uid-{peer.uid}", False, f"c{peer.uid}", peer.process, peer)
@@ -253,7 +253,9 @@ def verify_process(caller: Caller, claim: Process) -> Process:
     if caller.peer is None:  # nothing is known of it, so nothing is done to it
         return caller.process
     if claim.boot != boot_id():
-        raise BadRequest(f"Process {claim.pid} is not of this machine, or of its last start.", _REMEDY)
+        raise BadRequest(
+            f"Process {claim.pid} is not a process of this machine since it last started.", _REMEDY
+        )
     if claim == caller.process:
         found = claim
     elif claim.namespace == pid_namespace():
@@ -267,7 +269,7 @@ def verify_process(caller: Caller, claim: Process) -> Process:
 
 def _of_this_namespace(peer: Peer, claim: Process) -> Process:
     if peer.contained:
-        raise NotAllowed(f"Process {claim.pid} is outside of your container.", _REMEDY)
+        raise NotAllowed(f"Process {claim.pid} is outside your container.", _REMEDY)
     if not claim.is_alive():
         raise BadRequest(f"There is no process {claim.pid} that started when you say; it has ended.", _REMEDY)
     return claim

@@ -84,17 +84,17 @@ class RareWarnings:
         #: When each was said, and how often it was left unsaid since.
         self._said: dict[str, tuple[float, int]] = {}
 
-    def say(self, words: str) -> None:
+    def say(self, text: str) -> None:
         """Log it, unless it was said a short while ago."""
         now = self._clock()
-        at, unsaid = self._said.get(words, (now - _SAY_EVERY, 0))
+        at, unsaid = self._said.get(text, (now - _SAY_EVERY, 0))
         if now - at < _SAY_EVERY:
-            self._said[words] = at, unsaid + 1
+            self._said[text] = at, unsaid + 1
             return
         if len(self._said) >= _MOST_SAID:
             self._said.clear()
-        self._said[words] = now, 0
-        self._log.warning("%s%s", words, f" ({unsaid} times since this was said)" if unsaid else "")
+        self._said[text] = now, 0
+        self._log.warning("%s%s", text, f" ({unsaid} times since this was said)" if unsaid else "")
 
 
 class Connections:
@@ -281,7 +281,7 @@ def admit(request: HTTPServerRequest, caller: Caller) -> None:
     owner = among.person(f"user {caller.user}", caller.user, is_admin=caller.is_admin)
     if not among.assign(connection, owner):
         raise OverQuota(
-            f"You have {owner.most} connections to the pool already, which is the most.",
+            f"You have {owner.most} connections to the pool already, which is the limit.",
             "Close some of them, or wait until what they wait for is there.",
         )
     if not among.is_allowed(owner):

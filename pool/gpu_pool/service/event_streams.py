@@ -129,7 +129,7 @@ class _SnapshotByUser:
                 self._of.setdefault(lease.holder.user, ([], []))[place].append(lease)
 
     def view(self, caller: Caller) -> tuple[str, bytes]:
-        """Return the JSON of ``wire.Status``, and its tag."""
+        """Return the JSON of ``bodies.StatusBody``, and its tag."""
         status = self.snapshot.status
         of_all = status.leases, status.queue
         leases, queue = of_all if caller.is_admin else self._of.get(caller.user, ((), ()))

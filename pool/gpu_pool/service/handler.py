@@ -27,10 +27,10 @@ from gpu_pool_client.remote.problems import PROBLEM_TYPE, problem_of
 
 M = TypeVar("M", bound=bodies.Body)
 
-_UNKNOWN: Final = GpuPoolError("The pool met an error that it does not know.", "Its log says more.")
+_UNKNOWN: Final = GpuPoolError("Internal error in the pool.", "The service's log has the details.")
 
 
-def part_with_unknown(handler: RequestHandler, error: object) -> None:
+def set_retry_and_close(handler: RequestHandler, error: object) -> None:
     """Say when to try again what passes by itself, and end the connection of those who are not known.
 
     They may come again; but whoever sends made-up tokens is not to hold connections by it.
@@ -109,7 +109,7 @@ class Handler(RequestHandler):
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False, include_context=False)[0]
             where = ".".join(map(str, found["loc"])) or "the body"
-            raise BadRequest(f"What was sent is not understood: {where}: {found['msg']}.") from None
+            raise BadRequest(f"The request body is not valid: {where}: {found['msg']}.") from None
 
     def number(self, name: str, default: float = 0.0) -> float:
         """Return a number of the query. Raises ``BadRequest`` if it is none."""
@@ -148,11 +148,13 @@ class Handler(RequestHandler):
         """Write the problem document of whatever went wrong. Called by tornado."""
         error = kwargs["exc_info"][1] if "exc_info" in kwargs else None
         if isinstance(error, HTTPError):
-            error = BadRequest("The service of the pool answers nothing of that kind.")
-        say_id(self)
-        tell_refusal(self, error, self.pool.audit)
+            error = BadRequest(
+                "The pool's service has no such address, or does not accept this method there."
+            )
+        set_request_id(self)
+        audit_refusal(self, error, self.pool.audit)
         problem = problem_of(error if isinstance(error, GpuPoolError) else _UNKNOWN)
-        part_with_unknown(self, error)
+        set_retry_and_close(self, error)
         if isinstance(error, UnknownToken):
             problem.status = HTTPStatus.UNAUTHORIZED
             self.set_header("WWW-Authenticate", "Bearer")
@@ -182,10 +184,10 @@ REQUEST_ID: Final = "X-Request-Id"
 def act_for(handler: RequestHandler, caller: Caller) -> None:
     """Let what the rest of the request does be done for its caller, and say its id in the answer."""
     act(actor_of(caller))
-    say_id(handler)
+    set_request_id(handler)
 
 
-def say_id(handler: RequestHandler) -> None:
+def set_request_id(handler: RequestHandler) -> None:
     """Say the request's id in the answer. tornado forgets it with all headers when there is an error."""
     actor = asks()
     if actor is not None:
@@ -199,7 +201,7 @@ def actor_of(caller: Caller) -> Actor:
     return Actor(caller.user, "token" if caller.server is None else "server", server=caller.server)
 
 
-def tell_refusal(handler: RequestHandler, error: object, log: AuditLog | None) -> None:
+def audit_refusal(handler: RequestHandler, error: object, log: AuditLog | None) -> None:
     """Write down that somebody who is known was refused to change something.
 
     Where the pool has said so itself, with the lease in question, nothing more is written.

@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 
 class Polling(Handler):
-    """Handlers that may wait for news, for as long as their client does."""
+    """Handlers that may wait for a change, for as long as their client does."""
 
     _poll: asyncio.Future[Any] | None = None
 
-    async def poll(self, news: Awaitable[T]) -> T:
-        """Wait for news, and no longer than the client stays."""
-        poll = asyncio.ensure_future(news)
+    async def poll(self, answer: Awaitable[T]) -> T:
+        """Wait for an answer, and no longer than the client stays."""
+        poll = asyncio.ensure_future(answer)
         self._poll, began = poll, time.monotonic()
         try:
             found = await poll
@@ -46,8 +46,8 @@ class Polling(Handler):
         if self._poll is not None:
             self._poll.cancel()
 
-    def nothing_new(self, status: HTTPStatus) -> None:
-        """Say that there is no news yet: ask again."""
+    def unchanged(self, status: HTTPStatus) -> None:
+        """Say that nothing has changed yet: ask again."""
         self.set_status(status)
         self.finish()
 
@@ -72,7 +72,7 @@ class HealthHandler(Handler):
         """Say whether the pool works: its store can be read and written."""
         problem = await self.pool.health.problem()
         if problem is not None:
-            raise problem if self._is_known else PoolUnreachable("The pool does not work.")
+            raise problem if self._is_known else PoolUnreachable("The pool is not working.")
         await self.answer(b'{"status":"ok"}')
 
 
@@ -186,7 +186,7 @@ class WaitHandler(Polling):
         seconds = self.seconds if last else spread(self.seconds)
         lease = await self.poll(self.pool.wait(self.caller, lease_id, seconds, last))
         if lease is None:
-            self.nothing_new(HTTPStatus.NO_CONTENT)
+            self.unchanged(HTTPStatus.NO_CONTENT)
         else:
             await self.answer_lease(lease)
 
@@ -198,11 +198,11 @@ class WatchHandler(Polling):
     """
 
     async def get(self, lease_id: str) -> None:
-        """Wait for news of the lease; 304 if there is none when the time is up: ask again."""
+        """Wait for a change of the lease; 304 if there is none when the time is up: ask again."""
         seen = self.get_query_argument("seen", "")
         lease = await self.poll(self.pool.watch(self.caller, lease_id, spread(self.seconds), seen))
         if lease is None:
-            self.nothing_new(HTTPStatus.NOT_MODIFIED)
+            self.unchanged(HTTPStatus.NOT_MODIFIED)
         else:
             self.set_header("ETag", f'"{bodies.version(lease)}"')
             await self.answer_lease(lease)
@@ -269,16 +269,16 @@ class PodHandler(Polling):
 
 
 class StatusHandler(Handler):
-    """Devices, leases and line."""
+    """Devices, leases and queue."""
 
     is_for_services = True
 
     async def get(self) -> None:
-        """Return the devices, and the leases and the line that the caller may see."""
+        """Return the devices, and the leases and the queue that the caller may see."""
         found = await self.pool.status(self.caller)
-        leases, line = (tuple(map(without_remote_processes, each)) for each in (found.leases, found.queue))
+        leases, queue = (tuple(map(without_remote_processes, each)) for each in (found.leases, found.queue))
         status = bodies.StatusBody.model_construct(
-            devices=found.devices, leases=leases, queue=line, note=found.note
+            devices=found.devices, leases=leases, queue=queue, note=found.note
         )
         await self.answer(bodies.STATUS.dump_json(status))
 

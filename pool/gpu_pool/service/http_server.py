@@ -302,7 +302,7 @@ def _clear(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink()
             return
-        except BlockingIOError:  # so many want to be served that there is no more room
+        except BlockingIOError:  # so many wait to be served that its backlog is full
             raise PoolUnreachable(f"{path} is already served, by a process that is very busy.") from None
         # For the one that connects these are the credentials of the one that listens.
         process = peer_of(probe).process

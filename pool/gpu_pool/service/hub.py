@@ -142,7 +142,7 @@ class HubIdentity:
         """Return who makes this request, by its ``Authorization`` header alone."""
         given = _TOKEN.fullmatch(request.headers.get("Authorization", "").strip())
         if given is None:
-            raise UnknownToken("The pool does not know who asks: the request has no token.", _REMEDY)
+            raise UnknownToken("The request has no token, so the pool cannot tell who is asking.", _REMEDY)
         client = request.headers.get(bodies.CLIENT_HEADER, "")
         known = client if _CLIENT.fullmatch(client) else ""
         return await self.caller(
@@ -278,7 +278,9 @@ def _unknown() -> UnknownToken:
 
 
 def _unreachable() -> HubUnreachable:
-    return HubUnreachable("The JupyterHub does not say who asks.", "Try again in a moment.")
+    return HubUnreachable(
+        "The JupyterHub did not answer, so the pool cannot tell who is asking.", "Try again in a moment."
+    )
 
 
 def _service_of(user: HubUser, client: str, boot: str, is_for_services: bool) -> Caller:

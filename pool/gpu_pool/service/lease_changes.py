@@ -1,4 +1,4 @@
-"""Wakes those who wait for news of a lease.
+"""Wakes those who wait for a change of a lease.
 
 Every waiter of an embedded pool looks at the store ten times a second. Here
 one task looks for all of them: as soon as something was decided here, and once
@@ -27,13 +27,13 @@ _LOOK_EVERY: Final = 1.0
 #: Never for longer than this, also where a look has stood still with its machine.
 _LEAST_REST, _REST_TIMES, _MOST_REST = 0.02, 9.0, 2.0
 
-#: Says whether a lease as it is now (None: it has ended) is news to a waiter.
-IsNews: TypeAlias = Callable[[Lease | None], bool]
-_Waiter: TypeAlias = tuple[IsNews, asyncio.Future[bool]]
+#: Says whether a lease as it is now (None: it has ended) is what a waiter waits for.
+IsChange: TypeAlias = Callable[[Lease | None], bool]
+_Waiter: TypeAlias = tuple[IsChange, asyncio.Future[bool]]
 
 
 class LeaseChanges:
-    """Who waits for news of which lease. Used in one event loop."""
+    """Who waits for a change of which lease. Used in one event loop."""
 
     def __init__(self, pool: ServedPool, log: logging.Logger, heartbeats: Heartbeats) -> None:
         self._pool = pool
@@ -46,7 +46,7 @@ class LeaseChanges:
         self._decided = asyncio.Event()
         self._seen: object = None
         #: Who waited when the leases were last looked at, by user; and when that was.
-        self._in_line: dict[str, dict[str, int]] = {}
+        self._positions: dict[str, dict[str, int]] = {}
         self._known_to_wait: frozenset[str] = frozenset()
         #: Users who had slices when it was last looked successfully.
         self._holders: frozenset[str] = frozenset()
@@ -72,7 +72,7 @@ class LeaseChanges:
         """
         if self._decided_at.get(user, -math.inf) >= self._looked:
             return None
-        return self._in_line.get(user, {})
+        return self._positions.get(user, {})
 
     def decided(self, user: str = "") -> None:
         """Say that something was decided for a user, of whatever lease: positions depend on many."""
@@ -80,19 +80,19 @@ class LeaseChanges:
         if self._waiters or self._watchers or self._known_to_wait:
             self._decided.set()
 
-    async def wait(self, lease_id: str, is_news: IsNews, seconds: float) -> bool:
-        """Return True when a look finds news of the lease.
+    async def wait(self, lease_id: str, is_change: IsChange, seconds: float) -> bool:
+        """Return True when a look finds a change of the lease.
 
         False after so many seconds, or when the service stops: nobody has seen any.
         """
         if self._stopped or seconds <= 0:
             return False
-        news: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        alarm = news.get_loop().call_later(seconds, _wake, news)
-        waiter = is_news, news
+        woken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        alarm = woken.get_loop().call_later(seconds, _wake, woken)
+        waiter = is_change, woken
         self._waiters.setdefault(lease_id, set()).add(waiter)
         try:
-            return await news
+            return await woken
         finally:
             alarm.cancel()
             self._forget(lease_id, waiter)
@@ -101,20 +101,20 @@ class LeaseChanges:
         """Return after the next look that finds any lease or device changed; else like :meth:`wait`."""
         if self._stopped or seconds <= 0:
             return
-        news: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        alarm = news.get_loop().call_later(seconds, _wake, news)
-        self._watchers.add(news)
+        woken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        alarm = woken.get_loop().call_later(seconds, _wake, woken)
+        self._watchers.add(woken)
         try:
-            await news
+            await woken
         finally:
             alarm.cancel()
-            self._watchers.discard(news)
+            self._watchers.discard(woken)
 
     def stop(self) -> None:
         """Let nobody wait any more."""
         self._stopped = True
-        for news in (*self._watchers, *(news for _, news in self._all())):
-            _wake(news)
+        for woken in (*self._watchers, *(woken for _, woken in self._all())):
+            _wake(woken)
 
     async def run(self) -> None:
         """Look and wake for as long as the service runs."""
@@ -139,7 +139,7 @@ class LeaseChanges:
             self._noted = status.note
             self.healthy = True
             self._remember(status, began)
-            self._tell(status)
+            self._wake_waiters(status)
             await asyncio.sleep(_rest(time.monotonic() - began))
 
     def _failed(self) -> None:
@@ -147,29 +147,29 @@ class LeaseChanges:
         self._known_to_wait, self._looked = frozenset(), -math.inf
 
     def _remember(self, status: PoolStatus, began: float) -> None:
-        self._looked, self._in_line = began, {}
+        self._looked, self._positions = began, {}
         self._holders = frozenset(lease.holder.user for lease in status.leases)
         for lease in status.queue:
-            self._in_line.setdefault(lease.holder.user, {})[lease.id] = lease.position or 0
+            self._positions.setdefault(lease.holder.user, {})[lease.id] = lease.position or 0
         self._known_to_wait = frozenset(lease.id for lease in status.queue)
         self._decided_at = {user: at for user, at in self._decided_at.items() if at >= began}
 
-    def _tell(self, status: PoolStatus) -> None:
+    def _wake_waiters(self, status: PoolStatus) -> None:
         if self._watchers:
-            self._tell_watchers(status)
+            self._wake_watchers(status)
         now = {lease.id: lease for lease in (*status.leases, *status.queue)}
         for lease_id, waiters in self._waiters.items():
-            for is_news, news in waiters:
-                if is_news(now.get(lease_id)):
-                    _wake(news, found=True)
+            for is_change, woken in waiters:
+                if is_change(now.get(lease_id)):
+                    _wake(woken, found=True)
 
-    def _tell_watchers(self, status: PoolStatus) -> None:
+    def _wake_watchers(self, status: PoolStatus) -> None:
         leases = [without_end_time(lease) for lease in (*status.leases, *status.queue)]
         seen = status.devices, leases
         if seen != self._seen:
             self._seen = seen
-            for news in self._watchers:
-                _wake(news)
+            for woken in self._watchers:
+                _wake(woken)
 
     def _all(self) -> list[_Waiter]:
         return [waiter for waiters in self._waiters.values() for waiter in waiters]
@@ -191,6 +191,6 @@ def _rest(took: float) -> float:
     return min(max(_LEAST_REST, _REST_TIMES * took), _MOST_REST)
 
 
-def _wake(news: asyncio.Future[bool], *, found: bool = False) -> None:
-    if not news.done():
-        news.set_result(found)
+def _wake(woken: asyncio.Future[bool], *, found: bool = False) -> None:
+    if not woken.done():
+        woken.set_result(found)

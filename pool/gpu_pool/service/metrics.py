@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MIB: Final = 1024 * 1024
 _LABELS: Final = ("device", "index")
-#: What the store knows: in which words, and how much it is.
+#: What the store knows: its description, and how much it is.
 _GRANTED: Final[Mapping[str, tuple[str, Callable[[DeviceStatus], float]]]] = {
     "memory_bytes": ("Memory of the device.", lambda each: each.device.memory_mib * _MIB),
     "memory_held_bytes": ("Memory that is granted.", lambda each: each.held_memory_mib * _MIB),
@@ -56,8 +56,8 @@ def device_numbers(
     for each in statuses:
         described.add_metric([*_names(each), each.device.model, str(each.device.simulated).lower()], 1)
     yield described
-    for name, (words, value_of) in _GRANTED.items():
-        family = GaugeMetricFamily(f"gpu_pool_device_{name}", words, labels=_LABELS)
+    for name, (description, value_of) in _GRANTED.items():
+        family = GaugeMetricFamily(f"gpu_pool_device_{name}", description, labels=_LABELS)
         for each in statuses:
             family.add_metric(_names(each), value_of(each))
         yield family
@@ -74,8 +74,8 @@ def _done(read: Iterable[tuple[list[str], Reading | None]]) -> Iterable[Metric]:
         "gpu_pool_device_answers", "1 if the driver can read the device, 0 if not.", labels=_LABELS
     )
     families = {
-        name: GaugeMetricFamily(f"gpu_pool_device_{name}", words, labels=_LABELS)
-        for name, (words, _) in _DONE.items()
+        name: GaugeMetricFamily(f"gpu_pool_device_{name}", description, labels=_LABELS)
+        for name, (description, _) in _DONE.items()
     }
     for names, reading in read:
         answers.add_metric(names, reading is not None)
@@ -94,7 +94,7 @@ def _names(status: DeviceStatus) -> list[str]:
 #: What courses are called that nobody has configured, and leases of none.
 OTHER: Final = "other"
 NONE: Final = "none"
-#: Seconds: most grants are made at once, and a line may last for hours.
+#: Seconds: most grants are made at once, and a queue may last for hours.
 _WAITS: Final = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 1_800, 3_600, 7_200, 14_400)
 
 
@@ -232,11 +232,11 @@ class _Audited:
         """Yield the counters. Called by the library."""
         from prometheus_client.core import CounterMetricFamily
 
-        for name, words, value in (
+        for name, description, value in (
             ("gpu_pool_audit_lines", "Lines that were written to the audit log.", self._written),
             ("gpu_pool_audit_lines_lost", "Lines that could not be written to it.", self._lost),
         ):
-            yield CounterMetricFamily(name, words, value=value)
+            yield CounterMetricFamily(name, description, value=value)
 
 
 class _Now:

@@ -43,7 +43,7 @@ class ServeSettings(Configurable):
     first_request_within = Seconds(
         10.0, min=0.1, help="Seconds after which a connection ends on which no request has come."
     ).tag(config=True)
-    max_waits = Integer(512, min=1, help="Questions of one user that wait for news at once.").tag(config=True)
+    max_waits = Integer(512, min=1, help="Requests of one user that may wait at once.").tag(config=True)
     max_decisions = Integer(
         600,
         min=1,

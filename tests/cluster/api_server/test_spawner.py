@@ -276,7 +276,7 @@ async def test_the_page_says_what_a_server_waits_for(cluster: Cluster, hub: Kube
         pytest.skip("images come and go by the test's own nodes only")
     cluster.agent.images["example.org/large:1"] = "missing"
     words = await told(hub, "ada", {"course": "fetched"})
-    assert "A place for your server is found." in words
+    assert "A machine for your server was found." in words
     assert "The course's software is being fetched. The first time this takes some minutes." in words
     assert "The course's software cannot be fetched." in words[-1]
     assert not any("example.org" in each for each in words)

@@ -122,7 +122,7 @@ def test_a_file_with_another_ending_is_a_problem_and_no_course(files: CourseFile
 
 def test_a_course_that_nobody_described_is_no_other_course(files: CourseFiles) -> None:
     courses = files.folder.look()
-    with pytest.raises(NotAllowed, match="no course file of a course 'cs101'"):
+    with pytest.raises(NotAllowed, match="No course file describes the course 'cs101'"):
         courses.course("cs101")
     with pytest.raises(NotAllowed, match="This pool has no course 'cs101'"):
         courses.sharing(Sharing()).course("cs101")

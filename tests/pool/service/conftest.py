@@ -1,43 +1,23 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from gpu_pool_client import Pool, connect
 from support.fixtures import jupyter_env, manager
 from support.hub import Hub, HubService, hub, serving_hub
 from support.jupyter_env import JupyterEnv
-from support.service import Nursery, Service, children, serving
+from support.service import Nursery, Service, children, open_folder, pool, service
 from support.users import Users
 
-__all__ = ["children", "hub", "jupyter_env", "manager"]
+__all__ = ["children", "hub", "jupyter_env", "manager", "open_folder", "pool", "service"]
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """Return a folder that other users can come through, unlike those of pytest."""
-    made = Path(tempfile.mkdtemp(prefix="gpu-pool-test-"))
-    made.chmod(0o755)
-    yield made
-    shutil.rmtree(made)
-
-
-@pytest.fixture
-async def service(children: Nursery, folder: Path) -> AsyncIterator[Service]:
-    """Serve every user of the machine."""
-    async with serving(children, folder / "pool", "", "--mode=0666") as service:
-        yield service
-
-
-@pytest.fixture
-async def pool(service: Service) -> AsyncIterator[Pool]:
-    async with connect(service.url) as pool:
-        yield pool
+def folder(open_folder: Path) -> Path:
+    return open_folder
 
 
 @pytest.fixture

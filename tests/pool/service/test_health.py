@@ -78,7 +78,7 @@ async def test_who_is_not_known_learns_no_more_than_that(behind_hub: HubService,
     await until_status(behind_hub.service, 503)
     for token in (None, "of-nobody"):
         status, problem = await behind_hub.ask(token, "GET", "/health")
-        assert (status, problem["message"]) == (503, "The pool does not work.")
+        assert (status, problem["message"]) == (503, "The pool is not working.")
         assert "store" not in json.dumps(problem)
     status, problem = await behind_hub.ask(await hub.token("ada"), "GET", "/health")
     assert (status, "was removed" in problem["message"]) == (503, True)

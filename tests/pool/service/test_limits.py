@@ -192,7 +192,7 @@ async def test_an_unforeseen_error_tells_nothing_of_the_inside(service: Service,
     assert (status, problem["code"]) == (500, "error")
     assert "JSON" not in json.dumps(problem)
     assert "JSONDecodeError" in service.log
-    with pytest.raises(GpuPoolError, match="error that it does not know"):
+    with pytest.raises(GpuPoolError, match="Internal error in the pool"):
         await pool.status()
 
 

@@ -97,13 +97,13 @@ def course_view(name: str, course: CourseFile, status: PoolStatus, now: datetime
         ),
         any_up_to=str(course.any_up_to) if course.any_up_to else "",
         instructors=", ".join(course.instructors),
-        per_user=tuple(limit_words(course.per_user)),
+        per_user=tuple(limit_texts(course.per_user)),
         held=f"{count(len(held), 'slice')}, {gpus(milli)}" if held else "nothing",
         waiting=count(waiting, "request") if waiting else "nobody",
     )
 
 
-def limit_words(limits: CourseLimits) -> Iterable[str]:
+def limit_texts(limits: CourseLimits) -> Iterable[str]:
     """Yield what some limits allow, one after the other."""
     if limits.slices is not None:
         yield f"{count(limits.slices, 'slice')} at once"
@@ -125,8 +125,8 @@ def settings(course: CourseFile) -> tuple[Setting, ...]:
         "instructors": ", ".join(course.instructors) or "nobody",
         "slices": "; ".join(f"{each.name}: {each.request}" for each in course.slices),
         "any_up_to": str(course.any_up_to or "only what is offered"),
-        "per_user": "; ".join(limit_words(course.per_user)) or "no limit",
-        "quota": "; ".join(limit_words(course.quota)) or "no limit",
+        "per_user": "; ".join(limit_texts(course.per_user)) or "no limit",
+        "quota": "; ".join(limit_texts(course.quota)) or "no limit",
         "weight": f"{course.weight:g}",
         "priority": str(course.priority),
         "longest_lease": _duration(course.longest_lease),

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Final
 
 from gpu_pool.courses import BadCourseFile, FileProblem
-from gpu_pool.courses.arithmetic import SliceFigures, at_once_words, rush_words, slice_notes
+from gpu_pool.courses.arithmetic import SliceFigures, at_once_text, rush_text, slice_notes
 from gpu_pool.courses.editing import RESERVED, difference, how_much
 from gpu_pool.courses.reading import MOST_BYTES
 from gpu_pool.policy.sharing import CourseVersion
@@ -27,7 +27,7 @@ from gpu_pool.service.course_editor import (
 )
 from gpu_pool.service.dashboard.labels import PageTime, memory, moment
 from gpu_pool.service.dashboard.live_pages import DashboardPage
-from gpu_pool.service.handler import tell_refusal
+from gpu_pool.service.handler import audit_refusal
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, parse_duration
 from gpu_pool_client.remote import problems as documents
 
@@ -98,7 +98,7 @@ class EditPage(DashboardPage):
             await (self._save if wants_save else self._check)(name, form)
         except GpuPoolError as error:
             if wants_save:
-                tell_refusal(self, error, self.pool.audit)
+                audit_refusal(self, error, self.pool.audit)
             now = self._refuse(error, form, now, wants_save=wants_save)
         if not self._finished:
             await self._show(now, form)
@@ -192,7 +192,9 @@ def _read_class(form: _Form) -> ClassSize | None:
         return None
     is_number = form.students.isascii() and form.students.isdecimal()
     if not (is_number and 1 <= int(form.students) <= MOST_STUDENTS):
-        raise BadRequest(f"{form.students!a} is no number of students.", f"Accepted: 1 to {MOST_STUDENTS}.")
+        raise BadRequest(
+            f"{form.students!a} is not a valid number of students.", f"Accepted: 1 to {MOST_STUDENTS}."
+        )
     return ClassSize(int(form.students), parse_duration(form.stay or "1h"))
 
 
@@ -253,7 +255,7 @@ def slice_sums(checked: CheckedCourseFile) -> Sums | None:
     return Sums(
         rows=tuple(row for each in checked.slices for row in _fit_rows(each)),
         notes=tuple(note for each in checked.slices for note in slice_notes(each)),
-        rush=rush_words(checked.rush, checked.course) if checked.rush else "",
+        rush=rush_text(checked.rush, checked.course) if checked.rush else "",
     )
 
 
@@ -264,7 +266,7 @@ def _fit_rows(each: SliceFigures) -> Iterator[FitRow]:
             request=each.request,
             gpu=f"{fit.gpus} x {fit.gpu}",
             each=str(fit.each) if fit.each else "none",
-            at_once=at_once_words(each),
+            at_once=at_once_text(each),
             memory=memory(fit.memory_mib),
             left=memory(fit.left_mib) if fit.left_mib > 0 else "nothing",
         )

@@ -47,7 +47,7 @@ _REASONS: Final = {
     EndReason.PROCESS_GONE: "its kernel or command ended",
     EndReason.NEVER_ATTACHED: "granted, and never used",
     EndReason.NOT_READY: "its kernel did not start",
-    EndReason.EXPIRED: "its server was not heard of any more",
+    EndReason.EXPIRED: "its server stopped responding",
     EndReason.REVOKED: "taken back by an administrator",
     EndReason.DEVICE_LOST: "its GPU is gone",
     EndReason.TAKEN: "taken away by the cluster",
@@ -77,7 +77,7 @@ def moment(at: float) -> PageTime:
     return PageTime(f"{utc:%Y-%m-%dT%H:%M:%SZ}", f"{utc:%Y-%m-%d %H:%M} UTC")
 
 
-def reason_words(reason: str) -> str:
+def reason_text(reason: str) -> str:
     """Say why a lease ended; the word itself where it is not known."""
     try:
         return _REASONS[EndReason(reason)]
@@ -85,14 +85,14 @@ def reason_words(reason: str) -> str:
         return reason
 
 
-def state_words(lease: Lease) -> str:
+def state_text(lease: Lease) -> str:
     """Say where a lease is in its life."""
     if lease.state is LeaseState.WAITING:
         return "next in the queue" if lease.position == 1 else f"position {lease.position} in the queue"
     return "in the cluster's queue" if lease.is_queued else _STATES[lease.state]
 
 
-def notice_words(lease: Lease) -> str:
+def notice_text(lease: Lease) -> str:
     """Say what its user should know of a lease: who asks for its slices, or has taken them, or a warning."""
     if lease.asked_back is None:
         return lease.notice
@@ -105,7 +105,7 @@ def notice_words(lease: Lease) -> str:
     return f"{who}; the kernel lives on and asks for it again at its next cell.{words}"
 
 
-def where_words(lease: Lease) -> str:
+def where_text(lease: Lease) -> str:
     """Name the GPUs that a lease has, and whether they are simulated; empty if it has none."""
     indexes = sorted(part.device.index for part in lease.slices)
     if not indexes:
@@ -114,7 +114,7 @@ def where_words(lease: Lease) -> str:
     return f"{gpus} (simulated)" if lease.simulated else gpus
 
 
-def size_words(lease: Lease) -> str:
+def size_text(lease: Lease) -> str:
     """Say how much a lease asks for, or has."""
     if not lease.slices:
         return str(lease.request)

@@ -129,17 +129,17 @@ class GiveBack(_TakeBack):
 
 
 class Revoke(_TakeBack):
-    """Take back anybody's slice, in words that its user reads."""
+    """Take back anybody's slice, with a reason that its user reads."""
 
     kept, ended, asked, page = "revoked-kept", "revoked", "asked-back", "admin"
 
     async def post(self, lease_id: str) -> None:
         """Take it back, now or when its kernel is idle."""
         self.require_admin()
-        words = self.get_body_argument("why", "").strip()
-        if not words:
+        message = self.get_body_argument("why", "").strip()
+        if not message:
             raise BadRequest("There is no reason.", "Write one: the student reads it.")
-        await self.take_back(lease_id, words)
+        await self.take_back(lease_id, message)
 
     async def end(self, lease_id: str, why: str) -> None:
         """End it."""

@@ -34,7 +34,7 @@ SAID: Final = {
 
 
 class PoolPage(LivePage):
-    """The GPUs, the line, and one's own leases."""
+    """The GPUs, the queue, and one's own leases."""
 
     template = "pool.html"
     #: Why own leases wait, by lease and place: asked anew only when a place has changed.
@@ -44,7 +44,7 @@ class PoolPage(LivePage):
     _taken_beside: frozenset[str] | None = None
 
     async def parts(self, data: PageData, *where: str, token: str = "") -> Parts:  # noqa: ARG002 - one pool
-        """Return GPUs, own leases and line."""
+        """Return GPUs, own leases and queue."""
         viewer, status = self.viewer, data.snapshot.status
         outlooks = await self._explain(status)
         mine = pool_view.lease_rows(status, data.marks, viewer.owns, outlooks)
@@ -100,7 +100,7 @@ class AdminPage(LivePage):
     template = "admin.html"
 
     async def parts(self, data: PageData, *where: str, token: str = "") -> Parts:  # noqa: ARG002 - one pool
-        """Return GPUs, leases, line and quotas."""
+        """Return GPUs, leases, queue and quotas."""
         self.require_admin()
         status = data.snapshot.status
         bars = pool_view.device_bars(status, data.marks)

@@ -18,10 +18,10 @@ from gpu_pool.service.dashboard.labels import (
     gpus,
     memory,
     moment,
-    notice_words,
-    size_words,
-    state_words,
-    where_words,
+    notice_text,
+    size_text,
+    state_text,
+    where_text,
 )
 from gpu_pool_client import (
     DeviceStatus,
@@ -247,7 +247,7 @@ def lease_rows(
     is_wanted: Callable[[Lease], bool],
     outlooks: Mapping[str, Outlook] | None = None,
 ) -> tuple[LeaseRow, ...]:
-    """Return the wanted leases: those held and parked, oldest first, then the line in its order."""
+    """Return the wanted leases: those held and parked, oldest first, then the queue in its order."""
     known = outlooks or {}
     every = (*status.leases, *status.queue)
     return tuple(_row(lease, marks, known.get(lease.id)) for lease in every if is_wanted(lease))
@@ -262,14 +262,14 @@ def _row(lease: Lease, marks: Mapping[str, Mark], outlook: Outlook | None) -> Le
         course=course,
         mark=marks[course],
         purpose=lease.holder.kernel or "",
-        size=size_words(lease),
-        where=where_words(lease),
-        state=state_words(lease),
+        size=size_text(lease),
+        where=where_text(lease),
+        state=state_text(lease),
         is_waiting=lease.state is LeaseState.WAITING,
         since=moment(lease.held_at if is_held and lease.held_at else lease.requested_at),
         ends=moment(lease.terms.ends_at) if lease.terms.ends_at else None,
         limits=lease.describe_limits() if is_held else "",
-        notice=notice_words(lease),
+        notice=notice_text(lease),
         failure=lease.failure,
         outlook=" ".join(filter(None, (f"{outlook.expected}." if outlook.expected else "", outlook.why)))
         if outlook
@@ -291,9 +291,9 @@ def describe_changes(before: PoolStatus, now: PoolStatus, viewer: Viewer, ends: 
     for lease_id, lease in new.items():
         known = old.get(lease_id)
         if known is None or (known.state, known.position) != (lease.state, lease.position):
-            where = where_words(lease)
+            where = where_text(lease)
             said.append(
-                f"Your slice of {lease.request}: {state_words(lease)}{f' on {where}' if where else ''}."
+                f"Your slice of {lease.request}: {state_text(lease)}{f' on {where}' if where else ''}."
             )
         elif lease.notice and lease.notice != known.notice:
             said.append(lease.notice)

@@ -263,7 +263,7 @@ class TestHistory:
         assert [row.id for row in history_view.taken_away(rows, ADA)] == ["2-b"]
 
     def test_every_reason_has_words(self) -> None:
-        assert [each for each in EndReason if labels.reason_words(each.value) == each.value] == []
+        assert [each for each in EndReason if labels.reason_text(each.value) == each.value] == []
 
 
 class TestCourses:
