@@ -54,7 +54,7 @@ from gpu_pool_client import (
     Process,
     SliceRequest,
 )
-from gpu_pool_client.durations import format_duration
+from gpu_pool_client._durations import format_duration
 from gpu_pool_client.remote import bodies
 
 #: What devices are seen from, in the store: whichever pod the service runs in, it is the same cluster.

@@ -19,7 +19,7 @@ import pynvml
 from gpu_pool.devices.inventory import Inventory, context_mib
 from gpu_pool.devices.problems import card_problem, library_problem, no_gpu_problem, no_instance_problem
 from gpu_pool_client import WHOLE, Device
-from gpu_pool_client.values import CONTEXT_MIB
+from gpu_pool_client._values import CONTEXT_MIB
 
 _T = TypeVar("_T")
 

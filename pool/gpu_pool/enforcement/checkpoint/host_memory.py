@@ -10,7 +10,7 @@ from typing import Final
 
 import psutil
 
-from gpu_pool_client import procfs
+from gpu_pool_client import _procfs as procfs
 
 _MIB: Final = 1 << 20
 #: The part of the machine's memory that is used if the administrator names no other.

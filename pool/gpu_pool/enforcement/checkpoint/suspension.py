@@ -26,7 +26,7 @@ from gpu_pool.enforcement.checkpoint.program import NO_ROOM
 from gpu_pool.enforcement.checkpoint.records import Record, Records, SuspensionClaim
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, LeaseState, Process
-from gpu_pool_client.processes import owner_of
+from gpu_pool_client._processes import owner_of
 
 #: The first driver that can do it to a PyTorch process, and has it in its library.
 _FIRST_DRIVER: Final = 570

@@ -10,7 +10,8 @@ from gpu_pool.enforcement.mps.daemon import PIPES
 from gpu_pool.enforcement.mps.processes import TOOL, environment_of, is_believed, mps_processes, user_name_of
 from gpu_pool.enforcement.privileged import Privileged
 from gpu_pool.enforcement.tiers import TierFailed
-from gpu_pool_client import Device, procfs
+from gpu_pool_client import Device
+from gpu_pool_client import _procfs as procfs
 
 EXCLUSIVE: Final = "Exclusive_Process"
 DEFAULT: Final = "Default"

@@ -24,8 +24,8 @@ from gpu_pool.enforcement.mps.processes import (
     mps_processes,
 )
 from gpu_pool.enforcement.tiers import TierFailed
-from gpu_pool_client import procfs
-from gpu_pool_client.processes import owner_of
+from gpu_pool_client import _procfs as procfs
+from gpu_pool_client._processes import owner_of
 
 _PID_FILE: Final = "nvidia-cuda-mps-control.pid"
 PIPES: Final = "CUDA_MPS_PIPE_DIRECTORY"

@@ -7,8 +7,8 @@ import signal
 from typing import Final
 
 from gpu_pool.enforcement.tiers import TierFailed
-from gpu_pool_client.processes import account_of, owner_of
-from gpu_pool_client.procfs import pids
+from gpu_pool_client._processes import account_of, owner_of
+from gpu_pool_client._procfs import pids
 
 TOOL: Final = "nvidia-cuda-mps-control"
 SERVER: Final = "nvidia-cuda-mps-server"

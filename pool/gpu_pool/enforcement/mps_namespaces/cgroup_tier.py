@@ -23,7 +23,7 @@ from gpu_pool.enforcement.mps_namespaces.daemon import NamespaceDaemon
 from gpu_pool.enforcement.privileged import Privileged
 from gpu_pool.enforcement.tiers import Tier, TierFailed, TierStatement
 from gpu_pool_client import Device, Enforcement, Lease, Limit, Process, Strength
-from gpu_pool_client.processes import family
+from gpu_pool_client._processes import family
 
 #: The first driver branch with MPS version 3 and memory limits of control groups.
 _BRANCH: Final = 615

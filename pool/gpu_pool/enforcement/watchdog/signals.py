@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpu_pool_client import Process
-from gpu_pool_client.processes import family, owner_of
+from gpu_pool_client._processes import family, owner_of
 
 #: Seconds between asking processes to end and ending them.
 _TO_TIDY_UP: Final = 5.0
