@@ -68,7 +68,7 @@ def check_pool(session: CommandSession) -> Iterator[Check]:
     yield from _limits(found)
     yield from _lost(found)
     if is_all:
-        yield from _strangers(found)
+        yield from _unmanaged(found)
 
 
 def check_machine(*, is_client: bool = False) -> Iterator[Check]:
@@ -227,16 +227,16 @@ def _lost(status: PoolStatus) -> Iterator[Check]:
             yield Check("lost", "broken", text, mend)
 
 
-def _strangers(status: PoolStatus) -> Iterator[Check]:
+def _unmanaged(status: PoolStatus) -> Iterator[Check]:
     devices = [each.device for each in status.devices if not each.device.simulated]
     if not devices:
         return
     # Imported here because it costs some 40 ms, which simulated devices need not pay.
     from gpu_pool.enforcement.watchdog import find_unmanaged
 
-    for stranger in find_unmanaged(devices, status.leases):
+    for process in find_unmanaged(devices, status.leases):
         mend = "Ask for a slice for it, such as: gpu-pool run 10% -- COMMAND; or end it."
-        yield Check("strangers", "note", safe(str(stranger), 300), mend)
+        yield Check("unmanaged", "note", safe(str(process), 300), mend)
 
 
 def _permissions(path: Path) -> Iterator[Check]:

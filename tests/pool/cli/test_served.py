@@ -108,11 +108,11 @@ def test_only_who_sees_all_leases_is_told_who_holds_none(served: Served) -> None
     holding = served.terminal.start("run", "10%", "--", "sh", "-c", "echo $$; exec sleep 600")
     assert holding.stdout is not None
     held = int(holding.stdout.readline())
-    with running() as stranger:
-        served.nvml(f"{SCENARIO}process {held} 300\nprocess {stranger.pid} 1024\n")
-        [told] = served.checks(0, "strangers")[1]
-        assert told["text"].startswith(f"Process {stranger.pid} (")
-        assert served.checks(NOBODY, "strangers")[1] == []
+    with running() as process:
+        served.nvml(f"{SCENARIO}process {held} 300\nprocess {process.pid} 1024\n")
+        [told] = served.checks(0, "unmanaged")[1]
+        assert told["text"].startswith(f"Process {process.pid} (")
+        assert served.checks(NOBODY, "unmanaged")[1] == []
     holding.send_signal(signal.SIGTERM)
 
 

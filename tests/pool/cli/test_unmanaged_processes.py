@@ -31,13 +31,13 @@ def scenario(terminal: Terminal, tmp_path: Path) -> Path:
     return scenario
 
 
-def strangers(terminal: Terminal, scenario: Path, using: str) -> list[dict[str, str]]:
-    """Return what the doctor says of strangers when these processes use the GPU, too."""
+def unmanaged(terminal: Terminal, scenario: Path, using: str) -> list[dict[str, str]]:
+    """Return what the doctor says of unmanaged processes when these processes use the GPU, too."""
     draft = scenario.with_suffix(".draft")
     draft.write_text(scenario.read_text() + using)
     draft.replace(scenario)
     checks = json.loads(terminal.run("doctor", "--json").stdout)["checks"]
-    return [check for check in checks if check["name"] == "strangers"]
+    return [check for check in checks if check["name"] == "unmanaged"]
 
 
 def test_what_a_command_leaves_on_the_gpu_is_named_and_the_slice_is_back_once(
@@ -46,7 +46,7 @@ def test_what_a_command_leaves_on_the_gpu_is_named_and_the_slice_is_back_once(
     done = terminal.run("run", "1", "--", "sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!")
     left = int(done.stdout)
     try:
-        [note] = strangers(terminal, scenario, f"process {left} 1024\n")
+        [note] = unmanaged(terminal, scenario, f"process {left} 1024\n")
         assert note["text"].startswith(f"Process {left} (")
         assert terminal.run("run", "1", "--", "echo", "next").stdout == "next\n"
         ended = list(map(json.loads, terminal.run("history", "--json").stdout.splitlines()))
@@ -60,8 +60,8 @@ def test_the_doctor_names_them_and_not_those_on_a_slice(terminal: Terminal, scen
     holding = terminal.start("run", "10%", "--", "sh", "-c", "echo $$; exec sleep 600")
     assert holding.stdout is not None
     mine = int(holding.stdout.readline())
-    with running() as stranger:
-        [note] = strangers(terminal, scenario, f"process {mine} 300\nprocess {stranger.pid} 1024\n")
-    assert note["text"].startswith(f"Process {stranger.pid} (")
+    with running() as process:
+        [note] = unmanaged(terminal, scenario, f"process {mine} 300\nprocess {process.pid} 1024\n")
+    assert note["text"].startswith(f"Process {process.pid} (")
     assert "uses 1GiB of the memory of GPU 0 and holds no lease there" in note["text"]
     assert "gpu-pool run" in note["mend"]
