@@ -12,27 +12,36 @@ from urllib.parse import quote, urlencode
 
 from pydantic import TypeAdapter, ValidationError
 
-from gpu_pool_client.errors import GpuPoolError, PoolUnreachable
-from gpu_pool_client.outlook import Outlook
-from gpu_pool_client.pods import KernelCommand, KernelPod
-from gpu_pool_client.pool import Pool
-from gpu_pool_client.processes import Process
+from gpu_pool_client._errors import GpuPoolError, PoolUnreachable
+from gpu_pool_client._pool import Pool
+from gpu_pool_client._processes import Process
+from gpu_pool_client._requests import SliceRequest, parse_request
+from gpu_pool_client._values import (
+    Activity,
+    DeviceStatus,
+    EndedLease,
+    EndReason,
+    Holder,
+    KernelCommand,
+    KernelPod,
+    Lease,
+    LeaseState,
+    Outlook,
+    PoolStatus,
+)
 from gpu_pool_client.remote import bodies
 from gpu_pool_client.remote.endpoints import Endpoint
 from gpu_pool_client.remote.exchange import ServiceAnswer
 from gpu_pool_client.remote.heartbeat import lease_heartbeat
 from gpu_pool_client.remote.problems import error_of
 from gpu_pool_client.remote.unreachable import explain, is_soon_over
-from gpu_pool_client.requests import SliceRequest, parse_request
-from gpu_pool_client.terms import Activity
-from gpu_pool_client.values import DeviceStatus, EndedLease, EndReason, Holder, Lease, LeaseState, PoolStatus
 
 T = TypeVar("T")
 
 #: Seconds in which the service has answered; opening a slice may mean to start a daemon first.
 _ANSWER_WITHIN: Final = 100.0
 #: Seconds for which a service that never answered is tried, one that did, and one that is waited at.
-_FIRST_PATIENCE, _PATIENCE, _WAITING_PATIENCE = 1.0, 10.0, 120.0
+_FIRST_RETRY_FOR, _RETRY_FOR, _WAITING_RETRY_FOR = 1.0, 10.0, 120.0
 _TRY_EVERY: Final = 0.1
 #: Seconds after which a service is asked again at the latest that asks to wait.
 _LONGEST_PAUSE: Final = 5.0
@@ -47,13 +56,13 @@ class RemotePool(Pool):
     be repeated, and is, while the service restarts. Who asks, the service sees
     by the connection or asks a JupyterHub; what a :class:`Holder` says of user
     and process is not sent. Where the service says so, this process renews the
-    leases it has to do with for as long as it lives (see ``beating``).
+    leases it has to do with for as long as it lives (see ``heartbeat``).
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.url = endpoint.url
         self._endpoint = endpoint
-        self._patience = _FIRST_PATIENCE
+        self._retry_for = _FIRST_RETRY_FOR
         self._ending: set[asyncio.Task[None]] = set()
 
     async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
@@ -161,8 +170,8 @@ class RemotePool(Pool):
 
     async def pod(self, lease_id: str, seen: str = "") -> KernelPod:
         """See ``Pool.pod``."""
-        # Whoever follows a start tells its user why there is no news, and asks again.
-        answer = await self._poll(lease_id, "pod", bodies.POD_POLL, _PATIENCE, seen=seen)
+        # Whoever follows a start tells its user why nothing has changed, and asks again.
+        answer = await self._poll(lease_id, "pod", bodies.POD_POLL, _RETRY_FOR, seen=seen)
         return _read(bodies.POD, answer)
 
     async def end_pod(self, lease_id: str) -> None:
@@ -213,12 +222,12 @@ class RemotePool(Pool):
         lease_id: str,
         what: str,
         seconds: float,
-        patience: float = _WAITING_PATIENCE,
+        retry_for: float = _WAITING_RETRY_FOR,
         **more: object,
     ) -> ServiceAnswer:
-        """Ask for news, for which the service waits for so many seconds."""
+        """Ask for a change, for which the service waits for so many seconds."""
         address = f"{_lease_address(lease_id, what)}?{urlencode({'seconds': seconds, **more})}"
-        return await self._ask("GET", address, patience=patience, within=seconds + _ANSWER_WITHIN)
+        return await self._ask("GET", address, retry_for=retry_for, within=seconds + _ANSWER_WITHIN)
 
     async def _ask(
         self,
@@ -226,7 +235,7 @@ class RemotePool(Pool):
         address: str,
         body: bodies.Body | None = None,
         *,
-        patience: float | None = None,
+        retry_for: float | None = None,
         within: float = _ANSWER_WITHIN,
     ) -> ServiceAnswer:
         """Ask until there is an answer. Raises the error that it describes, or ``PoolUnreachable``."""
@@ -237,16 +246,16 @@ class RemotePool(Pool):
             try:
                 answer = await self._endpoint.ask(method, address, text, within)
                 pause = _asked_to_wait(answer)
-                if not pause or time.monotonic() - began > (patience or _PATIENCE):
+                if not pause or time.monotonic() - began > (retry_for or _RETRY_FOR):
                     return self._accept(answer)
             except OSError as failure:
                 tried = time.monotonic() - began
-                if tried > (patience or self._patience) or not is_soon_over(failure):
+                if tried > (retry_for or self._retry_for) or not is_soon_over(failure):
                     raise explain(failure, self._endpoint) from failure
             await asyncio.sleep(pause)
 
     def _accept(self, answer: ServiceAnswer) -> ServiceAnswer:
-        self._patience = _PATIENCE
+        self._retry_for = _RETRY_FOR
         if answer.status >= HTTPStatus.BAD_REQUEST:
             raise error_of(answer.body)
         return answer
@@ -278,8 +287,8 @@ def _read(kind: TypeAdapter[T], answer: ServiceAnswer) -> T:
         return kind.validate_json(answer.body)
     except ValidationError as error:
         raise PoolUnreachable(
-            "The service of the pool answers what this program does not understand.",
-            "The newer of the two can be the service: upgrade jupyter-gpu-pool here too.",
+            "The gpu-pool service sent an answer that this program does not understand.",
+            "The service may be newer: upgrade jupyter-gpu-pool here, too.",
         ) from error
 
 

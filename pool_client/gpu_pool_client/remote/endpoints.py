@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from gpu_pool_client.errors import BadRequest
-from gpu_pool_client.pool import split_url
+from gpu_pool_client._errors import BadRequest
+from gpu_pool_client._pool import split_url
 from gpu_pool_client.remote import bodies
 from gpu_pool_client.remote.addresses import socket_path
 from gpu_pool_client.remote.exchange import ServerAddress, ServiceAnswer, Where, ask
@@ -44,7 +44,7 @@ class _Client:
 os.register_at_fork(after_in_child=_Client.renew)
 
 
-#: Seconds for which one call waits for news on TCP: proxies cut one that is silent for longer, mostly
+#: Seconds for which one call waits for a change on TCP: proxies cut one that is silent for longer, mostly
 #: after 50 or 60. Nothing is between the ends of a socket, and either sees when the other has gone.
 _LONGEST_POLL: Final = 45.0
 
@@ -62,7 +62,7 @@ class Endpoint:
 
     @property
     def longest_poll(self) -> float:
-        """Seconds for which one call may wait for news."""
+        """Seconds for which one call may wait for a change."""
         return bodies.LONGEST_POLL if isinstance(self.where, Path) else _LONGEST_POLL
 
     async def ask(self, method: str, address: str, body: bytes | None, within: float) -> ServiceAnswer:
@@ -128,7 +128,12 @@ def _hidden(url: str) -> str:
 
 
 def _token() -> str | None:
-    found = next((os.environ[name] for name in TOKEN_VARIABLES if os.environ.get(name)), None)
-    if found is not None and not (found.isascii() and found.isprintable() and " " not in found):
-        raise BadRequest("The token in the environment is none.", f"Set {TOKEN_VARIABLES[0]} anew.")
+    name = next((name for name in TOKEN_VARIABLES if os.environ.get(name)), None)
+    if name is None:
+        return None
+    found = os.environ[name]
+    if not (found.isascii() and found.isprintable() and " " not in found):
+        raise BadRequest(
+            f"The token in ${name} is malformed.", f"Set ${TOKEN_VARIABLES[0]} to a valid token."
+        )
     return found
