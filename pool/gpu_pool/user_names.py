@@ -8,6 +8,7 @@ alike, or are the same by Unicode's normal forms, are different names here as th
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import unicodedata
@@ -63,6 +64,7 @@ def is_name(text: str) -> bool:
     return len(text) <= LONGEST and all(map(_is_seen, text))
 
 
+@functools.lru_cache(maxsize=1024)
 def checked_name(text: str) -> str:
     """Return a name as it is. Raises ``BadRequest`` for one that nobody may be called in the pool."""
     if is_name(text):

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,8 +78,7 @@ class Database:
         """The schema version of the file."""
         return schema.version_of(self._connection)
 
-    @contextlib.contextmanager
-    def transaction(self, give_up_at: float | None = None) -> Iterator[None]:
+    def transaction(self, give_up_at: float | None = None) -> AbstractContextManager[None]:
         """Run one decision: all of it is in the store afterwards, or nothing.
 
         ``give_up_at`` (``time.monotonic()``): past this moment nothing is begun,
@@ -87,14 +87,11 @@ class Database:
         if self.refusal is not None:
             raise self.refusal
         if self._block is None:
-            with self._begin(give_up_at):
-                yield
-            return
+            return self._begin(give_up_at)
         if not self._has_begun:
             self._block.enter_context(self._begin(give_up_at))
             self._has_begun = True
-        with _explained(self.path), self._step(give_up_at):
-            yield
+        return self._step(give_up_at)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -114,43 +111,47 @@ class Database:
     def _begin(self, give_up_at: float | None) -> Iterator[None]:
         self.audit_buffer.forget()
         self._undone = None
-        with _explained(self.path), self._lock:
-            self._check_still_there()
-            self._refuse_if_late(give_up_at)
-            self._thaw()
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                schema.check_version(self._connection, self.path)
-                yield
-                self._refuse_if_undone()
-                self._connection.execute("COMMIT")
-            except BaseException as error:
-                with contextlib.suppress(sqlite3.Error):
-                    self._connection.execute("ROLLBACK")
-                if isinstance(error, sqlite3.OperationalError):
-                    self._make_room()
-                raise
+        try:
+            with self._lock:
+                self._check_still_there()
+                self._refuse_if_late(give_up_at)
+                self._thaw()
+                self._connection.execute("BEGIN IMMEDIATE")
+                try:
+                    schema.check_version(self._connection, self.path)
+                    yield
+                    self._refuse_if_undone()
+                    self._connection.execute("COMMIT")
+                except BaseException as error:
+                    with contextlib.suppress(sqlite3.Error):
+                        self._connection.execute("ROLLBACK")
+                    if isinstance(error, sqlite3.OperationalError):
+                        self._make_room()
+                    raise
+        except (sqlite3.Error, OSError) as error:
+            raise explain(error, self.path) from error
         # Not before it is kept, and not while others wait.
         self.audit_buffer.tell()
 
     @contextlib.contextmanager
     def _step(self, give_up_at: float | None) -> Iterator[None]:
         """Run one decision of a block, and undo it alone if it fails."""
-        self._refuse_if_late(give_up_at)
-        self._refuse_if_undone()
-        self._connection.execute("SAVEPOINT decision")
-        before = len(self.audit_buffer)
-        try:
-            yield
-        except BaseException as error:
-            self.audit_buffer.forget(before)
-            if isinstance(error, sqlite3.Error) and not self._connection.in_transaction:
-                self._undone = error
-            with contextlib.suppress(sqlite3.Error):
-                self._connection.execute("ROLLBACK TO decision")
-                self._connection.execute("RELEASE decision")
-            raise
-        self._connection.execute("RELEASE decision")
+        with _explained(self.path):
+            self._refuse_if_late(give_up_at)
+            self._refuse_if_undone()
+            self._connection.execute("SAVEPOINT decision")
+            before = len(self.audit_buffer)
+            try:
+                yield
+            except BaseException as error:
+                self.audit_buffer.forget(before)
+                if isinstance(error, sqlite3.Error) and not self._connection.in_transaction:
+                    self._undone = error
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK TO decision")
+                    self._connection.execute("RELEASE decision")
+                raise
+            self._connection.execute("RELEASE decision")
 
     def _refuse_if_undone(self) -> None:
         if self._undone is not None:

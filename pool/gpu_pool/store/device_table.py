@@ -177,7 +177,7 @@ class DeviceTable:
 
     def give_back(self, slices: str) -> None:
         """Count the slices of a lease's row as free again."""
-        for row in json.loads(slices):
+        for row in self._rows(self.read(slices)):
             self._db.run("give_back", dict(zip(_COLUMNS, row, strict=True)))
 
     def write(self, parts: Sequence[Slice]) -> str:

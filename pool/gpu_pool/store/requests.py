@@ -8,8 +8,8 @@ they decide.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -176,7 +176,7 @@ class RequestStore:
         me = Process.current()
         keeper = holder.process or me
         return {
-            "id": secrets.token_hex(4),
+            "id": os.urandom(4).hex(),
             "key": key,
             "request": str(request),
             "user": checked_name(holder.user),
