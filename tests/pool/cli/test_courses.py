@@ -81,7 +81,7 @@ def test_as_json(run, folder):
     printed = json.loads(done.stdout)
     bad, good = printed["files"]
     assert (printed["ok"], bad["ok"], good["ok"]) == (False, False, True)
-    assert [(each["queue"], each["field"]) for each in bad["problems"]] == [
+    assert [(each["line"], each["field"]) for each in bad["problems"]] == [
         (2, "slices no. 1, request"),
         (3, ""),
     ]
