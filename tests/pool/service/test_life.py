@@ -49,7 +49,7 @@ async def test_killed_and_started_again_it_has_the_same_leases_once(service: Ser
 async def test_a_service_whose_store_was_lost_says_so_and_does_not_serve(
     service: Service, pool: Pool
 ) -> None:
-    assert "a new one was made, which knows of no leases" in service.log
+    assert "a new, empty one was made" in service.log
     await take(pool, "2%", "held")
     await service.end()
     store = service.folder / "store.db"
