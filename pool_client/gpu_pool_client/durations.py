@@ -15,7 +15,23 @@ _NUMBER: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,3})?", re.ASCII)
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds that ``text`` means. Raises ``BadRequest``, naming the accepted forms."""
+    """Read a duration from what a person wrote.
+
+    Parameters
+    ----------
+    text
+        Such as ``90s``, ``15min``, ``1h30min``, ``3d``, or a plain number of seconds.
+
+    Returns
+    -------
+    float
+        The duration in seconds.
+
+    Raises
+    ------
+    BadRequest
+        It is not a duration. The remedy names the accepted forms.
+    """
     plain = text.replace(" ", "")
     parts = _PART.findall(plain)
     if parts and "".join(number + unit for number, unit in parts) == plain:
@@ -26,7 +42,13 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Write a duration in at most two units: 5400 → ``1h30min``, 59.6 → ``1min``, -1 → ``0s``."""
+    """Write a duration in at most two units: 5400 → ``1h30min``, 59.6 → ``1min``, -1 → ``0s``.
+
+    Parameters
+    ----------
+    seconds
+        The duration in seconds; less than none counts as none.
+    """
     left = max(0, round(seconds))
     words: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):

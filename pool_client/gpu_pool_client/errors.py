@@ -27,8 +27,14 @@ MAX_MESSAGE = 2_000
 class GpuPoolError(Exception):
     """The base of every error that a pool raises on purpose.
 
-    ``message`` says what was asked and what there is; ``remedy`` says what to
-    do about it. ``str(error)`` is both.
+    ``str(error)`` is the message and the remedy.
+
+    Parameters
+    ----------
+    message
+        What was asked, and what there is.
+    remedy
+        What the caller can do about it.
     """
 
     #: A stable name for programs: JSON output and problem documents.
@@ -73,9 +79,13 @@ class OverQuota(GpuPoolError):
 class TimedOut(GpuPoolError):
     """Nothing became free in the time given. Waiting longer can help.
 
-    ``largest_now`` is the largest slice request that would be granted at once
-    (in the notation of :func:`~gpu_pool_client.parse_request`), or None when
-    nothing is free.
+    Parameters
+    ----------
+    message, remedy
+        As for :class:`GpuPoolError`.
+    largest_now
+        The largest slice request that would be granted at once, as
+        :func:`~gpu_pool_client.parse_request` reads it; None when nothing is free.
     """
 
     code = "timed-out"
@@ -89,8 +99,13 @@ class TimedOut(GpuPoolError):
 class PoolUnreachable(GpuPoolError):
     """The pool did not answer: not running, not readable, or not to be trusted.
 
-    ``may_pass`` is whether the same call can succeed a moment later without anybody
-    changing a setting: a service that is being restarted, or that moves to another machine.
+    Parameters
+    ----------
+    message, remedy
+        As for :class:`GpuPoolError`.
+    may_pass
+        Whether the same call can succeed a moment later without anybody changing a setting, as
+        where a service is being restarted, or moves to another machine.
     """
 
     code = "pool-unreachable"
@@ -104,8 +119,13 @@ class PoolUnreachable(GpuPoolError):
 class LeaseGone(GpuPoolError):
     """The lease has ended or never existed.
 
-    ``reason`` is the :class:`~gpu_pool_client.EndReason` value it ended with,
-    or None for a lease the pool has never heard of.
+    Parameters
+    ----------
+    message, remedy
+        As for :class:`GpuPoolError`.
+    reason
+        The :class:`~gpu_pool_client.EndReason` value it ended with; None for a lease that the
+        pool has never heard of.
     """
 
     code = "lease-gone"

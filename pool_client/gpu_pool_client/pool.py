@@ -99,36 +99,101 @@ class Pool(abc.ABC):
     async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
         """Ask for a slice; return at once with a lease that is HELD or WAITING.
 
-        The same ``key`` (1 to 128 printable ASCII characters, chosen by the
-        caller) is the same request: repeating it returns the same lease,
-        whatever became of it. A held lease to which nothing is attached ends
-        after a while; see :meth:`attach`.
+        A held lease to which nothing is attached ends after a while; see :meth:`attach`.
 
-        Raises ``BadRequest``, ``NeverFits``, ``NotAllowed`` or ``OverQuota``.
+        Parameters
+        ----------
+        request
+            What is asked for; :func:`parse_request` reads it from text.
+        holder
+            Who asks, and what for.
+        key
+            1 to 128 printable ASCII characters, chosen by the caller. The same key is the same request:
+            repeating it returns the same lease, whatever became of it.
+
+        Returns
+        -------
+        Lease
+            The lease, held or in the queue.
+
+        Raises
+        ------
+        BadRequest
+            The key is malformed.
+        NeverFits
+            No device of this pool could ever hold it.
+        NotAllowed
+            The rules of the pool or of the course forbid it.
+        OverQuota
+            The holder already has as much as the rules allow.
         """
 
     @abc.abstractmethod
     async def get_lease(self, lease_id: str) -> Lease:
-        """Return the lease as it is now, ended ones included."""
+        """Return a lease as it is now, even one that has ended.
+
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+
+        Returns
+        -------
+        Lease
+            Its state, its slices and its terms.
+        """
 
     @abc.abstractmethod
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
-        """Return the lease once it is HELD.
+        """Wait until a lease is HELD, and return it.
 
-        Raises ``TimedOut`` after ``timeout`` seconds; the lease then keeps its
-        position in the queue. Cancelling this call changes nothing either: whoever
-        waited may come back and wait again.
+        Waiting changes nothing: whoever cancels this call keeps the position in the queue.
+
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+        timeout
+            Seconds to wait at most; by default for as long as it takes.
+
+        Returns
+        -------
+        Lease
+            The lease, held.
+
+        Raises
+        ------
+        TimedOut
+            It was not granted within ``timeout``. It keeps its position in the queue.
         """
 
     async def acquire(
         self, request: SliceRequest, holder: Holder, key: str, timeout: float | None = None
     ) -> Lease:
-        """Ask and wait. After ``timeout`` seconds the request is withdrawn and ``TimedOut`` raised.
+        """Ask for a slice and wait for it: :meth:`request` and :meth:`wait` in one.
 
-        Cancelling this call withdraws the request, too.
-        Nobody tells the caller when the lease ends before it is released: at its
-        ``terms.ends_at``, or because it was taken back. :meth:`watch` it, and end what runs
-        on it.
+        Cancelling this call withdraws the request. Nobody tells the caller when the lease ends before it
+        is released: at its ``terms.ends_at``, or because it was taken back. :meth:`watch` it, and end
+        what runs on it.
+
+        Parameters
+        ----------
+        request, holder, key
+            As for :meth:`request`.
+        timeout
+            Seconds to wait at most; by default for as long as it takes.
+
+        Returns
+        -------
+        Lease
+            The lease, held.
+
+        Raises
+        ------
+        BadRequest, NeverFits, NotAllowed, OverQuota
+            As :meth:`request`.
+        TimedOut
+            It was not granted within ``timeout``. The request is withdrawn.
         """
         lease = await self.request(request, holder, key)
         if lease.state is LeaseState.HELD:
@@ -145,18 +210,60 @@ class Pool(abc.ABC):
 
     @abc.abstractmethod
     def watch(self, lease_id: str) -> AsyncIterator[Lease]:
-        """Yield the lease now and after every change of its state or place, until it has ended."""
+        """Follow a lease: yield it now, and after every change of its state or position, until it has ended.
+
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+
+        Yields
+        ------
+        Lease
+            The lease after each change; the last one is ENDED, and its ``end_reason`` says why.
+        """
 
     @abc.abstractmethod
     async def explain(self, lease_id: str) -> Outlook:
-        """Say why a lease waits, and how long that may take. Raises ``BadRequest`` if it does not wait."""
+        """Say why a lease waits, and how long that may take.
+
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+
+        Returns
+        -------
+        Outlook
+            Its position, the reason, and the expected wait in seconds where one can be guessed.
+
+        Raises
+        ------
+        BadRequest
+            The lease does not wait.
+        """
 
     @abc.abstractmethod
     async def forecast(self, request: SliceRequest, holder: Holder) -> Outlook | None:
-        """Say what this request would meet if it were made now; None if it would be HELD at once.
+        """Say what a request would meet if it were made now. Nothing is asked for.
 
-        Nothing is asked for. A holder without a name is somebody new to the pool,
-        who has used nothing and is in every course. Raises what :meth:`request` raises.
+        Parameters
+        ----------
+        request
+            The slice in question.
+        holder
+            Who would ask. A holder without a name is somebody new to the pool, who has used nothing and
+            is in every course.
+
+        Returns
+        -------
+        Outlook or None
+            The wait that is expected; None if the request would be HELD at once.
+
+        Raises
+        ------
+        BadRequest, NeverFits, NotAllowed, OverQuota
+            As :meth:`request`.
         """
 
     @abc.abstractmethod
@@ -168,62 +275,145 @@ class Pool(abc.ABC):
         ready_within: float | None = None,
         grace: float = 0.0,
     ) -> Lease:
-        """Tie the lease to a process: its death ends the lease. Legal while waiting, too.
+        """Tie a lease to a process, whose death then ends the lease. Also allowed while the lease waits.
 
-        A later call replaces the process. With ``ready_within`` (seconds) the
-        lease ends unless :meth:`renew` is called by then. With ``grace`` the
-        death of ``process`` is forgiven for that many seconds while the
-        holder's own process lives: room to restart.
+        A later call replaces the process.
+
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+        process
+            The process that the lease lives and dies with.
+        ready_within
+            Seconds within which :meth:`renew` must be called, or the lease ends; by default no such limit.
+        grace
+            Seconds for which the death of ``process`` is forgiven while the holder's own process lives,
+            so that it can be restarted.
+
+        Returns
+        -------
+        Lease
+            The lease with its process.
         """
 
     @abc.abstractmethod
     async def renew(self, lease_id: str, ttl: float | None = None) -> Lease:
-        """Say that all is well: lift the lease's deadline, or set it ``ttl`` seconds from now.
+        """Say that all is well: lift a lease's deadline, or set it anew.
 
         While nothing is attached to a held lease, its deadline can only come sooner.
+
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+        ttl
+            Seconds from now until the next deadline; by default there is none.
+
+        Returns
+        -------
+        Lease
+            The lease as it is now.
         """
 
     @abc.abstractmethod
     async def activity(self, lease_id: str) -> Activity:
-        """Return what the lease's process does with its devices, as the driver sees it."""
+        """Say what a lease's process does with its devices, as the driver sees it.
+
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+
+        Returns
+        -------
+        Activity
+            Memory in MiB, whether CUDA was initialised and whether the device works; None for what is
+            not known.
+        """
 
     @abc.abstractmethod
     async def resize(self, lease_id: str, request: SliceRequest) -> Lease:
-        """Change what a lease asks for; it keeps its id, its key and its holder.
+        """Change the size of a lease, which keeps its id, its key and its holder.
 
-        A held lease has other slices at once, on its own devices if it can;
-        its holder is to give its process the new :attr:`Lease.environment`. One
-        that waits keeps its position only if it asks for no more than before; a
-        parked one asks for the new size when it resumes.
+        A held lease gets other slices at once, on its own devices if possible; its holder is to give
+        its process the new :attr:`Lease.environment`. A waiting one keeps its position only if it asks
+        for no more than before. A parked one asks for the new size when it resumes.
 
-        Raises what :meth:`request` raises; ``TimedOut`` where a held lease
-        cannot have the size now, since it is not free or since others wait in
-        line for it: then nothing has changed. Raises ``NotAllowed`` where its
-        process has initialised CUDA, or may have, and to anybody but the
-        process that asked for the lease.
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+        request
+            What it is to have from now on.
+
+        Returns
+        -------
+        Lease
+            The lease with its new size.
+
+        Raises
+        ------
+        BadRequest, NeverFits, OverQuota
+            As :meth:`request`.
+        TimedOut
+            A held lease cannot have the size now, because it is not free or because others wait for it.
+            Nothing has changed.
+        NotAllowed
+            As :meth:`request`; or the lease's process has initialised CUDA, or may have; or somebody else
+            than the process that asked for the lease calls this.
         """
 
     @abc.abstractmethod
     async def park(self, lease_id: str) -> Lease:
-        """Give the slices of a held lease to others, and keep the lease.
+        """Lend the slices of a held lease to others, and keep the lease.
 
         One that waits in the queue to resume leaves the queue and is parked again.
-        Raises ``NotAllowed`` where its process has initialised CUDA: what it
-        keeps on the device would be in the next holder's way. It is also raised
-        to anybody but the process that asked for the lease, since nobody else
-        can keep its process from working meanwhile.
+
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+
+        Returns
+        -------
+        Lease
+            The lease, parked.
+
+        Raises
+        ------
+        NotAllowed
+            Its process has initialised CUDA, and what it keeps on the device would be in the next
+            holder's way; or somebody else than the process that asked for the lease calls this, which
+            cannot keep its process from working meanwhile.
         """
 
     @abc.abstractmethod
     async def resume(self, lease_id: str) -> Lease:
-        """Ask again for the slices of a parked lease; it may have to wait in the queue.
+        """Ask again for the slices of a parked lease, on the same devices as before. It may have to wait.
 
-        It gets the same devices as before.
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+
+        Returns
+        -------
+        Lease
+            The lease, held or in the queue.
         """
 
     @abc.abstractmethod
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
-        """End the lease. Repeating it, or naming a lease that is gone, does nothing."""
+        """End a lease. Repeating it, or naming a lease that is gone, does nothing.
+
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+        reason
+            Why it ends; the history keeps it.
+        """
 
     async def launch(self, lease_id: str, kernel: KernelCommand) -> KernelPod:
         """Start the kernel of a held lease in a pod, in place of one that was started before.
@@ -232,27 +422,79 @@ class Pool(abc.ABC):
         lease. Its own end leaves the lease as it is, so that the kernel can be launched again, unless the
         cluster took it away.
 
-        Raises ``BadRequest`` for a lease that is not held and for what no pod can be made of, and
-        ``NotAllowed`` for what course or cluster forbid, and where kernels are their holders' affair.
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+        kernel
+            What is to run in the pod.
+
+        Returns
+        -------
+        KernelPod
+            The pod, which is about to start.
+
+        Raises
+        ------
+        BadRequest
+            The lease is not held, or no pod can be made of ``kernel``.
+        NotAllowed
+            The course or the cluster forbids it, or this pool starts no kernels.
         """
         raise _no_pods(lease_id, kernel.argv)
 
     async def pod(self, lease_id: str, seen: str = "") -> KernelPod:
-        """Return how the lease's pod is, once its version is not ``seen``, or after some seconds.
+        """Return the state of a lease's pod once it differs from the one seen, or after some seconds.
 
-        Raises ``BadRequest`` where none was launched.
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+        seen
+            The ``version`` that the caller has seen; empty for none.
+
+        Returns
+        -------
+        KernelPod
+            The pod as it is now.
+
+        Raises
+        ------
+        BadRequest
+            No pod was launched for this lease.
         """
         raise _no_pods(lease_id, seen)
 
     async def end_pod(self, lease_id: str) -> None:
-        """End the lease's pod, and keep the lease. Repeating it does nothing."""
+        """End a lease's pod, and keep the lease. Repeating it does nothing.
+
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+        """
         raise _no_pods(lease_id)
 
     @abc.abstractmethod
     async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
         """Grant nothing more on a device, so that it is free once its leases have ended; or grant again.
 
-        ``device`` is its uuid or its index. Raises ``BadRequest`` for one that is not there.
+        Parameters
+        ----------
+        device
+            Its uuid or its index.
+        drained
+            False to grant on it again.
+
+        Returns
+        -------
+        DeviceStatus
+            The device, and what is still held of it.
+
+        Raises
+        ------
+        BadRequest
+            There is no such device.
         """
 
     @abc.abstractmethod
@@ -274,20 +516,44 @@ class Pool(abc.ABC):
 
     @abc.abstractmethod
     async def status(self) -> PoolStatus:
-        """Return devices, leases and line as one consistent snapshot."""
+        """Return devices, leases and queue as one consistent snapshot.
+
+        Returns
+        -------
+        PoolStatus
+            The snapshot.
+        """
 
     async def positions(self) -> Mapping[str, int]:
-        """Return the positions in the queue of one's own leases, 1 for the next, by lease id.
+        """Return the positions in the queue of one's own leases.
 
-        All that one has asked for oneself counts; what others did lately may not yet. This is for
-        those who ask again and again: where many do, it costs a small part of :meth:`status`.
+        All that one has asked for oneself counts; what others did lately may not yet. This is for those
+        who ask again and again: where many do, it costs a small part of :meth:`status`.
+
+        Returns
+        -------
+        Mapping[str, int]
+            The position of each waiting lease, 1 for the next, by lease id.
         """
         return {lease.id: lease.position for lease in (await self.status()).queue if lease.position}
 
     async def offers(self, holder: Holder) -> tuple[SliceRequest, ...] | None:
-        """Return the slices that the holder's course offers now; None where no course file says.
+        """Return the slices that the holder's course offers now.
 
-        Raises ``NotAllowed`` for who is not in the course.
+        Parameters
+        ----------
+        holder
+            Who asks, and in which course.
+
+        Returns
+        -------
+        tuple[SliceRequest, ...] or None
+            The slices; None where no course file lists any.
+
+        Raises
+        ------
+        NotAllowed
+            The holder is not in the course.
         """
         del holder
         return None
@@ -313,14 +579,29 @@ def _no_pods(*_: object) -> NotAllowed:
 
 
 def connect(url: str | None = None) -> Pool:
-    """Return the pool at ``url``, by default the one in ``$GPU_POOL_URL`` or ``embedded:``.
+    """Open a pool.
 
-    ``embedded:[path]`` is a pool within the calling process, its store at
-    ``path``. Other schemes are found through the entry points of the group
-    ``gpu_pool.backends``: a callable that takes the URL and returns a pool.
+    ``embedded:[path]`` is a pool within the calling process, its store at ``path``;
+    ``unix:[path]`` and ``http(s)://host/services/gpu-pool`` are a service's. Schemes are found
+    through the entry points of the group ``gpu_pool.backends``: a callable that takes the URL
+    and returns a pool.
 
-    Raises ``BadRequest`` for a URL that nothing serves and ``PoolUnreachable``
-    when the pool cannot be opened.
+    Parameters
+    ----------
+    url
+        The pool's URL; by default ``$GPU_POOL_URL``, or else ``embedded:``.
+
+    Returns
+    -------
+    Pool
+        The pool, to be closed when it is no longer needed, as ``async with`` does.
+
+    Raises
+    ------
+    BadRequest
+        Nothing here serves such a URL.
+    PoolUnreachable
+        The pool cannot be opened.
     """
     url = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
     parts = split_url(url)

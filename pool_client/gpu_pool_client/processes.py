@@ -2,7 +2,7 @@
 
 A pid alone names different processes over time. A :class:`Process` also
 carries the start time, the boot, and the pid namespace it was seen from, so
-that it can be recognised exactly, and only by a looker who can see it.
+that it can be recognised exactly, and only by a process that can see it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,18 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """Identify the running process ``pid``, or None if there is none that the caller may see."""
+        """Identify a running process.
+
+        Parameters
+        ----------
+        pid
+            Its process id, in this process's own pid namespace.
+
+        Returns
+        -------
+        Process or None
+            The process; None if there is none, or none that the caller may see.
+        """
         start = _start_of(pid)
         return None if start is None else cls(pid, start, boot_id(), pid_namespace())
 
@@ -50,13 +61,17 @@ class Process:
         return _current()
 
     def is_alive(self) -> bool | None:
-        """Whether it still runs; None when this looker cannot tell.
+        """Whether the process still runs, as far as the caller can see.
 
-        A zombie counts as dead: it runs no code and holds no device. It is none
-        while any thread of it goes on, though its first one has ended. A process of
-        an earlier boot is dead; one of no boot in particular, or of another pid
-        namespace, is unknown. One that the system hides from this looker is dead too:
+        A zombie counts as dead: it runs no code and holds no device. It is not a zombie while
+        another of its threads runs. A process that the system hides from the caller is dead, too:
         one's own processes are never hidden, so its pid now belongs to somebody else's.
+
+        Returns
+        -------
+        bool or None
+            False for a process of an earlier boot; None for one of no boot in particular, or of
+            another pid namespace, about which the caller cannot tell.
         """
         if self.boot and self.boot != boot_id():
             return False

@@ -118,20 +118,38 @@ class SliceRequest:
 
 
 def format_share(milli: int) -> str:
-    """Write thousandths as a percentage: 20 → ``2%``, 5 → ``0.5%``."""
+    """Write a share of a device's compute as a percentage: 20 → ``2%``, 5 → ``0.5%``.
+
+    Parameters
+    ----------
+    milli
+        The share, in thousandths of a device.
+    """
     whole, tenth = divmod(milli, 10)
     return f"{whole}.{tenth}%" if tenth else f"{whole}%"
 
 
 def format_gpus(milli: int) -> str:
-    """Say how much of GPUs that is: 20 → ``2% of a GPU``, 1000 → ``a whole GPU``, 4000 → ``4 whole GPUs``."""
+    """Say how much of GPUs that is: 20 → ``2% of a GPU``, 1000 → ``a whole GPU``, 4000 → ``4 whole GPUs``.
+
+    Parameters
+    ----------
+    milli
+        Compute in thousandths of a device, of several devices together.
+    """
     if milli and milli % WHOLE == 0:
         return SliceRequest(milli // WHOLE, WHOLE).named
     return f"{format_share(milli)} of a GPU"
 
 
 def format_memory(mib: int) -> str:
-    """Write MiB so that it reads back exactly: 1536 → ``1.5GiB``, 655 → ``655MiB``."""
+    """Write an amount of memory so that it reads back exactly: 1536 → ``1.5GiB``, 655 → ``655MiB``.
+
+    Parameters
+    ----------
+    mib
+        The amount, in MiB.
+    """
     whole, rest = divmod(mib * 100, 102400)
     if rest % 1024 or mib < 1024:
         return f"{mib}MiB"
@@ -142,8 +160,20 @@ def format_memory(mib: int) -> str:
 def parse_request(text: str) -> SliceRequest:
     """Read a slice request from what a person wrote.
 
-    Raises :class:`~gpu_pool_client.BadRequest`, naming the accepted forms,
-    for everything else.
+    Parameters
+    ----------
+    text
+        Such as ``2%``, ``1.5GiB``, ``2x50%`` or ``4``, with filters behind it, if any.
+
+    Returns
+    -------
+    SliceRequest
+        The request. ``str`` of it can be read again.
+
+    Raises
+    ------
+    BadRequest
+        It is not a slice request. The remedy names the accepted forms.
     """
     if len(text) > MAX_TEXT:
         raise _refusal(text, f"it has {len(text)} characters, {MAX_TEXT} are read")

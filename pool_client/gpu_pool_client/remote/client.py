@@ -278,8 +278,8 @@ def _read(kind: TypeAdapter[T], answer: ServiceAnswer) -> T:
         return kind.validate_json(answer.body)
     except ValidationError as error:
         raise PoolUnreachable(
-            "The service of the pool answers what this program does not understand.",
-            "The newer of the two can be the service: upgrade jupyter-gpu-pool here too.",
+            "The gpu-pool service sent an answer that this program does not understand.",
+            "The service may be newer: upgrade jupyter-gpu-pool here, too.",
         ) from error
 
 

@@ -128,7 +128,12 @@ def _hidden(url: str) -> str:
 
 
 def _token() -> str | None:
-    found = next((os.environ[name] for name in TOKEN_VARIABLES if os.environ.get(name)), None)
-    if found is not None and not (found.isascii() and found.isprintable() and " " not in found):
-        raise BadRequest("The token in the environment is none.", f"Set {TOKEN_VARIABLES[0]} anew.")
+    name = next((name for name in TOKEN_VARIABLES if os.environ.get(name)), None)
+    if name is None:
+        return None
+    found = os.environ[name]
+    if not (found.isascii() and found.isprintable() and " " not in found):
+        raise BadRequest(
+            f"The token in ${name} is malformed.", f"Set ${TOKEN_VARIABLES[0]} to a valid token."
+        )
     return found

@@ -73,7 +73,7 @@ def error_of(body: bytes | bytearray) -> GpuPoolError:
     try:
         problem = ProblemDocument.model_validate_json(body)
     except ValidationError:
-        return PoolUnreachable("What answers is not the service of a pool.", "Check the URL of the pool.")
+        return PoolUnreachable("That URL is not a gpu-pool service.", "Check the URL of the pool.")
     kind = _KINDS.get(problem.code, GpuPoolError)
     if kind is TimedOut:
         return TimedOut(problem.message, problem.remedy, largest_now=problem.largest_now)
