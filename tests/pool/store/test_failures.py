@@ -28,7 +28,7 @@ async def test_it_is_kept_while_the_lease_lives_and_after_its_end(tmp_path: Path
             await pool.release(each)
         assert (await pool.get_lease(lease_id)).failure == FAILED
         rows = {row.id: row.failure for row in await pool.history()}
-        assert rows == {lease_id: dataclasses.asdict(FAILED), other: None}
+        assert rows == {lease_id: FAILED, other: None}
         assert await pool.history(user="ada") == await pool.history()
 
 
