@@ -27,7 +27,7 @@ from gpu_pool.store.leases import LeaseStore
 from gpu_pool.store.database import Database
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Holder, Process, parse_request
-from gpu_pool_client.processes import pid_namespace
+from gpu_pool_client._processes import pid_namespace
 
 devices, leases, looks = map(int, sys.argv[1:])
 sampling.FIRST_NAMESPACE = pid_namespace()  # it may be measured in a container

@@ -13,7 +13,8 @@ from pathlib import Path
 from benchmarks.report import Line
 from benchmarks.sizes import sized
 from gpu_pool.enforcement.hami_core import HamiTier
-from gpu_pool_client import Device, Holder, Lease, LeaseState, Slice, framework_caps, parse_request
+from gpu_pool_client import Device, Holder, Lease, LeaseState, Slice, parse_request
+from gpu_pool_client import _framework_caps as framework_caps
 from gpu_pool_provisioner.kernel_slice import slice_environment
 
 ROUNDS = sized(40, 3)

@@ -29,8 +29,8 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKerne
 from traitlets import Bool, Instance, List, Type, Unicode, default
 
 from gpu_pool_client import Holder, SliceRequest, connect, parse_request
-from gpu_pool_client.pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
-from gpu_pool_client.processes import account_of
+from gpu_pool_client._pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
+from gpu_pool_client._processes import account_of
 from gpu_pool_kernels.installer import MARKER, PROVISIONER, kernel_json, provisioner_of, write_kernel
 from gpu_pool_kernels.naming import by_size, folder_name
 

@@ -18,7 +18,7 @@ from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, Py
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import Sharing, read_course, read_group, read_quota
 from gpu_pool_client import WHOLE, BadRequest, parse_duration
-from gpu_pool_client.traits import Seconds
+from gpu_pool_client._traits import Seconds
 
 _NAME = "gpu_pool_config"
 

@@ -4,8 +4,8 @@ This package depends on nothing else of the project. It does no I/O of its own
 beyond reading ``/proc`` to identify processes.
 """
 
-from gpu_pool_client.durations import format_duration, parse_duration
-from gpu_pool_client.errors import (
+from gpu_pool_client._durations import format_duration, parse_duration
+from gpu_pool_client._errors import (
     BadRequest,
     GpuPoolError,
     LeaseGone,
@@ -15,11 +15,9 @@ from gpu_pool_client.errors import (
     PoolUnreachable,
     TimedOut,
 )
-from gpu_pool_client.outlook import Outlook
-from gpu_pool_client.pods import KernelCommand, KernelPod, PodPhase
-from gpu_pool_client.pool import Pool, connect
-from gpu_pool_client.processes import Process
-from gpu_pool_client.requests import (
+from gpu_pool_client._pool import Pool, connect
+from gpu_pool_client._processes import Process
+from gpu_pool_client._requests import (
     ACCEPTED,
     WHOLE,
     Filters,
@@ -29,9 +27,9 @@ from gpu_pool_client.requests import (
     format_share,
     parse_request,
 )
-from gpu_pool_client.terms import Activity, Terms, WhenIdle
-from gpu_pool_client.values import (
+from gpu_pool_client._values import (
     SIMULATED,
+    Activity,
     Device,
     DeviceStatus,
     EndedLease,
@@ -39,12 +37,18 @@ from gpu_pool_client.values import (
     Enforcement,
     Failure,
     Holder,
+    KernelCommand,
+    KernelPod,
     Lease,
     LeaseState,
     Limit,
+    Outlook,
+    PodPhase,
     PoolStatus,
     Slice,
     Strength,
+    Terms,
+    WhenIdle,
 )
 
 __all__ = [

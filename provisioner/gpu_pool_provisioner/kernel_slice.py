@@ -21,7 +21,7 @@ from gpu_pool_client import (
     Process,
     SliceRequest,
 )
-from gpu_pool_client.framework_caps import installed_frameworks, lease_caps, with_caps
+from gpu_pool_client._framework_caps import installed_frameworks, lease_caps, with_caps
 from gpu_pool_provisioner.advice import slice_lost
 from gpu_pool_provisioner.pools import NOT_NOW, give_back, shared_pool
 

@@ -20,7 +20,7 @@ from gpu_pool_client import (
     connect,
     format_duration,
 )
-from gpu_pool_client.pool import DEFAULT_URL, URL_VARIABLE
+from gpu_pool_client._pool import DEFAULT_URL, URL_VARIABLE
 from gpu_pool_provisioner.proxy.loops import proxy_loop
 
 #: What a pool raises about a lease that there is where it cannot answer now: it is away, or its user

@@ -36,8 +36,8 @@ from gpu_pool_client import (
     TimedOut,
     parse_request,
 )
-from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
-from gpu_pool_client.processes import account_of
+from gpu_pool_client._pool import COURSE_VARIABLE, URL_VARIABLE
+from gpu_pool_client._processes import account_of
 from gpu_pool_provisioner import advice
 from gpu_pool_provisioner.kernel_slice import NOTICE_VARIABLE, KernelSlice, kernel_command
 from gpu_pool_provisioner.pools import resolve_url

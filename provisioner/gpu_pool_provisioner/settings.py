@@ -9,7 +9,7 @@ from typing import Final
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, CUnicode, List, Unicode, default
 
-from gpu_pool_client.traits import Seconds
+from gpu_pool_client._traits import Seconds
 from gpu_pool_provisioner.pools import default_outage_timeout
 
 #: Names the slice of kernels whose kernelspec says nothing about one.

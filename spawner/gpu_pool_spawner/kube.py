@@ -25,8 +25,8 @@ from traitlets import Bool, Dict, TraitError, Unicode, validate
 from gpu_pool.cluster.dialects import AUTO, DialectOptions, dialect_names
 from gpu_pool.courses import CourseFile
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, SliceRequest
-from gpu_pool_client.durations import format_duration
-from gpu_pool_client.traits import Seconds
+from gpu_pool_client._durations import format_duration
+from gpu_pool_client._traits import Seconds
 from gpu_pool_spawner import choices, kube_choices, kube_messages
 from gpu_pool_spawner.kube_capacity import ClusterSupply, capacity
 from gpu_pool_spawner.kube_choices import granted_instead, say_next, server_choices

@@ -16,7 +16,7 @@ from gpu_pool.cluster.dialects import counted_as
 from gpu_pool.courses import CourseFile, check_offered
 from gpu_pool.courses.model import SliceOffer
 from gpu_pool_client import BadRequest, GpuPoolError, SliceRequest, parse_request
-from gpu_pool_client.durations import format_duration
+from gpu_pool_client._durations import format_duration
 from gpu_pool_spawner import choices
 from gpu_pool_spawner.kube_capacity import UNBOUNDED, ClusterSupply, capacity, next_capacity
 from gpu_pool_spawner.kube_profiles import Profile, profile_of

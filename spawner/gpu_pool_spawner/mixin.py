@@ -26,7 +26,7 @@ from traitlets.config import LoggingConfigurable
 
 from gpu_pool.courses import CourseFile, Courses
 from gpu_pool_client import BadRequest, GpuPoolError, SliceRequest
-from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
+from gpu_pool_client._pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_spawner import choices
 from gpu_pool_spawner.page import ServerChoice, SpawnPage, spawn_page
 from gpu_pool_spawner.pool_view import catalogue_of, view_of

@@ -15,7 +15,7 @@ __all__ = ["cluster_children", "hub"]
 #: Run by the service first: it sees another boot, of a machine that is up for a month longer.
 ANOTHER_NODE = """
 import pathlib, time
-from gpu_pool_client import processes
+from gpu_pool_client import _processes as processes
 read, uptime = pathlib.Path.read_text, time.clock_gettime
 pathlib.Path.read_text = lambda path, *how, **more: (
     "another" if path.name == "boot_id" else read(path, *how, **more)

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_pool.enforcement.watchdog.escalation import Tolerance
 from gpu_pool_client import Device
-from gpu_pool_client.framework_caps import installed_frameworks, usable_mib
+from gpu_pool_client._framework_caps import installed_frameworks, usable_mib
 from support.gpu import Occupant, Room, memory_of, until
 
 pytestmark = pytest.mark.gpu

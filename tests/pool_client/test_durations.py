@@ -7,7 +7,7 @@ from traitlets import HasTraits, TraitError
 from traitlets.config import Application
 
 from gpu_pool_client import BadRequest, Outlook, format_duration, parse_duration
-from gpu_pool_client.traits import Seconds
+from gpu_pool_client._traits import Seconds
 
 
 @pytest.mark.parametrize(

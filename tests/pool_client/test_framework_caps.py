@@ -20,7 +20,7 @@ from gpu_pool_client import (
     Strength,
     parse_request,
 )
-from gpu_pool_client.framework_caps import (
+from gpu_pool_client._framework_caps import (
     installed_frameworks,
     lease_caps,
     limit_words,

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from gpu_pool_client import procfs
-from gpu_pool_client.processes import family, lineage
+from gpu_pool_client import _procfs as procfs
+from gpu_pool_client._processes import family, lineage
 from support.pools import identity, running, until
 
 STATUS = b"Name:\ta%sUid:\t0\nUmask:\t0022\nPid:\t7\nNSpid:\t7\t1\nUid:\t1000\t1001\t1002\t1003\nGroups:\t\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_pool_client import BadRequest, parse_request
-from gpu_pool_client.requests import ACCEPTED
+from gpu_pool_client._requests import ACCEPTED
 
 _COUNT = "the number of GPUs is between 1 and 1024"
 _UNIT = "memory is written in GiB or MiB"

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 import gpu_pool_client
-from gpu_pool_client import BadRequest, GpuPoolError, PoolUnreachable, Process, connect, processes, procfs
-from gpu_pool_client.errors import MAX_MESSAGE
+from gpu_pool_client import BadRequest, GpuPoolError, PoolUnreachable, Process, connect
+from gpu_pool_client import _processes as processes
+from gpu_pool_client import _procfs as procfs
+from gpu_pool_client._errors import MAX_MESSAGE
 from support.pools import ENDS_ITS_FIRST_THREAD, identity, running
 
 

@@ -10,7 +10,7 @@ import pytest
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 
-from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
+from gpu_pool_client._pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE
 from support.jupyter_env import JupyterEnv, Managers, answer
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_pool.enforcement.watchdog.processes import describe
 from gpu_pool.service.callers import is_contained
-from gpu_pool_client.processes import family, lineage, owner_of
+from gpu_pool_client._processes import family, lineage, owner_of
 from support.disguises import ENDS_OF_LINES, OTHER, STUDENT, disguised, needs_root
 
 pytestmark = needs_root

@@ -37,7 +37,7 @@ from gpu_pool.enforcement.privileged import Privileged
 from gpu_pool.enforcement.tiers import Accounting
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, GpuPoolError, Holder, Lease, LeaseState, Process, parse_request
-from gpu_pool_client.processes import pid_namespace
+from gpu_pool_client._processes import pid_namespace
 from gpu_pool_provisioner.kernel_slice import slice_environment
 
 from .gpu_child import Child

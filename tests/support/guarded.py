@@ -22,7 +22,7 @@ from pathlib import Path
 from gpu_pool.devices import sampling
 from gpu_pool.enforcement.watchdog import OwnStore, WatchdogRules, WatchdogThread
 from gpu_pool.settings import PoolSettings
-from gpu_pool_client.processes import pid_namespace
+from gpu_pool_client._processes import pid_namespace
 
 logged, evicted, now = [], [], [0.0]
 handler = logging.Handler()

@@ -16,7 +16,7 @@ from jupyter_client.manager import AsyncKernelManager
 from traitlets.config import Config
 
 from gpu_pool_client import Lease, LeaseState, Pool, parse_request
-from gpu_pool_client.values import Holder
+from gpu_pool_client._values import Holder
 from gpu_pool_provisioner import pools
 from support.pools import eventually as eventually
 from support.tiny_kernel import __file__ as tiny_kernel

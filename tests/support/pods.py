@@ -46,7 +46,7 @@ from gpu_pool_client import (
     Process,
     SliceRequest,
 )
-from gpu_pool_client.pods import POD_VARIABLE
+from gpu_pool_client._values import POD_VARIABLE
 from gpu_pool_provisioner import pools
 
 _NUMBERS = itertools.count(1)

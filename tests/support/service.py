@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Pool, Process, connect
-from gpu_pool_client.processes import boot_id, pid_namespace
+from gpu_pool_client._processes import boot_id, pid_namespace
 from support.pools import running, until
 
 DEVICES = "V100-SXM2-32GB:1"

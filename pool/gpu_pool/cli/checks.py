@@ -27,7 +27,7 @@ from gpu_pool.embedded.pool import store_path
 from gpu_pool.store import files
 from gpu_pool.store.database import Database
 from gpu_pool_client import SIMULATED, BadRequest, GpuPoolError, Pool, PoolStatus, SliceRequest, parse_request
-from gpu_pool_client.pool import DEFAULT_URL, URL_VARIABLE
+from gpu_pool_client._pool import DEFAULT_URL, URL_VARIABLE
 
 if TYPE_CHECKING:
     from gpu_pool_kernels.installer import InstalledKernel

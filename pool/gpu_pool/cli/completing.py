@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 from gpu_pool.cli.formatting import granted, safe
 from gpu_pool.cli.session import CommandSession
 from gpu_pool_client import Lease, LeaseState, PoolStatus
-from gpu_pool_client.pool import DEFAULT_URL, URL_VARIABLE
+from gpu_pool_client._pool import DEFAULT_URL, URL_VARIABLE
 
 #: Seconds in which the pool has to answer.
 _WITHIN: Final = 1.0

@@ -25,8 +25,8 @@ from gpu_pool_client import (
     SliceRequest,
     parse_request,
 )
-from gpu_pool_client.pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
-from gpu_pool_client.processes import account_of
+from gpu_pool_client._pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
+from gpu_pool_client._processes import account_of
 
 if TYPE_CHECKING:
     from gpu_pool_kernels.installer import InstalledKernel, Removal

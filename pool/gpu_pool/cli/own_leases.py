@@ -22,7 +22,7 @@ from gpu_pool_client import (
     Process,
     SliceRequest,
 )
-from gpu_pool_client.processes import lineage
+from gpu_pool_client._processes import lineage
 
 LEASE_VARIABLE = "GPU_POOL_LEASE"
 TAKE_ONE = "Take one with: gpu-pool request 2%"

@@ -17,7 +17,7 @@ from gpu_pool.cli.session import CommandSession, complete, json_option, verb
 from gpu_pool.policy import usage_report
 from gpu_pool.policy.usage_report import UsageRow
 from gpu_pool_client import BadRequest, EndedLease, LeaseState, format_duration, parse_duration
-from gpu_pool_client.requests import format_memory
+from gpu_pool_client._requests import format_memory
 
 _KEYS: Final[Mapping[str, Callable[[EndedLease], str]]] = {
     "user": lambda row: str(row.user),

@@ -33,8 +33,8 @@ from gpu_pool_client import (
     format_duration,
     parse_request,
 )
-from gpu_pool_client.pool import COURSE_VARIABLE
-from gpu_pool_client.processes import account_of
+from gpu_pool_client._pool import COURSE_VARIABLE
+from gpu_pool_client._processes import account_of
 
 if TYPE_CHECKING:
     from rich.status import Status

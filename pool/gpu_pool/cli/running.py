@@ -32,7 +32,7 @@ from gpu_pool_client import (
     SliceRequest,
     parse_request,
 )
-from gpu_pool_client.framework_caps import installed_frameworks, lease_caps, with_caps
+from gpu_pool_client._framework_caps import installed_frameworks, lease_caps, with_caps
 
 F = TypeVar("F", bound=Callable[..., Any])
 

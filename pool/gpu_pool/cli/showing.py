@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 import contextlib
 
-from gpu_pool_client.processes import family
+from gpu_pool_client._processes import family
 
 #: Seconds between two looks of ``status --watch``.
 _EVERY = 1.0

@@ -23,7 +23,7 @@ from gpu_pool.cluster.kueue import QUEUE_LABEL
 from gpu_pool.cluster.notebooks import Notebook
 from gpu_pool.cluster.settings import CONTAINER
 from gpu_pool_client import BadRequest, KernelCommand, Lease, NotAllowed
-from gpu_pool_client.pods import POD_VARIABLE
+from gpu_pool_client._values import POD_VARIABLE
 
 POOL_LABEL: Final = f"{PREFIX}/pool"
 LEASE_LABEL: Final = f"{PREFIX}/lease"

@@ -53,7 +53,7 @@ from gpu_pool_client import (
     Process,
     SliceRequest,
 )
-from gpu_pool_client.durations import format_duration
+from gpu_pool_client._durations import format_duration
 from gpu_pool_client.remote import bodies
 
 

@@ -24,7 +24,7 @@ from gpu_pool.policy import placement
 from gpu_pool.policy.queue import Waiter
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool_client import Device, DeviceStatus, SliceRequest
-from gpu_pool_client.durations import format_duration
+from gpu_pool_client._durations import format_duration
 
 #: The pool of which a pod is a placeholder, and its group.
 PLACEHOLDER_LABEL: Final = f"{PREFIX}/placeholder"

@@ -15,8 +15,15 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from gpu_pool.courses.hours import WeeklyHours, parse_hours
 from gpu_pool.courses.text import given, nearest
-from gpu_pool_client import WHOLE, BadRequest, SliceRequest, WhenIdle, parse_duration, parse_request
-from gpu_pool_client import durations as _durations
+from gpu_pool_client import (
+    WHOLE,
+    BadRequest,
+    SliceRequest,
+    WhenIdle,
+    _durations,
+    parse_duration,
+    parse_request,
+)
 
 _NUMBER: Final = re.compile(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", re.ASCII)
 _WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,7}", re.ASCII)

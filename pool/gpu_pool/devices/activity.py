@@ -11,8 +11,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from gpu_pool_client import Activity, Process, Slice, procfs
-from gpu_pool_client.processes import family, owner_of
+from gpu_pool_client import Activity, Process, Slice
+from gpu_pool_client import _procfs as procfs
+from gpu_pool_client._processes import family, owner_of
 
 #: CUDA opens it when it is initialised; NVML alone does not.
 _CUDA_DEVICE: Final = "/dev/nvidia-uvm"

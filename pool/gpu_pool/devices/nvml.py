@@ -20,7 +20,7 @@ import pynvml
 
 from gpu_pool.devices.inventory import Inventory, context_mib
 from gpu_pool_client import WHOLE, Device
-from gpu_pool_client.values import CONTEXT_MIB
+from gpu_pool_client._values import CONTEXT_MIB
 
 #: What NVML fails with; a function missing from an older driver's library is reported by either.
 FAILURES: Final = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)

@@ -20,7 +20,7 @@ import pynvml
 from gpu_pool.devices.inventory import Reading
 from gpu_pool.devices.nvml import FAILURES, NvmlSession, card_problem
 from gpu_pool_client import Device
-from gpu_pool_client.processes import pid_namespace
+from gpu_pool_client._processes import pid_namespace
 
 _BYTES_PER_MIB: Final = 1024 * 1024
 #: ``/proc/self/ns/pid`` in the machine's first pid namespace, whose number the kernel fixes

@@ -38,7 +38,7 @@ from gpu_pool_client import (
     Pool,
     SliceRequest,
 )
-from gpu_pool_client.processes import boot_id
+from gpu_pool_client._processes import boot_id
 
 
 class OpenedPool(Pool):

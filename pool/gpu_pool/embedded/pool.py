@@ -39,7 +39,7 @@ from gpu_pool_client import (
     Process,
     SliceRequest,
 )
-from gpu_pool_client.pool import split_url
+from gpu_pool_client._pool import split_url
 
 #: How often a waiter reads its place: a few microseconds of work each time.
 _POLL: Final = 0.1

@@ -22,7 +22,7 @@ from gpu_pool.enforcement.mps.programs import is_memory, is_percentage
 from gpu_pool.enforcement.privileged import Privileged
 from gpu_pool.enforcement.tiers import Tier, TierContext, TierFailed, TierStatement
 from gpu_pool_client import Device, Enforcement, Lease, Limit, Process, Strength
-from gpu_pool_client.processes import family
+from gpu_pool_client._processes import family
 
 _CSV: Final = "--format=csv,noheader"
 _VERSION: Final = ("-p", "3")

@@ -131,7 +131,7 @@ class Accounting(Tier):
 
     Framework caps come on top of it where the kernel's environment has a
     framework that takes them: whoever launches the kernel knows that, and
-    states it (``gpu_pool_client.framework_caps.with_caps``).
+    states it (``gpu_pool_client._framework_caps.with_caps``).
     """
 
     name = "accounting"

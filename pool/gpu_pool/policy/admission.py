@@ -19,7 +19,7 @@ from gpu_pool_client import (
     format_memory,
     format_share,
 )
-from gpu_pool_client.drained import ask_about, say_drained
+from gpu_pool_client._drained import ask_about, say_drained
 
 #: GPUs of which a message says how much is free.
 _MOST_NAMED = 8

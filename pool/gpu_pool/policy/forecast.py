@@ -18,7 +18,7 @@ from gpu_pool.policy.placement import give_back
 from gpu_pool.policy.queue import Holding, Situation, Waiter, decide
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool_client import DeviceStatus, format_memory, format_share
-from gpu_pool_client.drained import ask_about, say_drained
+from gpu_pool_client._drained import ask_about, say_drained
 
 #: Fewer known stays than this tell nothing.
 FEWEST: Final = 5

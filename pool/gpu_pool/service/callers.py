@@ -20,8 +20,9 @@ from typing import Final, Protocol
 from tornado.httputil import HTTPServerRequest
 
 from gpu_pool.user_names import name_of
-from gpu_pool_client import BadRequest, Lease, NotAllowed, Process, procfs
-from gpu_pool_client.processes import boot_id, owner_of, pid_namespace
+from gpu_pool_client import BadRequest, Lease, NotAllowed, Process
+from gpu_pool_client import _procfs as procfs
+from gpu_pool_client._processes import boot_id, owner_of, pid_namespace
 
 #: struct ucred of unix(7): pid, uid, gid. All as they are in this process's namespaces.
 _CREDENTIALS: Final = struct.Struct("3i")

@@ -12,7 +12,8 @@ from typing import Final
 
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.served_pool import ServedPool
-from gpu_pool_client import NotAllowed, PoolUnreachable, procfs
+from gpu_pool_client import NotAllowed, PoolUnreachable
+from gpu_pool_client import _procfs as procfs
 
 #: Seconds between two tries, however many ask, and those that one may take.
 _TRY_EVERY, _WITHIN = 3.0, 2.0

@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import GpuPoolError, Lease, PoolStatus
-from gpu_pool_client.terms import Terms
+from gpu_pool_client._values import Terms
 
 #: Seconds between looks when nothing was decided.
 _LOOK_EVERY: Final = 1.0

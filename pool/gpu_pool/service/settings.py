@@ -5,7 +5,7 @@ from __future__ import annotations
 from traitlets import Bool, Integer, List, Unicode
 from traitlets.config import Configurable
 
-from gpu_pool_client.traits import Seconds
+from gpu_pool_client._traits import Seconds
 
 
 class ServeSettings(Configurable):

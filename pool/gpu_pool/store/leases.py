@@ -28,7 +28,7 @@ from gpu_pool_client import (
     Process,
     SliceRequest,
 )
-from gpu_pool_client.processes import is_child_of_ours
+from gpu_pool_client._processes import is_child_of_ours
 
 #: No deadline is set further ahead than this.
 _MOST_SECONDS: Final = 86_400.0

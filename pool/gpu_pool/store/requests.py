@@ -41,7 +41,7 @@ from gpu_pool_client import (
     SliceRequest,
     TimedOut,
 )
-from gpu_pool_client.processes import pid_namespace
+from gpu_pool_client._processes import pid_namespace
 
 if TYPE_CHECKING:
     from gpu_pool.courses import Courses

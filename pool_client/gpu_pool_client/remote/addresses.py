@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from gpu_pool_client.errors import BadRequest
-from gpu_pool_client.pool import split_url
+from gpu_pool_client._errors import BadRequest
+from gpu_pool_client._pool import split_url
 
 _NAME: Final = "gpu-pool/gpu-pool.sock"
 #: The socket of a machine's service, which root runs.

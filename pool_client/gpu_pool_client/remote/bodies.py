@@ -14,12 +14,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, WrapSerializer
 
-from gpu_pool_client.outlook import Outlook
-from gpu_pool_client.pods import KernelPod
-from gpu_pool_client.processes import Process
-from gpu_pool_client.requests import parse_request
-from gpu_pool_client.terms import Activity, Terms
-from gpu_pool_client.values import DeviceStatus, EndedLease, Lease
+from gpu_pool_client._processes import Process
+from gpu_pool_client._requests import parse_request
+from gpu_pool_client._values import Activity, DeviceStatus, EndedLease, KernelPod, Lease, Outlook, Terms
 
 #: The root of all addresses. It changes when what they mean does.
 API: Final = "/api/v1"

@@ -12,20 +12,29 @@ from urllib.parse import quote, urlencode
 
 from pydantic import TypeAdapter, ValidationError
 
-from gpu_pool_client.errors import GpuPoolError, PoolUnreachable
-from gpu_pool_client.outlook import Outlook
-from gpu_pool_client.pods import KernelCommand, KernelPod
-from gpu_pool_client.pool import Pool
-from gpu_pool_client.processes import Process
+from gpu_pool_client._errors import GpuPoolError, PoolUnreachable
+from gpu_pool_client._pool import Pool
+from gpu_pool_client._processes import Process
+from gpu_pool_client._requests import SliceRequest, parse_request
+from gpu_pool_client._values import (
+    Activity,
+    DeviceStatus,
+    EndedLease,
+    EndReason,
+    Holder,
+    KernelCommand,
+    KernelPod,
+    Lease,
+    LeaseState,
+    Outlook,
+    PoolStatus,
+)
 from gpu_pool_client.remote import bodies
 from gpu_pool_client.remote.endpoints import Endpoint
 from gpu_pool_client.remote.exchange import ServiceAnswer
 from gpu_pool_client.remote.heartbeat import lease_heartbeat
 from gpu_pool_client.remote.problems import error_of
 from gpu_pool_client.remote.unreachable import explain, is_soon_over
-from gpu_pool_client.requests import SliceRequest, parse_request
-from gpu_pool_client.terms import Activity
-from gpu_pool_client.values import DeviceStatus, EndedLease, EndReason, Holder, Lease, LeaseState, PoolStatus
 
 T = TypeVar("T")
 

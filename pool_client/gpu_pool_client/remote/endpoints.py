@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from gpu_pool_client.errors import BadRequest
-from gpu_pool_client.pool import split_url
+from gpu_pool_client._errors import BadRequest
+from gpu_pool_client._pool import split_url
 from gpu_pool_client.remote import bodies
 from gpu_pool_client.remote.addresses import socket_path
 from gpu_pool_client.remote.exchange import ServerAddress, ServiceAnswer, Where, ask

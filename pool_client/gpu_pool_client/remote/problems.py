@@ -7,7 +7,7 @@ from typing import Final
 
 from pydantic import BaseModel, ValidationError
 
-from gpu_pool_client.errors import (
+from gpu_pool_client._errors import (
     BadRequest,
     GpuPoolError,
     LeaseGone,

@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from gpu_pool_client.errors import PoolUnreachable
+from gpu_pool_client._errors import PoolUnreachable
 from gpu_pool_client.remote.endpoints import Endpoint
 from gpu_pool_client.remote.exchange import NotConnectedError
 

@@ -28,8 +28,8 @@ from jupyter_client.launcher import launch_kernel
 from jupyter_core.paths import jupyter_path
 
 from gpu_pool_client import EndReason, Holder, KernelCommand, Lease, Process, parse_request
-from gpu_pool_client.pool import COURSE_VARIABLE, URL_VARIABLE
-from gpu_pool_client.processes import account_of
+from gpu_pool_client._pool import COURSE_VARIABLE, URL_VARIABLE
+from gpu_pool_client._processes import account_of
 from gpu_pool_provisioner.kernel_slice import KernelSlice, kernel_command
 from gpu_pool_provisioner.pools import default_outage_timeout, resolve_url, shared_pool
 from gpu_pool_provisioner.proxy import messages

@@ -11,7 +11,7 @@ import pytest
 from gpu_pool.cli import main
 from gpu_pool.cli.app import cli
 from gpu_pool.cli.session import CommandSession, Verb
-from gpu_pool_client import errors
+from gpu_pool_client import _errors as errors
 
 REFERENCE = (Path(__file__).parents[3] / "docs/reference/cli.md").read_text()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.devices.sampling import FIRST_NAMESPACE
-from gpu_pool_client.processes import pid_namespace
+from gpu_pool_client._processes import pid_namespace
 from support import nvml_stub
 from support.pools import running
 from support.terminal import Terminal

@@ -16,7 +16,7 @@ import pytest
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.enforcement import tiers
 from gpu_pool_client import Lease, Process, Strength
-from gpu_pool_client.framework_caps import with_caps
+from gpu_pool_client._framework_caps import with_caps
 from support.pools import embedded, take
 
 TORCH = {"PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction:0.01"}

@@ -16,7 +16,7 @@ from support.service import Service
 #: The service reads the boot, and whose a process is, at another place than ``/proc``.
 BOOTED = """
 from pathlib import Path
-from gpu_pool_client import processes, procfs
+from gpu_pool_client import _processes as processes, _procfs as procfs
 procfs.PROC = Path({proc!r})
 processes.boot_id.cache_clear()
 true_time = time.clock_gettime

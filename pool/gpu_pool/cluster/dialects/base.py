@@ -18,7 +18,7 @@ from gpu_pool_client import (
     format_memory,
     format_share,
 )
-from gpu_pool_client.values import CONTEXT_MIB
+from gpu_pool_client._values import CONTEXT_MIB
 
 #: What holds one who has a whole GPU.
 WHOLE_GPU: Final = Enforcement(Limit(Strength.HARD, "a whole GPU"), Limit(Strength.HARD, "a whole GPU"))

@@ -26,8 +26,9 @@ from gpu_pool.enforcement.checkpoint.driver_calls import (
 from gpu_pool.enforcement.checkpoint.program import NO_FREE_MEMORY
 from gpu_pool.enforcement.checkpoint.records import Record, Records, SuspensionClaim
 from gpu_pool.settings import PoolSettings
-from gpu_pool_client import Device, LeaseState, Process, procfs
-from gpu_pool_client.processes import owner_of
+from gpu_pool_client import Device, LeaseState, Process
+from gpu_pool_client import _procfs as procfs
+from gpu_pool_client._processes import owner_of
 
 _MIB: Final = 1 << 20
 #: The part of the machine's memory that is used if the administrator names no other.

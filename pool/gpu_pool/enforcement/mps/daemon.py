@@ -33,8 +33,9 @@ from gpu_pool.enforcement.mps.programs import (
     run,
 )
 from gpu_pool.enforcement.tiers import TierFailed
-from gpu_pool_client import WHOLE, Device, Slice, procfs
-from gpu_pool_client.processes import owner_of
+from gpu_pool_client import WHOLE, Device, Slice
+from gpu_pool_client import _procfs as procfs
+from gpu_pool_client._processes import owner_of
 
 #: CUDA contexts at once: before Volta, from Volta on, and from CUDA 13.1 (driver R590) on.
 _BEFORE_VOLTA: Final = 16

@@ -17,7 +17,8 @@ from gpu_pool.enforcement.mps.programs import (
 )
 from gpu_pool.enforcement.privileged import Privileged
 from gpu_pool.enforcement.tiers import TierFailed
-from gpu_pool_client import Device, procfs
+from gpu_pool_client import Device
+from gpu_pool_client import _procfs as procfs
 
 EXCLUSIVE: Final = "Exclusive_Process"
 DEFAULT: Final = "Default"

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, Final
 
 from gpu_pool_client import Lease
-from gpu_pool_client.processes import owner_of
+from gpu_pool_client._processes import owner_of
 
 #: Tries to open device 0 of those it sees, and then to allocate argv[1] MiB of it. Its exit
 #: status says how far it came: everything that is not one of these is a failure of the probe.

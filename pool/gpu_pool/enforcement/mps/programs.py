@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from gpu_pool.enforcement.tiers import TierFailed
-from gpu_pool_client.processes import account_of, owner_of
-from gpu_pool_client.procfs import pids
+from gpu_pool_client._processes import account_of, owner_of
+from gpu_pool_client._procfs import pids
 
 _INHERITED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 #: Most of a tool's words that go into a message.

@@ -22,7 +22,7 @@ from gpu_pool.devices.sampling import ProcessUse
 from gpu_pool.enforcement.watchdog.processes import first_owner, lease_in_environment, own_namespace
 from gpu_pool.store.measured_use import Measured
 from gpu_pool_client import Lease, Process
-from gpu_pool_client.processes import lineage, owner_of
+from gpu_pool_client._processes import lineage, owner_of
 
 #: Looks after which it is asked again whether a pid still means the same process, at the earliest.
 _RECHECK: Final = 30

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from gpu_pool.devices.activity import environment_of
-from gpu_pool_client import Process, procfs
-from gpu_pool_client.processes import account_of, family, owner_of
+from gpu_pool_client import Process
+from gpu_pool_client import _procfs as procfs
+from gpu_pool_client._processes import account_of, family, owner_of
 
 _MARK: Final = b"GPU_POOL_LEASE="
 

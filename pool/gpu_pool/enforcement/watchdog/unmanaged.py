@@ -11,7 +11,7 @@ from gpu_pool.devices.sampling import ProcessSampler
 from gpu_pool.enforcement.watchdog.attribution import Attribution, Attributor
 from gpu_pool.enforcement.watchdog.processes import ProcessEnding, describe, first_owner, program_of
 from gpu_pool_client import Device, Lease, Process, format_memory
-from gpu_pool_client.processes import owner_of
+from gpu_pool_client._processes import owner_of
 
 _log = logging.getLogger("gpu_pool.watchdog")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gpu_pool_client.errors import BadRequest
+from gpu_pool_client._errors import BadRequest
 
 ACCEPTED: Final = "Accepted: 90s, 15min, 2h, 1h30min, 3d, or a number of seconds."
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_pool_client import procfs
+from gpu_pool_client import _procfs as procfs
 
 _IS_LINUX: Final = sys.platform.startswith("linux")
 #: A tree of processes deeper than this is a circle: a pid was used again while we looked.

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gpu_pool_client.errors import BadRequest
+from gpu_pool_client._errors import BadRequest
 
 #: Thousandths in one whole device.
 WHOLE: Final = 1000

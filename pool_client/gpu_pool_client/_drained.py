@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from gpu_pool_client.values import DeviceStatus
+from gpu_pool_client._values import DeviceStatus
 
 #: Devices that are named; of more it is said how many.
 _MOST_NAMED: Final = 8

@@ -5,11 +5,152 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
-from gpu_pool_client.processes import Process
-from gpu_pool_client.requests import WHOLE, SliceRequest, format_share
-from gpu_pool_client.terms import Terms
+from gpu_pool_client._processes import Process
+from gpu_pool_client._requests import WHOLE, SliceRequest, format_share
+
+
+class WhenIdle(str, Enum):
+    """What becomes of the slice of an idle kernel that cannot be parked."""
+
+    KEEP = "keep"
+    """Nothing."""
+    END = "end"
+    """The kernel is ended, after a warning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms of one lease. Durations are in seconds."""
+
+    #: Unix seconds at which the lease ends whatever its kernel does; None for no limit.
+    ends_at: float | None = None
+    #: After how long an idle kernel's slice is parked, where that is possible; None for never.
+    idle_limit: float | None = None
+    #: Where it is not.
+    when_idle: WhenIdle = WhenIdle.KEEP
+    #: How long before anything is taken away the user is warned.
+    warn_before: float = 300.0
+    #: How long the user may say "I'm still using it" at once.
+    keep_at_most: float = 7_200.0
+    #: Whether the pool watches over the lease: it may warn its user, and take the slice back at any time.
+    guarded: bool = False
+    #: Whether its kernel runs in a pod that the pool starts, by :meth:`~gpu_pool_client.Pool.launch`.
+    in_pod: bool = False
+
+    @property
+    def acts_when_idle(self) -> bool:
+        """Whether anything comes of idling for so long: a kernel in a pod is never parked."""
+        return self.idle_limit is not None and not (self.in_pod and self.when_idle is WhenIdle.KEEP)
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether anything may be taken away while the kernel lives."""
+        return self.guarded or self.ends_at is not None or self.idle_limit is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the process of a lease does with its devices; None where that is not known."""
+
+    #: Whether it has initialised CUDA, and so keeps state on the device.
+    initialised: bool | None = None
+    #: Whether the device has worked for it in the last seconds.
+    working: bool | None = None
+    #: Whether what it keeps on its devices can be moved off them while its lease is parked.
+    movable: bool = False
+    #: MiB of device memory in use by it and its descendants, on all devices together.
+    memory_mib: int | None = None
+
+
+_MINUTE: Final = 60
+_HOUR: Final = 3_600
+#: Seconds from which a wait is told in hours.
+_LONG: Final = 3 * _HOUR
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Why a lease waits and how long it may still take. Names no other user."""
+
+    #: Position in the queue, 1 for the next.
+    position: int
+    #: One or two sentences: what is needed, what is free, who is before it.
+    why: str
+    #: Seconds, (likely soonest, likely latest): a guess from what others did before, and no promise.
+    #: None when nothing is known, as of a lease that has outlasted all that are known.
+    wait: tuple[float, float] | None = None
+
+    @property
+    def expected(self) -> str:
+        """The range of waits, ``perhaps about 4 to 9 min``; empty when nothing is known."""
+        if self.wait is None:
+            return ""
+        soonest, latest = self.wait
+        if latest < _MINUTE / 2:
+            return "perhaps less than a minute"
+        unit, seconds = ("min", _MINUTE) if latest < _LONG else ("h", _HOUR)
+        last = round(latest / seconds)
+        if unit == "h" and soonest < _HOUR:
+            return f"perhaps about {round(soonest / _MINUTE)} min to {last} h"
+        first = round(soonest / seconds)
+        return f"perhaps about {last} {unit}" if first == last else f"perhaps about {first} to {last} {unit}"
+
+    def __str__(self) -> str:
+        place = (
+            "You are next in the queue"
+            if self.position == 1
+            else f"You are number {self.position} in the queue"
+        )
+        return f"{', '.join(filter(None, (place, self.expected)))}. {self.why}".strip()
+
+
+#: Tells a kernel that a pool has started it in a pod: its wishes are messages then, see ``%gpu use``.
+POD_VARIABLE: Final = "GPU_POOL_POD"
+
+
+class PodPhase(str, Enum):
+    """How far a kernel's pod is."""
+
+    QUEUED = "queued"
+    """It waits in the cluster's own queue, for as long as that takes; its lease is parked meanwhile."""
+    STARTING = "starting"
+    """It waits for its node, its volumes or its image, or is just beginning."""
+    RUNNING = "running"
+    """Its process runs, and can be reached."""
+    ENDED = "ended"
+    """Its process has ended, or the pod is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCommand:
+    """What is to run in a kernel's pod. What the pool adds is not here: the slice, the image, the home."""
+
+    #: The kernelspec's command. ``{connection_file}`` stands for where the pod finds :attr:`connection`.
+    argv: tuple[str, ...]
+    #: What the connection file says: ports, key and Curve keys. Its ``ip`` is the pod's affair. Secret.
+    connection: Mapping[str, Any] = field(repr=False)
+    #: The kernelspec's own variables, and what the user passes on by name. Nothing of the pool's.
+    environment: Mapping[str, str] = field(default_factory=dict)
+    #: The folder to start in, below the home; None for the home itself.
+    folder: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPod:
+    """A kernel's pod, as it was when the pool answered."""
+
+    #: Differs for every pod of a lease, and with everything below.
+    version: str
+    phase: PodPhase
+    #: The IP address at which the kernel listens; None unless it runs.
+    address: str | None = None
+    #: What is going on, in a student's words: ``Its software is being fetched.``
+    words: str = ""
+    #: The exit status of the process once it has ended; None where the cluster took it.
+    exit_code: int | None = None
+
 
 #: Written beside every device, slice and figure that no hardware stands behind.
 SIMULATED: Final = "simulated"

@@ -6,8 +6,8 @@ from typing import Any
 
 from traitlets import Float, TraitError
 
-from gpu_pool_client.durations import parse_duration
-from gpu_pool_client.errors import BadRequest
+from gpu_pool_client._durations import parse_duration
+from gpu_pool_client._errors import BadRequest
 
 
 class Seconds(Float[float, float]):

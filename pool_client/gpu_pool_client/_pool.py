@@ -16,13 +16,22 @@ from types import TracebackType
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from gpu_pool_client.errors import BadRequest, NotAllowed, PoolUnreachable
-from gpu_pool_client.outlook import Outlook
-from gpu_pool_client.pods import KernelCommand, KernelPod
-from gpu_pool_client.processes import Process, account_of
-from gpu_pool_client.requests import SliceRequest, parse_request
-from gpu_pool_client.terms import Activity
-from gpu_pool_client.values import DeviceStatus, EndedLease, EndReason, Holder, Lease, LeaseState, PoolStatus
+from gpu_pool_client._errors import BadRequest, NotAllowed, PoolUnreachable
+from gpu_pool_client._processes import Process, account_of
+from gpu_pool_client._requests import SliceRequest, parse_request
+from gpu_pool_client._values import (
+    Activity,
+    DeviceStatus,
+    EndedLease,
+    EndReason,
+    Holder,
+    KernelCommand,
+    KernelPod,
+    Lease,
+    LeaseState,
+    Outlook,
+    PoolStatus,
+)
 
 #: The entry-point group in which a distribution offers a pool for a URL scheme.
 BACKENDS: Final = "gpu_pool.backends"
