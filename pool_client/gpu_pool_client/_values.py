@@ -106,7 +106,7 @@ class Outlook:
         return f"{', '.join(filter(None, (place, self.expected)))}. {self.why}".strip()
 
 
-#: Tells a kernel that a pool has started it in a pod: its wishes are messages then, see ``%gpu use``.
+#: Tells a kernel that a pool has started it in a pod: ``%gpu use`` then sends a message.
 POD_VARIABLE: Final = "GPU_POOL_POD"
 
 

@@ -69,7 +69,7 @@ async def test_what_can_never_fit_is_refused_at_once_with_the_largest_that_would
     assert (await pool.status()).queue == ()
 
 
-async def test_the_line_is_first_come_first_served(pool: Pool) -> None:
+async def test_the_queue_is_first_come_first_served(pool: Pool) -> None:
     first = await take(pool, "1", key())
     waiting = [await take(pool, "50%", key()) for _ in range(4)]
     assert [(await pool.get_lease(each)).position for each in waiting] == [1, 2, 3, 4]
@@ -79,7 +79,7 @@ async def test_the_line_is_first_come_first_served(pool: Pool) -> None:
     assert (await pool.get_lease(waiting[2])).position == 1
 
 
-async def test_the_places_of_ones_own_are_told_as_of_what_one_has_done(pool: Pool) -> None:
+async def test_ones_own_positions_are_those_of_what_one_has_done(pool: Pool) -> None:
     assert await pool.positions() == {}
     first = await take(pool, "1", key())
     assert await pool.positions() == {}
@@ -99,7 +99,7 @@ async def test_a_small_request_need_not_wait_for_what_a_large_one_cannot_use(poo
     assert (await pool.get_lease(small)).state is LeaseState.HELD
 
 
-async def test_wait_returns_when_the_turn_has_come(pool: Pool) -> None:
+async def test_wait_returns_when_the_slice_is_granted(pool: Pool) -> None:
     first = await take(pool, "1", key())
     second = await take(pool, "1", key())
     waiting = asyncio.create_task(pool.wait(second))
@@ -107,7 +107,7 @@ async def test_wait_returns_when_the_turn_has_come(pool: Pool) -> None:
     assert (await waiting).state is LeaseState.HELD
 
 
-async def test_wait_keeps_the_place_in_line_after_a_timeout(pool: Pool) -> None:
+async def test_wait_keeps_the_position_after_a_timeout(pool: Pool) -> None:
     await take(pool, "1", key())
     second = await take(pool, "2%", key())
     with pytest.raises(TimedOut, match="No GPU slice of 2% is free now") as caught:
@@ -149,9 +149,9 @@ async def test_acquire_leaves_nothing_behind_when_time_is_up(pool: Pool) -> None
 
 async def test_acquire_leaves_nothing_behind_when_it_is_cancelled(pool: Pool) -> None:
     await take(pool, "1", key())
-    for patience in range(5):
+    for delay in range(5):
         asking = asyncio.create_task(pool.acquire(HALF, ME, key()))
-        for _ in range(patience * 3):
+        for _ in range(delay * 3):
             await asyncio.sleep(0)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)

@@ -1,8 +1,8 @@
 """The command line: ``gpu-pool``, and ``jupyter gpu-pool``, which is the same.
 
-Here the rooms are composed: verbs read what a person wrote, ask a pool, and
-print values as tables or JSON. ``session`` holds the options all verbs share,
-``plain`` the JSON shapes, ``words`` and ``screen`` what people read.
+Here the packages are put together: verbs read what a person wrote, ask a pool, and
+print values as tables or JSON. ``session`` holds the options that all verbs share,
+``formatting`` turns values into texts, rows and JSON, and ``screen`` prints them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Running a command on a slice: a child behind a gate, its signals and its exit status.
+"""Running a command on a slice: a child that waits at a pipe, its signals and its exit status.
 
-The child is forked before anything is asked of the pool, and waits at a pipe.
+The child is forked before anything is asked of the pool, and waits.
 So the lease can be attached to it before it becomes the command: there is no
 moment in which the command runs and the lease hangs on another process.
 """
@@ -110,18 +110,18 @@ def _missing(program: str) -> CommandNotFound:
     return CommandNotFound(f"{program} cannot be run: its interpreter is not there.", "See its first line.")
 
 
-class GatedCommand:
-    """A child process that waits, and becomes a command when its gate is opened.
+class WaitingChild:
+    """A child process that waits, and becomes a command when the pipe tells it which.
 
     As a context manager: leaving it sends away a child that is still waiting.
     """
 
     def __init__(self) -> None:
-        waits, self._gate = os.pipe()
+        waits, self._pipe = os.pipe()
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            os.close(self._gate)
+            os.close(self._pipe)
             _wait_and_become(waits, parent)
         os.close(waits)
         process = Process.of(self.pid)
@@ -130,20 +130,20 @@ class GatedCommand:
         self.process = process
         self._over = False
 
-    def __enter__(self) -> GatedCommand:
+    def __enter__(self) -> WaitingChild:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        self._close_gate()
+        self._close_pipe()
         if not self._over:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
 
-    def open(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def send(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Let the child become ``command``, with ``environment`` and nothing else."""
         with contextlib.suppress(BrokenPipeError):  # it was killed: `supervise` tells
-            _write_all(self._gate, json.dumps([list(command), dict(environment)]).encode())
-        self._close_gate()
+            _write_all(self._pipe, json.dumps([list(command), dict(environment)]).encode())
+        self._close_pipe()
 
     def supervise(
         self,
@@ -151,7 +151,7 @@ class GatedCommand:
         environment: Mapping[str, str],
         meanwhile: Callable[[], object] | None = None,
     ) -> int:
-        """Open the gate, pass signals on, and return the command's exit status (128+n for signals).
+        """Send the command, pass signals on, and return the command's exit status (128+n for signals).
 
         ``meanwhile`` is called once the command has begun: threads that it starts take none of the signals.
         """
@@ -159,7 +159,7 @@ class GatedCommand:
         watched = {*_FORWARDED, signal.SIGCHLD}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
         try:
-            self.open(command, environment)
+            self.send(command, environment)
             if meanwhile is not None:
                 meanwhile()
             while (status := self._ended()) is None:
@@ -186,10 +186,10 @@ class GatedCommand:
         if signum in _FORWARDED and not (by_terminal and signum in _FROM_TERMINAL):
             os.kill(self.pid, signum)
 
-    def _close_gate(self) -> None:
-        if self._gate >= 0:
-            os.close(self._gate)
-            self._gate = -1
+    def _close_pipe(self) -> None:
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
 
 
 def _next_signal(watched: set[signal.Signals]) -> tuple[int, bool]:
@@ -202,14 +202,14 @@ def _next_signal(watched: set[signal.Signals]) -> tuple[int, bool]:
     return signum, signum in _FROM_TERMINAL
 
 
-def _wait_and_become(gate: int, parent: int) -> NoReturn:
+def _wait_and_become(pipe: int, parent: int) -> NoReturn:
     """Run in the child, from fork to exec. Never returns into the parent's code."""
     status = 1
     try:
         _die_with(parent)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        with open(gate, "rb") as file:
+        with open(pipe, "rb") as file:
             message = file.read()
         if message:
             become(*json.loads(message))

@@ -173,7 +173,7 @@ def _limits(enforcement: Enforcement) -> str:
 
 
 def lease_rows(status: PoolStatus, now: float) -> list[list[str]]:
-    """Leases, then the line, as cells under :data:`LEASE_COLUMNS`."""
+    """Leases, then the queue, as cells under :data:`LEASE_COLUMNS`."""
     return [lease_row(lease, now) for lease in (*status.leases, *status.queue)]
 
 
@@ -279,7 +279,7 @@ def plain_devices(status: PoolStatus) -> Plain:
 
 
 def plain_status(status: PoolStatus) -> Plain:
-    """Return the whole snapshot: devices, leases and the line."""
+    """Return the whole snapshot: devices, leases and the queue."""
     return {
         **plain_devices(status),
         "leases": [plain_lease(lease) for lease in status.leases],

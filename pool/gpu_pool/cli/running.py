@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from gpu_pool.cli import completing
-from gpu_pool.cli.child import GatedCommand, become, check_command
+from gpu_pool.cli.child import WaitingChild, become, check_command
 from gpu_pool.cli.containers import DOCKER, Container
 from gpu_pool.cli.following import GRACE, LEASE_ENDED, LeaseFollower, end_processes
 from gpu_pool.cli.formatting import at_most, granted, plain_lease
@@ -93,7 +93,7 @@ def run(
     request = parse_request(size)
     program = DOCKER if docker else command[0]
     check_command(program)
-    with GatedCommand() as child:
+    with WaitingChild() as child:
         lease = complete(_take(session, request, program, child.process, timeout if wait else 0))
         if not quiet:
             note(f"running on {granted(lease)}{at_most(lease, time.time())}")
@@ -109,7 +109,7 @@ def run(
 
 
 def _run_command(
-    session: CommandSession, lease: Lease, child: GatedCommand, command: tuple[str, ...]
+    session: CommandSession, lease: Lease, child: WaitingChild, command: tuple[str, ...]
 ) -> tuple[int, str | None]:
     follower = LeaseFollower(session, lease, lambda: end_processes(child.process, lease.id))
     with _following(session, lease, follower):
@@ -118,7 +118,7 @@ def _run_command(
 
 
 def _run_container(
-    session: CommandSession, lease: Lease, child: GatedCommand, arguments: tuple[str, ...]
+    session: CommandSession, lease: Lease, child: WaitingChild, arguments: tuple[str, ...]
 ) -> tuple[int, str | None]:
     box = Container(lease)
     follower = LeaseFollower(session, lease, lambda: box.stop(GRACE), box.attach)

@@ -59,7 +59,7 @@ def list_(session: CommandSession, details: bool, nodes: bool) -> int:
     return 0
 
 
-@verb("status", "gpu-pool status", "gpu-pool status --watch", "gpu-pool status --json | jq '.line | length'")
+@verb("status", "gpu-pool status", "gpu-pool status --watch", "gpu-pool status --json | jq '.queue | length'")
 @click.option("-w", "--watch", is_flag=True, help="Keep showing it until Ctrl-C.")
 @json_option
 def status(session: CommandSession, watch: bool) -> int:

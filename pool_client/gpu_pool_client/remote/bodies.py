@@ -26,9 +26,9 @@ CLIENT_HEADER: Final = "Gpu-Pool-Client"
 TTL_HEADER: Final = "Gpu-Pool-Renew-Within"
 #: Bytes of the largest body that the service reads.
 MOST_BODY: Final = 64 * 1024
-#: Seconds for which one call may wait for news.
+#: Seconds for which one call may wait for a change.
 LONGEST_POLL: Final = 300.0
-#: Seconds for which one call waits for news of a pod, whose lease may end meanwhile.
+#: Seconds for which one call waits for a change of a pod, whose lease may end meanwhile.
 POD_POLL: Final = 25.0
 
 

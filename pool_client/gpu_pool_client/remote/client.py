@@ -41,7 +41,7 @@ T = TypeVar("T")
 #: Seconds in which the service has answered; opening a slice may mean to start a daemon first.
 _ANSWER_WITHIN: Final = 100.0
 #: Seconds for which a service that never answered is tried, one that did, and one that is waited at.
-_FIRST_PATIENCE, _PATIENCE, _WAITING_PATIENCE = 1.0, 10.0, 120.0
+_FIRST_RETRY_FOR, _RETRY_FOR, _WAITING_RETRY_FOR = 1.0, 10.0, 120.0
 _TRY_EVERY: Final = 0.1
 #: Seconds after which a service is asked again at the latest that asks to wait.
 _LONGEST_PAUSE: Final = 5.0
@@ -56,13 +56,13 @@ class RemotePool(Pool):
     be repeated, and is, while the service restarts. Who asks, the service sees
     by the connection or asks a JupyterHub; what a :class:`Holder` says of user
     and process is not sent. Where the service says so, this process renews the
-    leases it has to do with for as long as it lives (see ``beating``).
+    leases it has to do with for as long as it lives (see ``heartbeat``).
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.url = endpoint.url
         self._endpoint = endpoint
-        self._patience = _FIRST_PATIENCE
+        self._retry_for = _FIRST_RETRY_FOR
         self._ending: set[asyncio.Task[None]] = set()
 
     async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
@@ -170,8 +170,8 @@ class RemotePool(Pool):
 
     async def pod(self, lease_id: str, seen: str = "") -> KernelPod:
         """See ``Pool.pod``."""
-        # Whoever follows a start tells its user why there is no news, and asks again.
-        answer = await self._poll(lease_id, "pod", bodies.POD_POLL, _PATIENCE, seen=seen)
+        # Whoever follows a start tells its user why nothing has changed, and asks again.
+        answer = await self._poll(lease_id, "pod", bodies.POD_POLL, _RETRY_FOR, seen=seen)
         return _read(bodies.POD, answer)
 
     async def end_pod(self, lease_id: str) -> None:
@@ -222,12 +222,12 @@ class RemotePool(Pool):
         lease_id: str,
         what: str,
         seconds: float,
-        patience: float = _WAITING_PATIENCE,
+        retry_for: float = _WAITING_RETRY_FOR,
         **more: object,
     ) -> ServiceAnswer:
-        """Ask for news, for which the service waits for so many seconds."""
+        """Ask for a change, for which the service waits for so many seconds."""
         address = f"{_lease_address(lease_id, what)}?{urlencode({'seconds': seconds, **more})}"
-        return await self._ask("GET", address, patience=patience, within=seconds + _ANSWER_WITHIN)
+        return await self._ask("GET", address, retry_for=retry_for, within=seconds + _ANSWER_WITHIN)
 
     async def _ask(
         self,
@@ -235,7 +235,7 @@ class RemotePool(Pool):
         address: str,
         body: bodies.Body | None = None,
         *,
-        patience: float | None = None,
+        retry_for: float | None = None,
         within: float = _ANSWER_WITHIN,
     ) -> ServiceAnswer:
         """Ask until there is an answer. Raises the error that it describes, or ``PoolUnreachable``."""
@@ -246,16 +246,16 @@ class RemotePool(Pool):
             try:
                 answer = await self._endpoint.ask(method, address, text, within)
                 pause = _asked_to_wait(answer)
-                if not pause or time.monotonic() - began > (patience or _PATIENCE):
+                if not pause or time.monotonic() - began > (retry_for or _RETRY_FOR):
                     return self._accept(answer)
             except OSError as failure:
                 tried = time.monotonic() - began
-                if tried > (patience or self._patience) or not is_soon_over(failure):
+                if tried > (retry_for or self._retry_for) or not is_soon_over(failure):
                     raise explain(failure, self._endpoint) from failure
             await asyncio.sleep(pause)
 
     def _accept(self, answer: ServiceAnswer) -> ServiceAnswer:
-        self._patience = _PATIENCE
+        self._retry_for = _RETRY_FOR
         if answer.status >= HTTPStatus.BAD_REQUEST:
             raise error_of(answer.body)
         return answer

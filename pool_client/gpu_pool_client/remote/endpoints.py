@@ -44,7 +44,7 @@ class _Client:
 os.register_at_fork(after_in_child=_Client.renew)
 
 
-#: Seconds for which one call waits for news on TCP: proxies cut one that is silent for longer, mostly
+#: Seconds for which one call waits for a change on TCP: proxies cut one that is silent for longer, mostly
 #: after 50 or 60. Nothing is between the ends of a socket, and either sees when the other has gone.
 _LONGEST_POLL: Final = 45.0
 
@@ -62,7 +62,7 @@ class Endpoint:
 
     @property
     def longest_poll(self) -> float:
-        """Seconds for which one call may wait for news."""
+        """Seconds for which one call may wait for a change."""
         return bodies.LONGEST_POLL if isinstance(self.where, Path) else _LONGEST_POLL
 
     async def ask(self, method: str, address: str, body: bytes | None, within: float) -> ServiceAnswer:

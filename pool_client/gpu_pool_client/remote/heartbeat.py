@@ -23,7 +23,7 @@ from gpu_pool_client.remote.endpoints import Endpoint
 _TIMES: Final = 3.0
 _AGAIN: Final = 1.0
 _ANSWER_WITHIN: Final = 10.0
-#: Leases that are named at once: the service reads no more than ``wire.MOST_BODY``.
+#: Leases that are named at once: the service reads no more than ``bodies.MOST_BODY``.
 _AT_ONCE: Final = 1_000
 
 

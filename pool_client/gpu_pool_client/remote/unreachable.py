@@ -23,12 +23,12 @@ _ADDRESS = (
 )
 
 
-#: What neither a restart of the service nor patience puts an end to.
+#: What neither a restart of the service nor a retry mends.
 _LASTING: Final = (PermissionError, NotADirectoryError, ssl.SSLError)
 
 
 def is_soon_over(error: OSError) -> bool:
-    """Whether a restart of the service, or a moment's patience, would put an end to this."""
+    """Whether a restart of the service, or a retry a moment later, would mend this."""
     return not isinstance(error, (*_LASTING, TimeoutError, socket.gaierror))
 
 

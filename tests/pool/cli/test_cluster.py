@@ -78,8 +78,8 @@ async def checked(terminal: Terminal) -> dict[str, tuple[str, str]]:
     """Look at the cluster in this process, and return how each thing is, and in which words."""
     from gpu_pool.cluster.snapshot import take_snapshot
 
-    sight = await take_snapshot(terminal.environment["KUBECONFIG"])
-    return {each.name: (each.state, each.text) for each in checks_of(sight)}
+    snapshot = await take_snapshot(terminal.environment["KUBECONFIG"])
+    return {each.name: (each.state, each.text) for each in checks_of(snapshot)}
 
 
 async def test_the_doctor_recommends_claims_where_gpus_can_be_shared_by_them(
