@@ -108,10 +108,10 @@ def test_only_who_sees_all_leases_is_told_who_holds_none(served: Served) -> None
     holding = served.terminal.start("run", "10%", "--", "sh", "-c", "echo $$; exec sleep 600")
     assert holding.stdout is not None
     held = int(holding.stdout.readline())
-    with running() as unmanaged:
-        served.nvml(f"{SCENARIO}process {held} 300\nprocess {unmanaged.pid} 1024\n")
+    with running() as process:
+        served.nvml(f"{SCENARIO}process {held} 300\nprocess {process.pid} 1024\n")
         [told] = served.checks(0, "unmanaged processes")[1]
-        assert told["text"].startswith(f"Process {unmanaged.pid} (")
+        assert told["text"].startswith(f"Process {process.pid} (")
         assert served.checks(NOBODY, "unmanaged processes")[1] == []
     holding.send_signal(signal.SIGTERM)
 

@@ -60,8 +60,8 @@ def test_the_doctor_names_them_and_not_those_on_a_slice(terminal: Terminal, scen
     holding = terminal.start("run", "10%", "--", "sh", "-c", "echo $$; exec sleep 600")
     assert holding.stdout is not None
     mine = int(holding.stdout.readline())
-    with running() as unmanaged:
-        [note] = unmanaged(terminal, scenario, f"process {mine} 300\nprocess {unmanaged.pid} 1024\n")
-    assert note["text"].startswith(f"Process {unmanaged.pid} (")
+    with running() as process:
+        [note] = unmanaged(terminal, scenario, f"process {mine} 300\nprocess {process.pid} 1024\n")
+    assert note["text"].startswith(f"Process {process.pid} (")
     assert "uses 1GiB of the memory of GPU 0 and holds no lease there" in note["text"]
     assert "gpu-pool run" in note["mend"]
