@@ -121,11 +121,11 @@ class OpenedPool(Pool):
         return await super().launch(lease_id, kernel)
 
     async def pod(self, lease_id: str, seen: str = "", seconds: float = 0.0) -> KernelPod:  # noqa: ARG002
-        """See ``Pool.pod``; ``seconds`` is for how long to wait for news."""
+        """See ``Pool.pod``; ``seconds`` is for how long to wait for a change."""
         return await super().pod(lease_id, seen)
 
     def stop_waiting(self) -> None:
-        """Let nobody wait any more for news of a pod."""
+        """Let nobody wait any more for a change of a pod."""
 
     async def close(self) -> None:
         """Close the store once what was begun is done. Leases live on."""

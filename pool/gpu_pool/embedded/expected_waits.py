@@ -28,11 +28,11 @@ class ForecastInput:
     """What expected waits are worked out from."""
 
     now: Situation
-    stays: Sequence[HoldingTime]
+    holding_times: Sequence[HoldingTime]
 
 
 class ExpectedWaits:
-    """Knows for about how long everybody in a line may have to wait. May be used from several event loops."""
+    """For about how long everybody in the queue may have to wait. May be used from several event loops."""
 
     def __init__(self) -> None:
         self._known: Mapping[int, tuple[float, float]] = {}
@@ -63,7 +63,9 @@ class ExpectedWaits:
         """Return the same for somebody who is only in these prospects; None also if that takes long."""
         if not self._asking.acquire(blocking=False):
             return None
-        return await self._run(self._asking, lambda: expected_wait(number, prospects.now, prospects.stays))
+        return await self._run(
+            self._asking, lambda: expected_wait(number, prospects.now, prospects.holding_times)
+        )
 
     async def _run(self, place: threading.Lock | threading.Semaphore, job: Callable[[], T]) -> T | None:
         """Do a job, and give its place back when it is done, whoever still waits for it."""
@@ -90,6 +92,6 @@ class ExpectedWaits:
         if time.monotonic() < self._due_at:
             return
         as_of, began = time.monotonic(), time.thread_time()
-        self._known = expected_waits(prospects.now, prospects.stays)
+        self._known = expected_waits(prospects.now, prospects.holding_times)
         self._as_of = as_of
         self._due_at = as_of + min(_LONGEST, _TIMES * (time.thread_time() - began))

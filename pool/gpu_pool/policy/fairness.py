@@ -35,7 +35,7 @@ class FairShares:
     """What every course and user has had and has: held slices, and what is left of earlier use."""
 
     def __init__(self, situation: Situation) -> None:
-        line, holdings, statuses = situation.queue, situation.holdings, situation.statuses
+        queue, holdings, statuses = situation.queue, situation.holdings, situation.statuses
         rules, policy, usage, now = situation.rules, situation.policy, situation.usage, situation.now
         self._devices = [status.device for status in statuses]
         self._rules, self._policy = rules, policy
@@ -48,7 +48,7 @@ class FairShares:
         self._held: dict[str, int] = {}
         self._capacity = sum(status.milli for status in statuses)
         active = (
-            situation.courses | {waiter.course for waiter in line} | {holding.course for holding in holdings}
+            situation.courses | {waiter.course for waiter in queue} | {holding.course for holding in holdings}
         )
         self._weights = sum(policy.weight(course) for course in active) or 1.0
         #: By identity: the same few objects are asked for over and over, and hashing one takes long.
@@ -123,13 +123,13 @@ class FairShares:
         return known[1]
 
 
-def turns(line: Iterable[Waiter], shares: FairShares) -> Iterator[Waiter]:
+def turns(queue: Iterable[Waiter], shares: FairShares) -> Iterator[Waiter]:
     """Yield the waiters in order of turn.
 
     Whoever takes one charges it to the tally before asking for the next, which
     then comes from whoever has had less.
     """
-    waiters = sorted(line, key=lambda waiter: (-waiter.priority, waiter.since, waiter.number))
+    waiters = sorted(queue, key=lambda waiter: (-waiter.priority, waiter.since, waiter.number))
     for priority in sorted({waiter.priority for waiter in waiters}, reverse=True):
         yield from _fair_turns([waiter for waiter in waiters if waiter.priority == priority], shares)
 

@@ -20,9 +20,9 @@ from gpu_pool.policy.queue_state import Rules
 from gpu_pool_client import DeviceStatus, format_memory, format_share
 from gpu_pool_client._drained import ask_about, say_drained
 
-#: Fewer known stays than this tell nothing.
+#: Fewer known holding times than this tell nothing.
 FEWEST: Final = 5
-#: The futures that are played through, each with other stays; evenly spread, not at random.
+#: The futures that are played through, each with other holding times; evenly spread, not at random.
 _FUTURES: Final = 8
 #: The shortest and the longest wait in these futures, times this much, and seconds more. Who
 #: comes meanwhile is not foreseen; so widened, the range held four of five waits in the workloads.
@@ -66,30 +66,32 @@ def explain(number: int, now: Situation, drained: Sequence[DeviceStatus] = ()) -
     return " ".join(filter(None, sentences))
 
 
-def expected_wait(number: int, now: Situation, stays: Sequence[HoldingTime]) -> tuple[float, float] | None:
+def expected_wait(
+    number: int, now: Situation, holding_times: Sequence[HoldingTime]
+) -> tuple[float, float] | None:
     """Return (likely soonest, likely latest) in seconds from now for one waiter, None if nothing is known."""
-    return _expected(now, stays, [number]).get(number)
+    return _expected(now, holding_times, [number]).get(number)
 
 
-def expected_waits(now: Situation, stays: Sequence[HoldingTime]) -> dict[int, tuple[float, float]]:
+def expected_waits(now: Situation, holding_times: Sequence[HoldingTime]) -> dict[int, tuple[float, float]]:
     """Return (likely soonest, likely latest) in seconds from now, by waiter's number, where known.
 
-    ``stays`` are of leases that have ended, the most recent first. What is
+    ``holding_times`` are of leases that have ended, the most recent first. What is
     held is supposed to last as long as those of these that lasted as long as it
     has by now, of the same course and size where there are enough; then the queue is
     run forward with ``decide``. Nobody new is supposed to come. Whoever would have to
     wait for a lease that has outlasted all that are known is told nothing.
     """
-    return _expected(now, stays, [waiter.number for waiter in now.queue])
+    return _expected(now, holding_times, [waiter.number for waiter in now.queue])
 
 
 def _expected(
-    now: Situation, stays: Sequence[HoldingTime], numbers: Sequence[int]
+    now: Situation, holding_times: Sequence[HoldingTime], numbers: Sequence[int]
 ) -> dict[int, tuple[float, float]]:
     """Return the waits of these, following each future until all of them have been granted something."""
-    if len(stays) < FEWEST:
+    if len(holding_times) < FEWEST:
         return {}
-    known = _HoldingTimes(stays, now.holdings, now.now)
+    known = _HoldingTimes(holding_times, now.holdings, now.now)
     waits: dict[int, list[float]] = {number: [] for number in numbers}
     for future in range(_FUTURES):
         left = set(numbers)
@@ -113,10 +115,10 @@ class _HoldingTimes:
     longer than so far. Ended leases alone would be too short, since the long ones are still held.
     """
 
-    def __init__(self, stays: Iterable[HoldingTime], holdings: Iterable[Holding], now: float) -> None:
+    def __init__(self, holding_times: Iterable[HoldingTime], holdings: Iterable[Holding], now: float) -> None:
         ended: dict[_Kind, list[float]] = defaultdict(list)
         going_on: dict[_Kind, list[float]] = defaultdict(list)
-        for stay in stays:
+        for stay in holding_times:
             for kind in _kinds(stay.course, stay.milli):
                 ended[kind].append(stay.seconds)
         for holding in holdings:
@@ -164,9 +166,14 @@ def _survival(ended: Sequence[float], going_on: Sequence[float]) -> tuple[list[f
 class _Future:
     """The pool as it may go on: who holds now leaves one after the other, and the queue moves up."""
 
-    def __init__(self, future: int, situation: Situation, stays: _HoldingTimes) -> None:
-        self._future, self._stays, self._begun, self._now = future, stays, situation, situation.now
-        self._line = {waiter.number: waiter for waiter in situation.queue}
+    def __init__(self, future: int, situation: Situation, holding_times: _HoldingTimes) -> None:
+        self._future, self._holding_times, self._begun, self._now = (
+            future,
+            holding_times,
+            situation,
+            situation.now,
+        )
+        self._queue = {waiter.number: waiter for waiter in situation.queue}
         self._held = dict(enumerate(situation.holdings))
         self._next_key = len(self._held)
         self._statuses = list(situation.statuses)
@@ -176,7 +183,7 @@ class _Future:
     def grants(self) -> Iterable[tuple[int, float]]:
         """Yield waiters' numbers with the times of their grants."""
         for _ in range(_MOST_EVENTS):
-            if not self._line or not self._ends:
+            if not self._queue or not self._ends:
                 return
             at, key = heappop(self._ends)
             if not math.isfinite(at):  # all who are left have outlasted whatever is known
@@ -186,21 +193,21 @@ class _Future:
             decision = decide(
                 replace(
                     self._begun,
-                    queue=list(self._line.values()),
+                    queue=list(self._queue.values()),
                     holdings=list(self._held.values()),
                     statuses=self._statuses,
                     now=self._now,
                 )
             )
             for waiter, parts in decision.grants:
-                del self._line[waiter.number]
+                del self._queue[waiter.number]
                 self._statuses = placement.deduct(self._statuses, parts)
                 self._hold(Holding(waiter.user, waiter.course, parts, None, self._now))
                 yield waiter.number, self._now
-            for number, waiter in self._line.items():
+            for number, waiter in self._queue.items():
                 reserved = decision.reservations.get(number, ())
                 if reserved != waiter.reserved:
-                    self._line[number] = replace(waiter, reserved=reserved)
+                    self._queue[number] = replace(waiter, reserved=reserved)
 
     def _hold(self, holding: Holding) -> None:
         key = self._next_key
@@ -209,9 +216,9 @@ class _Future:
         heappush(self._ends, (self._end(key, holding), key))
 
     def _end(self, key: int, holding: Holding) -> float:
-        """Return when the lease ends in this future: stays differ evenly from lease to lease and future."""
+        """Return when the lease ends in this future: times differ evenly from lease to lease and future."""
         part = (key * _SPREAD + (self._future + 0.5) / _FUTURES) % 1.0
-        rest = self._stays.rest(holding.course, holding.milli, self._now - holding.since, part)
+        rest = self._holding_times.rest(holding.course, holding.milli, self._now - holding.since, part)
         if holding.ends_by is None:
             return self._now + rest
         left = max(0.0, holding.ends_by - self._now)

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from gpu_pool.policy import placement
 from gpu_pool.policy.fairness import FairShares, faded_use, first_course, turns
 from gpu_pool.policy.queue_head import queue_head, room
-from gpu_pool.policy.queue_state import Decision, Holding, Policy, Rules, Situation, Usage, Waiter, Wish
+from gpu_pool.policy.queue_state import Decision, Holding, Policy, Rules, Shape, Situation, Usage, Waiter
 from gpu_pool.policy.reservations import Reservations, smallest_by_device
 from gpu_pool_client import DeviceStatus, Slice, SliceRequest
 
@@ -27,10 +27,10 @@ __all__ = [
     "Decision",
     "Holding",
     "Policy",
+    "Shape",
     "Situation",
     "Usage",
     "Waiter",
-    "Wish",
     "decide",
     "faded_use",
     "grant",
@@ -43,7 +43,7 @@ __all__ = [
 #: A course that would get more than its part of the pool waits this many times as long
 #: before devices are emptied for it: emptying takes from those who have less.
 _MORE_PATIENCE = 16
-#: What several waiters wish for, the request as its number in one decision, and the uuids of where.
+#: What several waiters ask for, the request as its number in one decision, and the uuids of where.
 _Kind: TypeAlias = tuple[int, frozenset[str]]
 
 
@@ -97,7 +97,7 @@ class _Round:
         self._statuses, self._rules = list(now.statuses), now.rules
         self.reservations = Reservations([status.device for status in now.statuses], now.rules)
         self.grants: list[tuple[Waiter, tuple[Slice, ...]]] = []
-        #: Whether it fits, by wish. What does not will not as long as nothing becomes free.
+        #: Whether it fits, by shape. What does not will not as long as nothing becomes free.
         self._fits: dict[_Kind, bool] = {}
         #: Numbers of equal requests, and the same by identity: hashing a request takes long.
         self._numbers: dict[SliceRequest, int] = {}
@@ -112,7 +112,7 @@ class _Round:
         return turns(waiters, self._shares) if waiters else ()
 
     def _kind(self, waiter: Waiter) -> _Kind:
-        """Return what is the same for waiters of the same wish, and for them alone."""
+        """Return what is the same for waiters of the same shape, and for them alone."""
         request = waiter.request
         number = self._known.get(id(request))
         if number is None:
@@ -147,7 +147,7 @@ class _Round:
         return waiter.number in self.reservations.by_number
 
     def _may_fit(self, waiter: Waiter) -> bool:
-        """Whether what it wishes fitted when it was last tried, for whoever has nothing reserved."""
+        """Whether what it asks for fitted when it was last tried, for whoever has nothing reserved."""
         kind = self._kind(waiter)
         fits = self._fits.get(kind)
         if fits is None:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from gpu_pool_client import WHOLE, Device, DeviceStatus, Slice, SliceRequest
 
 #: What somebody would have, and the uuids of where; of equal ones none fits if one does not.
-Wish: TypeAlias = tuple[SliceRequest, frozenset[str]]
+Shape: TypeAlias = tuple[SliceRequest, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Waiter:
     reserved: tuple[str, ...] = ()
 
     @property
-    def wish(self) -> Wish:
+    def shape(self) -> Shape:
         """What it would have, and where."""
         return self.request, self.devices
 
@@ -123,7 +123,7 @@ class Situation:
     policy: Policy
     usage: Usage
     now: float
-    #: Courses of waiters that are left out of ``line``.
+    #: Courses of waiters that are left out of ``queue``.
     courses: frozenset[str] = frozenset()
 
     def waiter(self, number: int) -> Waiter:

@@ -101,7 +101,7 @@ class Simulation:
         self._coming = deque(sorted(arrivals, key=lambda arrival: arrival.at))
         self._all = len(self._coming)
         self._arrivals: dict[int, Arrival] = {}
-        self._line: dict[int, Waiter] = {}
+        self._queue: dict[int, Waiter] = {}
         self._held: dict[int, Holding] = {}
         self._statuses = [DeviceStatus(device, 0, 0, 0, 0, rules.device_milli) for device in devices]
         self._usage = RunningUsage(policy)
@@ -122,7 +122,7 @@ class Simulation:
                 self._end(heappop(self._events)[1], now)
             while self._coming and self._coming[0].at <= now:
                 self._arrive(self._coming.popleft())
-            if self._line:
+            if self._queue:
                 yield self._decide(now)
 
     def _next_event(self) -> float:
@@ -132,7 +132,7 @@ class Simulation:
     def _arrive(self, arrival: Arrival) -> None:
         number = len(self._arrivals)
         self._arrivals[number] = arrival
-        self._line[number] = Waiter(
+        self._queue[number] = Waiter(
             number, arrival.request, user=arrival.user, course=arrival.course, since=arrival.at
         )
         heappush(self._events, (arrival.at + self._policy.drain_after, -1))
@@ -146,7 +146,7 @@ class Simulation:
 
     def _decide(self, now: float) -> SimulatedMoment:
         situation = Situation(
-            tuple(self._line.values()),
+            tuple(self._queue.values()),
             tuple(self._held.values()),
             tuple(self._statuses),
             self._rules,
@@ -165,13 +165,13 @@ class Simulation:
             holding = Holding(waiter.user, waiter.course, parts, ends_by, now)
             self._statuses = placement.deduct(self._statuses, parts)
             self._held[waiter.number] = holding
-            del self._line[waiter.number]
+            del self._queue[waiter.number]
             heappush(self._events, (now + arrival.stay, waiter.number))
             self.outcomes.append(ArrivalOutcome(arrival, now, holding.milli, waiter.number))
-        for number, waiter in self._line.items():
+        for number, waiter in self._queue.items():
             reserved = decision.reservations.get(number, ())
             if waiter.reserved != reserved:
-                self._line[number] = replace(waiter, reserved=reserved)
+                self._queue[number] = replace(waiter, reserved=reserved)
 
 
 K = TypeVar("K", bound=Hashable)

@@ -31,10 +31,10 @@ def smallest_first(now: Situation) -> Decision:
     return _in_order(sorted(now.queue, key=size), now)
 
 
-def _in_order(line: Iterable[Waiter], now: Situation, *, stop: bool = False) -> Decision:
+def _in_order(queue: Iterable[Waiter], now: Situation, *, stop: bool = False) -> Decision:
     """Grant in this order; a waiter who cannot be placed is passed over, or stops all behind it."""
     free, grants, refused = list(now.statuses), [], set()
-    for waiter in line:
+    for waiter in queue:
         parts = None if waiter.request in refused else placement.place(waiter.request, free, now.rules)
         if parts is not None:
             free = placement.deduct(free, parts)

@@ -56,7 +56,7 @@ class DeviceTable:
         #: Statuses by the rows they are of: one grant changes few of a cluster's thousands of devices.
         self._statuses: dict[tuple[Any, ...], DeviceStatus] = {}
 
-    def is_news(self, devices: Sequence[Device]) -> bool:
+    def would_change(self, devices: Sequence[Device]) -> bool:
         """Whether :meth:`register` would change anything."""
         facts = {records.write_device(device) for device in devices}
         return {row["facts"] for row in self._present()} != facts
@@ -93,7 +93,7 @@ class DeviceTable:
                 self._db.run("hide_device", {"id": row["id"]})
 
     def set_others(self, others: Mapping[str, ForeignUse]) -> bool:
-        """Take note of what others than leases have of each device, by uuid; return whether that is news."""
+        """Note what others than leases have of each device, by uuid; return whether anything changed."""
         changed = False
         for row in self._db.run("others").fetchall():
             now = others.get(row["uuid"], _NOBODY)

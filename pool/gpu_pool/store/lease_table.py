@@ -28,12 +28,12 @@ class LeaseTable:
         self._clock = clock
         #: What was last told of all, by row: of thousands few change from one look to the next.
         self._not_waiting: dict[records.Values, Lease] = {}
-        self._in_line: dict[records.Values, Lease] = {}
+        self._waiting: dict[records.Values, Lease] = {}
 
     def follow(self, sharing: Sharing) -> None:
         """State these terms from now on."""
         self._sharing = sharing
-        self._not_waiting, self._in_line = {}, {}
+        self._not_waiting, self._waiting = {}, {}
 
     def lease(self, lease_id: str) -> Lease:
         """Return a lease, ended ones included. Raises ``LeaseGone`` for one that never was."""
@@ -66,14 +66,14 @@ class LeaseTable:
             self._not_waiting[values] = lease
         return tuple(self._not_waiting.values())
 
-    def in_line(self) -> tuple[Lease, ...]:
+    def waiting(self) -> tuple[Lease, ...]:
         """Return waiting leases in the order of the queue."""
-        known, self._in_line = self._in_line, {}
-        for place, row in enumerate(self._db.run("line").fetchall(), 1):
+        known, self._waiting = self._waiting, {}
+        for place, row in enumerate(self._db.run("waiting").fetchall(), 1):
             values = tuple(row)
             lease = known.get(values) or self.value(row, (), place)
-            self._in_line[values] = lease if lease.position == place else replace(lease, position=place)
-        return tuple(self._in_line.values())
+            self._waiting[values] = lease if lease.position == place else replace(lease, position=place)
+        return tuple(self._waiting.values())
 
     def live(self, lease_id: str) -> sqlite3.Row | None:
         """Return the row of a lease that has not ended, or None."""
@@ -91,7 +91,7 @@ class LeaseTable:
     def position(self, row: sqlite3.Row) -> int | None:
         """Return a lease's position in the queue, or None if it does not wait."""
         turn = row["turn"]
-        return None if turn is None else int(self._db.one("place_in_line", turn=turn)[0])
+        return None if turn is None else int(self._db.one("position", turn=turn)[0])
 
     def value(self, row: records.Row, parts: tuple[Slice, ...], place: int | None = None) -> Lease:
         """Return the lease of a row, as read or as about to be written."""

@@ -1,6 +1,6 @@
 """Every decision about leases, each in one transaction of the store.
 
-Those about who gets a slice are in ``asking``, and in ``line`` for those who wait.
+Those about who gets a slice are in ``requests``, and in ``queue`` for those who wait.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class LeaseStore(RequestStore):
         """Return everything as one snapshot."""
         with self._db.snapshot():
             return PoolStatus(
-                url, tuple(self._devices.statuses()), self._leases.not_waiting(), self._leases.in_line()
+                url, tuple(self._devices.statuses()), self._leases.not_waiting(), self._leases.waiting()
             )
 
     def queue_head(self, most: int) -> list[Waiter]:
         """Return the first who wait, in the order of their turns."""
         with self._db.snapshot():
-            return self._line.queue_head(most)
+            return self._queue.queue_head(most)
 
     def history(self, since: float, user: str | None = None) -> list[EndedLease]:
         """Return the leases, or those of a user, that have ended since then; see ``Pool.history``."""
@@ -123,7 +123,7 @@ class LeaseStore(RequestStore):
             row = self._leases.row(lease_id)
             parts = self._devices.read(row["slices"])
             self._db.audit_buffer.decided("resized", row, parts, {"before": before["request"]})
-            self._line.serve()
+            self._queue.serve()
             return self._leases.lease(lease_id)
 
     def park(self, lease_id: str) -> Lease:
@@ -146,7 +146,7 @@ class LeaseStore(RequestStore):
         self._devices.give_back(row["slices"])
         why = {"reason": row["asked_back"], "words": row["notice"] or None} if row["asked_back"] else {}
         self._db.audit_buffer.decided("parked", row, parts, why)
-        self._line.serve()
+        self._queue.serve()
 
     def ask_back(self, lease_id: str, words: str, reason: EndReason, *, now: bool) -> Lease:
         """Ask a held lease's slices back, for when its kernel is idle; or park it ``now``.
@@ -183,7 +183,7 @@ class LeaseStore(RequestStore):
                 values = {"number": row["number"], "turn": self._next_turn(), "now": self._clock.wall()}
                 self._db.run("resume", values)
                 self._db.audit_buffer.decided("resumed", row)
-                self._line.serve()
+                self._queue.serve()
             return self._leases.lease(lease_id)
 
     def release(self, lease_id: str, reason: EndReason, *, asked: bool = True) -> None:
@@ -211,7 +211,7 @@ class LeaseStore(RequestStore):
         if row is not None:
             self._end(row, reason, asked=asked)
             if row["somebody_waits"]:
-                self._line.serve()
+                self._queue.serve()
 
     def _end(self, row: sqlite3.Row, reason: EndReason, *, asked: bool = False) -> None:
         values = {"number": row["number"], "now": self._clock.wall(), "reason": reason.value}
@@ -228,7 +228,7 @@ class LeaseStore(RequestStore):
             chosen = admission.find_device(device, [status.device for status in self._devices.statuses()])
             self._devices.drain(chosen.uuid, drained, self._clock.wall())
             self._db.audit_buffer.noted("drained" if drained else "undrained", {"device": chosen.uuid})
-            self._line.serve()
+            self._queue.serve()
             return next(each for each in self._devices.statuses() if each.device == chosen)
 
     def set_notice(self, lease_id: str, notice: str, ending: EndReason | None = None) -> None:
@@ -324,7 +324,7 @@ class LeaseStore(RequestStore):
             with self._db.transaction(self.give_up_at):
                 self._db.run("set_looked_at", {"now": now})
                 reclaim.reclaim(self._db, findings, now, self._end)
-                self._line.serve()
+                self._queue.serve()
 
 
 def _check_seconds(name: str, value: float | None) -> None:

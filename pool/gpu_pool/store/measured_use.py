@@ -50,10 +50,10 @@ class MeasuredUseTable:
         with self._db.snapshot():
             return tuple(status.device for status in self._devices.present())
 
-    def add(self, news: Mapping[str, Measured]) -> None:
+    def add(self, measured: Mapping[str, Measured]) -> None:
         """Add what was measured to these leases, by id, also to those that have ended meanwhile."""
         with self._db.transaction():
-            for lease_id, each in news.items():
+            for lease_id, each in measured.items():
                 values = {
                     "number": int(lease_id.partition("-")[0]),
                     "id": lease_id,

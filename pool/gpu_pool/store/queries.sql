@@ -61,7 +61,7 @@ SELECT id, key, request, user, course, kernel, state, slices, requested_at, held
        asked_back, failure
 FROM lease WHERE turn IS NULL ORDER BY number;
 
--- name: line
+-- name: waiting
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, held_at, ends_by, keeper, process, notice,
        asked_back, failure
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
@@ -70,7 +70,7 @@ FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 SELECT id, number, turn, reserved, request, home, within, user, course, waiting_since
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
--- name: foremost_waiters
+-- name: first_waiters
 -- The first of them.
 SELECT number, turn, reserved, request, home, within, user, course, waiting_since
 FROM lease WHERE turn IS NOT NULL ORDER BY turn LIMIT :most;
@@ -80,7 +80,7 @@ FROM lease WHERE turn IS NOT NULL ORDER BY turn LIMIT :most;
 SELECT 1 FROM lease WHERE turn IS NOT NULL LIMIT 1 OFFSET :most;
 
 -- name: kinds
--- What kinds of lease are in the queue, found by going from kind to kind, not through the line.
+-- What kinds of lease are in the queue, found by going from kind to kind, not from waiter to waiter.
 WITH RECURSIVE found (kind) AS (
     SELECT min(kind) FROM lease WHERE turn IS NOT NULL
     UNION ALL
@@ -93,11 +93,11 @@ SELECT found.kind, request, home, within, course, (
 ) AS last_arrival FROM found
 JOIN lease ON number = (SELECT number FROM lease WHERE turn IS NOT NULL AND lease.kind = found.kind LIMIT 1);
 
--- name: line_of_kind
+-- name: waiters_of_kind
 SELECT number, turn, reserved, request, home, within, user, course, waiting_since
 FROM lease WHERE turn IS NOT NULL AND kind = :kind ORDER BY waiting_since, number;
 
--- name: line_of_user
+-- name: waiters_of_user
 SELECT number, turn, reserved, request, home, within, user, course, waiting_since
 FROM lease WHERE turn IS NOT NULL AND user = :user;
 
@@ -109,7 +109,7 @@ FROM lease WHERE reserved <> '' ORDER BY turn;
 -- Those that ask to come back have been counted when they came.
 SELECT count(*) FROM lease WHERE turn IS NOT NULL AND user = :user AND home = '';
 
--- name: place_in_line
+-- name: position
 SELECT count(*) FROM lease WHERE turn IS NOT NULL AND turn <= :turn;
 
 -- name: last_turn
@@ -191,7 +191,7 @@ SELECT course, user,
        iif(term_began = :term_began, in_term, 0) AS in_term
 FROM use;
 
--- name: stays
+-- name: holding_times
 -- How long what ended lately was held, the latest request first.
 SELECT course, milli, held_seconds FROM history WHERE held_at IS NOT NULL ORDER BY number DESC LIMIT :count;
 

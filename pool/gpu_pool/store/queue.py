@@ -18,12 +18,12 @@ from gpu_pool.policy.sharing import Sharing
 from gpu_pool.store import records
 from gpu_pool.store.database import Database
 from gpu_pool.store.device_table import DeviceTable
-from gpu_pool.store.queue_head import QueueHead, wished_devices
+from gpu_pool.store.queue_head import QueueHead, allowed_devices
 from gpu_pool.store.usage_totals import UsageTotals
 from gpu_pool_client import EndReason, Outlook, Slice
 
 #: Ended leases from which an expected wait is learnt.
-_STAYS = 200
+_MOST_HOLDING_TIMES = 200
 #: A queue of more than this is put in order from time to time only: whenever so many times as long
 #: has passed as that takes, in seconds of work, and at the latest after so many seconds.
 _LONG = 200
@@ -111,8 +111,8 @@ class StoredQueue:
         if ahead.kinds:
             # One alone is compared with nobody.
             now = self._bare() if ahead.is_one else self._situation([], ahead.courses)
-            line = [*reserved, *ahead.waiters(now, self._prior)]
-            for waiter, parts in queue.grant(replace(now, queue=line)).grants:
+            waiters = [*reserved, *ahead.waiters(now, self._prior)]
+            for waiter, parts in queue.grant(replace(now, queue=waiters)).grants:
                 self._grant(waiter, parts, now.now)
         return True
 
@@ -147,38 +147,38 @@ class StoredQueue:
         """Say why this lease waits."""
         waiter = self._waiter(row)
         reserved = [self._waiter(each) for each in self._db.run("reserved").fetchall()]
-        line = {each.number: each for each in (waiter, *reserved)}
+        waiters = {each.number: each for each in (waiter, *reserved)}
         # Whoever has something reserved is told when it will be free.
         holdings = self._holdings() if waiter.reserved else []
-        now = replace(self._bare(), queue=list(line.values()), holdings=holdings)
+        now = replace(self._bare(), queue=list(waiters.values()), holdings=holdings)
         return Outlook(place, forecasting.explain(waiter.number, now, self._devices.drained()))
 
     def prospects(self) -> ForecastInput | None:
         """Return what expected waits are worked out from; None for a long queue or without facts."""
-        stays = self._stays()
-        if not stays or self._is_longer_than(_LONG):
+        holding_times = self._holding_times()
+        if not holding_times or self._is_longer_than(_LONG):
             return None
-        return ForecastInput(self._situation(self._line()), stays)
+        return ForecastInput(self._situation(self._waiters()), holding_times)
 
     def queue_head(self, most: int) -> list[Waiter]:
         """Return the first who wait, in the order of their turns."""
-        return [self._waiter(row) for row in self._db.run("foremost_waiters", {"most": most}).fetchall()]
+        return [self._waiter(row) for row in self._db.run("first_waiters", {"most": most}).fetchall()]
 
     def forecast(self, row: records.Row) -> QueueForecast | None:
         """Say what a lease would meet in the queue that is not there; None if it would be granted at once."""
-        line = self._line()
-        number = 1 + max((each.number for each in line), default=0)
-        now = self._situation([*line, self._waiter({**row, "number": number})])
+        waiters = self._waiters()
+        number = 1 + max((each.number for each in waiters), default=0)
+        now = self._situation([*waiters, self._waiter({**row, "number": number})])
         if any(waiter.number == number for waiter, _ in queue.decide(now).grants):
             return None
         places = [waiter.number for waiter in queue.order(now)]
         told = Outlook(places.index(number) + 1, forecasting.explain(number, now, self._devices.drained()))
-        stays = [] if len(line) > _FORESEEABLE else self._stays()
-        return QueueForecast(told, number, ForecastInput(now, stays) if stays else None)
+        holding_times = [] if len(waiters) > _FORESEEABLE else self._holding_times()
+        return QueueForecast(told, number, ForecastInput(now, holding_times) if holding_times else None)
 
-    def _stays(self) -> list[forecasting.HoldingTime]:
-        """Return stays of leases that ended lately, none if they are too few to tell anything."""
-        rows = self._db.run("stays", {"count": _STAYS}).fetchall()
+    def _holding_times(self) -> list[forecasting.HoldingTime]:
+        """Return for how long leases were held that ended lately; none if too few did to tell anything."""
+        rows = self._db.run("holding_times", {"count": _MOST_HOLDING_TIMES}).fetchall()
         if len(rows) < forecasting.FEWEST:
             return []
         return [forecasting.HoldingTime(row["course"], row["milli"], row["held_seconds"]) for row in rows]
@@ -195,20 +195,20 @@ class StoredQueue:
             if (row["turn"], row["reserved"]) != (turn, reserved):
                 self._db.run("set_turn", {"number": waiter.number, "turn": turn, "reserved": reserved})
 
-    def _line(self) -> list[Waiter]:
+    def _waiters(self) -> list[Waiter]:
         return [self._waiter(row) for row in self._db.run("waiters").fetchall()]
 
-    def _situation(self, line: Sequence[Waiter], courses: frozenset[str] | None = None) -> Situation:
+    def _situation(self, waiters: Sequence[Waiter], courses: frozenset[str] | None = None) -> Situation:
         """Return what the queue is told; with ``courses``, those of all who wait, of a part of the queue."""
         of_few = courses is not None
         usage = self._use.usage(of_few=of_few)
         bare = self._bare()
         return replace(
-            bare, queue=line, holdings=self._holdings(), usage=usage, courses=courses or bare.courses
+            bare, queue=waiters, holdings=self._holdings(), usage=usage, courses=courses or bare.courses
         )
 
     def _bare(self) -> Situation:
-        """Return a situation without a line, and without what anybody has or had."""
+        """Return a situation without waiters, and without what anybody has or had."""
         statuses, now = self._devices.open(), self._clock.wall()
         return Situation([], [], statuses, self._rules, self.sharing.policy, Usage(), now)
 
@@ -219,7 +219,7 @@ class StoredQueue:
         return Waiter(
             number=row["number"],
             request=records.read_request(row["request"]),
-            devices=wished_devices(row),
+            devices=allowed_devices(row),
             user=row["user"],
             course=row["course"],
             since=row["waiting_since"],

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from gpu_pool.policy import placement, queue
-from gpu_pool.policy.queue import Situation, Waiter, Wish
+from gpu_pool.policy.queue import Shape, Situation, Waiter
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.store import records
 from gpu_pool.store.database import Database
@@ -18,7 +18,7 @@ from gpu_pool_client import DeviceStatus
 _FEW = 16
 
 
-def wished_devices(row: records.Row) -> frozenset[str]:
+def allowed_devices(row: records.Row) -> frozenset[str]:
     """Return the uuids of the devices that a waiting lease may have; empty for any."""
     return _devices(row["home"] or row["within"])
 
@@ -28,14 +28,14 @@ def _devices(uuids: str) -> frozenset[str]:
     return frozenset(filter(None, uuids.split(",")))
 
 
-def _wish(row: records.Row) -> Wish:
-    return records.read_request(row["request"]), wished_devices(row)
+def _shape(row: records.Row) -> Shape:
+    return records.read_request(row["request"]), allowed_devices(row)
 
 
 class QueueHead:
     """The waiters that something fits for, as far as they come before all others.
 
-    A few kinds of lease make up a long queue: those of one course who wish the
+    A few kinds of lease make up a long queue: those of one course who ask for the
     same. What does not fit one of a kind fits none. Nothing is remembered from
     one decision to the next.
     """
@@ -55,8 +55,8 @@ class QueueHead:
         #: The courses of all who wait.
         self.courses = frozenset(row["course"] for row in kinds)
         #: What fits beside what is reserved.
-        self._wishes = {wish for wish in map(_wish, kinds) if self._fits(wish)}
-        self.kinds = [row for row in kinds if _wish(row) in self._wishes]
+        self._shapes = {shape for shape in map(_shape, kinds) if self._fits(shape)}
+        self.kinds = [row for row in kinds if _shape(row) in self._shapes]
         self._courses: dict[str, list[records.Row]] = {}
         for row in self.kinds:
             self._courses.setdefault(row["course"], []).append(row)
@@ -75,30 +75,30 @@ class QueueHead:
         if len(self._first) < _FEW:
             return self._first
         arrivals = [(self._arrivals(kinds), _last_arrivals(kinds)) for kinds in self._courses.values()]
-        room = sum(queue.room(wish[0], self._usable(wish), self._rules) for wish in self._wishes)
+        room = sum(queue.room(shape[0], self._usable(shape), self._rules) for shape in self._shapes)
         found = queue.queue_head(now, arrivals, room)
-        rows = chain(*(self._db.run("line_of_user", {"user": user}) for user in prior))
-        found += [self._read(row) for row in rows if _wish(row) in self._wishes and not row["reserved"]]
+        rows = chain(*(self._db.run("waiters_of_user", {"user": user}) for user in prior))
+        found += [self._read(row) for row in rows if _shape(row) in self._shapes and not row["reserved"]]
         return list({waiter.number: waiter for waiter in found}.values())
 
-    def _fits(self, wish: Wish) -> bool:
-        return placement.place(wish[0], self._usable(wish), self._rules) is not None
+    def _fits(self, shape: Shape) -> bool:
+        return placement.place(shape[0], self._usable(shape), self._rules) is not None
 
-    def _usable(self, wish: Wish) -> list[DeviceStatus]:
-        devices = wish[1]
+    def _usable(self, shape: Shape) -> list[DeviceStatus]:
+        devices = shape[1]
         return [status for status in self._free if not devices or status.device.uuid in devices]
 
     def _arrivals(self, kinds: Sequence[records.Row]) -> Iterator[Waiter]:
         """Yield those of one course who have nothing reserved, in order of arrival."""
-        lines = [self._db.run("line_of_kind", {"kind": kind["kind"]}) for kind in kinds]
+        lines = [self._db.run("waiters_of_kind", {"kind": kind["kind"]}) for kind in kinds]
         for row in heapq.merge(*lines, key=lambda row: (row["waiting_since"], row["number"])):
             if not row["reserved"]:
                 yield self._read(row)
 
 
-def _last_arrivals(kinds: Iterable[records.Row]) -> Mapping[Wish, float]:
-    last: dict[Wish, float] = {}
+def _last_arrivals(kinds: Iterable[records.Row]) -> Mapping[Shape, float]:
+    last: dict[Shape, float] = {}
     for kind in kinds:
-        wish = _wish(kind)
-        last[wish] = max(kind["last_arrival"], last.get(wish, kind["last_arrival"]))
+        shape = _shape(kind)
+        last[shape] = max(kind["last_arrival"], last.get(shape, kind["last_arrival"]))
     return last

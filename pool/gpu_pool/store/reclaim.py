@@ -52,17 +52,17 @@ def reclaim(
 ) -> None:
     """End what the findings call for, inside the caller's transaction.
 
-    A lease is judged by the exact process that was seen dead, so one that has
+    A lease is ended for the exact process that was seen dead, so one that has
     another by now is left alone.
     """
     for row in database.run("overdue", {"now": now, "margin": _MARGIN}).fetchall():
         end(row, EndReason(row["why"]))
     if findings.dead:
         for row in database.run("processes").fetchall():
-            _judge(database, row, findings.dead, now, end)
+            _reclaim_lease(database, row, findings.dead, now, end)
 
 
-def _judge(
+def _reclaim_lease(
     database: Database,
     row: sqlite3.Row,
     dead: Collection[str],

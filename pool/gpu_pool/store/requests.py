@@ -1,7 +1,7 @@
 """Asking for a slice: granted at once, queued or refused; and what whoever asks can be told.
 
 What fits and whose turn it is, pure functions say (``admission``,
-``placement``, ``queueing``); this module reads what they need and writes what
+``placement``, ``queue``); this module reads what they need and writes what
 they decide.
 """
 
@@ -24,7 +24,7 @@ from gpu_pool.store.device_table import DeviceTable, ForeignUse
 from gpu_pool.store.lease_table import LeaseTable
 from gpu_pool.store.measured_use import MeasuredUseTable
 from gpu_pool.store.queue import QueueForecast, StoredQueue
-from gpu_pool.store.queue_head import wished_devices
+from gpu_pool.store.queue_head import allowed_devices
 from gpu_pool.store.resizing import Resizing
 from gpu_pool.store.usage_totals import UsageTotals
 from gpu_pool.user_names import checked_name
@@ -63,7 +63,7 @@ class RequestStore:
         self._devices = DeviceTable(database, self._rules.device_milli)
         self._leases = LeaseTable(database, self._devices, self._sharing, self._clock)
         self._use = UsageTotals(database, self._sharing.policy, self._clock, settings.term_start)
-        self._line = StoredQueue(
+        self._queue = StoredQueue(
             database,
             self._devices,
             self._use,
@@ -86,7 +86,7 @@ class RequestStore:
                 self._db.audit_buffer.courses_changed(self._courses.usable, courses.usable, asked=asked)
             self._courses, self._sharing = courses, courses.sharing(self._set)
             self._leases.follow(self._sharing)
-            self._line.sharing = self._resizing.sharing = self._sharing
+            self._queue.sharing = self._resizing.sharing = self._sharing
 
     def register(
         self,
@@ -103,7 +103,7 @@ class RequestStore:
         if any(device.simulated for device in devices):
             self._db.liveness.use_simulated()
         with self._db.snapshot():
-            if not self._devices.is_news(devices):
+            if not self._devices.would_change(devices):
                 return
             simulated = self._devices.has_simulated()
         with contextlib.ExitStack() as held:
@@ -112,7 +112,7 @@ class RequestStore:
             self._devices.register(devices, seen_from or pid_namespace(), nobody_simulates=alone)
             if others is not None:
                 self._devices.set_others(others)
-            self._line.serve()
+            self._queue.serve()
 
     def has_simulated(self) -> bool:
         """Whether simulated devices are in the pool."""
@@ -133,7 +133,7 @@ class RequestStore:
         """Take note of what others than leases have of the devices, by uuid; none of the rest."""
         with self._db.transaction(self.give_up_at):
             if self._devices.set_others(others):
-                self._line.serve()
+                self._queue.serve()
 
     def request(
         self,
@@ -207,7 +207,7 @@ class RequestStore:
             quotas.check(limit, asked, accounts, allowed)
 
     def _insert_held(self, row: dict[str, Any], parts: tuple[Slice, ...]) -> None:
-        granted = self._line.granted(row, parts)
+        granted = self._queue.granted(row, parts)
         row.update(state="held", turn=None, waiting_since=None, held_at=granted.pop("now"), **granted)
         self._db.run("insert_lease", row)
         self._devices.take(parts)
@@ -218,13 +218,13 @@ class RequestStore:
         row.update(slices="[]", held_at=None, ends_by=None, deadline=None, deadline_reason=None)
         self._db.run("insert_lease", row)
         self._db.audit_buffer.decided("queued", row)
-        self._line.serve()
+        self._queue.serve()
 
     def shortage(self, lease_id: str) -> TimedOut:
         """Return the error that says why this lease still waits."""
         with self._db.snapshot():
             row = self._leases.row(lease_id)
-            wished = wished_devices(row)
+            wished = allowed_devices(row)
             statuses = [s for s in self._devices.present() if not wished or s.device.uuid in wished]
             ahead = (self._leases.position(row) or 1) - 1
         request = records.read_request(row["request"])
@@ -240,11 +240,11 @@ class RequestStore:
         found: dict[str, NeverFits] = {}
         known: dict[tuple[str, frozenset[str]], NeverFits | None] = {}
         for row in rows:
-            wish = row["request"], frozenset(wished_devices(row))
-            if wish not in known:
-                usable = [each for each in devices if not wish[1] or each.uuid in wish[1]]
-                known[wish] = self._why_never(records.read_request(row["request"]), usable)
-            error = known[wish]
+            shape = row["request"], frozenset(allowed_devices(row))
+            if shape not in known:
+                usable = [each for each in devices if not shape[1] or each.uuid in shape[1]]
+                known[shape] = self._why_never(records.read_request(row["request"]), usable)
+            error = known[shape]
             if error is not None:
                 found[row["id"]] = error
         return found
@@ -265,12 +265,12 @@ class RequestStore:
             place = self._leases.position(row)
             if place is None:
                 raise BadRequest(f"Lease {lease_id} does not wait: it is {row['state']}.")
-            return self._line.explain(row, place)
+            return self._queue.explain(row, place)
 
     def prospects(self) -> ForecastInput | None:
         """Return what expected waits are worked out from; None where they are not."""
         with self._db.snapshot():
-            return self._line.prospects()
+            return self._queue.prospects()
 
     def forecast(
         self,
@@ -287,7 +287,7 @@ class RequestStore:
             if check is not None:
                 check()
             self._check(request, row, list(quotas.scopes(self._sharing, row["user"], row["course"])))
-            found = self._line.forecast(row)
+            found = self._queue.forecast(row)
             if found is not None and row["user"]:
                 self._check_waiting(request, row["user"])
             return found

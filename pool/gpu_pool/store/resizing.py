@@ -99,10 +99,10 @@ class Resizing:
 
     def _wanted(self, devices: Sequence[Device]) -> set[str]:
         """Return the uuids of the devices on which somebody in the queue could be placed."""
-        wishes = {(row["request"], row["home"] or row["within"]) for row in self._db.run("kinds").fetchall()}
+        shapes = {(row["request"], row["home"] or row["within"]) for row in self._db.run("kinds").fetchall()}
         return {
             part.device.uuid
-            for request, home in wishes
+            for request, home in shapes
             for part in placement.candidates(records.read_request(request), devices, self._rules)
             if not home or part.device.uuid in home.split(",")
         }

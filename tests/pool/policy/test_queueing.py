@@ -176,11 +176,11 @@ def test_in_a_long_line_nobody_is_passed_over_for_one_whose_own_earlier_wish_com
     usage = Usage(users={("", "has"): 1e6})
     assert ordered(line, usage=usage) == [3, 1, 2]
     now = Situation([], [], statuses([]), RULES, Policy(), usage, 3000.0)
-    last = {line[0].wish: 1.0, line[2].wish: 2000.0}
+    last = {line[0].shape: 1.0, line[2].shape: 2000.0}
     assert queue_head(now, [(line, last)], most=1) == line
 
 
 def test_in_a_long_line_whoever_comes_too_late_is_not_looked_at() -> None:
     line = [waiter(number, user=f"u{number}") for number in range(9)]
     now = Situation([], [], statuses([]), RULES, Policy(), Usage(), 3000.0)
-    assert queue_head(now, [(line, {line[0].wish: 8.0})], most=3) == line[:3]
+    assert queue_head(now, [(line, {line[0].shape: 8.0})], most=3) == line[:3]

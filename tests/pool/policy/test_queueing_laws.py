@@ -174,13 +174,13 @@ def queue_head_of(now: Situation, prior: str) -> list[Waiter]:
     reserved = [each for each in now.queue if each.reserved]
     taken = {uuid for each in reserved for uuid in each.reserved}
     free = [status for status in now.statuses if status.device.uuid not in taken]
-    usable = {each.wish: [s for s in free if s.device.uuid in (each.devices or uuids)] for each in now.queue}
+    usable = {each.shape: [s for s in free if s.device.uuid in (each.devices or uuids)] for each in now.queue}
     room = {wish: queue.room(wish[0], on, RULES) for wish, on in usable.items()}
     fits = {wish for wish, on in usable.items() if placement.place(wish[0], on, RULES)}
-    able = [each for each in now.queue if each.wish in fits and not each.reserved]
+    able = [each for each in now.queue if each.shape in fits and not each.reserved]
     able.sort(key=lambda each: (each.since, each.number))
     of_course = [[each for each in able if each.course == course] for course in ("", "lab")]
-    arrivals = [(some, {each.wish: each.since for each in some}) for some in of_course if some]
+    arrivals = [(some, {each.shape: each.since for each in some}) for some in of_course if some]
     courses = frozenset(each.course for each in now.queue)
     first = queue.queue_head(replace(now, queue=[], courses=courses), arrivals, sum(map(room.get, fits)))
     assert all(part[0] in first for part, _ in arrivals)
