@@ -49,7 +49,7 @@ async def test_killed_and_started_again_it_has_the_same_leases_once(service: Ser
 async def test_a_service_whose_store_was_lost_says_so_and_does_not_serve(
     service: Service, pool: Pool
 ) -> None:
-    assert "a new one was made, which knows of no leases" in service.log
+    assert "a new, empty one was made" in service.log
     await take(pool, "2%", "held")
     await service.end()
     store = service.folder / "store.db"
@@ -61,7 +61,7 @@ async def test_a_service_whose_store_was_lost_says_so_and_does_not_serve(
     (service.folder / "kept.db").rename(store)
     await service.start()
     assert len((await pool.status()).leases) == 1
-    assert service.log.count("a new one was made") == 1
+    assert service.log.count("a new, empty one was made") == 1
 
 
 async def test_what_ends_while_nobody_serves_is_free_afterwards(service: Service, pool: Pool) -> None:
