@@ -61,7 +61,7 @@ async def test_a_service_whose_store_was_lost_says_so_and_does_not_serve(
     (service.folder / "kept.db").rename(store)
     await service.start()
     assert len((await pool.status()).leases) == 1
-    assert service.log.count("a new one was made") == 1
+    assert service.log.count("a new, empty one was made") == 1
 
 
 async def test_what_ends_while_nobody_serves_is_free_afterwards(service: Service, pool: Pool) -> None:
