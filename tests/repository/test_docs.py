@@ -83,3 +83,12 @@ def test_links_between_the_pages_at_the_root_lead_somewhere() -> None:
     for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         for target in re.findall(r"\]\(([^)#:]+)\)|src=\"([^\":]+)\"", (ROOT / page).read_text()):
             assert (ROOT / "".join(target)).exists(), f"{page}: {target}"
+
+
+def test_every_name_on_the_page_of_the_architecture_is_in_the_sources() -> None:
+    page = (ROOT / "docs" / "developer" / "architecture.md").read_text()
+    sources = "\n".join(path.read_text() for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
+    named = {name for text in re.findall(r"`([A-Za-z_.]+)`", page) for name in text.split(".")}
+    defined = set(re.findall(r"\w+", sources))
+    assert len(named) > 50
+    assert sorted(named - defined) == []
