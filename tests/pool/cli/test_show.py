@@ -11,7 +11,7 @@ DEVICE = {
     "free_memory_mib", "held_contexts", "free_contexts", "held_by", "node", "unbounded", "context_mib",
 }  # fmt: skip
 LEASE = {
-    "id", "request", "state", "place", "user", "course", "kernel", "requested_at", "held_at", "ended_at",
+    "id", "request", "state", "position", "user", "course", "kernel", "requested_at", "held_at", "ended_at",
     "end_reason", "pid", "slices", "enforcement", "ends_at", "simulated", "failure",
 }  # fmt: skip
 
@@ -67,7 +67,7 @@ def test_the_status_shows_leases_and_the_line(terminal):
 def test_the_status_as_json(terminal):
     held, waiting = terminal.hold("100%"), terminal.hold("2%")
     printed = json.loads(terminal.run("status", "--json").stdout)
-    assert set(printed) == {"url", "simulated", "note", "devices", "leases", "line"}
+    assert set(printed) == {"url", "simulated", "note", "devices", "leases", "queue"}
     (lease,), (waiter,) = printed["leases"], printed["queue"]
     assert set(lease) == set(waiter) == LEASE
     assert (lease["id"], lease["state"], lease["slices"][0]["milli"]) == (held, "held", 1000)
