@@ -31,7 +31,7 @@ from support.clusters import hami
 from support.control_plane import Cluster, missing_programs, scheduling_and_controlling, write_kubeconfig
 from support.node_agent import NodeAgent
 from support.pod_pages import add_server, of_cluster
-from support.service import Nursery, serving
+from support.service import ForkServer, serving
 
 ROOT = Path(__file__).parents[1]
 #: The promise for a kernel that is granted its slice at once.
@@ -104,7 +104,7 @@ def embedded(folder: Path) -> tuple[int, int]:
 async def served(folder: Path, settings: str = "", more: str = "", *, fill: bool = True) -> tuple[int, int]:
     """Return the files and functions of a kernel of a service, both processes together."""
     here, there = folder / "entered", folder / "entered-there"
-    with contextlib.closing(Nursery(more)) as children:
+    with contextlib.closing(ForkServer(more)) as children:
         async with serving(children, folder / "service", settings) as service:
             await service.end()
             service.prelude = _RECORDS.format(root=str(ROOT), path=str(there))

@@ -41,7 +41,7 @@ from support.images import build_notebook, name_of
 from support.jupyter_env import JupyterEnv
 from support.kernel_pods import notebook, volume
 from support.kubelet import RealCluster, missing, real_cluster
-from support.service import Nursery, serving
+from support.service import ForkServer, serving
 
 ROUNDS = sized(12, 2)
 #: Starts that are not counted: the first ones find nothing in memory.
@@ -244,7 +244,7 @@ c.ServeApp.kubernetes = True
 c.KubernetesSettings.kubeconfig = {str(cluster.kubeconfig)!r}
 c.KubernetesSettings.namespace = {namespace!r}
 """
-    with contextlib.closing(Nursery("import gpu_pool.cluster.pool")) as children:
+    with contextlib.closing(ForkServer("import gpu_pool.cluster.pool")) as children:
         async with serving(children, folder / "service", settings) as service:
             os.environ["GPU_POOL_URL"] = service.url
             yield JupyterEnv(folder, service.url), service.url

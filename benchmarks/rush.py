@@ -21,7 +21,7 @@ from gpu_pool_client import Holder, LeaseState, Pool, connect, parse_request
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from support.hub import Hub, HubService, free_port, serving_hub, write_hub
-from support.service import Nursery
+from support.service import ForkServer
 
 CLASS, WITHIN = sized((200, 10.0), (60, 2.0))
 SIZE = parse_request("2%")
@@ -32,7 +32,7 @@ SETTINGS = f"c.PoolSettings.max_waiting = {CLASS}\n"
 @asynccontextmanager
 async def serving(folder: Path, settings: str = SETTINGS, devices: str = "") -> AsyncIterator[HubService]:
     """Run a Hub, and behind it a service, by default over one simulated V100 with room for fifty."""
-    hub, children = Hub(folder / "hub", free_port(), free_port()), Nursery()
+    hub, children = Hub(folder / "hub", free_port(), free_port()), ForkServer()
     hub.folder.mkdir()
     write_hub(hub)
     hub.start()

@@ -10,7 +10,7 @@ from playwright.async_api import Page, async_playwright, expect
 from gpu_pool_client import Holder, Process, connect, parse_request
 from support.front import front
 from support.hub import ADMIN, PREFIX, Hub, hub, serving_hub
-from support.service import Nursery, children
+from support.service import ForkServer, children
 
 __all__ = ["children", "hub"]
 
@@ -27,7 +27,7 @@ async def log_in(page: Page, address: str, user: str) -> None:
 
 
 async def test_a_student_and_an_administrator_log_in_at_the_hub(
-    chromium: str, children: Nursery, hub: Hub, tmp_path: Path
+    chromium: str, children: ForkServer, hub: Hub, tmp_path: Path
 ) -> None:
     courses = tmp_path / "courses"
     courses.mkdir()

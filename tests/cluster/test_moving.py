@@ -8,7 +8,7 @@ from support.fake_kubernetes import FakeKubernetes
 from support.hub import Hub, hub, serving_hub
 from support.kernel_pods import cluster_children
 from support.pools import eventually
-from support.service import Nursery
+from support.service import ForkServer
 
 __all__ = ["cluster_children", "hub"]
 
@@ -27,7 +27,7 @@ assert processes.boot_id() == "another"
 
 
 async def test_leases_are_kept_on_another_node(
-    cluster_children: Nursery, hub: Hub, fake: FakeKubernetes, tmp_path: Path
+    cluster_children: ForkServer, hub: Hub, fake: FakeKubernetes, tmp_path: Path
 ) -> None:
     token = await hub.token("ada")
     settings = (

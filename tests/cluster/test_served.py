@@ -17,7 +17,7 @@ from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
 from support.hub import ADMIN
 from support.kernel_pods import claim, cluster_children, command, held, notebook, running, serving_cluster
 from support.pools import embedded, until
-from support.service import Nursery, Service
+from support.service import ForkServer, Service
 
 __all__ = ["cluster_children"]
 
@@ -32,7 +32,9 @@ async def fake() -> AsyncIterator[FakeKubernetes]:
 
 
 @pytest.fixture
-async def service(cluster_children: Nursery, fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Service]:
+async def service(
+    cluster_children: ForkServer, fake: FakeKubernetes, tmp_path: Path
+) -> AsyncIterator[Service]:
     config = fake.kubeconfig(tmp_path / "kubeconfig")
     async with serving_cluster(cluster_children, tmp_path / "service", config) as service:
         yield service
@@ -56,7 +58,7 @@ async def test_a_client_starts_follows_and_ends_a_kernel(service: Service, fake:
 
 
 async def test_a_kernel_gets_what_its_course_says(
-    cluster_children: Nursery, fake: FakeKubernetes, tmp_path: Path
+    cluster_children: ForkServer, fake: FakeKubernetes, tmp_path: Path
 ) -> None:
     (tmp_path / "courses").mkdir()
     course = "{kernel_image: kernel:2, kernel_memory: 2GiB, home: none}"
@@ -133,7 +135,7 @@ async def test_a_pool_without_a_cluster_starts_no_kernels(tmp_path: Path) -> Non
     ],
 )
 async def test_a_wrong_setting_is_told_at_the_start(
-    cluster_children: Nursery, fake: FakeKubernetes, tmp_path: Path, settings: str, words: str
+    cluster_children: ForkServer, fake: FakeKubernetes, tmp_path: Path, settings: str, words: str
 ) -> None:
     config = fake.kubeconfig(tmp_path / "kubeconfig")
     service = Service(
@@ -146,7 +148,7 @@ async def test_a_wrong_setting_is_told_at_the_start(
 
 
 async def test_a_cluster_that_cannot_be_reached_is_told_at_the_start(
-    cluster_children: Nursery, tmp_path: Path
+    cluster_children: ForkServer, tmp_path: Path
 ) -> None:
     service = Service(
         cluster_children, tmp_path / "service", ("--kubernetes",), environment={"KUBECONFIG": "/nowhere"}

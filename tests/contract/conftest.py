@@ -15,7 +15,7 @@ from support.fake_kubernetes import fake_kubernetes
 from support.hub import ADMIN, Hub, hub, serving_hub
 from support.kernel_pods import CARD, cluster_children, serving_cluster
 from support.pools import embedded
-from support.service import DEVICES, Nursery, children, serving
+from support.service import DEVICES, ForkServer, children, serving
 
 __all__ = ["children", "cluster_children", "hub"]
 
@@ -51,7 +51,7 @@ async def pool(
     tmp_path: Path,
     backend: str,
     device: Device,
-    children: Nursery,
+    children: ForkServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Pool]:
     """An empty pool over one V100 with 32 GiB, simulated or a cluster's."""
@@ -78,7 +78,7 @@ async def pool(
 async def _cluster(request: pytest.FixtureRequest, stack: AsyncExitStack, folder: Path) -> str:
     """Serve a cluster with one GPU; return the URL."""
     pytest.importorskip("kubernetes_asyncio", reason="the extra [kubernetes] is not installed")
-    children: Nursery = request.getfixturevalue("cluster_children")
+    children: ForkServer = request.getfixturevalue("cluster_children")
     fake = await stack.enter_async_context(fake_kubernetes())
     fake.put("nodes", hami("n1", model="V100-SXM2-32GB"))
     config = fake.kubeconfig(folder / "kubeconfig")

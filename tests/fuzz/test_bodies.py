@@ -16,7 +16,7 @@ from fuzz.corpus import kept
 from gpu_pool_client import GpuPoolError
 from gpu_pool_client.remote.exchange import ask
 from gpu_pool_client.remote.problems import error_of
-from support.service import Nursery, Service, children
+from support.service import ForkServer, Service, children
 
 __all__ = ["children"]
 
@@ -63,7 +63,7 @@ BODIES = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def service(children: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(children: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder: Path = tmp_path_factory.mktemp("bodies")
     service = Service(children, folder)
     service.configure("c.ServeApp.max_decisions = 1_000_000")

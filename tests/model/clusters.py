@@ -15,7 +15,7 @@ from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import claim, notebook
 from support.loops import LoopThread
-from support.service import Nursery
+from support.service import ForkServer
 
 T = TypeVar("T")
 NAMESPACE = "hub"
@@ -60,7 +60,7 @@ class ClusterGround(Socket):
         Device("GPU-n3-0", 0, node="n3", model="NVIDIA-A100-SXM4-40GB", memory_mib=40960, contexts=50),
     )
 
-    def __init__(self, children: Nursery) -> None:
+    def __init__(self, children: ForkServer) -> None:
         super().__init__(children)
         self._loop = LoopThread("cluster")
         self.fake = FakeKubernetes()

@@ -31,7 +31,7 @@ from gpu_pool_client import Device, Pool, Process, connect
 from model.scenery import DEVICES
 from model.still import Clocks, StillPool
 from support.hub import ADMIN, Hub, url
-from support.service import Nursery, Service
+from support.service import ForkServer, Service
 
 ME: Final = psutil.Process().username()
 #: The settings of every pool that is tried.
@@ -60,7 +60,7 @@ class Ground(ABC):
     #: All devices that there can be.
     devices: Sequence[Device] = DEVICES
 
-    def __init__(self, children: Nursery) -> None:
+    def __init__(self, children: ForkServer) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gpu-pool-model-"))
         (self.folder / "courses").mkdir()
         self.store = self.folder / "store.db"
@@ -187,7 +187,7 @@ class Embedded(Ground):
     reads_alone = True
     users = ("ada", "bob", "grace")
 
-    def __init__(self, children: Nursery) -> None:
+    def __init__(self, children: ForkServer) -> None:
         super().__init__(children)
         self._pool: Pool | None = None
 
@@ -227,7 +227,7 @@ def serving_still(where: str, replaced: str, of: str, still: str) -> str:
 class Socket(Ground):
     """A service on a Unix socket."""
 
-    def __init__(self, children: Nursery) -> None:
+    def __init__(self, children: ForkServer) -> None:
         super().__init__(children)
         prelude = serving_still("gpu_pool.service.app", "EmbeddedPool", "model.still", "StillPool")
         self.service = Service(children, self.folder, prelude=prelude)
@@ -260,7 +260,7 @@ class Tcp(Socket):
 
     sees = False
 
-    def __init__(self, children: Nursery, hub: Hub, token: str) -> None:
+    def __init__(self, children: ForkServer, hub: Hub, token: str) -> None:
         super().__init__(children)
         self._hub, self._token = hub, token
         self.service.environment = dict(hub.environment)
@@ -282,12 +282,12 @@ class Tcp(Socket):
 
 
 #: What makes a ground for a test, by the name of the pool that is tried. A pool elsewhere adds its own here.
-GROUNDS: dict[str, Callable[[Nursery, Callable[[], Hub]], Ground]] = {
+GROUNDS: dict[str, Callable[[ForkServer, Callable[[], Hub]], Ground]] = {
     "embedded": lambda children, _: Embedded(children),
     "unix": lambda children, _: Socket(children),
     "http": lambda children, hub: _behind(children, hub()),
 }
 
 
-def _behind(children: Nursery, hub: Hub) -> Ground:
+def _behind(children: ForkServer, hub: Hub) -> Ground:
     return Tcp(children, hub, asyncio.run(hub.token(ADMIN)))

@@ -17,7 +17,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from model.grounds import GROUNDS, Ground
 from model.machine import PoolMachine
 from support.hub import Hub
-from support.service import Nursery
+from support.service import ForkServer
 
 #: Steps of one run from an empty pool, at most.
 _LENGTH = 80
@@ -38,7 +38,7 @@ pytestmark = [
 def test_a_pool_does_what_its_model_does(
     steps: int,
     ground: str,
-    children: Nursery,
+    children: ForkServer,
     request: pytest.FixtureRequest,
 ) -> None:
     def find_hub() -> Hub:
@@ -48,7 +48,7 @@ def test_a_pool_does_what_its_model_does(
     _hold(PoolMachine, ground, lambda: GROUNDS[ground](children, find_hub), steps)
 
 
-def test_a_pool_over_a_cluster_does_what_its_model_does(steps: int, cluster_children: Nursery) -> None:
+def test_a_pool_over_a_cluster_does_what_its_model_does(steps: int, cluster_children: ForkServer) -> None:
     pytest.importorskip("kubernetes_asyncio", reason="the extra [kubernetes] is not installed")
     from model.cluster_steps import ClusterMachine
     from model.clusters import ClusterGround

@@ -14,13 +14,13 @@ from gpu_pool_provisioner import pools
 from gpu_pool_provisioner.kernel_slice import KernelSlice
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill
 from support.pools import until
-from support.service import Nursery, children, serving
+from support.service import ForkServer, children, serving
 
 __all__ = ["children"]
 
 
 async def test_a_slice_is_given_back_once_the_service_is_back(
-    children: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    children: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pools, "_SOON", 0.1)
     async with serving(children, tmp_path / "service", "") as service, connect(service.url) as pool:

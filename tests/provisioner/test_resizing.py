@@ -18,7 +18,7 @@ from support.frameworks import write_tensorflow, write_torch
 from support.frontend import Frontend, frontend
 from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, answer, eventually, kill, restarting_soon
 from support.pools import take
-from support.service import Nursery, children, serving
+from support.service import ForkServer, children, serving
 
 __all__ = ["children"]
 
@@ -255,7 +255,7 @@ async def test_nonsense_in_the_pipe_is_passed_over(jupyter_env: JupyterEnv, mana
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_kernel_of_a_service_changes_its_size(
-    jupyter_env: JupyterEnv, manager: Managers, children: Nursery, tmp_path: Path, waits: bool
+    jupyter_env: JupyterEnv, manager: Managers, children: ForkServer, tmp_path: Path, waits: bool
 ) -> None:
     async with serving(children, tmp_path / "service", "") as service, connect(service.url) as pool:
         held = await take(pool, "1", "teacher") if waits else ""

@@ -18,7 +18,7 @@ from gpu_pool_client import PoolUnreachable, Process
 from gpu_pool_client.remote.exchange import ask
 from support.hub import PREFIX, HubService
 from support.pools import until
-from support.service import Nursery, Service, is_closed, serving
+from support.service import ForkServer, Service, is_closed, serving
 from support.stand_in_hub import StandInHub, ask_from, behind_stand_in
 from support.users import NOBODY, SOMEBODY, Users
 
@@ -58,7 +58,7 @@ async def fill(stack: ExitStack, hub: StandInHub, service: HubService) -> list[s
 
 
 async def test_one_address_has_so_many_connections_and_is_not_shut_out_itself(
-    children: Nursery, open_folder: Path
+    children: ForkServer, open_folder: Path
 ) -> None:
     async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_clients = 5") as (
         hub,
@@ -75,7 +75,7 @@ async def test_one_address_has_so_many_connections_and_is_not_shut_out_itself(
         assert service.service.log.count(f"address {ATTACKER}: 5 connections already") == 1
 
 
-async def test_who_sends_a_request_slowly_gives_way_too(children: Nursery, open_folder: Path) -> None:
+async def test_who_sends_a_request_slowly_gives_way_too(children: ForkServer, open_folder: Path) -> None:
     async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_clients = 5") as (
         hub,
         service,
@@ -88,7 +88,7 @@ async def test_who_sends_a_request_slowly_gives_way_too(children: Nursery, open_
             assert (await ask_from(service, ATTACKER, "grace")).status == 200
 
 
-async def test_many_addresses_together_shut_nobody_out(children: Nursery, open_folder: Path) -> None:
+async def test_many_addresses_together_shut_nobody_out(children: ForkServer, open_folder: Path) -> None:
     settings = "c.ServeApp.max_clients = 20"
     async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
         hub.users = {"grace": "grace"}
@@ -101,7 +101,7 @@ async def test_many_addresses_together_shut_nobody_out(children: Nursery, open_f
 
 
 async def test_a_connection_on_which_nothing_comes_ends_soon_and_one_that_has_asked_stays(
-    children: Nursery, open_folder: Path
+    children: ForkServer, open_folder: Path
 ) -> None:
     async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.first_request_within = 0.3") as (
         hub,
@@ -119,7 +119,7 @@ async def test_a_connection_on_which_nothing_comes_ends_soon_and_one_that_has_as
 
 
 async def test_the_last_connections_are_kept_for_those_who_hold_slices_and_administrators(
-    children: Nursery, open_folder: Path
+    children: ForkServer, open_folder: Path
 ) -> None:
     settings = "c.ServeApp.max_clients = 12\nc.ServeApp.reserved_clients = 6"
     async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
@@ -142,7 +142,7 @@ async def test_the_last_connections_are_kept_for_those_who_hold_slices_and_admin
 
 
 async def test_who_waits_to_be_known_shuts_out_neither_administrators_nor_others(
-    children: Nursery, open_folder: Path
+    children: ForkServer, open_folder: Path
 ) -> None:
     settings = "c.ServeApp.max_clients = 4\nc.ServeApp.reserved_clients = 2"
     async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
@@ -160,7 +160,7 @@ async def test_who_waits_to_be_known_shuts_out_neither_administrators_nor_others
 
 
 async def test_one_address_has_so_many_connections_though_all_wait_to_be_known(
-    children: Nursery, open_folder: Path
+    children: ForkServer, open_folder: Path
 ) -> None:
     settings = "c.ServeApp.max_unknown_clients = 1\nc.ServeApp.max_unknown_tokens = 2"
     async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
@@ -176,7 +176,9 @@ async def test_one_address_has_so_many_connections_though_all_wait_to_be_known(
         assert f"address {ATTACKER}: 3 connections already: the oldest end" in service.service.log
 
 
-async def test_one_user_has_so_many_connections_from_wherever(children: Nursery, open_folder: Path) -> None:
+async def test_one_user_has_so_many_connections_from_wherever(
+    children: ForkServer, open_folder: Path
+) -> None:
     async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_connections = 3") as (
         hub,
         service,
@@ -192,7 +194,9 @@ async def test_one_user_has_so_many_connections_from_wherever(children: Nursery,
             assert (await ask_from(service, ATTACKER, "grace")).status == 200
 
 
-async def test_clients_of_a_trusted_proxy_count_by_themselves(children: Nursery, open_folder: Path) -> None:
+async def test_clients_of_a_trusted_proxy_count_by_themselves(
+    children: ForkServer, open_folder: Path
+) -> None:
     settings = f"c.ServeApp.max_unknown_clients = 5\nc.ServeApp.trusted_downstream_ips = ['{PROXY}']"
     async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
         hub.users = {"grace": "grace"}
@@ -280,7 +284,7 @@ STREAM = b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @BY_ROOT
 async def test_subordinate_uids_have_the_connections_of_their_owner(
-    children: Nursery, open_folder: Path
+    children: ForkServer, open_folder: Path
 ) -> None:
     ranges = open_folder / "subuid"
     ranges.write_text("ada:100000:65536\n")
@@ -305,7 +309,7 @@ async def test_subordinate_uids_have_the_connections_of_their_owner(
 
 @BY_ROOT
 async def test_the_sockets_last_connections_are_kept_for_those_who_hold_slices_and_administrators(
-    children: Nursery, open_folder: Path
+    children: ForkServer, open_folder: Path
 ) -> None:
     settings = "c.ServeApp.max_socket_clients = 12\nc.ServeApp.reserved_clients = 6"
     async with serving(children, open_folder / "pool", settings, "--mode=0666") as service:
@@ -327,7 +331,7 @@ async def test_the_sockets_last_connections_are_kept_for_those_who_hold_slices_a
 
 @BY_ROOT
 async def test_whoever_has_the_most_on_the_socket_loses_those_that_ask_nothing(
-    children: Nursery, open_folder: Path
+    children: ForkServer, open_folder: Path
 ) -> None:
     settings = "c.ServeApp.max_socket_clients = 12\nc.ServeApp.reserved_clients = 2"
     async with serving(children, open_folder / "pool", settings, "--mode=0666") as service:
@@ -338,7 +342,7 @@ async def test_whoever_has_the_most_on_the_socket_loses_those_that_ask_nothing(
 
 
 async def test_there_are_no_more_connections_than_the_system_allows_files(
-    children: Nursery, open_folder: Path
+    children: ForkServer, open_folder: Path
 ) -> None:
     service = Service(children, open_folder / "pool")
     service.prelude = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))"
@@ -358,7 +362,7 @@ async def test_there_are_no_more_connections_than_the_system_allows_files(
         await service.end()
 
 
-async def test_an_idle_connection_to_the_socket_ends_soon(children: Nursery, open_folder: Path) -> None:
+async def test_an_idle_connection_to_the_socket_ends_soon(children: ForkServer, open_folder: Path) -> None:
     async with serving(children, open_folder / "pool", "c.ServeApp.first_request_within = 0.3") as service:
         with closing(socket.socket(socket.AF_UNIX)) as idle:
             idle.connect(str(service.socket))

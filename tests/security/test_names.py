@@ -15,7 +15,7 @@ from gpu_pool.service.hub import named_by
 from gpu_pool.user_names import LONGEST, is_name, name_of
 from gpu_pool_client import BadRequest, Holder, Process, parse_request
 from support.pools import device, embedded
-from support.service import Nursery
+from support.service import ForkServer
 from support.stand_in_hub import behind_stand_in
 
 #: Names that were one, or look like one.
@@ -47,7 +47,7 @@ TWINS = (
 )
 
 
-async def test_no_two_users_of_a_hub_are_one_to_the_pool(children: Nursery, open_folder: Path) -> None:
+async def test_no_two_users_of_a_hub_are_one_to_the_pool(children: ForkServer, open_folder: Path) -> None:
     async with behind_stand_in(children, open_folder / "pool", "c.PoolSettings.max_waiting = 0") as (
         hub,
         service,

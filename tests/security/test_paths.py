@@ -18,7 +18,7 @@ from gpu_pool.service.dashboard import ROUTES as PAGES
 from gpu_pool_client.remote.exchange import ask
 from support.dashboard import ADMIN, Site, courses_of, showing
 from support.hub import PREFIX
-from support.service import Nursery, serving
+from support.service import ForkServer, serving
 from support.stand_in_hub import Outcome, behind_stand_in, read_answer
 from support.streams import closing
 
@@ -170,7 +170,7 @@ async def walk(port: int, requests: list[bytes]) -> list[str]:
 @pytest.mark.parametrize("token", ["", "ada", "root"])
 @pytest.mark.parametrize("texts", [FEW, pytest.param(HOSTILE, marks=pytest.mark.long)], ids=["few", "all"])
 async def test_no_address_makes_an_error_or_a_traceback(
-    children: Nursery, open_folder: Path, texts: Sequence[str], token: str
+    children: ForkServer, open_folder: Path, texts: Sequence[str], token: str
 ) -> None:
     # A stream that goes on for minutes is no answer to wait for.
     settings = "c.ServeApp.longest_stream = 0.01\nc.ServeApp.max_decisions = 1_000_000"
@@ -189,7 +189,7 @@ async def test_no_address_makes_an_error_or_a_traceback(
 
 
 @pytest.mark.long
-async def test_no_header_makes_an_error_or_a_traceback(children: Nursery, open_folder: Path) -> None:
+async def test_no_header_makes_an_error_or_a_traceback(children: ForkServer, open_folder: Path) -> None:
     settings = "c.ServeApp.longest_stream = 0.01"
     async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
         hub.users = {"ada": "ada"}
@@ -208,7 +208,7 @@ async def test_no_header_makes_an_error_or_a_traceback(children: Nursery, open_f
         assert "ERROR" not in service.service.log
 
 
-async def test_a_file_s_name_that_none_can_have_is_not_found(children: Nursery, open_folder: Path) -> None:
+async def test_a_file_s_name_that_none_can_have_is_not_found(children: ForkServer, open_folder: Path) -> None:
     async with behind_stand_in(children, open_folder / "pool") as (_, service):
         for path in ("static/pool.js%00.css", "static/%00", f"static/{'a' * 5000}", "static/%ff"):
             found = await answer_of(service.hub.service_port, request_of("GET", path))
@@ -220,7 +220,7 @@ async def test_a_file_s_name_that_none_can_have_is_not_found(children: Nursery, 
 
 
 @pytest.mark.long
-async def test_no_address_of_the_socket_makes_an_error(children: Nursery, open_folder: Path) -> None:
+async def test_no_address_of_the_socket_makes_an_error(children: ForkServer, open_folder: Path) -> None:
     async with serving(children, open_folder / "pool", "c.ServeApp.longest_stream = 0.01") as service:
         for path in addresses_of_the_api(HOSTILE):
             with suppress(ConnectionError):  # what is no HTTP ends without an answer

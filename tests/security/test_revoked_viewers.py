@@ -18,7 +18,7 @@ from gpu_pool.service.hub import HubApi, HubIdentity
 from gpu_pool_client._processes import boot_id
 from gpu_pool_client.remote.exchange import ServerAddress
 from support.dashboard import PREFIX, Site, showing
-from support.service import Nursery
+from support.service import ForkServer
 from support.stand_in_hub import StandInHub, ask_from, behind_stand_in, standing_in
 from support.streams import closing
 
@@ -161,7 +161,9 @@ async def test_who_instructs_no_more_sees_no_names_any_more(site: Site, course: 
         assert "grace" not in str(parts)
 
 
-async def test_a_wait_tells_nothing_after_its_token_has_ended(children: Nursery, open_folder: Path) -> None:
+async def test_a_wait_tells_nothing_after_its_token_has_ended(
+    children: ForkServer, open_folder: Path
+) -> None:
     async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.comment_every = 0.01") as (
         hub,
         service,

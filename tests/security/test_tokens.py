@@ -31,7 +31,7 @@ from gpu_pool_client.remote import client
 from gpu_pool_client.remote.exchange import ServerAddress, ServiceAnswer
 from support.hub import HubService
 from support.pools import until
-from support.service import Nursery
+from support.service import ForkServer
 from support.stand_in_hub import Outcome, StandInHub, ask_from, behind_stand_in, standing_in
 
 ADA, GRACE = "token-of-ada", "token-of-grace"
@@ -61,7 +61,7 @@ async def attacked(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_known_token_waits_for_no_made_up_ones(children: Nursery, open_folder: Path) -> None:
+async def test_a_known_token_waits_for_no_made_up_ones(children: ForkServer, open_folder: Path) -> None:
     async with behind_stand_in(children, open_folder / "pool") as (hub, service):
         hub.users = {ADA: "ada"}
         assert (await ask_from(service, STUDENT, ADA)).status == 200
@@ -77,7 +77,7 @@ async def test_a_known_token_waits_for_no_made_up_ones(children: Nursery, open_f
 
 
 async def test_a_known_token_gets_through_though_all_that_its_address_may_have_is_taken(
-    children: Nursery, open_folder: Path
+    children: ForkServer, open_folder: Path
 ) -> None:
     settings = "c.ServeApp.max_unknown_clients = 5\nc.ServeApp.max_unknown_tokens = 5"
     async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
@@ -91,7 +91,7 @@ async def test_a_known_token_gets_through_though_all_that_its_address_may_have_i
 
 
 async def test_who_is_new_is_next_though_hundreds_of_another_address_wait(
-    children: Nursery, open_folder: Path
+    children: ForkServer, open_folder: Path
 ) -> None:
     async with behind_stand_in(children, open_folder / "pool") as (hub, service):
         hub.users = {GRACE: "grace"}
@@ -111,7 +111,9 @@ async def test_who_is_new_is_next_though_hundreds_of_another_address_wait(
             assert sum(each.done() for each in attack) <= 3
 
 
-async def test_a_made_up_token_is_asked_about_once_in_a_while(children: Nursery, open_folder: Path) -> None:
+async def test_a_made_up_token_is_asked_about_once_in_a_while(
+    children: ForkServer, open_folder: Path
+) -> None:
     async with behind_stand_in(children, open_folder / "pool") as (hub, service):
         (token,) = made_up(1)
         answers = await asyncio.gather(*(ask_from(service, ATTACKER, token) for _ in range(20)))
@@ -122,7 +124,9 @@ async def test_a_made_up_token_is_asked_about_once_in_a_while(children: Nursery,
         assert token not in service.service.log
 
 
-async def test_many_requests_with_a_new_token_are_one_question(children: Nursery, open_folder: Path) -> None:
+async def test_many_requests_with_a_new_token_are_one_question(
+    children: ForkServer, open_folder: Path
+) -> None:
     async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 49") as (
         hub,
         service,
@@ -136,7 +140,7 @@ async def test_many_requests_with_a_new_token_are_one_question(children: Nursery
         assert hub.asked == [ADA]
 
 
-async def test_a_failure_of_the_hub_holds_for_one_question(children: Nursery, open_folder: Path) -> None:
+async def test_a_failure_of_the_hub_holds_for_one_question(children: ForkServer, open_folder: Path) -> None:
     async with behind_stand_in(children, open_folder / "pool") as (hub, service):
         hub.users, hub.is_well = {ADA: "ada"}, False
         hub.is_kept = lambda token: token == ADA
@@ -149,7 +153,7 @@ async def test_a_failure_of_the_hub_holds_for_one_question(children: Nursery, op
 
 
 async def test_one_address_may_have_so_many_requests_with_one_unknown_token_wait(
-    children: Nursery, open_folder: Path
+    children: ForkServer, open_folder: Path
 ) -> None:
     async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 5") as (
         hub,
@@ -187,7 +191,9 @@ async def test_a_request_goes_on_where_the_client_that_asked_first_with_its_toke
         await asyncio.gather(*attack, return_exceptions=True)
 
 
-async def test_one_address_may_have_so_many_unknown_tokens_wait(children: Nursery, open_folder: Path) -> None:
+async def test_one_address_may_have_so_many_unknown_tokens_wait(
+    children: ForkServer, open_folder: Path
+) -> None:
     async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 5") as (
         hub,
         service,
@@ -210,7 +216,7 @@ async def test_one_address_may_have_so_many_unknown_tokens_wait(children: Nurser
 
 
 async def test_our_client_tries_again(
-    children: Nursery, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+    children: ForkServer, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 1") as (
         hub,
@@ -239,7 +245,9 @@ async def test_our_client_tries_again(
         await asyncio.gather(*attack)
 
 
-async def test_of_a_trusted_proxy_each_client_counts_by_itself(children: Nursery, open_folder: Path) -> None:
+async def test_of_a_trusted_proxy_each_client_counts_by_itself(
+    children: ForkServer, open_folder: Path
+) -> None:
     settings = f"c.ServeApp.max_unknown_tokens = 5\nc.ServeApp.trusted_downstream_ips = ['{ATTACKER}']"
     async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
         hub.users = {GRACE: "grace"}
@@ -254,7 +262,9 @@ async def test_of_a_trusted_proxy_each_client_counts_by_itself(children: Nursery
             assert (await new).status == 200
 
 
-async def test_what_others_say_of_their_address_is_passed_over(children: Nursery, open_folder: Path) -> None:
+async def test_what_others_say_of_their_address_is_passed_over(
+    children: ForkServer, open_folder: Path
+) -> None:
     async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 1") as (
         hub,
         service,
@@ -273,7 +283,7 @@ async def test_what_others_say_of_their_address_is_passed_over(children: Nursery
         assert Counter([each.status for each in await asyncio.gather(*asking)]) == {401: 5, 429: 5}
 
 
-async def test_who_has_gone_takes_no_turn_and_no_place(children: Nursery, open_folder: Path) -> None:
+async def test_who_has_gone_takes_no_turn_and_no_place(children: ForkServer, open_folder: Path) -> None:
     async with behind_stand_in(children, open_folder / "pool", "c.ServeApp.max_unknown_tokens = 5") as (
         hub,
         service,

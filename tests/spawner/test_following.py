@@ -11,7 +11,7 @@ import pytest
 
 from support.hub_with_proxy import REQUIRED, Hub, proxy_command
 from support.jupyter_env import eventually
-from support.service import Nursery, children, serving
+from support.service import ForkServer, children, serving
 
 __all__ = ["children"]
 
@@ -21,7 +21,7 @@ COURSE = "title: Introduction\nslices: [{name: Small, request: 2%}]\n"
 
 
 @pytest.fixture
-async def hub(children: Nursery, tmp_path: Path) -> AsyncIterator[Hub]:
+async def hub(children: ForkServer, tmp_path: Path) -> AsyncIterator[Hub]:
     """Run a Hub with one course, whose pool is a service that follows the same files."""
     if proxy_command() is None:
         words = "configurable-http-proxy or node is missing (npm install configurable-http-proxy)"

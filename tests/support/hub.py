@@ -19,7 +19,7 @@ import pytest
 from gpu_pool_client.remote.exchange import ServerAddress, ask
 from support.pools import until
 from support.ports import free_port
-from support.service import Nursery, Service, serving
+from support.service import ForkServer, Service, serving
 
 #: An administrator of the Hub, who has the name that the tests' user has on this machine.
 ADMIN = psutil.Process().username()
@@ -255,7 +255,7 @@ def url(hub: Hub) -> str:
 
 @asynccontextmanager
 async def serving_hub(
-    children: Nursery,
+    children: ForkServer,
     hub: Hub,
     folder: Path,
     settings: str = "",

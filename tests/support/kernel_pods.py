@@ -31,7 +31,7 @@ from gpu_pool_client import (
 )
 from support.fake_kubernetes import FakeKubernetes
 from support.pools import eventually
-from support.service import Nursery, Service, serving
+from support.service import ForkServer, Service, serving
 
 SLEEP = ("sleep", "600")
 #: The GPU of ``one_card``, as a pool shows it.
@@ -105,16 +105,16 @@ def volume(name: str, namespace: str, *modes: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def cluster_children() -> Iterator[Nursery]:
+def cluster_children() -> Iterator[ForkServer]:
     """Where services of clusters come from: what they import takes a second and more."""
-    children = Nursery("import gpu_pool.cluster.pool")
+    children = ForkServer("import gpu_pool.cluster.pool")
     yield children
     children.close()
 
 
 @asynccontextmanager
 async def serving_cluster(
-    children: Nursery, folder: Path, kubeconfig: Path, settings: str = "", namespace: str = "hub"
+    children: ForkServer, folder: Path, kubeconfig: Path, settings: str = "", namespace: str = "hub"
 ) -> AsyncIterator[Service]:
     """Run ``gpu-pool serve --kubernetes``."""
     settings += f"\nc.KubernetesSettings.namespace = {namespace!r}\n"

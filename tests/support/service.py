@@ -25,7 +25,7 @@ from support.pools import running, until
 
 DEVICES = "V100-SXM2-32GB:1"
 #: Reads what to run, a line of JSON each, and forks: importing the program takes most of a second.
-_NURSERY = """
+_FORK_SERVER = """
 import asyncio, contextlib, json, os, signal, sys, time
 import gpu_pool.cli.app
 import gpu_pool.service.app
@@ -61,13 +61,16 @@ for line in sys.stdin:
 """
 
 
-class Nursery:
+class ForkServer:
     """Runs code in processes of its own, that have all of the program imported."""
 
     def __init__(self, more: str = "") -> None:
         """``more`` is run before: what else is to be imported."""
         self._process = subprocess.Popen(
-            [sys.executable, "-c", more + _NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", more + _FORK_SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def start(self, code: str, environment: dict[str, str], log: Path, uid: int = 0) -> Process:
@@ -86,9 +89,9 @@ class Nursery:
 
 
 @pytest.fixture(scope="session")
-def children() -> Iterator[Nursery]:
+def children() -> Iterator[ForkServer]:
     """Where services and their clients come from."""
-    children = Nursery()
+    children = ForkServer()
     yield children
     children.close()
 
@@ -97,7 +100,7 @@ def children() -> Iterator[Nursery]:
 class Service:
     """``gpu-pool serve`` over one simulated V100 with 32 GiB, in a folder of its own."""
 
-    children: Nursery
+    children: ForkServer
     folder: Path
     arguments: tuple[str, ...] = ()
     uid: int = 0
@@ -157,7 +160,7 @@ class Service:
 
 @asynccontextmanager
 async def serving(
-    children: Nursery,
+    children: ForkServer,
     folder: Path,
     settings: str = "",
     *arguments: str,
@@ -218,7 +221,7 @@ def open_folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def service(children: Nursery, open_folder: Path) -> AsyncIterator[Service]:
+async def service(children: ForkServer, open_folder: Path) -> AsyncIterator[Service]:
     """Serve every user of the machine."""
     async with serving(children, open_folder / "pool", "", "--mode=0666") as service:
         yield service

@@ -22,7 +22,7 @@ from tornado.web import Application, RequestHandler
 
 from support.hub import PREFIX, Hub, HubService, serving_hub
 from support.ports import free_ports
-from support.service import Nursery
+from support.service import ForkServer
 from support.streams import closing
 
 
@@ -92,7 +92,7 @@ async def standing_in() -> AsyncIterator[tuple[StandInHub, int]]:
 
 @asynccontextmanager
 async def behind_stand_in(
-    children: Nursery, folder: Path, settings: str = "", *arguments: str
+    children: ForkServer, folder: Path, settings: str = "", *arguments: str
 ) -> AsyncIterator[tuple[StandInHub, HubService]]:
     """Serve the users of a stand-in Hub, on all addresses of this machine's loopback."""
     async with standing_in() as (hub, port):

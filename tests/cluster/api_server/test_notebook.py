@@ -20,7 +20,7 @@ from support.frontend import frontend
 from support.hub import Hub, hub, serving_hub
 from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, eventually
 from support.pod_pages import add_server, jupyter, kernels, nothing_runs, of_cluster, opened
-from support.service import Nursery, Service, children, serving
+from support.service import ForkServer, Service, children, serving
 
 __all__ = ["children", "hub", "jupyter_env", "manager"]
 
@@ -41,7 +41,7 @@ def card(cluster: Cluster) -> Cluster:
 
 @pytest.fixture
 async def service(
-    card: Cluster, namespace: str, children: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    card: Cluster, namespace: str, children: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Service]:
     """``gpu-pool serve`` for the cluster, and the pod of a notebook server."""
     add_server(card, namespace, USER)
@@ -146,7 +146,7 @@ async def test_behind_a_hub_a_pod_gets_no_token_and_ends_when_its_server_is_not_
     jupyter_env: JupyterEnv,
     card: Cluster,
     namespace: str,
-    children: Nursery,
+    children: ForkServer,
     hub: Hub,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -22,7 +22,7 @@ from support.fixtures import jupyter_env
 from support.frontend import Cell
 from support.jupyter_env import JupyterEnv, eventually
 from support.pod_pages import Page, add_server, jupyter, kernels, nothing_runs, of_cluster, opened
-from support.service import Nursery, Service, children, serving
+from support.service import ForkServer, Service, children, serving
 
 __all__ = ["children", "jupyter_env"]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
@@ -135,7 +135,7 @@ class Struck:
 
 @pytest.fixture
 async def struck(
-    cluster: Cluster, namespace: str, children: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, namespace: str, children: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Struck]:
     if cluster.agent is None:
         pytest.skip("this cluster has nodes of its own (KUBECONFIG)")

@@ -22,7 +22,7 @@ from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.kernel_pods import notebook, volume
 from support.kubelet import RealCluster
 from support.node_agent import NodeAgent
-from support.service import Nursery, Service, children, serving
+from support.service import ForkServer, Service, children, serving
 
 __all__ = ["children", "jupyter_env", "manager"]
 
@@ -69,7 +69,7 @@ async def service(
     cluster: Cluster,
     namespace: str,
     home: Path,
-    children: Nursery,
+    children: ForkServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Service]:
@@ -180,7 +180,7 @@ async def test_what_is_not_there_yet_is_waited_for_and_told(
     manager: Managers,
     cluster: Cluster,
     namespace: str,
-    children: Nursery,
+    children: ForkServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -217,7 +217,7 @@ async def test_a_lost_machine_is_told_and_given_up_and_what_comes_back_ends(
     cluster: Cluster,
     namespace: str,
     home: Path,
-    children: Nursery,
+    children: ForkServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.fixtures import jupyter_env, manager
 from support.hub import Hub, HubService, hub, serving_hub
 from support.jupyter_env import JupyterEnv
-from support.service import Nursery, Service, children, open_folder, pool, service
+from support.service import ForkServer, Service, children, open_folder, pool, service
 from support.users import Users
 
 __all__ = ["children", "hub", "jupyter_env", "manager", "open_folder", "pool", "service"]
@@ -39,7 +39,7 @@ def users(service: Service) -> Iterator[Users]:
 
 
 @pytest.fixture
-async def behind_hub(children: Nursery, hub: Hub, folder: Path) -> AsyncIterator[HubService]:
+async def behind_hub(children: ForkServer, hub: Hub, folder: Path) -> AsyncIterator[HubService]:
     """Serve the Hub's users, and every user of the machine."""
     async with serving_hub(children, hub, folder / "pool", "", "--mode=0666") as service:
         yield service

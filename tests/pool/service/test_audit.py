@@ -14,7 +14,7 @@ from gpu_pool_client import Holder, NotAllowed, connect, parse_request
 from gpu_pool_client.remote.exchange import ask
 from support.hub import ADMIN, Hub, serving_hub
 from support.pools import take, until
-from support.service import Nursery, Service, serving
+from support.service import ForkServer, Service, serving
 from support.users import NOBODY, Users
 
 
@@ -26,7 +26,9 @@ def logging_to(path: Path) -> str:
     return f"c.PoolSettings.audit_log = {str(path)!r}\n"
 
 
-async def test_over_the_socket_it_is_the_system_that_says_who_asks(children: Nursery, folder: Path) -> None:
+async def test_over_the_socket_it_is_the_system_that_says_who_asks(
+    children: ForkServer, folder: Path
+) -> None:
     log = folder / "audit.jsonl"
     async with serving(children, folder / "pool", logging_to(log), "--mode=0666") as service:
         async with connect(service.url) as pool:
@@ -44,7 +46,7 @@ async def test_over_the_socket_it_is_the_system_that_says_who_asks(children: Nur
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
-async def test_what_somebody_may_not_is_told_with_their_name(children: Nursery, folder: Path) -> None:
+async def test_what_somebody_may_not_is_told_with_their_name(children: ForkServer, folder: Path) -> None:
     log = folder / "audit.jsonl"
     async with serving(children, folder / "pool", logging_to(log), "--mode=0666") as service:
         users = Users(service)
@@ -57,7 +59,7 @@ async def test_what_somebody_may_not_is_told_with_their_name(children: Nursery, 
 
 
 async def test_behind_a_hub_it_is_the_hub_and_no_token_is_told(
-    children: Nursery, hub: Hub, folder: Path
+    children: ForkServer, hub: Hub, folder: Path
 ) -> None:
     log = folder / "audit.jsonl"
     async with serving_hub(children, hub, folder / "pool", logging_to(log)) as behind:
@@ -85,7 +87,7 @@ async def test_behind_a_hub_it_is_the_hub_and_no_token_is_told(
 
 
 async def test_a_lease_that_is_not_heard_of_expires_in_nobodys_name(
-    children: Nursery, hub: Hub, folder: Path
+    children: ForkServer, hub: Hub, folder: Path
 ) -> None:
     log = folder / "audit.jsonl"
     settings = f"c.ServeApp.ttl = 1\n{logging_to(log)}"
@@ -95,7 +97,7 @@ async def test_a_lease_that_is_not_heard_of_expires_in_nobodys_name(
         assert (lines(log)[1]["reason"], "by" in lines(log)[1]) == ("expired", False)
 
 
-async def test_it_is_opened_anew_on_a_signal(children: Nursery, folder: Path) -> None:
+async def test_it_is_opened_anew_on_a_signal(children: ForkServer, folder: Path) -> None:
     log = folder / "audit.jsonl"
     async with serving(children, folder / "pool", logging_to(log)) as service:
         log.rename(folder / "audit.1")
@@ -108,7 +110,7 @@ async def test_it_is_opened_anew_on_a_signal(children: Nursery, folder: Path) ->
         assert [each["event"] for each in lines(log)] == ["granted"]
 
 
-async def test_a_full_disk_is_in_the_numbers_and_stops_nothing(children: Nursery, folder: Path) -> None:
+async def test_a_full_disk_is_in_the_numbers_and_stops_nothing(children: ForkServer, folder: Path) -> None:
     async with serving(children, folder / "pool", logging_to(Path("/dev/full"))) as service:
         async with connect(service.url) as pool:
             await pool.request(parse_request("2%"), Holder(""), "key")
@@ -119,7 +121,7 @@ async def test_a_full_disk_is_in_the_numbers_and_stops_nothing(children: Nursery
 
 
 async def test_a_service_does_not_start_with_a_log_that_cannot_be_written(
-    children: Nursery, folder: Path
+    children: ForkServer, folder: Path
 ) -> None:
     service = Service(children, folder / "pool")
     service.configure(logging_to(folder / "missing" / "audit.jsonl"))

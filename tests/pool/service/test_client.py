@@ -34,7 +34,7 @@ from gpu_pool_client.remote.problems import error_of, problem_of
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from support.open_files import connections_to
 from support.pools import embedded, key, take, until
-from support.service import Nursery, Service, serving
+from support.service import ForkServer, Service, serving
 
 ERRORS = [
     BadRequest("a", "b"),
@@ -179,7 +179,7 @@ def test_whoever_needs_no_service_pays_for_none() -> None:
 
 
 async def test_sizes_that_a_service_refuses_are_told_as_their_kernels_are_installed(
-    children: Nursery, folder: Path, tmp_path: Path
+    children: ForkServer, folder: Path, tmp_path: Path
 ) -> None:
     # The client's own settings know nothing of the service's rules.
     variables = {"JUPYTER_DATA_DIR": f"{tmp_path}/data", "JUPYTER_CONFIG_DIR": f"{tmp_path}/config"}

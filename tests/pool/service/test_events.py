@@ -21,7 +21,7 @@ from gpu_pool_client import EndReason, Pool, connect
 from gpu_pool_client.remote.exchange import ServerAddress
 from support.hub import PREFIX, Hub, serving_hub
 from support.pools import take
-from support.service import Nursery, Service, serving
+from support.service import ForkServer, Service, serving
 from support.users import NOBODY, Users
 
 SOON = "c.ServeApp.comment_every = 0.3\n"
@@ -115,7 +115,7 @@ async def test_who_waits_hears_of_their_place_and_estimate_until_the_end(
         await events.ends()
 
 
-async def test_who_comes_back_hears_only_what_is_new(children: Nursery, folder: Path) -> None:
+async def test_who_comes_back_hears_only_what_is_new(children: ForkServer, folder: Path) -> None:
     async with serving(children, folder / "pool", SOON) as service, connect(service.url) as pool:
         lease_id = await take(pool, "2%", "key")
         async with stream(service.socket, of(lease_id)) as events:
@@ -155,7 +155,7 @@ async def test_the_pool_is_told_as_each_may_see_it(service: Service, pool: Pool,
         await users.run(NOBODY, f"return (await pool.get_lease({lease_id!r})).id")
 
 
-async def test_something_is_sent_while_nothing_happens(children: Nursery, folder: Path) -> None:
+async def test_something_is_sent_while_nothing_happens(children: ForkServer, folder: Path) -> None:
     async with serving(children, folder / "pool", SOON) as service, connect(service.url) as pool:
         lease_id = await take(pool, "2%", "key")
         for path in ("/api/v1/events", of(lease_id)):
@@ -174,7 +174,7 @@ async def test_what_there_is_not_is_told_before_a_stream_begins(service: Service
     assert "Traceback" not in service.log
 
 
-async def test_one_user_has_so_many_streams(children: Nursery, folder: Path) -> None:
+async def test_one_user_has_so_many_streams(children: ForkServer, folder: Path) -> None:
     async with serving(children, folder / "pool", "c.ServeApp.max_streams = 2\n") as service:
         async with stream(service.socket, "/api/v1/events") as one, stream(service.socket, "/api/v1/events"):
             await one.event()
@@ -199,7 +199,7 @@ async def test_streams_end_when_the_service_does(service: Service, pool: Pool) -
     assert "Traceback" not in service.log
 
 
-async def test_a_stream_ends_after_its_time(children: Nursery, folder: Path) -> None:
+async def test_a_stream_ends_after_its_time(children: ForkServer, folder: Path) -> None:
     settings = "c.ServeApp.longest_stream = 0.3\n"
     async with serving(children, folder / "pool", settings) as service:
         await opened_and_ended(service)
@@ -212,7 +212,9 @@ async def opened_and_ended(service: Service) -> None:
 
 
 @pytest.mark.long
-async def test_a_stream_ends_with_its_token_and_its_server(children: Nursery, hub: Hub, folder: Path) -> None:
+async def test_a_stream_ends_with_its_token_and_its_server(
+    children: ForkServer, hub: Hub, folder: Path
+) -> None:
     async with serving_hub(children, hub, folder / "pool", SOON) as behind:
         path = f"{PREFIX}api/v1/events"
         assert await status_of(behind.where, path) == 401
@@ -227,7 +229,7 @@ async def test_a_stream_ends_with_its_token_and_its_server(children: Nursery, hu
 
 @pytest.mark.long
 async def test_a_reader_that_reads_nothing_is_let_go_and_holds_no_memory(
-    children: Nursery, folder: Path
+    children: ForkServer, folder: Path
 ) -> None:
     settings = "c.ServeApp.taken_within = 1\nc.ServeApp.max_decisions = 100000\n"
     async with serving(children, folder / "pool", settings) as service, connect(service.url) as pool:

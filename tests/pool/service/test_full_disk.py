@@ -11,7 +11,7 @@ from gpu_pool_client import Pool, PoolUnreachable, connect
 from gpu_pool_client.remote.exchange import ask
 from support.disks import small_disk
 from support.pools import eventually, take
-from support.service import Nursery, Service, serving
+from support.service import ForkServer, Service, serving
 
 
 async def health(service: Service) -> tuple[int, str]:
@@ -26,7 +26,7 @@ async def until_refused(pool: Pool) -> None:
 
 
 async def test_a_full_disk_is_called_so_the_pool_is_shown_and_releases_go_through_later(
-    children: Nursery, folder: Path, tmp_path: Path
+    children: ForkServer, folder: Path, tmp_path: Path
 ) -> None:
     with small_disk(tmp_path / "disk") as disk:
         store = f"--store={disk.path / 'store.db'}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.hub import ADMIN, Hub, serving_hub
-from support.service import Nursery
+from support.service import ForkServer
 
 _PROGRAM = shutil.which("st")
 _CHECKS = "not_a_server_error,ignored_auth,content_type_conformance,response_schema_conformance"
@@ -20,7 +20,7 @@ _CHECKS = "not_a_server_error,ignored_auth,content_type_conformance,response_sch
 @pytest.mark.skipif(_PROGRAM is None, reason="schemathesis is not installed")
 @pytest.mark.parametrize("user", ["ada", ADMIN])
 async def test_no_request_makes_an_error_or_does_something_for_nobody(
-    children: Nursery, hub: Hub, folder: Path, user: str
+    children: ForkServer, hub: Hub, folder: Path, user: str
 ) -> None:
     # A stream that goes on for ten minutes is no answer to wait for.
     settings = "c.ServeApp.max_decisions = 1_000_000\nc.ServeApp.longest_stream = 0.05"

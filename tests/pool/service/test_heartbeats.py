@@ -19,14 +19,14 @@ from gpu_pool_client.remote.client import RemotePool
 from gpu_pool_client.remote.heartbeat import lease_heartbeat
 from support.hub import Hub, HubService, serving_hub
 from support.pools import ME, embedded, running, take
-from support.service import Nursery, asking
+from support.service import ForkServer, asking
 from support.streams import closing
 
 LOG = logging.getLogger("test")
 
 
 @pytest.fixture
-async def behind_hub(children: Nursery, hub: Hub, folder: Path) -> AsyncIterator[HubService]:
+async def behind_hub(children: ForkServer, hub: Hub, folder: Path) -> AsyncIterator[HubService]:
     """Take back what was not heard of for a second."""
     async with serving_hub(children, hub, folder / "pool", "c.ServeApp.ttl = 1") as service:
         yield service
@@ -123,7 +123,7 @@ async def test_a_restart_of_the_service_takes_nothing_from_those_who_live(
 
 @pytest.mark.long
 async def test_a_hub_that_is_away_is_held_against_nobody(
-    children: Nursery, hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
+    children: ForkServer, hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPU_POOL_TOKEN", await hub.token("ada"))
     between, port = await way_to(hub)

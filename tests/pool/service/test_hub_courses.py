@@ -11,7 +11,7 @@ import pytest
 from gpu_pool_client import Holder, NotAllowed, connect, parse_request
 from support.hub import ADMIN, Hub, HubService, serving_hub
 from support.jupyter_env import eventually
-from support.service import Nursery
+from support.service import ForkServer
 
 #: By name, who is in it, as YAML. The Hub's group cs101 has ada in it.
 COURSES = {"intro": "{groups: [cs101]}", "thesis": "{users: [ada, bob]}", "secret": "{users: [bob]}"}
@@ -26,7 +26,7 @@ def settings(folder: Path) -> str:
 
 
 @pytest.fixture
-async def behind(children: Nursery, hub: Hub, folder: Path, tmp_path: Path) -> AsyncIterator[HubService]:
+async def behind(children: ForkServer, hub: Hub, folder: Path, tmp_path: Path) -> AsyncIterator[HubService]:
     async with serving_hub(children, hub, folder / "pool", settings(tmp_path)) as behind:
         yield behind
 
@@ -98,7 +98,7 @@ async def test_where_the_hub_does_not_tell_the_course_its_members_may_use_it(
 
 
 async def test_an_administrator_may_allow_other_courses_of_the_user(
-    children: Nursery, hub: Hub, folder: Path, tmp_path: Path
+    children: ForkServer, hub: Hub, folder: Path, tmp_path: Path
 ) -> None:
     allowed = settings(tmp_path) + "c.ServeApp.other_courses = True\n"
     async with serving_hub(children, hub, folder / "pool", allowed) as behind:

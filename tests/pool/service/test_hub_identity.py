@@ -12,7 +12,7 @@ from gpu_pool_client import Holder, LeaseGone, NotAllowed, PoolUnreachable, conn
 from gpu_pool_spawner.pool_view import PoolView
 from support.hub import ADMIN, SECRET, TESTER, Hub, HubService, serving_hub
 from support.pools import take
-from support.service import Nursery
+from support.service import ForkServer
 from support.users import NOBODY, Users
 
 OWN_SERVICE = ["access:services!service=gpu-pool"]
@@ -190,7 +190,7 @@ async def test_the_hubs_users_and_the_machines_are_different_people(
 
 
 async def test_with_system_users_a_process_is_attached_over_the_socket(
-    children: Nursery, hub: Hub, folder: Path
+    children: ForkServer, hub: Hub, folder: Path
 ) -> None:
     settings = 'c.ServeApp.system_users = "{username}"'
     async with serving_hub(children, hub, folder / "pool", settings, "--mode=0666") as behind:
@@ -221,7 +221,7 @@ async def test_a_hub_that_does_not_answer_is_waited_for(
 
 
 async def test_without_a_hub_nobody_is_known(
-    children: Nursery, folder: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    children: ForkServer, folder: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving_hub(children, hub, folder / "pool", "", api="http://127.0.0.1:1/hub/api") as behind:
         status, problem = await behind.ask("anything", "POST", "/leases", {"request": "2%", "key": "key"})

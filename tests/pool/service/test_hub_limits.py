@@ -15,7 +15,7 @@ from gpu_pool_client.remote.exchange import ask
 from gpu_pool_client.remote.problems import PROBLEM_TYPE
 from support.hub import PREFIX, Hub, HubService, serving_hub
 from support.pools import until
-from support.service import Nursery, is_closed
+from support.service import ForkServer, is_closed
 
 LEASES = f"POST {PREFIX}api/v1/leases HTTP/1.1\r\nHost: x\r\n"
 
@@ -55,7 +55,7 @@ async def test_idle_and_slow_connections_hold_nobody_up(behind_hub: HubService, 
 
 
 async def test_there_are_so_many_connections_and_no_more_and_the_socket_is_free(
-    children: Nursery, hub: Hub, folder: Path
+    children: ForkServer, hub: Hub, folder: Path
 ) -> None:
     async with serving_hub(children, hub, folder / "pool", "c.ServeApp.max_clients = 5") as behind:
         with ExitStack() as stack:

@@ -18,7 +18,7 @@ from gpu_pool_client import EndReason, Holder, Lease, Pool, connect, parse_reque
 from support.fixtures import jupyter_env
 from support.hub import Hub, HubService, serving_hub
 from support.jupyter_env import TINY, JupyterEnv, answer, eventually, is_running
-from support.service import Nursery
+from support.service import ForkServer
 
 __all__ = ["jupyter_env"]
 
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 @pytest.fixture
 async def behind(
-    children: Nursery, hub: Hub, folder: Path, jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch
+    children: ForkServer, hub: Hub, folder: Path, jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[HubService]:
     """Serve a V100 with room for fifty kernels, which ask for it over HTTP as a student's."""
     async with serving_hub(children, hub, folder / "pool", f"c.ServeApp.ttl = {TTL}") as behind:

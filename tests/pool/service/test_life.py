@@ -80,7 +80,7 @@ async def test_what_is_given_up_while_nobody_serves_is_withdrawn(service: Servic
     await take(pool, "1", "held")
     next_one = await take(pool, "1", "next")
     acquiring = asyncio.create_task(pool.acquire(parse_request("1"), ME, "next"))
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0)
     await service.end(signal.SIGKILL)
     acquiring.cancel()
     await service.start()

@@ -18,7 +18,7 @@ from gpu_pool_client import GpuPoolError, Holder, LeaseGone, LeaseState, OverQuo
 from gpu_pool_client.remote.exchange import ask
 from gpu_pool_client.remote.problems import PROBLEM_TYPE
 from support.pools import take, until
-from support.service import Nursery, Service, is_closed, serving
+from support.service import ForkServer, Service, is_closed, serving
 
 
 @contextmanager
@@ -80,7 +80,9 @@ async def test_idle_and_slow_connections_hold_nobody_up(service: Service, pool: 
 
 
 @pytest.mark.long
-async def test_whoever_does_not_take_an_answer_loses_the_connection(children: Nursery, folder: Path) -> None:
+async def test_whoever_does_not_take_an_answer_loses_the_connection(
+    children: ForkServer, folder: Path
+) -> None:
     settings = "c.ServeApp.taken_within = 0.3\nc.PoolSettings.max_waiting = 0"
     async with serving(children, folder / "pool", settings) as service, connect(service.url) as pool:
         # More than the system keeps for a client that does not read.
@@ -92,7 +94,7 @@ async def test_whoever_does_not_take_an_answer_loses_the_connection(children: Nu
         assert len((await pool.status()).queue) == 299
 
 
-async def test_one_user_has_so_many_connections_and_no_more(children: Nursery, folder: Path) -> None:
+async def test_one_user_has_so_many_connections_and_no_more(children: ForkServer, folder: Path) -> None:
     async with serving(children, folder / "pool", "c.ServeApp.max_connections = 5") as service:
         with ExitStack() as stack:
             some = [stack.enter_context(connected(service)) for _ in range(9)]
@@ -102,7 +104,7 @@ async def test_one_user_has_so_many_connections_and_no_more(children: Nursery, f
             assert (await pool.status()).leases == ()
 
 
-async def test_one_user_waits_for_so_many_leases_and_no_more(children: Nursery, folder: Path) -> None:
+async def test_one_user_waits_for_so_many_leases_and_no_more(children: ForkServer, folder: Path) -> None:
     async with (
         serving(children, folder / "pool", "c.ServeApp.max_waits = 2") as service,
         connect(service.url) as pool,
@@ -119,7 +121,7 @@ async def test_one_user_waits_for_so_many_leases_and_no_more(children: Nursery, 
         await asyncio.wait(others)
 
 
-async def test_a_client_that_leaves_ends_its_wait(children: Nursery, folder: Path) -> None:
+async def test_a_client_that_leaves_ends_its_wait(children: ForkServer, folder: Path) -> None:
     async with (
         serving(children, folder / "pool", "c.ServeApp.max_waits = 1") as service,
         connect(service.url) as pool,
@@ -200,7 +202,7 @@ async def test_health(service: Service) -> None:
     assert await question(service, "GET", "/api/v1/health") == (200, {"status": "ok"})
 
 
-async def test_one_user_waits_for_so_many_leases_and_is_told_so(children: Nursery, folder: Path) -> None:
+async def test_one_user_waits_for_so_many_leases_and_is_told_so(children: ForkServer, folder: Path) -> None:
     settings = "c.PoolSettings.max_waiting = 2\n"
     async with serving(children, folder / "pool", settings) as service, connect(service.url) as pool:
         for key in ("held", "one", "two"):

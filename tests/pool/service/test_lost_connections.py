@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpu_pool_client import LeaseState, connect
 from support.pools import take, until
-from support.service import Nursery, serving
+from support.service import ForkServer, serving
 
 #: Run by the service first: to hand out a slice that was waited for takes until that is cancelled.
 SLOW = """
@@ -26,7 +26,7 @@ Enforcer.hand_back = hand_back
 """
 
 
-async def test_a_wait_that_is_cut_off_at_its_end_keeps_the_slice(children: Nursery, folder: Path) -> None:
+async def test_a_wait_that_is_cut_off_at_its_end_keeps_the_slice(children: ForkServer, folder: Path) -> None:
     async with serving(children, folder / "pool", "", "--mode=0666") as service:
         await service.end()
         service.prelude = SLOW.format(folder=str(folder))

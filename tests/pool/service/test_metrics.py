@@ -24,7 +24,7 @@ from gpu_pool_client.remote.exchange import ServerAddress, ask
 from support.hub import ADMIN as HUB_ADMIN
 from support.hub import PREFIX, Hub, serving_hub
 from support.pools import device, embedded
-from support.service import Nursery, Service
+from support.service import ForkServer, Service
 from support.users import SOMEBODY, Users
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "monitoring"
@@ -215,7 +215,7 @@ async def test_others_do_not_read_them_there(service: Service, users: Users) -> 
 
 
 async def test_behind_a_hub_they_are_for_administrators_and_named_networks(
-    children: Nursery, hub: Hub, folder: Path
+    children: ForkServer, hub: Hub, folder: Path
 ) -> None:
     where, path = ServerAddress("127.0.0.1", hub.service_port), f"{PREFIX}metrics"
     student, admin = [f"token {await hub.token(name)}" for name in ("ada", HUB_ADMIN)]

@@ -17,7 +17,7 @@ from gpu_pool.service.rate_limits import DecisionRate
 from gpu_pool_client import EndedLease, OverQuota, Process
 from support.hub import ADMIN, Hub, serving_hub
 from support.pools import embedded
-from support.service import Nursery
+from support.service import ForkServer
 
 LOG = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ async def test_a_users_history_is_read_once_at_a_time(
 
 
 async def test_questions_do_not_count_and_administrators_may_ask_more(
-    children: Nursery, hub: Hub, folder: Path
+    children: ForkServer, hub: Hub, folder: Path
 ) -> None:
     async with serving_hub(children, hub, folder / "pool", "c.ServeApp.max_decisions = 2") as behind:
         ada, admin = await hub.token("ada"), await hub.token(ADMIN)

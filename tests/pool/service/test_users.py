@@ -24,7 +24,7 @@ from gpu_pool_client import (
 )
 from gpu_pool_client.remote.exchange import ask
 from support.pools import take
-from support.service import Nursery, Service, serving
+from support.service import ForkServer, Service, serving
 from support.users import NOBODY, SOMEBODY, Users
 
 TAKE = 'return (await pool.request(parse_request({size!r}), Holder("root"), {key!r})).id'
@@ -163,7 +163,7 @@ async def test_users_cannot_do_what_administrators_can(users: Users) -> None:
     assert await users.run(NOBODY, revoke + "await pool.release(lease.id, EndReason.IDLE)") is None
 
 
-async def test_administrators_are_named_in_the_settings(children: Nursery, folder: Path) -> None:
+async def test_administrators_are_named_in_the_settings(children: ForkServer, folder: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can be other users")
     settings = 'c.ServeApp.admins = ["nobody"]\nc.ServeApp.mode = "0666"'
@@ -174,7 +174,7 @@ async def test_administrators_are_named_in_the_settings(children: Nursery, folde
             await users.run(SOMEBODY, 'await pool.drain("0")')
 
 
-async def test_a_service_need_not_be_roots(children: Nursery, folder: Path) -> None:
+async def test_a_service_need_not_be_roots(children: ForkServer, folder: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can be other users")
     service = Service(children, folder / "pool", ("--mode=0666",), uid=NOBODY)
@@ -191,7 +191,7 @@ async def test_a_service_need_not_be_roots(children: Nursery, folder: Path) -> N
     await service.end()
 
 
-async def test_whoever_may_not_connect_is_told(children: Nursery, folder: Path) -> None:
+async def test_whoever_may_not_connect_is_told(children: ForkServer, folder: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can be other users")
     async with serving(children, folder / "pool") as service, connect(service.url) as pool:
