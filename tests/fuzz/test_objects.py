@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz.corpus import kept
-from gpu_pool.cluster.dialects import DIALECTS, Cluster, Dialect, DialectOptions, Pod, choose, usage
+from gpu_pool.cluster.dialects import (
+    Cluster,
+    Dialect,
+    DialectOptions,
+    Pod,
+    choose,
+    installed_dialects,
+    usage,
+)
 from gpu_pool_client import GpuPoolError, SliceRequest, parse_request
 from support.clusters import everything
 
@@ -122,7 +130,7 @@ def test_no_cluster_makes_a_dialect_stumble(cluster: tuple[str, dict[str, Any]])
     options = CLUSTERS[name][1] if name in CLUSTERS else DialectOptions()
     chosen = choose(found, options)
     assert str(chosen)
-    for kind in DIALECTS:
+    for kind in installed_dialects()[0]:
         _use(kind(found, options))
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from gpu_pool.service.api import ROUTES
-from gpu_pool.service.dashboard import ROUTES as PAGES
+from gpu_pool.service.site import ROUTES as PAGES
 from gpu_pool_client.remote.exchange import ask
 from support.dashboard import ADMIN, Site, courses_of, showing
 from support.hub import PREFIX

@@ -31,7 +31,6 @@ from gpu_pool_client import (
 from gpu_pool_client.remote.addresses import SYSTEM_SOCKET
 from gpu_pool_client.remote.exchange import ask
 from gpu_pool_client.remote.problems import error_of, problem_of
-from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from support.open_files import connections_to
 from support.pools import embedded, key, take, until
 from support.service import ForkServer, Service, serving
@@ -204,6 +203,6 @@ async def test_what_is_granted_may_be_taken_back_so_every_kernel_is_relayed_to(
 ) -> None:
     served = await pool.get_lease(await take(pool, "2%", key()))
     assert served.state is LeaseState.HELD
-    assert GPUPoolProvisioner._needs_room(served)
+    assert served.terms.has_limits
     async with embedded(tmp_path / "store.db") as own:
-        assert not GPUPoolProvisioner._needs_room(await own.get_lease(await take(own, "2%", key())))
+        assert not (await own.get_lease(await take(own, "2%", key()))).terms.has_limits

@@ -189,7 +189,7 @@ async def test_whoever_follows_the_start_of_a_kernel_hears_of_it_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A student reads why nothing happens; a wait for a turn has others who tell that."""
-    monkeypatch.setattr(client, "_PATIENCE", 0.2)
+    monkeypatch.setattr(client, "_RETRY_FOR", 0.2)
     async with connect(f"unix:{tmp_path / 'pool.sock'}") as pool:
         with pytest.raises(PoolUnreachable):
             await asyncio.wait_for(pool.pod("1-0123abcd"), 30)
