@@ -29,17 +29,17 @@ UPGRADE: Final = (
 #: In the service: the store within a transaction and after it, the tier, the question and its answer.
 SERVICE: Final = (
     *UPGRADE,
-    "gpu_pool.store.leases:Book._insert_held:before",
-    "gpu_pool.store.leases:Book._insert_held:after",
-    "gpu_pool.store.leases:Book._insert_waiting:after",
-    "gpu_pool.store.leases:Book.request:after",
-    "gpu_pool.store.leases:Book._end:before",
-    "gpu_pool.store.leases:Book._end:after",
-    "gpu_pool.store.leases:Book.attach:after",
-    "gpu_pool.store.leases:Book.park:after",
-    "gpu_pool.store.leases:Book.resume:after",
-    "gpu_pool.store.leases:Book.look:before",
-    "gpu_pool.store.leases:Book.look:after",
+    "gpu_pool.store.leases:LeaseStore._insert_held:before",
+    "gpu_pool.store.leases:LeaseStore._insert_held:after",
+    "gpu_pool.store.leases:LeaseStore._insert_waiting:after",
+    "gpu_pool.store.leases:LeaseStore.request:after",
+    "gpu_pool.store.leases:LeaseStore._end:before",
+    "gpu_pool.store.leases:LeaseStore._end:after",
+    "gpu_pool.store.leases:LeaseStore.attach:after",
+    "gpu_pool.store.leases:LeaseStore.park:after",
+    "gpu_pool.store.leases:LeaseStore.resume:after",
+    "gpu_pool.store.leases:LeaseStore.look:before",
+    "gpu_pool.store.leases:LeaseStore.look:after",
     "gpu_pool.enforcement.enforcer:Enforcer.hand_out:before",
     "gpu_pool.enforcement.enforcer:Enforcer.hand_out:after",
     "gpu_pool.service.handler:Handler.prepare:before",
@@ -68,31 +68,31 @@ SERVER: Final = (
 #: In the service of a cluster: from the request for a slice to the end of its kernel's pod.
 CLUSTER: Final = (
     "gpu_pool.service.handler:Handler.prepare:before",
-    "gpu_pool.store.leases:Book._insert_held:before",
-    "gpu_pool.store.leases:Book.request:after",
-    "gpu_pool.store.leases:Book.attach:after",
+    "gpu_pool.store.leases:LeaseStore._insert_held:before",
+    "gpu_pool.store.leases:LeaseStore.request:after",
+    "gpu_pool.store.leases:LeaseStore.attach:after",
     "gpu_pool.cluster.pool:ClusterPool.launch:before",
-    "gpu_pool.cluster.pod_builder:Orders.of:after",
-    "gpu_pool.cluster.kernel_pods:Kernels._create:before",
-    "gpu_pool.cluster.kernel_pods:Kernels._create:after",
-    "gpu_pool.cluster.kernel_pods:Kernels.launch:after",
+    "gpu_pool.cluster.pod_builder:PodBuilder.of:after",
+    "gpu_pool.cluster.kernel_pods:KernelPods._create:before",
+    "gpu_pool.cluster.kernel_pods:KernelPods._create:after",
+    "gpu_pool.cluster.kernel_pods:KernelPods.launch:after",
     "gpu_pool.cluster.pool:ClusterPool.launch:after",
     "gpu_pool.cluster.pool:ClusterPool.pod:before",
     "gpu_pool.cluster.pool:ClusterPool.pod:after",
 )
 #: The same where it waits in the queue, and gets its slice when another kernel ends.
 CLUSTER_WAITS: Final = (
-    "gpu_pool.store.leases:Book._insert_waiting:before",
-    "gpu_pool.store.leases:Book._insert_waiting:after",
-    "gpu_pool.store.queue:Line._grant:before",
-    "gpu_pool.store.queue:Line._grant:after",
+    "gpu_pool.store.leases:LeaseStore._insert_waiting:before",
+    "gpu_pool.store.leases:LeaseStore._insert_waiting:after",
+    "gpu_pool.store.queue:StoredQueue._grant:before",
+    "gpu_pool.store.queue:StoredQueue._grant:after",
 )
 #: The same at a restart of the kernel, and at its end.
 CLUSTER_ENDS: Final = (
-    "gpu_pool.cluster.kernel_pods:Kernels._delete_until_done:before",
-    "gpu_pool.cluster.kernel_pods:Kernels._delete_until_done:after",
-    "gpu_pool.store.leases:Book._end:before",
-    "gpu_pool.store.leases:Book._end:after",
+    "gpu_pool.cluster.kernel_pods:KernelPods._delete_until_done:before",
+    "gpu_pool.cluster.kernel_pods:KernelPods._delete_until_done:after",
+    "gpu_pool.store.leases:LeaseStore._end:before",
+    "gpu_pool.store.leases:LeaseStore._end:after",
 )
 #: What can happen there: the process is killed, its client's connection is closed, it stands still, or it
 #: does so until the file of the point's name with ``.go`` is there.

@@ -198,10 +198,10 @@ async def test_a_researcher_claims_a_gpu_where_they_are_claimed(
     [
         ("alan", {"course": "later"}, "It opens on Mon 2101-01-03 at 10:00 (UTC)."),
         ("alan", {"course": "research"}, "You are not in this course."),
-        ("alan", {"course": "nothing"}, "There is no course file"),
+        ("alan", {"course": "nothing"}, "No course file describes the course"),
         ("alan", {"course": "intro", "slice": "Huge"}, "Huge"),
         ("alan", {"course": "intro", "slice": "100%"}, "Introduction offers 2% (Small), 90% (Large)"),
-        ("alan", {"course": "intro", "slice": ["Small"]}, "is not a name"),
+        ("alan", {"course": "intro", "slice": ["Small"]}, "is not a text"),
         ("alan", {"course": "pods", "slice": "Small"}, "each of its kernels gets one"),
         ("alan", {"course": "intro", "profile": "any"}, "no option 'profile'"),
         (
