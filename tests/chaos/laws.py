@@ -19,8 +19,8 @@ class Laws:
     world: World
     #: Every lease that was ever seen alive.
     seen: set[str] = field(default_factory=set)
-    #: The line as it was at the last rest: what is still in it keeps its order.
-    line: list[str] = field(default_factory=list)
+    #: The queue as it was at the last rest: what is still in it keeps its order.
+    queue: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     async def hold(self) -> bool:
@@ -44,14 +44,14 @@ class Laws:
         return not self.problems
 
     def rest(self, status: PoolStatus) -> None:
-        """Remember the line of a world at rest."""
+        """Remember the queue of a world at rest."""
         self.queue = [lease.id for lease in status.queue]
 
     def _order(self, status: PoolStatus) -> list[str]:
         """All are one user's requests of one course: those that wait still keep their order."""
         now = [lease.id for lease in status.queue if lease.id in self.queue]
         before = [each for each in self.queue if each in now]
-        return [] if now == before else [f"the line was {before} and is {now}"]
+        return [] if now == before else [f"the queue was {before} and is {now}"]
 
 
 def _amounts(status: PoolStatus) -> list[str]:
@@ -69,7 +69,7 @@ def _amounts(status: PoolStatus) -> list[str]:
 def _line(status: PoolStatus) -> list[str]:
     problems = []
     if [lease.position for lease in status.queue] != list(range(1, len(status.queue) + 1)):
-        problems.append(f"the places are {[lease.position for lease in status.queue]}")
+        problems.append(f"the positions are {[lease.position for lease in status.queue]}")
     if status.queue and status.devices:
         wanted, device = status.queue[0].request.milli or 0, status.devices[0]
         if wanted <= device.free_milli and wanted * 32768 // 1000 <= device.free_memory_mib:

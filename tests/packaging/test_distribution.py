@@ -22,7 +22,7 @@ import importlib, pkgutil
 for name in ["gpu_pool_kernels", "gpu_pool", "gpu_pool_client", "gpu_pool_provisioner", "gpu_pool_spawner"]:
     package = importlib.import_module(name)
     print(name, package.__file__)
-    for module in pkgutil.walk_packages(package.__path__, package + "."):
+    for module in pkgutil.walk_packages(package.__path__, name + "."):
         if not module.name.endswith("__main__"):
             print(module.name, importlib.import_module(module.name).__file__)
 """
