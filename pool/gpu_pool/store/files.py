@@ -27,9 +27,9 @@ def default_path() -> Path:
     """Return the store of this user: ``$XDG_STATE_HOME/gpu-pool/store.db``."""
     state = os.environ.get("XDG_STATE_HOME")
     folder = (Path(state) if state else Path.home() / ".local/state") / "gpu-pool"
-    # What the store's file was called before the first release.
-    old = folder / "ledger.db"
-    return old if old.exists() else folder / "store.db"
+    # What the store's file was called before the first release. With only its locks left it was lost,
+    # which is to be said and not passed over by making a new one.
+    return folder / ("ledger.db" if any(folder.glob("ledger.db*")) else "store.db")
 
 
 def file_system(path: Path, mounts: Iterable[tuple[str, str]]) -> str:

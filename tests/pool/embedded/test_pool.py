@@ -44,6 +44,16 @@ def test_where_the_store_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             store_path(nonsense)
 
 
+@pytest.mark.parametrize("left", ["ledger.db", "ledger.db.lock"])
+def test_a_store_of_before_its_file_had_this_name_is_used_or_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "gpu-pool").mkdir()
+    (tmp_path / "gpu-pool" / left).touch()
+    assert store_path("embedded:") == tmp_path / "gpu-pool/ledger.db"
+
+
 async def test_a_pool_is_found_again_by_its_url(tmp_path: Path) -> None:
     (tmp_path / "a%41 b").mkdir()
     async with embedded(tmp_path / "a%41 b" / "store.db") as pool:
