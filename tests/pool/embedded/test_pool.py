@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from gpu_pool_client import (
     BadRequest,
     EndReason,
     Holder,
+    Lease,
     LeaseGone,
     LeaseState,
     NotAllowed,
@@ -194,8 +196,15 @@ async def test_a_withdrawal_is_not_lost_however_long_the_store_is_busy(
     async with embedded(tmp_path / "store.db") as pool:
         await take(pool, "1", "first")
         second = await take(pool, "1", "second")
+        wait, waits = pool.wait, asyncio.Event()
+
+        async def noted(*args: Any) -> Lease:
+            waits.set()
+            return await wait(*args)
+
+        monkeypatch.setattr(pool, "wait", noted)
         acquiring = asyncio.create_task(pool.acquire(parse_request("1"), ME, "second"))
-        await asyncio.sleep(0.3)
+        await waits.wait()
         with monkeypatch.context() as busy:
             # As if every decision had been waiting for too long already.
             busy.setattr("gpu_pool.store.thread.ANSWER_WITHIN", -0.9)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.store.errors import NoSpace, StoreUnusable
-from gpu_pool_client import EndReason, LeaseState, parse_request
+from gpu_pool_client import EndReason, LeaseState, Pool, parse_request
 from support.disks import Disk, small_disk
-from support.pools import ME, embedded, identity, running, take
+from support.pools import ME, embedded, eventually, identity, running, take
 
 
 @pytest.fixture
@@ -71,12 +71,16 @@ async def test_many_who_ask_at_once_are_all_told_so(disk: Disk) -> None:
         assert len((await pool.status()).leases) == len(told) - len(refused)
 
 
+async def is_queued(pool: Pool) -> bool:
+    return len((await pool.status()).queue) == 1
+
+
 async def test_a_request_given_up_on_a_full_disk_is_no_more_once_there_is_room(disk: Disk) -> None:
     path = disk.path / "store.db"
     async with embedded(path) as pool:
         await take(pool, "1", "first")
         acquiring = asyncio.create_task(pool.acquire(parse_request("50%"), ME, "second"))
-        await asyncio.sleep(0.3)
+        await eventually(lambda: is_queued(pool))
         with closing(sqlite3.connect(path, isolation_level=None)) as reader:
             # Whoever reads keeps what was written from being written over.
             reader.execute("BEGIN")
