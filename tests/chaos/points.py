@@ -80,12 +80,16 @@ CLUSTER: Final = (
     "gpu_pool.cluster.pool:ClusterPool.pod:before",
     "gpu_pool.cluster.pool:ClusterPool.pod:after",
 )
-#: The same where it waits in the queue, and gets its slice when another kernel ends.
+#: The same where it gets its slice as another kernel ends,
+GRANT: Final = (
+    "gpu_pool.store.queue:StoredQueue._grant:before",
+    "gpu_pool.store.queue:StoredQueue._grant:after",
+)
+#: and before that waits in the queue.
 CLUSTER_WAITS: Final = (
     "gpu_pool.store.leases:LeaseStore._insert_waiting:before",
     "gpu_pool.store.leases:LeaseStore._insert_waiting:after",
-    "gpu_pool.store.queue:StoredQueue._grant:before",
-    "gpu_pool.store.queue:StoredQueue._grant:after",
+    *GRANT,
 )
 #: The same at a restart of the kernel, and at its end.
 CLUSTER_ENDS: Final = (

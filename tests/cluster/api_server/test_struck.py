@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 #: As whom the service knows those who ask over its socket.
 USER = psutil.Process().username()
 #: Where a kernel gets its slice that has waited for it.
-_GRANT = "gpu_pool.store.queue:Line._grant"
 _ARMED = """
 import sys
 from pathlib import Path
@@ -78,6 +77,13 @@ class Struck:
         assert self.cluster.agent is not None
         await asyncio.to_thread(self.cluster.agent.lose, name)
         await asyncio.to_thread(self.cluster.kubectl, "delete", "node", name)
+
+    async def is_hit_and_moves(self, point: str, lost: str, other: str) -> None:
+        """Lose a node while a process is held at a point, add another node, and let the process go on."""
+        await self.is_hit()
+        await self.lose(lost)
+        self.cluster.add(card_of(other))
+        (self.strikes / f"{point}.go").touch()
 
     async def runs(self, page: Page, attempts: int) -> None:
         """Run cells until one does; those that do not say why."""
@@ -195,10 +201,7 @@ async def test_the_node_is_lost_at_every_point_and_the_cell_runs_elsewhere(
             struck.strike(point, points.HOLD)
             async with opened(server, jupyter_env, f"{number}.ipynb", kernel) as page:
                 cell = page.run("print('well')")
-                await struck.is_hit()
-                await struck.lose(lost)
-                struck.cluster.add(card_of(other))
-                (struck.strikes / f"{point}.go").touch()
+                await struck.is_hit_and_moves(point, lost, other)
                 await struck.ends_well(page, cell, other)
                 await page.shut_down()
             await struck.is_left_with_nothing()
@@ -241,16 +244,13 @@ async def test_the_node_is_lost_while_a_kernel_waits_in_line_and_its_turn_comes(
                 struck.strike(point, points.HOLD)
                 async with opened(server, jupyter_env, f"{number}-next.ipynb", kernel) as page:
                     cell = page.run("print('well')")
-                    if point.startswith(_GRANT):
+                    if point in points.GRANT:
                         await cell.shows("Waiting for a GPU slice of 60%.")
                         await first.shut_down()
-                    await struck.is_hit()
-                    await struck.lose(lost)
-                    struck.cluster.add(card_of(other))
-                    (struck.strikes / f"{point}.go").touch()
+                    await struck.is_hit_and_moves(point, lost, other)
                     await struck.ends_well(page, cell, other)
                     await page.shut_down()
-                if not point.startswith(_GRANT):
+                if point not in points.GRANT:
                     await first.shut_down()
             await struck.is_left_with_nothing()
     await struck.lose(other)
@@ -270,10 +270,7 @@ async def test_the_node_is_lost_while_a_kernel_is_restarted_or_ended(
                 struck.strike(point, points.HOLD)
                 is_restart = "_delete_until_done" in point
                 acting = asyncio.create_task(page.do("restart") if is_restart else page.shut_down())
-                await struck.is_hit()
-                await struck.lose(lost)
-                struck.cluster.add(card_of(other))
-                (struck.strikes / f"{point}.go").touch()
+                await struck.is_hit_and_moves(point, lost, other)
                 await acting
                 if is_restart:
                     await struck.knows(other)
