@@ -29,7 +29,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 #: As whom the service knows those who ask over its socket.
 USER = psutil.Process().username()
-#: Where a kernel gets its slice that has waited for it.
 _ARMED = """
 import sys
 from pathlib import Path
