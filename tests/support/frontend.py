@@ -32,7 +32,11 @@ class Cell:
 
     @property
     def outputs(self) -> list[str]:
-        """What a notebook would show and save: displays are updated in place, and cleared when asked."""
+        """What a notebook would show and save: displays are updated in place, and cleared when asked.
+
+        Text of one stream is one output until another comes, as in a notebook: a busy kernel sends a printed line
+        in two messages.
+        """
         shown: dict[str, str] = {}
         for number, message in enumerate(self.heard):
             content, kind = message["content"], message["msg_type"]
@@ -42,7 +46,9 @@ class Cell:
             elif kind == "display_data" or (kind == "update_display_data" and name in shown):
                 shown[name] = content["data"]["text/plain"]
             elif kind == "stream":
-                shown[name] = content["text"]
+                last, stream = next(reversed(shown), ""), f"{content['name']} "
+                name = last if last.startswith(stream) else stream + name
+                shown[name] = shown.get(name, "") + content["text"]
             elif kind == "error":
                 shown[name] = f"{content['ename']}: {content['evalue']}"
         return list(shown.values())
