@@ -135,7 +135,7 @@ async def one_more(manager: AsyncMultiKernelManager, kernel_name: str) -> None:
     try:
         await client.wait_for_ready(timeout=READY_WITHIN)
         client.execute("print('It is my turn.')")
-        say(f"\n   Number {KERNELS + 1} starts all the same, and its first cell waits:")
+        say(f"\n   Number {KERNELS + 1} starts, too, and its first cell waits:")
         say(textwrap.fill(await shown(client), 88, initial_indent="   │ ", subsequent_indent="   │ "))
         first = manager.list_kernel_ids()[0]
         say("   One of the fifty ends:")

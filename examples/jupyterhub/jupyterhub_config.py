@@ -40,14 +40,14 @@ c.JupyterHub.hub_port = int(os.environ.get("HUB_PORT", "8081"))
 c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{os.environ.get('PROXY_PORT', '8001')}"
 c.ConfigurableHTTPProxy.pid_file = str(STATE / "proxy.pid")
 
-# Four people, who all have one password.
+# Four users, who all have the same password.
 c.JupyterHub.authenticator_class = "dummy"
 c.DummyAuthenticator.password = "gpu"  # noqa: S105 - told to everybody
 c.Authenticator.allowed_users = {"turing", "ada", "grace"}
 c.Authenticator.admin_users = {"hopper"}
 c.JupyterHub.load_groups = {"intro": {"users": ["ada", "grace"]}}
 
-# Servers for courses. For demos only: all are processes of one user of this machine.
+# Servers for courses. For demos only: all run as one user of this machine.
 c.JupyterHub.spawner_class = "gpu-pool-simple"
 c.Spawner.args = ["--allow-root"] if os.geteuid() == 0 else []
 c.SimpleLocalProcessSpawner.home_dir_template = str(STATE / "home" / "{username}")
@@ -73,6 +73,6 @@ c.JupyterHub.services = [
     }
 ]
 c.JupyterHub.load_roles = [
-    # Everybody may see the dashboard, each their own part of it.
+    # Everybody may use the dashboard, and sees their own part of it.
     {"name": "user", "scopes": ["self", "access:services!service=gpu-pool"]},
 ]

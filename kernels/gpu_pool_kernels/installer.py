@@ -329,5 +329,5 @@ def _listed(start: str, names: Iterable[str], otherwise: str) -> str:
 def _unwritable(folder: Path, error: OSError) -> BadRequest:
     return BadRequest(
         f"The kernels in {folder} cannot be changed: {error.strerror or error}.",
-        "Use --user to install for yourself alone, or --prefix for a folder that you may write to.",
+        "Use --user to install for yourself only, or --prefix for a folder that you may write to.",
     )

@@ -53,7 +53,7 @@ class OfferedKernels(KernelSpecManager):
         help="The manager that finds the installed kernels, such as nb_conda_kernels.CondaKernelSpecManager.",
     ).tag(config=True)
     bases = List(
-        Unicode(), help="The kernels that are offered on slices, by name; by default all of Python."
+        Unicode(), help="The kernels that are offered on slices, by name; by default all Python kernels."
     ).tag(config=True)
     other_kernels = Bool(True, help="Whether kernels without a slice are shown, too.").tag(config=True)
     inner = Instance(KernelSpecManager, help="A manager of ``inner_class``.")
@@ -221,7 +221,7 @@ class CourseOffers:
                 self._known = found
         except Exception as error:  # noqa: BLE001 - whatever it is, the kernels of before are shown
             pause = _LATER
-            self._log.warning("The pool does not say what %s offers now: %.300s", self._course, error)
+            self._log.warning("The pool did not say what %s offers now: %.300s", self._course, error)
         finally:
             self._next = time.monotonic() + pause
             self._answered.set()

@@ -12,7 +12,7 @@ from gpu_pool_client import NotAllowed
 def needs_extra(extra: str, what: str) -> Iterator[None]:
     """Import within this what an extra brings. Raises ``NotAllowed`` where it is not installed.
 
-    ``what`` begins the sentence: "What a cluster needs", say.
+    ``what`` begins the sentence: "Kubernetes support", say.
     """
     try:
         yield

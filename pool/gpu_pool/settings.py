@@ -29,8 +29,8 @@ class PoolSettings(Configurable):
     context_mib = Integer(
         0,
         min=0,
-        help="""Memory in MiB that CUDA itself takes in a process; smaller slices are refused. 0 for what
-        the size of the card tells: 518 on an H100, 350 where that is not known.""",
+        help="""Memory in MiB that CUDA itself takes in a process; smaller slices are refused. 0: the value
+        for the card, 518 on an H100, 350 where it is not known.""",
     ).tag(config=True)
     lease_contexts = Integer(
         2,
@@ -41,7 +41,7 @@ class PoolSettings(Configurable):
         1.0,
         min=1.0,
         max=100.0,
-        help="How many times over the compute of a device may be granted. Memory never is.",
+        help="How many times over the compute of a device may be granted. Memory is never overcommitted.",
     ).tag(config=True)
     max_share = Float(
         1.0,
@@ -56,7 +56,7 @@ class PoolSettings(Configurable):
         config=True
     )
     max_waiting = Integer(
-        100, min=0, help="The most leases that one user may wait for at once; 0 for no limit."
+        100, min=0, help="The most leases of one user that may wait at the same time; 0 for no limit."
     ).tag(config=True)
     attach_within = Seconds(
         120.0,
@@ -67,13 +67,13 @@ class PoolSettings(Configurable):
         60.0,
         min=0.1,
         max=90.0,
-        help="""Seconds in which what enforces a slice, such as an MPS daemon, must have done so. After that
-        its lease ends as not-enforced. Clients of gpu-pool serve wait for 100 seconds.""",
+        help="""Seconds in which a slice's limits must be in force, for instance by an MPS daemon. After
+        that its lease ends as not-enforced. Clients of gpu-pool serve wait for 100 seconds.""",
     ).tag(config=True)
     tier = Unicode(
         "auto",
         help="""How slices are enforced: accounting, mps, cgroups, hami, or a tier of another package by its
-        name. auto is the firmest that needs no preparation by the administrator.""",
+        name. auto is the strictest that needs no preparation by the administrator.""",
     ).tag(config=True)
     probe_user = Unicode(
         "nobody",
@@ -85,24 +85,21 @@ class PoolSettings(Configurable):
     ).tag(config=True)
     runtime_dir = Unicode(
         "",
-        help="A folder on a local disk for what lives until the machine restarts. Empty: /run/gpu-pool for "
-        "root, or else a folder of the user's own.",
+        help="A folder on a local disk for files that are needed until the machine restarts. Empty: "
+        "/run/gpu-pool for root, otherwise a folder of the user's own.",
     ).tag(config=True)
     watchdog = Enum(
         ("auto", "off", "warn", "end"),
         "auto",
-        help="""What is done about a lease that uses more memory than granted, where nothing holds it
-        firmly: warn its user, or also interrupt and end its processes. auto: end in gpu-pool serve,
-        off elsewhere.""",
+        help="""What happens to a lease that uses more memory than granted: warn its user, or also
+        interrupt and end its processes. auto: end in gpu-pool serve, off elsewhere.""",
     ).tag(config=True)
     watchdog_share = Float(
-        0.05, min=0.0, help="The share of the memory granted that may be used beyond it."
+        0.05, min=0.0, help="The tolerated excess, as a fraction of the memory granted."
     ).tag(config=True)
-    watchdog_mib = Integer(
-        64, min=0, help="The memory in MiB that may be used beyond what was granted, if that is more."
-    ).tag(config=True)
+    watchdog_mib = Integer(64, min=0, help="The tolerated excess in MiB, if that is more.").tag(config=True)
     watchdog_after = Seconds(
-        10.0, min=0.0, help="Seconds for which a lease uses too much memory before its user is warned."
+        10.0, min=0.0, help="Seconds of using too much memory before the user is warned."
     ).tag(config=True)
     interrupt_after = Seconds(
         30.0, min=0.0, help="Seconds from the warning until the process is interrupted; 0 for never."
@@ -116,16 +113,17 @@ class PoolSettings(Configurable):
         Those of root and display servers never are.""",
     ).tag(config=True)
     look_every = Seconds(
-        1.0, min=0.1, max=60.0, help="Seconds between two looks at what uses the devices."
+        1.0, min=0.1, max=60.0, help="Seconds between two measurements of what uses the devices."
     ).tag(config=True)
 
     checkpoint = Bool(
         False,
-        help="""Whether idle kernels that hold device memory are parked, too: it is moved to host memory
-        by CUDA checkpoint. Needs driver 570 or newer and jupyter-gpu-pool[checkpoint].""",
+        help="""Whether idle kernels that hold device memory are parked, too, by moving it to host memory
+        with CUDA checkpoint. Needs driver 570 or newer and jupyter-gpu-pool[checkpoint].""",
     ).tag(config=True)
     checkpoint_under_mps = Bool(
-        False, help="Whether that is done on devices shared by MPS, too; only once it is proven there."
+        False,
+        help="Whether that is done on devices shared by MPS, too; only once it has been seen to work there.",
     ).tag(config=True)
     checkpoint_host_mib = Integer(
         0, min=0, help="Host memory in MiB for all parked kernels together; 0 for a quarter of the machine's."
@@ -144,16 +142,14 @@ class PoolSettings(Configurable):
     courses_dir = Unicode(
         "", help="A folder of course files, NAME.yaml, which teachers write; empty for none."
     ).tag(config=True)
-    course_required = Bool(
-        False, help="Whether slices are granted in the name of a course alone, never to those who name none."
-    ).tag(config=True)
-    default_course = Dict(help="The settings, as of a course, of those who name none.").tag(config=True)
+    course_required = Bool(False, help="Whether requests must name a course.").tag(config=True)
+    default_course = Dict(help="The same settings for requests that name no course.").tag(config=True)
     groups = Dict(help="Group name to its users (a list), their quota together and their priority.").tag(
         config=True
     )
     per_user = Dict(help="The quota of each user over all courses.").tag(config=True)
     drain_after = CUnicode(
-        "30min", help="How long a request waits before devices are emptied for it: 30min, 2h, 90s."
+        "30min", help="How long a request waits before devices are reserved for it: 30min, 2h, 90s."
     ).tag(config=True)
     term_began = Unicode(
         "", help="First day of the term, such as 2026-09-01, from which gpu_hours_per_term count."

@@ -70,8 +70,8 @@ def checked_name(text: str) -> str:
     if is_name(text):
         return text
     raise BadRequest(
-        f"{text[:LONGEST]!a} is no name of a user.",
-        f"Accepted: at most {LONGEST} characters, all of which can be seen.",
+        f"{text[:LONGEST]!a} is not a valid user name.",
+        f"Accepted: at most {LONGEST} characters, all of them visible.",
     )
 
 

@@ -176,9 +176,9 @@ def parse_request(text: str) -> SliceRequest:
         It is not a slice request. The remedy names the accepted forms.
     """
     if len(text) > MAX_TEXT:
-        raise _refusal(text, f"it has {len(text)} characters, {MAX_TEXT} are read")
+        raise _refusal(text, f"it has {len(text)} characters; at most {MAX_TEXT} are accepted")
     if not text.isascii():
-        raise _refusal(text, "only plain ASCII digits, letters and signs are read")
+        raise _refusal(text, "only plain ASCII digits, letters and signs are accepted")
     return _parse(text)
 
 
@@ -238,7 +238,7 @@ def _exact_milli(whole: str, part: str | None, unit: str, text: str) -> int:
     digits = 1 if unit == "%" else 3
     part = (part or "").rstrip("0")
     if len(part) > digits:
-        raise _refusal(text, "the finest share is 0.1% (0.001)")
+        raise _refusal(text, "the smallest share is 0.1% (0.001)")
     padded: str = part.ljust(digits, "0")
     return int((whole or "0") + padded)
 

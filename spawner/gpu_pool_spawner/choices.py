@@ -67,7 +67,7 @@ def chosen(options: Mapping[str, object]) -> str | None:
     _check_names(options)
     name = options.get(COURSE)
     if name is not None and not isinstance(name, str):
-        raise BadRequest("The course that was chosen is not a text.", f'Accepted: {{"{COURSE}": "NAME"}}.')
+        raise BadRequest("The chosen course is not text.", f'Accepted: {{"{COURSE}": "NAME"}}.')
     return name or None
 
 
@@ -97,7 +97,7 @@ def _check_names(given: Mapping[str, object]) -> None:
     unknown = next((name for name in given if name != COURSE), None)
     if unknown is not None:
         raise BadRequest(
-            f"A server has no option {str(unknown)[:40]!a}.", f"What can be chosen is the {COURSE}."
+            f"A server has no option {str(unknown)[:40]!a}.", f"Only the {COURSE} can be chosen."
         )
 
 

@@ -43,7 +43,7 @@ _BEFORE_TIMEOUT: Final = 2.0
 _NAMESPACE: Final = re.compile(r"(?:[a-z0-9][a-z0-9-]{0,12})?\{course\}", re.ASCII)
 #: What a student reads where the configuration would lift a limit; the log has the reason.
 _MISCONFIGURED: Final = (
-    "This JupyterHub is configured in a way in which the limits of GPU slices would not hold.",
+    "The configuration of this JupyterHub would lift the limits of GPU slices.",
     "Tell its administrator: the log of JupyterHub has the reason.",
 )
 
@@ -53,29 +53,30 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
 
     dialect = Unicode(
         AUTO,
-        help=f"How the cluster shares GPUs: {AUTO} (it is looked at), or the name of a dialect: aliyun, "
+        help=f"How the cluster shares GPUs: {AUTO} (detected), or the name of a dialect: aliyun, "
         "bitfusion, device-plugin, dra, gke, hami, kai, koordinator, volcano, or another package's.",
     ).tag(config=True)
     dialect_options = Dict(
-        help="What the nodes do not show of it, such as {'queue': 'students'} for KAI and Volcano.",
+        help="What the nodes do not show, such as {'queue': 'students'} for KAI and Volcano.",
     ).tag(config=True)
     refuse_when_full = Bool(
         True,
-        help="""Whether a server with a slice is refused at once where no GPU has room for it. Not, where
-        the cluster adds nodes when pods wait.""",
+        help="""Whether a server with a slice is refused at once if no GPU has enough free. Set it to False
+        if the cluster adds nodes when pods wait.""",
     ).tag(config=True)
     place_within = Seconds(
         60,
-        help="""Seconds within which a pod must have a node, or its start is given up with words.
-        0: as long as start_timeout; so where the cluster adds nodes when pods wait.""",
+        help="""Seconds within which a pod must have a node; otherwise its start is given up. 0 means as
+        long as start_timeout, for clusters that add nodes when pods wait.""",
     ).tag(config=True)
 
     course_namespace = Unicode(
-        help="""The namespace of a course's servers and homes, such as course-{course}; by default all are in
-        c.KubeSpawner.namespace. They must exist, and the Hub needs its rights in each of them.""",
+        help="""The namespace of a course's servers and home directories, such as course-{course}; by
+        default all are in c.KubeSpawner.namespace. They must exist, and the Hub needs its rights in each.""",
     ).tag(config=True)
     kueue = Bool(
-        False, help="Whether servers are in Kueue's queues of their courses: gpu-pool courses export."
+        False,
+        help="Whether servers wait in Kueue's queues of their courses, which gpu-pool courses export writes.",
     ).tag(config=True)
 
     _slice: str | None = None
@@ -148,7 +149,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
     async def load_user_options(self) -> None:
         """Decide what this server gets. Called by KubeSpawner's start, in place of its own profiles."""
         if self.profile_list:
-            self.log.warning("c.KubeSpawner.profile_list is not used: servers are what course files say.")
+            self.log.warning("c.KubeSpawner.profile_list is not used: course files define the servers.")
         try:
             self._profile = await self._checked_profile()
         except GpuPoolError as error:
@@ -164,7 +165,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
                 api.sanitize_for_serialization(made), self._profile, self.user.name, dialect, kueue=self.kueue
             )
         except NotAllowed as error:
-            self.log.error("No server can start as this JupyterHub is configured: %s", error)  # noqa: TRY400 - for administrators, not for us
+            self.log.error("No server can start with this configuration of the JupyterHub: %s", error)  # noqa: TRY400 - for administrators, not for us
             raise refusal(NotAllowed(*_MISCONFIGURED)) from None
         await self._make_claim_templates()
         return api.deserialize(SimpleNamespace(data=json.dumps(pod)), "V1Pod")
@@ -274,7 +275,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
             self._supply = await self._look(fresh=True) or self._supply
         if self.refuse_when_full and not capacity(profile, self._supply):
             raise NotAllowed(
-                f"No GPU has room for {say_size(request)} now{say_next(profile, self._supply, _now())}.",
+                f"Not enough is free for {say_size(request)} now{say_next(profile, self._supply, _now())}.",
                 "Nothing was started: try again later, or choose a smaller slice.",
             )
         return profile

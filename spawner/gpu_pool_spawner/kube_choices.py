@@ -58,7 +58,7 @@ def say_next(profile: Profile, supply: ClusterSupply, now: datetime) -> str:
     if at is None:
         return ""
     seconds = max(60.0, (at - now).total_seconds())
-    return f"; there is room again in at most {format_duration(60 * -(-seconds // 60))}"
+    return f"; more is free in at most {format_duration(60 * -(-seconds // 60))}"
 
 
 def _choice(
@@ -87,7 +87,7 @@ def _say_room(
         return f"not available on this cluster: {error}", False
     number = capacity(profile, supply)
     if number >= UNBOUNDED:
-        return "of which the cluster does not show how many are free", True
+        return "the cluster does not show how many are free", True
     if number:
         return f"{number} free now", True
     return f"none free now{say_next(profile, supply, now)}", may_wait
@@ -122,7 +122,7 @@ def chosen(options: Mapping[str, object]) -> tuple[str | None, str | None]:
     name = choices.chosen({key: value for key, value in options.items() if key != SLICE})
     piece = options.get(SLICE)
     if piece is not None and not isinstance(piece, str):
-        raise BadRequest("The slice that was chosen is not a text.", f'Accepted: {{"{SLICE}": "NAME"}}.')
+        raise BadRequest("The chosen slice is not text.", f'Accepted: {{"{SLICE}": "NAME"}}.')
     return name, piece or None
 
 

@@ -75,7 +75,7 @@ class ClusterReader:
         except asyncio.TimeoutError:
             self.tell(f"The cluster does not answer within {_WITHIN:.0f} s.")
         except (ApiException, aiohttp.ClientError) as error:
-            self.tell(f"The cluster's nodes cannot be read, so no GPU can be given: {_say(error)}")
+            self.tell(f"The cluster's nodes cannot be read, so no GPU can be granted: {_say(error)}")
         return None
 
     async def _read(self) -> ClusterSupply | None:
@@ -103,7 +103,7 @@ class ClusterReader:
             if error.status not in (403, 404):
                 raise
             if error.status == 403:
-                self.tell(f"{path} may not be read, and counts as empty.")
+                self.tell(f"No permission to read {path}; it is treated as empty.")
             return []
 
     async def _list(self, path: str, accept: str = "application/json") -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ _BY_REASON: Final[Mapping[str, str]] = {
     "SuccessfulAttachVolume": "Your home folder is ready.",
     "TriggeredScaleUp": "The cluster adds a machine for your server. This takes some minutes.",
     "Killing": "A server of yours is being ended.",
-    "Evicted": "The machine has become short of something; your server was ended.",
+    "Evicted": "The machine ran short of a resource; your server was ended.",
     "Preempted": "Your server has to make room for something more urgent.",
 }
 _QUOTA: Final = re.compile(r"exceed\w* .{0,40}quota|quota .{0,40}exceed", re.IGNORECASE)
@@ -110,13 +110,13 @@ def of_refusal(status: int, message: str) -> tuple[str, str]:
     """Say why the cluster took no pod, and what to do."""
     if violation(message):
         return (
-            "The security rules of the cluster do not allow servers as this JupyterHub makes them.",
+            "The security rules of the cluster do not allow servers as this JupyterHub creates them.",
             "Tell its administrator: the log of JupyterHub has what to set.",
         )
     if _QUOTA.search(message):
         return (
             "The quota that the cluster sets for your course is used up.",
-            "Wait until somebody of it ends a server, or ask the instructor.",
+            "Wait until somebody in it stops a server, or ask the instructor.",
         )
     if "admission webhook" in message:
         return (

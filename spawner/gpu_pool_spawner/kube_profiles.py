@@ -84,7 +84,7 @@ def faults(courses: Courses, configured: Manifest, dialect: Dialect) -> Iterator
     try:
         check(configured, dialect.table.bans)
     except GpuPoolError as error:
-        yield f"no server can start as it is configured: {error}"
+        yield f"no server can start with this configuration: {error}"
     for name, course in courses.usable.items():
         for offer in course.slices if course.kubernetes.kernels == "server" else ():
             words = _refusal(offer.request, dialect)

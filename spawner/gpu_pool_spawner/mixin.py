@@ -53,19 +53,21 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
         config=True
     )
     hub_pool_url = Unicode(
-        help="""The URL by which the Hub asks the same pool what is free. Empty: pool_url. Such as unix: where
-        pool_url is the service's address behind the Hub, unless GPU_POOL_TOKEN is a token for that.""",
+        help="""The URL at which the Hub asks the same pool what is free. Empty: pool_url. For example
+        unix: if pool_url is the service's address behind the Hub and GPU_POOL_TOKEN is not set to a
+        token for it.""",
     ).tag(config=True)
     course_required = Bool(
         True,
-        help="Whether every server is for a course. If not, one may be started without, and without a GPU.",
+        help="Whether every server must be for a course. If not, one may be started without a course, and "
+        "without a GPU.",
     ).tag(config=True)
     cpu_kernels = Bool(
         True, help="Whether kernels without a GPU are shown, too, in the servers of courses."
     ).tag(config=True)
     contact = Unicode(
         "the person who runs this JupyterHub",
-        help='Whom users who are in no course should ask. It ends a sentence that begins with "Ask".',
+        help='Whom users who are in no course should ask. It completes a sentence that begins with "Ask".',
     ).tag(config=True)
 
     #: What the Hub knows of the server's user and of what was chosen; set by the Hub.

@@ -71,7 +71,7 @@ class PoolView:
         except asyncio.TimeoutError:
             get_logger().warning("The pool at %s does not answer within %d s.", self._url, _WITHIN)
         except GpuPoolError as error:
-            get_logger().warning("The pool at %s cannot be asked: %s", self._url, error)
+            get_logger().warning("Asking the pool at %s failed: %s", self._url, error)
         return None
 
     async def _read(self, offered: Collection[Offered]) -> PoolSupply:

@@ -56,7 +56,7 @@ async def test_whoever_asks_meanwhile_waits_and_is_told_for_what(
     await until_away(pool, away=True)
     waiting = await asked(pool)
     assert waiting.state is LeaseState.WAITING
-    assert "cannot give any out at the moment, as while their driver is being replaced" in str(
+    assert "cannot provide any at the moment, for instance because their driver is being replaced" in str(
         await pool.explain(waiting.id)
     )
     # A kernel that runs is not touched, and one on a slice that is held is started: its pod waits.

@@ -72,9 +72,9 @@ def test_a_quota_is_so_many_default_slices(
 @pytest.mark.parametrize(
     ("name", "quota", "slices", "words"),
     [
-        ("hami", "{gpu_hours_per_term: 10}", "[{name: S, request: 2%}]", "GPU hours are counted by the pool"),
+        ("hami", "{gpu_hours_per_term: 10}", "[{name: S, request: 2%}]", "GPU-hours are counted by the pool"),
         ("kai", "{share: 50%}", "[{name: S, request: 2%}]", "cannot count slices of"),
-        ("whole", "{share: 50%}", "[{name: S, request: 2%}]", "handed out whole only"),
+        ("whole", "{share: 50%}", "[{name: S, request: 2%}]", "can only be granted whole"),
     ],
 )
 def test_what_cannot_be_said_is_named(name: str, quota: str, slices: str, words: str) -> None:
@@ -92,7 +92,7 @@ def test_courses_that_share_a_namespace_do_not_bind_each_other(kueue: bool) -> N
         "ml, research: no ResourceQuota. It would bind all courses in the namespace jupyterhub; "
         "give each course its own, with {course} in --namespace."
     ) in notes
-    assert "research: GPU hours are counted by the pool alone." in notes
+    assert "research: GPU-hours are counted by the pool only." in notes
 
 
 def test_a_namespace_that_no_quota_would_bind_needs_no_words() -> None:

@@ -166,7 +166,7 @@ def test_another_volume_of_the_volume_claims_claim_is_refused_if_it_is_not_under
         ({"mountPropagation": "Bidirectional"}, "its mountPropagation is 'Bidirectional'; accepted: None,"),
         ({"recursiveReadOnly": "Maybe"}, "its recursiveReadOnly is 'Maybe'"),
         ({"readOnly": "yes"}, "its readOnly is 'yes', and neither"),
-        ({"subPath": 7}, "its subPath is 7, and no text"),
+        ({"subPath": 7}, "its subPath is 7, which is not text"),
         ({"subPath": "a", "subPathExpr": "b"}, "both subPath and subPathExpr"),
         ({"newInNextVersion": "x"}, "its mount says 'newInNextVersion', which this version does not know"),
     ],

@@ -256,7 +256,7 @@ async def test_what_kueue_cannot_count_is_refused_in_words(fake: FakeKubernetes,
         ([("QuotaReserved", "False", FULL)], FULL),
         (
             [("QuotaReserved", "True", "reserved")],
-            "There is capacity for it, and it is being checked once more.",
+            "There is capacity for it, and its admission is being checked.",
         ),
         ([("QuotaReserved", "True", "reserved"), ("Admitted", "True", "")], ""),
     ],

@@ -89,7 +89,7 @@ async def test_without_the_right_to_read_events_kernels_start_all_the_same(
     await until(lambda: fake.asked("LIST", "events") > 2)
     fake.run(f"gpu-pool-{lease}-1")
     await running(pool, lease)
-    assert caplog.text.count("Why pods do not start is told in part only: 403 Forbidden") == 1
+    assert caplog.text.count("The reasons why pods do not start are known only in part: 403 Forbidden") == 1
     assert "examples/kubernetes/service/rbac.yaml" in caplog.text
 
 

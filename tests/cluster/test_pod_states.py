@@ -54,7 +54,7 @@ NO_CAPACITY = "0/9 nodes are available: 1 Insufficient nvidia.com/gpumem."
         (pod(**waiting("ImagePullBackOff", "Back-off")), "cannot be fetched at the moment"),
         (
             pod(**waiting("CreateContainerConfigError", 'secret "x" not found')),
-            "as it is described. Tell the",
+            "as it is configured. Tell the",
         ),
         (pod(**waiting("SomethingNew")), "A machine is being chosen for it."),
     ],
@@ -194,7 +194,7 @@ def test_a_kernel_that_fails_leaves_its_last_output(log: str, words: str) -> Non
 
 DISRUPTED = [
     ("PreemptionByScheduler", "something more urgent"),
-    ("DeletionByTaintManager", "did not answer any more, or was closed"),
+    ("DeletionByTaintManager", "no longer answered, or was closed"),
     ("EvictionByEvictionAPI", "emptied for maintenance"),
     ("TerminationByKubelet", "short of memory or disk"),
     ("DeletionByPodGC", "Its machine is gone"),
@@ -211,8 +211,8 @@ DISRUPTED = [
             "short of memory or disk: low on memory",
         ),
         (pod("Failed", reason="Evicted", message="m", **ended(137)), HERE, "short of memory or disk"),
-        (pod("Failed", reason="NodeLost"), HERE, "did not answer any more"),
-        (pod("Failed", reason="UnexpectedAdmissionError", message="no gpu"), HERE, "give it the GPU: no gpu"),
+        (pod("Failed", reason="NodeLost"), HERE, "no longer answered"),
+        (pod("Failed", reason="UnexpectedAdmissionError", message="no gpu"), HERE, "provide the GPU: no gpu"),
         (pod("Failed", reason="OutOfcpu"), HERE, "Its machine refused it (OutOfcpu)"),
         (pod("Running", ending=True, **RUNNING), HERE, "Somebody who manages the cluster deleted it."),
         (
@@ -223,7 +223,7 @@ DISRUPTED = [
         (
             pod("Running", ending=True, **RUNNING),
             PodSurroundings(node_ready=False),
-            "did not answer any more",
+            "no longer answered",
         ),
         (pod("Running", ending=True, **RUNNING), PodSurroundings(node_ready=None), "Its machine is gone."),
         (pod("Running", **RUNNING), PodSurroundings(is_gone=True), "Somebody who manages the cluster"),

@@ -106,7 +106,7 @@ async def test_a_node_that_does_not_answer_for_a_moment_ends_nothing(
     pod = await pool.pod(lease)
     assert pod.phase is PodPhase.RUNNING
     assert pod.words == (
-        "Its machine does not answer at the moment. If that goes on, the kernel is given up."
+        "Its machine does not answer at the moment. If that continues, the kernel is given up."
     )
     fake.change("nodes", "n1", conditions=[{"type": "Ready", "status": "True"}])
     await until_drained(pool, "n1", drained=False)

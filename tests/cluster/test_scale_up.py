@@ -166,7 +166,11 @@ def test_karpenters_words_count_too() -> None:
         (NodeStart(170), 180, "A machine is being started, about 1 min more."),
         (NodeStart(200), 180, "A machine is being started, which takes longer than usual."),
         (NodeStart(200), 0, "A machine is being started, which takes some minutes."),
-        (NodeStart(901), 180, "A machine was asked for 15min1s ago and has not come. Tell your instructor."),
+        (
+            NodeStart(901),
+            180,
+            "A machine was requested 15min1s ago and has not started. Tell your instructor.",
+        ),
         (
             NodeStart(5, AutoscalerAnswer.CANNOT, "max size reached"),
             180,

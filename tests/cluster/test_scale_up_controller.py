@@ -195,7 +195,7 @@ async def test_a_start_that_is_late_is_told(fake: FakeKubernetes, tmp_path: Path
     fake.webhook = lambda _, found: _made(found, ago=700)
     async with pool_of(fake, tmp_path, late_minutes=10) as pool:
         waiting = await take(pool, "2%", "first", ADA)
-        await until_told(pool, waiting, "A machine was asked for 11min")
+        await until_told(pool, waiting, "A machine was requested 11min")
         assert "Tell your instructor" in (await pool.explain(waiting)).why
 
 
@@ -204,7 +204,7 @@ async def test_without_the_right_to_read_events_the_node_is_asked_for_all_the_sa
 ) -> None:
     fake.before_read = lambda kind: trouble(403, "Forbidden", "no") if kind == "events" else None
     waiting = await take(pool, "2%", "first", ADA)
-    await until(lambda: "What the autoscaler says is not told" in caplog.text)
+    await until(lambda: "The autoscaler's events cannot be read" in caplog.text)
     await until_told(pool, waiting, "A machine is being started")
 
 

@@ -77,7 +77,7 @@ async def test_what_does_not_fit_now_changes_nothing(pool: Pool) -> None:
 async def test_nobody_grows_past_those_who_wait_and_what_is_given_back_serves_them(pool: Pool) -> None:
     lease = await take(pool, "50%", key())
     waiting = await take(pool, "60%", key())
-    with pytest.raises(TimedOut, match="others wait in the queue") as caught:
+    with pytest.raises(TimedOut, match="others are waiting for it in the queue") as caught:
         await pool.resize(lease, parse_request("60%"))
     assert caught.value.largest_now == "50%"
     await pool.resize(lease, parse_request("40%"))

@@ -240,7 +240,7 @@ def test_memory_used_is_the_sum_over_the_process_and_its_descendants(nvidia_smi:
 @pytest.mark.parametrize("answer", ["[N/A]", "[Insufficient Permissions]"])
 def test_memory_that_the_driver_does_not_tell_is_not_guessed(nvidia_smi: Path, answer: str) -> None:
     nvidia_smi.write_text(f"GPU-a, {os.getpid()}, {answer}")
-    assert slice_info.memory_used() == (None, "use not measured: the driver does not tell")
+    assert slice_info.memory_used() == (None, "use not measured: the driver does not report it")
 
 
 def test_in_a_container_memory_is_not_measured(nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:

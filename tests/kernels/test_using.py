@@ -88,6 +88,6 @@ def test_outside_a_slice_there_is_nothing_to_change(
 ) -> None:
     monkeypatch.delenv("GPU_POOL_SLICE", raising=False)
     extension.gpu("use 10%")
-    assert "This kernel has no slice" in capsys.readouterr().out
+    assert "This kernel has no GPU slice" in capsys.readouterr().out
     extension.gpu("use")
     assert "%gpu use 10%" in capsys.readouterr().err

@@ -106,7 +106,7 @@ async def test_a_real_device_waits_for_the_end_of_what_holds_simulated_ones(tmp_
             assert [each.id for each in seen.leases] == [lease]
             assert "in use for V100-SXM2-32GB (simulated) (1 lease)" in seen.note
             for ask in (take(later, "2%", "new"), later.forecast(parse_request("2%"), ME)):
-                with pytest.raises(OtherDevices, match="Simulated and real GPUs are never one pool"):
+                with pytest.raises(OtherDevices, match="Simulated and real GPUs are never in one pool"):
                     await ask
             await later.release(lease)
             with pytest.raises(OtherDevices, match="what was started with GPU_POOL_DEVICES"):

@@ -107,7 +107,7 @@ c.PoolSettings.term_began = "2026-09-01"
             "courses = {'ml101': {'longest_lease': 'soon'}}",
             "'soon' is not a duration.* 15min",
         ),
-        ("courses = {'ml101': {'longest_lease': 0}}", "is no time at all"),
+        ("courses = {'ml101': {'longest_lease': 0}}", "is not longer than zero"),
         ("courses = {'ml101': {'when_idle': 'stop'}}", "when_idle .* 'stop'. Accepted: keep, end"),
         ("default_course = {'quota': {'share': '2GiB'}}", "share of quota of default_course is '2GiB'"),
         ("default_course = {'quota': {'memory': '50%'}}", "memory of quota of default_course is '50%'"),

@@ -10,7 +10,7 @@ from gpu_pool_client._requests import ACCEPTED
 _COUNT = "the number of GPUs is between 1 and 1024"
 _UNIT = "memory is written in GiB or MiB"
 _SHARE = "a share is between 0.1% and 100%"
-_FINEST = "the finest share is 0.1% (0.001)"
+_FINEST = "the smallest share is 0.1% (0.001)"
 _MOST = "a share of one GPU is at most 1; for more write, say, 2x75%"
 _EITHER = "write either the number of whole GPUs or NxSHARE"
 _SIGNS = "write model=, memory>=, driver>= and index="
@@ -22,7 +22,7 @@ _AMOUNT = "memory is between 1MiB and 999999999MiB"
     [
         ("", "it is empty"),
         ("  ", "it is empty"),
-        ("\u00e4", "only plain ASCII digits, letters and signs are read"),
+        ("\u00e4", "only plain ASCII digits, letters and signs are accepted"),
         ("2g", _UNIT),
         ("1.5gb", _UNIT),
         ("3MI", _UNIT),
@@ -78,7 +78,8 @@ def test_what_is_nothing_like_a_request_is_shown_what_is(text: str) -> None:
 
 def test_what_is_too_long_is_not_read() -> None:
     with pytest.raises(
-        BadRequest, match=r"^'x{37}\.\.\.' is not a GPU slice: it has 257 characters, 256 are read"
+        BadRequest,
+        match=r"^'x{37}\.\.\.' is not a GPU slice: it has 257 characters; at most 256 are accepted",
     ):
         parse_request("x" * 257)
     assert parse_request("2%" + " " * 254).milli == 20

@@ -77,7 +77,7 @@ async def test_a_kernel_changes_its_size_and_keeps_it_over_a_restart(
         ("60%", "cannot become 60% now: not as much is free. It stays as it is."),
         ("lots", "'lots' is not a GPU slice"),
         ("3", "that is 3 GPUs; this pool has one"),
-        ("2% model=A100", "no GPU here is like that"),
+        ("2% model=A100", "no GPU here matches that"),
     ],
 )
 async def test_what_cannot_be_is_refused_in_words_and_changes_nothing(

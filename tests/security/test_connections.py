@@ -133,7 +133,7 @@ async def test_the_last_connections_are_kept_for_those_who_hold_slices_and_admin
                     assert await first_line(stream) == "HTTP/1.1 200"
             refused = await ask_from(service, STUDENT, "grace")
             assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
-            assert "kept for administrators and for those who hold a slice" in refused.problem["message"]
+            assert "kept for administrators and for users who hold a slice" in refused.problem["message"]
             assert (await ask_from(service, STUDENT, "root")).status == 200
             # That she holds one is seen with the next look at the pool.
             while (await ask_from(service, STUDENT, "ada")).status != 200:
@@ -173,7 +173,7 @@ async def test_one_address_has_so_many_connections_though_all_wait_to_be_known(
             assert not any(map(is_closed, opened[1:]))
             # Who has a token that is known still gets as far as to show it.
             assert (await ask_from(service, ATTACKER, "grace", "DELETE", "api/v1/leases/1-0")).status == 200
-        assert f"address {ATTACKER}: 3 connections already: the oldest end" in service.service.log
+        assert f"address {ATTACKER}: 3 connections already: the oldest are closed" in service.service.log
 
 
 async def test_one_user_has_so_many_connections_from_wherever(
@@ -299,7 +299,7 @@ async def test_subordinate_uids_have_the_connections_of_their_owner(
                 await attack.open(100_001 + number, 5)
             await until(lambda: files_of(service) - before == 5)
             assert await users.run(SOMEBODY, ASKS) == 1
-            with pytest.raises(PoolUnreachable, match="too many of yours are open"):
+            with pytest.raises(PoolUnreachable, match="you have too many open"):
                 await users.run(100_020, ASKS)
             assert service.log.count("user ada: 5 connections already: more are refused") == 1
             assert "subordinate" not in service.log

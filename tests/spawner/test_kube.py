@@ -235,7 +235,7 @@ def test_what_would_fail_at_a_start_is_told_when_it_is_loaded() -> None:
     courses = Courses({"ml": SERVER, "pods": PODS})
     assert list(faults(courses, base(), HAMI)) == [
         "course ml, slice Two, cannot be given: You asked for 2 GPUs on one node; "
-        "no node has more than 1 that would do. Ask for at most 1."
+        "no node has more than 1 that match. Ask for at most 1."
     ]
     lifting = base(env=[{"name": "CUDA_DISABLE_CONTROL"}])
     assert "CUDA_DISABLE_CONTROL" in next(faults(courses, lifting, HAMI))

@@ -55,7 +55,7 @@ def test_gpus_that_no_node_shows_are_not_told_to_be_full() -> None:
     assert capacity(profile("2%", bitfusion), supply) == UNBOUNDED
     for choice in server_choices({"ml": SERVER}, supply, NOW, may_wait=False)["ml"]:
         assert choice.usable
-        assert choice.about.endswith(", of which the cluster does not show how many are free")
+        assert choice.about.endswith(", the cluster does not show how many are free")
     away = ClusterSupply(bitfusion, away=frozenset({"n1", "n2"}))
     assert capacity(profile("2%", bitfusion), away) == 0
 
@@ -94,7 +94,7 @@ def test_the_page_offers_what_can_be_started_and_says_why_not() -> None:
     assert (small.value, small.usable) == ("ml/Small", False)
     assert "not available on this cluster" in small.about
     assert (two.value, two.usable) == ("ml/Two", False)
-    assert two.about == "2 whole GPUs, none free now; there is room again in at most 1h31min"
+    assert two.about == "2 whole GPUs, none free now; more is free in at most 1h31min"
     (_, freed) = server_choices({"ml": SERVER}, ClusterSupply(WHOLE), NOW, may_wait=False)["ml"]
     assert (freed.about, freed.usable) == ("2 whole GPUs, 1 free now", True)
     html = spawn_page(

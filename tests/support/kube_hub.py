@@ -73,7 +73,9 @@ class KubeHub(Hub):
 
     def _allow(self, namespace: str) -> None:
         """Give the Hub's service account the rights of the example, there and in the cluster."""
-        rights = RIGHTS.read_text().replace("gpu-pool-hub-sight\n", f"gpu-pool-hub-sight-{self.namespace}\n")
+        rights = RIGHTS.read_text().replace(
+            "gpu-pool-hub-snapshot\n", f"gpu-pool-hub-snapshot-{self.namespace}\n"
+        )
         documents = list(yaml.safe_load_all(rights))
         for each in documents:
             if "namespace" in each["metadata"]:

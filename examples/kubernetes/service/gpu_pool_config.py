@@ -4,17 +4,17 @@ c = get_config()  # type: ignore[name-defined]  # noqa: F821 - the service gives
 
 c.ServeApp.bind = "0.0.0.0:8888"
 
-# Who uses what stands in the course files.
+# Who may use what is in the course files.
 c.PoolSettings.courses_dir = "/etc/gpu-pool/courses"
 c.PoolSettings.course_required = True
 
-# How the cluster shares its GPUs. "auto" looks at it; "gpu-pool doctor --kubernetes" says what it finds.
+# How the cluster shares its GPUs. "auto" detects it; "gpu-pool doctor --kubernetes" says what it finds.
 c.KubernetesSettings.dialect = "auto"
 # Of the server's home and of kernels: the chart's singleuser.storage.homeMountPath, .uid and .fsGid.
 c.KubernetesSettings.home = "/home/jovyan"
 c.KubernetesSettings.uid = 1000
 c.KubernetesSettings.gid = 100
-# For kernels whose course says nothing of it.
+# For kernels whose course sets none.
 c.KubernetesSettings.memory_mib = 4096
 
 # Nodes that an autoscaler starts: see docs/kubernetes/kernel-pods.md, "Where an autoscaler starts nodes".

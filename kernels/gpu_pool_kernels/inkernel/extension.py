@@ -8,7 +8,7 @@ import sys
 LIMITS = {"torch": "GPU_POOL_TORCH_FRACTION", "tensorflow": "GPU_POOL_TENSORFLOW_MIB"}
 #: What this kernel's user is to read below the first cell.
 NOTICE_VARIABLE = "GPU_POOL_NOTICE"
-USAGE = "Write %gpu to see this kernel's slice of a GPU, %gpu use 10% to change its size, or %gpu keep 2h."
+USAGE = "Use %gpu to see this kernel's slice of a GPU, %gpu use 10% to change its size, or %gpu keep 2h."
 
 
 def load(shell: object) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from . import caps
 
 MISSING = (
-    'This kernel has no slice of a GPU. Start a kernel that has one, such as "Python 3 (GPU 2%)", '
+    'This kernel has no GPU slice. Start a kernel that has one, such as "Python 3 (GPU 2%)", '
     'from the launcher or the Kernel menu; "gpu-pool kernels install 2%" adds it to the menu.'
 )
 #: What the first pid namespace of a machine is called (the kernel's PROC_PID_INIT_INO).
@@ -136,7 +136,7 @@ def memory_used() -> "tuple[int | None, str]":
     by_uuid = all(name.startswith("GPU-") for name in visible)
     used = [mib for uuid, pid, mib in listing if pid in ours and (uuid in visible or not by_uuid)]
     if not all(mib.isdigit() for mib in used):  # [N/A], or [Insufficient Permissions]
-        return None, "use not measured: the driver does not tell"
+        return None, "use not measured: the driver does not report it"
     total = sum(map(int, used))
     return total, in_words(total)
 

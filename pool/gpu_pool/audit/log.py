@@ -51,7 +51,7 @@ class AuditLog:
         except OSError as error:
             raise BadRequest(
                 f"The audit log, {self._file.path}, cannot be written: {error.strerror}.",
-                "Make its folder, writable for the user who runs the pool, or name another file: "
+                "Create its folder, writable for the user who runs the pool, or name another file: "
                 "c.PoolSettings.audit_log.",
             ) from error
 

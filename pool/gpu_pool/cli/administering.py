@@ -29,9 +29,9 @@ from gpu_pool_client import (
 @click.argument("lease_id", metavar="[LEASE]", required=False, shell_complete=completing.waiting_leases)
 @json_option
 def why(session: CommandSession, lease_id: str | None) -> int:
-    """Say why a lease waits, and for how long it may: the one named, or all that wait.
+    """Say why a lease waits, and for about how long: one lease, or all that wait.
 
-    Of one that does not wait, and whose kernel has failed in its pod, it says how.
+    For a lease that does not wait and whose kernel failed in its pod, say how it failed.
     """
     found, failure = complete(_why(session, lease_id))
     if session.as_json:
@@ -50,7 +50,7 @@ def why(session: CommandSession, lease_id: str | None) -> int:
         for name, outlook in found.items():
             click.echo(f"{name}: {formatting.safe(str(outlook), 1_000)}")
     else:
-        click.echo("Nobody waits.")
+        click.echo("The queue is empty.")
     return 0
 
 
@@ -60,8 +60,8 @@ def why(session: CommandSession, lease_id: str | None) -> int:
 def drain(session: CommandSession, device: str) -> int:
     """Let a GPU's leases end and grant nothing more on it.
 
-    DEVICE is an index or a uuid, as "gpu-pool list" shows them. Waiters get
-    other GPUs, or wait until it is undrained.
+    DEVICE is an index or a uuid, as "gpu-pool list" shows them. Waiting
+    requests get other GPUs, or wait until it is undrained.
     """
     return _drain(session, device, drained=True)
 
@@ -82,7 +82,7 @@ def undrain(session: CommandSession, device: str) -> int:
 def history(session: CommandSession, since: str) -> int:
     """List the leases that have ended, and why.
 
-    With --json one object a line, which "gpu-pool simulate" reads.
+    With --json one object per line, which "gpu-pool simulate" reads.
     """
     ended = complete(_history(session, time.time() - parse_duration(since)))
     if session.as_json:
@@ -131,7 +131,7 @@ def _drain(session: CommandSession, device: str, *, drained: bool) -> int:
         return 0
     name = f"GPU {status.device.index}, {formatting.safe(status.device.label)},"
     if not drained:
-        click.echo(f"{name} is granted from again.")
+        click.echo(f"{name} is in use again.")
     elif status.leases:
         left = "1 lease is" if status.leases == 1 else f"{status.leases} leases are"
         click.echo(f"{name} gets no new leases; {left} still on it. See: gpu-pool list -d")
@@ -184,7 +184,9 @@ async def _why_one(pool: Pool, lease_id: str) -> tuple[dict[str, Outlook], Failu
     help="Where to listen. By default /run/gpu-pool/gpu-pool.sock for root, "
     "$XDG_RUNTIME_DIR/gpu-pool/gpu-pool.sock for others.",
 )
-@click.option("--mode", metavar="MODE", help="The socket's mode, 0600 by default; 0666 lets every user in.")
+@click.option(
+    "--mode", metavar="MODE", help="The socket's mode, 0600 by default; 0666 lets every user connect."
+)
 @click.option("--store", metavar="PATH", help="The store, by default that of an embedded pool.")
 @click.option(
     "--kubernetes", is_flag=True, default=None, help="Serve a cluster's GPUs: kernels run there, in pods."
@@ -198,9 +200,9 @@ def serve(
 ) -> int:
     """Serve this machine's pool on a Unix socket, to its users and to containers.
 
-    Clients name it as GPU_POOL_URL=unix:PATH. Ends with SIGTERM or Ctrl-C;
-    kernels and commands on slices go on, and so do those who wait, once it is
-    started again.
+    Clients use it with GPU_POOL_URL=unix:PATH. SIGTERM or Ctrl-C ends it;
+    kernels and commands on slices go on, and waiting requests continue once it
+    is started again.
     """
     # Imported here because no other verb needs what it costs.
     from traitlets.config import Config

@@ -37,14 +37,14 @@ Sizes:
 Exit status:
   0    done
   1    a check failed, or an unexpected error
-  2    what was written is not understood
+  2    the input is not valid
   3    no GPU of this pool could ever hold the slice
   4    the pool's rules forbid it
   5    your quota is used up
   6    nothing became free in time
   7    the pool cannot be reached or opened
   8    the lease has ended, or there is none
-  124  run: the slice was over before the command, which was ended
+  124  run: the slice ended before the command, which was then ended
   126  the command cannot be executed
   127  the command was not found
   128+n  ended by signal n (130: Ctrl-C)

@@ -48,7 +48,7 @@ class Check:
     #: What was seen.
     text: str
     #: What to do about it: a command, where one does.
-    mend: str = ""
+    remedy: str = ""
 
 
 def check_pool(session: CommandSession) -> Iterator[Check]:
@@ -89,7 +89,9 @@ def check_machine(*, is_client: bool = False) -> Iterator[Check]:
         yield from _hidden(inventory)
     elif is_client:
         *problems, _ = inventory.problems
-        yield Check("gpus", "note", f"the pool's service has some, this machine none: {' '.join(problems)}")
+        yield Check(
+            "gpus", "note", f"none on this machine, but the pool's service has some: {' '.join(problems)}"
+        )
         return
     else:
         # The last says how to go on without a GPU.
@@ -113,8 +115,8 @@ def _hidden(inventory: Inventory) -> Iterator[Check]:
         real = discover({})
         if real.devices:
             labels = ", ".join(sorted({safe(device.label) for device in real.devices}))
-            text = f"{len(real.devices)} real found by {real.source}, and left aside: {labels}"
-            yield Check("gpus", "note", text, f"To use real ones, unset {VARIABLE}.")
+            text = f"{len(real.devices)} real GPUs found by {real.source}, but not used: {labels}"
+            yield Check("gpus", "note", text, f"To use the real GPUs, unset {VARIABLE}.")
 
 
 def check_store(session: CommandSession) -> Iterator[Check]:
@@ -144,12 +146,12 @@ def check_jupyter(session: CommandSession) -> Iterator[Check]:
     yield Check("jupyter_client", "ok", version("jupyter_client"))
     yield from _ipykernel()
     if entry_points(group="jupyter_client.kernel_provisioners", name="gpu-pool"):
-        yield Check("provisioner", "ok", "gpu-pool is offered to Jupyter")
+        yield Check("provisioner", "ok", "Jupyter finds the provisioner gpu-pool")
     else:
         yield Check(
             "provisioner",
             "broken",
-            "Jupyter does not see the gpu-pool provisioner, and hides our kernels",
+            "Jupyter does not find the gpu-pool provisioner, and hides its kernels",
             f"{sys.executable} -m pip install --force-reinstall --no-deps jupyter-gpu-pool",
         )
     yield from _kernels(session)
@@ -181,24 +183,24 @@ async def _tells_all(pool: Pool, found: PoolStatus) -> bool:
 
 def _devices(status: PoolStatus) -> Iterator[Check]:
     if not status.devices:
-        yield Check("devices", "broken", "the pool has no GPU", "gpu-pool doctor says why, at gpus.")
+        yield Check("devices", "broken", "the pool has no GPU", "gpu-pool doctor says why, under gpus.")
         return
     labels = ", ".join(f"{each.device.index}: {safe(each.device.label)}" for each in status.devices)
     yield Check("devices", "ok", labels)
     if status.simulated:
-        text = f"{SIMULATED}: slices are counted, and no GPU stands behind them"
+        text = f"{SIMULATED}: slices are counted, but there is no real GPU"
         yield Check("devices", "note", text, _way_to_real_devices(status))
 
 
 def _way_to_real_devices(status: PoolStatus) -> str:
     """Say how simulated devices are forgotten, which depends on whose they are."""
     if urlsplit(status.url).scheme != "embedded":
-        return f"To have real ones, the pool's service is started again without {VARIABLE}."
+        return f"To use real GPUs, restart the pool's service without {VARIABLE}."
     if os.environ.get(VARIABLE, "").strip():
-        return f"To have real ones, unset {VARIABLE} here and wherever Jupyter and commands are started."
+        return f"To use real GPUs, unset {VARIABLE} here and wherever Jupyter and commands are started."
     return (
-        f"They belong to what was started with {VARIABLE} and still runs, or holds a slice "
-        "(gpu-pool status). Once that has ended, they are forgotten."
+        f"They are used by processes that were started with {VARIABLE} and still run, or by leases "
+        "(gpu-pool status). Once those have ended, they disappear."
     )
 
 
@@ -222,9 +224,9 @@ def _lost(status: PoolStatus) -> Iterator[Check]:
     for device, lease in real:
         if there and device.uuid not in there:
             name = f"{safe(device.label)} ({safe(device.uuid)})"
-            text = f"{name} of lease {safe(lease.id)} is not there any more"
-            mend = f"Its processes cannot use a GPU. End it: gpu-pool release {safe(lease.id)}"
-            yield Check("lost", "broken", text, mend)
+            text = f"{name} of lease {safe(lease.id)} no longer exists"
+            remedy = f"Its processes cannot use a GPU. End the lease: gpu-pool release {safe(lease.id)}"
+            yield Check("lost", "broken", text, remedy)
 
 
 def _unmanaged(status: PoolStatus) -> Iterator[Check]:
@@ -235,8 +237,8 @@ def _unmanaged(status: PoolStatus) -> Iterator[Check]:
     from gpu_pool.enforcement.watchdog import find_unmanaged
 
     for unmanaged in find_unmanaged(devices, status.leases):
-        mend = "Ask for a slice for it, such as: gpu-pool run 10% -- COMMAND; or end it."
-        yield Check("unmanaged processes", "note", safe(str(unmanaged), 300), mend)
+        remedy = "Run it on a slice (gpu-pool run 10% -- COMMAND), or end it."
+        yield Check("unmanaged processes", "note", safe(str(unmanaged), 300), remedy)
 
 
 def _permissions(path: Path) -> Iterator[Check]:
@@ -252,12 +254,14 @@ def _permissions(path: Path) -> Iterator[Check]:
 def _ipykernel() -> Iterator[Check]:
     if importlib.util.find_spec("ipykernel") is None:
         install = f"{sys.executable} -m pip install ipykernel"
-        yield Check("ipykernel", "note", "not installed here: there is no Python kernel to base on", install)
+        yield Check(
+            "ipykernel", "note", "not installed here, so there is no Python kernel to build on", install
+        )
         return
     try:
         yield Check("ipykernel", "ok", version("ipykernel"))
     except PackageNotFoundError:
-        yield Check("ipykernel", "ok", "there, its version unknown")
+        yield Check("ipykernel", "ok", "installed, version unknown")
 
 
 def _kernels(session: CommandSession) -> Iterator[Check]:
@@ -278,7 +282,7 @@ def _refused(session: CommandSession, kernels: Sequence[InstalledKernel]) -> Ite
     refused = refusals(session, {request for request in asked.values() if request is not None})
     for name, request in asked.items():
         if request is None:
-            yield Check("kernels", "note", f"{safe(name)} names no slice that can be read", _again(name))
+            yield Check("kernels", "note", f"{safe(name)} has no valid slice request", _again(name))
         elif request in refused:
             error = refused[request]
             text = f"the pool would refuse {safe(name)}: {safe(error.message, 400)}"

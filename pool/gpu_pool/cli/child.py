@@ -67,7 +67,7 @@ def check_command(program: str) -> None:
     on_path = (Path(folder, program) for folder in os.get_exec_path())
     found = [Path(program)] if "/" in program else [path for path in on_path if path.is_file()]
     if not any(map(os.path.lexists, found)):
-        raise CommandNotFound(f"{program[:80]!a}: there is no such command.", "Check its name and the PATH.")
+        raise CommandNotFound(f"{program[:80]!a}: command not found.", "Check its name and the PATH.")
     raise _not_runnable(found[0])
 
 
@@ -77,9 +77,9 @@ def _not_runnable(path: Path) -> GpuPoolError:
     if path.is_dir():
         return CommandNotRunnable(f"{shown} is a folder.", "Name a program in it.")
     if not path.exists():
-        return CommandNotFound(f"{shown} is a link to nothing.", "Check where it leads.")
+        return CommandNotFound(f"{shown} is a broken link.", "Check its target.")
     return CommandNotRunnable(
-        f"{shown} may not be executed.", f"If it is a program: chmod +x {shlex.quote(str(path))}"
+        f"{shown} is not executable.", f"If it is a program: chmod +x {shlex.quote(str(path))}"
     )
 
 
@@ -107,7 +107,7 @@ def _missing(program: str) -> CommandNotFound:
     """Say what of a program is not there: itself, or what its first line or its header names."""
     if shutil.which(program) is None:
         return CommandNotFound(f"{program}: command not found.")
-    return CommandNotFound(f"{program} cannot be run: its interpreter is not there.", "See its first line.")
+    return CommandNotFound(f"{program} cannot be run: its interpreter does not exist.", "See its first line.")
 
 
 class WaitingChild:

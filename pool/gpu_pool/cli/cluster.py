@@ -38,7 +38,7 @@ def look(kubeconfig: str = "") -> ClusterSnapshot:
 
     Raises the pool's errors.
     """
-    with needs_extra("kubernetes", "What a cluster needs"):
+    with needs_extra("kubernetes", "Kubernetes support"):
         from gpu_pool.cluster.snapshot import take_snapshot
     return complete(take_snapshot(kubeconfig))
 
@@ -153,10 +153,10 @@ def checks_of(snapshot: ClusterSnapshot) -> Iterator[Check]:
         )
     choice = choose(snapshot.cluster)
     if choice.dialect is None:
-        yield Check("dialect", "broken", str(choice), "install one of the systems of docs/kubernetes")
+        yield Check("dialect", "broken", str(choice), "install one of the systems in docs/kubernetes")
         return
-    mend = f"c.KubernetesSettings.dialect = {choice.seen[0]!r}" if choice.ambiguous else ""
-    yield Check("dialect", "note" if choice.ambiguous else "ok", " ".join(choice.reasons), mend)
+    remedy = f"c.KubernetesSettings.dialect = {choice.seen[0]!r}" if choice.ambiguous else ""
+    yield Check("dialect", "note" if choice.ambiguous else "ok", " ".join(choice.reasons), remedy)
     table = choice.dialect.table
     yield Check("seen", "note", f"{table.name}: {table.seen}; see docs/kubernetes")
     yield from _check_claims(snapshot, choice)
@@ -177,22 +177,22 @@ def _check_claims(snapshot: ClusterSnapshot, choice: DialectChoice) -> Iterator[
         if isinstance(chosen, Dra):
             yield Check("claims", "ok", f"{words}: recommended, and used")
             return
-        mend = f"c.KubernetesSettings.dialect = {Dra.table.name!r}, if memory need not be limited"
-        yield Check("claims", "note", words, mend)
+        remedy = f"c.KubernetesSettings.dialect = {Dra.table.name!r}, if memory need not be limited"
+        yield Check("claims", "note", words, remedy)
     elif claims.evidence():
         yield Check(
             "claims",
             "note",
-            "NVIDIA's DRA driver is there, and lets no GPU be shared by claims",
-            "its chart has consumableShares and featureGates.ConsumableShares: see docs/kubernetes/dra",
+            "NVIDIA's DRA driver is installed, but does not let claims share GPUs",
+            "set consumableShares and featureGates.ConsumableShares in its chart: see docs/kubernetes/dra",
         )
     elif snapshot.version >= _CONSUMABLE and isinstance(chosen, DevicePlugin):
         yield Check(
             "claims",
             "note",
             f"Kubernetes {'.'.join(map(str, snapshot.version))} can share GPUs by claims of any size "
-            "(consumable capacity), with nothing to configure beforehand",
-            "NVIDIA's DRA driver does that in place of the device plugin: see docs/kubernetes/dra",
+            "(consumable capacity), without any configuration in advance",
+            "NVIDIA's DRA driver does that instead of the device plugin: see docs/kubernetes/dra",
         )
 
 

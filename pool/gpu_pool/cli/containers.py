@@ -63,7 +63,7 @@ class Container:
         try:
             await pool.attach(self._lease.id, await self._process())
         except (BadRequest, NotAllowed) as error:  # it may be another user's process
-            note(f"the slice stays with this program, and not with the container. {error}")
+            note(f"the lease stays attached to this program instead of the container. {error}")
         except GpuPoolError:
             return  # whoever follows the lease says so
 

@@ -41,7 +41,10 @@ def courses() -> None:
     "--device", metavar="DEVICES", help="The GPUs, as in GPU_POOL_DEVICES; by default those of this machine."
 )
 @click.option(
-    "--students", type=click.IntRange(1, 2_000), metavar="N", help="Simulate that so many come at once."
+    "--students",
+    type=click.IntRange(1, 2_000),
+    metavar="N",
+    help="Simulate that this many students come at the same time.",
 )
 @click.option(
     "--stay",
@@ -55,7 +58,7 @@ def courses() -> None:
 def check(
     session: CommandSession, paths: tuple[Path, ...], device: str | None, students: int | None, stay: float
 ) -> int:
-    """Check course files, and do their arithmetic.
+    """Check course files, and show how many slices fit.
 
     PATHS are files or folders, by default the folder of courses_dir. For each
     slice: how many fit on a GPU, what is left of its memory once CUDA has
@@ -77,7 +80,9 @@ def check(
         for report in reports:
             report.show()
         if not devices:
-            screen.note('no GPU is known here; name one for the arithmetic: --device "V100-SXM2-32GB:1".')
+            screen.note(
+                'this machine has no GPU; name one to see how many slices fit: --device "V100-SXM2-32GB:1".'
+            )
     return 0 if is_good else 1
 
 
@@ -105,7 +110,7 @@ def list_(session: CommandSession, paths: tuple[Path, ...]) -> int:
 @verb("new", "gpu-pool courses new cs101 | tee cs101.yaml")
 @click.argument("name")
 def new(_session: CommandSession, name: str) -> int:
-    """Print a commented course file to begin with."""
+    """Print a commented course file to start from."""
     from gpu_pool.courses.editing import template
     from gpu_pool.courses.reading import SUFFIX, course_name
 
@@ -169,11 +174,11 @@ def export(
     kueue: bool | None,
     kubeconfig: str,
 ) -> int:
-    """Print quotas and queues of courses for a cluster to keep, or their images for it to fetch.
+    """Print the quotas and queues of courses as objects for a cluster, or the images to pull in advance.
 
-    PATHS are as for check. For quotas and queues the cluster is looked at, and nothing of it is
-    changed; what cannot be said in its objects is named on standard error. Images are fetched
-    beforehand by Zero to JupyterHub: give its chart what is printed, as one more --values.
+    PATHS are as for check. For quotas and queues the cluster is read, but not changed; what its
+    objects cannot express is reported on standard error. Zero to JupyterHub pulls the images in
+    advance: pass the output to its chart as one more --values.
     """
     import yaml
 
@@ -181,7 +186,7 @@ def export(
     from gpu_pool.settings import load_settings
 
     if kubernetes == images:
-        what = "Both were asked for" if images else "It was not said what to export"
+        what = "Both exports were requested" if images else "No export was requested"
         raise BadRequest(f"{what}.", "Accepted: --kubernetes, or --images.")
     courses = usable_courses(paths, load_settings())
     if images:
@@ -201,7 +206,7 @@ def _export_objects(
 
     choice = choose(read_cluster(kubeconfig), DEFAULTS, dialect)
     if choice.dialect is None:
-        raise BadRequest(str(choice), "Name the dialect: --dialect hami, say.")
+        raise BadRequest(str(choice), "Set the dialect, for example: --dialect hami.")
     wanted = has_kueue(choice.dialect) if kueue is None else kueue
     made, notes = documents(courses, choice.dialect, namespace, kueue=wanted)
     click.echo(yaml.safe_dump_all(made, sort_keys=False, explicit_start=True), nl=False)
@@ -326,7 +331,7 @@ class CourseReport:
             )
             return
         notes = [note for each in self.slices for note in slice_notes(each)]
-        verdict = "no error, but not every slice can be had" if notes else "ok"
+        verdict = "no error, but not every slice can be granted" if notes else "ok"
         screen.show(f"{path}: {verdict}", f"  {course.title}. Open: {when_open(course)}.")
         if self.slices:
             screen.show("", screen.table(_SLICE_COLUMNS, _slice_rows(self.slices)), *notes)

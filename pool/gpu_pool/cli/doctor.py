@@ -24,12 +24,12 @@ def health(session: CommandSession) -> int:
 
 
 @verb("doctor", "gpu-pool doctor", "gpu-pool doctor --json", "gpu-pool doctor --kubernetes")
-@click.option("--kubernetes", is_flag=True, help="Look at the cluster that KUBECONFIG names instead.")
+@click.option("--kubernetes", is_flag=True, help="Check the cluster in KUBECONFIG instead.")
 @json_option
 def doctor(session: CommandSession, kubernetes: bool) -> int:
-    """Find what is broken, and what mends it.
+    """Find out what is broken, and how to fix it.
 
-    Looks at everything that a slice needs: Python and Jupyter, driver and
+    Checks everything that a slice needs: Python and Jupyter, driver and
     GPUs, the store, the pool, the kernels. Exit status 1 if something is broken.
     """
     if kubernetes:
@@ -61,8 +61,8 @@ def _show(checks: list[Check]) -> None:
     for check in checks:
         mark = Text(f"{check.state:<7}", _STYLES[check.state])
         out.print(Text.assemble(mark, f"{check.name}: {check.text}"))
-        if check.mend:
-            out.print(Text(f"       -> {check.mend}"))
+        if check.remedy:
+            out.print(Text(f"       -> {check.remedy}"))
 
 
 _BY_MPS = ("mps", "cgroups")
@@ -115,8 +115,8 @@ def _programs(tier: str) -> Iterator[Check]:
         yield Check(
             "mps",
             "note",
-            f"MPS runs, process {pid} of {user}: kernels on its GPUs may be held to limits that the pool "
-            "does not know",
+            f"MPS runs, process {pid} of {user}: kernels on its GPUs may have limits that the pool does not "
+            "know",
             f"Have {user} stop it: echo quit | {programs.TOOL}",
         )
 

@@ -186,7 +186,7 @@ class LeaseFollower:
         """Say once that the pool does not answer, and what becomes of the command."""
         if not self._is_away and not isinstance(error, asyncio.TimeoutError):
             why = str(error) if isinstance(error, GpuPoolError) else f"{type(error).__name__}: {error}"
-            _say(f"whether the slice is still held cannot be seen now; the command goes on. {why}")
+            _say(f"cannot tell at the moment whether the slice is still held; the command goes on. {why}")
             self._is_away = True
 
     def _next_due(self) -> float | None:

@@ -69,15 +69,15 @@ def at_most(lease: Lease, now: float) -> str:
 def lease_ends(left: float) -> str:
     """Warn that a command ends with its longest lease, so many seconds from now."""
     return (
-        f"the slice ends in {format_duration(max(1.0, left))}, because its course allows no longer lease, "
-        "and the command with it"
+        f"the slice ends in {format_duration(max(1.0, left))}, and the command with it, "
+        "because its course allows no longer lease"
     )
 
 
 #: Why the slice of a running command is over.
 _OVER: Final = {
     EndReason.RELEASED: "it was given back",
-    EndReason.EXPIRED: "the pool did not hear of this program any more",
+    EndReason.EXPIRED: "the pool no longer heard from this program",
     EndReason.REVOKED: "an administrator took it back",
     EndReason.DEVICE_LOST: "its GPU is gone",
     EndReason.TOO_LONG: "it was held for as long as its course allows",
@@ -88,8 +88,8 @@ _OVER: Final = {
 def lease_over(reason: str, notice: str, grace: float) -> str:
     """Say that a command is ended since its lease is over, with what the pool has to say about it."""
     known = {each.value: why for each, why in _OVER.items()}
-    over = f"the slice is over: {known.get(reason, safe(reason))}."
-    ended = f"The command is ended: SIGTERM now, SIGKILL in {grace:g} s."
+    over = f"the slice has ended: {known.get(reason, safe(reason))}."
+    ended = f"The command is being ended: SIGTERM now, SIGKILL in {grace:g} s."
     return " ".join(filter(None, (over, safe(notice, 1_000), ended)))
 
 

@@ -38,7 +38,7 @@ _COLUMNS = ("Name", "In the launcher", "Slice", "Base", "Folder")
 @click.group("kernels", no_args_is_help=False)
 @pool_options
 def kernels() -> None:
-    """Install, list and remove the kernels that people pick in Jupyter."""
+    """Install, list and remove GPU kernels for Jupyter."""
 
 
 @verb(
@@ -73,9 +73,9 @@ def install(
     prefix: Path | None,
     wrap: bool,
 ) -> int:
-    """Install a kernel for each size over a kernel that is there already.
+    """Install a GPU kernel for each size, based on an existing kernel.
 
-    A size that the pool would refuse is installed all the same, and said to be.
+    A size that the pool would refuse is installed anyway, with a message.
     """
     from gpu_pool_kernels.installer import install as install_kernels
 
@@ -103,7 +103,7 @@ def install(
 @verb("list", "gpu-pool kernels list", "gpu-pool kernels list --json | jq -r '.kernels[].name'")
 @json_option
 def list_(session: CommandSession) -> int:
-    """List the kernels on slices that Jupyter finds."""
+    """List the GPU kernels that Jupyter finds."""
     from gpu_pool_kernels.installer import installed
 
     found = installed()
@@ -118,10 +118,10 @@ def list_(session: CommandSession) -> int:
 
 @verb("remove", "gpu-pool kernels remove python3-gpu-2pct", "gpu-pool kernels remove --all")
 @click.argument("names", nargs=-1, shell_complete=completing.kernels)
-@click.option("--all", "everything", is_flag=True, help="Remove all kernels on slices.")
+@click.option("--all", "everything", is_flag=True, help="Remove all GPU kernels.")
 @json_option
 def remove(session: CommandSession, names: tuple[str, ...], everything: bool) -> int:
-    """Remove kernels on slices from all folders in which Jupyter looks.
+    """Remove GPU kernels from all folders that Jupyter searches.
 
     These are your own, this environment's and the system's, and those of
     JUPYTER_PATH. The kernels they were built on stay. Exit status 1 if some
@@ -141,7 +141,7 @@ def remove(session: CommandSession, names: tuple[str, ...], everything: bool) ->
             owner = f"Repeat this as {_owner(kernel.path)}, who owns it."
             screen.note(f"{str(kernel.path)!r} was not removed: {why}. {owner}")
         for path in foreign:
-            what = "is on a slice, and was not made by gpu-pool kernels install"
+            what = "is a GPU kernel, but was not created by gpu-pool kernels install"
             screen.note(f"{safe(str(path), 300)!r} {what}. It stays: remove it yourself if it is not needed.")
     return 1 if removal.left else 0
 

@@ -36,19 +36,21 @@ _ACCEPTED: Final = "Accepted: a time ago (12h, 7d), a day (2026-09-01) or a mome
     "gpu-pool report --json | jq '.total.gpu_hours'",
 )
 @click.option(
-    "--by", type=click.Choice(list(_KEYS)), default="user", help="What to add up by; user by default."
+    "--by", type=click.Choice(list(_KEYS)), default="user", help="What to group by; user by default."
 )
 @click.option(
     "--since", default="7d", metavar="WHEN", help="A time ago or a day: 12h, 2026-09-01; 7d by default."
 )
-@click.option("--until", metavar="WHEN", help="Up to then; up to now, with what is held now, by default.")
+@click.option(
+    "--until", metavar="WHEN", help="The end of the period; by default now, including leases that are held."
+)
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table")
 @json_option
 def report(session: CommandSession, by: str, since: str, until: str | None, form: str) -> int:
     """Add up what was used: GPU-hours (share times time), memory, waits.
 
-    A lease counts where it ended. Memory is what was measured, on one GPU;
-    "GPU unused" are the leases of which no process was ever on a GPU.
+    A lease counts when it ended. Memory is what was measured, on one GPU;
+    "GPU unused" counts leases without any process on a GPU.
     """
     now = time.time()
     first, last = _moment(since, now), now if until is None else _moment(until, now)
@@ -92,7 +94,7 @@ def _moment(text: str, now: float) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise BadRequest(f"{text[:40]!a} is no time.", _ACCEPTED) from None
+        raise BadRequest(f"{text[:40]!a} is not a valid time.", _ACCEPTED) from None
 
 
 def _figures(line: UsageRow) -> dict[str, Any]:

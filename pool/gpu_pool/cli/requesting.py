@@ -56,13 +56,13 @@ _VERB = "request"
     "pid",
     type=click.IntRange(min=1),
     metavar="PID",
-    help="The process whose end gives the slice back, by default the one that calls this command.",
+    help="The process whose end releases the slice; by default the one that calls this command.",
 )
 @json_option
 def request(session: CommandSession, size: str, wait: bool, timeout: float | None, pid: int | None) -> int:
-    """Take a slice for this shell, for "exec" and "shell" to use.
+    """Take a slice for this shell, to use with "exec" and "shell".
 
-    It is back when this shell ends, or with "gpu-pool release". In a pipe or
+    It is released when this shell ends, or by "gpu-pool release". In a pipe or
     a $(...), name your shell with --keeper $$.
     """
     lease = complete(_request(session, parse_request(size), _keeper(pid), timeout if wait else 0))
@@ -80,15 +80,15 @@ def request(session: CommandSession, size: str, wait: bool, timeout: float | Non
 @click.option("--all-mine", is_flag=True, help="All your leases: those of kernels, and waiting ones, too.")
 @json_option
 def release(session: CommandSession, lease_ids: tuple[str, ...], all_mine: bool) -> int:
-    """Give slices back: this shell's, or those that are named.
+    """Release slices: this shell's, or the leases named.
 
     A command under "gpu-pool run", or a kernel behind "gpu-pool serve", is
-    ended with its slice, and told. Any other process that still runs on it
-    goes on without being counted: end it first. What an administrator ends
-    of somebody else's is recorded as revoked.
+    ended with its slice, and says so. Any other process that still runs on it
+    goes on without being counted: end it first. Leases that an administrator
+    ends for somebody else are recorded as revoked.
     """
     if all_mine and lease_ids:
-        raise BadRequest("Leases are named, and --all-mine is given.", "Give one or the other.")
+        raise BadRequest("Both leases and --all-mine were given.", "Give one or the other.")
     released = complete(_release(session, lease_ids, all_mine))
     if session.as_json:
         show_json({"released": [lease.id for lease in released]})
@@ -134,7 +134,7 @@ def _what_became(lease: Lease) -> str:
     """Say how a lease ended that was to be given back: an administrator's end of another's is revoked."""
     what = f"{safe(str(lease.request))} (lease {lease.id})"
     if lease.end_reason is EndReason.REVOKED:
-        return f"Revoked {what} of {safe(lease.holder.user)}, who is told."
+        return f"Revoked {what} of {safe(lease.holder.user)}, who is notified."
     return f"Gave back {what}."
 
 
@@ -163,8 +163,8 @@ def _nameless(shown: Sequence[Lease]) -> BadRequest:
     me = safe(account_of(os.getuid()))
     held = "; ".join(f"{user}: {', '.join(ids)}" for user, ids in by_user.items())
     return BadRequest(
-        f"None of the leases that you are shown is of {me}, by which name the pool need not "
-        f"know you. Nothing was given back. There are those of {held}.",
+        f"None of the leases that you can see belongs to {me}; the pool may know you by another name. "
+        f"Nothing was given back. The leases belong to {held}.",
         "Name those that are yours: gpu-pool release ID",
     )
 
@@ -175,7 +175,7 @@ async def _of_this_shell(pool: Pool) -> list[Lease]:
     found = held_by(status.leases, ancestors(), os.environ)
     mine = [lease for lease in found if lease.key.startswith(f"{_VERB}-")]
     if not mine:
-        what = "is in use by what runs here" if found else "is held by this shell"
+        what = "belongs to this kernel or command" if found else "is held by this shell"
         raise LeaseGone(
             f"No slice that was taken with gpu-pool request {what}.",
             "End the kernel or command to give its slice back, or name the lease." if found else TAKE_ONE,

@@ -84,11 +84,11 @@ def run(
     program is killed, the command gets SIGTERM (on Linux, unless it is
     setuid); the slice is back when the command has ended.
 
-    When the slice is over, because its longest lease has ended or it was taken
-    back, the command is ended: SIGTERM, and SIGKILL 10 s later. A longest
-    lease is warned of before. The exit status is then 124.
+    When the slice ends first, because its time limit is over or it was revoked,
+    the command is ended: SIGTERM, and SIGKILL 10 s later. A warning precedes
+    the time limit. The exit status is then 124.
 
-    With --docker a container runs on the slice: it sees the slice's GPU alone.
+    With --docker a container runs on the slice: it sees only the slice's GPU.
     """
     request = parse_request(size)
     program = DOCKER if docker else command[0]
@@ -213,7 +213,7 @@ def _give_back(session: CommandSession, lease: Lease, reason: EndReason) -> None
     try:
         complete(release())
     except GpuPoolError as error:
-        note(f"the slice returns by itself, since its command has ended. {error}")
+        note(f"the slice is released by itself, since its command has ended. {error}")
 
 
 _PYTHON: Final = re.compile(r"python[0-9.]*t?")

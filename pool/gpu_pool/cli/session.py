@@ -56,7 +56,7 @@ class Verb(click.Command):
         runs_a_command = any(each.type is click.UNPROCESSED for each in self.params)
         if runs_a_command and "--json" in args and "--" not in args:
             raise BadRequest(
-                "Whose option is --json: gpu-pool's, or the command's?",
+                "It is not clear whether --json belongs to gpu-pool or to the command.",
                 f"Write -- before the command. See {ctx.command_path} --help.",
             )
         return super().parse_args(ctx, args)

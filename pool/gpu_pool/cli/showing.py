@@ -27,7 +27,7 @@ from gpu_pool_client._processes import family
 
 #: Seconds between two looks of ``status --watch``.
 _EVERY = 1.0
-_NO_DEVICES = "No GPU is in this pool. Find out why with: gpu-pool doctor"
+_NO_DEVICES = "This pool has no GPU. To find out why, run: gpu-pool doctor"
 
 
 @verb(
@@ -38,13 +38,15 @@ _NO_DEVICES = "No GPU is in this pool. Find out why with: gpu-pool doctor"
     "gpu-pool list --nodes -d",
 )
 @click.option("-d", "--details", is_flag=True, help="Also show who holds what.")
-@click.option("--nodes", is_flag=True, help="List the nodes of a Kubernetes cluster: held of total.")
+@click.option(
+    "--nodes", is_flag=True, help="List the nodes of a Kubernetes cluster, with what is held of each."
+)
 @json_option
 def list_(session: CommandSession, details: bool, nodes: bool) -> int:
     """List the GPUs: how much of each is free.
 
-    With --nodes, those of the cluster that KUBECONFIG names, whoever holds
-    them, with your rights there; -d adds each GPU, and each pod that holds some.
+    With --nodes, list the nodes of the cluster in KUBECONFIG, and how much of
+    them is held by anybody; -d adds each GPU, and each pod that holds some.
     """
     if nodes:
         return _list_nodes(session, details)
@@ -91,7 +93,7 @@ def smi(session: CommandSession) -> int:
     held = [lease for lease in status.leases if lease.state is LeaseState.HELD]
     mine = held_by(held, ancestors(), os.environ)
     if not mine:
-        raise LeaseGone("Nothing that runs here holds a GPU slice.", TAKE_ONE)
+        raise LeaseGone("This shell or kernel holds no GPU slice.", TAKE_ONE)
     used = [memory_used(lease) for lease in mine]
     if session.as_json:
         leases = [_plain_with_use(*each) for each in zip(mine, used, strict=True)]

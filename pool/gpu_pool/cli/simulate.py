@@ -47,11 +47,11 @@ _DEVICES = "--devices"
     "--drain-after",
     type=Duration(unit=60),
     metavar="TIME",
-    help="How long a large request waits before a GPU is emptied for it: 2h, or minutes; 30 by default.",
+    help="How long a large request waits before a GPU is reserved for it: 2h, or minutes; 30 by default.",
 )
-@click.option("--seed", type=int, help="Another seed for a made-up workload: other people, same habits.")
+@click.option("--seed", type=int, help="The random seed of a made-up workload.")
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture to this SVG file."
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a plot to this SVG file."
 )
 @json_option
 def simulate(
@@ -66,7 +66,7 @@ def simulate(
     """Simulate the queue, and show how long people wait.
 
     WORKLOAD is one-size, mixed or research, or a file of recorded leases: one
-    JSON object a line with requested_at, held_seconds, request, user, course.
+    JSON object per line with requested_at, held_seconds, request, user, course.
     The rules that grant real slices are run beside strict order, smallest
     first and plain backfill, on the same arrivals. Nothing is granted.
     """
@@ -122,14 +122,14 @@ async def _of_pool(session: CommandSession) -> tuple[Device, ...]:
         async with session.connect() as pool:
             found = tuple(status.device for status in (await pool.status()).devices)
     except GpuPoolError as error:
-        why = f"the pool, whose GPUs are meant, cannot be asked: {error.message}"
+        why = f"the pool's own GPUs cannot be read: {error.message}"
     else:
         if found and not any(device.unbounded for device in found):
             return found
         why = "the pool does not know its GPUs one by one" if found else "the pool has no GPU"
     raise BadRequest(
-        f"A recorded history does not say on which GPUs, and {why.rstrip('.')}.",
-        "Name them: --devices V100-SXM2-32GB:4, say.",
+        f"A recorded history does not name its GPUs, and {why.rstrip('.')}.",
+        "Name them, for example --devices V100-SXM2-32GB:4.",
     )
 
 
@@ -164,7 +164,7 @@ def _weight(text: str) -> tuple[str, float]:
     except ValueError:
         weight = -1.0
     if not sign or not 0 <= weight <= 1e6:
-        raise BadRequest(f"{safe(text)!r} is not COURSE=N.", "Write, say, --weight research=3.")
+        raise BadRequest(f"{safe(text)!r} is not COURSE=N.", "Write, for example, --weight research=3.")
     return course, weight
 
 

@@ -170,7 +170,7 @@ def _away(error: Exception) -> ApiAway:
     cause = error.certificate_error if isinstance(error, ClientConnectorCertificateError) else error
     if isinstance(cause, ssl.SSLCertVerificationError) and cause.verify_code in _FORM:
         return ApiAway(
-            f"its certificates lack what this Python wants to see in them ({cause.verify_message}); with "
+            f"its certificates lack extensions that this Python requires ({cause.verify_message}); with "
             "c.KubernetesSettings.lax_certificates = True they are accepted, and still verified",
             too_lax=True,
         )
@@ -188,7 +188,7 @@ def _read(status: int, text: bytes) -> Any:
     try:
         found = json.loads(text) if text else {}
     except ValueError as error:
-        raise ApiAway(f"HTTP {status}, and no JSON") from error
+        raise ApiAway(f"HTTP {status}, without JSON") from error
     if status < 400:
         return found
     said = found if isinstance(found, dict) else {}
@@ -310,7 +310,7 @@ def _refusal(refused: ApiRefused) -> NotAllowed:
         )
     return NotAllowed(
         f"The cluster refused to start the kernel: {' '.join(refused.message.split())[:400]}",
-        "Tell the administrator: the log of the pool's service has the same.",
+        "Tell the administrator: the log of the pool's service has this message, too.",
     )
 
 
@@ -320,8 +320,8 @@ def _for_administrator(refused: ApiRefused) -> str:
     if found is None:
         return str(refused)
     return (
-        f"Pod Security ({found.level}) has this against the kernel's pod: {found.rules}. As it is made here, "
-        "the pod keeps all of its rules; something in the cluster has changed it, such as the webhook of a "
-        "system that shares GPUs. Let that leave out what is named, or label the namespace "
+        f"Pod Security ({found.level}) refuses the kernel's pod: {found.rules}. The pod complies with all "
+        "of its rules as it is created here, so something in the cluster has changed it, such as the "
+        "webhook of a GPU-sharing system. Configure that not to add what is listed, or label the namespace "
         "pod-security.kubernetes.io/enforce with a level that allows it."
     )

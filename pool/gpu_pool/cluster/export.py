@@ -83,7 +83,7 @@ def _quota(
 ) -> Manifest | None:
     quota = course.quota.quota
     if quota.limits_hours:
-        notes.append(f"{name}: GPU hours are counted by the pool alone.")
+        notes.append(f"{name}: GPU-hours are counted by the pool only.")
     if (quota.slices, quota.milli, quota.memory_mib) == (None, None, None):
         return None
     try:
@@ -204,7 +204,8 @@ def pulled(courses: Mapping[str, CourseFile]) -> dict[str, Any]:
     if not images:
         raise BadRequest(
             "No course names an image.",
-            "Its kubernetes.image or kernel_image would be fetched; singleuser.image is in any case.",
+            "Only a course's kubernetes.image and kernel_image are listed here; singleuser.image is pulled "
+            "in any case.",
         )
     return {
         "prePuller": {

@@ -71,7 +71,7 @@ def read_home(pod: Manifest, container: Manifest, path: str) -> HomeVolume | Non
     mounts = [(_clean(each.get("mountPath")), each) for each in listing(container.get("volumeMounts"))]
     here = [each for at, each in mounts if at == home]
     if any(_clean(each.get("devicePath")) == home for each in listing(container.get("volumeDevices"))):
-        raise UnclearMount("it is a block device, and no folder")
+        raise UnclearMount("it is a block device, not a folder")
     if not here:
         return None
     if len(here) > 1:
@@ -149,7 +149,7 @@ def _refuse_unknown(found: Manifest, known: frozenset[str], what: str) -> None:
 def _text(found: Manifest, key: str) -> str:
     value = found.get(key)
     if value is not None and not isinstance(value, str):
-        raise UnclearMount(f"its {key} is {value!a}, and no text")
+        raise UnclearMount(f"its {key} is {value!a}, which is not text")
     return value or ""
 
 

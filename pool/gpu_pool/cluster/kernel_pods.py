@@ -370,7 +370,7 @@ class KernelPods:
         try:
             await self._on_failed(lease_id, failure)
         except GpuPoolError as error:
-            self._log.error("How the kernel of lease %s failed is not kept: %s", ascii(lease_id), error)
+            self._log.error("Could not record how the kernel of lease %s failed: %s", ascii(lease_id), error)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something after what is being done. The loop itself holds tasks weakly."""

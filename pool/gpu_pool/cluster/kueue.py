@@ -81,7 +81,7 @@ def said(workload: Manifest | None) -> str:
     by_kind = {str(each.get("type")): each for each in conditions}
     reserved, admitted = (mapping(by_kind.get(kind)) for kind in ("QuotaReserved", "Admitted"))
     if reserved.get("status") == "True" and admitted.get("status") != "True":
-        return "There is capacity for it, and it is being checked once more."
+        return "There is capacity for it, and its admission is being checked."
     return str(reserved.get("message") or "") if reserved.get("status") == "False" else ""
 
 

@@ -128,15 +128,19 @@ def check_command(command: KernelCommand, bans: PodBans, *, require_curve: bool)
     """Refuse what no pod can be made of. Raises ``BadRequest`` and ``NotAllowed``."""
     words = [*command.argv, *command.environment.values(), command.folder or ""]
     if not command.argv or len(command.argv) > _MOST_WORDS or len(command.environment) > _MOST_VARIABLES:
-        raise BadRequest(f"A kernel's command has 1 to {_MOST_WORDS} words, {_MOST_VARIABLES} variables.")
+        raise BadRequest(
+            f"A kernel's command may have 1 to {_MOST_WORDS} words and {_MOST_VARIABLES} variables."
+        )
     if any("\0" in word or len(word) > _MOST_TEXT for word in words):
-        raise BadRequest(f"Words and variables of a kernel have at most {_MOST_TEXT} characters, and no NUL.")
+        raise BadRequest(
+            f"Words and variables of a kernel may have at most {_MOST_TEXT} characters, and no NUL."
+        )
     for name in command.environment:
         if not _VARIABLE.fullmatch(name):
             raise BadRequest(f"{name[:40]!a} is not the name of a variable.")
         if name in bans.environment | _NEVER:
             raise NotAllowed(
-                f"This kernel sets the variable {name}, by which the limits of its GPU slice would not hold.",
+                f"This kernel sets the variable {name}, which would lift the limits of its GPU slice.",
                 "Leave it out of the kernel's kernel.json.",
             )
     _check_connection(command.connection, require_curve=require_curve)

@@ -76,7 +76,7 @@ async def _acquire(slots: asyncio.Semaphore) -> None:
     except asyncio.TimeoutError:
         raise PoolUnreachable(
             "Many kernels start on the machine of your slice, a few at a time.",
-            "Your slice is kept, and you come soon.",
+            "Your slice is kept, and your kernel starts soon.",
         ) from None
 
 

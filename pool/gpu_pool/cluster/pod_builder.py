@@ -150,7 +150,7 @@ class PodBuilder:
             raise NotAllowed(
                 f"The {name} of {user!a} does not run in {self._view.namespaces}, "
                 "so no kernel can be started for it.",
-                "Ask from a notebook server that the JupyterHub has started there.",
+                "Start it from a notebook server that the JupyterHub has started there.",
             )
         return found
 

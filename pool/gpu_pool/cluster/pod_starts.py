@@ -101,7 +101,7 @@ class PodStarts:
         except ApiRefused as refused:  # no right to ask: what a pod waits for is told as far as it says it
             if not self._refused:
                 self._log.warning(
-                    "Why pods do not start is told in part only: %s%s",
+                    "The reasons why pods do not start are known only in part: %s%s",
                     refused,
                     ". Give the service the rights of examples/kubernetes/service/rbac.yaml"
                     if refused.status == _FORBIDDEN
@@ -163,7 +163,7 @@ class KueuePositions:
             return {}
         except ApiRefused as refused:  # no such API, or no right to ask: the wait is told without a position
             if not self._refused:
-                self._log.warning("Positions in Kueue's queues are not told: %s", refused)
+                self._log.warning("Positions in Kueue's queues are not available: %s", refused)
             self._refused = True
             return {}
         self._refused = False

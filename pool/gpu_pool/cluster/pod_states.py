@@ -35,21 +35,21 @@ _WAITING: Final[Mapping[str, str]] = {
 #: How a pod is taken from the cluster, by the reason of its condition DisruptionTarget.
 _TAKEN: Final[Mapping[str, str]] = {
     "PreemptionByScheduler": "The cluster gave its place to something more urgent.",
-    "DeletionByTaintManager": "Its machine did not answer any more, or was closed.",
-    "EvictionByEvictionAPI": "Its machine is being emptied for maintenance.",
+    "DeletionByTaintManager": "Its machine no longer answered, or was closed.",
+    "EvictionByEvictionAPI": "Its machine is being drained for maintenance.",
     "TerminationByKubelet": "Its machine was short of memory or disk, or was shut down.",
     "DeletionByPodGC": "Its machine is gone.",
 }
 #: The same by the pod's own reason.
 _FAILED: Final[Mapping[str, str]] = {
     "Evicted": "Its machine was short of memory or disk: {message}",
-    "NodeLost": "Its machine did not answer any more.",
+    "NodeLost": "Its machine no longer answered.",
     "NodeShutdown": "Its machine was shut down.",
     "Shutdown": "Its machine was shut down.",
     "Terminated": "Its machine was shut down.",
-    "UnexpectedAdmissionError": "Its machine could not give it the GPU: {message}",
+    "UnexpectedAdmissionError": "Its machine could not provide the GPU: {message}",
 }
-_SILENT_NODE: Final = "Its machine does not answer at the moment. If that goes on, the kernel is given up."
+_SILENT_NODE: Final = "Its machine does not answer at the moment. If that continues, the kernel is given up."
 #: A pod that is gone, and whose end the pool has asked for.
 ENDED: Final = KernelPod("ended", PodPhase.ENDED, words="It was ended.")
 _BY_NOTEBOOK: Final = "Your notebook server was stopped, and its kernels with it."
@@ -66,7 +66,7 @@ class PodTaken:
 
 
 #: A pod that was seen, and is not there any more when it is looked for again.
-VANISHED: Final = PodTaken(EndReason.TAKEN, "It was deleted while the pool's service was away.")
+VANISHED: Final = PodTaken(EndReason.TAKEN, "It was deleted while the pool's service was down.")
 #: What becomes of a lease whose machine has gone, whether or not a kernel was there.
 NODE_GONE: Final = PodTaken(EndReason.DEVICE_LOST, "Its machine is gone.")
 

@@ -97,8 +97,8 @@ _REST: Final = 0.5
 _AT_ONCE: Final = 32
 #: What is told to whoever waits while nodes do not show the GPUs that they have.
 _AWAY: Final = (
-    "A machine with GPUs cannot give any out at the moment, as while their driver is being replaced. "
-    "Usually that takes less than a minute, and it is waited for."
+    "A machine with GPUs cannot provide any at the moment, for instance because their driver is being "
+    "replaced. Usually that takes less than a minute; your request waits for it."
 )
 #: Seconds after which it is looked whether anything was missed.
 _LOOK_EVERY: Final = 30.0
@@ -165,8 +165,8 @@ class ClusterPool(EmbeddedPool):
         self._log.info("The cluster shares its GPUs by %s", self._view.choice)
         for namespace, count in sorted(self._view.strays().items()):
             self._log.warning(
-                "%d kernels of this pool are in %s, which c.KubernetesSettings.more_namespaces leaves out: "
-                "they are not looked after, and end with their notebook servers",
+                "%d kernels of this pool are in %s, which c.KubernetesSettings.more_namespaces does not "
+                "list: they are not managed, and end with their notebook servers",
                 count,
                 namespace,
             )
@@ -210,7 +210,7 @@ class ClusterPool(EmbeddedPool):
                 await self._follow_once()
                 await self._refuse_the_hopeless()
             except Exception:  # noqa: BLE001 - one odd node must not keep the pool from following the others
-                self._log.exception("What the cluster has could not be written down")
+                self._log.exception("The cluster's devices could not be recorded")
             await asyncio.sleep(_REST)
 
     async def _follow_once(self) -> None:
@@ -248,7 +248,7 @@ class ClusterPool(EmbeddedPool):
                 message = f"{error.message} That has not changed for {format_duration(away_for)}."
                 with suppress(LeaseGone):
                     await self.revoke(lease_id, message, EndReason.DEVICE_LOST)
-                    self._log.warning("Lease %s waits no more. %s", ascii(lease_id), message)
+                    self._log.warning("Lease %s no longer waits. %s", ascii(lease_id), message)
 
     async def status(self) -> PoolStatus:
         """See ``Pool.status``. Ends the kernels of leases that have ended."""

@@ -258,7 +258,7 @@ def told(start: NodeStart | None, usually: float, late: float) -> str:
         )
     if start.age > late:
         return (
-            f"A machine was asked for {format_duration(start.age)} ago and has not come. "
+            f"A machine was requested {format_duration(start.age)} ago and has not started. "
             "Tell your instructor."
         )
     return f"A machine is being started{_about(usually - start.age if usually else 0.0, 'more ')}."

@@ -84,9 +84,9 @@ class ScaleUpController:
             try:
                 await self.look()
             except GpuPoolError as error:
-                self._log.error("No node can be asked for: %s", error)
+                self._log.error("No node can be requested: %s", error)
             except Exception:  # noqa: BLE001 - one odd node must not keep the pool from asking for others
-                self._log.exception("Looking which nodes are needed failed")
+                self._log.exception("Finding out which nodes are needed failed")
             await asyncio.sleep(_EVERY)
 
     async def look(self) -> None:
@@ -166,7 +166,7 @@ class ScaleUpController:
         made = await self._writer.create(path_of(namespace, "pods"), pod)
         if made is not None:
             self._view.pods.put(made)
-            self._log.info("A node of %s is asked for, with the pod %s", ascii(group.name), name)
+            self._log.info("Requested a node of %s, with the pod %s", ascii(group.name), name)
 
     async def _end(self, pod: Manifest) -> None:
         uid = pod["metadata"]["uid"]
@@ -219,7 +219,7 @@ class ScaleUpController:
             return ()
         except ApiRefused as refused:
             if not self._refused:
-                self._log.warning("What the autoscaler says is not told: %s", refused)
+                self._log.warning("The autoscaler's events cannot be read: %s", refused)
             self._refused = True
             return ()
         return listing(found.get("items"))

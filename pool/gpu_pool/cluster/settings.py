@@ -22,23 +22,26 @@ class KubernetesSettings(Configurable):
     ).tag(config=True)
     lax_certificates = Bool(
         False,
-        help="""Whether the API server's certificates may lack extensions that Python 3.13 and newer want, as
-        those of some clusters do. Who signed them, for whom and until when is verified all the same.""",
+        help="""Whether the API server's certificates may lack extensions that Python 3.13 and newer
+        require, as those of some clusters do. Signature, host name and validity are verified all the
+        same.""",
     ).tag(config=True)
     namespace = Unicode(
-        help="Where the notebook servers are, and so their kernels. By default the one this runs in."
+        help="The namespace of the notebook servers, and so of their kernels. By default the one this runs "
+        "in."
     ).tag(config=True)
     more_namespaces = List(
         Unicode(),
-        help="""Where else notebook servers are, and so their kernels: course-{course}, as in
-        c.GPUPoolKubeSpawner.course_namespace, if each course has a namespace. Whoever may make pods in one
-        of them can pass for anybody there.""",
+        help="""Further namespaces of notebook servers and their kernels: course-{course}, as in
+        c.GPUPoolKubeSpawner.course_namespace, if each course has a namespace. Anybody who may create
+        pods in one of them can impersonate any user there.""",
     ).tag(config=True)
     pool = Unicode(
-        "gpu-pool", help="The pool's name: it is on all of its pods. Two pools in one cluster need two names."
+        "gpu-pool",
+        help="The pool's name: it is on all of its pods. Two pools in one cluster need different names.",
     ).tag(config=True)
     dialect = Unicode(
-        AUTO, help="How this cluster shares its GPUs; auto looks at it. See gpu-pool doctor --kubernetes."
+        AUTO, help="How this cluster shares its GPUs; auto detects it. See gpu-pool doctor --kubernetes."
     ).tag(config=True)
     options = Dict(
         help="""What the nodes do not show: queue, runtime_class, memory_limiter, volcano_memory_factor,
@@ -50,37 +53,37 @@ class KubernetesSettings(Configurable):
     lost_after = Integer(
         60,
         min=0,
-        help="""Seconds for which the machine of a kernel may be known not to answer until the kernel is given
-        up, and its lease ends. Kubernetes itself waits five minutes.""",
+        help="""Seconds after which a kernel whose machine does not answer is given up, and its lease ends.
+        Kubernetes itself waits five minutes.""",
     ).tag(config=True)
     gpus_away_for = Integer(
         180,
         min=0,
-        help="""Seconds for which the GPUs of a node count as there though the node does not show them, as
-        while its device plugin or DRA driver is replaced. Nothing is granted on them meanwhile, and whoever
-        asks for them waits; after that they are refused.""",
+        help="""Seconds for which a node's GPUs are kept although it does not show them, for instance while
+        its device plugin or DRA driver is replaced. Nothing is granted on them in that time, and
+        requests for them wait; after that they are refused.""",
     ).tag(config=True)
     start_within = Integer(
         600,
         min=1,
         max=86_400,
-        help="""Seconds within which a kernel's pod must run: its node, its volumes, its GPU and its image
-        included, time in Kueue's queue left out. What does not start is tried again until then, and told
-        what for; after that it is ended, its lease with it.""",
+        help="""Seconds within which a kernel's pod must run, including the time for its node, its volumes,
+        its GPU and its image, but not in Kueue's queue. Until then a start that fails is tried again,
+        and the user is told why; after that the pod is ended with its lease.""",
     ).tag(config=True)
     kueue = Bool(
         False,
-        help="""Whether kernels wait in Kueue's queues, one for each course as gpu-pool courses export writes
-        them, and not in the pool's own line.""",
+        help="""Whether kernels wait in Kueue's queues, one for each course as gpu-pool courses export
+        writes them, instead of the pool's own queue.""",
     ).tag(config=True)
     node_groups = Dict(
-        help="""Groups of nodes that an autoscaler makes grow, by names of your choice, each with example (a
+        help="""Groups of nodes that an autoscaler starts, by names of your choice, each with example (a
         file with one of its nodes, from kubectl get node NAME -o json), select (the labels of its nodes) and
-        most (how many nodes it has at most). For usual_minutes and late_minutes, see the guide."""
+        most (how many nodes it may have). For usual_minutes and late_minutes, see the guide."""
     ).tag(config=True)
     placeholder_image = Unicode(
         "registry.k8s.io/pause:3.10",
-        help="The image of the pods that ask for nodes: any that ends when it is told to, such as pause.",
+        help="The image of the placeholder pods for these nodes: any that ends on SIGTERM, such as pause.",
     ).tag(config=True)
     image = Unicode(
         help="The image of kernels whose course names none. By default that of the notebook server."
@@ -91,24 +94,23 @@ class KubernetesSettings(Configurable):
     memory_mib = Integer(
         4096, min=0, help="Memory (not of the GPU) in MiB of a kernel whose course says none; 0 for no limit."
     ).tag(config=True)
-    home = Unicode("/home/jovyan", help="The folder of the home in notebook servers and kernels.").tag(
-        config=True
-    )
+    home = Unicode(
+        "/home/jovyan", help="The path of the home directory in notebook servers and kernels."
+    ).tag(config=True)
     uid = Integer(
         1000,
         min=1,
-        help="""The user as whom kernels run whose notebook server's pod does not say, or says root;
-        never root.""",
+        help="""The user of kernels whose notebook server's pod sets none, or root; never root.""",
     ).tag(config=True)
     gid = Integer(
         100,
         min=1,
-        help="""Their group, likewise; of kernels without a home also that of what is in their volumes.""",
+        help="""Their group, likewise; without a home directory also the group of their volumes.""",
     ).tag(config=True)
     require_curve = Bool(
         True,
-        help="""Whether the connection to a kernel must be encrypted. Without, what is typed and shown
-        crosses the cluster's network in the clear.""",
+        help="""Whether the connection to a kernel must be encrypted. Otherwise everything typed and shown
+        crosses the cluster's network unencrypted.""",
     ).tag(config=True)
 
     @validate("more_namespaces")
@@ -126,8 +128,8 @@ class KubernetesSettings(Configurable):
         """The groups of nodes that can grow. Raises ``BadRequest`` where they are not described."""
         if self.kueue and self.node_groups:
             raise BadRequest(
-                "c.KubernetesSettings has kueue and node_groups.",
-                "Leave node_groups out: where Kueue has the queue, its pods make the cluster grow.",
+                "c.KubernetesSettings has both kueue and node_groups.",
+                "Leave node_groups out: where Kueue manages the queue, its pods make the cluster grow.",
             )
         return read_groups(self.node_groups)
 

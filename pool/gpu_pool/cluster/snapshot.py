@@ -48,12 +48,12 @@ async def take_snapshot(kubeconfig: str = "") -> ClusterSnapshot:
     except ApiRefused as refused:
         raise PoolUnreachable(
             f"The cluster does not let you read its nodes: {refused.message}",
-            "Ask with the rights of an administrator: KUBECONFIG names who you are.",
+            "Use an account with the rights of an administrator in KUBECONFIG.",
         ) from refused
     except ApiAway as away:
         raise PoolUnreachable(
             f"The cluster's API server at {api.url} does not answer: {away}",
-            "See that KUBECONFIG names the right cluster, and that it can be reached from here.",
+            "Check that KUBECONFIG names the right cluster, and that it can be reached from here.",
         ) from away
     finally:
         await api.close()

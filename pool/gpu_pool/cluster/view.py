@@ -121,8 +121,8 @@ class ClusterView:
             problem = next((each.problem for each in needed if each.problem), "it does not answer")
             raise PoolUnreachable(
                 f"The cluster's API server cannot be read: {problem}.",
-                "Give the service the rights of examples/kubernetes/service/rbac.yaml, and see that it is "
-                "not kept from the API server.",
+                "Give the service the rights of examples/kubernetes/service/rbac.yaml, and check that it "
+                "can reach the API server.",
             ) from None
         # What the service may not read is as if it was not there.
         with suppress(asyncio.TimeoutError):

@@ -53,7 +53,7 @@ class CourseAdmission:
         """Refuse, with ``NotAllowed``, a request that its course forbids to a holder in these groups."""
         if self._required and not holder.course:
             raise NotAllowed(
-                "Slices are granted here in the name of a course, and you named none.",
+                "This pool grants slices only for a course, and you named none.",
                 "Choose a course when you start your server, or set GPU_POOL_COURSE.",
             )
         if self._folder is not None:

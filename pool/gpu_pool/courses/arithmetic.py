@@ -196,7 +196,7 @@ def rush_text(rush: Rush, course: CourseFile) -> str:
         median, p95, worst = map(format_duration, (waits.median, waits.p95, waits.worst))
         said.append(f"{waiting} wait. Waits of all: median {median}, 95th percentile {p95}, worst {worst}.")
     if rush.refused:
-        said.append(f"{rush.refused} are turned away by a quota.")
+        said.append(f"{rush.refused} are refused by a quota.")
     return " ".join(said)
 
 

@@ -116,7 +116,7 @@ def how_much(lines: tuple[str, ...]) -> str:
 
 _TEMPLATE: Final = """\
 # yaml-language-server: $schema=course.schema.json
-# The course {name}. Lines that begin with # are not read.
+# The course {name}. Lines that begin with # are comments.
 # Check this file after every change:  gpu-pool courses check {name}.yaml
 
 title: {name}
@@ -148,7 +148,7 @@ per_user:
 longest_lease: 4h
 
 # When nothing has run for this long, the slice is lent to others, where that is possible.
-# Where it is not: keep the slice, or end the kernel after a warning.
+# Where that is not possible: keep the slice, or end the kernel after a warning.
 idle_limit: 30min
 when_idle: keep
 

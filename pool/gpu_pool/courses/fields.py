@@ -82,7 +82,7 @@ def read_yes_or_no(value: object) -> bool:
     """Read yes or no."""
     text = _read_text(value)
     if text.lower() not in _YES_OR_NO:
-        raise BadRequest(f"{given(text)} is neither yes nor no.", "Accepted: true, false.")
+        raise BadRequest(f"{given(text)} is neither true nor false.", "Accepted: true, false.")
     return _YES_OR_NO[text.lower()]
 
 
@@ -115,7 +115,9 @@ def read_memory(value: object) -> int:
     """Read an amount of memory; return MiB."""
     request = read_request(value)
     if request.memory_mib is None or str(request) != request.size:
-        raise BadRequest(f"{given(value)} is not an amount of memory.", "Accepted: 16GiB or 655MiB, say.")
+        raise BadRequest(
+            f"{given(value)} is not an amount of memory.", "Accepted: an amount such as 16GiB or 655MiB."
+        )
     return request.count * request.memory_mib
 
 
@@ -191,7 +193,7 @@ def read_image(value: object) -> str:
     if not _IMAGE.fullmatch(text) or "//" in text:
         raise BadRequest(
             f"{given(text)} is not the name of an image.",
-            "Accepted: quay.io/jupyter/scipy-notebook:2026-09-01, say.",
+            "Accepted: a name such as quay.io/jupyter/scipy-notebook:2026-09-01.",
         )
     return text
 

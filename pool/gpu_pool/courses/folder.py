@@ -244,7 +244,7 @@ def why_fixed(folder: Path, file: str) -> str:
     try:
         kind = (folder / file).lstat().st_mode
     except OSError as error:
-        return f"{file} cannot be found any more: {error.strerror}."
+        return f"{file} can no longer be found: {error.strerror}."
     if stat.S_ISLNK(kind):
         return f"{file} is a link, as where a ConfigMap is mounted. {_AT_ITS_SOURCE}"
     if not stat.S_ISREG(kind):
@@ -309,6 +309,6 @@ def _explained(file: str) -> Iterator[None]:
     except OSError as error:
         # A file that is mounted by itself, as containers do, keeps its position.
         is_mounted = error.errno == errno.EBUSY
-        why = "it is mounted by itself" if is_mounted else (error.strerror or str(error))
+        why = "the file itself is a mount" if is_mounted else (error.strerror or str(error))
         remedy = _AT_ITS_SOURCE if is_mounted else "Nothing was changed. Ask the administrator."
         raise NotAllowed(f"{file} cannot be written: {why}.", remedy) from error

@@ -64,7 +64,10 @@ def parse_hours(text: str) -> WeeklyHours:
         raise _refusal(text)
     start, end = _minutes(form["start"], text), _minutes(form["end"], text)
     if start in (end, _DAY_MINUTES):
-        raise _refusal(text, "it ends when it begins" if start == end else "a day has no hour 24:00 left")
+        raise _refusal(
+            text,
+            "it ends when it begins" if start == end else "a day ends at 24:00, so nothing can begin then",
+        )
     days = tuple(sorted(set(_days(form["days"], text))))
     return WeeklyHours(days, start, end if end > start else end + _DAY_MINUTES)
 
@@ -93,7 +96,7 @@ def _minutes(text: str, whole: str) -> int:
 
 
 def _refusal(text: str, why: str = "") -> BadRequest:
-    return BadRequest(f"{given(text)} is not hours of a week{': ' + why if why else ''}.", ACCEPTED)
+    return BadRequest(f"{given(text)} is not a valid time of the week{': ' + why if why else ''}.", ACCEPTED)
 
 
 def _clock(minutes: int) -> str:

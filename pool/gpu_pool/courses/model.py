@@ -78,7 +78,7 @@ class SliceOffer(_Part):
     name: Line = Field(description="What students see, such as Small.")
     request: Request = Field(description="How much: 2% of a GPU, 1.5GiB of its memory, 1 for a whole one.")
     default: Flag = Field(
-        default=False, description="Whether it is chosen unless another one is; else it is the first."
+        default=False, description="Whether this slice is preselected; by default the first one is."
     )
 
 
@@ -121,26 +121,27 @@ class CourseServer(_Part):
     cpu: Cores | None = Field(default=None, description="CPU cores, such as 2 or 0.5.")
     memory: Memory | None = Field(default=None, description="Memory (not of the GPU): 4GiB.")
     home: Home | None = Field(
-        default=None, description="Size of the home folder: 10GiB; or none, for one that goes with its pod."
+        default=None,
+        description="Size of the home folder: 10GiB; or none, for a folder that is deleted with its pod.",
     )
     kernels: Kernels = Field(
         default="pods",
         description="Where the slice is: each kernel has its own, in a pod; or the server has one, for all.",
     )
     kernel_image: Image | None = Field(
-        default=None, description="The container image of kernels in pods; without it, image."
+        default=None, description="The container image of kernels in pods; by default image."
     )
     kernel_cpu: Cores | None = Field(
-        default=None, description="CPU cores of a kernel in a pod; without it, cpu."
+        default=None, description="CPU cores of a kernel in a pod; by default cpu."
     )
     kernel_memory: Memory | None = Field(
-        default=None, description="Memory (not of the GPU) of a kernel in a pod; without it, memory."
+        default=None, description="Memory (not of the GPU) of a kernel in a pod; by default memory."
     )
     prefer: Line | None = Field(
         default=None, description="GPUs to prefer if there are several kinds: nvlink, or part of a model."
     )
     start_within: Seconds | None = Field(
-        default=None, description="How long a server may take to start, its software being fetched: 10min."
+        default=None, description="How long a server may take to start, including pulling its image: 10min."
     )
 
 
@@ -177,9 +178,10 @@ class CourseFile(_Part):
         default=CourseLimits(), description="How much all its users together may have."
     )
     weight: Number = Field(
-        default=1.0, description="Its part of the pool when others want it too; 0: what others leave."
+        default=1.0,
+        description="Its share of the pool when courses compete, in proportion; 0: only what others leave.",
     )
-    priority: Priority = Field(default=0, description="A higher one comes before all lower ones.")
+    priority: Priority = Field(default=0, description="A higher priority comes before all lower ones.")
     longest_lease: Seconds | None = Field(default=None, description="How long a slice may be kept at most.")
     idle_limit: Seconds | None = Field(
         default=None,
@@ -187,13 +189,13 @@ class CourseFile(_Part):
     )
     when_idle: Idle = Field(
         default=WhenIdle.KEEP,
-        description="Where it is not: keep the slice, or end the kernel after a warning.",
+        description="Where that is not possible: keep the slice, or end the kernel after a warning.",
     )
     warn_before: Seconds = Field(
         default=300.0, description="How long before a kernel is ended its user is warned."
     )
     keep_at_most: Seconds = Field(
-        default=7_200.0, description="How long a user may say: I am still using it."
+        default=7_200.0, description="How long a user can keep an idle slice at a time."
     )
     weeks: Annotated[
         tuple[Period, ...],
@@ -218,7 +220,9 @@ class CourseFile(_Part):
     @classmethod
     def _check_zone(cls, zone: Zone | None, info: ValidationInfo) -> Zone | None:
         if zone is None and (info.data.get("weeks") or info.data.get("hours")):
-            raise BadRequest("is missing: weeks and hours need one.", "Add, say, time_zone: Europe/Berlin.")
+            raise BadRequest(
+                "is missing: weeks and hours need one.", "Add, for example, time_zone: Europe/Berlin."
+            )
         return zone
 
     @property

@@ -43,7 +43,7 @@ def course_name(file: str) -> str:
         return stem
     better = re.sub(r"[^a-z0-9]+", "-", (stem or file).lower())[:50].strip("-") or "cs101"
     message = f"{given(file)} is not the name of a course file."
-    remedy = f"Accepted: 1 to 50 of a-z, 0-9 and -, then {SUFFIX}. Name it, say, {better}{SUFFIX}."
+    remedy = f"Accepted: 1 to 50 of a-z, 0-9 and -, then {SUFFIX}. For example, name it {better}{SUFFIX}."
     raise BadCourseFile([FileProblem(file, None, "", message, remedy)])
 
 
@@ -157,7 +157,7 @@ def read_bytes(folder: Path, file: str) -> bytes:
     finally:
         os.close(descriptor)
     if len(data) > MOST_BYTES:
-        raise _unusable(file, f"is larger than {MOST_BYTES // 1024} KiB, which no course needs.")
+        raise _unusable(file, f"is larger than {MOST_BYTES // 1024} KiB, the limit for a course file.")
     return data
 
 

@@ -89,9 +89,13 @@ class _Reader:
     def _value(self, event: Any, place: Place) -> Tree:
         self.lines.setdefault(place, event.start_mark.line + 1)
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            self._refuse(event, place, "references (* and &) are not read.", f"Write the value out. {_QUOTE}")
+            self._refuse(
+                event, place, "references (* and &) are not supported.", f"Write the value out. {_QUOTE}"
+            )
         elif event.tag is not None:
-            self._refuse(event, place, f"the tag {given(event.tag)} is not read.", f"Leave it out. {_QUOTE}")
+            self._refuse(
+                event, place, f"the tag {given(event.tag)} is not supported.", f"Leave it out. {_QUOTE}"
+            )
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(event, place)
         if isinstance(event, yaml.SequenceStartEvent):
@@ -134,7 +138,7 @@ class _Reader:
         if key is None:
             raise UnreadableText(self._problem(event, place, "this is not a field.", "Write NAME: VALUE."))
         before = (*place, key)
-        message = f"{given(key)} is there already, on line {self.lines[before]}."
+        message = f"{given(key)} is already given on line {self.lines[before]}."
         self.problems.append(self._problem(event, place, message, "Keep one of the two."))
         known = len(self.problems)
         self._value(next(self._events), (*before, "again"))
@@ -227,7 +231,7 @@ class BadCourseFile(BadRequest):
 
     def __init__(self, problems: Sequence[FileProblem]) -> None:
         told = [str(problem) for problem in problems[:_TOLD]]
-        super().__init__("\n".join(told), "There is more." if len(problems) > _TOLD else "")
+        super().__init__("\n".join(told), "There are more problems." if len(problems) > _TOLD else "")
         self.problems = tuple(problems[:MOST_PROBLEMS])
 
 

@@ -305,7 +305,7 @@ _CARD: Final = {
     pynvml.NVML_ERROR_NO_PERMISSION: (
         "this user may not use it. Ask the administrator for read and write access to its /dev/nvidia file."
     ),
-    pynvml.NVML_ERROR_NOT_SUPPORTED: "it does not tell its name or its memory, so it cannot be divided.",
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "it does not report its name or its memory, so it cannot be divided.",
 }
 
 

@@ -55,7 +55,7 @@ class _NoDevicesError(Exception):
 
 def _parse(text: str) -> list[Device]:
     if len(text) > MAX_TEXT:
-        raise _NoDevicesError(text, f"it has {len(text)} characters, {MAX_TEXT} are read")
+        raise _NoDevicesError(text, f"it has {len(text)} characters; at most {MAX_TEXT} are accepted")
     devices: list[Device] = []
     for entry in text.split(","):
         model, memory_mib, count = _parse_entry(entry.strip())

@@ -161,7 +161,7 @@ class Enforcer:
             within = self._settings.enforced_within
             raise PoolUnreachable(
                 f"What enforces slices on this machine did not answer within {within:g} seconds.",
-                "Ask the administrator to look at the log of the service.",
+                "Ask the administrator to check the log of the service.",
             ) from error
 
     def _watch_over(self, lease: Lease) -> None:

@@ -55,7 +55,7 @@ class HamiTier(Tier):
     def prepare(self, device: Device) -> None:
         """Look whether the library can be used on this device."""
         if device.simulated or device.mig_profile is not None:
-            raise TierFailed(f"HAMi-core divides whole GPUs, and {device.label} is none.")
+            raise TierFailed(f"HAMi-core divides whole GPUs, and {device.label} is not one.")
         if not self._library.is_file():
             raise TierFailed(
                 f"HAMi-core's library {self._library} does not exist.",
@@ -69,7 +69,7 @@ class HamiTier(Tier):
         if not (self._locks.is_dir() and os.access(self._locks, os.R_OK | os.W_OK | os.X_OK)):
             raise TierFailed(
                 f"HAMi-core needs {self._locks}, which this user may not write to.",
-                f"Make it anybody's: sudo chmod 1777 {self._locks}",
+                f"Make it writable for everybody: sudo chmod 1777 {self._locks}",
             )
 
     def describe(self, lease: Lease) -> TierStatement:
@@ -114,7 +114,7 @@ class HamiTier(Tier):
         Anybody can make something of its name first, since it is in ``/tmp``.
         """
         if not any(self._is_made() or self._is_folder() for _ in range(_TRIES)):
-            raise TierFailed(f"Somebody replaces {self._locks} as often as the pool makes it its own.")
+            raise TierFailed(f"Somebody replaces {self._locks} whenever the pool takes it over.")
 
     def _is_made(self) -> bool:
         try:

@@ -88,7 +88,7 @@ def _accepted(request: SliceRequest, devices: Sequence[Device]) -> list[Device]:
     accepted = [device for device in devices if placement.accepts(request.filters, device)]
     if not accepted:
         raise NeverFits(
-            f"You asked for {request.named}; no GPU here is like that. There is: {_listing(devices)}.",
+            f"You asked for {request.named}; no GPU here matches that. There is: {_listing(devices)}.",
             "Ask for one of these, or leave the filter out.",
         )
     if request.count > 1 and all(device.contexts is not None and not device.node for device in accepted):

@@ -187,7 +187,7 @@ def _duration(value: Any, where: str) -> float:
     except BadRequest as error:
         raise BadRequest(f"{where}: {error.message}", error.remedy) from None
     if not seconds:
-        raise BadRequest(f"{where} is no time at all.", "Leave it out for no limit.")
+        raise BadRequest(f"{where} is not longer than zero.", "Leave it out for no limit.")
     return seconds
 
 

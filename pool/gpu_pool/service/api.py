@@ -138,7 +138,7 @@ ROUTES: Final = (
             "get": Operation(
                 bodies.LEASE,
                 query={"seconds": _SECONDS, "last": {"enum": ["0", "1"], "default": "0"}},
-                empty={204: "It waits still."},
+                empty={204: "It is still waiting."},
             )
         },
     ),
@@ -149,14 +149,14 @@ ROUTES: Final = (
             "get": Operation(
                 bodies.LEASE,
                 query={"seconds": _SECONDS, "seen": {"type": "string"}},
-                empty={304: "It is as it was seen."},
+                empty={304: "It has not changed."},
             )
         },
     ),
     Route(
         f"{_LEASE}/events",
         event_streams.LeaseEvents,
-        {"get": replace(_EVENTS, empty={204: "It has ended, as the client knows: it need not come back."})},
+        {"get": replace(_EVENTS, empty={204: "It has ended, and the client knows: it need not reconnect."})},
     ),
     Route(f"{_LEASE}/outlook", handlers.ExplanationHandler, {"get": Operation(bodies.OUTLOOK)}),
     Route(f"{_LEASE}/activity", handlers.ActivityHandler, {"get": Operation(bodies.ACTIVITY)}),

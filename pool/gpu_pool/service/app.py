@@ -121,7 +121,7 @@ class ServeApp(ServeSettings, Program):
         self._is_new = not store.exists()
         if not self.kubernetes:
             return EmbeddedPool(store, self._pool_settings, owner=True)
-        with needs_extra("kubernetes", "What a cluster needs"):
+        with needs_extra("kubernetes", "Kubernetes support"):
             from gpu_pool.cluster.pool import open_cluster
             from gpu_pool.cluster.settings import KubernetesSettings
         try:
@@ -141,7 +141,7 @@ class ServeApp(ServeSettings, Program):
         heartbeats = Heartbeats(self.ttl, self.log)
         status = await pool.status()  # a store that cannot be opened is told now
         if self._is_new:  # said aloud: where the whole folder of another is lost, nothing else tells of it
-            self.log.info("There was no store; a new, empty one was made")
+            self.log.info("There was no store; a new, empty one was created")
         await heartbeats.look(pool, (*status.leases, *status.queue), time.monotonic())
         changes = LeaseChanges(pool, self.log, heartbeats)
         options = self._options(pool, changes, heartbeats)
@@ -215,8 +215,8 @@ class ServeApp(ServeSettings, Program):
         self.max_socket_clients = max(1, int(part * self.max_socket_clients))
         self.max_clients = max(1, int(part * self.max_clients))
         self.log.warning(
-            "The system allows this process %d files: at most %d connections to the socket and %d over TCP. "
-            "For more, raise LimitNOFILE of the service.",
+            "The system allows this process %d open files: at most %d connections to the socket and %d over "
+            "TCP. To allow more, raise LimitNOFILE of the service.",
             files,
             self.max_socket_clients,
             self.max_clients if self._place is not None else 0,
@@ -237,7 +237,7 @@ class ServeApp(ServeSettings, Program):
         return server
 
     def _open_hub(self, options: ApiOptions, place: HubPlace) -> LimitedServer:
-        with needs_extra("hub", "What a JupyterHub needs"):
+        with needs_extra("hub", "JupyterHub support"):
             from gpu_pool.service.site import site
         limits = self._connection_limits(self.max_clients)
         application = site(options, place, self.max_unknown_tokens)
@@ -246,7 +246,7 @@ class ServeApp(ServeSettings, Program):
             server.listen(place.port, place.host, backlog=BACKLOG)
         except OSError as error:
             raise PoolUnreachable(
-                f"Port {place.port} of {place.host} cannot be listened on: {error.strerror}.",
+                f"Cannot listen on port {place.port} of {place.host}: {error.strerror}.",
                 "Choose another one: c.ServeApp.bind, or the url of the service in the Hub's settings.",
             ) from error
         self.log.info("For the JupyterHub at http://%s:%d%s", place.host, place.port, place.prefix)
@@ -272,7 +272,8 @@ def _metrics(pool: ServedPool, courses: Callable[[], Collection[str]]) -> Metric
 def _read_mode(text: str) -> int:
     if re.fullmatch("0?[0-7]{3}", text, re.ASCII) is None:
         raise BadRequest(
-            f"mode is {text[:40]!a}.", "Accepted: an octal number of three digits, such as 0666."
+            f"{text[:40]!a} is not a valid mode for the socket.",
+            "Accepted: an octal number of three digits, such as 0666.",
         )
     return int(text, 8)
 

@@ -79,7 +79,7 @@ def course_asked_for(caller: Caller, named: str | None, *, others: bool) -> str 
     if own is None or not named or named == own or others:
         return named or own
     raise NotAllowed(
-        f"This server was started for the course {own[:100]!a}, and asks for a slice of {named[:100]!a}.",
+        f"This server was started for the course {own[:100]!a}, but asks for a slice of {named[:100]!a}.",
         "Start a server for that course, or leave GPU_POOL_COURSE as it was when the server started.",
     )
 
@@ -254,9 +254,7 @@ def verify_process(caller: Caller, claim: Process) -> Process:
     if caller.peer is None:  # nothing is known of it, so nothing is done to it
         return caller.process
     if claim.boot != boot_id():
-        raise BadRequest(
-            f"Process {claim.pid} is not a process of this machine since it last started.", _REMEDY
-        )
+        raise BadRequest(f"Process {claim.pid} is not a process of this machine's current boot.", _REMEDY)
     if claim == caller.process:
         found = claim
     elif claim.namespace == pid_namespace():
@@ -272,7 +270,7 @@ def _of_this_namespace(peer: Peer, claim: Process) -> Process:
     if peer.contained:
         raise NotAllowed(f"Process {claim.pid} is outside your container.", _REMEDY)
     if not claim.is_alive():
-        raise BadRequest(f"There is no process {claim.pid} that started when you say; it has ended.", _REMEDY)
+        raise BadRequest(f"There is no process {claim.pid} that started at that time; it has ended.", _REMEDY)
     return claim
 
 

@@ -188,9 +188,9 @@ class Connections:
         """
         of_all = most + self.limits.most_waiting
         if self._of[address] >= of_all:
-            self._warnings.say(f"{address}: {of_all} connections already: the oldest end for new ones")
+            self._warnings.say(f"{address}: {of_all} connections already: the oldest are closed for new ones")
         elif len(self._waiting.get(address, ())) >= most:
-            then = "those that ask nothing end for new ones"
+            then = "idle ones are closed for new ones"
             self._warnings.say(f"{address}: {most} connections already: {then}")
         else:
             return True
@@ -211,7 +211,7 @@ class Connections:
         kept = f", {self.limits.reserved} of them kept for administrators and who holds a slice"
         self._warnings.say(
             f"{self._name}: {self.limits.most} connections already{kept if self.limits.reserved else ''}: "
-            "whoever has the most loses those that ask nothing or are nobody's yet"
+            "the user or address with the most loses idle and unidentified ones"
         )
 
     def _end_oldest(self, name: str) -> bool:
@@ -282,7 +282,7 @@ def admit(request: HTTPServerRequest, caller: Caller) -> None:
     if not among.assign(connection, owner):
         raise OverQuota(
             f"You have {owner.most} connections to the pool already, which is the limit.",
-            "Close some of them, or wait until what they wait for is there.",
+            "Close some of them, or wait until they are done.",
         )
     if not among.is_allowed(owner):
         raise ConnectionsTaken
@@ -293,8 +293,8 @@ class ConnectionsTaken(PoolUnreachable):
 
     def __init__(self) -> None:
         super().__init__(
-            "So many are connected to the pool that the last connections are kept for administrators "
-            "and for those who hold a slice.",
+            "The pool has so many connections that the last ones are kept for administrators and for users "
+            "who hold a slice.",
             "Try again in a moment.",
         )
 

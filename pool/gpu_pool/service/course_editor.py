@@ -253,7 +253,7 @@ def _problems(file: str, data: bytes) -> tuple[FileProblem, ...]:
 def _parse(now: CourseFileNow, data: bytes, reserved: CourseFile | None) -> CheckedCourseFile:
     """Read a text that is to take the place of a file as it is now; hold it against ``reserved``."""
     if len(data) > MOST_BYTES:
-        message = f"is larger than {MOST_BYTES // 1024} KiB, which no course needs."
+        message = f"is larger than {MOST_BYTES // 1024} KiB, the limit for a course file."
         return CheckedCourseFile(
             (FileProblem(now.file, None, "", message, "Put the students into a group."),)
         )

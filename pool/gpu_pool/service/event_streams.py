@@ -228,7 +228,7 @@ class Snapshots:
                 try:
                     await self.now()
                 except GpuPoolError as error:
-                    self._log.error("Looking at the pool for those who watch it failed: %s", error)
+                    self._log.error("Reading the pool for event streams failed: %s", error)
                 await change
                 await asyncio.sleep(_REST)
         finally:

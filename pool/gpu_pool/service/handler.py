@@ -149,7 +149,7 @@ class Handler(RequestHandler):
         error = kwargs["exc_info"][1] if "exc_info" in kwargs else None
         if isinstance(error, HTTPError):
             error = BadRequest(
-                "The pool's service has no such address, or does not accept this method there."
+                "The pool's service has no such path, or the path does not accept this method."
             )
         set_request_id(self)
         audit_refusal(self, error, self.pool.audit)

@@ -260,15 +260,17 @@ def _prepare_folder(folder: Path) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise NotAllowed(f"The folder {folder} cannot be made: {error.strerror}.", _OTHER_FOLDER) from error
+        raise NotAllowed(
+            f"The folder {folder} cannot be created: {error.strerror}.", _OTHER_FOLDER
+        ) from error
     found = folder.resolve().stat()
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise NotAllowed(f"The folder {folder} can be written by others than you.", _OTHER_FOLDER)
+        raise NotAllowed(f"The folder {folder} can be written to by other users.", _OTHER_FOLDER)
     for above in folder.resolve().parents:
         found = above.stat()
         others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
         if found.st_uid not in (0, os.geteuid()) or others:
-            raise NotAllowed(f"Others than you can replace {folder}: {above} is theirs.", _OTHER_FOLDER)
+            raise NotAllowed(f"Other users can replace {folder}: {above} belongs to them.", _OTHER_FOLDER)
 
 
 @contextmanager
@@ -279,7 +281,7 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise NotAllowed(f"{lock} cannot be made: {error.strerror}.", _OTHER_FOLDER) from error
+        raise NotAllowed(f"{lock} cannot be created: {error.strerror}.", _OTHER_FOLDER) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -294,7 +296,7 @@ def _clear(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise BadRequest(f"{path} is there and is not a socket.", "Choose another name: --socket PATH.")
+        raise BadRequest(f"{path} exists and is not a socket.", "Choose another name: --socket PATH.")
     with closing(socket.socket(socket.AF_UNIX)) as probe:
         probe.setblocking(False)
         try:
@@ -308,7 +310,7 @@ def _clear(path: Path) -> None:
         process = peer_of(probe).process
         raise PoolUnreachable(
             f"{path} is already served by process {process.pid if process else '(not to be seen)'}.",
-            "End that one first, or choose another socket: --socket PATH.",
+            "End that process first, or choose another socket: --socket PATH.",
         )
 
 
@@ -323,7 +325,7 @@ def _listen(path: Path, mode: int) -> socket.socket:
     except OSError as error:
         listener.close()
         why = os.strerror(error.errno or errno.EIO)
-        raise NotAllowed(f"The socket {path} cannot be made: {why}.", _OTHER_FOLDER) from error
+        raise NotAllowed(f"The socket {path} cannot be created: {why}.", _OTHER_FOLDER) from error
     return listener
 
 

@@ -49,7 +49,7 @@ _COURSE: Final = "course"
 #: Who asks for a service of the Hub's. No lease is in such a name: nothing is ever granted to one.
 _OF_SERVICE: Final = "service/{name}"
 _REMEDY: Final = (
-    "Ask from a running server of the JupyterHub, or set GPU_POOL_TOKEN to a token "
+    "Use a running server of the JupyterHub, or set GPU_POOL_TOKEN to a token "
     "from the Hub's token page that may access this service."
 )
 
@@ -274,7 +274,7 @@ def mark_of(user: str) -> str:
 
 
 def _unknown() -> UnknownToken:
-    return UnknownToken("The JupyterHub does not know this token, or not any more.", _REMEDY)
+    return UnknownToken("The JupyterHub does not know this token, or no longer accepts it.", _REMEDY)
 
 
 def _unreachable() -> HubUnreachable:
@@ -354,8 +354,8 @@ def _read_bind(text: str) -> tuple[str, int]:
     except ValueError:
         pass
     raise BadRequest(
-        f"{text[:200]!a} is not where a service can listen.",
-        "Accepted: HOST:PORT, such as 127.0.0.1:10101; for HTTPS put a proxy before it.",
+        f"{text[:200]!a} is not an address to listen on.",
+        "Accepted: HOST:PORT, such as 127.0.0.1:10101; for HTTPS put a proxy in front of it.",
     )
 
 

@@ -128,11 +128,11 @@ class LeaseChanges:
                 await self._heartbeats.look(self._pool, (*status.leases, *status.queue), began)
             except GpuPoolError as error:
                 self._failed()
-                self._log.error("Looking at the leases failed: %s", error)
+                self._log.error("Reading the leases failed: %s", error)
                 continue
             except Exception:  # noqa: BLE001 - one broken lease must not end the service for all others
                 self._failed()
-                self._log.exception("Looking at the leases failed")
+                self._log.exception("Reading the leases failed")
                 continue
             if status.note and status.note != self._noted:
                 self._log.error("%s", status.note)

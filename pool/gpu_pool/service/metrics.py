@@ -37,7 +37,10 @@ _GRANTED: Final[Mapping[str, tuple[str, Callable[[DeviceStatus], float]]]] = {
 #: What the device itself tells; None where it does not.
 _DONE: Final[Mapping[str, tuple[str, Callable[[Reading], float | None]]]] = {
     "memory_used_bytes": ("Memory in use, whoever uses it.", lambda each: each.memory_used),
-    "utilisation_ratio": ("Part of the last moments in which it computed.", lambda each: each.utilisation),
+    "utilisation_ratio": (
+        "Fraction of the last second or less in which it computed.",
+        lambda each: each.utilisation,
+    ),
     "temperature_celsius": ("Temperature of the GPU.", lambda each: each.temperature),
     "power_watts": ("Power that it draws.", lambda each: each.power),
 }
@@ -51,7 +54,7 @@ def device_numbers(
 
     statuses = list(statuses)
     described = GaugeMetricFamily(
-        "gpu_pool_device_info", "What the device is.", labels=[*_LABELS, "model", "simulated"]
+        "gpu_pool_device_info", "Information about the device.", labels=[*_LABELS, "model", "simulated"]
     )
     for each in statuses:
         described.add_metric([*_names(each), each.device.model, str(each.device.simulated).lower()], 1)
@@ -111,7 +114,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._answers = Counting(
             "gpu_pool_requests",
-            "Requests that were answered, by what they were for and how they ended.",
+            "Requests answered, by kind and outcome.",
             ["request", "outcome"],
             registry=self._registry,
         )
@@ -299,11 +302,13 @@ class _Now:
         wanted = sum((lease.request.milli or 0) * lease.request.count for lease in self._status.queue) / WHOLE
         yield GaugeMetricFamily(
             "gpu_pool_queue_wanted_share",
-            "Compute that is waited for, in GPUs, where asked for so.",
+            "Compute requested by waiting leases, in GPUs, where asked for as a share.",
             value=wanted,
         )
         parked = sum(lease.state is LeaseState.PARKED for lease in self._status.leases)
-        yield GaugeMetricFamily("gpu_pool_leases_parked", "Leases lent to others.", value=parked)
+        yield GaugeMetricFamily(
+            "gpu_pool_leases_parked", "Leases whose slices are lent to others.", value=parked
+        )
 
 
 def course_of(name: str | None, known: Collection[str]) -> str:
@@ -330,7 +335,7 @@ class MetricsHandler(Handler):
             return
         await super().prepare()
         if not self.caller.is_admin:
-            raise NotAllowed("Metrics are for administrators.", "Use the token of one.")
+            raise NotAllowed("Metrics are for administrators.", "Use an administrator's token.")
 
     async def get(self) -> None:
         """Answer with all numbers."""

@@ -36,8 +36,8 @@ class DecisionRate:
         left = self._left_to(user)
         if left < 1:
             raise OverQuota(
-                f"You have asked the pool for something {self._most} times within a minute.",
-                "Wait a moment, and ask less often.",
+                f"You have sent the pool {self._most} change requests within a minute, which is the limit.",
+                "Wait a moment, and send fewer.",
             )
         if user not in self._left and len(self._left) >= _MOST_KNOWN:
             self._forget()

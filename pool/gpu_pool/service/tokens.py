@@ -48,9 +48,9 @@ class TooManyUnknown(OverQuota):
 
     def __init__(self, address: Hashable, most: int) -> None:
         super().__init__(
-            f"{most} requests from {address} whose tokens the pool has not seen before "
-            "wait for the JupyterHub to say whose they are.",
-            f"Try again in {self.retry_after} second. Tokens that were used lately are not held up.",
+            f"{most} requests from {address} with unknown tokens are waiting for the JupyterHub to identify "
+            "them.",
+            f"Try again in {self.retry_after} second. Tokens that were used lately are not affected.",
         )
 
 

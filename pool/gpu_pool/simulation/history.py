@@ -11,7 +11,7 @@ from gpu_pool.simulation.engine import Arrival
 from gpu_pool_client import BadRequest, parse_request
 
 ACCEPTED: Final = (
-    'Accepted: one JSON object a line, such as {"requested_at": 1760000000.0, "held_seconds": 3600, '
+    'Accepted: one JSON object per line, such as {"requested_at": 1760000000.0, "held_seconds": 3600, '
     '"user": "ada", "course": "ml", "request": "2%"}. Times are in seconds; user and course may be '
     "left out; further keys are ignored."
 )
@@ -42,11 +42,11 @@ def _read(line: str, number: int) -> Arrival:
         at, stay = float(plain["requested_at"]), float(plain.get("held_seconds") or 0.0)
         request = parse_request(str(plain["request"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadRequest(
-            f"Line {number} of the history is not understood: {error!s:.200}.", ACCEPTED
-        ) from error
+        raise BadRequest(f"Line {number} of the history is not valid: {error!s:.200}.", ACCEPTED) from error
     if not (math.isfinite(at) and math.isfinite(stay)):
-        raise BadRequest(f"Line {number} of the history has a time that is no number of seconds.", ACCEPTED)
+        raise BadRequest(
+            f"Line {number} of the history has a time that is not a number of seconds.", ACCEPTED
+        )
     return Arrival(at, str(plain.get("user") or ""), str(plain.get("course") or ""), request, stay)
 
 

@@ -31,8 +31,8 @@ class ForeignUse:
 _NOBODY: Final = ForeignUse()
 #: What to do where a pool is in use with simulated devices, and this machine has real ones.
 _WAY_BACK: Final = (
-    "Simulated and real GPUs are never one pool. End what holds the simulated ones (gpu-pool status; "
-    "gpu-pool release ID) and what was started with GPU_POOL_DEVICES; then the real ones take their place."
+    "Simulated and real GPUs are never in one pool. End what holds the simulated ones (gpu-pool status; "
+    "gpu-pool release ID) and what was started with GPU_POOL_DEVICES; then the real ones replace them."
 )
 _WAY_ON: Final = "Set or unset GPU_POOL_DEVICES as where the pool is in use."
 #: Different slices that are kept in memory.

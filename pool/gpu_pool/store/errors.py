@@ -68,9 +68,7 @@ _NEEDED_MIB: Final = 20
 _TRIAL, _NEARLY_NOTHING = 8_192, 262_144
 #: Files that a store needs open.
 _FILES: Final = 10
-_KEPT: Final = (
-    "Nothing that was decided is lost; what ends meanwhile is taken note of as soon as there is room."
-)
+_KEPT: Final = "Nothing that was decided is lost; leases that end now are recorded once there is space."
 
 
 def explain(error: sqlite3.Error | OSError, path: Path) -> StoreUnusable:
@@ -82,7 +80,7 @@ def explain(error: sqlite3.Error | OSError, path: Path) -> StoreUnusable:
         return StoreUnusable(
             f"The pool's store, {path}, refused a decision that contradicts itself ({text}). "
             "Nothing was changed.",
-            "This is a bug in jupyter-gpu-pool: please report it with these words.",
+            "This is a bug in jupyter-gpu-pool: please report it with this message.",
         )
     if "full" in text:
         return _no_space(path, errno.ENOSPC)

@@ -58,7 +58,7 @@ def prepare_folder(path: Path) -> None:
     found = path.parent.stat()
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise StoreUnusable(
-            f"The folder of the pool's store, {path.parent}, can be written by others than you.",
+            f"The folder of the pool's store, {path.parent}, can be written to by other users.",
             f"Make it private (chmod go-w {path.parent}), or choose another. {elsewhere()}",
         )
     mounts = [(part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True)]
@@ -85,7 +85,7 @@ def check_leftovers(path: Path) -> None:
             f"{', '.join(part.name for part in left)}. A new one would not know of the slices that are "
             "held now, and would grant them to others too.",
             "Put the store back, if it was moved. Or stop gpu-pool serve, Jupyter and all kernels with a "
-            f"slice, and then start anew: rm -r {' '.join(shlex.quote(str(part)) for part in left)}",
+            f"slice, and then start again: rm -r {' '.join(shlex.quote(str(part)) for part in left)}",
         )
 
 

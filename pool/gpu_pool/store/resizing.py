@@ -109,7 +109,7 @@ class Resizing:
 
     def _refusal(self, row: Row, request: SliceRequest, rooms: Sequence[DeviceStatus]) -> TimedOut:
         line = self._db.one("last_turn")[0]
-        why = "others wait in the queue, and nobody passes them" if line else "not as much is free"
+        why = "others are waiting for it in the queue" if line else "not as much is free"
         milli = placement.largest(rooms, self._rules)
         largest = SliceRequest(milli=milli).size if milli else None
         now = records.read_request(row["request"]).named

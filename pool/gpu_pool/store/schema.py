@@ -113,7 +113,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> int:
         raise StoreUnusable(
             f"The pool's store, {path}, is not one of a released jupyter-gpu-pool: it says schema "
             f"{version}, but {'has' if column in found else 'lacks'} the column {column}.",
-            f"Use it with the version that wrote it, or do without it. {SET_ASIDE}",
+            f"Use it with the version that wrote it, or discard it. {SET_ASIDE}",
         )
     return version
 

@@ -120,7 +120,7 @@ async def ask(
 def _cause(closed: StreamClosedError) -> OSError:
     cause = closed.real_error
     if isinstance(cause, TimeoutError) and cause.errno is not None:  # the system's: the other end has gone
-        return ConnectionResetError("nobody is at the other end any more")
+        return ConnectionResetError("the other end is gone")
     return cause if isinstance(cause, OSError) else ConnectionResetError("closed without an answer")
 
 

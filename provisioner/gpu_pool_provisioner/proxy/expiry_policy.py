@@ -31,8 +31,8 @@ class ExpiryAction(enum.Enum):
 
 
 _LEASE_ENDS: Final = (
-    "This GPU slice ends in {}, because its course allows no longer lease, and the kernel with it. "
-    "Save what you need."
+    "This GPU slice ends in {}, and the kernel with it, because its course allows no longer lease. Save "
+    "what you need."
 )
 LEASE_ENDED: Final = "The kernel was ended: its GPU slice had been held for as long as its course allows."
 _IDLE_ENDS: Final = (
@@ -40,7 +40,7 @@ _IDLE_ENDS: Final = (
     'If you still use it, run a cell or "%gpu keep 1h".'
 )
 IDLE_ENDED: Final = "The kernel was ended: it had been idle for longer than its course allows."
-ASKED_BACK: Final = "The kernel was ended: its GPU slice was asked back for when it is idle."
+ASKED_BACK: Final = "The kernel was ended: it became idle, and its GPU slice had been asked back."
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,11 +184,11 @@ class KernelProxy:
             if await self._launched(lease):
                 return
         except (NotStartedError, PoolUnreachable) as error:
-            get_logger().error("No kernel has come of the GPU lease %s: %s", lease.id, error)
+            get_logger().error("No kernel was started for the GPU lease %s: %s", lease.id, error)
             await self._start_over(messages.not_run(str(error)), EndReason.NOT_READY)
             return
         except (NotReadyError, OSError, GpuPoolError) as error:
-            get_logger().error("The kernel with the GPU lease %s does not run: %s", lease.id, error)
+            get_logger().error("The kernel with the GPU lease %s is not running: %s", lease.id, error)
             self._pending.refuse(messages.not_run(str(error)))
         self._down()
 

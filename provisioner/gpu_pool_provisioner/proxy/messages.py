@@ -102,7 +102,7 @@ def interrupted(size: str) -> str:
 
 def gone(reason: str) -> str:
     """Say that a kernel has been ended, and what to do."""
-    return f"{reason} Its variables are gone. Run the cell again to start anew."
+    return f"{reason} Its variables are gone. Run the cell again to start a new kernel."
 
 
 def resuming(waiting: str, taken: str = "") -> str:

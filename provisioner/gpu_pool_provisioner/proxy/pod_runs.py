@@ -220,7 +220,7 @@ class PodRun(KernelRun):
 
     def _note_fault(self, error: GpuPoolError) -> None:
         """Take note of why the pool does not answer; it is asked again, and the pod goes on without us."""
-        get_logger().warning("The pool cannot say how a kernel's pod is: %s", error)
+        get_logger().warning("The pool did not report the state of a kernel's pod: %s", error)
         if not self._address.done():
             self._tell(messages.starting(self._lease_client.size, f"{error.message} Still trying."))
 

@@ -35,7 +35,7 @@ MARGIN: Final = 5.0
 START_TIMEOUT: Final = 86_400.0
 
 _ENDED_EARLY: Final = "The kernel ended before it was ready."
-_UNENCRYPTED: Final = "The kernel does not encrypt its connection, as it was told to."
+_UNENCRYPTED: Final = "The kernel does not encrypt its connection, although it was configured to."
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ def test_two_hubs_in_one_cluster_have_no_object_in_common(tmp_path: Path) -> Non
         bound = [each for each in found if each["kind"] == "ClusterRoleBinding"]
         assert {each["roleRef"]["name"] for each in bound} == {
             f"gpu-pool-{name}",
-            f"gpu-pool-hub-sight-{name}",
+            f"gpu-pool-hub-snapshot-{name}",
         }
     assert of_each[0].isdisjoint(of_each[1])
 

@@ -357,7 +357,7 @@ async def test_a_node_is_emptied_by_the_command_that_the_page_names(
             with pytest.raises(AssertionError, match="Pods that declare no controller .use --force"):
                 await asyncio.to_thread(card.kubectl, *drain)
             await asyncio.to_thread(card.kubectl, *drain, "--force")
-            with pytest.raises(LeaseGone, match="being emptied for maintenance"):
+            with pytest.raises(LeaseGone, match="being drained for maintenance"):
                 await until_pod(pool, lease.id, lambda _: False)
         finally:
             card.kubectl("uncordon", "hami-1")

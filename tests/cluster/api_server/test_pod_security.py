@@ -81,5 +81,5 @@ async def test_a_kernel_that_pod_security_refuses_says_so_and_the_log_what_to_se
         "The security rules of the cluster do not allow this kernel. Tell the administrator: "
         "the log of the pool's service has what to set."
     )
-    assert "Pod Security (restricted) has this against the kernel's pod: host namespaces" in caplog.text
+    assert "Pod Security (restricted) refuses the kernel's pod: host namespaces" in caplog.text
     assert "pod-security.kubernetes.io/enforce with a level that allows it" in caplog.text

@@ -152,9 +152,9 @@ async def test_a_researcher_takes_two_whole_gpus(cluster: Cluster, research_hub:
 
     barbara = await logged_in(research_hub, "barbara")
     refused = await barbara.choose(course="research/One GPU")
-    words = "No GPU has room for a whole GPU now; there is room again in at most 3h"
+    words = "Not enough is free for a whole GPU now; more is free in at most 3h"
     assert error_on(refused).startswith(words)
-    assert "none free now; there is room again in at most 3h" in await barbara.spawn_page()
+    assert "none free now; more is free in at most 3h" in await barbara.spawn_page()
     await end(research_hub, "edsger")
     answer = await barbara.choose(course="research/One GPU")
     assert answer.code == 302, error_on(answer)
@@ -201,7 +201,7 @@ async def test_a_researcher_claims_a_gpu_where_they_are_claimed(
         ("alan", {"course": "nothing"}, "No course file describes the course"),
         ("alan", {"course": "intro", "slice": "Huge"}, "Huge"),
         ("alan", {"course": "intro", "slice": "100%"}, "Introduction offers 2% (Small), 90% (Large)"),
-        ("alan", {"course": "intro", "slice": ["Small"]}, "is not a text"),
+        ("alan", {"course": "intro", "slice": ["Small"]}, "is not text"),
         ("alan", {"course": "pods", "slice": "Small"}, "each of its kernels gets one"),
         ("alan", {"course": "intro", "profile": "any"}, "no option 'profile'"),
         (

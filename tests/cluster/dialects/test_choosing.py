@@ -32,15 +32,15 @@ def test_each_is_recognised(name: str) -> None:
 def test_a_cluster_without_gpus_is_said_to_be_one() -> None:
     choice = choose(Cluster.read([node()]))
     assert choice.dialect is None
-    assert "None of 1 nodes offers a GPU" in str(choice)
+    assert "None of 1 nodes offers GPUs" in str(choice)
 
 
 def test_several_are_ranked_and_said() -> None:
     choice = choose(Cluster.read([plain("p"), volcano(), hami("h")]))
     assert choice.seen == ("hami", "volcano", "device-plugin")
     assert choice.ambiguous
-    assert "Also seen, and not used: device-plugin, since 1 nodes offer nvidia.com/gpu" in str(choice)
-    assert "Set the dialect to hami or volcano or device-plugin" in str(choice)
+    assert "Also found, but not used: device-plugin, since 1 nodes offer nvidia.com/gpu" in str(choice)
+    assert "set the dialect to hami or volcano or device-plugin" in str(choice)
 
 
 def test_claims_beside_plain_resources_are_ambiguous() -> None:
@@ -77,7 +77,7 @@ def test_a_dialect_that_is_set_is_taken() -> None:
     choice = choose(Cluster.read([hami(), plain("p")]), name="device-plugin")
     assert choice.dialect is not None
     assert choice.dialect.table.name == "device-plugin"
-    assert "though nothing of it is seen" in str(choose(Cluster.read([plain()]), name="hami"))
+    assert "although this cluster shows no sign of it" in str(choose(Cluster.read([plain()]), name="hami"))
 
 
 def test_an_unknown_dialect_is_refused_with_those_that_are_known() -> None:

@@ -34,7 +34,7 @@ def test_whole_gpus() -> None:
 
 
 def test_a_part_of_a_gpu_that_is_handed_out_whole_is_refused() -> None:
-    with pytest.raises(NeverFits, match="GPUs are handed out whole only here"):
+    with pytest.raises(NeverFits, match="GPUs can only be granted whole here"):
         plugin(plain()).translate(parse_request("50%"))
 
 

@@ -51,7 +51,7 @@ def test_whole_gpus_are_the_plain_resource_without_annotation(text: str) -> None
 
 
 def test_one_percent_counts_for_nothing_and_is_refused() -> None:
-    with pytest.raises(NeverFits, match="takes 1% and less for nothing"):
+    with pytest.raises(NeverFits, match="treats 1% and less as nothing"):
         there(plain(memory=81920)).translate(parse_request("1%"))
 
 

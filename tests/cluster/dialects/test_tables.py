@@ -56,7 +56,7 @@ def test_what_the_container_asks_for(dialect: Dialect, text: str, limits: dict[s
     [
         (there(volcano(81920)), "50%", NotAllowed, "Volcano's device plugin"),
         (there(gke("time-sharing", 20)), "2x5%", NeverFits, "one replica is the most"),
-        (there(gke("mps", 20)), "1", NeverFits, "no GPU here is handed out whole"),
+        (there(gke("mps", 20)), "1", NeverFits, "no GPU here can be granted whole"),
         (there(aliyun()), "2%", NeverFits, "units of 1024 MiB"),
         (there(aliyun()), "2", NeverFits, "memory of one GPU"),
         (there(BITFUSION), "2% model=V100", BadRequest, "Leave the filters out"),

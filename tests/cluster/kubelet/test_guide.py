@@ -271,7 +271,9 @@ def test_the_store_is_copied_and_brought_back_as_the_page_says(installed: Instal
             installed.guide.type(each, installed.folder)
         installed.wait()
         assert not device_of(installed)["drained"]
-    assert "new one was made" not in installed.cluster.kubectl("logs", "-n", NAMESPACE, "deploy/gpu-pool")
+    assert "new, empty one was created" not in installed.cluster.kubectl(
+        "logs", "-n", NAMESPACE, "deploy/gpu-pool"
+    )
 
 
 async def test_a_student_in_a_browser(installed: Installation, browser: Browser, visit: Visit) -> None:

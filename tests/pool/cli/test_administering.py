@@ -24,7 +24,7 @@ def test_a_gpu_is_drained_and_given_back(terminal: Terminal) -> None:
     (device,) = json.loads(terminal.run("list", "--json").stdout)["devices"]
     assert (device["free_milli"], device["free_memory_mib"], device["held_milli"]) == (0, 0, 500)
     assert "GiB" not in terminal.run("list").stdout.replace("32GB", "")
-    assert "is granted from again" in terminal.run("undrain", "0").stdout
+    assert "is in use again" in terminal.run("undrain", "0").stdout
     assert terminal.run("run", "2%", "--no-wait", "--", "true").returncode == 0
 
 

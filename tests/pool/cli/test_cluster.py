@@ -53,7 +53,7 @@ async def test_a_cluster_without_gpus_is_told(terminal: Terminal, fake: FakeKube
     fake.put("nodes", node("n1"))
     done = await run(terminal, "list", "--nodes")
     assert (done.returncode, done.stdout) == (4, "")
-    assert "None of 1 nodes offers a GPU" in done.stderr
+    assert "None of 1 nodes offers GPUs" in done.stderr
     done = await run(terminal, "doctor", "--kubernetes")
     assert done.returncode == 1
     assert "broken dialect: None of 1 nodes" in done.stdout
@@ -97,7 +97,7 @@ async def test_the_doctor_recommends_claims_where_gpus_can_be_shared_by_them(
     fake.absent.clear()
     fake.put_of(resource, "deviceclasses", *named("gpu.nvidia.com"))
     fake.put_of(resource, "resourceslices", resource_slice(listed("gpu-0")))
-    assert (await says()).endswith("lets no GPU be shared by claims")
+    assert (await says()).endswith("does not let claims share GPUs")
     fake.put_of(resource, "resourceslices", resource_slice(listed("gpu-0", default="0")))
     assert (await says()).startswith("ok: the scheduler can share GPUs by claims of any size")
     fake.put("nodes", hami("h"))

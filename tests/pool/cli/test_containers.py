@@ -129,7 +129,7 @@ def test_no_container_is_left_behind_whatever_docker_was_told(
 def test_without_docker_nothing_is_asked_for(terminal: Terminal, tmp_path: Path) -> None:
     done = terminal.run(*RUN, IMAGE, env={"PATH": str(tmp_path)})
     assert done.returncode == 127
-    assert done.stderr == "gpu-pool: 'docker': there is no such command.\nCheck its name and the PATH.\n"
+    assert done.stderr == "gpu-pool: 'docker': command not found.\nCheck its name and the PATH.\n"
     assert terminal.is_empty()
 
 
@@ -191,5 +191,5 @@ def test_a_container_whose_slice_is_over_is_stopped_and_not_killed_at_once(
     terminal.free(terminal.status().leases[0].id)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 124
-    assert "the slice is over: it was given back." in errors
+    assert "the slice has ended: it was given back." in errors
     assert (tmp_path / "stopped").read_text() == "stop -t 10 box\n"

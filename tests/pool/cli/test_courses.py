@@ -98,7 +98,7 @@ def test_a_slice_that_fits_nowhere_fails_where_the_gpus_were_named(run, folder):
     named = run("check", f"{folder}/a.yaml", *GPU, "--students", "5")
     assert named.returncode == 1
     assert "Huge fits on no GPU here." in named.stdout
-    assert f"{folder}/a.yaml: no error, but not every slice can be had\n" in named.stdout
+    assert f"{folder}/a.yaml: no error, but not every slice can be granted\n" in named.stdout
     assert ": ok" not in named.stdout
     plain = json.loads(run("check", f"{folder}/a.yaml", *GPU, "--json").stdout)
     assert (plain["ok"], plain["files"][0]["ok"], plain["files"][0]["problems"]) == (False, False, [])
@@ -114,7 +114,7 @@ def test_what_nobody_can_have_is_said(run, folder):
     assert "a.yaml: ok" not in done.stdout
     assert "Nobody can have Big: it is more than per_user allows." in done.stdout
     assert "Nobody can have Big: it is more than the quota allows." in done.stdout
-    assert "5 are turned away by a quota." in done.stdout
+    assert "5 are refused by a quota." in done.stdout
 
 
 def test_courses_are_listed(run, folder):
@@ -161,7 +161,7 @@ def test_the_schema_is_printed(run):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["new", "CS 101"], "Name it, say, cs-101.yaml"),
+        (["new", "CS 101"], "For example, name it cs-101.yaml"),
         (["check", "nowhere.yaml"], "cannot be read: No such file"),
         (["check", "--students", "0"], "--students"),
         (["check", EXAMPLES, "--stay", "long"], "not a duration"),
@@ -189,8 +189,8 @@ def test_the_images_of_courses_are_printed_for_the_chart_that_fetches_them(run, 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "It was not said what to export. Accepted: --kubernetes, or --images."),
-        (("--images", "--kubernetes"), "Both were asked for. Accepted: --kubernetes, or --images."),
+        ((), "No export was requested. Accepted: --kubernetes, or --images."),
+        (("--images", "--kubernetes"), "Both exports were requested. Accepted: --kubernetes, or --images."),
         (("--images",), "No course names an image."),
     ],
 )

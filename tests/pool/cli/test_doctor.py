@@ -29,7 +29,7 @@ def test_the_doctor_looks_at_everything(terminal):
     assert status == 0
     working = {"python", "jupyter_client", "ipykernel", "provisioner", "gpus", "store", "pool", "devices"}
     assert working | {"leases"} <= {name for name, state in found if state == "ok"}
-    assert found["kernels", "note"]["mend"] == "gpu-pool kernels install 2% 10% 50% 1"
+    assert found["kernels", "note"]["remedy"] == "gpu-pool kernels install 2% 10% 50% 1"
     assert str(terminal.folder) in found["store", "ok"]["text"]
 
 
@@ -45,14 +45,14 @@ def test_a_broken_pool_has_exit_status_1_and_a_remedy(terminal, verb):
     (terminal.folder / "file").write_text("")
     status, found = checks(terminal, verb, GPU_POOL_URL=f"embedded:{terminal.folder}/file/store.db")
     assert status == 1
-    assert "GPU_POOL_URL" in found["pool", "broken"]["mend"]
+    assert "GPU_POOL_URL" in found["pool", "broken"]["remedy"]
 
 
 def test_devices_that_cannot_be_read_are_told(terminal):
     status, found = checks(terminal, "doctor", GPU_POOL_DEVICES="nonsense")
     assert status == 1
     assert "nonsense" in found["gpus", "broken"]["text"]
-    assert found["gpus", "broken"]["mend"].startswith("Accepted:")
+    assert found["gpus", "broken"]["remedy"].startswith("Accepted:")
 
 
 def test_a_store_that_others_can_read_is_noted(terminal):
@@ -60,4 +60,4 @@ def test_a_store_that_others_can_read_is_noted(terminal):
     store = terminal.folder / "pool/store.db"
     store.chmod(0o644)
     status, found = checks(terminal, "doctor")
-    assert (status, found["store", "note"]["mend"]) == (0, f"chmod 600 {store}")
+    assert (status, found["store", "note"]["remedy"]) == (0, f"chmod 600 {store}")

@@ -47,7 +47,7 @@ def test_a_gpu_that_admits_one_process_is_named_with_what_mends_it(terminal: Ter
     [check] = checks(terminal, "compute mode")
     assert check["state"] == "broken"
     assert check["text"] == "GPU 0 is Exclusive_Process: kernels cannot share it"
-    assert check["mend"] == f"sudo nvidia-smi -i {V100.uuid} -c DEFAULT"
+    assert check["remedy"] == f"sudo nvidia-smi -i {V100.uuid} -c DEFAULT"
     configure(terminal, "mps")
     assert checks(terminal, "compute mode") == []
 
@@ -69,14 +69,14 @@ def test_mig_instances_that_were_made_anew_under_a_lease_are_named(terminal: Ter
     [lease] = json.loads(terminal.run("status", "--json").stdout)["leases"]
     assert check["state"] == "broken"
     assert check["text"].startswith(f"NVIDIA A100-SXM4-40GB MIG 1g.5gb ({held}) of lease {lease['id']}")
-    terminal.run(*check["mend"].rpartition("gpu-pool ")[2].split())
+    terminal.run(*check["remedy"].rpartition("gpu-pool ")[2].split())
     assert checks(terminal, "lost") == []
 
 
 def test_mps_that_is_not_the_pools_is_named(terminal: Terminal, stub: Stub, tmp_path: Path) -> None:
     stub.start_elsewhere(tmp_path / "pipes")
     notes = checks(terminal, "mps")
-    assert any("of root: kernels on its GPUs may be held" in note["text"] for note in notes)
+    assert any("of root: kernels on its GPUs may have limits" in note["text"] for note in notes)
 
 
 @pytest.mark.long

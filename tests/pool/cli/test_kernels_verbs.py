@@ -73,7 +73,7 @@ def test_the_doctor_names_kernels_that_would_be_refused(terminal):
     assert (ok["state"], ok["text"]) == ("ok", "python3-gpu-1pct, python3-gpu-2pct")
     [note] = [check for check in notes if check["state"] == "note"]
     assert note["text"].startswith("the pool would refuse python3-gpu-1pct: 1% of V100")
-    assert note["mend"] == (
+    assert note["remedy"] == (
         "Ask for at least 1.1% here. "
         "Then: gpu-pool kernels remove python3-gpu-1pct; gpu-pool kernels install SIZE"
     )
@@ -89,6 +89,9 @@ def test_a_kernel_that_is_somebodys_own_work_stays_and_is_named(terminal):
     done = terminal.run("kernels", "remove", "--all")
     assert done.returncode == 0
     assert done.stdout.startswith("Removed 'Python 3 (GPU  2%)' from ")
-    assert f"'{theirs}' is on a slice, and was not made by gpu-pool kernels install. It stays:" in done.stderr
+    assert (
+        f"'{theirs}' is a GPU kernel, but was not created by gpu-pool kernels install. It stays:"
+        in done.stderr
+    )
     again = json.loads(terminal.run("kernels", "remove", "--all", "--json").stdout)
     assert again == {"kernels": [], "left": [], "foreign": [str(theirs)]}

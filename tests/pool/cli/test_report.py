@@ -63,9 +63,9 @@ def test_a_period(terminal: Terminal) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--since", "autumn"], "'autumn' is no time.\nAccepted: a time ago (12h, 7d), a day"),
-        (["--since", "2026-13-01"], "'2026-13-01' is no time."),
-        (["--since", "0001-01-01"], "'0001-01-01' is no time."),
+        (["--since", "autumn"], "'autumn' is not a valid time.\nAccepted: a time ago (12h, 7d), a day"),
+        (["--since", "2026-13-01"], "'2026-13-01' is not a valid time."),
+        (["--since", "0001-01-01"], "'0001-01-01' is not a valid time."),
         (["--since", "1h", "--until", "2h"], "--until 2h is before --since 1h."),
         (["--by", "colour"], "'colour' is not one of"),
     ],

@@ -121,4 +121,4 @@ def test_all_of_mine_are_released_at_once_and_nobody_elses(terminal):
 def test_a_running_command_is_not_robbed_of_its_slice_by_accident(terminal):
     done = terminal.run("run", "2%", "--", "gpu-pool", "release")
     assert done.returncode == 8
-    assert "in use by what runs here" in done.stderr
+    assert "belongs to this kernel or command" in done.stderr

@@ -186,12 +186,12 @@ def test_a_missing_command_is_refused_before_anything_is_taken(terminal):
 @pytest.mark.parametrize(
     ("program", "status", "words"),
     [
-        ("plain", 126, "may not be executed.\nIf it is a program: chmod +x "),
-        ("./plain", 126, "may not be executed.\nIf it is a program: chmod +x "),
+        ("plain", 126, "is not executable.\nIf it is a program: chmod +x "),
+        ("./plain", 126, "is not executable.\nIf it is a program: chmod +x "),
         ("./folder", 126, "is a folder."),
-        ("folder", 127, "there is no such command."),
-        ("./dangling", 127, "is a link to nothing."),
-        ("", 127, "there is no such command."),
+        ("folder", 127, "command not found."),
+        ("./dangling", 127, "is a broken link."),
+        ("", 127, "command not found."),
     ],
 )
 def test_what_cannot_be_executed_is_told_from_what_is_not_there(terminal, verb, program, status, words):
@@ -214,7 +214,7 @@ def test_a_script_without_its_interpreter_is_not_called_missing(terminal):
     done = terminal.run("run", "2%", "-q", "--", str(script))
     assert done.returncode == 127
     assert done.stderr == (
-        f"gpu-pool: {script} cannot be run: its interpreter is not there. See its first line.\n"
+        f"gpu-pool: {script} cannot be run: its interpreter does not exist. See its first line.\n"
     )
     assert terminal.is_empty()
 

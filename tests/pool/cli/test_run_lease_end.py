@@ -58,8 +58,8 @@ def test_a_command_ends_with_its_longest_lease_and_with_all_that_it_started(term
     assert lines[1].startswith("gpu-pool: the slice ends in ")
     assert "its course allows no longer lease" in lines[1]
     assert lines[2] == (
-        "gpu-pool: the slice is over: it was held for as long as its course allows. "
-        "The command is ended: SIGTERM now, SIGKILL in 10 s."
+        "gpu-pool: the slice has ended: it was held for as long as its course allows. "
+        "The command is being ended: SIGTERM now, SIGKILL in 10 s."
     )
     assert is_gone(int(child))
     assert terminal.is_empty()
@@ -156,7 +156,7 @@ def follow(
     return follower
 
 
-GONE = PoolUnreachable("Nobody serves a pool.")
+GONE = PoolUnreachable("No pool is served.")
 
 
 def test_a_pool_that_is_away_for_a_while_ends_nothing(
@@ -171,8 +171,8 @@ def test_a_pool_that_is_away_for_a_while_ends_nothing(
         away
         == again
         == (
-            "gpu-pool: whether the slice is still held cannot be seen now; the command goes on. "
-            "Nobody serves a pool."
+            "gpu-pool: cannot tell at the moment whether the slice is still held; the command goes on. "
+            "No pool is served."
         )
     )
     assert "an administrator took it back. Ada needs it." in over
@@ -198,7 +198,9 @@ def test_whatever_goes_wrong_the_lease_is_followed_to_its_end(
     pool.unreachable = [mishap, mishap] if where == "connecting" else []
     assert follow(monkeypatch, held, pool).over == "revoked"
     away, over = capsys.readouterr().err.splitlines()
-    assert away.endswith(f"cannot be seen now; the command goes on. {type(mishap).__name__}: {mishap}")
+    assert away.endswith(
+        f"whether the slice is still held; the command goes on. {type(mishap).__name__}: {mishap}"
+    )
     assert "an administrator took it back" in over
 
 

@@ -120,7 +120,7 @@ def test_a_client_of_a_pool_that_works_needs_no_gpu(served: Served) -> None:
     served.start()
     bare = served.nvml("driver 550.54.14\n")
     status, [told] = served.checks(NOBODY, "gpus", **bare)
-    assert (status, told["state"], told["mend"]) == (0, "note", "")
+    assert (status, told["state"], told["remedy"]) == (0, "note", "")
     assert "it has no GPU" in told["text"]
     status, [told] = served.checks(NOBODY, "gpus", **bare, GPU_POOL_URL=f"unix:{served.folder}/none")
     assert (status, told["state"]) == (1, "broken")
@@ -143,7 +143,7 @@ def test_an_administrator_who_is_shown_others_leases_is_told_to_name_theirs(serv
     theirs = served.take(NAMELESS)
     done = served.run(0, "release", "--all-mine")
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"There are those of uid-{NAMELESS}: {theirs}." in done.stderr
+    assert f"The leases belong to uid-{NAMELESS}: {theirs}." in done.stderr
     assert "gpu-pool release ID" in done.stderr
     assert [lease.id for lease in served.terminal.status().leases] == [theirs]
     mine = served.terminal.hold("10%")

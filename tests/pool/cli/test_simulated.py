@@ -40,9 +40,9 @@ def test_without_the_variable_they_last_for_as_long_as_somebody_uses_them(termin
     program = running(terminal)
     assert "(simulated)" in terminal.run("list", env=NO_VARIABLE).stdout
     note = checks(terminal, "devices", **NO_VARIABLE)[1]
-    assert "still runs, or holds a slice (gpu-pool status). Once that has ended" in note["mend"]
+    assert "still run, or by leases (gpu-pool status). Once those have ended" in note["remedy"]
     program.communicate()
-    assert "No GPU is in this pool" in terminal.run("list", env=NO_VARIABLE).stdout
+    assert "This pool has no GPU" in terminal.run("list", env=NO_VARIABLE).stdout
     assert "released" in terminal.run("history", env=NO_VARIABLE).stdout
 
 
@@ -50,10 +50,10 @@ def test_the_doctor_tells_whose_they_are_and_of_real_ones_behind_them(
     terminal: Terminal, with_gpu: dict[str, str]
 ) -> None:
     [_, note] = checks(terminal, "devices")
-    assert note["mend"].startswith("To have real ones, unset GPU_POOL_DEVICES here and wherever Jupyter")
+    assert note["remedy"].startswith("To use real GPUs, unset GPU_POOL_DEVICES here and wherever Jupyter")
     [_, hidden] = checks(terminal, "gpus", **with_gpu)
-    assert hidden["text"].endswith("and left aside: Tesla V100-SXM2-32GB")
-    assert hidden["mend"] == "To use real ones, unset GPU_POOL_DEVICES."
+    assert hidden["text"].endswith("but not used: Tesla V100-SXM2-32GB")
+    assert hidden["remedy"] == "To use the real GPUs, unset GPU_POOL_DEVICES."
 
 
 def test_a_real_gpu_takes_their_place_once_nothing_holds_them(
@@ -66,7 +66,7 @@ def test_a_real_gpu_takes_their_place_once_nothing_holds_them(
     assert "in use for V100-SXM2-32GB (simulated) (1 lease)" in listed.stderr
     refused = terminal.run("run", "2%", "--", "true", env=now)
     assert refused.returncode == 7
-    assert "Simulated and real GPUs are never one pool" in refused.stderr
+    assert "Simulated and real GPUs are never in one pool" in refused.stderr
     [broken] = checks(terminal, "pool", **now)
     assert (broken["state"], "gpu-pool release ID" in broken["text"]) == ("broken", True)
     program.communicate()

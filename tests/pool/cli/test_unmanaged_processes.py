@@ -64,4 +64,4 @@ def test_the_doctor_names_them_and_not_those_on_a_slice(terminal: Terminal, scen
         [note] = unmanaged(terminal, scenario, f"process {mine} 300\nprocess {process.pid} 1024\n")
     assert note["text"].startswith(f"Process {process.pid} (")
     assert "uses 1GiB of the memory of GPU 0 and holds no lease there" in note["text"]
-    assert "gpu-pool run" in note["mend"]
+    assert "gpu-pool run" in note["remedy"]

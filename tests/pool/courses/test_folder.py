@@ -117,7 +117,7 @@ def test_a_file_with_another_ending_is_a_problem_and_no_course(files: CourseFile
     (files.path / "cs101.yml").write_text(course("One"))
     courses = files.folder.look()
     assert titles(courses) == {}
-    assert "Name it, say, cs101.yaml" in str(courses.problems[0])
+    assert "For example, name it cs101.yaml" in str(courses.problems[0])
 
 
 def test_a_course_that_nobody_described_is_no_other_course(files: CourseFiles) -> None:

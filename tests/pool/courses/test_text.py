@@ -42,7 +42,7 @@ def test_a_key_that_comes_twice_keeps_its_first_value() -> None:
     written = read_text("a.yaml", "a: 1\nb: 2\na: {c: [3, *d]}\ne: 4\n")
     assert written.tree == {"a": "1", "b": "2", "e": "4"}
     assert [str(each) for each in written.problems] == [
-        "a.yaml, line 3: 'a' is there already, on line 1. Keep one of the two."
+        "a.yaml, line 3: 'a' is already given on line 1. Keep one of the two."
     ]
 
 

@@ -89,7 +89,7 @@ def test_what_is_no_ordinary_file_of_the_folder_is_not(folder: Path) -> None:
     (folder / "link.yaml").symlink_to(FILE)
     os.mkfifo(folder / "pipe.yaml")
     said = [why_fixed(folder, f"{name}.yaml") for name in ("link", "pipe", "absent")]
-    for words, each in zip(("is a link", "is not an ordinary file", "cannot be found"), said, strict=True):
+    for words, each in zip(("is a link", "is not an ordinary file", "no longer be found"), said, strict=True):
         assert words in each
 
 
@@ -123,4 +123,4 @@ def test_a_file_that_is_mounted_by_itself_stays(folder: Path) -> None:
         f"folder = Path({str(folder)!r})\nwrite_beside(folder, {FILE!r}, {NEW!r})\n"
         f"try:\n    put_in_place(folder, {FILE!r})\nexcept Exception as error:\n    print(error)",
     )
-    assert "it is mounted by itself. Change it where it comes from." in said
+    assert "the file itself is a mount. Change it where it comes from." in said

@@ -159,7 +159,7 @@ def test_mixed_cards_answer_what_they_can(nvml: Path) -> None:
     ]
     assert {device.numa_node for device in found.devices} == {None}
     (problem,) = found.problems
-    assert problem.startswith("GPU 3 is left out: it does not tell its name or its memory")
+    assert problem.startswith("GPU 3 is left out: it does not report its name or its memory")
 
 
 def test_an_error_without_words_of_its_own_is_still_told(nvml: Path) -> None:

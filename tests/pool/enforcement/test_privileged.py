@@ -106,7 +106,7 @@ def test_a_group_is_made_limited_joined_and_removed(system: System, stub: Stub, 
     assert "hard limit: 655 MiB" in str(answer["said"])
     perform(["cgroup-join", LEASE, f"{os.getpid()}"], system, ME)
     assert (group / "cgroup.procs").read_text() == f"{os.getpid()}"
-    with pytest.raises(PrivilegedRefused, match="has processes still"):
+    with pytest.raises(PrivilegedRefused, match="still has processes"):
         perform(["cgroup-remove", LEASE], system, ME)
 
 

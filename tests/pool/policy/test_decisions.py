@@ -102,7 +102,7 @@ def test_context_slots_are_a_third_resource() -> None:
     [
         ("40GiB", "the largest GPU here, V100-SXM2-32GB (simulated), has 32GiB. Ask for at most 32GiB."),
         ("9", "that is 9 GPUs; 4 here could take part"),
-        ("2% model=H100", "no GPU here is like that. There is: 0: V100-SXM2-32GB (simulated), 32GiB, 1:"),
+        ("2% model=H100", "no GPU here matches that. There is: 0: V100-SXM2-32GB (simulated), 32GiB, 1:"),
         ("1%", "is 327 MiB. CUDA itself takes about 350 MiB before the first tensor"),
         ("1%", "Ask for at least 1.1% here."),
         ("100MiB", "is 100 MiB. CUDA itself takes about 350 MiB"),

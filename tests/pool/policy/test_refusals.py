@@ -117,7 +117,7 @@ _V100S = "0: V100-SXM2-32GB (simulated), 32GiB"
             "2% model=h100",
             [V100, T4],
             Rules(),
-            f"You asked for 2% model=h100; no GPU here is like that. There is: {_V100S}, "
+            f"You asked for 2% model=h100; no GPU here matches that. There is: {_V100S}, "
             "2: T4 (simulated), 16GiB.",
             "Ask for one of these, or leave the filter out.",
         ),

@@ -240,7 +240,7 @@ async def test_what_does_not_pass_fails_at_once(
 ) -> None:
     monkeypatch.setenv("GPU_POOL_URL", "unix:/etc/passwd/pool.sock")
     km = manager(jupyter_env.install("half", "50%", outage_timeout=600))
-    with pytest.raises(PoolUnreachable, match="Nobody serves a pool"):
+    with pytest.raises(PoolUnreachable, match="No pool is served"):
         await km.start_kernel()
 
 

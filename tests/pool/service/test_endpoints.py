@@ -77,7 +77,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) 
     (socket,) = bind_sockets(0, "127.0.0.1")
     server.add_socket(socket)
     async with connect(f"https://127.0.0.1:{socket.getsockname()[1]}/services/gpu-pool") as pool:
-        with pytest.raises(PoolUnreachable, match="cannot prove who it is"):
+        with pytest.raises(PoolUnreachable, match="could not prove its identity"):
             await pool.status()
     assert asked == []
     server.stop()

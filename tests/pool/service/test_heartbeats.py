@@ -72,7 +72,7 @@ async def test_a_command_over_tcp_outlives_a_restart_of_the_service_and_ends_wit
     await pool.release(lease_id)
     _, errors = await asyncio.wait_for(program.communicate(), 60)
     assert program.returncode == 124
-    assert b"the slice is over: it was given back." in errors
+    assert b"the slice has ended: it was given back." in errors
 
 
 async def test_a_client_that_lives_keeps_what_it_has_also_when_its_pool_is_closed(

@@ -51,7 +51,7 @@ async def test_a_server_does_not_ask_for_another_course_of_its_user(behind: HubS
     token = await hub.start_server("ada", "lab", course="intro")
     status, words = await ask(behind, token, course="thesis")
     assert status == 403
-    assert words == "This server was started for the course 'intro', and asks for a slice of 'thesis'."
+    assert words == "This server was started for the course 'intro', but asks for a slice of 'thesis'."
     assert "request 2%: NotAllowed" in behind.service.log
     assert (await behind.ask(token, "GET", "/status"))[1]["leases"] == []
     await hub.stop_server("ada", "lab")

@@ -49,7 +49,7 @@ async def test_killed_and_started_again_it_has_the_same_leases_once(service: Ser
 async def test_a_service_whose_store_was_lost_says_so_and_does_not_serve(
     service: Service, pool: Pool
 ) -> None:
-    assert "a new, empty one was made" in service.log
+    assert "a new, empty one was created" in service.log
     await take(pool, "2%", "held")
     await service.end()
     store = service.folder / "store.db"
@@ -61,7 +61,7 @@ async def test_a_service_whose_store_was_lost_says_so_and_does_not_serve(
     (service.folder / "kept.db").rename(store)
     await service.start()
     assert len((await pool.status()).leases) == 1
-    assert service.log.count("a new, empty one was made") == 1
+    assert service.log.count("a new, empty one was created") == 1
 
 
 async def test_what_ends_while_nobody_serves_is_free_afterwards(service: Service, pool: Pool) -> None:
@@ -128,7 +128,7 @@ async def test_the_socket_of_a_killed_service_is_replaced(service: Service) -> N
 def test_what_is_not_a_socket_is_left_alone(folder: Path) -> None:
     file = folder / "pool.sock"
     file.write_text("mine")
-    with pytest.raises(ValueError, match="is there and is not a socket"):
+    with pytest.raises(ValueError, match="exists and is not a socket"):
         ServiceSocket(file, 0o600)
     assert file.read_text() == "mine"
 
@@ -155,7 +155,7 @@ def test_a_socket_that_somebody_else_has_put_there_is_not_removed(folder: Path) 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
 def test_a_folder_that_others_can_write_is_refused(folder: Path, mode: int) -> None:
     folder.chmod(mode)
-    with pytest.raises(NotAllowed, match="can be written by others"):
+    with pytest.raises(NotAllowed, match="can be written to by other users"):
         ServiceSocket(folder / "pool.sock", 0o600)
 
 
@@ -175,7 +175,7 @@ def test_a_folder_of_another_user_is_refused(folder: Path) -> None:
 
 
 async def test_whoever_finds_nobody_is_told(folder: Path, service: Service, pool: Pool) -> None:
-    with pytest.raises(PoolUnreachable, match="Nobody serves a pool at .*nothing.sock"):
+    with pytest.raises(PoolUnreachable, match="No pool is served at .*nothing.sock"):
         await connect(f"unix:{folder}/nothing.sock").status()
     await service.end(signal.SIGKILL)
     with pytest.raises(PoolUnreachable, match="has ended"):

@@ -242,7 +242,7 @@ async def _everything_of(devices: Collection[Device]) -> dict[str, Reading | Non
     return {each.uuid: Reading(0, 0.0, 0.0, 0.0) for each in devices}
 
 
-@pytest.mark.parametrize("name", ["gpu-pool-alerts.yml", "grafana-dashboard.json", "scale-on-line.yml"])
+@pytest.mark.parametrize("name", ["gpu-pool-alerts.yml", "grafana-dashboard.json", "scale-on-queue.yml"])
 async def test_the_examples_use_numbers_that_there_are(numbers: Numbers, name: str) -> None:
     text = (EXAMPLES / name).read_text()
     used = set(re.findall(r"\bgpu_pool_[a-z_]+", text))

@@ -27,7 +27,7 @@ def test_each_user_has_so_many_decisions_a_minute() -> None:
     pace = DecisionRate(60, lambda: now)
     for _ in range(60):
         pace.count("ada")
-    with pytest.raises(OverQuota, match="60 times within a minute"):
+    with pytest.raises(OverQuota, match="60 change requests within a minute"):
         pace.count("ada")
     pace.count("bob")
     now = 1.5

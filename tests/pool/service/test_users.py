@@ -150,7 +150,7 @@ async def test_the_command_of_an_administrator_says_what_it_has_revoked(
         text=True,
         check=True,
     )
-    assert told.stdout == f"Revoked 2% (lease {theirs}) of nobody, who is told.\n"
+    assert told.stdout == f"Revoked 2% (lease {theirs}) of nobody, who is notified.\n"
     assert (await pool.get_lease(theirs)).end_reason is EndReason.REVOKED
 
 

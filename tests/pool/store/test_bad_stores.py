@@ -279,7 +279,7 @@ def test_a_folder_in_which_others_write(tmp_path: Path, mode: int) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(mode)
-    assert "can be written by others" in refusal(folder / "store.db")
+    assert "can be written to by other users" in refusal(folder / "store.db")
     assert not list(folder.iterdir())
 
 

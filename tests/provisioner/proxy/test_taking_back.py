@@ -163,7 +163,7 @@ async def test_what_is_asked_back_goes_when_the_cell_that_runs_has_ended(
         await eventually(served.is_empty)
         assert (await pool.get_lease(lease.id)).end_reason is by
         said = await shown(page, "1")
-        assert "its GPU slice was asked back for when it is idle" in said
+        assert "its GPU slice had been asked back" in said
         assert ("An administrator asks" in said) == (by is EndReason.REVOKED)
         assert told in said
 

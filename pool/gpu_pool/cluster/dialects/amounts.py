@@ -69,8 +69,8 @@ def cut(request: SliceRequest, gpus: Sequence[Gpu], options: DialectOptions, tit
     notes: tuple[str, ...] = ()
     if len(sizes) > 1 and not request.whole_devices:
         notes = (
-            f"The GPUs have {format_memory(sizes[0])} to {format_memory(sizes[-1])}; "
-            f"the slice is counted for the smallest.",
+            f"The GPUs have {format_memory(sizes[0])} to {format_memory(sizes[-1])}; the slice is computed "
+            "for the smallest.",
         )
     return Cut(tuple(eligible), *_amounts(request, sizes[0]), sizes[0], notes)
 
@@ -93,8 +93,8 @@ def _accepted(request: SliceRequest, gpus: Sequence[Gpu], title: str) -> list[Gp
     if not accepted:
         models = ", ".join(sorted({gpu.device.label for gpu in gpus}))
         raise NeverFits(
-            f"You asked for {request.named}; no GPU of this cluster is like that. There are: {models}.",
-            "Leave out or widen the filters.",
+            f"You asked for {request.named}; no GPU of this cluster matches that. There are: {models}.",
+            "Leave out the filters, or relax them.",
         )
     return accepted
 
@@ -129,7 +129,7 @@ def _enough_on_a_node(request: SliceRequest, gpus: list[Gpu]) -> list[Gpu]:
     most = max(per_node.values())
     if most < request.count:
         raise NeverFits(
-            f"You asked for {request.count} GPUs on one node; no node has more than {most} that would do.",
+            f"You asked for {request.count} GPUs on one node; no node has more than {most} that match.",
             f"Ask for at most {most}.",
         )
     return [gpu for gpu in gpus if per_node[gpu.node] >= request.count]
@@ -140,7 +140,7 @@ def refuse_index(request: SliceRequest, title: str) -> None:
     if request.filters.index:
         raise BadRequest(
             f"You asked for index=; {title} chooses the GPU itself.",
-            "Leave index= out; model= can be asked for.",
+            "Leave out index=; model= can be used.",
         )
 
 
@@ -302,7 +302,7 @@ def refuse_whole(request: SliceRequest, offers: Sequence[FixedOffer]) -> NeverFi
     """Return the refusal of whole GPUs where all are handed out in parts."""
     there = "; ".join(sorted({str(offer) for offer in offers}))
     return NeverFits(
-        f"You asked for {request.named}; no GPU here is handed out whole. There are: {there}.",
+        f"You asked for {request.named}; no GPU here can be granted whole. There are: {there}.",
         "Ask for a part of a GPU, or ask the administrator.",
     )
 
@@ -310,15 +310,15 @@ def refuse_whole(request: SliceRequest, offers: Sequence[FixedOffer]) -> NeverFi
 def _none_near(request: SliceRequest, offers: Sequence[FixedOffer], options: DialectOptions) -> NeverFits:
     if not offers:
         return NeverFits(
-            f"You asked for {request.named}; GPUs are handed out whole only here.", "Ask for whole GPUs."
+            f"You asked for {request.named}; GPUs can only be granted whole here.", "Ask for whole GPUs."
         )
     sizes = sorted({(offer.milli, offer.memory_mib, str(offer)) for offer in offers})
     there = "; ".join(label for _, _, label in sizes)
     useful = [milli for milli, memory, _ in sizes if not memory or memory >= options.context_mib]
     size = format_share(useful[0]) if useful else ""
     return NeverFits(
-        f"You asked for {request.named}; slices have fixed sizes here. One is given that is at least what "
-        f"was asked for, at most {options.most_milli / WHOLE:g} times that, and holds the "
+        f"You asked for {request.named}; slices have fixed sizes here. The one granted must be at least as "
+        f"large, at most {options.most_milli / WHOLE:g} times as large, and larger than the "
         f"{options.context_mib} MiB that CUDA itself takes. There are: {there}.",
         f"Ask for {size}, or for another size named here." if useful else "Ask for whole GPUs.",
     )

@@ -93,14 +93,14 @@ def choose(cluster: Cluster, options: DialectOptions = DEFAULTS, name: str = AUT
     seen = [pair for pair in seen if not seen or pair[0].table.name not in seen[0][0].builds_on]
     if not seen:
         nodes = len(cluster.nodes)
-        none = f"None of {nodes} nodes offers a GPU in a way that is known here."
+        none = f"None of {nodes} nodes offers GPUs through a supported system."
         return DialectChoice(None, (), (none, *problems))
     chosen, why = seen[0]
     reasons = [f"{chosen.table.name}: {why}."]
-    reasons += [f"Also seen, and not used: {each.table.name}, since {why}." for each, why in seen[1:]]
+    reasons += [f"Also found, but not used: {each.table.name}, since {why}." for each, why in seen[1:]]
     if len(seen) > 1:
         names = " or ".join(each.table.name for each, _ in seen)
-        reasons.append(f"Set the dialect to {names} to decide it yourself.")
+        reasons.append(f"To decide yourself, set the dialect to {names}.")
     return DialectChoice(chosen, tuple(each.table.name for each, _ in seen), (*reasons, *problems))
 
 
@@ -112,7 +112,7 @@ def _named(cluster: Cluster, options: DialectOptions, name: str) -> DialectChoic
             f"{name[:40]!a} is not a dialect that can be used: {broken}.",
             f"Accepted: {AUTO}, {', '.join(dialect_names())}.",
         ) from broken
-    why = chosen.evidence() or "though nothing of it is seen in this cluster"
+    why = chosen.evidence() or "although this cluster shows no sign of it"
     return DialectChoice(chosen, (name,), (f"{name}: it is set; {why}.",))
 
 

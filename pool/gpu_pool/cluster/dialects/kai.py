@@ -156,8 +156,8 @@ class Kai(Dialect):
         granted = max(_LEAST, up_to(asked, _GRAIN))
         if granted * WHOLE > asked * self.options.most_milli:
             raise NeverFits(
-                f"You asked for {request.named}; KAI counts whole percents and "
-                "takes 1% and less for nothing.",
+                f"You asked for {request.named}; KAI counts whole percents and treats 1% and less as "
+                "nothing.",
                 "Ask for 2% or more, or for an amount of memory.",
             )
         memory = size.smallest_mib // 100 * 100 * granted // WHOLE if size.smallest_mib else None

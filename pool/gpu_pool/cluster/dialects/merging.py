@@ -42,8 +42,8 @@ def check(pod: Manifest, bans: PodBans) -> None:
     """Raise NotAllowed if the pod brings along what would lift the limit."""
     for fault in _faults(pod, bans):
         raise NotAllowed(
-            f"This pod sets {fault}, by which the limits of its GPU slice would not hold.",
-            "Leave that out of the profile and of what users may choose.",
+            f"This pod sets {fault}, which would lift the limits of its GPU slice.",
+            "Remove that from the profile and from what users may choose.",
         )
 
 

@@ -38,10 +38,10 @@ class Trouble:
 _INSTRUCTOR: Final = "the course's instructor"
 _ADMINISTRATOR: Final = "the administrator"
 NOT_FETCHED: Final = Trouble("The course's software cannot be fetched", _INSTRUCTOR)
-NO_NAME: Final = Trouble("The course's software has a name that is none", _INSTRUCTOR, may_pass=False)
+NO_NAME: Final = Trouble("The name of the course's software is not valid", _INSTRUCTOR, may_pass=False)
 NOT_THERE: Final = Trouble("The course's software is not on its machine", _INSTRUCTOR, may_pass=False)
 NOT_AS_DESCRIBED: Final = Trouble(
-    "The course's software cannot be started as it is described", _INSTRUCTOR, may_pass=False
+    "The course's software cannot be started as it is configured", _INSTRUCTOR, may_pass=False
 )
 NO_FILES: Final = Trouble("Your home folder cannot be connected", _ADMINISTRATOR)
 NO_GPU: Final = Trouble("The machine cannot prepare the GPU", _ADMINISTRATOR)

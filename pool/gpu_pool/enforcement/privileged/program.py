@@ -117,7 +117,7 @@ def _cgroup_remove(system: System, _caller: int, lease: str) -> dict[str, object
         return {}
     group = _group(system, lease)
     if Path(group, "cgroup.procs").read_text().strip():
-        raise PrivilegedRefused(f"lease {lease} has processes still")
+        raise PrivilegedRefused(f"lease {lease} still has processes")
     # A soft limit that goes with its group would be reserved on the groups above it for ever.
     for uuid in re.findall(_UUID, _smi(system, "--query-gpu=uuid", "--format=csv,noheader")):
         _smi(system, "memory-limits", "-i", uuid, "-n", group, "--soft-limit", "0", "--hard-limit", "max")

@@ -35,7 +35,7 @@ from gpu_pool_client.remote import problems as documents
 _CHANGES: Final = 10
 _SAID: Final = {
     "saved": "Saved, and in force from now on. What is held already stays as it is.",
-    "unchanged": "Nothing was changed: the file says this already.",
+    "unchanged": "Nothing was changed: the file already has this text.",
 }
 
 
@@ -114,7 +114,7 @@ class EditPage(DashboardPage):
         form.problems = form.checked.problems
         if not form.problems:
             fault = any(note for each in form.checked.slices for note in slice_notes(each))
-            verdict = "has no error, but not every slice can be had" if fault else "is good"
+            verdict = "has no error, but not every slice can be granted" if fault else "is good"
             form.said = f"The file {verdict}. It is not saved yet."
 
     def _refuse(
@@ -137,7 +137,7 @@ class EditPage(DashboardPage):
         """Fill the editor with an earlier version."""
         found = await self.editor.versions(self.caller, name, 1, before=number + 1)
         if not found or found[0].number != number:
-            form.notice = "That version is not kept any more."
+            form.notice = "That version is no longer kept."
             return
         form.said = f"The version of {moment(found[0].saved_at).text}. Nothing is changed until you save it."
         form.text, form.problems, form.is_unsaved = found[0].text, (), True

@@ -33,7 +33,9 @@ class DrainForm(FormAction):
         self.done("admin", f"{what}ed")
 
 
-_OTHERWISE_NOW: Final = "Nothing was done: what it would do has changed meanwhile. Read it again, and choose."
+_OTHERWISE_NOW: Final = (
+    "Nothing was done, because the situation has changed. Read the page again, and choose."
+)
 
 
 class _OfLease(DashboardPage):
@@ -138,7 +140,7 @@ class Revoke(_TakeBack):
         self.require_admin()
         message = self.get_body_argument("why", "").strip()
         if not message:
-            raise BadRequest("There is no reason.", "Write one: the student reads it.")
+            raise BadRequest("The reason is missing.", "Write one: the student will read it.")
         await self.take_back(lease_id, message)
 
     async def end(self, lease_id: str, why: str) -> None:
@@ -161,17 +163,17 @@ _KEPT_NOW: Final = (
     "ended, and its variables are lost."
 )
 _ENDED_WHEN_IDLE: Final = (
-    "What runs now may finish first: a cell, or work on the GPU. Where the pool cannot see whether the GPU "
-    "works, it waits for a minute after the last cell. Then the kernel is ended. Its notebook is told with "
-    "the output of that cell."
+    "A running cell, or work on the GPU, may finish first. If the pool cannot see whether the GPU is busy, "
+    "it waits for a minute after the last cell. Then the kernel is ended; the notebook says so below that "
+    "cell."
 )
 _ENDED_NOW: Final = "The kernel has used the GPU, or may have. It is ended at once, whatever it runs."
 _PARKED: Final = "The slice is lent to others while the kernel is idle. The kernel is ended."
 _FREED: Final = (
-    "A command or a shell has it. A command under gpu-pool run is ended; anything else that runs on it goes "
-    "on, and is not counted any more."
+    "It belongs to a command or a shell. A command under gpu-pool run is ended; anything else that runs on "
+    "it goes on, without being counted."
 )
-_QUEUE: Final = "The position in the queue is lost. The cell or command that waits is told."
+_QUEUE: Final = "The position in the queue is lost. The waiting cell or command says so."
 
 
 @dataclass(frozen=True, slots=True)

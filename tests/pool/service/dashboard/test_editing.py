@@ -212,7 +212,7 @@ class TestChecking:
 
     async def test_a_file_that_offers_what_nobody_can_have_is_not_called_good(self, site: Site) -> None:
         text = text_of(await send(site, LARGER.replace("5%", "40GiB"), do="check"))
-        assert "The file has no error, but not every slice can be had. It is not saved yet." in text
+        assert "The file has no error, but not every slice can be granted. It is not saved yet." in text
         assert "Small fits on no GPU here." in text
 
     @pytest.mark.parametrize("stay", ["0", "1s", "999d"])

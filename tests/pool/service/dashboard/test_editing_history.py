@@ -92,7 +92,7 @@ class TestMeanwhile:
         self, site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(*_: object) -> None:
-            raise NotAllowed("ml.yaml cannot be written: it is mounted by itself.")
+            raise NotAllowed("ml.yaml cannot be written: the file itself is a mount.")
 
         # As where a container mounts the file alone, which only root can bring about.
         monkeypatch.setattr("gpu_pool.service.course_editor.put_in_place", refuse)

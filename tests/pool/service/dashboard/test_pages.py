@@ -212,7 +212,7 @@ class TestTakingBack:
         page = Document(answer.body.decode())
         assert answer.code == 200
         assert page.problems == []
-        assert "Nothing was done: what it would do has changed meanwhile." in page.text
+        assert "Nothing was done, because the situation has changed." in page.text
         assert "All variables of the kernel are lost." in page.text
         assert ('value="My reason."' in answer.body.decode()) is (user == ADMIN)
         assert (await site.pool.get_lease(lease)).state is LeaseState.HELD
