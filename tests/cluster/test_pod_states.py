@@ -195,7 +195,7 @@ def test_a_kernel_that_fails_leaves_its_last_output(log: str, words: str) -> Non
 DISRUPTED = [
     ("PreemptionByScheduler", "something more urgent"),
     ("DeletionByTaintManager", "no longer answered, or was closed"),
-    ("EvictionByEvictionAPI", "emptied for maintenance"),
+    ("EvictionByEvictionAPI", "drained for maintenance"),
     ("TerminationByKubelet", "short of memory or disk"),
     ("DeletionByPodGC", "Its machine is gone"),
     ("SomethingNew", "The cluster took it away: so it is"),

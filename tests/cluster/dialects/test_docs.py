@@ -42,6 +42,6 @@ def test_each_has_a_guide_that_names_its_source_and_whether_it_was_seen(dialect:
 
 def test_the_order_of_preference_is_written_down() -> None:
     page = (PAGES / "index.md").read_text()
-    order = page[page.index("1. those that limit memory") : page.index("KAI works over")]
+    order = page[page.index("1. those that limit memory") : page.index("KAI uses")]
     places = [order.index(f"`{dialect.table.name}`") for dialect in DIALECTS]
     assert places == sorted(places)
