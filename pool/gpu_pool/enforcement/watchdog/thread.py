@@ -21,7 +21,7 @@ from gpu_pool.enforcement.watchdog.watchdog import Evict, Watchdog, WatchdogActi
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.database import Database
 from gpu_pool.store.leases import LeaseStore
-from gpu_pool.store.measured_use import Measured
+from gpu_pool.store.usage import Measured
 from gpu_pool_client import Device, EndReason, Lease
 
 _log = logging.getLogger("gpu_pool.watchdog")
