@@ -50,6 +50,7 @@ class Still(EmbeddedPool):
 
     def _stand_still(self) -> None:
         self._clock = Clocks(self._path.with_name("clocks")).clock()
+        assert self._course_admission is not None
         assert self._course_admission._folder is not None
         self._course_admission._folder._clock = self._clock
 

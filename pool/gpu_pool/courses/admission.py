@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,15 @@ if TYPE_CHECKING:
     from gpu_pool.courses import CourseFolder
 
 
+def course_admission(settings: PoolSettings) -> CourseAdmission | None:
+    """Return what stands in front of a pool with these settings; None where no course is asked for."""
+    return CourseAdmission(settings) if settings.courses_dir or settings.course_required else None
+
+
 class CourseAdmission:
     """What the course files of ``settings.courses_dir`` say.
 
-    All but :meth:`groups` belongs to the store's thread.
+    All but :meth:`groups` and :meth:`check_of` belongs to the store's thread.
     """
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -48,6 +54,12 @@ class CourseAdmission:
         from gpu_pool.courses import system_groups
 
         return await asyncio.to_thread(system_groups, holder.user)
+
+    async def check_of(
+        self, request: SliceRequest, holder: Holder, groups: Collection[str] | None
+    ) -> Callable[[], None]:
+        """Return :meth:`check` for this request, to be called by the store's thread as it decides."""
+        return partial(self.check, request, holder, await self.groups(holder, groups))
 
     def check(self, request: SliceRequest, holder: Holder, groups: Collection[str]) -> None:
         """Refuse, with ``NotAllowed``, a request that its course forbids to a holder in these groups."""

@@ -115,14 +115,17 @@ class Sharing:
             raise NotAllowed(f"This pool has no course {name[:64]!a}.", listed)
         return self.default
 
-    def terms(self, name: str | None, ends_at: float | None) -> Terms:
-        """Return the terms of a lease of that course, which may no longer exist."""
-        return self.courses.get(name or "", self.default).terms(ends_at, in_pod=self.in_pods)
-
     def priority(self, user: str, course: str | None) -> int:
         """Return the highest priority that the user has by course or group."""
         own = [group.priority for group in self.groups if user in group.users]
         return max([self.courses.get(course or "", self.default).priority, *own])
+
+    @property
+    def has_quotas(self) -> bool:
+        """Whether anybody is limited by a quota."""
+        courses = self.default, *self.courses.values()
+        quotas = {quota for course in courses for quota in (course.quota, course.per_user)}
+        return bool(self.groups) or {self.per_user, *quotas} != {UNLIMITED}
 
     @property
     def policy(self) -> Policy:

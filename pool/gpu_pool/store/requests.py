@@ -54,6 +54,7 @@ class RequestStore:
         self._db = database
         self._rules = settings.rules
         self._sharing = self._set = settings.sharing
+        self._has_quotas = self._sharing.has_quotas
         self._courses: Courses | None = None
         self._most_waiting = settings.max_waiting
         database.audit_buffer.log = audit_log(settings.audit_log)
@@ -77,6 +78,7 @@ class RequestStore:
             if self._courses is not None:
                 self._db.audit_buffer.courses_changed(self._courses.usable, courses.usable, asked=asked)
             self._courses, self._sharing = courses, courses.sharing(self._set)
+            self._has_quotas = self._sharing.has_quotas
             self._leases.follow(self._sharing)
             self._queue.sharing = self._resizing.sharing = self._sharing
 
@@ -143,7 +145,7 @@ class RequestStore:
             raise BadRequest("The key of a request is 1 to 128 printable ASCII characters without spaces.")
         admission.check_rules(request, self._rules)
         row = self._draft(request, holder, key)
-        limits = list(quotas.scopes(self._sharing, row["user"], row["course"]))
+        limits = list(quotas.scopes(self._sharing, row["user"], row["course"])) if self._has_quotas else []
         with self._db.transaction(self.give_up_at):
             known, somebody_waits, number = self._db.one("ask", key=key)
             if known:
@@ -152,7 +154,11 @@ class RequestStore:
                 check()
             row["number"], row["id"] = number, f"{number}-{row['id']}"
             row["within"] = ",".join(sorted(within))
-            statuses = [s for s in self._devices.open() if not within or s.device.uuid in within]
+            statuses = [
+                s
+                for s in self._devices.statuses()
+                if not s.drained and (not within or s.device.uuid in within)
+            ]
             parts = None if somebody_waits else placement.place(request, statuses, self._rules)
             if parts is None or limits:
                 self._check(request, row, limits)

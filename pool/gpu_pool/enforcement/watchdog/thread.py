@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpu_pool.audit import audit_log
-from gpu_pool.courses.admission import CourseAdmission
+from gpu_pool.courses.admission import course_admission
 from gpu_pool.devices.sampling import ProcessSampler
 from gpu_pool.enforcement.watchdog.attribution import Attributor, UsageMeter
 from gpu_pool.enforcement.watchdog.escalation import Tolerance
@@ -181,7 +181,7 @@ class OwnStore:
     def __init__(self, path: Path, settings: PoolSettings) -> None:
         self._path = path
         self._settings = settings
-        self._course_admission = CourseAdmission(settings)
+        self._course_admission = course_admission(settings)
         self._opened: tuple[Database, LeaseStore] | None = None
 
     def held(self) -> Sequence[Lease]:
@@ -216,5 +216,6 @@ class OwnStore:
             self._opened = database, LeaseStore(database, self._settings)
         # Whoever ends a lease serves the queue, whose order the course files know.
         store = self._opened[1]
-        self._course_admission.follow(store)
+        if self._course_admission is not None:
+            self._course_admission.follow(store)
         return store
