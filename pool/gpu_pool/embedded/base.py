@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from gpu_pool.audit import audit_log
 from gpu_pool.clock import Clock
-from gpu_pool.courses.admission import course_admission
 from gpu_pool.devices import Inventory, discover
 from gpu_pool.devices.inventory import Reading
 from gpu_pool.devices.polling import DevicePoller
@@ -37,6 +37,9 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._processes import boot_id
 
+if TYPE_CHECKING:
+    from gpu_pool.courses.admission import CourseAdmission
+
 
 class OpenedPool(Pool):
     """Opens the store, and registers the machine's devices, at the first call."""
@@ -57,10 +60,16 @@ class OpenedPool(Pool):
         self._path = path
         self._settings = settings or PoolSettings()
         self._find_devices = find_devices
-        self._course_admission = admission = course_admission(self._settings)
+        self._course_admission: CourseAdmission | None = None
+        if self._settings.asks_courses:
+            # Imported here because it costs some 150 ms, which most pools of one user need not pay.
+            from gpu_pool.courses.admission import CourseAdmission
+
+            self._course_admission = CourseAdmission(self._settings)
         self._owner = owner
         self._ownership: Ownership | None = None
-        self._store = StoreThread(path, self._open, admission.follow if admission else None)
+        courses = self._course_admission
+        self._store = StoreThread(path, self._open, None if courses is None else courses.follow)
         self._poller = DevicePoller()
         self._waits = ExpectedWaits()
         #: The real devices that are to take the place of simulated ones, once nobody uses those.

@@ -129,7 +129,7 @@ class Database:
                 if not schema.is_newest(self._connection, path):
                     with self._lock:
                         schema.upgrade(self._connection, path)
-                self._version = self.version
+                self._version = len(schema.migrations())
                 self._opened = opened.pop_all()
         self._sql = queries()
         #: What the running transaction decides.
