@@ -103,13 +103,14 @@ class KernelProxy:
         self._pending = PendingKernel(self._session, self._front, calls, self._kernel.introduction)
         self._lease_client.tell = self._pending.show
 
-    async def start(self, lease: Lease | None, launch: Launch) -> None:
+    async def start(self, lease: Lease | None, launch: Launch, away_since: float | None = None) -> None:
         """Begin to speak for the kernel, or go on after a restart.
 
         ``lease`` is in the queue or held; without one, it is asked for, and a
-        refusal is what the first cell reads.
+        refusal is what the first cell reads. ``away_since`` is when it was asked
+        for first, by ``time.monotonic()``, where the pool has not answered since.
         """
-        self._launch = launch
+        self._launch, self._lease_client.away_since = launch, away_since
         if self._run is not None and self._life is not None:
             await asyncio.wait([self._life])  # which is about to see that the process before has ended
         if self._life is not None:
