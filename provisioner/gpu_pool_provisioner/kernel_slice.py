@@ -27,7 +27,6 @@ from gpu_pool_client import (
     connect,
 )
 from gpu_pool_client._framework_caps import slice_environment
-from gpu_pool_client._processes import account_of
 from gpu_pool_provisioner.proxy.loops import proxy_loop
 
 #: What a kernel is to show its user below the first cell; see gpu_pool_kernels.inkernel.extension.
@@ -121,7 +120,6 @@ class KernelSlice:
         """
         if self._asking is None:
             self._asking = asyncio.create_task(self.take(holder))
-            self._asking.add_done_callback(note_error)
         asking = self._asking
         await asyncio.wait({asking}, timeout=seconds)
         if not asking.done():
@@ -133,8 +131,10 @@ class KernelSlice:
     async def stop_asking(self) -> None:
         """Withdraw the request that is under way, if any, and ask anew the next time."""
         asking, self._asking = self._asking, None
-        if asking is not None and asking.cancel():
-            self.renew_key()
+        if asking is not None:
+            asking.add_done_callback(note_error)
+            if asking.cancel():
+                self.renew_key()
 
     async def _lease_of_before(self, lease_id: str) -> Lease:
         try:
@@ -247,12 +247,6 @@ async def _keep_trying(pool: Pool, lease_id: str, reason: EndReason) -> None:
         get_logger().warning("GPU lease %s is not to be given back any more: %s", lease_id, error)
     finally:
         _trying.discard(key)
-
-
-def kernel_holder(display_name: str, kernel_id: object, course: str | None) -> Holder:
-    """Return who asks for a kernel's slice: the user of this process, with names as a pool keeps them."""
-    name = f"{kernel_name(display_name, 180)} [{str(kernel_id)[:8]}]"
-    return Holder(printable(account_of(os.getuid())), course, name, Process.current())
 
 
 def kernel_name(display_name: object, most: int = _LONGEST_NAME) -> str:

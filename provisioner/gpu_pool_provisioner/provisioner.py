@@ -47,12 +47,14 @@ from gpu_pool_client import (
     parse_request,
 )
 from gpu_pool_client._pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
+from gpu_pool_client._processes import account_of
 from gpu_pool_provisioner import advice
 from gpu_pool_provisioner.kernel_slice import (
     NOTICE_VARIABLE,
     KernelSlice,
     SliceEnvironment,
-    kernel_holder,
+    kernel_name,
+    printable,
 )
 from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
 from gpu_pool_provisioner.proxy import messages, pod_runs
@@ -179,15 +181,17 @@ class GPUPoolProvisioner(SliceSettings):
     @property
     def has_process(self) -> bool:
         """Whether there is something to signal and to wait for. Called before either."""
-        return self._stands_in or bool(super().has_process)
+        return bool(super().has_process) or (self._proxy is not None and self._proxy.standing_in)
 
     async def poll(self) -> int | None:
         """Return None while the kernel lives. Called by ``is_alive``, often."""
-        return None if self._stands_in else await super().poll()
+        if self._proxy is not None and self._proxy.standing_in:
+            return None
+        return await super().poll()
 
     async def wait(self) -> int | None:
         """Return once the kernel has ended. Called at every shutdown and restart."""
-        while self._stands_in:  # noqa: ASYNC110 - as the stock provisioner does
+        while await self.poll() is None:  # noqa: ASYNC110 - as the stock provisioner does
             await asyncio.sleep(0.1)
         return await super().wait()
 
@@ -216,11 +220,6 @@ class GPUPoolProvisioner(SliceSettings):
             await on_proxy_thread(self._proxy.stop())
         else:
             await super().terminate(restart=restart)
-
-    @property
-    def _stands_in(self) -> bool:
-        """Whether a proxy is all there is of the kernel."""
-        return self._proxy is not None and self._proxy.standing_in
 
     def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
         """Return in how many seconds a kernel ends by itself. Called at every graceful shutdown."""
@@ -278,8 +277,10 @@ class GPUPoolProvisioner(SliceSettings):
             raise advice.for_dialog(error) from error
 
     def _holder(self) -> Holder:
+        """Return who asks for the slice: the user of this process, with names as a pool keeps them."""
+        name = f"{kernel_name(self.kernel_spec.display_name, 180)} [{str(self.kernel_id)[:8]}]"
         course = self.course or self._variable(COURSE_VARIABLE) or None
-        return kernel_holder(self.kernel_spec.display_name, self.kernel_id, course)
+        return Holder(printable(account_of(os.getuid())), course, name, Process.current())
 
     async def _kernels_that_fit(self, error: TimedOut, wanted: KernelSlice) -> list[str]:
         try:

@@ -93,21 +93,13 @@ class QueueEntry:
         self.position: int | None = None
         #: Why nothing is known at the moment.
         self.fault: GpuPoolError | None = None
-        self._left = asyncio.Event()
-
-    @property
-    def left(self) -> bool:
-        """Whether it is no longer in the queue: held, or gone."""
-        return self._left.is_set()
-
-    def leave(self) -> None:
-        """Note that it is no longer in the queue."""
-        self._left.set()
+        #: Set once it is no longer in the queue: held, or gone.
+        self.left = asyncio.Event()
 
     async def until_left(self, seconds: float) -> None:
         """Return when it has left the queue, or after so many seconds."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._left.wait(), seconds)
+            await asyncio.wait_for(self.left.wait(), seconds)
 
 
 class QueueWatch:
@@ -139,7 +131,7 @@ class QueueWatch:
         finally:
             # Should this have failed, each of them asks the pool itself, and hears what is wrong.
             for entry in self._entries.values():
-                entry.leave()
+                entry.left.set()
 
     async def _look(self, pool: Pool) -> None:
         try:
@@ -155,7 +147,7 @@ class QueueWatch:
         for lease_id, entry in asked:
             entry.position, entry.fault = positions.get(lease_id), None
             if entry.position is None:
-                entry.leave()
+                entry.left.set()
                 if self._entries.get(lease_id) is entry:
                     del self._entries[lease_id]
 
@@ -246,7 +238,7 @@ class LeaseClient:
         """
         with queue_watch_of(self._kernel_slice.pool).entry(lease_id) as entry:
             last: tuple[float, int | None] = (0.0, None)
-            while not entry.left:
+            while not entry.left.is_set():
                 if not somebody_looks.is_set():
                     await first_of(somebody_looks.wait(), entry.until_left(_SELDOM))
                 elif entry.fault is not None:
