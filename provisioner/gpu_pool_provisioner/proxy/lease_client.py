@@ -279,8 +279,8 @@ class LeaseClient:
 
         Tries again while the pool cannot answer; raises ``PoolUnreachable`` after the outage's timeout.
         """
-        attach = partial(self._kernel_slice.pool.attach, self._held, process)
-        attach = partial(attach, ready_within=ready_within, grace=grace)
+        pool, lease_id = self._kernel_slice.pool, self._held
+        attach = partial(pool.attach, lease_id, process, ready_within=ready_within, grace=grace)
         await retry(attach, self._note_fault, self._outage_timeout)
 
     async def confirm(self, process: Process, grace: float) -> None:
