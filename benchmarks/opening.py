@@ -15,7 +15,7 @@ from benchmarks.sizes import sized
 from gpu_pool.enforcement.hami_core import HamiTier
 from gpu_pool_client import Device, Holder, Lease, LeaseState, Slice, parse_request
 from gpu_pool_client import _framework_caps as framework_caps
-from gpu_pool_provisioner.kernel_slice import slice_environment
+from gpu_pool_provisioner.kernel_slice import SliceEnvironment
 
 ROUNDS = sized(40, 3)
 V100 = Device("GPU-0", 0, "V100-SXM2-32GB", 32768)
@@ -51,7 +51,7 @@ def milliseconds(act: Callable[[int], object]) -> list[float]:
 def find_caps(_: int) -> None:
     """Look for frameworks as if this environment had not been seen before, and choose the limits."""
     framework_caps._frameworks_in.cache_clear()
-    slice_environment(lease(0), KERNEL, {})
+    SliceEnvironment(KERNEL, {}, lease(0))
 
 
 def in_the_kernel() -> list[float]:

@@ -54,7 +54,7 @@ from gpu_pool_client import (
     SliceRequest,
 )
 from gpu_pool_client._durations import format_duration
-from gpu_pool_client.remote import bodies
+from gpu_pool_client._remote import bodies
 
 
 class DialectTier(Tier):
