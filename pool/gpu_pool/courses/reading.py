@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from gpu_pool.courses.fields import read_line, read_request, read_yes_or_no
+from gpu_pool.courses.fields import read_line, read_yes_or_no
 from gpu_pool.courses.model import CourseFile
 from gpu_pool.courses.text import (
     MOST_PROBLEMS,
@@ -23,11 +23,10 @@ from gpu_pool.courses.text import (
     UnreadableText,
     WrittenText,
     accepted,
-    given,
     in_words,
-    nearest,
     read_text,
 )
+from gpu_pool.policy.course_values import given, nearest, read_request
 from gpu_pool_client import BadRequest
 
 SUFFIX: Final = ".yaml"
