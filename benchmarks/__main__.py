@@ -30,7 +30,7 @@ NAMES = (
     "kernel_proxy",
     "pods",
     "journey",
-    "journeys",
+    "pod_starts",
     "cluster",
     "guard",
     "service",
@@ -42,7 +42,7 @@ NAMES = (
     "load",
 )
 #: Each takes as long as all others together: measured only where it is named.
-ALONE = ("cluster", "journey", "journeys", "load")
+ALONE = ("cluster", "journey", "pod_starts", "load")
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -79,7 +79,7 @@ def measured(names: Sequence[str]) -> Iterator[Row | str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; return 0 if everything ran and every promise was kept."""
+    """Print the table; return 0 if everything ran and no promise was broken."""
     asked = options(arguments)
     if asked.quick:
         os.environ[QUICK] = "1"
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
 
         draw([row.plain() for row in rows], asked.plots)
     broken = any(" FAILED: " in each for each in words)
-    return 0 if not broken and all(row.line.kept for row in rows) else 1
+    return 0 if not broken and all(row.line.verdict != "not kept" for row in rows) else 1
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.report import Line, interval
+from benchmarks.report import Line, compared
 from benchmarks.sizes import sized
 from gpu_pool.clock import Clock
 from gpu_pool.courses import CourseFolder
@@ -61,8 +60,4 @@ def run() -> Iterator[Line]:
 
 
 def _line(what: str, pairs: list[tuple[float, float]]) -> Line:
-    ratios = [mine / bare for mine, bare in pairs]
-    low, high = interval(ratios)
-    mine_ms, bare_ms = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
-    made_of = f"median of {ROUNDS}, 95% interval {low:.2f} to {high:.2f}"
-    return Line(what, statistics.median(ratios), made_of, ours=mine_ms, yardstick=bare_ms, unit="ms")
+    return compared(what, [(1000 * ours, 1000 * bare) for ours, bare in pairs], "medians", unit="ms")

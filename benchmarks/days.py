@@ -54,8 +54,8 @@ class School:
         self._now, self._days = 1e9, 0
         self._path, self._database = path, Database(path)
         clock = Clock(lambda: self._now, lambda: self._now)
-        self._book = LeaseStore(self._database, PoolSettings(attach_within=DAY), clock)
-        self._book.register(DEVICES)
+        self._store = LeaseStore(self._database, PoolSettings(attach_within=DAY), clock)
+        self._store.register(DEVICES)
         self._chance = random.Random(0)
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class School:
             self._now, number, lease_id = heappop(moments)
             before = time.thread_time()
             if lease_id:
-                self._book.release(lease_id, EndReason.RELEASED)
+                self._store.release(lease_id, EndReason.RELEASED)
             else:
                 lease_id, is_held = self._ask(f"{self._days}-{number}")
                 waited += not is_held
@@ -89,7 +89,7 @@ class School:
     def _ask(self, key: str) -> tuple[str, bool]:
         user = f"user-{self._chance.randrange(USERS)}"
         holder = Holder(user, process=Process.current())
-        lease = self._book.request(self._chance.choice(SIZES), holder, key)
+        lease = self._store.request(self._chance.choice(SIZES), holder, key)
         return lease.id, bool(lease.slices)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.report import Line
+from benchmarks.report import Line, compared
 from benchmarks.service import running
 from benchmarks.sizes import sized
 from gpu_pool.devices import discover
@@ -36,8 +36,8 @@ Points = tuple[tuple[float, float], ...]
 def prepare(path: Path, held: int, remembered: int = 0) -> tuple[Database, LeaseStore]:
     """Make a store with that many held leases and ended ones."""
     database = Database(path)
-    book = LeaseStore(database, PoolSettings())
-    book.register(discover(SIMULATED).devices)
+    store = LeaseStore(database, PoolSettings())
+    store.register(discover(SIMULATED).devices)
     with sqlite3.connect(path) as filling:
         filling.executemany(
             "INSERT INTO history VALUES "
@@ -51,35 +51,37 @@ def prepare(path: Path, held: int, remembered: int = 0) -> tuple[Database, Lease
     filling.close()
     this = Process.current()
     for number in range(held):
-        lease = book.request(SIZE, Holder("ada", process=this), f"held-{number}")
+        lease = store.request(SIZE, Holder("ada", process=this), f"held-{number}")
         # What nobody uses would be taken back meanwhile.
-        book.attach(lease.id, this, None, 0)
-    return database, book
+        store.attach(lease.id, this, None, 0)
+    return database, store
 
 
-def acquire(book: LeaseStore, key: str) -> float:
+def acquire(store: LeaseStore, key: str) -> float:
     """Return the processor's seconds that one acquire takes; its release is not counted."""
     began = time.process_time()
-    lease = book.request(SIZE, Holder("ada", process=Process.current()), key)
+    lease = store.request(SIZE, Holder("ada", process=Process.current()), key)
     seconds = time.process_time() - began
-    book.release(lease.id, EndReason.RELEASED)
+    store.release(lease.id, EndReason.RELEASED)
     return seconds
 
 
-def look(book: LeaseStore, _: str) -> float:
+def look(store: LeaseStore, _: str) -> float:
     """Return the processor's seconds that it takes to see everything that is held, by whom."""
     began = time.process_time()
-    book.status("")
+    store.status("")
     return time.process_time() - began
 
 
-def in_turn(books: list[LeaseStore], act: Callable[[LeaseStore, str], float], rounds: int) -> list[float]:
-    """Do it with each book in turn; return the median milliseconds of each."""
-    taken: list[list[float]] = [[] for _ in books]
+def in_turn(
+    stores: list[LeaseStore], act: Callable[[LeaseStore, str], float], rounds: int
+) -> list[list[float]]:
+    """Do it with each store in turn; return the milliseconds of each."""
+    taken: list[list[float]] = [[] for _ in stores]
     for number in range(rounds):
-        for book, times in zip(books, taken, strict=True):
-            times.append(1000 * act(book, f"key-{number}"))
-    return [statistics.median(times) for times in taken]
+        for store, times in zip(stores, taken, strict=True):
+            times.append(1000 * act(store, f"key-{number}"))
+    return taken
 
 
 async def see_all(url: str) -> int:
@@ -104,28 +106,22 @@ def run() -> Iterator[Line]:
     """Measure all sizes in turn and yield the report's lines."""
     with tempfile.TemporaryDirectory() as name:
         paths = [Path(name) / f"{held}.db" for held in HELD]
-        stores = [prepare(path, held) for path, held in zip(paths, HELD, strict=True)]
+        opened = [prepare(path, held) for path, held in zip(paths, HELD, strict=True)]
         old = prepare(Path(name) / "old.db", HELD[-1], REMEMBERED)
-        books = [book for _, book in stores]
-        *grants, remembering = in_turn([*books, old[1]], acquire, ROUNDS)
-        looks = in_turn(books, look, LOOKS)
-        for database, _ in (*stores, old):
+        stores = [store for _, store in opened]
+        *grants, remembering = in_turn([*stores, old[1]], acquire, ROUNDS)
+        looks = in_turn(stores, look, LOOKS)
+        for database, _ in (*opened, old):
             database.close()
         files = [path.stat().st_size / 1024 for path in paths]
         mib = [memory(path, held) for path, held in zip(paths, HELD, strict=True)]
     few, many = HELD[0], HELD[-1]
-    of = f"the processor's time, median of {ROUNDS}, all sizes in turn; 128 devices"
-    yield _curve(f"one acquire at {many:,} held, to {few} held", "ms", grants, of)
-    yield Line(
-        f"one acquire at {many:,} held and {REMEMBERED:,} ended, to {few} held",
-        remembering / grants[0],
-        of,
-        1.5,
-        ours=remembering,
-        yardstick=grants[0],
-        unit="ms",
-    )
-    yield _curve(f"one look at all of {many:,} leases, to {few}", "ms", looks, f"the same, median of {LOOKS}")
+    of = f"the processor's time, medians of {ROUNDS}, all sizes in turn; 128 devices"
+    medians, seen = ([statistics.median(times) for times in each] for each in (grants, looks))
+    yield _curve(f"one acquire at {many:,} held, to {few} held", "ms", medians, of)
+    what = f"one acquire at {many:,} held and {REMEMBERED:,} ended, to {few} held"
+    yield compared(what, list(zip(remembering, grants[0], strict=True)), of, 1.5, unit="ms")
+    yield _curve(f"one look at all of {many:,} leases, to {few}", "ms", seen, f"the same, medians of {LOOKS}")
     yield _curve(f"a store of {many:,} leases, to {few}", "KiB", files, "the file, closed")
     yield _curve(f"a service of {many:,} leases, to {few}", "MiB", mib, "resident, once it has told of all")
     for what, sizes in (("store", files), ("service's memory", [1024 * each for each in mib])):

@@ -52,8 +52,8 @@ def last_of(pid):
 
 os.setpgrp()
 database = Database(path)
-book = LeaseStore(database, settings)
-book.register(find_devices().devices)
+store = LeaseStore(database, settings)
+store.register(find_devices().devices)
 there, tell = os.pipe()
 roots = [sleep_below(2) for _ in range(leases)]
 awaited = leases
@@ -61,8 +61,8 @@ while awaited:
     awaited -= len(os.read(there, awaited))
 on_device = {}
 for number, root in enumerate(roots):
-    lease = book.request(parse_request(f"{1000 * devices // leases / 10}%"), Holder("ada"), f"key-{number}")
-    book.attach(lease.id, Process.of(root), None, 0)
+    lease = store.request(parse_request(f"{1000 * devices // leases / 10}%"), Holder("ada"), f"key-{number}")
+    store.attach(lease.id, Process.of(root), None, 0)
     on_device.setdefault(lease.slices[0].device.uuid, []).append(last_of(root))
 text = []
 for line in scenario.read_text().splitlines():

@@ -1,9 +1,10 @@
 """How far a kernel's start travels: our files and functions that are entered until it has been shut down.
 
-Three kernels: one that is granted its slice at once by the embedded pool, one that waits for it
-at ``gpu-pool serve``, and one in a pod of a cluster (where the programs of a control plane are;
-its pods are processes here). Counted are the process that starts the kernel and the service,
-each function once; what runs inside the kernel is not.
+Three kernels: one that is granted its slice at once by the embedded pool (the first of a Jupyter
+server, which opens the pool, and a later one), one that waits for it at ``gpu-pool serve``, and one
+in a pod of a cluster (where the programs of a control plane are; its pods are processes here).
+Counted are the process that starts the kernel and the service, each function once; what runs
+inside the kernel is not.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ from support.pod_pages import add_server, of_cluster
 from support.service import ForkServer, serving
 
 ROOT = Path(__file__).parents[1]
-#: The promise for a kernel that is granted its slice at once.
+#: The promise for a kernel that is granted its slice at once by a pool that is open.
 FILES, FUNCTIONS = 28, 140
+#: What a child is told to do.
+FIRST, LATER, WAITING = "first", "later", "waiting"
 _WITHIN = 120.0
 #: What the service's process runs first.
 _RECORDS = """
@@ -61,14 +64,17 @@ async def _travel(before_it_runs: Callable[[], Awaitable[None]] | None = None) -
     await manager.shutdown_kernel()
 
 
-async def child(path: Path, fill: bool) -> None:
-    """Record a journey; with ``fill`` the pool is full until the kernel waits."""
+async def child(path: Path, which: str) -> None:
+    """Record the journey of this process' first kernel, of a later one, or of one that must wait."""
     import gpu_pool_provisioner.provisioner  # noqa: F401 - what is done as modules are imported is not counted
 
     url = os.environ["GPU_POOL_URL"]
-    if not fill:
-        record(path)
+    if which != WAITING:
+        forget = record(path)
         await _travel()
+        if which == LATER:
+            forget()
+            await _travel()
         return
     async with connect(url) as pool:
         held = await pool.request(parse_request("1"), Holder("somebody"), "fills-the-pool")
@@ -82,10 +88,10 @@ async def child(path: Path, fill: bool) -> None:
         await _travel(waits_and_gets_it)
 
 
-def _run_child(folder: Path, path: Path, environment: dict[str, str], *, fill: bool = False) -> None:
+def _run_child(folder: Path, path: Path, environment: dict[str, str], which: str) -> None:
     paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
     subprocess.run(
-        [sys.executable, "-m", "benchmarks.journey", str(path), *(["fill"] if fill else [])],
+        [sys.executable, "-m", "benchmarks.journey", str(path), which],
         cwd=folder,
         env={**os.environ, **prepare(folder), **environment, "PYTHONPATH": os.pathsep.join(paths)},
         stdout=subprocess.DEVNULL,
@@ -94,14 +100,14 @@ def _run_child(folder: Path, path: Path, environment: dict[str, str], *, fill: b
     )
 
 
-def embedded(folder: Path) -> tuple[int, int]:
+def embedded(folder: Path, which: str) -> tuple[int, int]:
     """Return the files and functions of a kernel on the embedded pool."""
     path = folder / "entered"
-    _run_child(folder, path, {})
+    _run_child(folder, path, {}, which)
     return recorded(path)
 
 
-async def served(folder: Path, settings: str = "", more: str = "", *, fill: bool = True) -> tuple[int, int]:
+async def served(folder: Path, settings: str = "", more: str = "", which: str = WAITING) -> tuple[int, int]:
     """Return the files and functions of a kernel of a service, both processes together."""
     here, there = folder / "entered", folder / "entered-there"
     with contextlib.closing(ForkServer(more)) as children:
@@ -109,7 +115,7 @@ async def served(folder: Path, settings: str = "", more: str = "", *, fill: bool
             await service.end()
             service.prelude = _RECORDS.format(root=str(ROOT), path=str(there))
             await service.start()
-            await asyncio.to_thread(_run_child, folder, here, {"GPU_POOL_URL": service.url}, fill=fill)
+            await asyncio.to_thread(_run_child, folder, here, {"GPU_POOL_URL": service.url}, which)
             await service.end()
     return recorded(here, there)
 
@@ -131,13 +137,14 @@ def in_pod(folder: Path) -> tuple[int, int]:
             cluster.kubectl("create", "namespace", namespace)
             add_server(cluster, namespace, user)
             settings = of_cluster(cluster, namespace)
-            return asyncio.run(served(folder, settings, "import gpu_pool.cluster.pool", fill=False))
+            return asyncio.run(served(folder, settings, "import gpu_pool.cluster.pool", FIRST))
 
 
 def run() -> Iterator[Line]:
     """Count and yield the report's lines."""
     journeys: tuple[tuple[str, Callable[[Path], tuple[int, int]], bool], ...] = (
-        ("granted at once by the embedded pool", embedded, True),
+        ("granted at once by the embedded pool", lambda folder: embedded(folder, LATER), True),
+        ("that is a server's first, and opens that pool", lambda folder: embedded(folder, FIRST), False),
         ("that waits at gpu-pool serve", lambda folder: asyncio.run(served(folder)), False),
         ("in a pod", in_pod, False),
     )
@@ -151,4 +158,4 @@ def run() -> Iterator[Line]:
 
 
 if __name__ == "__main__":
-    asyncio.run(child(Path(sys.argv[1]), "fill" in sys.argv[2:]))
+    asyncio.run(child(Path(sys.argv[1]), sys.argv[2]))

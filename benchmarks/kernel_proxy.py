@@ -20,7 +20,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import AsyncKernelManager, KernelManager
 
 from benchmarks.kernels import first_reply, prepare
-from benchmarks.report import Line
+from benchmarks.report import Line, compared, interval
 from benchmarks.sizes import sized
 from gpu_pool_client import Holder, connect, parse_request
 
@@ -151,30 +151,23 @@ def run() -> Iterator[Line]:
         unit="s",
     )
     found = child("relayed")
-    middle = {
-        name: {kind: statistics.median(each) for kind, each in kinds.items()} for name, kinds in found.items()
-    }
-    more = [
-        mine - stock for mine, stock in zip(found["ours"]["execute"], found["stock"]["execute"], strict=True)
-    ]
+    executes, outputs = (
+        list(zip(found["ours"][kind], found["stock"][kind], strict=True)) for kind in ("execute", "output")
+    )
+    more = [1000 * (ours - stock) for ours, stock in executes]
+    low, high = interval(more)
+    stock_ms = 1000 * statistics.median(found["stock"]["execute"])
     yield Line(
         "what the relay adds to one execute",
-        statistics.median(more) * 1000,
-        f"median of {len(more)} interleaved pairs; "
-        f"{middle['ours']['execute'] * 1000:.2f} to {middle['stock']['execute'] * 1000:.2f} ms",
+        statistics.median(more),
+        f"95% interval {low:.2f} to {high:.2f} ms, of {len(more)}; a stock one {stock_ms:.2f}",
         1.0,
-        ours=statistics.median(more) * 1000,
+        ours=statistics.median(more),
         unit="ms",
+        interval=(low, high),
     )
-    yield Line(
-        f"an output of {OUTPUT_BYTES // 10**6} MB through the relay, to the direct connection",
-        middle["ours"]["output"] / middle["stock"]["output"],
-        f"median of {OUTPUTS} each; {middle['ours']['output']:.2f} to {middle['stock']['output']:.2f} s",
-        1.1,
-        ours=middle["ours"]["output"],
-        yardstick=middle["stock"]["output"],
-        unit="s",
-    )
+    what = f"an output of {OUTPUT_BYTES // 10**6} MB through the relay, to the direct connection"
+    yield compared(what, outputs, "medians", 1.1, unit="s")
     share = child("waiters")
     yield Line(
         f"what {WAITERS} waiting kernels in one server use",

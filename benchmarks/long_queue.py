@@ -25,36 +25,36 @@ ROUNDS = sized(400, 20)
 def prepare(path: Path, waiters: int) -> tuple[Database, LeaseStore]:
     """Make a store where one lease holds the wanted GPU, and so many users wait for it."""
     database = Database(path)
-    book = LeaseStore(database, PoolSettings())
-    book.register([WANTED, *OTHERS])
+    store = LeaseStore(database, PoolSettings())
+    store.register([WANTED, *OTHERS])
     for number in range(waiters + 1):
-        ask(book, "1 model=A100", f"user-{number}", f"line-{number}")
-    return database, book
+        ask(store, "1 model=A100", f"user-{number}", f"waiter-{number}")
+    return database, store
 
 
-def ask(book: LeaseStore, text: str, user: str, key: str) -> str:
+def ask(store: LeaseStore, text: str, user: str, key: str) -> str:
     """Ask for a slice and return the lease's id."""
-    return book.request(parse_request(text), Holder(user, process=Process.current()), key).id
+    return store.request(parse_request(text), Holder(user, process=Process.current()), key).id
 
 
-def pair(book: LeaseStore, key: str) -> float:
+def pair(store: LeaseStore, key: str) -> float:
     """Return the seconds that it takes to get a slice that nobody waits for, and to give it back."""
     began = time.perf_counter()
-    book.release(ask(book, "2%", "ada", key), EndReason.RELEASED)
+    store.release(ask(store, "2%", "ada", key), EndReason.RELEASED)
     return time.perf_counter() - began
 
 
-def turnover(book: LeaseStore, number: int) -> float:
+def turnover(store: LeaseStore, number: int) -> float:
     """Return the seconds that it takes to end the lease that is waited for, and to grant it to the next."""
     began = time.perf_counter()
-    book.release_key(f"line-{number}", EndReason.RELEASED)
+    store.release_key(f"waiter-{number}", EndReason.RELEASED)
     return time.perf_counter() - began
 
 
-def explain(book: LeaseStore, lease_id: str) -> float:
+def explain(store: LeaseStore, lease_id: str) -> float:
     """Return the seconds that it takes to say why a lease waits."""
     began = time.perf_counter()
-    book.explain(lease_id)
+    store.explain(lease_id)
     return time.perf_counter() - began
 
 
@@ -63,7 +63,7 @@ def run() -> Iterator[Line]:
     with tempfile.TemporaryDirectory() as name:
         empty = prepare(Path(name) / "empty.db", 0)
         long = prepare(Path(name) / "long.db", WAITERS)
-        last = ask(long[1], "1 model=A100", f"user-{WAITERS}", f"line-{WAITERS}")
+        last = ask(long[1], "1 model=A100", f"user-{WAITERS}", f"waiter-{WAITERS}")
         beside_none, pairs, turns, explanations = [], [], [], []
         for number in range(ROUNDS):
             beside_none.append(pair(empty[1], f"pair-{number}"))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,16 +16,16 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-from benchmarks.kernel_proxy import EXECUTES, OUTPUT_BYTES, OUTPUTS, in_turn, started
+from benchmarks.kernel_proxy import OUTPUT_BYTES, in_turn, started
 from benchmarks.kernels import prepare
-from benchmarks.report import Line
-from gpu_pool_provisioner import pools
+from benchmarks.report import Line, compared
+from gpu_pool_provisioner import kernel_slice
 from support.pods import PodPool
 
 
 def measure() -> dict[str, dict[str, list[float]]]:
     """Run the same directly and in a pod, in turn; return seconds."""
-    pools.connect = PodPool  # type: ignore[assignment]
+    kernel_slice.connect = PodPool  # type: ignore[assignment]
     return in_turn({name: started(name) for name in ("stock", "ours")})
 
 
@@ -48,17 +47,13 @@ def child() -> Any:
 def run() -> Iterator[Line]:
     """Measure and yield the report's lines."""
     found = child()
-    middle = {
-        name: {kind: statistics.median(each) for kind, each in kinds.items()} for name, kinds in found.items()
-    }
-    for kind, what, times in (
-        ("execute", "one execute in a pod, to the direct connection", EXECUTES),
-        ("output", f"an output of {OUTPUT_BYTES // 10**6} MB from a pod, to the direct connection", OUTPUTS),
+    for kind, what in (
+        ("execute", "one execute in a pod, to the direct connection"),
+        ("output", f"an output of {OUTPUT_BYTES // 10**6} MB from a pod, to the direct connection"),
     ):
-        ours, stock = middle["ours"][kind], middle["stock"][kind]
-        made_of = f"median of {times} each; {ours * 1000:.2f} to {stock * 1000:.2f} ms"
-        ms = (1000 * ours, 1000 * stock)
-        yield Line(what, ours / stock, made_of, ours=ms[0], yardstick=ms[1], unit="ms")
+        pairs = zip(found["ours"][kind], found["stock"][kind], strict=True)
+        ms = [(1000 * ours, 1000 * stock) for ours, stock in pairs]
+        yield compared(what, ms, "medians", unit="ms")
 
 
 if __name__ == "__main__":

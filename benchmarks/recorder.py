@@ -7,6 +7,7 @@ import inspect
 import json
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -24,10 +25,11 @@ def _is_function(code: CodeType) -> bool:
     return bool(code.co_flags & inspect.CO_OPTIMIZED) and is_named
 
 
-def record(path: Path) -> None:
+def record(path: Path) -> Callable[[], None]:
     """Append a line of JSON to ``path`` for each function of ours that this process enters from now on.
 
-    Threads that have been started already are left out.
+    Threads that have been started already are left out. What is returned, when it is called,
+    forgets what has been entered: a function that is entered again is written down again.
     """
     roots, seen = _roots(), set[CodeType]()
     file = path.open("a", buffering=1)
@@ -39,8 +41,13 @@ def record(path: Path) -> None:
             if code.co_filename.startswith(roots) and _is_function(code):
                 file.write(json.dumps([code.co_filename, code.co_firstlineno, code.co_name]) + "\n")
 
+    def forget() -> None:
+        seen.clear()
+        file.truncate(0)
+
     threading.setprofile(profile)
     sys.setprofile(profile)
+    return forget
 
 
 def recorded(*paths: Path) -> tuple[int, int]:

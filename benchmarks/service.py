@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -12,19 +13,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
 
-from benchmarks.report import Line
+from benchmarks.report import Line, compared, until_decided
 from benchmarks.sizes import sized
 from gpu_pool_client import Holder, Pool, Process, connect, parse_request
 
 CLIENTS = 50
 SECONDS = sized(2.0, 0.5)
 ROUNDS = sized(8, 1)
+MOST_ROUNDS = sized(32, 1)
 #: Longer than one poll, so that everybody asks anew once.
 WATCHED_SECONDS = sized(30.0, 2.0)
 WAITERS: tuple[tuple[int, float | None], ...] = sized(((200, None), (1_000, 0.1)), ((20, None),))
@@ -194,39 +196,35 @@ def run() -> Iterator[Line]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         where, service = stack.enter_context(ours(folder))
         least, _ = stack.enter_context(bare(folder))
-        pairs, commits, whole = [], [], []
-        for number in range(ROUNDS):
-            commits.append(asyncio.run(per_second(least, commit, f"c{number}")))
-            pairs.append(asyncio.run(per_second(where, pair, f"p{number}")))
-            whole.append(asyncio.run(pairs_of_the_client(f"unix:{where}", f"w{number}")))
-        rates = [sum(some) / ROUNDS for some in (pairs, commits, whole)]
-        yield Line(
-            "requests through the socket to a bare tornado handler's",
-            2 * rates[0] / rates[1],
-            f"{CLIENTS} connections; {2 * rates[0]:.0f} to {rates[1]:.0f} requests/s, each one transaction",
-            0.5,
-            "at least",
-            ours=2 * rates[0],
-            yardstick=rates[1],
-            unit="requests/s",
-        )
-        yield Line(
-            "request+release pairs to a bare handler's requests",
-            rates[0] / rates[1],
-            "each pair is two requests",
-            ours=rates[0],
-            yardstick=rates[1],
-            unit="pairs/s",
-        )
-        yield Line(
-            "pairs by the client, a connection each, to kept connections",
-            rates[2] / rates[0],
-            f"{CLIENTS} callers in one process",
-            ours=rates[2],
-            yardstick=rates[0],
-            unit="pairs/s",
-        )
+        number = itertools.count()
+
+        def measure() -> tuple[float, float, float]:
+            run = next(number)
+            commits = asyncio.run(per_second(least, commit, f"c{run}"))
+            pairs = asyncio.run(per_second(where, pair, f"p{run}"))
+            return pairs, commits, asyncio.run(pairs_of_the_client(f"unix:{where}", f"w{run}"))
+
+        yield from until_decided(measure, _lines, ROUNDS, MOST_ROUNDS)
         for count, promise in WAITERS:
             share = asyncio.run(cpu_of_waiters(f"unix:{where}", service, count))
             words = f"seconds of the service's processor per second, over {WATCHED_SECONDS:.0f} s"
             yield Line(f"what {count} waiters use", share, words, promise, ours=share, unit="cores")
+
+
+def _lines(rounds: Sequence[tuple[float, float, float]]) -> list[Line]:
+    return [
+        compared(
+            "requests through the socket to a bare tornado handler's",
+            [(2 * pairs, commits) for pairs, commits, _ in rounds],
+            f"{CLIENTS} connections; each request is one transaction",
+            0.5,
+            "at least",
+            unit="requests/s",
+        ),
+        compared(
+            "pairs by the client, a connection each, to kept connections",
+            [(whole, pairs) for pairs, _, whole in rounds],
+            f"{CLIENTS} callers in one process",
+            unit="pairs/s",
+        ),
+    ]

@@ -9,13 +9,13 @@ import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from benchmarks.report import Line, percentile
+from benchmarks.report import Kind, Line, compared, interval, percentile, until_decided
 from benchmarks.sizes import sized
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded.pool import EmbeddedPool
@@ -23,7 +23,9 @@ from gpu_pool.store.locks import FairLock
 from gpu_pool_client import Device, Holder, LeaseState, parse_request
 
 PROCESSES = 50
-SECONDS = sized(8.0, 1.0)
+SECONDS = sized(4.0, 1.0)
+ROUNDS = sized(5, 1)
+MOST_ROUNDS = sized(15, 1)
 DEVICE = Device("SIM-bench", 0, "A100-SXM4-80GB", 81920, simulated=True)
 #: What one acquire and one release write, without any decision, as two bare transactions.
 SAME_ROWS = """
@@ -147,19 +149,36 @@ def _worker(work: Work, folder: Path, number: int, told: Told, start: Barrier) -
 
 def run() -> Iterator[Line]:
     """Measure and yield the report's lines."""
-    least, rows, pairs = measure(one_row), measure(same_rows), measure(ours)
-    rate = f"{pairs.per_second:.0f} pairs/s"
-    yield Line(
-        "acquire+release pairs to bare one-row transactions",
-        pairs.per_second / least.per_second,
-        f"{PROCESSES} processes; {rate} to {least.per_second:.0f} transactions/s; a pair is two transactions",
-        0.25,
-        "at least",
-    )
-    yield Line(
-        "acquire+release pairs to bare transactions of the same rows",
-        pairs.per_second / rows.per_second,
-        f"{rate} to {rows.per_second:.0f} transactions/s that write what acquire and release write",
-    )
-    yield Line("least served process to most served", pairs.evenness, "pairs per process", 1 / 3, "at least")
-    yield Line("99th percentile of a pair to its mean", pairs.tail, "seconds, all processes", 3.0)
+    return iter(until_decided(_round, _lines, ROUNDS, MOST_ROUNDS))
+
+
+def _round() -> tuple[Result, Result, Result]:
+    return measure(ours), measure(same_rows), measure(one_row)
+
+
+def _lines(rounds: Sequence[tuple[Result, Result, Result]]) -> list[Line]:
+    pairs = [each for each, _, _ in rounds]
+    return [
+        compared(
+            "acquire+release pairs to bare transactions of the same rows",
+            [(each.per_second, rows.per_second) for each, rows, _ in rounds],
+            f"{PROCESSES} processes; a pair is two transactions",
+            0.25,
+            "at least",
+            unit="1/s",
+        ),
+        compared(
+            "acquire+release pairs to bare one-row transactions",
+            [(each.per_second, least.per_second) for each, _, least in rounds],
+            "the least that SQLite can do",
+            unit="1/s",
+        ),
+        _alone("least served process to most served", [each.evenness for each in pairs], 1 / 3, "at least"),
+        _alone("99th percentile of a pair to its mean", [each.tail for each in pairs], 3.0, "at most"),
+    ]
+
+
+def _alone(what: str, ratios: list[float], promise: float, kind: Kind) -> Line:
+    low, high = interval(ratios)
+    made_of = f"{PROCESSES} processes; 95% interval {low:.2g} to {high:.2g}, of {len(ratios)}"
+    return Line(what, statistics.median(ratios), made_of, promise, kind, interval=(low, high))

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +19,7 @@ from benchmarks.report import Line
 
 #: Columns of a table that is written to a file or a pipe.
 WIDTH = 150
+_STYLES: Final = {"not kept": "bold red", "undecided": "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Row:
     def plain(self) -> dict[str, object]:
         """Return it as JSON has it."""
         command = f"python -m benchmarks {self.name}"
-        return {"name": self.name, "command": command, **asdict(self.line), "kept": self.line.kept}
+        return {"name": self.name, "command": command, **asdict(self.line), "verdict": self.line.verdict}
 
 
 def facts(quick: bool) -> dict[str, object]:
@@ -65,14 +67,13 @@ def _cells(row: Row) -> list[Text]:
     line = row.line
     alone = line.ours is not None and line.yardstick is None
     promise = "" if line.promise is None else f"{line.kind} {line.promise:g}: "
-    verdict = "" if line.promise is None else "kept" if line.kept else "NOT KEPT"
     return [
         Text.assemble(line.what, "\n", (line.made_of, "dim")),
         Text(_figure(line.ours)),
         Text(_figure(line.yardstick)),
         Text("" if alone else _figure(line.ratio)),
         Text(line.unit),
-        Text.assemble(promise, (verdict, "" if line.kept else "bold red")),
+        Text.assemble(promise, (line.verdict or "", _STYLES.get(line.verdict or "", ""))),
         Text(row.name),
     ]
 

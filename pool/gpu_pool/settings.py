@@ -159,6 +159,11 @@ class PoolSettings(Configurable):
     in_pods = False
 
     @property
+    def asks_courses(self) -> bool:
+        """Whether courses are asked before anything is granted."""
+        return bool(self.courses_dir or self.course_required)
+
+    @property
     def sharing(self) -> Sharing:
         """How the pool is shared. Raises ``BadRequest`` that names what is wrong with it."""
         return Sharing(

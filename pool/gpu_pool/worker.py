@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import AbstractContextManager
@@ -53,7 +53,7 @@ class Worker:
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        alarm = loop.call_later(timeout, _settle, answer, None, TimeoutError())
+        alarm = loop.call_later(timeout, _settle, [(answer, (None, TimeoutError()))])
         self._jobs.put((job, answer))
         try:
             return await answer
@@ -91,19 +91,17 @@ class Worker:
         return jobs
 
     def _do(self, jobs: list[_Job]) -> list[_Outcome]:
+        outcomes: list[_Outcome] = []
         try:
             with self._together() if len(jobs) > 1 else contextlib.nullcontext():
-                done = [_outcome(job) for job, _ in jobs]
+                for job, _ in jobs:
+                    try:
+                        outcomes.append((job(), None))
+                    except BaseException as error:  # noqa: BLE001, PERF203 - it belongs to whoever asked
+                        outcomes.append((None, error))
         except BaseException as error:  # noqa: BLE001 - it belongs to those who asked
             return [(None, error)] * len(jobs)
-        return done
-
-
-def _outcome(job: Callable[[], object]) -> _Outcome:
-    try:
-        return job(), None
-    except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
-        return None, error
+        return outcomes
 
 
 def _tell(answers: list[_Answer], outcomes: list[_Outcome]) -> None:
@@ -112,23 +110,19 @@ def _tell(answers: list[_Answer], outcomes: list[_Outcome]) -> None:
     for answer, outcome in zip(answers, outcomes, strict=True):
         if isinstance(answer, asyncio.Future):
             told.setdefault(answer.get_loop(), []).append((answer, outcome))
-        elif answer is not None:
-            _settle(answer, *outcome)
+        else:
+            _settle([(answer, outcome)])
     for loop, some in told.items():
         # The loop may have been closed meanwhile: then nobody waits any more.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_settle_all, some)
+            loop.call_soon_threadsafe(_settle, some)
 
 
-def _settle_all(told: list[tuple[_Answer, _Outcome]]) -> None:
-    for answer, outcome in told:
-        _settle(answer, *outcome)
-
-
-def _settle(answer: _Answer, result: object, error: BaseException | None) -> None:
-    if answer is None or answer.done():
-        return
-    if error is not None:
-        answer.set_exception(error)
-    else:
-        answer.set_result(result)
+def _settle(told: Iterable[tuple[_Answer, _Outcome]]) -> None:
+    for answer, (result, error) in told:
+        if answer is None or answer.done():
+            continue
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)

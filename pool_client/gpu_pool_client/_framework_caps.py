@@ -51,6 +51,26 @@ _RELEASE: Final = re.compile(r"([0-9]+)\.([0-9]+)(?:\.[0-9]+)*(?:\.post[0-9]+)?(
 #: Other names than a Python's have no Python packages of their own.
 _PYTHON: Final = re.compile(r"(python|pypy)[0-9.]*t?", re.ASCII)
 _VERSIONED: Final = re.compile(r"python[0-9]+\.[0-9]+t?", re.ASCII)
+#: What a virtual environment's ``pyvenv.cfg`` says where it also imports from its Python's own folders.
+_SYSTEM_PACKAGES: Final = re.compile(r"^\s*include-system-site-packages\s*=\s*true\s*$", re.I | re.M)
+
+
+def slice_environment(
+    lease: Lease, python: str, environment: Mapping[str, str] | None = None, *, hook: bool = False
+) -> dict[str, str]:
+    """Return the variables that a process on ``lease`` needs: the lease's own, and framework caps.
+
+    The caps suit the frameworks that the interpreter ``python`` would import,
+    see :func:`installed_frameworks` and :func:`slice_caps`. Where the lease's
+    tier holds the memory there are no fractions: CUDA may show no more than was
+    granted, and a share of that would be a share of a share.
+    """
+    caps = slice_caps(installed_frameworks(python, environment), lease.slices, environment, hook=hook)
+    if lease.enforcement.memory.strength is not Strength.NONE:
+        caps = {name: value for name, value in caps.items() if name in _AS_NEEDED}
+    elif caps:
+        lease = with_caps(lease, caps)
+    return {**lease.environment, **caps}
 
 
 def installed_frameworks(python: str, environment: Mapping[str, str] | None = None) -> Mapping[str, str]:
@@ -90,8 +110,7 @@ def slice_caps(
     runs on the slice is an IPython kernel that sets limits as frameworks are
     imported, for those without a variable. Only a lease of whole devices gets no cap.
     """
-    memory = [(part.memory_mib, part.device.memory_mib) for part in slices]
-    if all(granted >= total for granted, total in memory):
+    if not versions or all(part.memory_mib >= part.device.memory_mib for part in slices):
         return {}
     environment = os.environ if environment is None else environment
     usable = [(usable_mib(part), part.device.memory_mib) for part in slices]
@@ -99,15 +118,15 @@ def slice_caps(
     # Rounded down, and in integers: the share of no slice adds up to more than the device.
     fraction = f"0.{min(mib * 100_000 // total for mib, total in usable):05d}"
     found: dict[str, str] = {}
-    if _torch_takes_fraction(versions.get("torch", "")):
-        found |= _torch(fraction, environment)
+    if "torch" in versions:
+        found |= _torch(versions["torch"], fraction, environment, hook=hook)
     if "jax" in versions:
         found |= _jax(fraction, environment)
     if "tensorflow" in versions:
-        found |= _unless_set("TF_FORCE_GPU_ALLOW_GROWTH", "true", environment)
+        found |= _tensorflow(versions["tensorflow"], least, environment, hook=hook)
     if "cupy" in versions:
         found |= _unless_set("CUPY_GPU_MEMORY_LIMIT", str(least * 2**20), environment)
-    return found | (_hooked(versions, fraction, least, environment) if hook else {})
+    return found
 
 
 def usable_mib(part: Slice) -> int:
@@ -120,28 +139,10 @@ def usable_mib(part: Slice) -> int:
     return max(left - min(LIBRARIES_MIB, left // _PART_FOR_LIBRARIES), _LEAST_MIB)
 
 
-def lease_caps(
-    versions: Mapping[str, str],
-    lease: Lease,
-    environment: Mapping[str, str] | None = None,
-    *,
-    hook: bool = False,
-) -> dict[str, str]:
-    """Return the variables of :func:`slice_caps` that suit a lease.
-
-    Where its tier holds the memory there are no fractions: CUDA may show no
-    more than was granted, and a share of that would be a share of a share.
-    """
-    caps = slice_caps(versions, lease.slices, environment, hook=hook)
-    if lease.enforcement.memory.strength is Strength.NONE:
-        return caps
-    return {name: value for name, value in caps.items() if name in _AS_NEEDED}
-
-
-def with_caps(lease: Lease, limits: Mapping[str, str]) -> Lease:
-    """State in the lease that framework caps hold its memory, where nothing firmer does."""
-    words = limit_words(limits)
-    if not words or lease.enforcement.memory.strength is not Strength.NONE:
+def with_caps(lease: Lease, caps: Mapping[str, str]) -> Lease:
+    """State in a lease whose memory nothing firmer holds that framework caps do."""
+    words = limit_words(caps)
+    if not words:
         return lease
     memory = Limit(Strength.COOPERATIVE, words)
     return replace(lease, enforcement=replace(lease.enforcement, memory=memory))
@@ -166,6 +167,25 @@ def limit_words(caps: Mapping[str, str]) -> str:
     return f"framework caps: {'; '.join(filter(None, parts))}" if everywhere or here else ""
 
 
+def _torch(version: str, fraction: str, environment: Mapping[str, str], *, hook: bool) -> dict[str, str]:
+    """Add the fraction to the user's own settings, in the variable that torch reads.
+
+    Of the two names, CUDA's part of torch 2.10 to 2.15 reads the older one
+    first. Where neither is set, the older is also the one that code in a
+    notebook overrides, whichever it sets. A torch that reads no fraction there is
+    left to the kernel's hook.
+    """
+    if any(_FRACTION_KEY in environment.get(name, "") for name in _TORCH_SETTINGS):
+        return {}
+    if not _torch_takes_fraction(version):
+        # set_per_process_memory_fraction is torch 1.8's.
+        can_hook = hook and _is_since((1, 8), version) and not version.endswith("+cpu")
+        return {_TORCH_HOOK: fraction} if can_hook else {}
+    name = next((name for name in _TORCH_SETTINGS if environment.get(name)), _TORCH_SETTINGS[0])
+    theirs = environment.get(name, "").strip().rstrip(",")
+    return {name: f"{theirs},{_FRACTION_KEY}:{fraction}".lstrip(",")}
+
+
 def _torch_takes_fraction(version: str) -> bool:
     """Whether this torch knows the key; one that does not fails at its first use of CUDA.
 
@@ -176,18 +196,11 @@ def _torch_takes_fraction(version: str) -> bool:
     return match is not None and (int(match[1]), int(match[2])) >= (2, 10) and match[3] != "cpu"
 
 
-def _hooked(
-    versions: Mapping[str, str], fraction: str, least: int, environment: Mapping[str, str]
-) -> dict[str, str]:
-    """Return what a kernel's hook is to set: where there is something to call, and nothing firmer."""
-    found = {}
-    torch = versions.get("torch", "")
-    theirs = any(_FRACTION_KEY in environment.get(name, "") for name in _TORCH_SETTINGS)
-    # set_per_process_memory_fraction is torch 1.8's.
-    if _is_since((1, 8), torch) and not (_torch_takes_fraction(torch) or torch.endswith("+cpu") or theirs):
-        found[_TORCH_HOOK] = fraction
+def _tensorflow(version: str, least: int, environment: Mapping[str, str], *, hook: bool) -> dict[str, str]:
+    """Let TensorFlow take memory as it needs it; it has no variable for a limit, which the hook sets."""
+    found = _unless_set("TF_FORCE_GPU_ALLOW_GROWTH", "true", environment)
     # LogicalDeviceConfiguration has its name, and its place, since TensorFlow 2.4.
-    if _is_since((2, 4), versions.get("tensorflow", "")):
+    if hook and _is_since((2, 4), version):
         found[_TENSORFLOW_HOOK] = str(least)
     return found
 
@@ -196,20 +209,6 @@ def _is_since(first: tuple[int, int], version: str) -> bool:
     """Whether a version, which may be a pre-release, is at least ``first``."""
     match = re.match(r"([0-9]+)\.([0-9]+)", version)
     return match is not None and (int(match[1]), int(match[2])) >= first
-
-
-def _torch(fraction: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Add the fraction to the user's own settings, in the variable that torch reads.
-
-    Of the two names, CUDA's part of torch 2.10 to 2.15 reads the older one
-    first. Where neither is set, the older is also the one that code in a
-    notebook overrides, whichever it sets.
-    """
-    if any(_FRACTION_KEY in environment.get(name, "") for name in _TORCH_SETTINGS):
-        return {}
-    name = next((name for name in _TORCH_SETTINGS if environment.get(name)), _TORCH_SETTINGS[0])
-    theirs = environment.get(name, "").strip().rstrip(",")
-    return {name: f"{theirs},{_FRACTION_KEY}:{fraction}".lstrip(",")}
 
 
 def _jax(fraction: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -255,24 +254,17 @@ def _import_folders(python: str, environment: Mapping[str, str]) -> Iterator[str
     # Not resolved: a virtual environment is known by the folder its link lies in.
     prefix = Path(located).absolute().parent.parent
     base = Path(located).resolve()
-    venv = _venv_settings(prefix)
-    if venv is not None:
+    try:
+        settings = (prefix / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # no virtual environment
+        settings = None
+    if settings is not None:
         yield from _site_folders(prefix, base)
-        if venv.get("include-system-site-packages", "").lower() != "true":
+        if not _SYSTEM_PACKAGES.search(settings):
             return
     if not environment.get("PYTHONNOUSERSITE"):
         yield from _site_folders(_user_base(environment), base)
     yield from _site_folders(base.parent.parent, base)
-
-
-def _venv_settings(prefix: Path) -> dict[str, str] | None:
-    """Read ``pyvenv.cfg``; None if ``prefix`` is no virtual environment."""
-    try:
-        text = (prefix / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    pairs = (line.partition("=") for line in text.splitlines())
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
 def _user_base(environment: Mapping[str, str]) -> Path:

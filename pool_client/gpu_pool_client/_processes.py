@@ -52,8 +52,8 @@ class Process:
         Process or None
             The process; None if there is none, or none that the caller may see.
         """
-        start = _start_of(pid)
-        return None if start is None else cls(pid, start, boot_id(), pid_namespace())
+        found = _start_and_parent(pid)
+        return None if found is None else cls(pid, found[0], boot_id(), pid_namespace())
 
     @classmethod
     def current(cls) -> Process:
@@ -77,7 +77,8 @@ class Process:
             return False
         if self.namespace != pid_namespace():
             return None
-        return _start_of(self.pid) == self.start
+        found = _start_and_parent(self.pid)
+        return found is not None and found[0] == self.start
 
 
 @functools.cache
@@ -85,10 +86,6 @@ def _current() -> Process:
     found = Process.of(os.getpid())
     assert found is not None, "a running process sees itself"
     return found
-
-
-# A forked child is another process.
-os.register_at_fork(after_in_child=_current.cache_clear)
 
 
 @functools.cache
@@ -103,22 +100,22 @@ def boot_id() -> str:
         return f"{int(psutil.boot_time())}"
 
 
+@functools.cache
 def pid_namespace() -> str:
-    """Name the pid namespace of the calling process."""
+    """Name the pid namespace of the calling process, which is in one for as long as it lives."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return sys.platform
 
 
-def _start_of(pid: int) -> int | None:
-    """Return the start time of a live process, or None for a dead one, a zombie, or a hidden one."""
-    found = _start_and_parent(pid)
-    return None if found is None else found[0]
+# A forked child is another process, and may be in another namespace.
+os.register_at_fork(after_in_child=_current.cache_clear)
+os.register_at_fork(after_in_child=pid_namespace.cache_clear)
 
 
 def _start_and_parent(pid: int) -> tuple[int, int] | None:
-    """Return the start time of a live process and the pid of its parent.
+    """Return the start time of a live process and the pid of its parent; None for a dead one or a zombie.
 
     Where ``/proc`` is mounted with ``hidepid`` (proc(5)), other users' processes
     are missing from it, or may not be read.

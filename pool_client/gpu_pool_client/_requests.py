@@ -92,7 +92,7 @@ class SliceRequest:
     @property
     def size(self) -> str:
         """The request without its filters: ``2%``, ``2x1.5GiB``, ``4``."""
-        if self.whole_devices:
+        if self.milli == WHOLE:
             return str(self.count)
         amount = format_memory(self.memory_mib) if self.memory_mib else format_share(self.milli or 0)
         return f"{self.count}x{amount}" if self.count > 1 else amount

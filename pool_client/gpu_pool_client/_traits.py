@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from traitlets import Float, TraitError
@@ -29,7 +30,12 @@ class Seconds(Float[float, float]):
 
     def validate(self, obj: Any, value: Any) -> float:  # noqa: ARG002 - traitlets gives it
         """Return ``value`` in seconds. Raises ``TraitError``. Called at every assignment."""
-        seconds = self._seconds(value)
+        seconds = float("nan")
+        if isinstance(value, str):
+            with suppress(BadRequest):
+                seconds = parse_duration(value)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            seconds = float(value)
         if self.min <= seconds <= self.max:  # which NaN is not
             return seconds
         most = f"to {self.max}" if self.max < float("inf") else "on"
@@ -42,15 +48,3 @@ class Seconds(Float[float, float]):
     def from_string(self, s: str) -> Any:
         """Leave a value from the command line as it is written, for :meth:`validate`."""
         return s
-
-    @staticmethod
-    def _seconds(value: object) -> float:
-        """Return what is meant; NaN for what means nothing."""
-        if isinstance(value, str):
-            try:
-                return parse_duration(value)
-            except BadRequest:
-                return float("nan")
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-        return float("nan")

@@ -401,7 +401,7 @@ class Lease:
 
     def describe_limits(self) -> str:
         """Say in one line what is granted and what is enforced."""
-        share = self.slices[0].share if self.slices else "nothing"
+        share = format_share(self.slices[0].milli) if self.slices else "nothing"
         return (
             f"memory: {self.memory_mib} MiB, {self.enforcement.memory}; "
             f"compute: {share}, {self.enforcement.compute}"

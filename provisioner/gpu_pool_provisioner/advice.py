@@ -10,20 +10,17 @@ from typing import Any, Final, TypeVar
 from gpu_pool_client import (
     WHOLE,
     BadRequest,
-    EndReason,
     GpuPoolError,
-    LeaseGone,
     SliceRequest,
     TimedOut,
     parse_request,
 )
+from gpu_pool_provisioner.kernel_slice import kernel_name
 
 E = TypeVar("E", bound=GpuPoolError)
 
 #: Characters in a line of JupyterLab's dialog that fit into a small window.
 _DIALOG_COLUMNS: Final = 76
-#: Characters of a user's or kernel's name that are kept, as a pool does.
-_LONGEST_NAME: Final = 200
 
 #: The name under which kernelspecs ask for this package's provisioner.
 PROVISIONER = "gpu-pool"
@@ -95,32 +92,6 @@ def slice_of(spec: Mapping[str, Any]) -> SliceRequest | None:
         return parse_request(str(_entry(_entry(stanza, "config"), "slice")))
     except BadRequest:
         return None
-
-
-def printable(text: object, most: int = _LONGEST_NAME) -> str:
-    """Return ``text`` cut to ``most`` characters, with a space for what cannot be shown.
-
-    That is a line's end, a control character, or half a surrogate pair (as JSON can hold).
-    """
-    return "".join(sign if sign.isprintable() else " " for sign in str(text)[:most])
-
-
-def kernel_name(display_name: object, most: int = _LONGEST_NAME) -> str:
-    """Return a kernel's name as a sentence has it: ``Python 3 (GPU  2%)`` with one space, and printable.
-
-    Its second space sets the order in Jupyter's lists and nothing else.
-    """
-    return printable(str(display_name).replace("  ", " "), most)
-
-
-def slice_lost(size: str, reason: EndReason | None) -> LeaseGone:
-    """Say why a kernel that had a slice cannot be restarted."""
-    why = f" ({reason.value})" if reason else ""
-    return LeaseGone(
-        f"This kernel no longer has its GPU slice of {size}: it went back to the pool{why}.",
-        "Shut the kernel down and start it again to ask for a new slice.",
-        reason=reason.value if reason else None,
-    )
 
 
 def _entry(mapping: object, key: str) -> object:

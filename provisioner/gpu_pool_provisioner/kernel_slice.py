@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
@@ -12,26 +13,55 @@ from typing import Final
 from traitlets.log import get_logger
 
 from gpu_pool_client import (
+    EndReason,
     GpuPoolError,
     Holder,
     Lease,
     LeaseGone,
     LeaseState,
+    OverQuota,
     Pool,
+    PoolUnreachable,
     Process,
     SliceRequest,
+    connect,
 )
-from gpu_pool_client._framework_caps import installed_frameworks, lease_caps, with_caps
-from gpu_pool_provisioner.advice import slice_lost
-from gpu_pool_provisioner.pools import NOT_NOW, give_back, shared_pool
+from gpu_pool_client._framework_caps import slice_environment
+from gpu_pool_provisioner.proxy.loops import proxy_loop
 
 #: What a kernel is to show its user below the first cell; see gpu_pool_kernels.inkernel.extension.
 NOTICE_VARIABLE: Final = "GPU_POOL_NOTICE"
+#: What a pool raises about a lease that there is where it cannot answer now: it is away, or its user
+#: has asked it too much within a minute. (Of a request for a lease, ``OverQuota`` is the answer.)
+NOT_NOW: Final = (PoolUnreachable, OverQuota)
 #: Seconds in which a pool hears of a restart. One that is slower may still keep the slice.
 _ATTACHED_WITHIN: Final = 15.0
+#: Seconds for which whoever gives a slice back waits until it is done.
+_WAITS: Final = 5.0
+#: Seconds to leave a pool alone that was just away, and one that has been away for long.
+_SOON: Final = 2.0
+_SELDOM: Final = 30.0
+#: Characters of a user's or kernel's name that are kept, as a pool does.
+_LONGEST_NAME: Final = 200
 _OTHER_SIZE: Final = (
     "You asked for {}. This cluster has no slice of exactly that size: you have {}, and that counts."
 )
+
+#: The open pools, by URL and process: a forked child must not use its parent's.
+_pools: dict[tuple[str, int], Pool] = {}
+#: The leases whose release is tried again and again, by pool. Used on the proxies' thread alone.
+_trying: set[tuple[str, str]] = set()
+
+
+def shared_pool(url: str) -> Pool:
+    """Return this process's pool for ``url``, opened at the first call and open until the process ends.
+
+    Raises what :func:`gpu_pool_client.connect` raises; a failure is not remembered.
+    """
+    key = url, os.getpid()
+    if key not in _pools:
+        _pools[key] = connect(url)
+    return _pools[key]
 
 
 class KernelSlice:
@@ -48,6 +78,8 @@ class KernelSlice:
         self.lease_id: str | None = None
         #: Names the request to the pool, so that one whose answer was lost is not made twice.
         self._key = uuid.uuid4().hex
+        #: The request that is under way, see :meth:`take_within`.
+        self._asking: asyncio.Task[Lease] | None = None
         #: The size to change to once the kernel's process, which has used its devices, has ended.
         self.pending_size: SliceRequest | None = None
         #: Why the last change of size came to nothing, for whoever uses the kernel that is launched next.
@@ -79,6 +111,30 @@ class KernelSlice:
         if lease.request.size != self.request.size:
             self.notice = _OTHER_SIZE.format(self.request.of_gpus, lease.request.size)
         return lease
+
+    async def take_within(self, holder: Holder, seconds: float) -> Lease | None:
+        """Do what :meth:`take` does; return None where the pool has not answered within so many seconds.
+
+        The request then goes on, and the next call waits for its answer. To be
+        called on the proxies' event loop, as :meth:`stop_asking`.
+        """
+        if self._asking is None:
+            self._asking = asyncio.create_task(self.take(holder))
+        asking = self._asking
+        await asyncio.wait({asking}, timeout=seconds)
+        if not asking.done():
+            return None
+        if self._asking is asking:
+            self._asking = None
+        return None if asking.cancelled() else asking.result()
+
+    async def stop_asking(self) -> None:
+        """Withdraw the request that is under way, if any, and ask anew the next time."""
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.add_done_callback(note_error)
+            if asking.cancel():
+                self.renew_key()
 
     async def _lease_of_before(self, lease_id: str) -> Lease:
         try:
@@ -122,12 +178,19 @@ class KernelSlice:
             get_logger().warning("Keeping the kernel's GPU slice over its restart failed: %r", error)
         if self.lease_id != lease_id:
             # The kernel was shut down during its restart; this process must not keep its slice alive.
-            await give_back(self.pool, lease_id)
+            await self.give_back(lease_id=lease_id)
 
-    async def give_back(self) -> None:
-        """Release the slice, see :func:`gpu_pool_provisioner.returning.give_back`."""
-        if self.lease_id is not None:
-            await give_back(self.pool, self.lease_id)
+    async def give_back(self, reason: EndReason = EndReason.RELEASED, *, lease_id: str | None = None) -> None:
+        """Release the slice; where its pool cannot hear of it now, as soon as it can. May be repeated.
+
+        A lease that is attached to the process of a server, as one in the queue is, would
+        otherwise stay there for as long as the server runs. Whoever shuts a kernel
+        down waits for the pool for a moment only. ``lease_id`` names a lease that this was before.
+        """
+        lease_id = lease_id or self.lease_id
+        if lease_id is not None:
+            released = asyncio.run_coroutine_threadsafe(_release(self.pool, lease_id, reason), proxy_loop())
+            await asyncio.wait({asyncio.wrap_future(released)}, timeout=_WAITS)
 
     def forget(self) -> None:
         """Let the next :meth:`take` acquire a new slice."""
@@ -139,21 +202,99 @@ class KernelSlice:
         self._key = uuid.uuid4().hex
 
 
+def note_error(task: asyncio.Task[Lease]) -> None:
+    """Take note of a task's error, also where nobody waits for it any more."""
+    if not task.cancelled():
+        task.exception()
+
+
+def slice_lost(size: str, reason: EndReason | None) -> LeaseGone:
+    """Say why a kernel that had a slice cannot be restarted."""
+    why = f" ({reason.value})" if reason else ""
+    return LeaseGone(
+        f"This kernel no longer has its GPU slice of {size}: it went back to the pool{why}.",
+        "Shut the kernel down and start it again to ask for a new slice.",
+        reason=reason.value if reason else None,
+    )
+
+
+async def _release(pool: Pool, lease_id: str, reason: EndReason) -> None:
+    try:
+        await pool.release(lease_id, reason)
+    except NOT_NOW as error:
+        get_logger().warning("GPU lease %s is given back once its pool answers: %s", lease_id, error)
+        await _keep_trying(pool, lease_id, reason)
+    except GpuPoolError as error:
+        get_logger().warning("GPU lease %s ends when its process is seen gone: %s", lease_id, error)
+
+
+async def _keep_trying(pool: Pool, lease_id: str, reason: EndReason) -> None:
+    key = pool.url, lease_id
+    if key in _trying:
+        return
+    _trying.add(key)
+    pause = _SOON
+    try:
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                await pool.release(lease_id, reason)
+            except NOT_NOW:
+                pause = min(2 * pause, _SELDOM)
+            else:
+                return
+    except GpuPoolError as error:
+        get_logger().warning("GPU lease %s is not to be given back any more: %s", lease_id, error)
+    finally:
+        _trying.discard(key)
+
+
+def kernel_name(display_name: object, most: int = _LONGEST_NAME) -> str:
+    """Return a kernel's name as a sentence has it: ``Python 3 (GPU  2%)`` with one space, and printable.
+
+    Its second space sets the order in Jupyter's lists and nothing else.
+    """
+    return printable(str(display_name).replace("  ", " "), most)
+
+
+def printable(text: object, most: int = _LONGEST_NAME) -> str:
+    """Return ``text`` cut to ``most`` characters, with a space for what cannot be shown.
+
+    That is a line's end, a control character, or half a surrogate pair (as JSON can hold).
+    """
+    return "".join(sign if sign.isprintable() else " " for sign in str(text)[:most])
+
+
 #: The entry-point group of callables that add to a kernel's command what it loads for its user,
 #: and what sets the limits of frameworks that read none from the environment.
 LAUNCHERS: Final = "gpu_pool.kernel_launchers"
 
 
-def slice_environment(lease: Lease, command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what a kernel on ``lease`` needs in addition to its ``environment``.
+class SliceEnvironment:
+    """The command of a kernel on its slice, and the variables of the slice while it runs."""
 
-    The frameworks beside the first word of its command decide which memory caps
-    are set. Kernels of other languages get none.
-    """
-    command = list(command)
-    found = installed_frameworks(command[0], environment)
-    limits = lease_caps(found, lease, environment, hook=kernel_command(command) != command)
-    return {**with_caps(lease, limits).environment, **limits}
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], lease: Lease) -> None:
+        """Take the kernel's command, and what its environment is without a slice.
+
+        The frameworks beside the first word of its command decide which memory
+        caps are set. Kernels of other languages get none.
+        """
+        #: The command, with what an IPython kernel loads for its user.
+        self.command = kernel_command(list(command))
+        self._python = command[0]
+        self._environment = dict(environment)
+        self._hook = self.command != list(command)
+        self.variables: Mapping[str, str] = slice_environment(
+            lease, self._python, self._environment, hook=self._hook
+        )
+
+    def change(self, lease: Lease) -> dict[str, tuple[str | None, str | None]]:
+        """Return what changes with the lease: by name the value before and now, None for none."""
+        before = self.variables
+        now = slice_environment(lease, self._python, self._environment, hook=self._hook)
+        self.variables = now
+        names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        return {name: (before.get(name), now.get(name)) for name in names}
 
 
 def kernel_command(command: list[str], *, installed: bool = False) -> list[str]:

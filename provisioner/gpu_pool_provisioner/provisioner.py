@@ -10,19 +10,28 @@ The order in which a kernel manager calls the hooks below::
 start, a crash loop, a killed server). So the lease is always attached to a process
 whose death ends it, and, while that process has yet to show that it works, it
 has a deadline as well.
+
+The kernel may be a kernel proxy: it lives, and has no process yet. What the kernel
+manager asks about the process, and does to it, concerns the proxy for as long as
+that is all there is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from string import Template
 from typing import Any, Final
 
-from jupyter_client.connect import KernelConnectionInfo
+from jupyter_client.connect import KernelConnectionInfo, port_names
+from jupyter_client.localinterfaces import is_local_ip
+from traitlets import default
 
 from gpu_pool_client import (
     EndReason,
@@ -32,24 +41,30 @@ from gpu_pool_client import (
     Lease,
     LeaseState,
     Pool,
+    PoolUnreachable,
     Process,
     TimedOut,
     parse_request,
 )
-from gpu_pool_client._pool import COURSE_VARIABLE, URL_VARIABLE
+from gpu_pool_client._pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
 from gpu_pool_client._processes import account_of
 from gpu_pool_provisioner import advice
-from gpu_pool_provisioner.kernel_slice import NOTICE_VARIABLE, KernelSlice, kernel_command
-from gpu_pool_provisioner.pools import resolve_url
-from gpu_pool_provisioner.ports import ReservingProvisioner
-from gpu_pool_provisioner.proxied import ProxiedProvisioner
+from gpu_pool_provisioner.kernel_slice import (
+    NOTICE_VARIABLE,
+    KernelSlice,
+    SliceEnvironment,
+    kernel_name,
+    printable,
+)
+from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
 from gpu_pool_provisioner.proxy import messages, pod_runs
+from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.loops import on_proxy_thread
+from gpu_pool_provisioner.proxy.loops import on_proxy_thread, proxy_loop
 from gpu_pool_provisioner.proxy.runs import BackendConnection, Launch, ProxiedKernel
 from gpu_pool_provisioner.readiness import ReadinessWatch
-from gpu_pool_provisioner.resizing import SliceEnvironment, grant
-from gpu_pool_provisioner.settings import SliceSettings
+from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
+from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE, SliceSettings
 
 #: Seconds for which the death of a kernel that nobody restarts by itself is forgiven:
 #: enough for its manager, which looks ten times a second, to see it and restart it on request.
@@ -66,19 +81,30 @@ _ANSWERS_WITHIN: Final = 5.0
 _KILLED_WITHIN: Final = 5.0
 
 
-class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner):
+class GPUPoolProvisioner(SliceSettings):
     """Launches a kernel on a slice of a GPU, and gives the slice back when the kernel ends.
 
     Without a ``slice`` it is exactly the stock provisioner. Errors of the pool
     pass to the caller: their text is what a student reads.
     """
 
+    #: The kernel manager. jupyter_client gives every provisioner one.
+    parent: Any
     _slice: KernelSlice | None = None
     #: The slice's lease as it was before the launch: held, or in the queue.
     _lease: Lease | None = None
+    #: When the slice was last asked for, by ``time.monotonic()``.
+    _asked_at = 0.0
     #: Whether a start went through. Then only cleanup(False) makes the slice forgotten.
     _started = False
+    _ports: PortReservation | None = None
     _watch: ReadinessWatch | None = None
+    #: Where the running kernel asks for another size of its slice.
+    _resize_requests: ResizeRequests | None = None
+    #: Speaks for the kernel before its process, and in front of it.
+    _proxy: KernelProxy | None = None
+    #: The ports and keys on which the proxy listens.
+    _proxy_connection: KernelConnectionInfo | None = None
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Take a slice, or keep the one of before a restart, and prepare the launch.
@@ -89,6 +115,7 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
         if not self.slice:
             return await super().pre_launch(**kwargs)
         async with self._undone_on_failure():
+            self._lease = None
             self._lease = await self._take_slice()
             self._reserve_ports()
             return await super().pre_launch(**kwargs)
@@ -108,7 +135,7 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
             if lease is None or self._proxy is not None or not is_direct:
                 await self._wait_in_proxy(self._slice, lease, cmd, kwargs)
             else:
-                await self._launch_on(lease, cmd, kwargs)
+                await self._launch_on(self._slice, lease, cmd, kwargs)
                 await self._attach_kernel(self._slice.pool, lease.id)
             return self.connection_info
 
@@ -121,7 +148,7 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
             await super().post_launch(**kwargs)
             self._started = True
             if self._watch is not None:
-                self._watch.adopt()
+                self._watch.adopted.set()
 
     async def cleanup(self, restart: bool = False) -> None:
         """Give slice and ports back, or keep them for a restart. Called when the process has ended."""
@@ -129,15 +156,14 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
         if self._slice is not None and restart:
             await self._keep_slice(self._slice)
         elif self._slice is not None:
-            in_pod = self._in_pod
+            in_pod = self._proxy is not None and self._proxy.in_pod
             await self._leave_proxy()  # first: nobody would give back what is still being asked for
             # A process that the system does not let die still has its slice, until the pool sees it gone.
             if in_pod or await self.poll() is not None:
                 await self._slice.give_back()
             self._slice.forget()
             self._started = False
-            self._close_resize_requests()
-            self._close_ports()
+            self._close_reserved()
         await super().cleanup(restart=restart)
 
     async def _keep_slice(self, kernel_slice: KernelSlice) -> None:
@@ -152,6 +178,54 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
             if self._proxy is not None:
                 await on_proxy_thread(self._proxy.being_restarted(within=_ANSWERS_WITHIN))
 
+    @property
+    def has_process(self) -> bool:
+        """Whether there is something to signal and to wait for. Called before either."""
+        return bool(super().has_process) or (self._proxy is not None and self._proxy.standing_in)
+
+    async def poll(self) -> int | None:
+        """Return None while the kernel lives. Called by ``is_alive``, often."""
+        if self._proxy is not None and self._proxy.standing_in:
+            return None
+        return await super().poll()
+
+    async def wait(self) -> int | None:
+        """Return once the kernel has ended. Called at every shutdown and restart."""
+        while await self.poll() is None:  # noqa: ASYNC110 - as the stock provisioner does
+            await asyncio.sleep(0.1)
+        return await super().wait()
+
+    async def send_signal(self, signum: int) -> None:
+        """Pass a signal on; an interrupt gives up a wait. Also called by kill and terminate."""
+        proxy = self._proxy
+        if proxy is not None and signum == signal.SIGINT and proxy.takes_interrupts:
+            await on_proxy_thread(proxy.interrupt())
+        elif proxy is not None and proxy.standing_in:
+            # What is not here takes no other signals.
+            if signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGHUP):
+                await on_proxy_thread(proxy.stop())
+        else:
+            await super().send_signal(signum)
+
+    async def kill(self, restart: bool = False) -> None:
+        """End the kernel at once."""
+        if self._proxy is not None and self._proxy.standing_in:
+            await on_proxy_thread(self._proxy.stop())
+        else:
+            await super().kill(restart=restart)
+
+    async def terminate(self, restart: bool = False) -> None:
+        """Ask the kernel to end."""
+        if self._proxy is not None and self._proxy.standing_in:
+            await on_proxy_thread(self._proxy.stop())
+        else:
+            await super().terminate(restart=restart)
+
+    def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
+        """Return in how many seconds a kernel ends by itself. Called at every graceful shutdown."""
+        in_pod = self._proxy is not None and self._proxy.in_pod
+        return max(recommended, _POD_ENDS_WITHIN) if in_pod else recommended
+
     async def get_provisioner_info(self) -> dict[str, Any]:
         """Return what another process needs to manage this kernel: jupyter_client's way to persist it."""
         info = await super().get_provisioner_info()
@@ -165,18 +239,23 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
             self._slice.lease_id = provisioner_info["lease_id"]
             self._started = True
 
-    def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
-        """Return in how many seconds a kernel ends by itself. Called at every graceful shutdown."""
-        return max(recommended, _POD_ENDS_WITHIN) if self._in_pod else recommended
+    @default("slice")
+    def _default_slice(self) -> str:
+        return self._variable(DEFAULT_SLICE_VARIABLE)
 
-    @property
-    def _in_pod(self) -> bool:
-        return self._proxy is not None and self._proxy.in_pod
+    def _variable(self, name: str) -> str:
+        """Return a variable as the kernel will have it: its kernelspec's (``env``), or else this server's.
+
+        What stands in ``${...}`` is put in from this server's, as Jupyter does. Empty if it is not set.
+        """
+        stanza = getattr(self.kernel_spec, "env", None) or {}
+        if name in stanza:
+            return Template(str(stanza[name])).safe_substitute(os.environ)
+        return os.environ.get(name, "")
 
     def _new_slice(self) -> KernelSlice:
-        return KernelSlice(
-            resolve_url(self.pool_url or self.variable(URL_VARIABLE)), parse_request(self.slice)
-        )
+        url = self.pool_url or self._variable(URL_VARIABLE) or DEFAULT_URL
+        return KernelSlice(url, parse_request(self.slice))
 
     async def _take_slice(self) -> Lease | None:
         """Return the slice's lease; None where a proxy is to wait until the pool answers."""
@@ -184,31 +263,30 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
             wanted = self._slice = self._slice or self._new_slice()
             if not self.kernel_proxy:
                 return await wanted.take(self._holder(), self.wait_timeout)
-            return await on_proxy_thread(self._lease_client_for(wanted).begin(_ANSWERS_WITHIN))
+            self._asked_at = time.monotonic()
+            return await on_proxy_thread(wanted.take_within(self._holder(), _ANSWERS_WITHIN))
         except TimedOut as error:
             fitting = await self._kernels_that_fit(error, wanted)
             advised = advice.with_advice(error, fitting, self.contact)
             raise advice.for_dialog(advised) from error
         except GpuPoolError as error:
+            may_pass = isinstance(error, PoolUnreachable) and error.may_pass
+            if self.kernel_proxy and may_pass and self.outage_timeout:
+                self.log.warning("The GPU pool at %s does not answer a kernel: %s", wanted.url, error)
+                return None
             raise advice.for_dialog(error) from error
 
-    def _lease_client_for(self, kernel_slice: KernelSlice) -> LeaseClient:
-        self._lease_client = self._lease_client or LeaseClient(
-            kernel_slice, self._holder(), self.outage_timeout
-        )
-        return self._lease_client
-
     def _holder(self) -> Holder:
-        name = f"{advice.kernel_name(self.kernel_spec.display_name, 180)} [{str(self.kernel_id)[:8]}]"
-        user = advice.printable(account_of(os.getuid()))
-        course = self.course or self.variable(COURSE_VARIABLE) or None
-        return Holder(user, course, name, Process.current())
+        """Return who asks for the slice: the user of this process, with names as a pool keeps them."""
+        name = f"{kernel_name(self.kernel_spec.display_name, 180)} [{str(self.kernel_id)[:8]}]"
+        course = self.course or self._variable(COURSE_VARIABLE) or None
+        return Holder(printable(account_of(os.getuid())), course, name, Process.current())
 
     async def _kernels_that_fit(self, error: TimedOut, wanted: KernelSlice) -> list[str]:
         try:
             devices = (await wanted.pool.status()).devices
             return advice.kernels_that_fit(
-                self._manager.kernel_spec_manager.get_all_specs(),
+                self.parent.kernel_spec_manager.get_all_specs(),
                 self.kernel_spec.language,
                 error.largest_now,
                 device_mib=min(status.device.memory_mib for status in devices),
@@ -217,50 +295,100 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
             self.log.warning("No other kernels are suggested: %.200s", failure)
             return []
 
-    async def _launch_on(self, lease: Lease, cmd: list[str], kwargs: dict[str, Any]) -> int:
-        """Launch the kernel's process with its slice's environment; return its pid."""
-        assert self._slice is not None
+    def _reserve_ports(self) -> None:
+        """Choose the kernel's ports where the stock provisioner would, and keep them reserved."""
+        manager = self.parent
+        theirs = manager.transport != "tcp" or not manager.cache_ports or not is_local_ip(manager.ip)
+        if theirs or not SUPPORTED or (self._ports and 0 not in manager.ports):
+            return
+        if self._ports is not None:
+            self._ports.close()
+            self._ports, self.ports_cached = None, False
+        manager.cleanup_connection_file()  # of a start that failed, with other ports in it
+        self._ports = PortReservation(manager.ip, len(port_names))
+        for name, port in zip(port_names, self._ports.ports, strict=True):
+            setattr(manager, name, port)
+        self.ports_cached = True
+
+    async def _launch_on(
+        self, kernel_slice: KernelSlice, lease: Lease, cmd: list[str], kwargs: dict[str, Any]
+    ) -> int:
+        """Launch the kernel's process with its slice's environment; return its pid. Raises ``OSError``."""
         environment = kwargs["env"]
-        slice_variables = SliceEnvironment(cmd, environment, lease)
-        for_requests = self._hear_resize_requests(
-            self._manager.connection_file, partial(grant, self._slice, slice_variables)
-        )
+        on_slice = SliceEnvironment(cmd, environment, lease)
+        connection_file = self.parent.connection_file
+        if self._resize_requests is not None and self._resize_requests.connection_file != connection_file:
+            self._resize_requests.close()
+            self._resize_requests = None
+        if self._resize_requests is None:
+            self._resize_requests = accept_resize_requests(connection_file, proxy_loop())
+        if self._resize_requests is not None:
+            self._resize_requests.grant = partial(grant, kernel_slice, on_slice)
         # Last, so that nothing in the kernelspec's own environment overrides it.
         ours = {
-            **slice_variables.variables,
-            **for_requests,
-            **({NOTICE_VARIABLE: self._slice.notice} if self._slice.notice else {}),
-            URL_VARIABLE: self._slice.pool.url,
-            "GPU_POOL_KERNEL_DIRS": os.pathsep.join(self._manager.kernel_spec_manager.kernel_dirs),
+            **on_slice.variables,
+            **(self._resize_requests.variables if self._resize_requests else {}),
+            **({NOTICE_VARIABLE: kernel_slice.notice} if kernel_slice.notice else {}),
+            URL_VARIABLE: kernel_slice.pool.url,
+            "GPU_POOL_KERNEL_DIRS": os.pathsep.join(self.parent.kernel_spec_manager.kernel_dirs),
         }
-        return await self._launch_process(kernel_command(cmd), **{**kwargs, "env": {**environment, **ours}})
+        if self.process is not None:
+            self.process.poll()  # one that the proxy has ended is still to be reaped
+        await super().launch_kernel(on_slice.command, **{**kwargs, "env": {**environment, **ours}})
+        assert self.process is not None
+        return int(self.process.pid)
 
     async def _wait_in_proxy(
         self, kernel_slice: KernelSlice, lease: Lease | None, cmd: list[str], kwargs: dict[str, Any]
     ) -> None:
+        """Let a proxy speak for the kernel: a new one, or after a restart the same one.
+
+        Without a lease, it still asks for it.
+        """
+
         async def here(lease: Lease, backend: BackendConnection) -> int:
-            return await self._launch_on(lease, backend.command(cmd), kwargs)
+            return await self._launch_on(kernel_slice, lease, backend.command(cmd), kwargs)
 
         def in_pod(connection: Mapping[str, Any]) -> KernelCommand:
             return self._for_pod(cmd, kwargs, connection)
 
+        if self._proxy is not None and (self._proxy.closed or self._proxy_connection != self.connection_info):
+            await self._leave_proxy()
+        if self._proxy is None:
+            self._proxy = await self._new_proxy(kernel_slice, cmd)
+        away_since = self._asked_at if lease is None else None
+        await on_proxy_thread(self._proxy.start(lease, Launch(here, in_pod), away_since))
+
+    async def _new_proxy(self, kernel_slice: KernelSlice, cmd: list[str]) -> KernelProxy:
         spec = self.kernel_spec
         kernel = ProxiedKernel(
-            connection_file=self._manager.connection_file,
+            connection_file=self.parent.connection_file,
             introduction=messages.introduction(
                 spec.language, cmd, debugger=bool(spec.metadata.get("debugger"))
             ),
             ready_timeout=self.ready_timeout,
             grace=self._grace,
-            ending=lambda: self._manager.shutting_down,
+            ending=lambda: self.parent.shutting_down,
             start_timeout=self.start_timeout,
         )
-        await self._enter_proxy(kernel, self._lease_client_for(kernel_slice), lease, Launch(here, in_pod))
+        proxy = KernelProxy(kernel, LeaseClient(kernel_slice, self._holder(), self.outage_timeout))
+        await on_proxy_thread(proxy.open())
+        self._proxy_connection = dict(self.connection_info)  # type: ignore[assignment]
+        return proxy
+
+    async def _leave_proxy(self) -> None:
+        """Close the proxy's ports, and ask for nothing more. May be repeated."""
+        proxy, self._proxy = self._proxy, None
+        if proxy is not None:
+            await on_proxy_thread(proxy.close())
+        # Where there is no lease, the pool may still be about to answer.
+        if self._slice is not None and (proxy is not None or self._lease is None):
+            await on_proxy_thread(self._slice.stop_asking())
 
     def _for_pod(
         self, cmd: list[str], kwargs: dict[str, Any], connection: Mapping[str, Any]
     ) -> KernelCommand:
-        argv = self.pod_argv or pod_runs.command_in_pod(cmd, os.path.realpath(self._manager.connection_file))
+        argv = self.pod_argv or pod_runs.command_in_pod(cmd, os.path.realpath(self.parent.connection_file))
         variables = pod_runs.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
         folder = pod_runs.folder_in_pod(kwargs.get("cwd"), str(Path.home()))
         return KernelCommand(tuple(argv), connection, variables, folder)
@@ -268,8 +396,8 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
     @property
     def _grace(self) -> float:
         """Seconds for which the kernel's death is forgiven, so that it can be restarted on its slice."""
-        restarter = getattr(self._manager, "restarter_class", None)
-        return self.restart_grace if restarter and self._manager.autorestart else _BRIEF_GRACE
+        restarter = getattr(self.parent, "restarter_class", None)
+        return self.restart_grace if restarter and self.parent.autorestart else _BRIEF_GRACE
 
     async def _attach_kernel(self, pool: Pool, lease_id: str) -> None:
         grace = self._grace
@@ -282,7 +410,7 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
         self._watch = ReadinessWatch(
             process,
             self.connection_info,
-            self._manager.session.clone(),
+            self.parent.session.clone(),
             timeout=self.ready_timeout,
             # Unlike renew, this holds even if somebody has seen the process dead meanwhile.
             confirm=partial(pool.attach, lease_id, process, grace=grace),
@@ -314,5 +442,14 @@ class GPUPoolProvisioner(SliceSettings, ProxiedProvisioner, ReservingProvisioner
             await self._slice.give_back()
             if not self._started:
                 self._slice.forget()
-        self._close_resize_requests()
-        self._close_ports()
+        self._close_reserved()
+
+    def _close_reserved(self) -> None:
+        """Let go of the kernel's ports, and of where it asks for another size. May be repeated."""
+        if self._resize_requests is not None:
+            self._resize_requests.close()
+            self._resize_requests = None
+        if self._ports is not None:
+            self._ports.close()
+            self._ports = None
+            self.ports_cached = False

@@ -21,7 +21,7 @@ from jupyter_client.session import Session
 from traitlets.log import get_logger
 
 from gpu_pool_client import LeaseGone, Process
-from gpu_pool_provisioner.pools import NOT_NOW
+from gpu_pool_provisioner.kernel_slice import NOT_NOW
 
 #: How often a waiting thread looks whether it should stop, in milliseconds.
 _LOOK_EVERY_MS: Final = 250
@@ -62,13 +62,10 @@ class ReadinessWatch(threading.Thread):
         self._timeout = timeout
         self._confirm = confirm
         self._give_back = give_back
-        self._adopted = threading.Event()
+        #: Set once the manager's start went through; until then no reply counts.
+        self.adopted = threading.Event()
         self._stopped = threading.Event()
         self._deciding = threading.Lock()
-
-    def adopt(self) -> None:
-        """Say that the manager's start went through; until then no reply counts."""
-        self._adopted.set()
 
     def stop(self) -> bool:
         """End the watch: it touches neither the lease nor the kernel any more.
@@ -80,36 +77,41 @@ class ReadinessWatch(threading.Thread):
             return False
         self._stopped.set()
         self._deciding.release()
-        self._adopted.set()
+        self.adopted.set()
         return True
 
     def run(self) -> None:
         """Ask until there is a reply, the deadline, the kernel's death, or :meth:`stop`."""
+        deadline = time.monotonic() + self._timeout
         try:
-            why = self._fault()
+            if not (self.adopted.wait(self._timeout) and self._answers(deadline)):
+                why = f"did not become ready within {self._timeout:g} seconds"
+            elif not self._confirmed(deadline):
+                why = "has lost its GPU slice"
+            else:
+                return
         except Exception as error:  # noqa: BLE001 - else the kernel would run on after its lease's deadline
             get_logger().exception("Asking the kernel with pid %d failed.", self._process.pid)
             why = f"could not be asked whether it is ready ({type(error).__name__})"
-        if why is None:
-            return
         with self._deciding:
             if not self._stopped.is_set() and self._process.is_alive():
                 self._end_kernel(why)
 
-    def _fault(self) -> str | None:
-        """Ask, and return why the kernel may not go on, or None if its lease is confirmed."""
-        deadline = time.monotonic() + self._timeout
-        if not (self._adopted.wait(self._timeout) and self._answers(deadline)):
-            return f"did not become ready within {self._timeout:g} seconds"
-        return None if self._confirmed(deadline) else "has lost its GPU slice"
-
     def _answers(self, deadline: float) -> bool:
+        """Ask on both channels; return whether there is a reply before the deadline."""
+        info = self._connection
+        separator = ":" if info["transport"] == "tcp" else "-"
         with ExitStack() as sockets:
             poller = zmq.Poller()
             for channel in ("control", "shell"):
                 sock = sockets.enter_context(_context(os.getpid()).socket(zmq.DEALER))
                 sock.linger = 0
-                self._connect(sock, channel)
+                if "curve_publickey" in info:
+                    # As KernelManager does: the one key pair of the connection file serves both ends.
+                    sock.curve_secretkey = info["curve_secretkey"].encode()
+                    sock.curve_publickey = info["curve_publickey"].encode()
+                    sock.curve_serverkey = info["curve_publickey"].encode()
+                sock.connect(f"{info['transport']}://{info['ip']}{separator}{info[channel + '_port']}")
                 self._session.send(sock, "kernel_info_request", content={})
                 poller.register(sock, zmq.POLLIN)
             while (
@@ -128,16 +130,6 @@ class ReadinessWatch(threading.Thread):
             get_logger().warning("Ignored what is not a kernel's signed reply: %.200s", error)
             return False
         return True
-
-    def _connect(self, sock: zmq.Socket[bytes], channel: str) -> None:
-        info = self._connection
-        if "curve_publickey" in info:
-            # As KernelManager does: the one key pair of the connection file serves both ends.
-            sock.curve_secretkey = info["curve_secretkey"].encode()
-            sock.curve_publickey = info["curve_publickey"].encode()
-            sock.curve_serverkey = info["curve_publickey"].encode()
-        separator = ":" if info["transport"] == "tcp" else "-"
-        sock.connect(f"{info['transport']}://{info['ip']}{separator}{info[channel + '_port']}")
 
     def _confirmed(self, deadline: float) -> bool:
         """Confirm the lease; False when it is gone, or the pool stays out of reach."""

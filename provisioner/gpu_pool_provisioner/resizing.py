@@ -16,7 +16,7 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ from gpu_pool_client import (
     format_memory,
     parse_request,
 )
-from gpu_pool_provisioner.kernel_slice import KernelSlice, slice_environment
+from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment
 
 #: Names the folder to the kernel; see gpu_pool_kernels.inkernel.resize, which knows the names in it, too.
 VARIABLE: Final = "GPU_POOL_RESIZE_DIR"
@@ -56,26 +56,24 @@ class ResizeRequests:
         self.connection_file = connection_file
         #: Grants or refuses a request. To be set before a kernel is launched.
         self.grant: Grant | None = None
+        if not hasattr(os, "mkfifo"):
+            raise OSError("this system has no named pipes")
         self._loop = loop
         beside = Path(connection_file).resolve().parent
         self._folder = Path(tempfile.mkdtemp(prefix=".gpu-resize-", dir=beside))
+        #: What a kernel needs in its environment to ask for another size.
+        self.variables: Mapping[str, str] = {VARIABLE: str(self._folder)}
         try:
-            self._pipe = _open_pipe(self._folder / PIPE)
+            os.mkfifo(self._folder / PIPE, 0o600)
+            # For writing as well, so that it stays open when a kernel closes its end.
+            self._pipe = os.open(self._folder / PIPE, os.O_RDWR | os.O_NONBLOCK)
         except OSError:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         #: Hears no more. May be called repeatedly, by any thread.
         self.close = weakref.finalize(self, _release, loop, self._pipe, self._folder)
         self._task: asyncio.Task[None] | None = None
-        self._listen()
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        """What a kernel needs in its environment to ask for another size."""
-        return {VARIABLE: str(self._folder)}
-
-    def _listen(self) -> None:
-        self._loop.call_soon_threadsafe(_add_reader, self._loop, self._pipe, weakref.ref(self))
+        loop.call_soon_threadsafe(_add_reader, loop, self._pipe, weakref.ref(self))
 
     def hear(self) -> None:
         """Read what was written, and answer the last of it. Nothing more is read until that is done."""
@@ -90,7 +88,7 @@ class ResizeRequests:
                 self._write({"id": request_id, **await self.grant(size)})
         finally:
             if self.close.alive:
-                self._listen()
+                _add_reader(self._loop, self._pipe, weakref.ref(self))
 
     def _write(self, answer: Mapping[str, Any]) -> None:
         try:
@@ -111,14 +109,6 @@ def accept_resize_requests(connection_file: str, loop: asyncio.AbstractEventLoop
     except OSError as error:
         get_logger().warning("A kernel cannot ask for another size of its GPU slice: %s", error)
         return None
-
-
-def _open_pipe(path: Path) -> int:
-    if not hasattr(os, "mkfifo"):
-        raise OSError("this system has no named pipes")
-    os.mkfifo(path, 0o600)
-    # For writing as well, so that it stays open when a kernel closes its end.
-    return os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
 
 def _add_reader(
@@ -164,23 +154,6 @@ _USED: Final = (
     "there would be in the way."
 )
 _THEN: Final = "it then changes to {}, if that is free."
-
-
-class SliceEnvironment:
-    """The variables of its slice that a running kernel has."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], lease: Lease) -> None:
-        """Take the kernel's command and what its environment is without a slice."""
-        self._command = command
-        self._environment = dict(environment)
-        self.variables: Mapping[str, str] = slice_environment(lease, command, environment)
-
-    def change(self, lease: Lease) -> dict[str, tuple[str | None, str | None]]:
-        """Return what changes with the lease: by name the value before and now, None for none."""
-        before, now = self.variables, slice_environment(lease, self._command, self._environment)
-        self.variables = now
-        names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-        return {name: (before.get(name), now.get(name)) for name in names}
 
 
 async def grant(

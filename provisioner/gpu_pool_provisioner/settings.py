@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
-from string import Template
 from typing import Final
 
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, CUnicode, List, Unicode, default
 
 from gpu_pool_client._traits import Seconds
-from gpu_pool_provisioner.pools import default_outage_timeout
 
 #: Names the slice of kernels whose kernelspec says nothing about one.
 DEFAULT_SLICE_VARIABLE: Final = "GPU_POOL_DEFAULT_SLICE"
+#: Seconds for which a kernel waits for a pool that is away: behind a JupyterHub as long as it takes to
+#: move the service to another machine, elsewhere as long as it takes to restart it.
+_BEHIND_HUB, _ELSEWHERE = 300.0, 10.0
 _WHERE: Final = "It is set in the kernel's kernel.json\nor the server's configuration."
+
+
+def default_outage_timeout() -> float:
+    """Return for how many seconds a kernel waits for a pool that is away, where nobody has set that."""
+    return _BEHIND_HUB if os.environ.get("JUPYTERHUB_API_TOKEN") else _ELSEWHERE
 
 
 class SliceSettings(LocalProvisioner):
@@ -142,17 +148,3 @@ class SliceSettings(LocalProvisioner):
     @default("outage_timeout")
     def _default_outage_timeout(self) -> float:
         return default_outage_timeout()
-
-    @default("slice")
-    def _default_slice(self) -> str:
-        return self.variable(DEFAULT_SLICE_VARIABLE)
-
-    def variable(self, name: str) -> str:
-        """Return a variable as the kernel will have it: its kernelspec's (``env``), or else this server's.
-
-        What stands in ``${...}`` is put in from this server's, as Jupyter does. Empty if it is not set.
-        """
-        stanza = getattr(self.kernel_spec, "env", None) or {}
-        if name in stanza:
-            return Template(str(stanza[name])).safe_substitute(os.environ)
-        return os.environ.get(name, "")

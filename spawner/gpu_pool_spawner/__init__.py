@@ -17,8 +17,8 @@ and for Kubernetes::
     kube_messages  what happens to a pod, as its user reads it
     kube_cluster   the cluster, asked what it has
 
-This package imports ``gpu_pool_client`` and, of the pool, courses and dialects
-alone. Only ``pool_view`` touches files and asks the pool, only
+This package imports ``gpu_pool_client`` and, of the pool, courses, dialects and
+how a cluster is read alone. Only ``pool_view`` touches files and asks the pool, only
 ``kube_cluster`` and ``kube`` ask a cluster, and only ``spawners`` and ``kube``
 need JupyterHub; what decides is pure.
 """

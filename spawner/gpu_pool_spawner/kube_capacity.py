@@ -23,31 +23,24 @@ UNBOUNDED: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class PodHolding:
-    """A pod that is on a node, and when it ends at the latest; None where nothing says."""
-
-    pod: Pod
-    ends: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ClusterSupply:
     """What a cluster has, and who holds it."""
 
     dialect: Dialect
-    held: tuple[PodHolding, ...] = ()
-    #: Names of nodes on which nothing is to be placed now.
+    #: Those that are on a node.
+    pods: tuple[Pod, ...] = ()
+    #: Names of nodes that show no GPUs at the moment, though they have some.
     away: frozenset[str] = field(default_factory=frozenset)
 
 
 def capacity(profile: Profile, supply: ClusterSupply) -> int:
     """Return how many servers of a profile with a slice there is room for now; ``UNBOUNDED`` at most."""
-    return _capacity(profile, supply, supply.held)
+    return _capacity(profile, supply, supply.pods)
 
 
 def next_capacity(profile: Profile, supply: ClusterSupply) -> datetime | None:
     """Return when there is room for one at the latest; None where that is not known."""
-    ending = sorted((each for each in supply.held if each.ends), key=lambda each: each.ends or datetime.max)
+    ending = sorted((pod for pod in supply.pods if pod.ends), key=lambda pod: pod.ends or datetime.max)
     if not ending or not _without(profile, supply, ending):
         return None
     fewest, enough = 0, len(ending)
@@ -60,17 +53,16 @@ def next_capacity(profile: Profile, supply: ClusterSupply) -> datetime | None:
     return ending[enough - 1].ends
 
 
-def _without(profile: Profile, supply: ClusterSupply, gone: Sequence[PodHolding]) -> int:
-    names = {(each.pod.namespace, each.pod.name) for each in gone}
-    left = [each for each in supply.held if (each.pod.namespace, each.pod.name) not in names]
+def _without(profile: Profile, supply: ClusterSupply, gone: Sequence[Pod]) -> int:
+    names = {(pod.namespace, pod.name) for pod in gone}
+    left = [pod for pod in supply.pods if (pod.namespace, pod.name) not in names]
     return _capacity(profile, supply, left)
 
 
-def _capacity(profile: Profile, supply: ClusterSupply, held: Sequence[PodHolding]) -> int:
+def _capacity(profile: Profile, supply: ClusterSupply, pods: Sequence[Pod]) -> int:
     if profile.translation is None:
         return 0
     parts = profile.translation.pod
-    pods = [each.pod for each in held]
     amounts = _amounts(pods)
     devices = {node.name: node.gpus for node in usage(supply.dialect, pods)}
     nodes = supply.dialect.cluster.nodes
@@ -83,7 +75,7 @@ def _capacity(profile: Profile, supply: ClusterSupply, held: Sequence[PodHolding
             _of_devices(profile, devices.get(node.name, ())) if shown else UNBOUNDED,
         )
         for node in nodes
-        if node.name not in supply.away and not node.cordoned and _may_be_on(node, parts)
+        if node.is_open and node.name not in supply.away and _may_be_on(node, parts)
     )
     return min(found, UNBOUNDED)
 

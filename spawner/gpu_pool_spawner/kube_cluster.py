@@ -9,22 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
-import aiohttp
 from kubernetes_asyncio.client import ApiClient
-from kubernetes_asyncio.client.exceptions import ApiException
 from traitlets.log import get_logger
 
-from gpu_pool.cluster.dialects import AUTO, Cluster, DialectOptions, Pod
+from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
+from gpu_pool.cluster.dialects import AUTO, Cluster, DialectOptions, Manifest
 from gpu_pool.cluster.dialects.choosing import Memory, away, look
-from gpu_pool.cluster.dialects.objects import mapping
-from gpu_pool_spawner.kube_capacity import ClusterSupply, PodHolding
+from gpu_pool.cluster.snapshot import NODES, list_all, list_pods, list_sources
+from gpu_pool_spawner.kube_capacity import ClusterSupply
 
 #: Seconds for which nodes and pods, and for which definitions and classes, are believed.
 _FRESH: Final = 2.0
@@ -35,27 +30,18 @@ _MOST_TOLD: Final = 200
 #: Seconds for which a node that shows no GPUs any more has them and gives none out: a server with a slice
 #: is told that there is no room now, and not that there never is.
 _AWAY_FOR: Final = 180.0
-#: Of definitions the names are enough: the whole of them is megabytes.
-_NAMES_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-_CLASSES: Final = {
-    "crds": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-    "runtime_classes": "/apis/node.k8s.io/v1/runtimeclasses",
-    "device_classes": "/apis/resource.k8s.io/v1/deviceclasses",
-}
-_CLAIMS: Final = {
-    "resource_slices": "/apis/resource.k8s.io/v1/resourceslices",
-    "resource_claims": "/apis/resource.k8s.io/v1/resourceclaims",
-}
+_CLASSES: Final = ("crds", "runtime_classes", "device_classes")
+_CLAIMS: Final = ("resource_slices", "resource_claims")
 
 
 class ClusterReader:
     """One cluster, in one dialect."""
 
-    def __init__(self, api: ApiClient, dialect: str = AUTO, options: DialectOptions | None = None) -> None:
+    def __init__(self, api: Api, dialect: str = AUTO, options: DialectOptions | None = None) -> None:
         self._api, self._dialect, self._options = api, dialect, options or DialectOptions()
         self._answer: asyncio.Task[ClusterSupply | None] | None = None
         self._asked_at = 0.0
-        self._classes: dict[str, list[dict[str, Any]]] = {}
+        self._classes: dict[str, list[Manifest]] = {}
         self._classes_at = -_FRESH_CLASSES
         self._told: set[str] = set()
         self._known: Memory = {}
@@ -74,54 +60,27 @@ class ClusterReader:
             return await asyncio.wait_for(self._read(), _WITHIN)
         except asyncio.TimeoutError:
             self.tell(f"The cluster does not answer within {_WITHIN:.0f} s.")
-        except (ApiException, aiohttp.ClientError) as error:
-            self.tell(f"The cluster's nodes cannot be read, so no GPU can be granted: {_say(error)}")
+        except (ApiAway, ApiRefused) as error:
+            self.tell(f"The cluster's nodes cannot be read, so no GPU can be given: {error}")
         return None
 
     async def _read(self) -> ClusterSupply | None:
-        nodes = await self._list("/api/v1/nodes")
+        nodes = await list_all(self._api, NODES, cached=True)
         if time.monotonic() - self._classes_at > _FRESH_CLASSES:
-            self._classes = {key: await self._allowed(path, _NAMES_ONLY) for key, path in _CLASSES.items()}
+            self._classes = await list_sources(self._api, _CLASSES, self._tell_unreadable, cached=True)
             self._classes_at = time.monotonic()
-        claims: dict[str, list[dict[str, Any]]] = {}
-        if self._classes["device_classes"]:
-            claims = {key: await self._allowed(path) for key, path in _CLAIMS.items()}
+        asked = _CLAIMS if self._classes["device_classes"] else ()
+        claims = await list_sources(self._api, asked, self._tell_unreadable, cached=True)
         shown, now = Cluster.read(nodes, **self._classes, **claims), time.monotonic()
-        choice, cluster, self._known = look(self._known, shown, self._options, self._dialect, now, _AWAY_FOR)
+        choice, _, self._known = look(self._known, shown, self._options, self._dialect, now, _AWAY_FOR)
         self.tell(str(choice))
         if choice.dialect is None:
             return None
-        held = tuple(filter(None, map(_held, await self._allowed("/api/v1/pods"))))
-        unready = {node.name for node in cluster.nodes if "Ready" not in node.conditions}
-        return ClusterSupply(choice.dialect, held, away(self._known) | unready)
+        pods = await list_pods(self._api, self._tell_unreadable, cached=True)
+        return ClusterSupply(choice.dialect, pods, away(self._known))
 
-    async def _allowed(self, path: str, accept: str = "application/json") -> list[dict[str, Any]]:
-        """Return a list, an empty one where it may not be read or there is no such kind."""
-        try:
-            return await self._list(path, accept)
-        except ApiException as error:
-            if error.status not in (403, 404):
-                raise
-            if error.status == 403:
-                self.tell(f"No permission to read {path}; it is treated as empty.")
-            return []
-
-    async def _list(self, path: str, accept: str = "application/json") -> list[dict[str, Any]]:
-        # Version 0: as the API server remembers it, which costs etcd nothing.
-        answer = await self._api.call_api(
-            path,
-            "GET",
-            query_params=[("resourceVersion", "0")],
-            header_params={"Accept": accept},
-            auth_settings=["BearerToken"],
-            _preload_content=False,
-            _return_http_data_only=True,
-        )
-        content = await answer.read()
-        if answer.status != 200:
-            raise ApiException(status=answer.status, reason=answer.reason)
-        found: list[dict[str, Any]] = json.loads(content).get("items") or []
-        return found
+    def _tell_unreadable(self, problem: str) -> None:
+        self.tell(f"What may not be read counts as not there: {problem}")
 
     def tell(self, words: str) -> None:
         """Log it, once."""
@@ -132,28 +91,7 @@ class ClusterReader:
             get_logger().warning("GPUs of the cluster: %s", words)
 
 
-def _held(manifest: Mapping[str, Any]) -> PodHolding | None:
-    """Read a pod that is on a node and has not finished."""
-    pod = Pod.read(manifest)
-    return PodHolding(pod, _ends(manifest)) if pod is not None and pod.node else None
-
-
-def _ends(manifest: Mapping[str, Any]) -> datetime | None:
-    """Return when its deadline ends it."""
-    seconds = mapping(manifest.get("spec")).get("activeDeadlineSeconds")
-    started = mapping(manifest.get("status")).get("startTime")
-    if not isinstance(seconds, int) or not isinstance(started, str):
-        return None
-    with suppress(ValueError, OverflowError):
-        return datetime.fromisoformat(started.replace("Z", "+00:00")) + timedelta(seconds=seconds)
-    return None
-
-
-def _say(error: Exception) -> str:
-    return f"status {error.status}" if isinstance(error, ApiException) else str(error)
-
-
 @functools.cache
-def cluster_reader_of(api: ApiClient, dialect: str, options: DialectOptions) -> ClusterReader:
-    """Return the view of a cluster that all spawners with this client share."""
-    return ClusterReader(api, dialect, options)
+def cluster_reader_of(client: ApiClient, dialect: str, options: DialectOptions) -> ClusterReader:
+    """Return the reader of a cluster that all spawners with this client share."""
+    return ClusterReader(Api(client, namespace=""), dialect, options)

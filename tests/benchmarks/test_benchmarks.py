@@ -83,6 +83,6 @@ def test_every_benchmark_runs(tmp_path: Path) -> None:
         "peers",
         "cluster",
         "journey",
-        "journeys",
+        "pod_starts",
         "load",
     }

@@ -62,8 +62,8 @@ SERVER: Final = (
     "gpu_pool_provisioner.proxy.lease_client:LeaseClient.confirm:after",
     "gpu_pool_provisioner.proxy.relay:Relay.begin:after",
     "gpu_pool_provisioner.proxy.parking:Parking.begin:before",
-    "gpu_pool_client.remote.client:RemotePool.request:after",
-    "gpu_pool_client.remote.client:RemotePool.release:before",
+    "gpu_pool_client._remote.client:RemotePool.request:after",
+    "gpu_pool_client._remote.client:RemotePool.release:before",
 )
 #: In the service of a cluster: from the request for a slice to the end of its kernel's pod.
 CLUSTER: Final = (
@@ -202,7 +202,7 @@ def _let_the_clock_be_set(file: Path) -> None:
 
 
 def _let_the_network_be_slow(file: Path) -> None:
-    from gpu_pool_client.remote import endpoints
+    from gpu_pool_client._remote import endpoints
 
     ask = endpoints.ask
 

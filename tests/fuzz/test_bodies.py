@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fuzz.corpus import kept
 from gpu_pool_client import GpuPoolError
-from gpu_pool_client.remote.exchange import ask
-from gpu_pool_client.remote.problems import error_of
+from gpu_pool_client._remote.exchange import ask
+from gpu_pool_client._remote.problems import error_of
 from support.service import ForkServer, Service, children
 
 __all__ = ["children"]

@@ -26,7 +26,7 @@ import psutil
 
 from gpu_pool.policy.queue import Policy, Usage
 from gpu_pool.settings import PoolSettings
-from gpu_pool.store import records
+from gpu_pool.store import device_table
 from gpu_pool_client import Device, Pool, Process, connect
 from model.scenery import DEVICES
 from model.still import Clocks, StillPool
@@ -87,7 +87,7 @@ class Ground(ABC):
 
     def show(self, devices: Sequence[Device]) -> Sequence[Device]:
         """Let those be found by whoever looks next, and others that cannot be without them; return all."""
-        found = json.dumps([records.write_device(each) for each in devices])
+        found = json.dumps([device_table.write_device(each) for each in devices])
         (self.folder / "devices.json").write_text(found)
         return devices
 

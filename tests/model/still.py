@@ -12,7 +12,7 @@ from gpu_pool.clock import Clock
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.settings import PoolSettings
-from gpu_pool.store import records
+from gpu_pool.store import device_table
 from gpu_pool_client import Device
 
 #: Where the clocks stand at first: the wall clock in 2030, so that no file of now seems new.
@@ -50,6 +50,7 @@ class Still(EmbeddedPool):
 
     def _stand_still(self) -> None:
         self._clock = Clocks(self._path.with_name("clocks")).clock()
+        assert self._course_admission is not None
         assert self._course_admission._folder is not None
         self._course_admission._folder._clock = self._clock
 
@@ -66,4 +67,4 @@ class StillPool(Still):
 
 
 def _read_devices(path: Path) -> tuple[Device, ...]:
-    return tuple(map(records.read_device, json.loads(path.read_text())))
+    return tuple(map(device_table.read_device, json.loads(path.read_text())))

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_pool import plugins
 from gpu_pool.cluster.dialects import Cluster, choose, dialect_names, installed_dialects
-from gpu_pool.enforcement.tier_choice import find_tier, unowned
+from gpu_pool.enforcement.machine import find_tier, unowned
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import BadRequest
 

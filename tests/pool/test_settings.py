@@ -96,24 +96,69 @@ c.PoolSettings.term_began = "2026-09-01"
     assert time.localtime(settings.term_start)[:5] == (2026, 9, 1, 0, 0)
 
 
+def test_numbers_of_courses_may_be_those_of_python(folder: Path) -> None:
+    (folder / "gpu_pool_config.py").write_text("""
+c.PoolSettings.default_course = {
+    "weight": 1 / 3, "priority": -1, "longest_lease": 7200, "quota": {"share": 4}
+}
+c.PoolSettings.per_user = {"slices": 10**9, "gpu_hours_per_week": 0.5}
+""")
+    sharing = load_settings().sharing
+    course = sharing.course(None)
+    assert (course.weight, course.priority, course.longest_lease) == (1 / 3, -1, 7200)
+    assert course.quota == Quota(milli=4000)
+    assert sharing.per_user == Quota(slices=10**9, gpu_hours_per_week=0.5)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("courses = {'ml101': {'wieght': 2}}", "course 'ml101' has a setting 'wieght'. Known: weight, "),
-        ("courses = {'ml101': {'weight': -1}}", "weight of course 'ml101' is -1. Accepted: a number from 0"),
-        ("courses = {'ml101': {'weight': float('nan')}}", "weight of course 'ml101' is nan"),
+        (
+            "courses = {'ml101': {'weight': -1}}",
+            "weight of course 'ml101': '-1' is not a valid number. Accepted: a number from 0",
+        ),
+        (
+            "courses = {'ml101': {'weight': float('nan')}}",
+            "weight of course 'ml101': 'nan' is not a valid number",
+        ),
         ("courses = {'ml101': 'all'}", "course 'ml101' is 'all'"),
         (
             "courses = {'ml101': {'longest_lease': 'soon'}}",
             "'soon' is not a duration.* 15min",
         ),
-        ("courses = {'ml101': {'longest_lease': 0}}", "is not longer than zero"),
-        ("courses = {'ml101': {'when_idle': 'stop'}}", "when_idle .* 'stop'. Accepted: keep, end"),
-        ("default_course = {'quota': {'share': '2GiB'}}", "share of quota of default_course is '2GiB'"),
-        ("default_course = {'quota': {'memory': '50%'}}", "memory of quota of default_course is '50%'"),
+        (
+            "courses = {'ml101': {'longest_lease': 0}}",
+            "longest_lease of course 'ml101': '0' is not longer than zero. Leave it out for no limit",
+        ),
+        (
+            "courses = {'ml101': {'when_idle': 'stop'}}",
+            "when_idle of course 'ml101': 'stop' is not known. Accepted: keep, end",
+        ),
+        (
+            "default_course = {'quota': {'share': '2GiB'}}",
+            "share of quota of default_course: '2GiB' is not a share. Accepted: a share, such as 50%",
+        ),
+        (
+            "default_course = {'quota': {'memory': '50%'}}",
+            "memory of quota of default_course: '50%' is not an amount of memory. Accepted: 16GiB",
+        ),
         ("default_course = {'quota': {'share': 'much'}}", "'much' is not a GPU slice"),
-        ("per_user = {'slices': 1.5}", "slices of per_user is 1.5. Accepted: a whole number from 0"),
-        ("groups = {'phd': {'users': 'ada'}}", "Accepted: a list of user names"),
+        (
+            "per_user = {'slices': 1.5}",
+            "slices of per_user: '1.5' is not a valid number. Accepted: a whole number from 0",
+        ),
+        ("per_user = {'slices': True}", "slices of per_user: is 'True'. Accepted: one value"),
+        ("per_user = {'share': ['50%']}", "share of per_user: is a list. Accepted: one value"),
+        (
+            "courses = {'ml101': {'when_idle': 'kep'}}",
+            "when_idle of course 'ml101': .* Did you mean keep?",
+        ),
+        (
+            "groups = {'phd': {'users': 'ada'}}",
+            "users of group 'phd': is 'ada'. Accepted: a list of user names",
+        ),
+        ("groups = {'phd': {'users': 1}}", "users of group 'phd': is 1. Accepted: a list of user names"),
         ("drain_after = 'never'", "'never' is not a duration"),
         ("term_began = 'autumn'", "Accepted: a date such as 2026-09-01"),
     ],

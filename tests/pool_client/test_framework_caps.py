@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import venv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,10 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._framework_caps import (
     installed_frameworks,
-    lease_caps,
     limit_words,
     slice_caps,
+    slice_environment,
     usable_mib,
-    with_caps,
 )
 
 SMALL = Device("GPU-0", 0, "V100-16", 16384)
@@ -270,14 +270,17 @@ def test_the_words_tell_what_only_the_hook_limits() -> None:
 
 
 @pytest.mark.parametrize("strength", [Strength.HARD, Strength.COOPERATIVE])
-def test_no_fraction_is_set_where_a_tier_holds_the_memory(strength: Strength) -> None:
+@pytest.mark.parametrize("torch", ["2.10.0", "2.9.1"])
+def test_no_fraction_is_set_where_a_tier_holds_the_memory(
+    environment: Path, strength: Strength, torch: str
+) -> None:
+    put(site(environment), f"torch-{torch}.dist-info", "jaxlib-0.4.30.dist-info", "cupy-13.3.0.dist-info")
     held = Enforcement(memory=Limit(strength, "MPS, each process"))
     request = parse_request("2%")
     lease = Lease(
         "1", "key", request, Holder("ada"), LeaseState.HELD, 0.0, slices=tuple(SLICE), enforcement=held
     )
-    versions = {"torch": "2.10.0", "jax": "0.4.30", "cupy": "13.3.0"}
-    found = lease_caps(versions, lease, {})
-    assert found == lease_caps({**versions, "torch": "2.9.1"}, lease, {}, hook=True)
-    assert found == {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    assert with_caps(lease, found).enforcement == held
+    found = slice_environment(lease, python(environment), BARE, hook=True)
+    assert found == {**lease.environment, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    counted = replace(lease, enforcement=Enforcement())
+    assert "CUPY_GPU_MEMORY_LIMIT" in slice_environment(counted, python(environment), BARE)

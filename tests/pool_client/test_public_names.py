@@ -1,5 +1,6 @@
 """The names that other people's code may import: removing one is a breaking change."""
 
+import pkgutil
 from types import ModuleType
 
 import gpu_pool_client
@@ -66,3 +67,8 @@ def test_nothing_else_looks_public() -> None:
         if not name.startswith("_") and not isinstance(value, ModuleType)
     }
     assert found == set(PUBLIC)
+
+
+def test_no_module_is_public() -> None:
+    names = [module.name for module in pkgutil.iter_modules(gpu_pool_client.__path__)]
+    assert [name for name in names if not name.startswith("_")] == []

@@ -5,14 +5,8 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import BadRequest, EndReason, TimedOut, parse_request
-from gpu_pool_provisioner.advice import (
-    for_dialog,
-    kernels_that_fit,
-    printable,
-    slice_lost,
-    slice_of,
-    with_advice,
-)
+from gpu_pool_provisioner.advice import for_dialog, kernels_that_fit, slice_of, with_advice
+from gpu_pool_provisioner.kernel_slice import printable, slice_lost
 
 DEVICE_MIB = 32768
 

@@ -18,9 +18,9 @@ from gpu_pool_client import (
 )
 from gpu_pool_provisioner.kernel_slice import (
     LAUNCHERS,
+    SliceEnvironment,
     _ipykernel_launcher,
     kernel_command,
-    slice_environment,
 )
 from support.jupyter_env import JupyterEnv, Managers, answer
 
@@ -43,13 +43,13 @@ def python(tmp_path: Path) -> str:
 
 
 def test_caps_of_the_kernels_own_frameworks_are_set_and_stated(python: str) -> None:
-    found = slice_environment(lease(), [python], {})
+    found = SliceEnvironment([python], {}, lease()).variables
     assert "per_process_memory_fraction" in found["PYTORCH_CUDA_ALLOC_CONF"]
     assert "memory: 655 MiB, cooperative (framework caps: torch)" in found["GPU_POOL_ENFORCED"]
 
 
 def test_a_kernel_without_frameworks_has_nothing_enforced() -> None:
-    found = slice_environment(lease(), ["/usr/bin/R"], {})
+    found = SliceEnvironment(["/usr/bin/R"], {}, lease()).variables
     assert "PYTORCH_CUDA_ALLOC_CONF" not in found
     assert "memory: 655 MiB, none (accounting only)" in found["GPU_POOL_ENFORCED"]
 
@@ -59,10 +59,10 @@ def test_what_a_hook_limits_is_stated_for_kernels_that_load_it(python: str, tmp_
         tmp_path / "lib/python3.12/site-packages/torch-2.9.1.dist-info"
     )
     kernel = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    found = slice_environment(lease(), kernel, {})
+    found = SliceEnvironment(kernel, {}, lease()).variables
     assert found["GPU_POOL_TORCH_FRACTION"] == "0.00698"
     assert "cooperative (framework caps: torch only in the kernel itself)" in found["GPU_POOL_ENFORCED"]
-    found = slice_environment(lease(), [python, "-m", "another_kernel"], {})
+    found = SliceEnvironment([python, "-m", "another_kernel"], {}, lease()).variables
     assert "GPU_POOL_TORCH_FRACTION" not in found
     assert "memory: 655 MiB, none (accounting only)" in found["GPU_POOL_ENFORCED"]
 
@@ -70,18 +70,20 @@ def test_what_a_hook_limits_is_stated_for_kernels_that_load_it(python: str, tmp_
 def test_the_caps_suit_every_device_of_the_lease(python: str) -> None:
     small, large = Device("GPU-2", 1, "V100-16", 16384), GPU
     parts = (Slice(small, 250, 4096), Slice(large, 125, 4096))
-    found = slice_environment(lease(slices=parts), [python], {})["PYTORCH_CUDA_ALLOC_CONF"]
+    found = SliceEnvironment([python], {}, lease(slices=parts)).variables["PYTORCH_CUDA_ALLOC_CONF"]
     assert 0 < float(found.rpartition(":")[2]) * 32768 <= 4096
 
 
 def test_a_firmer_limit_is_not_called_cooperative(python: str) -> None:
     firm = Enforcement(memory=Limit(Strength.HARD, "MIG"))
-    assert "hard (MIG)" in slice_environment(lease(enforcement=firm), [python], {})["GPU_POOL_ENFORCED"]
+    assert (
+        "hard (MIG)" in SliceEnvironment([python], {}, lease(enforcement=firm)).variables["GPU_POOL_ENFORCED"]
+    )
 
 
 def test_what_the_user_has_set_is_kept(python: str) -> None:
     theirs = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    found = slice_environment(lease(), [python], theirs)
+    found = SliceEnvironment([python], theirs, lease()).variables
     assert found["PYTORCH_CUDA_ALLOC_CONF"].startswith("expandable_segments:True,")
 
 

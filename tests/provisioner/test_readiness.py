@@ -56,7 +56,7 @@ class Stage:
             give_back=self.give_back,
         )
         if adopted:
-            watch.adopt()
+            watch.adopted.set()
         watch.start()
         return watch
 

@@ -15,7 +15,7 @@ import pytest
 
 from gpu_pool.service.connections import RareWarnings
 from gpu_pool_client import PoolUnreachable, Process
-from gpu_pool_client.remote.exchange import ask
+from gpu_pool_client._remote.exchange import ask
 from support.hub import PREFIX, HubService
 from support.pools import until
 from support.service import ForkServer, Service, is_closed, serving

@@ -15,7 +15,7 @@ import pytest
 
 from gpu_pool.service.api import ROUTES
 from gpu_pool.service.site import ROUTES as PAGES
-from gpu_pool_client.remote.exchange import ask
+from gpu_pool_client._remote.exchange import ask
 from support.dashboard import ADMIN, Site, courses_of, showing
 from support.hub import PREFIX
 from support.service import ForkServer, serving

@@ -16,7 +16,7 @@ import pytest
 from gpu_pool.service.event_streams import StreamLimits
 from gpu_pool.service.hub import HubApi, HubIdentity
 from gpu_pool_client._processes import boot_id
-from gpu_pool_client.remote.exchange import ServerAddress
+from gpu_pool_client._remote.exchange import ServerAddress
 from support.dashboard import PREFIX, Site, showing
 from support.service import ForkServer
 from support.stand_in_hub import StandInHub, ask_from, behind_stand_in, standing_in

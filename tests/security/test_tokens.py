@@ -27,8 +27,8 @@ from gpu_pool.service.tokens import (
     digest_of,
 )
 from gpu_pool_client import PoolUnreachable, connect
-from gpu_pool_client.remote import client
-from gpu_pool_client.remote.exchange import ServerAddress, ServiceAnswer
+from gpu_pool_client._remote import client
+from gpu_pool_client._remote.exchange import ServerAddress, ServiceAnswer
 from support.hub import HubService
 from support.pools import until
 from support.service import ForkServer

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster.dialects import Node
+from gpu_pool.cluster.dialects import Node, Pod
 from gpu_pool.courses import parse_course
 from gpu_pool_client import DeviceStatus
 from gpu_pool_spawner.choices import OwnCourses
-from gpu_pool_spawner.kube_capacity import UNBOUNDED, ClusterSupply, PodHolding, capacity, next_capacity
+from gpu_pool_spawner.kube_capacity import UNBOUNDED, ClusterSupply, capacity, next_capacity
 from gpu_pool_spawner.kube_choices import granted_instead, server_choices
 from gpu_pool_spawner.page import SpawnPage, spawn_page
 from gpu_pool_spawner.pool_view import PoolSupply
@@ -21,9 +21,9 @@ from support.kube_profiles import HAMI, NOW, PODS, SERVER, WHOLE, dialect, profi
 from support.pools import V100
 
 
-def holding(name: str, gpus: int, *, hours: float | None = None, on: str = "n1") -> PodHolding:
+def holding(name: str, gpus: int, *, hours: float | None = None, on: str = "n1") -> Pod:
     ends = None if hours is None else NOW + timedelta(hours=hours)
-    return PodHolding(pod(name, on, limits={"nvidia.com/gpu": gpus}), ends)
+    return replace(pod(name, on, limits={"nvidia.com/gpu": gpus}), ends=ends)
 
 
 def test_room_is_what_is_not_held() -> None:
@@ -44,7 +44,7 @@ def test_resources_that_nodes_count_bound_the_room() -> None:
     full["status"]["allocatable"]["nvidia.com/gpumem"] = "2000"
     counted = dialect(full)
     assert capacity(profile("2%", counted), ClusterSupply(counted)) == 3
-    held = PodHolding(pod("a", "n1", limits={"nvidia.com/gpumem": 1400}))
+    held = pod("a", "n1", limits={"nvidia.com/gpumem": 1400})
     assert capacity(profile("2%", counted), ClusterSupply(counted, (held,))) == 0
 
 
@@ -62,7 +62,7 @@ def test_gpus_that_no_node_shows_are_not_told_to_be_full() -> None:
 
 def test_what_nodes_count_bounds_the_room_for_gpus_that_no_node_shows() -> None:
     counting = dialect(node(allocatable={"bitfusion.io/gpu": 1000, "bitfusion.io/gpu-amount": 3}))
-    held = PodHolding(pod("a", "n1", limits={"bitfusion.io/gpu-amount": 1}))
+    held = pod("a", "n1", limits={"bitfusion.io/gpu-amount": 1})
     assert capacity(profile("2%", counting), ClusterSupply(counting, (held,))) == 2
     assert capacity(profile("2%", counting), ClusterSupply(counting, (held,) * 3)) == 0
 

@@ -1,45 +1,147 @@
-"""The cluster as the Hub sees it while a device plugin is being replaced. No cluster."""
+"""The cluster as the Hub reads it, from an API server that is small and refuses at will."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from gpu_pool.cluster.api import connect
 from gpu_pool.courses import parse_course
 from gpu_pool_client import parse_request
-from gpu_pool_spawner.kube_capacity import capacity
+from gpu_pool_spawner.kube_capacity import ClusterSupply, capacity, next_capacity
 from gpu_pool_spawner.kube_cluster import ClusterReader
 from gpu_pool_spawner.kube_profiles import profile_of
-from support.clusters import plain
+from support.clusters import hami, listed, named, plain, resource_slice
+from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
 
 COURSE = parse_course(
     "ml.yaml", b"title: ML\nslices: [{name: S, request: 2%}]\nkubernetes: {kernels: server}"
 )
 
 
-class Sight(ClusterReader):
-    """Sees the nodes that it is given."""
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeKubernetes]:
+    async with fake_kubernetes() as fake:
+        yield fake
 
-    def __init__(self, *nodes: dict[str, Any]) -> None:
-        super().__init__(api=None)  # type: ignore[arg-type]
-        self.nodes = list(nodes)
 
-    async def _list(self, path: str, accept: str = "") -> list[dict[str, Any]]:
-        del accept
-        return self.nodes if path == "/api/v1/nodes" else []
+@pytest.fixture
+async def reader(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[ClusterReader]:
+    api = await connect(str(fake.kubeconfig(tmp_path / "kubeconfig")))
+    yield ClusterReader(api)
+    await api.close()
 
 
 def shown() -> dict[str, Any]:
     return plain("n1", replicas=50, strategy="time-slicing")
 
 
-async def test_gpus_that_a_node_does_not_show_for_a_moment_have_no_room_and_are_not_taken_for_none() -> None:
-    sight, request = Sight(shown()), parse_request("2%")
-    rooms = []
+def running(**spec: Any) -> dict[str, Any]:
+    """Return a pod that holds one replica since noon."""
+    containers = [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]
+    return {
+        "metadata": {"namespace": "hub", "name": "jupyter-ada"},
+        "spec": {"nodeName": "n1", "containers": containers, **spec},
+        "status": {"phase": "Running", "startTime": "2026-11-02T12:00:00Z"},
+    }
+
+
+async def look(reader: ClusterReader) -> ClusterSupply:
+    supply = await reader.look(fresh=True)
+    assert supply is not None
+    return supply
+
+
+def room(supply: ClusterSupply, text: str = "2%") -> int:
+    return capacity(profile_of("ml", COURSE, parse_request(text), supply.dialect), supply)
+
+
+async def test_gpus_that_a_node_does_not_show_for_a_moment_have_no_room_and_are_not_taken_for_none(
+    fake: FakeKubernetes, reader: ClusterReader
+) -> None:
     silent = shown()
     silent["status"]["allocatable"]["nvidia.com/gpu"] = "0"
+    rooms = []
     for node in (shown(), silent, shown()):
-        sight.nodes = [node]
-        supply = await sight.look(fresh=True)
-        assert supply is not None
-        rooms.append(capacity(profile_of("ml", COURSE, request, supply.dialect), supply))
+        fake.put("nodes", node)
+        rooms.append(room(await look(reader)))
     assert rooms == [50, 0, 50]
+
+
+def _unready(node: dict[str, Any]) -> None:
+    node["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+
+
+def _cordoned(node: dict[str, Any]) -> None:
+    node["spec"]["unschedulable"] = True
+
+
+@pytest.mark.parametrize("close", [_unready, _cordoned])
+async def test_a_node_that_takes_no_pods_has_no_room(
+    fake: FakeKubernetes, reader: ClusterReader, close: Callable[[dict[str, Any]], None]
+) -> None:
+    node = shown()
+    close(node)
+    fake.put("nodes", node)
+    assert room(await look(reader)) == 0
+
+
+async def test_pods_hold_their_part_until_their_deadline(fake: FakeKubernetes, reader: ClusterReader) -> None:
+    fake.put("nodes", plain("n1", replicas=2, strategy="time-slicing"))
+    fake.put("pods", running(activeDeadlineSeconds=3600))
+    fake.put("pods", {**running(), "metadata": {"namespace": "hub", "name": "two"}})
+    supply = await look(reader)
+    assert room(supply, "50%") == 0
+    profile = profile_of("ml", COURSE, parse_request("50%"), supply.dialect)
+    assert next_capacity(profile, supply) == datetime(2026, 11, 2, 13, tzinfo=timezone.utc)
+    fake.change("pods", "two", phase="Succeeded")
+    assert room(await look(reader), "50%") == 1
+
+
+async def test_claims_are_read_where_there_are_classes_of_devices(
+    fake: FakeKubernetes, reader: ClusterReader
+) -> None:
+    group = "/apis/resource.k8s.io/v1"
+    fake.absent.clear()
+    fake.put("nodes", plain("n1"))
+    await look(reader)
+    assert not any("resourceslices" in path for _, path in fake.requests)
+    fake.put_of(group, "deviceclasses", *named("gpu.nvidia.com"))
+    fake.put_of(group, "resourceslices", resource_slice(listed("gpu-0", default="0")))
+    again = ClusterReader(reader._api)
+    assert (await look(again)).dialect.table.name == "dra"
+
+
+async def test_what_may_not_be_read_counts_as_not_there_and_the_log_says_so_once(
+    fake: FakeKubernetes, reader: ClusterReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.put("nodes", shown())
+    fake.put("pods", running())
+    fake.before_read = lambda kind: trouble(403, "Forbidden", "not yours") if kind == "pods" else None
+    for _ in range(2):
+        assert room(await look(reader)) == 50
+    (told,) = [each for each in caplog.messages if "may not be read" in each]
+    assert told.endswith("counts as not there: pods cannot be read: not yours")
+
+
+async def test_without_nodes_nothing_is_known_and_the_log_says_why(
+    fake: FakeKubernetes, reader: ClusterReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.put("nodes", hami("n1"))
+    fake.before_read = lambda kind: trouble(403, "Forbidden", "not yours") if kind == "nodes" else None
+    assert await reader.look() is None
+    assert "nodes cannot be read, so no GPU can be given: 403 Forbidden: not yours" in caplog.text
+
+
+async def test_whoever_chooses_at_the_same_time_asks_once(
+    fake: FakeKubernetes, reader: ClusterReader
+) -> None:
+    fake.put("nodes", shown())
+    await reader.look()
+    before = len(fake.requests)
+    await reader.look()
+    assert len(fake.requests) == before

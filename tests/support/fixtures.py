@@ -10,7 +10,7 @@ import pytest
 import zmq.asyncio
 from jupyter_client.manager import AsyncKernelManager
 
-from gpu_pool_provisioner import pools
+from gpu_pool_provisioner import kernel_slice
 from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE
 from support.jupyter_env import JupyterEnv, Managers
 
@@ -32,7 +32,7 @@ async def jupyter_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     environment = JupyterEnv(tmp_path, url)
     yield environment
     await environment.pool.close()
-    pools._open.cache_clear()
+    kernel_slice._pools.clear()
 
 
 @pytest.fixture

@@ -34,8 +34,8 @@ class Cell:
     def outputs(self) -> list[str]:
         """What a notebook would show and save: displays are updated in place, and cleared when asked.
 
-        Text of one stream is one output until another comes, as in a notebook: a busy kernel sends a printed line
-        in two messages.
+        Text of one stream is one output until another comes, as in a notebook: a busy kernel sends a
+        printed line in two messages.
         """
         shown: dict[str, str] = {}
         for number, message in enumerate(self.heard):

@@ -37,8 +37,8 @@ from gpu_pool.enforcement.privileged import Privileged
 from gpu_pool.enforcement.tiers import Accounting
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, GpuPoolError, Holder, Lease, LeaseState, Process, parse_request
+from gpu_pool_client._framework_caps import slice_environment
 from gpu_pool_client._processes import pid_namespace
-from gpu_pool_provisioner.kernel_slice import slice_environment
 
 from .gpu_child import Child
 
@@ -111,7 +111,7 @@ class Room:
             run(self.pool.release(lease.id))
             raise Full(size)
         inherited = {name: each for name, each in os.environ.items() if not name.startswith("GPU_POOL_")}
-        ours = slice_environment(lease, [sys.executable], inherited) if caps else lease.environment
+        ours = slice_environment(lease, sys.executable, inherited) if caps else lease.environment
         occupant = Occupant(Child({**inherited, **ours}), lease, ours)
         self._occupants.append(occupant)
         process = Process.of(occupant.child.pid)

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gpu_pool_client.remote.exchange import ServerAddress, ask
+from gpu_pool_client._remote.exchange import ServerAddress, ask
 from support.pools import until
 from support.ports import free_port
 from support.service import ForkServer, Service, serving

@@ -17,7 +17,7 @@ from traitlets.config import Config
 
 from gpu_pool_client import Lease, LeaseState, Pool, parse_request
 from gpu_pool_client._values import Holder
-from gpu_pool_provisioner import pools
+from gpu_pool_provisioner.kernel_slice import shared_pool
 from support.pools import eventually as eventually
 from support.tiny_kernel import __file__ as tiny_kernel
 
@@ -41,7 +41,7 @@ class JupyterEnv:
 
     @property
     def pool(self) -> Pool:
-        return pools.shared_pool(self.url)
+        return shared_pool(self.url)
 
     def install(self, name: str, size: str = "2%", argv: Sequence[str] = IPYKERNEL, **config: Any) -> str:
         """Write a kernelspec whose kernels get a slice, and return its name; ``name`` is what people read."""

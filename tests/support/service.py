@@ -29,10 +29,10 @@ _FORK_SERVER = """
 import asyncio, contextlib, json, os, signal, sys, time
 import gpu_pool.cli.app
 import gpu_pool.service.app
-import gpu_pool_client.remote.client
+import gpu_pool_client._remote.client
 from gpu_pool.cli import main
 from gpu_pool_client import *
-from gpu_pool_client.remote.exchange import ask
+from gpu_pool_client._remote.exchange import ask
 from gpu_pool.store.schema import migrations, queries
 with contextlib.suppress(ImportError):  # without the extra [hub]
     import gpu_pool.service.site

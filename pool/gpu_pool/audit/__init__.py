@@ -6,7 +6,7 @@
     file    lines appended to a file, whatever happens to the file
     log     what stands in a line
 
-A line is written once its decision is in the store (see ``store.trail``), or once
+A line is written once its decision is in the store (see ``store.database.AuditBuffer``), or once
 something was refused. It tells of no token and no key.
 """
 

@@ -50,10 +50,10 @@ def read_cluster(kubeconfig: str = "") -> Cluster:
 
 def nodes_in_use(snapshot: ClusterSnapshot) -> tuple[NodeUse, ...]:
     """Return what is held on each node with GPUs. Raises ``NotAllowed`` where the cluster shows none."""
-    dialect = choose(snapshot.cluster).dialect
-    if dialect is None:
-        raise NotAllowed(str(choose(snapshot.cluster)), "See: gpu-pool doctor --kubernetes")
-    return usage(dialect, snapshot.pods)
+    choice = choose(snapshot.cluster)
+    if choice.dialect is None:
+        raise NotAllowed(str(choice), "See: gpu-pool doctor --kubernetes")
+    return usage(choice.dialect, snapshot.pods)
 
 
 def node_rows(nodes: Sequence[NodeUse]) -> list[list[str]]:

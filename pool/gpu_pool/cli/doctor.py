@@ -89,7 +89,7 @@ def check_isolation() -> Iterator[Check]:
 def _check_tier(name: str) -> Check:
     """Say by whom a tier is offered, and on what hardware it was seen; or why it cannot be used."""
     from gpu_pool.enforcement import NOT_ON_HARDWARE
-    from gpu_pool.enforcement.tier_choice import find_tier
+    from gpu_pool.enforcement.machine import find_tier
 
     try:
         tier = find_tier(name)

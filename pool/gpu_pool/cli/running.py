@@ -32,7 +32,7 @@ from gpu_pool_client import (
     SliceRequest,
     parse_request,
 )
-from gpu_pool_client._framework_caps import installed_frameworks, lease_caps, with_caps
+from gpu_pool_client._framework_caps import slice_environment
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -226,8 +226,7 @@ def environment_for(lease: Lease, command: str) -> dict[str, str]:
     The caps suit the frameworks of the Python that ``command`` is, or is
     written for, or would find on the PATH. What the user has set is kept.
     """
-    limits = lease_caps(installed_frameworks(python_of(command)), lease)
-    return {**os.environ, **with_caps(lease, limits).environment, **limits}
+    return {**os.environ, **slice_environment(lease, python_of(command))}
 
 
 def python_of(command: str) -> str:

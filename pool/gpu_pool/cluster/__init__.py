@@ -2,31 +2,30 @@
 
 ::
 
-    settings   what an administrator sets about it
-    api        the Kubernetes API in JSON, and its errors
-    watching   one kind of object, kept up to date: one list, then a watch
-    lean       objects reduced to what is asked of them
-    view       what the cluster shows: its GPUs, what others have of them, and pods by lease
-    notebooks  which pod is somebody's notebook server, which volume its home, and as whom it runs
-    mounts     how a home is mounted, so that a kernel mounts it in the same way
-    choosing   a kernel's image, memory and home, by its course
-    manifests  the pod and the Secret of a kernel
-    kueue      what Kueue says, where the cluster's queue is Kueue's
-    places     who is where in that queue
-    states     how a kernel's pod is, in a student's words
-    tier       what is enforced: what the cluster's dialect says
-    homes      where somebody's home, and so their kernels, can be
-    pacing     how many pods are placed on one node at a time
-    node_groups  groups of nodes that an autoscaler makes grow
-    growing    which nodes those who wait need, the pod that asks for one, what is said of it
-    growth     asking for them
-    writing    writes that are tried until there is an answer
-    kernels    starting and ending pods
-    starting   what keeps pods from starting, and for how long that may be
-    pool       the pool over all of it
-    looking    one look at a cluster, for its administrator
+    settings        what an administrator sets about it
+    dialects/       how each GPU-sharing system is asked for a slice, and what is held of GPUs
+    api             the Kubernetes API in JSON: requests, watches, writes that are retried, errors
+    snapshot        a cluster, read by listing what it has; what is read at all
+    informer        one kind of object, kept up to date: one list, then a watch
+    kept_objects    objects reduced to what is asked of them; which pods each lease has
+    view            what the cluster shows, by watches: its GPUs, what others have of them, pods by lease
+    notebooks       which pod is somebody's notebook server, which volume its home, and as whom it runs
+    home_mounts     how a home is mounted, so that a kernel mounts it in the same way
+    pod_choices     a kernel's image, memory and home, by its course
+    manifests       the pod and the Secret of a kernel
+    pod_builder     the pod of one kernel, made of these
+    kernel_pods     starting and ending pods
+    pod_starts      what keeps pods from starting, and for how long that may be
+    pod_states      how a kernel's pod is, in a student's words
+    placement_rate  how many pods are placed on one node at a time
+    kueue           what Kueue says, where the cluster's queue is Kueue's
+    export          courses as objects of Kubernetes: quotas, and Kueue's queues
+    node_groups     groups of nodes that an autoscaler makes grow
+    scale_up        which nodes those who wait need, the pod that asks for one, what is said of it
+    scale_up_controller  asking for them
+    pool            the pool over all of it
 
-``lean``, ``notebooks``, ``mounts``, ``choosing``, ``manifests``, ``growing`` and ``states`` are pure:
-values in, values out.
-Nothing but ``api`` knows the client library.
+``dialects``, ``export``, ``home_mounts``, ``kept_objects``, ``kueue``, ``manifests``, ``notebooks``,
+``pod_choices``, ``pod_states`` and ``scale_up`` are pure: values in, values out. Nothing but ``api`` knows
+the client library.
 """

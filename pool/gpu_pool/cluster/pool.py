@@ -54,7 +54,7 @@ from gpu_pool_client import (
     SliceRequest,
 )
 from gpu_pool_client._durations import format_duration
-from gpu_pool_client.remote import bodies
+from gpu_pool_client._remote import bodies
 
 
 class DialectTier(Tier):
@@ -80,12 +80,8 @@ class ClusterIsolation(Isolation):
     in_pods: ClassVar[bool] = True
 
     def __init__(self, enforcement: Callable[[SliceRequest], Enforcement]) -> None:
-        self._tier = DialectTier(enforcement)
-        super().__init__(lambda _: (self._tier,))
-
-    def tier(self, device: Device) -> Tier:  # noqa: ARG002 - one for all, those that have gone too
-        """Return the tier of a device."""
-        return self._tier
+        tier = DialectTier(enforcement)
+        super().__init__(lambda _: (tier,), otherwise=tier)
 
 
 #: What devices are seen from, in the store: whichever pod the service runs in, it is the same cluster.

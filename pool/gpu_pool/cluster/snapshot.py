@@ -1,17 +1,31 @@
-"""One look at a cluster, for whoever looks after it: what it has, who has it, and what may not be read."""
+"""A cluster, read by listing what it has: once for the command line, again and again for the spawner.
+
+What is listed here is what the service watches, too.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, connect
-from gpu_pool.cluster.dialects import Cluster, Pod
-from gpu_pool.cluster.view import MORE
+from gpu_pool.cluster.dialects import Cluster, Manifest, Pod
 from gpu_pool_client import PoolUnreachable
 
+NODES: Final = "/api/v1/nodes"
+PODS: Final = "/api/v1/pods"
+_DRA: Final = "/apis/resource.k8s.io/v1"
+#: What a dialect is read from besides nodes: where it is, and whether names are enough, since the whole of
+#: the definitions is megabytes.
+SOURCES: Final = {
+    "crds": ("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", True),
+    "runtime_classes": ("/apis/node.k8s.io/v1/runtimeclasses", True),
+    "device_classes": (f"{_DRA}/deviceclasses", True),
+    "resource_slices": (f"{_DRA}/resourceslices", False),
+    "resource_claims": (f"{_DRA}/resourceclaims", False),
+}
 _PAGE: Final = "500"
 _NOT_FOUND: Final = 404
 
@@ -60,14 +74,10 @@ async def take_snapshot(kubeconfig: str = "") -> ClusterSnapshot:
 
 
 async def _seen(api: Api, problems: list[str]) -> ClusterSnapshot:
-    nodes = await _list(api, "/api/v1/nodes")
-    pods = await _if_allowed(api, "/api/v1/pods", problems)
-    more: dict[str, Any] = {
-        name: await _if_allowed(api, path, problems, names_only=names_only)
-        for name, (path, names_only) in MORE.items()
-    }
-    read = tuple(filter(None, (Pod.read(each) for each in pods)))
-    return ClusterSnapshot(api.url, Cluster.read(nodes, **more), read, tuple(problems), await _version(api))
+    nodes = await list_all(api, NODES)
+    pods = await list_pods(api, problems.append)
+    cluster = Cluster.read(nodes, **await list_sources(api, SOURCES, problems.append))
+    return ClusterSnapshot(api.url, cluster, pods, tuple(problems), await _version(api))
 
 
 async def _version(api: Api) -> tuple[int, int]:
@@ -79,21 +89,44 @@ async def _version(api: Api) -> tuple[int, int]:
     return (int(major[0]), int(minor[0])) if major and minor else (0, 0)
 
 
-async def _if_allowed(
-    api: Api, path: str, problems: list[str], *, names_only: bool = False
-) -> list[Mapping[str, Any]]:
-    """Return a list; what may not be read is as if it was not there, and is noted."""
+async def list_pods(api: Api, note: Callable[[str], object], *, cached: bool = False) -> tuple[Pod, ...]:
+    """Return the pods of all namespaces that are on a node and have not finished, as :func:`list_sources`."""
+    found = map(Pod.read, await _list_readable(api, PODS, note, cached=cached))
+    return tuple(pod for pod in found if pod is not None and pod.node)
+
+
+async def list_sources(
+    api: Api, names: Iterable[str], note: Callable[[str], object], *, cached: bool = False
+) -> dict[str, list[Manifest]]:
+    """Return the objects of these :data:`SOURCES`.
+
+    What may not be read is as if it was not there; ``note`` is told, in a sentence.
+    """
+    found: dict[str, list[Manifest]] = {}
+    for name in names:
+        path, names_only = SOURCES[name]
+        found[name] = await _list_readable(api, path, note, names_only=names_only, cached=cached)
+    return found
+
+
+async def _list_readable(
+    api: Api, path: str, note: Callable[[str], object], *, names_only: bool = False, cached: bool = False
+) -> list[Manifest]:
     try:
-        return await _list(api, path, names_only=names_only)
+        return await list_all(api, path, names_only=names_only, cached=cached)
     except ApiRefused as refused:
         if refused.status != _NOT_FOUND:
-            problems.append(f"{path.rpartition('/')[2]} cannot be read: {refused.message}")
+            note(f"{path.rpartition('/')[2]} cannot be read: {refused.message}")
         return []
 
 
-async def _list(api: Api, path: str, *, names_only: bool = False) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = []
-    query = {"limit": _PAGE}
+async def list_all(api: Api, path: str, *, names_only: bool = False, cached: bool = False) -> list[Manifest]:
+    """Return all objects below a path. Raises ``ApiAway`` and ``ApiRefused``.
+
+    ``cached``: as the API server remembers them, which costs etcd nothing.
+    """
+    found: list[Manifest] = []
+    query = {"resourceVersion": "0"} if cached else {"limit": _PAGE}
     while True:
         page = await api.list(path, query, names_only=names_only)
         found += page.get("items") or ()

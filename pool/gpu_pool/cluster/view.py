@@ -36,6 +36,7 @@ from gpu_pool.cluster.node_groups import NodeGroup
 from gpu_pool.cluster.notebooks import Notebook, Notebooks, in_any
 from gpu_pool.cluster.scale_up import PLACEHOLDER_LABEL
 from gpu_pool.cluster.settings import KubernetesSettings
+from gpu_pool.cluster.snapshot import NODES, PODS, SOURCES
 from gpu_pool.store.device_table import ForeignUse
 from gpu_pool_client import Device, Enforcement, GpuPoolError, NeverFits, PoolUnreachable, SliceRequest
 
@@ -43,16 +44,6 @@ from gpu_pool_client import Device, Enforcement, GpuPoolError, NeverFits, PoolUn
 _SYNCED_WITHIN: Final = 60.0
 _TOLERATED: Final = frozenset({"nvidia.com/gpu"})
 _REPELLING: Final = ("NoSchedule", "NoExecute")
-
-_DRA: Final = "/apis/resource.k8s.io/v1"
-#: What a dialect is read from besides nodes, and whether names are enough.
-MORE: Final = {
-    "crds": ("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", True),
-    "runtime_classes": ("/apis/node.k8s.io/v1/runtimeclasses", True),
-    "device_classes": (f"{_DRA}/deviceclasses", True),
-    "resource_slices": (f"{_DRA}/resourceslices", False),
-    "resource_claims": (f"{_DRA}/resourceclaims", False),
-}
 
 #: Is told what a kernel's pod was and what it is.
 KernelChanged = Callable[["Manifest | None", "Manifest | None"], None]
@@ -69,11 +60,11 @@ class ClusterView:
         self.namespace = settings.namespace or api.namespace
         self._is_ours = in_any((self.namespace, *settings.more_namespaces))
         self._label = label_value(settings.pool)
-        self.nodes = Informer(api, "/api/v1/nodes", log, self._node_changed, keep=lean_node)
-        self.pods = Informer(api, "/api/v1/pods", log, self._pod_changed, keep=lean_pod)
+        self.nodes = Informer(api, NODES, log, self._node_changed, keep=lean_node)
+        self.pods = Informer(api, PODS, log, self._pod_changed, keep=lean_pod)
         self._more = {
             name: Informer(api, path, log, self._cluster_changed, keep=lean, names_only=only)
-            for name, (path, only) in MORE.items()
+            for name, (path, only) in SOURCES.items()
         }
         if settings.kueue:
             self._more["workloads"] = Informer(
@@ -161,7 +152,7 @@ class ClusterView:
 
     def _read(self, absent: Sequence[NodeGroup]) -> Cluster:
         """Return the cluster as it is shown, and as if each of these groups had one node."""
-        more: dict[str, Any] = {name: list(self._more[name]) for name in MORE}
+        more: dict[str, Any] = {name: list(self._more[name]) for name in SOURCES}
         more["resource_slices"] += [each for group in absent for each in group.slices]
         return Cluster.read([*self.nodes, *(group.stand_in for group in absent)], **more)
 
@@ -250,7 +241,7 @@ class ClusterView:
     def is_ready(self, node: str) -> bool | None:
         """Whether a node answers; None where there is none of that name."""
         found = self.nodes.get("", node)
-        return None if found is None else "Ready" in Node.read(found).conditions
+        return None if found is None else Node.read(found).is_ready
 
     def _gpus(self) -> tuple[Gpu, ...]:
         """Return all GPUs whose size is known, as the cluster is now."""
@@ -294,19 +285,16 @@ class ClusterView:
 
     def _takes_pods(self, name: str) -> bool:
         node = self._nodes.get(name)
-        if name in self._stand_ins or name in self.away or node is None:
-            return False
-        if node.cordoned or "Ready" not in node.conditions:
+        if name in self._stand_ins or name in self.away or node is None or not node.is_open:
             return False
         tolerated = _TOLERATED.union(self._settings.tolerations)
         return all(each.get("key") in tolerated for each in node.taints if each.get("effect") in _REPELLING)
 
     def _used(self, dialect: Dialect, live: Collection[str]) -> dict[str, tuple[int, int, int]]:
         pods = [*self._foreign.values(), *self.own.ending(live)]
-        holding = [pod for pod in pods if pod.node and dialect.holds(pod)]
         return {
             status.device.uuid: (status.held_milli, status.held_memory_mib, status.held_contexts)
-            for node in usage(dialect, holding)
+            for node in usage(dialect, pods)
             for status in node.gpus
             if status.leases
         }

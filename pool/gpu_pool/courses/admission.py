@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from gpu_pool.courses.access import is_member, system_groups
+from gpu_pool.courses.folder import CourseFolder
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import Holder, NotAllowed, SliceRequest
-
-if TYPE_CHECKING:
-    from gpu_pool.courses import CourseFolder
 
 
 class CourseAdmission:
     """What the course files of ``settings.courses_dir`` say.
 
-    All but :meth:`groups` belongs to the store's thread.
+    All but :meth:`groups` and :meth:`check_of` belongs to the store's thread.
     """
 
     def __init__(self, settings: PoolSettings) -> None:
         self._required = settings.course_required
-        self._folder = _open_folder(settings)
+        self._folder: CourseFolder | None = None
+        if settings.courses_dir:
+            self._folder = CourseFolder(Path(settings.courses_dir).expanduser(), settings.courses)
 
     def follow(self, store: LeaseStore) -> None:
         """Let the store follow the files as they are now."""
@@ -45,9 +46,13 @@ class CourseAdmission:
         """
         if groups is not None or self._folder is None:
             return groups or ()
-        from gpu_pool.courses import system_groups
-
         return await asyncio.to_thread(system_groups, holder.user)
+
+    async def check_of(
+        self, request: SliceRequest, holder: Holder, groups: Collection[str] | None
+    ) -> Callable[[], None]:
+        """Return :meth:`check` for this request, to be called by the store's thread as it decides."""
+        return partial(self.check, request, holder, await self.groups(holder, groups))
 
     def check(self, request: SliceRequest, holder: Holder, groups: Collection[str]) -> None:
         """Refuse, with ``NotAllowed``, a request that its course forbids to a holder in these groups."""
@@ -66,18 +71,7 @@ class CourseAdmission:
         """Return what the file of the holder's course offers now. See ``Pool.offers``."""
         if self._folder is None or not holder.course:
             return None
-        from gpu_pool.courses import is_member
-
         course = self._folder.look().usable.get(holder.course)
         if course is not None and not is_member(course, holder.user, groups):
             raise NotAllowed("You are not in this course.", "Ask its instructor to add you.")
         return None if course is None else course.requests
-
-
-def _open_folder(settings: PoolSettings) -> CourseFolder | None:
-    if not settings.courses_dir:
-        return None
-    # Imported here because it costs some 150 ms, which most pools of one user need not pay.
-    from gpu_pool.courses import CourseFolder
-
-    return CourseFolder(Path(settings.courses_dir).expanduser(), settings.courses)

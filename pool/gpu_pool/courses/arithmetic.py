@@ -86,7 +86,7 @@ def _fits(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> lis
     for (label, memory_mib), device in reversed(models.items()):
         number = sum((each.label, each.memory_mib) == (label, memory_mib) for each in devices)
         part = placement.cut(request, device, rules)
-        left = part.memory_mib - rules.context_on(device)
+        left = part.memory_mib - (rules.context_mib or device.context_mib)
         found.append(Fit(label, number, _each(request, device, rules), part.memory_mib, left))
     return found
 

@@ -1,7 +1,7 @@
 """The kinds of values in a course file: each reads what a person wrote, and describes itself to an editor.
 
-Every reader takes text and raises ``BadRequest``: what was given and why that
-is wrong, then what is accepted.
+Every reader raises ``BadRequest``: what was given and why that is wrong, then what is accepted. Those
+of values that the administrator's settings have, too, are ``gpu_pool.policy.course_values``.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from zoneinfo import ZoneInfo, available_timezones
 from pydantic import PlainValidator, WithJsonSchema
 
 from gpu_pool.courses.hours import WeeklyHours, parse_hours
-from gpu_pool.courses.text import given, nearest
-from gpu_pool_client import (
-    WHOLE,
-    BadRequest,
-    SliceRequest,
-    WhenIdle,
-    _durations,
-    parse_duration,
-    parse_request,
+from gpu_pool.policy.course_values import (
+    LEAST_PRIORITY,
+    given,
+    nearest,
+    read_duration,
+    read_memory,
+    read_number,
+    read_priority,
+    read_request,
+    read_share,
+    read_text,
+    read_when_idle,
+    read_whole_number,
 )
+from gpu_pool_client import BadRequest, SliceRequest, WhenIdle
 
-_NUMBER: Final = re.compile(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", re.ASCII)
-_WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,7}", re.ASCII)
 _DATE: Final = re.compile(r"2[01][0-9]{2}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _ZONE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}", re.ASCII)
 #: As container registries accept them: host, path, tag, digest.
@@ -42,16 +45,9 @@ NO_HOME: Final = "none"
 KERNELS: Final = ("pods", "server")
 
 
-def _read_text(value: object) -> str:
-    """Return the text that stands where one value is expected."""
-    if isinstance(value, str):
-        return value
-    raise BadRequest(f"is {given(value)}.", "Accepted: one value.")
-
-
 def read_line(value: object) -> str:
     """Read one line of text."""
-    text = _read_text(value)
+    text = read_text(value)
     if not text.strip() or len(text) > _LONGEST_TEXT or not text.isprintable():
         raise BadRequest(
             f"{given(text)} is not one line of text.",
@@ -60,65 +56,12 @@ def read_line(value: object) -> str:
     return text.strip()
 
 
-def read_whole_number(value: object, least: int = 0) -> int:
-    """Read a whole number that is not below ``least``."""
-    text = _read_text(value)
-    if not _WHOLE_NUMBER.fullmatch(text) or int(text) < least:
-        raise BadRequest(f"{given(text)} is not a valid number.", f"Accepted: a whole number from {least}.")
-    return int(text)
-
-
-def read_number(value: object) -> float:
-    """Read a number from 0."""
-    text = _read_text(value)
-    if not _NUMBER.fullmatch(text):
-        raise BadRequest(
-            f"{given(text)} is not a valid number.", "Accepted: a number from 0, such as 2 or 0.5."
-        )
-    return float(text)
-
-
 def read_yes_or_no(value: object) -> bool:
     """Read yes or no."""
-    text = _read_text(value)
+    text = read_text(value)
     if text.lower() not in _YES_OR_NO:
         raise BadRequest(f"{given(text)} is neither true nor false.", "Accepted: true, false.")
     return _YES_OR_NO[text.lower()]
-
-
-def read_duration(value: object) -> float:
-    """Read a duration; return seconds."""
-    text = _read_text(value)
-    if not parse_duration(text):
-        raise BadRequest(
-            f"{given(text)} is not longer than zero.", f"Leave it out for no limit. {_durations.ACCEPTED}"
-        )
-    return parse_duration(text)
-
-
-def read_request(value: object) -> SliceRequest:
-    """Read a slice request."""
-    return parse_request(_read_text(value))
-
-
-def read_share(value: object) -> int:
-    """Read a share of GPUs: ``50%``, ``4`` (whole GPUs), ``2x50%``; return thousandths."""
-    request = read_request(value)
-    if request.milli is None or str(request) != request.size:
-        raise BadRequest(
-            f"{given(value)} is not a share.", "Accepted: a share, such as 50% or 4 (whole GPUs)."
-        )
-    return request.count * request.milli
-
-
-def read_memory(value: object) -> int:
-    """Read an amount of memory; return MiB."""
-    request = read_request(value)
-    if request.memory_mib is None or str(request) != request.size:
-        raise BadRequest(
-            f"{given(value)} is not an amount of memory.", "Accepted: an amount such as 16GiB or 655MiB."
-        )
-    return request.count * request.memory_mib
 
 
 def read_home(value: object) -> int:
@@ -139,7 +82,7 @@ def read_cores(value: object) -> float:
 
 def read_date(value: object) -> date:
     """Read a date."""
-    text = _read_text(value)
+    text = read_text(value)
     try:
         if _DATE.fullmatch(text):
             return date.fromisoformat(text)
@@ -150,12 +93,12 @@ def read_date(value: object) -> date:
 
 def read_hours(value: object) -> WeeklyHours:
     """Read hours of the week."""
-    return parse_hours(_read_text(value))
+    return parse_hours(read_text(value))
 
 
 def read_zone(value: object) -> str:
     """Read the name of a time zone that this machine knows."""
-    text = _read_text(value)
+    text = read_text(value)
     try:
         if _ZONE.fullmatch(text):
             return ZoneInfo(text).key
@@ -168,20 +111,9 @@ def read_zone(value: object) -> str:
     )
 
 
-def read_when_idle(value: object) -> WhenIdle:
-    """Read what becomes of the slice of an idle kernel that cannot be parked."""
-    text = _read_text(value)
-    names = [each.value for each in WhenIdle]
-    if text not in names:
-        raise BadRequest(
-            f"{given(text)} is not known.", f"Accepted: {', '.join(names)}. {nearest(text, names)}".strip()
-        )
-    return WhenIdle(text)
-
-
 def read_kernels(value: object) -> str:
     """Read where the kernels of a server on Kubernetes run."""
-    text = _read_text(value)
+    text = read_text(value)
     if text not in KERNELS:
         raise BadRequest(f"{given(text)} is not known.", f"Accepted: {', '.join(KERNELS)}.")
     return text
@@ -189,7 +121,7 @@ def read_kernels(value: object) -> str:
 
 def read_image(value: object) -> str:
     """Read the name of a container image."""
-    text = _read_text(value)
+    text = read_text(value)
     if not _IMAGE.fullmatch(text) or "//" in text:
         raise BadRequest(
             f"{given(text)} is not the name of an image.",
@@ -207,9 +139,7 @@ Line: TypeAlias = Annotated[str, PlainValidator(read_line), _schema("string", "n
 Flag: TypeAlias = Annotated[bool, PlainValidator(read_yes_or_no), _schema("boolean")]
 Count: TypeAlias = Annotated[int, PlainValidator(read_whole_number), _schema("integer", minimum=0)]
 Priority: TypeAlias = Annotated[
-    int,
-    PlainValidator(lambda value: read_whole_number(value, -WHOLE)),
-    _schema("integer", minimum=-WHOLE),
+    int, PlainValidator(read_priority), _schema("integer", minimum=LEAST_PRIORITY)
 ]
 Number: TypeAlias = Annotated[float, PlainValidator(read_number), _schema("number", minimum=0)]
 Cores: TypeAlias = Annotated[float, PlainValidator(read_cores), _schema("number", exclusiveMinimum=0)]

@@ -26,7 +26,8 @@ from gpu_pool.clock import Clock
 from gpu_pool.courses.access import check_offered, may_use
 from gpu_pool.courses.model import CourseFile
 from gpu_pool.courses.reading import SUFFIX, course_name, parse_course, read_bytes
-from gpu_pool.courses.text import BadCourseFile, FileProblem, given
+from gpu_pool.courses.text import BadCourseFile, FileProblem
+from gpu_pool.policy.course_values import given
 from gpu_pool.policy.sharing import Sharing
 from gpu_pool_client import NotAllowed, SliceRequest
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from typing import Final
 
-from gpu_pool.courses.text import given
+from gpu_pool.policy.course_values import given
 from gpu_pool_client import BadRequest
 
 ACCEPTED: Final = (

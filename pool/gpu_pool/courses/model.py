@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 from zoneinfo import ZoneInfo
 
@@ -13,9 +15,10 @@ from pydantic import (
     Field,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import core_schema
+from pydantic_core import PydanticCustomError, core_schema
 
 from gpu_pool.courses.fields import (
     Cores,
@@ -72,6 +75,18 @@ class Who(_Part):
         return not self.groups and not self.users
 
 
+#: The kind of error of what an earlier slice of the file has said; ``first`` is that one's number, from 0.
+SAID_BEFORE: Final = "said_before"
+
+
+@dataclass(slots=True)
+class _SlicesSoFar:
+    """What the slices of the file that is being read have said, and which of them said it first."""
+
+    count: int = 0
+    first: dict[tuple[str, Hashable], int] = field(default_factory=dict)
+
+
 class SliceOffer(_Part):
     """A slice that students may pick."""
 
@@ -80,6 +95,26 @@ class SliceOffer(_Part):
     default: Flag = Field(
         default=False, description="Whether this slice is preselected; by default the first one is."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count(cls, written: Any, info: ValidationInfo) -> Any:
+        if isinstance(info.context, _SlicesSoFar):
+            info.context.count += 1
+        return written
+
+    @field_validator("name", "request", "default")
+    @classmethod
+    def _check_new(cls, value: Hashable, info: ValidationInfo) -> Hashable:
+        """Refuse a second slice of that name or request, and a second default."""
+        so_far = info.context
+        if value is False or not isinstance(so_far, _SlicesSoFar):
+            return value
+        here = so_far.count - 1
+        first = so_far.first.setdefault((str(info.field_name), value), here)
+        if first != here:
+            raise PydanticCustomError(SAID_BEFORE, "slice no. {first} has said so", {"first": first})
+        return value
 
 
 class CourseLimits(_Part):
@@ -215,6 +250,11 @@ class CourseFile(_Part):
     kubernetes: CourseServer = Field(
         default=CourseServer(), description="The server of each student, on Kubernetes."
     )
+
+    @classmethod
+    def read(cls, tree: object) -> CourseFile:
+        """Read what a file says. Raises pydantic's ``ValidationError`` with all that is wrong with it."""
+        return cls.model_validate(tree, context=_SlicesSoFar())
 
     @field_validator("time_zone")
     @classmethod

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from gpu_pool.courses.fields import read_line, read_request, read_yes_or_no
-from gpu_pool.courses.model import CourseFile
+from gpu_pool.courses.model import SAID_BEFORE, CourseFile
 from gpu_pool.courses.text import (
     MOST_PROBLEMS,
     BadCourseFile,
@@ -23,11 +23,10 @@ from gpu_pool.courses.text import (
     UnreadableText,
     WrittenText,
     accepted,
-    given,
     in_words,
-    nearest,
     read_text,
 )
+from gpu_pool.policy.course_values import given, nearest
 from gpu_pool_client import BadRequest
 
 SUFFIX: Final = ".yaml"
@@ -65,9 +64,9 @@ def parse_course(file: str, data: bytes) -> CourseFile:
 
 
 def _course(file: str, written: WrittenText) -> CourseFile:
-    problems = [*written.problems, *islice(repeated(file, written), MOST_PROBLEMS)]
+    problems = list(written.problems)
     try:
-        course = CourseFile.model_validate(written.tree)
+        course = CourseFile.read(written.tree)
     except ValidationError as error:
         problems += islice(_explain(file, written, error), MOST_PROBLEMS)
     if problems:
@@ -81,8 +80,16 @@ def _explain(file: str, written: WrittenText, error: ValidationError) -> Iterato
         place = _as_written(written.tree, found["loc"])
         if any(place[: len(refused)] == refused for refused in written.refused):
             continue
-        message, remedy, field = _words(found["type"], place, found["input"], found.get("ctx", {}))
+        message, remedy, field = _words(found, place, written.lines)
         yield FileProblem(file, _line(written.lines, place), in_words(field), message, remedy)
+
+
+#: What is told of what an earlier slice has said, and what to do about it; by field.
+_SAID_BEFORE: Final = {
+    "name": ("{value} is already the name of {first}, on line {line}.", "Give it another name."),
+    "request": ("{value} is already the request of {first}, on line {line}.", "Keep one."),
+    "default": ("{first} is already the default, on line {line}.", "Keep one default: true."),
+}
 
 
 def _as_written(tree: Tree, place: Place) -> Place:
@@ -99,11 +106,16 @@ def _as_written(tree: Tree, place: Place) -> Place:
     return tuple(kept)
 
 
-def _words(kind: str, place: Place, value: object, context: Mapping[str, Any]) -> tuple[str, str, Place]:
+def _words(found: ErrorDetails, place: Place, lines: Mapping[Place, int]) -> tuple[str, str, Place]:
     """Return (message, remedy, the field that it is about)."""
-    error = context.get("error")
-    if isinstance(error, BadRequest):
+    kind, value, context = found["type"], found["input"], found.get("ctx", {})
+    if isinstance(error := context.get("error"), BadRequest):
         return error.message, error.remedy, place
+    if kind == SAID_BEFORE:
+        message, remedy = _SAID_BEFORE[str(place[-1])]
+        first: Place = (*place[:-2], context["first"], place[-1])
+        message = message.format(value=given(value), first=in_words(first[:-1]), line=lines[first])
+        return message, remedy, place
     parent, fields = place[:-1], _fields(place[:-1])
     if kind == "extra_forbidden":
         name = str(place[-1])
@@ -180,43 +192,3 @@ def _open(folder: Path, file: str) -> int:
 
 def _unusable(file: str, message: str, remedy: str = "") -> BadCourseFile:
     return BadCourseFile([FileProblem(file, None, "", message, remedy)])
-
-
-_SLICES: Final = "slices"
-
-
-def _default(value: object) -> bool | None:
-    """Return True for the default; None for what any number of slices may say."""
-    return read_yes_or_no(value) or None
-
-
-#: Field → (its reader, what a second one is called, what to do about it).
-_ONLY_ONCE: Final[dict[str, tuple[Callable[[object], Hashable], str, str]]] = {
-    "name": (read_line, "{value} is already the name of {first}, on line {line}.", "Give it another name."),
-    "request": (read_request, "{value} is already the request of {first}, on line {line}.", "Keep one."),
-    "default": (_default, "{first} is already the default, on line {line}.", "Keep one default: true."),
-}
-
-
-def repeated(file: str, written: WrittenText) -> Iterator[FileProblem]:
-    """Yield every name, request and default of a slice that another slice before it has."""
-    slices = written.tree.get(_SLICES) if isinstance(written.tree, dict) else None
-    for field in _ONLY_ONCE:
-        yield from _repeated(file, written, slices if isinstance(slices, list) else [], field)
-
-
-def _repeated(file: str, written: WrittenText, slices: list[Tree], field: str) -> Iterator[FileProblem]:
-    read, message, remedy = _ONLY_ONCE[field]
-    seen: dict[Hashable, Place] = {}
-    for number, each in enumerate(slices):
-        value = each.get(field) if isinstance(each, dict) else None
-        try:
-            meaning = None if value is None else read(value)
-        except BadRequest:  # told by the model
-            continue
-        place = (_SLICES, number, field)
-        if meaning is None or seen.setdefault(meaning, place) == place:
-            continue
-        first = seen[meaning]
-        words = message.format(value=given(value), first=in_words(first[:-1]), line=written.lines[first])
-        yield FileProblem(file, written.lines[place], in_words(place), words, remedy)

@@ -9,7 +9,6 @@ refer to something else (aliases, tags) or say something twice is refused.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import yaml
 
+from gpu_pool.policy.course_values import given
 from gpu_pool_client import BadRequest
 
 #: What was written. None stands where something was, and was refused.
@@ -200,8 +200,6 @@ def _unprintable(file: str, text: str) -> FileProblem:
 MOST_PROBLEMS: Final = 100
 #: Those that are in the text of the error itself.
 _TOLD: Final = 5
-#: Characters of a value that are repeated.
-_MOST_GIVEN: Final = 60
 _MOST_ACCEPTED: Final = 400
 
 
@@ -235,21 +233,7 @@ class BadCourseFile(BadRequest):
         self.problems = tuple(problems[:MOST_PROBLEMS])
 
 
-def given(value: object) -> str:
-    """Repeat what was given: text in quotes and not too long, anything else by its kind."""
-    if isinstance(value, str):
-        return ascii(value if len(value) <= _MOST_GIVEN else value[: _MOST_GIVEN - 3] + "...")
-    return "a list" if isinstance(value, list) else "a group of fields"
-
-
 def accepted(names: Iterable[str]) -> str:
     """List the names that are accepted."""
     listed = ", ".join(names)
     return f"Accepted: {listed if len(listed) <= _MOST_ACCEPTED else listed[:_MOST_ACCEPTED] + '...'}."
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Ask whether the most similar of the names was meant, if one is similar."""
-    by_lower = {each.lower(): each for each in names}
-    close = difflib.get_close_matches(name.lower(), by_lower, 1)
-    return f"Did you mean {by_lower[close[0]]}?" if close else ""

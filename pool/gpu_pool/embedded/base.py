@@ -7,20 +7,20 @@ what pools that are more than this machine's decide in another way.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from gpu_pool.audit import acting, audit_log, refusals, this_process
+from gpu_pool.audit import audit_log
 from gpu_pool.clock import Clock
-from gpu_pool.courses.admission import CourseAdmission
 from gpu_pool.devices import Inventory, discover
 from gpu_pool.devices.inventory import Reading
 from gpu_pool.devices.polling import DevicePoller
 from gpu_pool.embedded.expected_waits import ExpectedWaits
 from gpu_pool.enforcement import Isolation
 from gpu_pool.enforcement.enforcer import Enforcer
-from gpu_pool.enforcement.tier_choice import owned, unowned
+from gpu_pool.enforcement.machine import owned, unowned
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.database import Database
@@ -30,15 +30,15 @@ from gpu_pool.store.locks import Ownership
 from gpu_pool.store.thread import ANSWER_WITHIN, StoreThread
 from gpu_pool_client import (
     Device,
-    DeviceStatus,
     EndedLease,
-    Holder,
     KernelCommand,
     KernelPod,
     Pool,
-    SliceRequest,
 )
 from gpu_pool_client._processes import boot_id
+
+if TYPE_CHECKING:
+    from gpu_pool.courses.admission import CourseAdmission
 
 
 class OpenedPool(Pool):
@@ -60,10 +60,16 @@ class OpenedPool(Pool):
         self._path = path
         self._settings = settings or PoolSettings()
         self._find_devices = find_devices
-        self._course_admission = CourseAdmission(self._settings)
+        self._course_admission: CourseAdmission | None = None
+        if self._settings.asks_courses:
+            # Imported here because it costs some 150 ms, which most pools of one user need not pay.
+            from gpu_pool.courses.admission import CourseAdmission
+
+            self._course_admission = CourseAdmission(self._settings)
         self._owner = owner
         self._ownership: Ownership | None = None
-        self._store = StoreThread(path, self._open, self._course_admission.follow)
+        courses = self._course_admission
+        self._store = StoreThread(path, self._open, None if courses is None else courses.follow)
         self._poller = DevicePoller()
         self._waits = ExpectedWaits()
         #: The real devices that are to take the place of simulated ones, once nobody uses those.
@@ -79,11 +85,6 @@ class OpenedPool(Pool):
     def boot(self) -> str:
         """The boot of the machine whose end ends all leases; empty for a pool that outlives machines."""
         return boot_id()
-
-    async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
-        """See ``Pool.drain``."""
-        with self._asked({"device": device}):
-            return await self._store.run(LeaseStore.drain, device, drained)
 
     async def history(self, since: float = 0.0, *, user: str | None = None) -> list[EndedLease]:
         """See ``Pool.history``. With ``user``, of that user alone."""
@@ -105,6 +106,8 @@ class OpenedPool(Pool):
 
     async def reread_course(self, file: str) -> None:
         """Follow a course file that has been replaced, at once."""
+        if self._course_admission is None:
+            return
         # Not followed before: the change is told as that of whoever asks.
         await self._store.run_alone(ANSWER_WITHIN, self._course_admission.reread, file)
 
@@ -136,19 +139,6 @@ class OpenedPool(Pool):
         if self._ownership is not None:
             self._ownership.close()
 
-    def _counted_as(self, request: SliceRequest) -> SliceRequest:
-        """Return what is granted and counted for a request, which its course has been asked for."""
-        return request
-
-    async def _devices_for(
-        self,
-        request: SliceRequest,  # noqa: ARG002 - for pools that look
-        holder: Holder,  # noqa: ARG002
-        server: str | None,  # noqa: ARG002
-    ) -> Collection[str]:
-        """Return the uuids of the devices that a request may have; none mean all. May refuse it."""
-        return ()
-
     def _open(self, give_up_at: float | None) -> tuple[Database, LeaseStore]:
         """Open the store, and register this machine's devices in it."""
         devices = self._enforcer.adapt(self._find_devices().devices)
@@ -157,7 +147,8 @@ class OpenedPool(Pool):
             ownership = opened.enter_context(contextlib.closing(Ownership(self._path, owner=self._owner)))
             store = LeaseStore(database, self._settings, self._clock)
             # What is registered may serve the queue, whose order the course files know.
-            self._course_admission.follow(store)
+            if self._course_admission is not None:
+                self._course_admission.follow(store)
             store.give_up_at = give_up_at
             # A process that sees no devices (no driver in its container, no variable
             # in its terminal) must not take away those that another one registered:
@@ -185,16 +176,8 @@ class OpenedPool(Pool):
 
     def _register_awaited(self, store: LeaseStore) -> None:
         """Register the devices that are awaited. Raises ``OtherDevices`` while those before are in use."""
-        if self._awaited:
-            _take_over(store, self._awaited)
-            self._awaited, self.note = (), ""
-
-    @contextlib.contextmanager
-    def _asked(self, what: Mapping[str, object]) -> Iterator[None]:
-        """Do what somebody asks for: if nobody else is known to, this process. Refusals are written down."""
-        by_itself = self._owner or self.audit is None
-        with acting(None if by_itself else this_process()), refusals(self.audit, what):
-            yield
+        _take_over(store, self._awaited)
+        self._awaited, self.note = (), ""
 
 
 def _take_over(store: LeaseStore, devices: Sequence[Device]) -> None:

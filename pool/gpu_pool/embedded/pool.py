@@ -7,14 +7,15 @@ every decision is one transaction, so none of them needs to be in charge.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
+from gpu_pool.audit import acting, refusals, this_process
 from gpu_pool.devices.activity import activity_of, uses_cuda
 from gpu_pool.embedded.base import OpenedPool
 from gpu_pool.enforcement.tiers import with_own_caps
@@ -28,6 +29,7 @@ from gpu_pool.store.queue import QueueForecast
 from gpu_pool_client import (
     Activity,
     BadRequest,
+    DeviceStatus,
     EndReason,
     Holder,
     Lease,
@@ -88,8 +90,8 @@ class EmbeddedPool(OpenedPool):
         what = {"user": holder.user, "course": holder.course, "request": str(request)}
         with self._asked(what):
             try:
-                known = await self._course_admission.groups(holder, groups)
-                check = partial(self._course_admission.check, request, holder, known)
+                courses = self._course_admission
+                check = None if courses is None else await courses.check_of(request, holder, groups)
                 within = await self._devices_for(request, holder, server)
                 counted = self._counted_as(request)
                 lease = await self._store.run(self._request, counted, holder, key, check, within)
@@ -105,13 +107,27 @@ class EmbeddedPool(OpenedPool):
         request: SliceRequest,
         holder: Holder,
         key: str,
-        check: Callable[[], None],
+        check: Callable[[], None] | None,
         within: Collection[str],
     ) -> Lease:
         """Ask in the store's thread, and once more after a look for what has ended if it has to wait."""
-        self._register_awaited(store)
+        if self._awaited:
+            self._register_awaited(store)
         lease = store.request(request, holder, key, check, within)
         return store.lease_after_look(lease.id) if lease.state is LeaseState.WAITING else lease
+
+    def _counted_as(self, request: SliceRequest) -> SliceRequest:
+        """Return what is granted and counted for a request, which its course has been asked for."""
+        return request
+
+    async def _devices_for(
+        self,
+        request: SliceRequest,  # noqa: ARG002 - for pools that look
+        holder: Holder,  # noqa: ARG002
+        server: str | None,  # noqa: ARG002
+    ) -> Collection[str]:
+        """Return the uuids of the devices that a request may have; none mean all. May refuse it."""
+        return ()
 
     async def get_lease(self, lease_id: str) -> Lease:
         """See ``Pool.get_lease``."""
@@ -163,14 +179,9 @@ class EmbeddedPool(OpenedPool):
         server: str | None = None,
     ) -> Outlook | None:
         """See ``Pool.forecast``, and :meth:`request`. Nobody knows in which courses somebody new is."""
-        check = None
-        if holder.user:
-            check = partial(
-                self._course_admission.check,
-                request,
-                holder,
-                await self._course_admission.groups(holder, groups),
-            )
+        check, courses = None, self._course_admission
+        if holder.user and courses is not None:
+            check = await courses.check_of(request, holder, groups)
         within = await self._devices_for(request, holder, server)
         counted = self._counted_as(request)
         found = await self._store.run(self._forecast, counted, holder, check, within)
@@ -186,15 +197,18 @@ class EmbeddedPool(OpenedPool):
         check: Callable[[], None] | None,
         within: Collection[str],
     ) -> QueueForecast | None:
-        self._register_awaited(store)
+        if self._awaited:
+            self._register_awaited(store)
         return store.forecast(request, holder, check, within)
 
     async def offers(
         self, holder: Holder, *, groups: Collection[str] | None = None
     ) -> tuple[SliceRequest, ...] | None:
         """See ``Pool.offers``; ``groups`` as for :meth:`request`."""
-        known = await self._course_admission.groups(holder, groups)
-        return await self._store.run(self._course_admission.offers, holder, known)
+        courses = self._course_admission
+        if courses is None:
+            return None
+        return await self._store.run(courses.offers, holder, await courses.groups(holder, groups))
 
     async def attach(
         self,
@@ -252,9 +266,8 @@ class EmbeddedPool(OpenedPool):
                 "and what it keeps on the GPU would be in the way.",
                 "End the process to give the slice back.",
             )
-        known = await self._course_admission.groups(lease.holder, groups)
-        counted = self._counted_as(request)
-        check = partial(self._course_admission.check, request, lease.holder, known)
+        counted, courses = self._counted_as(request), self._course_admission
+        check = None if courses is None else await courses.check_of(request, lease.holder, groups)
         return await self._enforcer.hand_out(
             await self._store.run(LeaseStore.resize, lease_id, counted, check)
         )
@@ -334,6 +347,11 @@ class EmbeddedPool(OpenedPool):
                 )
             return await self._store.run(LeaseStore.ask_back, lease_id, words, reason, now=False)
 
+    async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
+        """See ``Pool.drain``."""
+        with self._asked({"device": device}):
+            return await self._store.run(LeaseStore.drain, device, drained)
+
     async def status(self) -> PoolStatus:
         """See ``Pool.status``.
 
@@ -357,6 +375,15 @@ class EmbeddedPool(OpenedPool):
             yield with_own_caps(self._enforcer.state(lease))
             if number % _AT_A_TIME == 0:
                 await asyncio.sleep(0)
+
+    @contextlib.contextmanager
+    def _asked(self, what: Mapping[str, object]) -> Iterator[None]:
+        """Do what somebody asks for: if nobody else is known to, this process. Refusals are written down."""
+        if self.audit is None:
+            yield
+            return
+        with acting(None if self._owner else this_process()), refusals(self.audit, what):
+            yield
 
 
 def _refuse_unless_waiting(lease: Lease) -> None:

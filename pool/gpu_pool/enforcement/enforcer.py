@@ -68,9 +68,8 @@ class Enforcer:
     def state(self, lease: Lease) -> Lease:
         """Return a lease with the truth about its limits, and whether it is watched over."""
         lease = self._isolation.state(lease)
-        if self._isolation.in_pods:
-            return replace(lease, terms=replace(lease.terms, guarded=True))
-        if self._owner or (self._settings.watchdog in ("warn", "end") and not lease.simulated):
+        is_guarded = self._owner or self._isolation.in_pods
+        if is_guarded or (self._settings.watchdog in ("warn", "end") and not lease.simulated):
             return replace(lease, terms=replace(lease.terms, guarded=True))
         return lease
 
@@ -78,10 +77,11 @@ class Enforcer:
         """Return a lease with the truth about its limits, which are enforced from now on if it is held."""
         if lease.state is not LeaseState.HELD:
             return lease
-        if self._isolation.must_open(lease):
+        if self._isolation.acts and self._isolation.must_open(lease):
             others = await self._store.run(held)
             await self._unless_it_fails(lease, lambda: self._isolation.enforce(lease, others))
-        self._watch_over(lease)
+        if not (lease.simulated or self._isolation.in_pods):
+            self._watch_over()
         return self.state(lease)
 
     async def hand_back(self, lease: Lease) -> Lease:
@@ -164,25 +164,21 @@ class Enforcer:
                 "Ask the administrator to check the log of the service.",
             ) from error
 
-    def _watch_over(self, lease: Lease) -> None:
+    def _watch_over(self) -> None:
         """Start the guard with the first lease on a real device: no other has anything to measure."""
-        if self._isolation.in_pods:
+        if not self._unguarded.acquire(blocking=False):
             return
-        if not lease.simulated and self._unguarded.acquire(blocking=False):
-            self._guard = self._make_guard()
-            self._guard.start()
-
-    def _make_guard(self) -> WatchdogThread:
         # Imported here because it costs some 40 ms, which simulated devices need not pay.
         from gpu_pool.enforcement.watchdog import OwnStore, WatchdogRules, WatchdogThread
 
-        return WatchdogThread(
+        self._guard = WatchdogThread(
             OwnStore(self._path, self._settings),
             WatchdogRules.of(self._settings, auto="end" if self._owner else "off"),
             guards=_all if self._owner else _kept_here,
             state=self._isolation.state,
             evict=self._evict,
         )
+        self._guard.start()
 
     def _evict(self, lease: Lease, pids: Sequence[int]) -> None:
         """Take processes off the lease's devices; called by the guard, in its thread."""

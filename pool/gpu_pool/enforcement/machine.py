@@ -1,37 +1,55 @@
-"""The tiers of one machine's devices, and the leases that are enforced by them now."""
+"""The tiers of one machine's devices, and the leases that are enforced by them now.
+
+Which tier is used for a device follows from the settings, and from who owns the devices. Tiers are found
+through the entry points of installed packages, ours as any other's.
+"""
 
 from __future__ import annotations
 
+import os
+import pwd
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar, Final
 
 from traitlets.log import get_logger
 
-from gpu_pool.enforcement.tiers import Accounting, Tier, TierFailed, TierStatement
-from gpu_pool_client import Device, Enforcement, Lease, Limit, Process, Strength
+from gpu_pool import plugins
+from gpu_pool.enforcement.tiers import Accounting, Tier, TierContext, TierFailed, TierStatement, WholeInstance
+from gpu_pool.plugins import PluginBroken
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import BadRequest, Device, Enforcement, Lease, Limit, Process, Strength
 
 #: From the weakest to the firmest.
 _STRENGTHS: Final = (Strength.NONE, Strength.COOPERATIVE, Strength.HARD)
 _COUNTED: Final = Accounting()
+#: The group of entry points that names tiers: those of this package, and of any other that is installed.
+TIERS: Final = "gpu_pool.tiers"
+#: What a setting says to have the firmest that needs no preparation by the administrator.
+AUTO: Final = "auto"
 
 
 class Isolation:
     """Which tier enforces slices of which device.
 
     ``candidates`` returns the tiers to try for a device, the preferred first;
-    with the last of them it works or not at all. :meth:`state` and
+    with the last of them it works or not at all. ``otherwise`` is the tier of devices that
+    :meth:`adapt` was not told of, such as those that have gone. :meth:`state` and
     :meth:`must_open` may be called by any thread, everything else by one.
     """
 
     #: Whether leases are enforced in pods that the pool starts, on other machines than this one.
     in_pods: ClassVar[bool] = False
 
-    def __init__(self, candidates: Callable[[Device], Sequence[Tier]]) -> None:
+    def __init__(self, candidates: Callable[[Device], Sequence[Tier]], otherwise: Tier = _COUNTED) -> None:
         self._candidates = candidates
+        self._otherwise = otherwise
         self._tiers: dict[str, Tier] = {}
         self._open: dict[str, Lease] = {}
         self._probed: set[str] = set()
+        #: Whether any tier has effects.
+        self.acts = False
         #: Why a preferred tier is not used, in sentences.
         self.problems: list[str] = []
 
@@ -48,6 +66,7 @@ class Isolation:
         if tier is last:
             last.prepare(device)
         self._tiers[device.uuid] = tier
+        self.acts = any(map(_acts, self._tiers.values()))
         return tier
 
     def _works(self, tier: Tier, device: Device) -> bool:
@@ -59,25 +78,22 @@ class Isolation:
         return True
 
     def tier(self, device: Device) -> Tier:
-        """Return the tier of a device; that of one which has gone only counts."""
-        return self._tiers.get(device.uuid, _COUNTED)
-
-    @property
-    def acts(self) -> bool:
-        """Whether any tier has effects."""
-        return any(map(_acts, self._tiers.values()))
+        """Return the tier of a device."""
+        return self._tiers.get(device.uuid, self._otherwise)
 
     def state(self, lease: Lease) -> Lease:
         """Return a held lease with the variables that enforce it, and the truth about its limits."""
-        statements = [tier.describe(self._part(lease, tier)) for tier in self._tiers_of(lease)]
+        statements = [tier.describe(part) for tier, part in self._parts(lease)]
         variables = {name: value for each in statements for name, value in each.variables.items()}
-        return replace(lease, variables=variables, enforcement=_weakest(statements))
+        enforcement = statements[0].enforcement if len(statements) == 1 else _weakest(statements)
+        return replace(lease, variables=variables, enforcement=enforcement)
 
     def must_open(self, lease: Lease) -> bool:
         """Whether something is to be done before a held lease is handed out."""
         # One that was parked and resumed has its id still, and may have another size.
         known = self._open.get(lease.id)
-        return (known is None or known.held_at != lease.held_at) and any(map(_acts, self._tiers_of(lease)))
+        is_new = known is None or known.held_at != lease.held_at
+        return is_new and any(_acts(tier) for tier, _ in self._parts(lease))
 
     def enforce(self, lease: Lease, held: Iterable[Lease]) -> None:
         """Enforce one more lease, once all that are not ``held`` any more are closed.
@@ -87,8 +103,8 @@ class Isolation:
         self.settle(held)
         for part in lease.slices:
             self._probe(part.device)
-        for tier in self._tiers_of(lease):
-            tier.open(self._part(lease, tier))
+        for tier, its_part in self._parts(lease):
+            tier.open(its_part)
         self._open[lease.id] = lease
 
     def settle(self, held: Iterable[Lease]) -> None:
@@ -96,8 +112,8 @@ class Isolation:
         now = {lease.id: lease.held_at for lease in held}
         for lease in [each for each in self._open.values() if now.get(each.id) != each.held_at]:
             del self._open[lease.id]
-            for tier in self._tiers_of(lease):
-                self._close(tier, lease)
+            for tier, its_part in self._parts(lease):
+                self._close(tier, its_part)
 
     def _probe(self, device: Device) -> None:
         """Find out, once and before anybody uses a device, whether its limits hold."""
@@ -121,29 +137,29 @@ class Isolation:
 
     def _close(self, tier: Tier, lease: Lease) -> None:
         try:
-            tier.close(self._part(lease, tier))
+            tier.close(lease)
         except TierFailed as failure:  # the lease is over; whoever opens the next hears what is wrong
             get_logger().warning("Lease %s was not closed by %s: %s", lease.id, tier.name, failure)
 
     def attach(self, lease: Lease, process: Process) -> None:
         """Hold a process of the lease, and whatever it starts, to its limits."""
-        for tier in self._tiers_of(lease):
+        for tier, _ in self._parts(lease):
             tier.attach(lease, process)
 
     def evict(self, lease: Lease, pids: Sequence[int]) -> None:
         """Take processes of the lease off its devices safely, before they are killed."""
-        for tier in self._tiers_of(lease):
+        for tier, _ in self._parts(lease):
             tier.evict(lease, pids)
 
     def recover(self, held: Sequence[Lease]) -> None:
         """After a crash or a restart of this process: enforce exactly these leases."""
         for tier in filter(_acts, _distinct(self._tiers.values())):
-            tier.recover([lease for lease in held if tier in self._tiers_of(lease)])
-        self._open = {lease.id: lease for lease in held if any(map(_acts, self._tiers_of(lease)))}
+            tier.recover([lease for lease in held if any(each is tier for each, _ in self._parts(lease))])
+        self._open = {lease.id: lease for lease in held if any(_acts(tier) for tier, _ in self._parts(lease))}
 
     def stop(self) -> None:
         """Leave the devices as they were found, those apart on which leases live on."""
-        busy = {id(tier) for lease in self._open.values() for tier in self._tiers_of(lease)}
+        busy = {id(tier) for lease in self._open.values() for tier, _ in self._parts(lease)}
         for tier in _distinct(self._tiers.values()):
             if id(tier) not in busy:
                 self._stop(tier)
@@ -154,13 +170,16 @@ class Isolation:
         except TierFailed as failure:
             get_logger().warning("%s could not be stopped: %s", tier.name, failure)
 
-    def _part(self, lease: Lease, tier: Tier) -> Lease:
-        """Return the lease with those of its slices that the tier enforces."""
-        parts = tuple(part for part in lease.slices if self.tier(part.device) is tier)
-        return lease if parts == lease.slices else replace(lease, slices=parts)
-
-    def _tiers_of(self, lease: Lease) -> list[Tier]:
-        return _distinct(self.tier(part.device) for part in lease.slices)
+    def _parts(self, lease: Lease) -> list[tuple[Tier, Lease]]:
+        """Return each tier that enforces the lease, with the lease as it has those of its slices alone."""
+        tiers = [self._tiers.get(part.device.uuid, self._otherwise) for part in lease.slices]
+        if len(tiers) == 1:
+            return [(tiers[0], lease)]
+        parts: list[tuple[Tier, Lease]] = []
+        for tier in _distinct(tiers):
+            of_tier = (part for part, its in zip(lease.slices, tiers, strict=True) if its is tier)
+            parts.append((tier, replace(lease, slices=tuple(of_tier))))
+        return parts
 
 
 def _distinct(tiers: Iterable[Tier]) -> list[Tier]:
@@ -185,3 +204,71 @@ def _weakest(statements: Sequence[TierStatement]) -> Enforcement:
         memory=min((each.enforcement.memory for each in statements), key=strength),
         compute=min((each.enforcement.compute for each in statements), key=strength),
     )
+
+
+def find_tier(name: str) -> type[Tier]:
+    """Return the tier that the settings name. Raises ``BadRequest`` for one that cannot be used."""
+    if name == AUTO:
+        return Accounting
+    try:
+        found: type[Tier] = plugins.load(TIERS, name, Tier)
+    except PluginBroken as broken:
+        raise BadRequest(
+            f"c.PoolSettings.tier is {name[:40]!a}, and that cannot be used: {broken}.",
+            f"Accepted: {AUTO}, {', '.join(sorted(plugins.offers(TIERS)))}.",
+        ) from broken
+    return found
+
+
+def unowned(settings: PoolSettings) -> Isolation:
+    """Return the isolation of a pool that any of its user's processes may open: nobody owns the devices.
+
+    Raises ``BadRequest`` where the settings ask for a tier that needs an owner.
+    """
+    kind = find_tier(settings.tier)
+    if kind.needs_owner:
+        raise BadRequest(
+            f"c.PoolSettings.tier is {settings.tier!r}, which one process must do for all.",
+            'Run "gpu-pool serve", and set GPU_POOL_URL=unix: for everybody who uses this machine\'s GPUs.',
+        )
+    return _isolation(kind.make(TierContext(settings, _runtime(settings))))
+
+
+def owned(settings: PoolSettings) -> Isolation:
+    """Return the isolation of a pool whose devices this process owns, for several users if it is root."""
+    several = os.geteuid() == 0
+    prober = _uid_of(settings.probe_user) if several else None
+    context = TierContext(settings, _runtime(settings), several_users=several, probe_uid=prober)
+    return _isolation(find_tier(settings.tier).make(context))
+
+
+def _isolation(chosen: Tier) -> Isolation:
+    counted, instances = Accounting(), WholeInstance()
+
+    def candidates(device: Device) -> Sequence[Tier]:
+        if device.mig_profile is not None:
+            return (instances,)
+        # Nothing stands behind a simulated device that could be enforced.
+        return (counted if device.simulated else chosen,)
+
+    return Isolation(candidates)
+
+
+def _uid_of(user: str) -> int:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise BadRequest(
+            f"c.PoolSettings.probe_user is {user[:64]!a}, and there is no such user.",
+            "Name a user of this machine who may do no more than a student.",
+        ) from None
+
+
+def _runtime(settings: PoolSettings) -> Path:
+    """Return the folder for what lives no longer than this boot of the machine."""
+    if settings.runtime_dir:
+        return Path(settings.runtime_dir)
+    if os.geteuid() == 0:
+        return Path("/run/gpu-pool")
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "gpu-pool" if base else Path.home() / ".local/state/gpu-pool"

@@ -179,7 +179,7 @@ def _too_large_or_small(request: SliceRequest, devices: Sequence[Device], rules:
             f"is {format_share(device.milli)} of its GPU.",
             f"Ask for at most {format_share(device.milli)}.",
         )
-    context = rules.context_on(device)
+    context = rules.context_mib or device.context_mib
     if part.memory_mib >= context:
         return NeverFits(
             f"You asked for {request.named}; {device.label} has {device.contexts} CUDA context slots, "

@@ -45,14 +45,9 @@ def cut(request: SliceRequest, device: Device, rules: Rules) -> Slice:
     else:
         memory = request.memory_mib or 0
         milli = -(-memory * WHOLE // max(1, device.memory_mib))
-    return Slice(device, milli, memory, _contexts(device, rules))
-
-
-def _contexts(device: Device, rules: Rules) -> int:
-    """Return the slots that a slice takes: on a node of a cluster one, since there a slot is a pod's."""
-    if device.contexts is None:
-        return 0
-    return 1 if device.node else rules.lease_contexts
+    # On a node of a cluster a slot is a pod's.
+    contexts = 0 if device.contexts is None else 1 if device.node else rules.lease_contexts
+    return Slice(device, milli, memory, contexts)
 
 
 def holds(part: Slice, rules: Rules) -> bool:
@@ -62,8 +57,10 @@ def holds(part: Slice, rules: Rules) -> bool:
     against the slice that was cut, in whatever unit it was asked for.
     """
     device = part.device
+    least = rules.context_mib or device.context_mib
+    most = min(device.memory_mib, rules.max_memory_mib or device.memory_mib)
     return (
-        rules.context_on(device) <= part.memory_mib <= min(device.memory_mib, _most_memory(rules, device))
+        least <= part.memory_mib <= most
         and part.milli <= min(device.milli, rules.max_milli)
         and (device.contexts is None or part.contexts <= device.contexts)
     )
@@ -72,18 +69,14 @@ def holds(part: Slice, rules: Rules) -> bool:
 def fits(part: Slice, status: DeviceStatus) -> bool:
     """Whether the slice fits into what is free of its device now."""
     contexts = status.free_contexts
+    # Where all slices must be of one size, that is the size of those held there already.
+    n = status.leases if status.device.one_size else 0
     return (
         part.memory_mib <= status.free_memory_mib
         and part.milli <= status.free_milli
         and (contexts is None or part.contexts <= contexts)
-        and _is_of_its_size(part, status)
+        and (n == 0 or (n * part.milli, n * part.memory_mib) == (status.held_milli, status.held_memory_mib))
     )
-
-
-def _is_of_its_size(part: Slice, status: DeviceStatus) -> bool:
-    """Whether it has the size of all that is held there, where that must be one."""
-    n = status.leases if status.device.one_size else 0
-    return n == 0 or (n * part.milli, n * part.memory_mib) == (status.held_milli, status.held_memory_mib)
 
 
 def candidates(request: SliceRequest, devices: Iterable[Device], rules: Rules) -> Iterator[Slice]:
@@ -137,7 +130,7 @@ def largest(statuses: Sequence[DeviceStatus], rules: Rules) -> int:
 
 def _largest_share(status: DeviceStatus, rules: Rules) -> int:
     device = status.device
-    memory = min(status.free_memory_mib, _most_memory(rules, device))
+    memory = min(status.free_memory_mib, rules.max_memory_mib or device.memory_mib)
     # One MiB more, exclusive: every share whose memory rounds down to that much.
     by_memory = ((memory + 1) * WHOLE - 1) // max(1, device.memory_mib)
     milli = min(device.milli, rules.max_milli, status.free_milli, by_memory)
@@ -145,10 +138,6 @@ def _largest_share(status: DeviceStatus, rules: Rules) -> int:
         milli = min(milli, status.held_milli // status.leases)
     part = cut(SliceRequest(milli=milli), device, rules)
     return milli if milli > 0 and holds(part, rules) and fits(part, status) else 0
-
-
-def _most_memory(rules: Rules, device: Device) -> int:
-    return rules.max_memory_mib or device.memory_mib
 
 
 def _less(status: DeviceStatus, part: Slice) -> DeviceStatus:

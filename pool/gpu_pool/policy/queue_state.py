@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from gpu_pool_client import WHOLE, Device, DeviceStatus, Slice, SliceRequest
+from gpu_pool_client import WHOLE, DeviceStatus, Slice, SliceRequest
 
 #: What somebody would have, and the uuids of where; of equal ones none fits if one does not.
 Shape: TypeAlias = tuple[SliceRequest, frozenset[str]]
@@ -32,10 +32,6 @@ class Rules:
     max_memory_mib: int = 0
     #: The most devices that one lease may have; 0 for no limit.
     max_devices: int = 0
-
-    def context_on(self, device: Device) -> int:
-        """Return the memory in MiB that CUDA itself takes in a process on the device."""
-        return self.context_mib or device.context_mib
 
 
 @dataclass(frozen=True, slots=True)

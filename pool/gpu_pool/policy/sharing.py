@@ -5,22 +5,21 @@ Pure: mappings in, values out.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gpu_pool.policy.queue import Policy
-from gpu_pool_client import (
-    WHOLE,
-    BadRequest,
-    NotAllowed,
-    SliceRequest,
-    Terms,
-    WhenIdle,
-    parse_duration,
-    parse_request,
+from gpu_pool.policy.course_values import (
+    read_duration,
+    read_memory,
+    read_number,
+    read_priority,
+    read_share,
+    read_when_idle,
+    read_whole_number,
 )
+from gpu_pool.policy.queue import Policy
+from gpu_pool_client import BadRequest, NotAllowed, Terms, WhenIdle
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +114,17 @@ class Sharing:
             raise NotAllowed(f"This pool has no course {name[:64]!a}.", listed)
         return self.default
 
-    def terms(self, name: str | None, ends_at: float | None) -> Terms:
-        """Return the terms of a lease of that course, which may no longer exist."""
-        return self.courses.get(name or "", self.default).terms(ends_at, in_pod=self.in_pods)
-
     def priority(self, user: str, course: str | None) -> int:
         """Return the highest priority that the user has by course or group."""
         own = [group.priority for group in self.groups if user in group.users]
         return max([self.courses.get(course or "", self.default).priority, *own])
+
+    @property
+    def has_quotas(self) -> bool:
+        """Whether anybody is limited by a quota."""
+        courses = self.default, *self.courses.values()
+        quotas = {quota for course in courses for quota in (course.quota, course.per_user)}
+        return bool(self.groups) or {self.per_user, *quotas} != {UNLIMITED}
 
     @property
     def policy(self) -> Policy:
@@ -160,100 +162,43 @@ def read_quota(settings: object, where: str) -> Quota:
     return Quota(**_read(settings, _QUOTA, where))
 
 
-_Reader = Callable[[Any, str], Any]
+_Reader = Callable[[object], Any]
 
 
-def _number(least: float) -> _Reader:
-    def read(value: Any, where: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-            raise BadRequest(f"{where} is {value!a}.", f"Accepted: a number from {least:g}.")
-        return value
-
-    return read
+def _read_users(value: object) -> frozenset[str]:
+    users = value if isinstance(value, Collection) and not isinstance(value, str) else None
+    if users is None or not all(isinstance(user, str) for user in users):
+        raise BadRequest(f"is {value!a}.", "Accepted: a list of user names.")
+    return frozenset(users)
 
 
-def _whole_number(least: int) -> _Reader:
-    def read(value: Any, where: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise BadRequest(f"{where} is {value!a}.", f"Accepted: a whole number from {least}.")
-        return value
-
-    return read
-
-
-def _duration(value: Any, where: str) -> float:
-    try:
-        seconds = parse_duration(str(value))
-    except BadRequest as error:
-        raise BadRequest(f"{where}: {error.message}", error.remedy) from None
-    if not seconds:
-        raise BadRequest(f"{where} is not longer than zero.", "Leave it out for no limit.")
-    return seconds
-
-
-def _share(value: Any, where: str) -> int:
-    """Read a share as slice requests are written: ``50%``, ``4`` (whole GPUs), ``2x50%``."""
-    request = _size(value, where)
-    if request.milli is None:
-        raise BadRequest(f"{where} is {value!a}, an amount of memory.", "Write a share, such as 50% or 4.")
-    return request.count * request.milli
-
-
-def _memory(value: Any, where: str) -> int:
-    request = _size(value, where)
-    if request.memory_mib is None:
-        raise BadRequest(f"{where} is {value!a}, a share.", "Write an amount of memory, such as 16GiB.")
-    return request.count * request.memory_mib
-
-
-def _size(value: Any, where: str) -> SliceRequest:
-    try:
-        return parse_request(str(value))
-    except BadRequest as error:
-        raise BadRequest(f"{where}: {error.message}", error.remedy) from None
-
-
-def _when_idle(value: Any, where: str) -> WhenIdle:
-    try:
-        return WhenIdle(value)
-    except ValueError:
-        accepted = ", ".join(each.value for each in WhenIdle)
-        raise BadRequest(f"{where} is {value!a}.", f"Accepted: {accepted}.") from None
-
-
-def _users(value: Any, where: str) -> frozenset[str]:
-    if isinstance(value, str) or not all(isinstance(user, str) for user in value):
-        raise BadRequest(f"{where} is {value!a}.", "Accepted: a list of user names.")
-    return frozenset(value)
-
-
-#: What may be set → (the attribute, its reader).
-_QUOTA: Final[Mapping[str, tuple[str, _Reader]]] = {
-    "slices": ("slices", _whole_number(0)),
-    "share": ("milli", _share),
-    "memory": ("memory_mib", _memory),
-    "gpu_hours_per_week": ("gpu_hours_per_week", _number(0)),
-    "gpu_hours_per_term": ("gpu_hours_per_term", _number(0)),
+#: What may be set → (the attribute, its reader; None for a quota).
+_QUOTA: Final[Mapping[str, tuple[str, _Reader | None]]] = {
+    "slices": ("slices", read_whole_number),
+    "share": ("milli", read_share),
+    "memory": ("memory_mib", read_memory),
+    "gpu_hours_per_week": ("gpu_hours_per_week", read_number),
+    "gpu_hours_per_term": ("gpu_hours_per_term", read_number),
 }
-_COURSE: Final[Mapping[str, tuple[str, _Reader]]] = {
-    "weight": ("weight", _number(0)),
-    "priority": ("priority", _whole_number(-WHOLE)),
-    "quota": ("quota", read_quota),
-    "per_user": ("per_user", read_quota),
-    "longest_lease": ("longest_lease", _duration),
-    "idle_limit": ("idle_limit", _duration),
-    "when_idle": ("when_idle", _when_idle),
-    "warn_before": ("warn_before", _duration),
-    "keep_at_most": ("keep_at_most", _duration),
+_COURSE: Final[Mapping[str, tuple[str, _Reader | None]]] = {
+    "weight": ("weight", read_number),
+    "priority": ("priority", read_priority),
+    "quota": ("quota", None),
+    "per_user": ("per_user", None),
+    "longest_lease": ("longest_lease", read_duration),
+    "idle_limit": ("idle_limit", read_duration),
+    "when_idle": ("when_idle", read_when_idle),
+    "warn_before": ("warn_before", read_duration),
+    "keep_at_most": ("keep_at_most", read_duration),
 }
-_GROUP: Final[Mapping[str, tuple[str, _Reader]]] = {
-    "users": ("users", _users),
-    "priority": ("priority", _whole_number(-WHOLE)),
-    "quota": ("quota", read_quota),
+_GROUP: Final[Mapping[str, tuple[str, _Reader | None]]] = {
+    "users": ("users", _read_users),
+    "priority": ("priority", read_priority),
+    "quota": ("quota", None),
 }
 
 
-def _read(settings: object, known: Mapping[str, tuple[str, _Reader]], where: str) -> dict[str, Any]:
+def _read(settings: object, known: Mapping[str, tuple[str, _Reader | None]], where: str) -> dict[str, Any]:
     if not isinstance(settings, Mapping):
         raise BadRequest(f"{where} is {str(settings)[:40]!a}.", "Accepted: a mapping of settings.")
     values: dict[str, Any] = {}
@@ -261,5 +206,11 @@ def _read(settings: object, known: Mapping[str, tuple[str, _Reader]], where: str
         if key not in known:
             raise BadRequest(f"{where} has a setting {str(key)[:40]!a}.", f"Known: {', '.join(known)}.")
         attribute, read = known[key]
-        values[attribute] = read(value, f"{key} of {where}")
+        there = f"{key} of {where}"
+        try:
+            values[attribute] = read_quota(value, there) if read is None else read(value)
+        except BadRequest as error:
+            if read is None:
+                raise
+            raise BadRequest(f"{there}: {error.message}", error.remedy) from None
     return values

@@ -27,8 +27,8 @@ from gpu_pool.service.metrics import Metrics, MetricsHandler
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import EndReason
-from gpu_pool_client.remote import bodies
-from gpu_pool_client.remote.problems import PROBLEM_TYPE, ProblemDocument
+from gpu_pool_client._remote import bodies
+from gpu_pool_client._remote.problems import PROBLEM_TYPE, ProblemDocument
 
 Method = Literal["get", "post", "delete"]
 

@@ -42,7 +42,7 @@ from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.service.settings import ServeSettings
 from gpu_pool.settings import PoolSettings, load_settings
 from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
-from gpu_pool_client.remote.addresses import own_socket
+from gpu_pool_client._remote.endpoints import own_socket
 
 #: Seconds in which the answers under way have been given once the service is to stop.
 _STOP_WITHIN: Final = 10.0

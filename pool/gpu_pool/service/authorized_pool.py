@@ -41,7 +41,7 @@ from gpu_pool_client import (
     SliceRequest,
     parse_request,
 )
-from gpu_pool_client.remote import bodies
+from gpu_pool_client._remote import bodies
 
 _LONGEST_KEY: Final = 128
 _KEY: Final = re.compile(rf"[!-~]{{1,{_LONGEST_KEY}}}")

@@ -23,7 +23,7 @@ from gpu_pool.service.handler import (
 from gpu_pool.service.hub import HubIdentity, HubPlace, UnknownToken
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool_client import GpuPoolError
-from gpu_pool_client.remote.problems import ProblemDocument, problem_of
+from gpu_pool_client._remote.problems import ProblemDocument, problem_of
 
 
 @dataclass(frozen=True, slots=True)

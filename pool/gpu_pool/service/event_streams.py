@@ -36,7 +36,7 @@ from gpu_pool_client import (
     Outlook,
     PoolStatus,
 )
-from gpu_pool_client.remote import bodies
+from gpu_pool_client._remote import bodies
 
 _DEVICES: Final = TypeAdapter(tuple[DeviceStatus, ...])
 _LEASES: Final = TypeAdapter(tuple[bodies.WireLease, ...])

@@ -22,8 +22,8 @@ from gpu_pool.service.heartbeats import without_remote_processes
 from gpu_pool.service.hub import HubUnreachable, UnknownToken
 from gpu_pool.service.tokens import TooManyUnknown
 from gpu_pool_client import BadRequest, GpuPoolError, Lease, PoolUnreachable
-from gpu_pool_client.remote import bodies
-from gpu_pool_client.remote.problems import PROBLEM_TYPE, problem_of
+from gpu_pool_client._remote import bodies
+from gpu_pool_client._remote.problems import PROBLEM_TYPE, problem_of
 
 M = TypeVar("M", bound=bodies.Body)
 

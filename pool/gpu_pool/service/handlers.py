@@ -17,7 +17,7 @@ from gpu_pool.service.heartbeats import without_remote_processes
 from gpu_pool.service.hub import HubUnreachable
 from gpu_pool.service.rate_limits import spread
 from gpu_pool_client import BadRequest, EndReason, NotAllowed, PoolUnreachable
-from gpu_pool_client.remote import bodies
+from gpu_pool_client._remote import bodies
 
 T = TypeVar("T")
 

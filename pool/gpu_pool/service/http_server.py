@@ -37,8 +37,8 @@ from gpu_pool.service.connections import (
     is_within,
 )
 from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
-from gpu_pool_client.remote.addresses import check_length
-from gpu_pool_client.remote.bodies import MOST_BODY
+from gpu_pool_client._remote.bodies import MOST_BODY
+from gpu_pool_client._remote.endpoints import check_length
 
 _MOST_HEADERS: Final = 16 * 1024
 #: Seconds in which a request's headers have come, idle time before them included, and its body.

@@ -29,8 +29,8 @@ from gpu_pool.service.heartbeats import remote_process
 from gpu_pool.service.tokens import Client, FairSemaphore, KnownTokens, WaitingClients, digest_of
 from gpu_pool.user_names import name_of
 from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
-from gpu_pool_client.remote import bodies
-from gpu_pool_client.remote.exchange import ServerAddress, Where, ask
+from gpu_pool_client._remote import bodies
+from gpu_pool_client._remote.exchange import ServerAddress, Where, ask
 
 #: Seconds for which an answer of the Hub holds for those who only read.
 _HOLDS: Final = 5.0

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
+from gpu_pool.audit import Actor, AuditLog, asks
 from gpu_pool.store import files, schema
-from gpu_pool.store.audit_buffer import AuditBuffer
 from gpu_pool.store.errors import NoSpace, StoreUnusable, check_room, explain
 from gpu_pool.store.locks import FairLock, LivenessLocks
 from gpu_pool.store.schema import queries
+from gpu_pool_client import Slice
+
+#: A row as it was read, or as it is about to be written.
+Row: TypeAlias = sqlite3.Row | dict[str, Any]
 
 #: PRAGMA application_id of a store, "GPUP" in ASCII: tells it from other SQLite files.
 APPLICATION_ID: Final = 0x47505550
@@ -24,6 +30,73 @@ APPLICATION_ID: Final = 0x47505550
 _CHECKPOINT_PAGES: Final = 4000
 #: Programs other than this one may hold SQLite's lock for this long.
 _BUSY_SECONDS: Final = 20.0
+
+
+class _Decided(NamedTuple):
+    event: str
+    #: Unix seconds.
+    at: float
+    #: In whose name it was done, and whether they asked for it, or it followed.
+    actor: Actor | None
+    asked: bool
+    fields: Mapping[str, object]
+
+
+class AuditBuffer:
+    """What the running transaction decides, in its order, told to the audit log once it is in the store."""
+
+    def __init__(self) -> None:
+        #: None where nothing is written down.
+        self.log: AuditLog | None = None
+        #: Those that were not told yet.
+        self.untold: list[_Decided] = []
+
+    def decided(
+        self,
+        event: str,
+        row: Row,
+        parts: Sequence[Slice] = (),
+        more: Mapping[str, object] = MappingProxyType({}),
+        *,
+        asked: bool = True,
+    ) -> None:
+        """Take note of a decision about the lease of this row; ``asked`` if somebody asked for it."""
+        if self.log is None:
+            return
+        slices = [
+            {"device": part.device.uuid, "milli": part.milli, "memory_mib": part.memory_mib} for part in parts
+        ]
+        fields = {
+            "lease": row["id"],
+            "user": row["user"],
+            "course": row["course"] or None,
+            "request": row["request"],
+            "slices": slices or None,
+            **more,
+        }
+        self.noted(event, fields, asked=asked)
+
+    def noted(self, event: str, fields: Mapping[str, object], *, asked: bool = True) -> None:
+        """Take note of a decision about something else."""
+        if self.log is not None:
+            self.untold.append(_Decided(event, time.time(), asks(), asked, fields))
+
+    def courses_changed(
+        self, before: Mapping[str, object], now: Mapping[str, object], *, asked: bool
+    ) -> None:
+        """Write down which course files are new, have changed or have gone."""
+        if self.log is not None:
+            for name in sorted(before.keys() | now.keys()):
+                if before.get(name) != now.get(name):
+                    what = "added" if name not in before else "changed" if name in now else "removed"
+                    self.log.write("course", {"course": name, "change": what}, asks(), asked=asked)
+
+    def tell(self) -> None:
+        """Write down what was decided: it is in the store now."""
+        for each in self.untold:
+            assert self.log is not None
+            self.log.write(each.event, each.fields, each.actor, asked=each.asked, at=each.at)
+        self.untold.clear()
 
 
 class Database:
@@ -42,19 +115,21 @@ class Database:
                 files.check_leftovers(path)
                 _create(path)
             files.check_owner(path)
-            if path.stat().st_size == 0:
+            self._file = path.stat()
+            if self._file.st_size == 0:
                 raise sqlite3.DatabaseError("file is not a database")
-            self._identity = _identity(path)
             lock = path.with_name(path.name + ".lock")
             with contextlib.ExitStack() as opened:
                 self._lock = opened.enter_context(contextlib.closing(FairLock(lock)))
                 self.liveness = opened.enter_context(contextlib.closing(LivenessLocks(lock)))
                 self._connection, self._is_frozen = _connect_to_read(path)
-                opened.callback(self._disconnect)
-                self._check_kind()
+                opened.callback(lambda: self._connection.close())
+                if self._connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+                    raise sqlite3.DatabaseError("file is not a database")
                 if not schema.is_newest(self._connection, path):
                     with self._lock:
                         schema.upgrade(self._connection, path)
+                self._version = len(schema.migrations())
                 self._opened = opened.pop_all()
         self._sql = queries()
         #: What the running transaction decides.
@@ -109,18 +184,22 @@ class Database:
 
     @contextlib.contextmanager
     def _begin(self, give_up_at: float | None) -> Iterator[None]:
-        self.audit_buffer.forget()
+        self.audit_buffer.untold.clear()
         self._undone = None
         try:
             with self._lock:
                 self._check_still_there()
-                self._refuse_if_late(give_up_at)
-                self._thaw()
+                if give_up_at is not None and time.monotonic() > give_up_at:
+                    self._refuse_late()
+                if self._is_frozen:
+                    self._thaw()
                 self._connection.execute("BEGIN IMMEDIATE")
                 try:
-                    schema.check_version(self._connection, self.path)
+                    if self._connection.execute("PRAGMA user_version").fetchone()[0] != self._version:
+                        schema.check_version(self._connection, self.path)
                     yield
-                    self._refuse_if_undone()
+                    if not self._connection.in_transaction:
+                        self._refuse_undone()
                     self._connection.execute("COMMIT")
                 except BaseException as error:
                     with contextlib.suppress(sqlite3.Error):
@@ -131,20 +210,23 @@ class Database:
         except (sqlite3.Error, OSError) as error:
             raise explain(error, self.path) from error
         # Not before it is kept, and not while others wait.
-        self.audit_buffer.tell()
+        if self.audit_buffer.untold:
+            self.audit_buffer.tell()
 
     @contextlib.contextmanager
     def _step(self, give_up_at: float | None) -> Iterator[None]:
         """Run one decision of a block, and undo it alone if it fails."""
         with _explained(self.path):
-            self._refuse_if_late(give_up_at)
-            self._refuse_if_undone()
+            if give_up_at is not None and time.monotonic() > give_up_at:
+                self._refuse_late()
+            if not self._connection.in_transaction:
+                self._refuse_undone()
             self._connection.execute("SAVEPOINT decision")
-            before = len(self.audit_buffer)
+            before = len(self.audit_buffer.untold)
             try:
                 yield
             except BaseException as error:
-                self.audit_buffer.forget(before)
+                del self.audit_buffer.untold[before:]
                 if isinstance(error, sqlite3.Error) and not self._connection.in_transaction:
                     self._undone = error
                 with contextlib.suppress(sqlite3.Error):
@@ -153,15 +235,13 @@ class Database:
                 raise
             self._connection.execute("RELEASE decision")
 
-    def _refuse_if_undone(self) -> None:
-        if self._undone is not None:
-            raise self._undone
-        if not self._connection.in_transaction:
-            raise StoreUnusable(f"The pool's store, {self.path}, could not be written.", "Try again.")
+    def _refuse_undone(self) -> NoReturn:
+        raise self._undone or StoreUnusable(
+            f"The pool's store, {self.path}, could not be written.", "Try again."
+        )
 
-    def _refuse_if_late(self, give_up_at: float | None) -> None:
-        if give_up_at is not None and time.monotonic() > give_up_at:
-            raise StoreUnusable(f"The pool's store, {self.path}, was busy for too long.", "Try again.")
+    def _refuse_late(self) -> NoReturn:
+        raise StoreUnusable(f"The pool's store, {self.path}, was busy for too long.", "Try again.")
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -171,10 +251,12 @@ class Database:
             return
         with _explained(self.path):
             self._check_still_there()
-            self._thaw()
+            if self._is_frozen:
+                self._thaw()
             self._connection.execute("BEGIN")
             try:
-                schema.check_version(self._connection, self.path)
+                if self._connection.execute("PRAGMA user_version").fetchone()[0] != self._version:
+                    schema.check_version(self._connection, self.path)
                 yield
             finally:
                 with contextlib.suppress(sqlite3.Error):
@@ -199,7 +281,11 @@ class Database:
 
     def _check_still_there(self) -> None:
         """Refuse to go on in a file that others no longer see."""
-        if _identity(self.path) != self._identity:
+        try:
+            found = os.stat(self.path)  # noqa: PTH116 - in the path of every decision
+        except FileNotFoundError:
+            found = None
+        if found is None or not os.path.samestat(found, self._file):
             raise StoreUnusable(
                 f"The pool's store, {self.path}, was removed or replaced while it was in use.",
                 "Restart what uses the pool.",
@@ -207,22 +293,13 @@ class Database:
 
     def _thaw(self) -> None:
         """Open the store anew where it could only be read, and only as it was at that moment."""
-        if self._is_frozen:
-            self._disconnect()
-            self._connection, self._is_frozen = _connect_to_read(self.path)
+        self._connection.close()
+        self._connection, self._is_frozen = _connect_to_read(self.path)
 
     def _make_room(self) -> None:
         """Move the write-ahead log into the database, so that the next decision is written over it."""
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-
-    def _disconnect(self) -> None:
-        self._connection.close()
-
-    def _check_kind(self) -> None:
-        kind = self._connection.execute("PRAGMA application_id").fetchone()[0]
-        if kind != APPLICATION_ID:
-            raise sqlite3.DatabaseError("file is not a database")
 
 
 @contextlib.contextmanager
@@ -232,14 +309,6 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except (sqlite3.Error, OSError) as error:
         raise explain(error, path) from error
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)  # noqa: PTH116 - in the path of every decision
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _connect_to_read(path: Path) -> tuple[sqlite3.Connection, bool]:
@@ -274,25 +343,16 @@ def _connect(path: Path, how: str = "mode=rw") -> sqlite3.Connection:
         check_same_thread=False,
     )
     try:
-        _set_up(connection)
+        connection.row_factory = sqlite3.Row
+        # SQLite's own is there only if it was built with it.
+        connection.create_function("pow", 2, math.pow, deterministic=True)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _set_up(connection: sqlite3.Connection) -> None:
-    connection.row_factory = sqlite3.Row
-    # SQLite's own exp() is there only if it was built with it.
-    connection.create_function("faded", 2, _faded, deterministic=True)
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-
-
-def _faded(age: float, half_life: float) -> float:
-    """Return how much of what was used ``age`` seconds ago still counts."""
-    return float(0.5 ** (max(0.0, age) / half_life))
 
 
 def _create(path: Path) -> None:

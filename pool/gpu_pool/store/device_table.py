@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gpu_pool.store import records
 from gpu_pool.store.database import Database
 from gpu_pool.store.errors import OtherDevices
 from gpu_pool_client import Device, DeviceStatus, Slice
@@ -58,7 +57,7 @@ class DeviceTable:
 
     def would_change(self, devices: Sequence[Device]) -> bool:
         """Whether :meth:`register` would change anything."""
-        facts = {records.write_device(device) for device in devices}
+        facts = {write_device(device) for device in devices}
         return {row["facts"] for row in self._present()} != facts
 
     def has_simulated(self) -> bool:
@@ -83,7 +82,7 @@ class DeviceTable:
             if simulated or row["seen_from"] == seen_from:
                 self._db.run("hide_device", {"id": row["id"]})
         for position, device in enumerate(devices):
-            values = {"uuid": device.uuid, "position": position, "facts": records.write_device(device)}
+            values = {"uuid": device.uuid, "position": position, "facts": write_device(device)}
             self._db.run("upsert_device", {**values, "seen_from": seen_from})
 
     def forget_simulated(self) -> None:
@@ -110,7 +109,7 @@ class DeviceTable:
         are_simulated = all(_is_simulated(row) for row in missing)
         if are_simulated and not leases and (nobody_simulates or not real):
             return
-        labels = sorted({records.read_device(row["facts"]).label for row in missing})
+        labels = sorted({read_device(row["facts"]).label for row in missing})
         found = ", ".join(sorted({each.label for each in devices}))
         by = f" ({'1 lease' if leases == 1 else f'{leases} leases'})" if leases else ""
         raise OtherDevices(
@@ -126,14 +125,17 @@ class DeviceTable:
     def _present(self) -> list[sqlite3.Row]:
         return [row for row in self._db.run("device_facts").fetchall() if row["present"]]
 
-    def statuses(self) -> list[DeviceStatus]:
-        """Return all devices that are present or still hold something, in order of placement."""
-        rows = self._db.run("devices").fetchall()
+    def statuses(self, *, with_gone: bool = False) -> list[DeviceStatus]:
+        """Return the devices of the pool, drained ones included, in order of placement.
+
+        ``with_gone``: with those that are its no more, and on which something is still held.
+        """
+        rows = [tuple(row) for row in self._db.run("devices")]
         if any(self._known.get(row[0], (-1,))[0] != row[1] for row in rows):
-            self._read()
+            self._read_facts()
         before = self._statuses
-        self._statuses = now = {row: before.get(row) or self._status(*row) for row in map(tuple, rows)}
-        return list(now.values())
+        self._statuses = {row: before.get(row) or self._status(*row) for row in rows}
+        return [status for row, status in self._statuses.items() if with_gone or self._known[row[0]][1]]
 
     def _status(
         self,
@@ -147,42 +149,35 @@ class DeviceTable:
         drained_at: float | None,
     ) -> DeviceStatus:
         device = self._known[number][2]
-        total = self._total(device)
-        return DeviceStatus(device, milli, memory, contexts, leases, total, bool(drained), drained_at)
-
-    def _total(self, device: Device) -> int:
         # Nobody shares a MIG instance, so its compute is never granted twice.
-        return self._milli if device.mig_profile is None else device.milli
+        total = self._milli if device.mig_profile is None else device.milli
+        return DeviceStatus(device, milli, memory, contexts, leases, total, bool(drained), drained_at)
 
     def open(self) -> list[DeviceStatus]:
         """Return the devices on which something new may be granted, in order of placement."""
-        return [status for status in self.present() if not status.drained]
+        return [status for status in self.statuses() if not status.drained]
 
     def drained(self) -> list[DeviceStatus]:
         """Return the devices of the pool on which nothing more is granted, in order of placement."""
-        return [status for status in self.present() if status.drained]
-
-    def present(self) -> list[DeviceStatus]:
-        """Return the devices of the pool, drained ones included, in order of placement."""
-        return [status for status in self.statuses() if self._known[self._numbers[status.device.uuid]][1]]
+        return [status for status in self.statuses() if status.drained]
 
     def drain(self, uuid: str, drained: bool, now: float) -> None:
         """Grant nothing more on that device, or grant again; ``now`` is Unix seconds."""
         self._db.run("set_drained", {"id": self._numbers[uuid], "drained": drained, "now": now})
 
-    def take(self, parts: Sequence[Slice]) -> None:
-        """Count these slices as held."""
-        for row in self._rows(parts):
-            self._db.run("take", dict(zip(_COLUMNS, row, strict=True)))
+    def write(self, parts: Sequence[Slice]) -> str:
+        """Write slices for a lease's row."""
+        return json.dumps([(self._numbers[p.device.uuid], p.milli, p.memory_mib, p.contexts) for p in parts])
+
+    def take(self, slices: str) -> None:
+        """Count the slices of a lease's row as held."""
+        for entry in json.loads(slices):
+            self._db.run("take", dict(zip(_COLUMNS, entry, strict=True)))
 
     def give_back(self, slices: str) -> None:
         """Count the slices of a lease's row as free again."""
-        for row in self._rows(self.read(slices)):
-            self._db.run("give_back", dict(zip(_COLUMNS, row, strict=True)))
-
-    def write(self, parts: Sequence[Slice]) -> str:
-        """Write slices for a lease's row."""
-        return json.dumps(self._rows(parts))
+        for entry in json.loads(slices):
+            self._db.run("give_back", dict(zip(_COLUMNS, entry, strict=True)))
 
     def read(self, slices: str) -> tuple[Slice, ...]:
         """Read what :meth:`write` wrote."""
@@ -190,24 +185,33 @@ class DeviceTable:
         if known is None:
             rows = json.loads(slices)
             if any(row[0] not in self._known for row in rows):
-                self._read()
+                self._read_facts()
             if len(self._slices) >= _MOST_SLICES:
                 self._slices.clear()
             known = tuple(Slice(self._known[device][2], *amounts) for device, *amounts in rows)
             self._slices[slices] = known
         return known
 
-    def _rows(self, parts: Sequence[Slice]) -> list[tuple[int, int, int, int]]:
-        return [(self._numbers[p.device.uuid], p.milli, p.memory_mib, p.contexts) for p in parts]
-
-    def _read(self) -> None:
+    def _read_facts(self) -> None:
         self._slices.clear()
         self._statuses.clear()
         for row in self._db.run("device_facts").fetchall():
-            device = records.read_device(row["facts"])
+            device = read_device(row["facts"])
             self._known[row["id"]] = (row["revision"], bool(row["present"]), device)
             self._numbers[device.uuid] = row["id"]
 
 
 def _is_simulated(row: sqlite3.Row) -> bool:
-    return records.read_device(row["facts"]).simulated
+    return read_device(row["facts"]).simulated
+
+
+def write_device(device: Device) -> str:
+    """Write a device's facts as JSON."""
+    return json.dumps(dataclasses.asdict(device), sort_keys=True)
+
+
+def read_device(facts: str) -> Device:
+    """Read what :func:`write_device` wrote."""
+    values: dict[str, Any] = json.loads(facts)
+    values["nvlink"] = tuple(values["nvlink"])
+    return Device(**values)

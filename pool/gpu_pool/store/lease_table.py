@@ -1,34 +1,56 @@
-"""Leases read from the store, living and ended ones."""
+"""Leases as rows of the store: read as values, living and ended ones, and what is written of them."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
 import re
 import sqlite3
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from gpu_pool.clock import Clock
 from gpu_pool.policy.sharing import Sharing
-from gpu_pool.store import records
-from gpu_pool.store.database import Database
+from gpu_pool.store.database import Database, Row
 from gpu_pool.store.device_table import DeviceTable
-from gpu_pool_client import Lease, LeaseGone, Slice, Terms
+from gpu_pool_client import (
+    EndedLease,
+    EndReason,
+    Failure,
+    Holder,
+    Lease,
+    LeaseGone,
+    LeaseState,
+    Process,
+    Slice,
+    parse_request,
+)
+
+#: What a row says, to compare it by.
+_Values: TypeAlias = tuple[object, ...]
 
 _ID: Final = re.compile(r"([0-9]{1,18})-[0-9a-f]{8}", re.ASCII)
+#: Characters that are kept of a text that came from outside.
+MOST_TEXT: Final = 200
 
 
 class LeaseTable:
-    """Reads leases, inside the transactions and snapshots of its caller."""
+    """Reads leases, inside the transactions and snapshots of its caller, and says what is written of them."""
 
-    def __init__(self, database: Database, devices: DeviceTable, sharing: Sharing, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, devices: DeviceTable, sharing: Sharing, clock: Clock, attach_within: float
+    ) -> None:
         self._db = database
         self._devices = devices
         self._sharing = sharing
         self._clock = clock
+        self._attach_within = attach_within
         #: What was last told of all, by row: of thousands few change from one look to the next.
-        self._not_waiting: dict[records.Values, Lease] = {}
-        self._waiting: dict[records.Values, Lease] = {}
+        self._not_waiting: dict[_Values, Lease] = {}
+        self._waiting: dict[_Values, Lease] = {}
 
     def follow(self, sharing: Sharing) -> None:
         """State these terms from now on."""
@@ -44,14 +66,14 @@ class LeaseTable:
         ended = None if number is None else self._db.one("ended_by_number", number=number)
         if ended is None or ended["id"] != lease_id:
             raise LeaseGone(f"There is no lease {lease_id[:64]!a} in this pool.", "Ask for a new slice.")
-        return records.ended_lease(ended)
+        return _ended_lease(ended)
 
     def by_key(self, key: str) -> Lease:
         """Return the lease of a key that is known."""
         row = self._db.one("lease_by_key", key=key)
         if row is not None:
             return self._read(row)
-        return records.ended_lease(self._db.one("ended_by_key", key=key))
+        return _ended_lease(self._db.one("ended_by_key", key=key))
 
     def not_waiting(self) -> tuple[Lease, ...]:
         """Return held and parked leases, oldest first."""
@@ -62,7 +84,8 @@ class LeaseTable:
             if lease is None or lease.slices != parts:  # what is known of a device may have changed
                 lease = self.value(row, parts)
             if row["ends_by"] is not None:  # the clock of the wall may have been set
-                lease = replace(lease, terms=self._terms(row))
+                ends_at = self._clock.wall_at(row["ends_by"])
+                lease = replace(lease, terms=replace(lease.terms, ends_at=ends_at))
             self._not_waiting[values] = lease
         return tuple(self._not_waiting.values())
 
@@ -93,14 +116,41 @@ class LeaseTable:
         turn = row["turn"]
         return None if turn is None else int(self._db.one("position", turn=turn)[0])
 
-    def value(self, row: records.Row, parts: tuple[Slice, ...], place: int | None = None) -> Lease:
+    def value(self, row: Row, parts: tuple[Slice, ...], position: int | None = None) -> Lease:
         """Return the lease of a row, as read or as about to be written."""
-        return records.live_lease(row, parts, place, self._terms(row))
+        course = self._sharing.courses.get(row["course"], self._sharing.default)
+        ends_at = None if row["ends_by"] is None else self._clock.wall_at(row["ends_by"])
+        return Lease(
+            id=row["id"],
+            key=row["key"],
+            request=read_request(row["request"]),
+            holder=Holder(row["user"], row["course"] or None, row["kernel"], read_process(row["keeper"])),
+            state=LeaseState(row["state"]),
+            requested_at=row["requested_at"],
+            held_at=row["held_at"],
+            slices=parts,
+            notice=row["notice"],
+            process=read_process(row["process"]) if row["process"] else None,
+            position=position,
+            terms=course.terms(ends_at, in_pod=self._sharing.in_pods),
+            asked_back=EndReason(row["asked_back"]) if row["asked_back"] else None,
+            failure=read_failure(row["failure"]) if row["failure"] else None,
+        )
 
-    def _terms(self, row: records.Row) -> Terms:
-        ends_by = row["ends_by"]
-        ends_at = None if ends_by is None else ends_by + self._clock.wall() - self._clock.uptime()
-        return self._sharing.terms(row["course"], ends_at)
+    def granted(self, row: Row, parts: Sequence[Slice]) -> dict[str, Any]:
+        """Return what changes in a lease's row when it is granted these slices."""
+        uptime = self._clock.uptime()
+        longest = self._sharing.courses.get(row["course"], self._sharing.default).longest_lease
+        return {
+            "slices": self._devices.write(parts),
+            "milli": sum(part.milli for part in parts),
+            "memory_mib": sum(part.memory_mib for part in parts),
+            "now": self._clock.wall(),
+            "ends_by": None if longest is None else uptime + max(0.0, longest - row["held_before"]),
+            "uptime": uptime,
+            "deadline": uptime + self._attach_within,
+            "deadline_reason": EndReason.NEVER_ATTACHED.value,
+        }
 
     def _read(self, row: sqlite3.Row) -> Lease:
         return self.value(row, self._devices.read(row["slices"]), self.position(row))
@@ -120,3 +170,60 @@ def lease_number(lease_id: str) -> int | None:
     """Return the number in a lease's id, None if it is no id of a lease."""
     match = _ID.fullmatch(lease_id)
     return int(match[1]) if match else None
+
+
+#: The same few requests are read over and over.
+read_request = functools.lru_cache(maxsize=1024)(parse_request)
+
+
+def write_process(process: Process) -> str:
+    """Write a process in one word; equal processes give equal words."""
+    return f"{process.pid}/{process.start}/{process.boot}/{process.namespace}"
+
+
+@functools.lru_cache(maxsize=4096)
+def read_process(text: str) -> Process:
+    """Read what :func:`write_process` wrote."""
+    pid, start, boot, namespace = text.split("/", 3)
+    return Process(int(pid), int(start), boot, namespace)
+
+
+def write_failure(failure: Failure) -> str:
+    """Write a failure as JSON."""
+    return json.dumps(dataclasses.asdict(failure), sort_keys=True)
+
+
+def read_failure(text: str) -> Failure:
+    """Read what :func:`write_failure` wrote."""
+    return Failure(**json.loads(text))
+
+
+def history_row(row: sqlite3.Row) -> EndedLease:
+    """Return what the queries of the history say of one lease."""
+    touched = None if row["touched"] is None else bool(row["touched"])
+    failure = read_failure(row["failure"]) if row["failure"] else None
+    return EndedLease(**{**row, "failure": failure, "touched": touched})
+
+
+def _ended_lease(row: sqlite3.Row) -> Lease:
+    """Return the lease of a row of ``history``."""
+    return Lease(
+        id=row["id"],
+        key=row["key"],
+        request=read_request(row["request"]),
+        holder=Holder(row["user"], row["course"] or None, row["kernel"], None),
+        state=LeaseState.ENDED,
+        requested_at=row["requested_at"],
+        held_at=row["held_at"],
+        ended_at=row["ended_at"],
+        end_reason=EndReason(row["reason"]),
+        notice=row["note"],
+        failure=read_failure(row["failure"]) if row["failure"] else None,
+    )
+
+
+def plain(text: str, most: int = MOST_TEXT) -> str:
+    """Cut a text that came from outside, and leave out what a file or a terminal could choke on."""
+    if len(text) <= most and text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else "?" for each in text[:most])

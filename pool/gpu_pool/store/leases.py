@@ -13,8 +13,8 @@ from typing import Final
 from gpu_pool.policy import admission
 from gpu_pool.policy.queue import Waiter
 from gpu_pool.policy.sharing import CourseVersion
-from gpu_pool.store import reclaim, records
-from gpu_pool.store.records import plain
+from gpu_pool.store import reclaim
+from gpu_pool.store.lease_table import history_row, plain, read_failure, write_failure, write_process
 from gpu_pool.store.requests import RequestStore
 from gpu_pool_client import (
     BadRequest,
@@ -64,7 +64,10 @@ class LeaseStore(RequestStore):
         """Return everything as one snapshot."""
         with self._db.snapshot():
             return PoolStatus(
-                url, tuple(self._devices.statuses()), self._leases.not_waiting(), self._leases.waiting()
+                url,
+                tuple(self._devices.statuses(with_gone=True)),
+                self._leases.not_waiting(),
+                self._leases.waiting(),
             )
 
     def queue_head(self, most: int) -> list[Waiter]:
@@ -77,7 +80,7 @@ class LeaseStore(RequestStore):
         name, most = ("history", _MOST_ROWS) if user is None else ("history_of_user", _MOST_OF_USER)
         with self._db.snapshot():
             rows = self._db.run(name, {"since": since, "user": user, "most": most}).fetchall()
-        return [records.history_row(row) for row in reversed(rows)]
+        return [history_row(row) for row in reversed(rows)]
 
     # -- Changing ----------------------------------------------------------
 
@@ -89,11 +92,15 @@ class LeaseStore(RequestStore):
             row = self._leases.row(lease_id)
             # What is not held yet has its time once it is.
             watched = ready_within is not None and row["state"] == LeaseState.HELD
+            # Whether it is this process or its child, which it watches for as long as it lives.
+            ends_with_us = row["pulse"] == self._db.liveness.own() and (
+                process.pid == os.getpid() or is_child_of_ours(process.pid)
+            )
             values = {
                 "number": row["number"],
-                "process": records.write_process(process),
+                "process": write_process(process),
                 # What lives on without us is not given up when our sign of life has gone.
-                "outlives": row["pulse"] != self._db.liveness.own() or not _ends_with_us(process),
+                "outlives": not ends_with_us,
                 "grace": grace,
                 "ready_within": None if watched else ready_within,
                 "deadline": self._clock.uptime() + (ready_within or 0) if watched else None,
@@ -225,11 +232,12 @@ class LeaseStore(RequestStore):
     def drain(self, device: str, drained: bool) -> DeviceStatus:
         """Grant nothing more on that device, or grant again; see ``Pool.drain``."""
         with self._db.transaction(self.give_up_at):
-            chosen = admission.find_device(device, [status.device for status in self._devices.statuses()])
+            statuses = self._devices.statuses(with_gone=True)
+            chosen = admission.find_device(device, [status.device for status in statuses])
             self._devices.drain(chosen.uuid, drained, self._clock.wall())
             self._db.audit_buffer.noted("drained" if drained else "undrained", {"device": chosen.uuid})
             self._queue.serve()
-            return next(each for each in self._devices.statuses() if each.device == chosen)
+            return next(each for each in self._devices.statuses(with_gone=True) if each.device == chosen)
 
     def set_notice(self, lease_id: str, notice: str, ending: EndReason | None = None) -> None:
         """Set what the lease's user is told; an empty text for nothing any more.
@@ -253,11 +261,11 @@ class LeaseStore(RequestStore):
         values = {
             "number": int(lease_id.partition("-")[0]),
             "id": lease_id,
-            "failure": records.write_failure(kept),
+            "failure": write_failure(kept),
         }
         with self._db.transaction(self.give_up_at):
             row = self._leases.live(lease_id)
-            known = row and records.read_failure(row["failure"])
+            known = read_failure(row["failure"]) if row and row["failure"] else None
             if known and known.pod == kept.pod:
                 return
             if not self._db.run("fail_lease", values).rowcount:
@@ -332,8 +340,3 @@ def _check_seconds(name: str, value: float | None) -> None:
     # Written so that NaN, which compares with nothing, is refused.
     if value is not None and not 0 <= value <= _MOST_SECONDS:
         raise BadRequest(f"{name} is {value} seconds.", f"Accepted: 0 to {_MOST_SECONDS:.0f} seconds.")
-
-
-def _ends_with_us(process: Process) -> bool:
-    """Whether it is this process or its child, which it watches for as long as it lives."""
-    return process.pid == os.getpid() or is_child_of_ours(process.pid)

@@ -66,11 +66,7 @@ class FairLock:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             return self
         try:
-            fcntl.flock(self._counter, fcntl.LOCK_EX)
-            try:
-                self._take_ticket()
-            finally:
-                fcntl.flock(self._counter, fcntl.LOCK_UN)
+            self._take_ticket()
             # Waiting for the one before me wakes one process at a time. The whole range
             # matters only when that one died in the queue, behind others who still wait.
             self._set(fcntl.F_RDLCK, self._ticket - 1, 1)
@@ -78,7 +74,7 @@ class FairLock:
             os.pwrite(self._counter, struct.pack("<q", os.getpid()), 8)
         except BaseException:
             # Whoever comes next must not wait for somebody who has left.
-            self._unlock()
+            self._set(fcntl.F_UNLCK, 0, self._ticket + 1)
             raise
         return self
 
@@ -88,22 +84,23 @@ class FairLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not _HAS_TICKETS:
+        if _HAS_TICKETS:
+            self._set(fcntl.F_UNLCK, 0, self._ticket + 1)
+        else:
             fcntl.flock(self._file, fcntl.LOCK_UN)
-            return
-        self._unlock()
-
-    def _unlock(self) -> None:
-        self._set(fcntl.F_UNLCK, 0, self._ticket + 1)
 
     def _take_ticket(self) -> None:
-        content = os.pread(self._counter, 8, 0)
-        last = struct.unpack("<q", content)[0] if len(content) == 8 else 0
-        # Tickets start at 1, so that there is always a byte before mine. A damaged
-        # number only costs order, never the exclusion that SQLite gives.
-        self._ticket = last + 1 if 0 <= last < _PULSES - 1 else 1
-        self._set(fcntl.F_WRLCK, self._ticket, 1)
-        os.pwrite(self._counter, struct.pack("<q", self._ticket), 0)
+        fcntl.flock(self._counter, fcntl.LOCK_EX)
+        try:
+            content = os.pread(self._counter, 8, 0)
+            last = struct.unpack("<q", content)[0] if len(content) == 8 else 0
+            # Tickets start at 1, so that there is always a byte before mine. A damaged
+            # number only costs order, never the exclusion that SQLite gives.
+            self._ticket = last + 1 if 0 <= last < _PULSES - 1 else 1
+            self._set(fcntl.F_WRLCK, self._ticket, 1)
+            os.pwrite(self._counter, struct.pack("<q", self._ticket), 0)
+        finally:
+            fcntl.flock(self._counter, fcntl.LOCK_UN)
 
     def _set(self, kind: int, start: int, length: int) -> None:
         fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))

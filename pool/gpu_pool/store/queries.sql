@@ -163,7 +163,7 @@ FROM lease GROUP BY user, course;
 INSERT INTO use (course, user, by_user, as_of, week_began, in_week, term_began, in_term)
 VALUES (:course, :user, :by_user, :now, :week_began, :in_week, :term_began, :in_term)
 ON CONFLICT (course, user) DO UPDATE SET
-    by_user = by_user * faded(:now - as_of, :user_half_life) + excluded.by_user,
+    by_user = by_user * pow(0.5, max(0.0, :now - as_of) / :user_half_life) + excluded.by_user,
     as_of = :now,
     in_week = iif(week_began = :week_began, in_week, 0) + excluded.in_week,
     week_began = :week_began,
@@ -173,16 +173,16 @@ ON CONFLICT (course, user) DO UPDATE SET
 -- name: add_course_use
 INSERT INTO course_use (course, by_course, as_of) VALUES (:course, :by_course, :now)
 ON CONFLICT (course) DO UPDATE SET
-    by_course = by_course * faded(:now - as_of, :course_half_life) + excluded.by_course, as_of = :now;
+    by_course = by_course * pow(0.5, max(0.0, :now - as_of) / :course_half_life) + excluded.by_course, as_of = :now;
 
 -- name: course_uses_now
-SELECT course, by_course * faded(:now - as_of, :course_half_life) AS by_course FROM course_use;
+SELECT course, by_course * pow(0.5, max(0.0, :now - as_of) / :course_half_life) AS by_course FROM course_use;
 
 -- name: user_uses_now
-SELECT course, user, by_user * faded(:now - as_of, :user_half_life) AS by_user FROM use;
+SELECT course, user, by_user * pow(0.5, max(0.0, :now - as_of) / :user_half_life) AS by_user FROM use;
 
 -- name: user_use_now
-SELECT by_user * faded(:now - as_of, :user_half_life) AS by_user
+SELECT by_user * pow(0.5, max(0.0, :now - as_of) / :user_half_life) AS by_user
 FROM use WHERE course = :course AND user = :user;
 
 -- name: uses_now

@@ -15,12 +15,12 @@ from gpu_pool.policy import queue
 from gpu_pool.policy.queue import Decision, Holding, Situation, Usage, Waiter
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import Sharing
-from gpu_pool.store import records
-from gpu_pool.store.database import Database
+from gpu_pool.store.database import Database, Row
 from gpu_pool.store.device_table import DeviceTable
+from gpu_pool.store.lease_table import LeaseTable, read_request
 from gpu_pool.store.queue_head import QueueHead, allowed_devices
-from gpu_pool.store.usage_totals import UsageTotals
-from gpu_pool_client import EndReason, Outlook, Slice
+from gpu_pool.store.usage import UsageTotals
+from gpu_pool_client import Outlook, Slice
 
 #: Ended leases from which an expected wait is learnt.
 _MOST_HOLDING_TIMES = 200
@@ -50,18 +50,18 @@ class StoredQueue:
         self,
         database: Database,
         devices: DeviceTable,
+        leases: LeaseTable,
         use: UsageTotals,
         rules: Rules,
         sharing: Sharing,
-        attach_within: float,
         clock: Clock,
     ) -> None:
         self._db = database
         self._devices = devices
+        self._leases = leases
         self._use = use
         self._rules = rules
         self.sharing = sharing
-        self._attach_within = attach_within
         self._clock = clock
 
     def serve(self) -> None:
@@ -123,27 +123,13 @@ class StoredQueue:
 
     def _grant(self, waiter: Waiter, parts: Sequence[Slice], now: float) -> None:
         row = self._db.one("lease_by_number", number=waiter.number)
-        self._db.run("grant", {"number": waiter.number, **self.granted(row, parts)})
-        self._devices.take(parts)
+        granted = self._leases.granted(row, parts)
+        self._db.run("grant", {"number": waiter.number, **granted})
+        self._devices.take(granted["slices"])
         waited = {"waited": round(max(0.0, now - waiter.since), 3)}
         self._db.audit_buffer.decided("granted", row, parts, waited, asked=False)
 
-    def granted(self, row: records.Row, parts: Sequence[Slice]) -> dict[str, object]:
-        """Return what changes in a lease's row when it is granted these slices."""
-        uptime = self._clock.uptime()
-        longest = self.sharing.courses.get(row["course"], self.sharing.default).longest_lease
-        return {
-            "slices": self._devices.write(parts),
-            "milli": sum(part.milli for part in parts),
-            "memory_mib": sum(part.memory_mib for part in parts),
-            "now": self._clock.wall(),
-            "ends_by": None if longest is None else uptime + max(0.0, longest - row["held_before"]),
-            "uptime": uptime,
-            "deadline": uptime + self._attach_within,
-            "deadline_reason": EndReason.NEVER_ATTACHED.value,
-        }
-
-    def explain(self, row: records.Row, place: int) -> Outlook:
+    def explain(self, row: Row, place: int) -> Outlook:
         """Say why this lease waits."""
         waiter = self._waiter(row)
         reserved = [self._waiter(each) for each in self._db.run("reserved").fetchall()]
@@ -164,7 +150,7 @@ class StoredQueue:
         """Return the first who wait, in the order of their turns."""
         return [self._waiter(row) for row in self._db.run("first_waiters", {"most": most}).fetchall()]
 
-    def forecast(self, row: records.Row) -> QueueForecast | None:
+    def forecast(self, row: Row) -> QueueForecast | None:
         """Say what a lease would meet in the queue that is not there; None if it would be granted at once."""
         waiters = self._waiters()
         number = 1 + max((each.number for each in waiters), default=0)
@@ -215,10 +201,10 @@ class StoredQueue:
     def _holdings(self) -> list[Holding]:
         return [self._holding(row) for row in self._db.run("holdings").fetchall()]
 
-    def _waiter(self, row: records.Row) -> Waiter:
+    def _waiter(self, row: Row) -> Waiter:
         return Waiter(
             number=row["number"],
-            request=records.read_request(row["request"]),
+            request=read_request(row["request"]),
             devices=allowed_devices(row),
             user=row["user"],
             course=row["course"],
@@ -228,7 +214,5 @@ class StoredQueue:
         )
 
     def _holding(self, row: sqlite3.Row) -> Holding:
-        ends_by = row["ends_by"]
-        if ends_by is not None:
-            ends_by += self._clock.wall() - self._clock.uptime()
-        return Holding(row["user"], row["course"], self._devices.read(row["slices"]), ends_by, row["held_at"])
+        ends_at = None if row["ends_by"] is None else self._clock.wall_at(row["ends_by"])
+        return Holding(row["user"], row["course"], self._devices.read(row["slices"]), ends_at, row["held_at"])

@@ -10,15 +10,15 @@ from itertools import chain, islice
 from gpu_pool.policy import placement, queue
 from gpu_pool.policy.queue import Shape, Situation, Waiter
 from gpu_pool.policy.queue_state import Rules
-from gpu_pool.store import records
-from gpu_pool.store.database import Database
+from gpu_pool.store.database import Database, Row
+from gpu_pool.store.lease_table import read_request
 from gpu_pool_client import DeviceStatus
 
 #: Fewer than this are read without looking who of them comes first.
 _FEW = 16
 
 
-def allowed_devices(row: records.Row) -> frozenset[str]:
+def allowed_devices(row: Row) -> frozenset[str]:
     """Return the uuids of the devices that a waiting lease may have; empty for any."""
     return _devices(row["home"] or row["within"])
 
@@ -28,8 +28,8 @@ def _devices(uuids: str) -> frozenset[str]:
     return frozenset(filter(None, uuids.split(",")))
 
 
-def _shape(row: records.Row) -> Shape:
-    return records.read_request(row["request"]), allowed_devices(row)
+def _shape(row: Row) -> Shape:
+    return read_request(row["request"]), allowed_devices(row)
 
 
 class QueueHead:
@@ -43,7 +43,7 @@ class QueueHead:
     def __init__(
         self,
         database: Database,
-        read: Callable[[records.Row], Waiter],
+        read: Callable[[Row], Waiter],
         reserved: Iterable[Waiter],
         statuses: Iterable[DeviceStatus],
         rules: Rules,
@@ -57,7 +57,7 @@ class QueueHead:
         #: What fits beside what is reserved.
         self._shapes = {shape for shape in map(_shape, kinds) if self._fits(shape)}
         self.kinds = [row for row in kinds if _shape(row) in self._shapes]
-        self._courses: dict[str, list[records.Row]] = {}
+        self._courses: dict[str, list[Row]] = {}
         for row in self.kinds:
             self._courses.setdefault(row["course"], []).append(row)
         self._first = list(islice(chain(*map(self._arrivals, self._courses.values())), _FEW))
@@ -88,7 +88,7 @@ class QueueHead:
         devices = shape[1]
         return [status for status in self._free if not devices or status.device.uuid in devices]
 
-    def _arrivals(self, kinds: Sequence[records.Row]) -> Iterator[Waiter]:
+    def _arrivals(self, kinds: Sequence[Row]) -> Iterator[Waiter]:
         """Yield those of one course who have nothing reserved, in order of arrival."""
         lines = [self._db.run("waiters_of_kind", {"kind": kind["kind"]}) for kind in kinds]
         for row in heapq.merge(*lines, key=lambda row: (row["waiting_since"], row["number"])):
@@ -96,7 +96,7 @@ class QueueHead:
                 yield self._read(row)
 
 
-def _last_arrivals(kinds: Iterable[records.Row]) -> Mapping[Shape, float]:
+def _last_arrivals(kinds: Iterable[Row]) -> Mapping[Shape, float]:
     last: dict[Shape, float] = {}
     for kind in kinds:
         shape = _shape(kind)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_pool.store import records
 from gpu_pool.store.database import Database
+from gpu_pool.store.lease_table import read_process
 from gpu_pool.store.locks import LivenessLocks
 from gpu_pool_client import EndReason
 
@@ -39,7 +39,7 @@ def look(database: Database, now: float) -> Findings:
 
 
 def _is_dead(text: str, liveness_lock: str, liveness: LivenessLocks) -> bool:
-    alive = records.read_process(text).is_alive()
+    alive = read_process(text).is_alive()
     if alive is None and liveness_lock:
         # Of another container, say, where only those inside see processes. It is given up
         # when its keeper's sign of life has gone, for then nobody is left there who looks.
@@ -73,7 +73,7 @@ def _reclaim_lease(
         return
     # What the pool itself is ending is not to be restarted.
     grace = row["grace"] if row["process"] and not row["ending"] else 0
-    if grace > 0 and records.read_process(row["keeper"]).is_alive():
+    if grace > 0 and read_process(row["keeper"]).is_alive():
         # The promised grace: the holder may attach another process until then.
         values = {"deadline": now + grace, "reason": EndReason.PROCESS_GONE.value}
         database.run("detach", {"number": row["number"], **values})

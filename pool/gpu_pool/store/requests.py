@@ -18,15 +18,13 @@ from gpu_pool.clock import Clock
 from gpu_pool.embedded.expected_waits import ForecastInput
 from gpu_pool.policy import admission, placement, quotas
 from gpu_pool.settings import PoolSettings
-from gpu_pool.store import records
 from gpu_pool.store.database import Database
 from gpu_pool.store.device_table import DeviceTable, ForeignUse
-from gpu_pool.store.lease_table import LeaseTable
-from gpu_pool.store.measured_use import MeasuredUseTable
+from gpu_pool.store.lease_table import LeaseTable, plain, read_request, write_process
 from gpu_pool.store.queue import QueueForecast, StoredQueue
 from gpu_pool.store.queue_head import allowed_devices
 from gpu_pool.store.resizing import Resizing
-from gpu_pool.store.usage_totals import UsageTotals
+from gpu_pool.store.usage import MeasuredUseTable, UsageTotals
 from gpu_pool.user_names import checked_name
 from gpu_pool_client import (
     BadRequest,
@@ -56,21 +54,16 @@ class RequestStore:
         self._db = database
         self._rules = settings.rules
         self._sharing = self._set = settings.sharing
+        self._has_quotas = self._sharing.has_quotas
         self._courses: Courses | None = None
         self._most_waiting = settings.max_waiting
         database.audit_buffer.log = audit_log(settings.audit_log)
         self._clock = clock or Clock()
         self._devices = DeviceTable(database, self._rules.device_milli)
-        self._leases = LeaseTable(database, self._devices, self._sharing, self._clock)
+        self._leases = LeaseTable(database, self._devices, self._sharing, self._clock, settings.attach_within)
         self._use = UsageTotals(database, self._sharing.policy, self._clock, settings.term_start)
         self._queue = StoredQueue(
-            database,
-            self._devices,
-            self._use,
-            self._rules,
-            self._sharing,
-            settings.attach_within,
-            self._clock,
+            database, self._devices, self._leases, self._use, self._rules, self._sharing, self._clock
         )
         self._resizing = Resizing(database, self._devices, self._use, self._rules, self._sharing, self._clock)
         self.measured_use = MeasuredUseTable(database, self._leases, self._devices)
@@ -85,6 +78,7 @@ class RequestStore:
             if self._courses is not None:
                 self._db.audit_buffer.courses_changed(self._courses.usable, courses.usable, asked=asked)
             self._courses, self._sharing = courses, courses.sharing(self._set)
+            self._has_quotas = self._sharing.has_quotas
             self._leases.follow(self._sharing)
             self._queue.sharing = self._resizing.sharing = self._sharing
 
@@ -151,7 +145,7 @@ class RequestStore:
             raise BadRequest("The key of a request is 1 to 128 printable ASCII characters without spaces.")
         admission.check_rules(request, self._rules)
         row = self._draft(request, holder, key)
-        limits = list(quotas.scopes(self._sharing, row["user"], row["course"]))
+        limits = list(quotas.scopes(self._sharing, row["user"], row["course"])) if self._has_quotas else []
         with self._db.transaction(self.give_up_at):
             known, somebody_waits, number = self._db.one("ask", key=key)
             if known:
@@ -160,7 +154,11 @@ class RequestStore:
                 check()
             row["number"], row["id"] = number, f"{number}-{row['id']}"
             row["within"] = ",".join(sorted(within))
-            statuses = [s for s in self._devices.open() if not within or s.device.uuid in within]
+            statuses = [
+                s
+                for s in self._devices.statuses()
+                if not s.drained and (not within or s.device.uuid in within)
+            ]
             parts = None if somebody_waits else placement.place(request, statuses, self._rules)
             if parts is None or limits:
                 self._check(request, row, limits)
@@ -182,9 +180,9 @@ class RequestStore:
             "user": checked_name(holder.user),
             # A name that nobody has configured has no weight and no quota of its own.
             "course": self._sharing.course(holder.course).name,
-            "kernel": holder.kernel and records.plain(holder.kernel),
+            "kernel": holder.kernel and plain(holder.kernel),
             "requested_at": self._clock.wall(),
-            "keeper": records.write_process(keeper),
+            "keeper": write_process(keeper),
             "pulse": self._db.liveness.own() if keeper == me else None,
             "process": None,
             "notice": "",
@@ -196,7 +194,7 @@ class RequestStore:
     def _check(self, request: SliceRequest, row: dict[str, Any], limits: Sequence[quotas.Scope]) -> None:
         """Refuse what can never be granted, and what is over a quota; note how much it is."""
         within = set(filter(None, row["within"].split(",")))
-        devices = [s.device for s in self._devices.present() if not within or s.device.uuid in within]
+        devices = [s.device for s in self._devices.statuses() if not within or s.device.uuid in within]
         admission.check(request, devices, self._rules)
         part = next(placement.candidates(request, devices, self._rules))
         row["milli"], row["memory_mib"] = request.count * part.milli, request.count * part.memory_mib
@@ -207,10 +205,10 @@ class RequestStore:
             quotas.check(limit, asked, accounts, allowed)
 
     def _insert_held(self, row: dict[str, Any], parts: tuple[Slice, ...]) -> None:
-        granted = self._queue.granted(row, parts)
+        granted = self._leases.granted(row, parts)
         row.update(state="held", turn=None, waiting_since=None, held_at=granted.pop("now"), **granted)
         self._db.run("insert_lease", row)
-        self._devices.take(parts)
+        self._devices.take(row["slices"])
         self._db.audit_buffer.decided("granted", row, parts, {"waited": 0.0})
 
     def _insert_waiting(self, row: dict[str, Any]) -> None:
@@ -225,9 +223,9 @@ class RequestStore:
         with self._db.snapshot():
             row = self._leases.row(lease_id)
             wished = allowed_devices(row)
-            statuses = [s for s in self._devices.present() if not wished or s.device.uuid in wished]
+            statuses = [s for s in self._devices.statuses() if not wished or s.device.uuid in wished]
             ahead = (self._leases.position(row) or 1) - 1
-        request = records.read_request(row["request"])
+        request = read_request(row["request"])
         drained = [status for status in statuses if status.drained]
         usable = [status for status in statuses if not status.drained]
         message, remedy, largest = admission.shortage(request, usable, ahead, self._rules, drained)
@@ -243,7 +241,7 @@ class RequestStore:
             shape = row["request"], frozenset(allowed_devices(row))
             if shape not in known:
                 usable = [each for each in devices if not shape[1] or each.uuid in shape[1]]
-                known[shape] = self._why_never(records.read_request(row["request"]), usable)
+                known[shape] = self._why_never(read_request(row["request"]), usable)
             error = known[shape]
             if error is not None:
                 found[row["id"]] = error

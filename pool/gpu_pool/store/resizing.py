@@ -10,11 +10,10 @@ from gpu_pool.policy import admission, placement, quotas
 from gpu_pool.policy.placement import give_back
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import Sharing
-from gpu_pool.store import records
-from gpu_pool.store.database import Database
+from gpu_pool.store.database import Database, Row
 from gpu_pool.store.device_table import DeviceTable
-from gpu_pool.store.records import Row
-from gpu_pool.store.usage_totals import UsageTotals
+from gpu_pool.store.lease_table import read_request
+from gpu_pool.store.usage import UsageTotals
 from gpu_pool_client import Device, DeviceStatus, LeaseState, Slice, SliceRequest, TimedOut
 
 
@@ -39,11 +38,11 @@ class Resizing:
 
     def resize(self, row: Row, request: SliceRequest) -> None:
         """Change what the lease of this row asks for. Raises what ``Pool.resize`` does."""
-        before = records.read_request(row["request"])
+        before = read_request(row["request"])
         if request == before:
             return
         within = row["within"].split(",") if row["within"] else None
-        statuses = [s for s in self._devices.present() if within is None or s.device.uuid in within]
+        statuses = [s for s in self._devices.statuses() if within is None or s.device.uuid in within]
         devices = [status.device for status in statuses]
         admission.check(request, devices, self._rules)
         size = _size(request, devices, self._rules)
@@ -77,10 +76,11 @@ class Resizing:
         if parts is None:
             raise self._refusal(row, request, rooms)
         self._use.add(row)
-        values = {"slices": self._devices.write(parts), "now": self._clock.wall()}
-        self._db.run("resize_held", {**_asked(row, request, parts), **values})
+        slices = self._devices.write(parts)
+        values = {**_asked(row, request, parts), "slices": slices, "now": self._clock.wall()}
+        self._db.run("resize_held", values)
         self._devices.give_back(row["slices"])
-        self._devices.take(parts)
+        self._devices.take(slices)
 
     def _rooms(self, statuses: Iterable[DeviceStatus], held: Sequence[Slice]) -> Iterator[DeviceStatus]:
         """Yield the devices with what is free there for a lease whose slices have been given back.
@@ -103,7 +103,7 @@ class Resizing:
         return {
             part.device.uuid
             for request, home in shapes
-            for part in placement.candidates(records.read_request(request), devices, self._rules)
+            for part in placement.candidates(read_request(request), devices, self._rules)
             if not home or part.device.uuid in home.split(",")
         }
 
@@ -112,7 +112,7 @@ class Resizing:
         why = "others are waiting for it in the queue" if line else "not as much is free"
         milli = placement.largest(rooms, self._rules)
         largest = SliceRequest(milli=milli).size if milli else None
-        now = records.read_request(row["request"]).named
+        now = read_request(row["request"]).named
         most = f"It stays as it is. At this moment it could have up to {admission.up_to(milli)}."
         return TimedOut(
             f"The slice of {now} cannot become {request.named} now: {why}.",
@@ -131,7 +131,7 @@ class Resizing:
         self._db.run("resize_later", {**_asked(row, request, size), **values})
 
     def _fits_home(self, home: str, request: SliceRequest) -> bool:
-        devices = [s.device for s in self._devices.present() if s.device.uuid in home.split(",")]
+        devices = [s.device for s in self._devices.statuses() if s.device.uuid in home.split(",")]
         return len(list(placement.candidates(request, devices, self._rules))) >= request.count
 
 

@@ -36,24 +36,21 @@ class _Call(NamedTuple):
     #: Whether the course files are followed first.
     follows_courses: bool = True
 
-    def on(self, store: LeaseStore) -> Any:
-        return self.context.run(self.function, store, *self.args, **self.kwargs)
-
 
 class StoreThread:
     """Calls functions of the store at ``path``, one after another. May be used from several event loops.
 
     ``await thread.run(LeaseStore.lease, lease_id)`` returns what ``store.lease(lease_id)`` does; any function
     whose first argument is the store will do. ``open_store`` opens it at the first call, by ``give_up_at``
-    (``time.monotonic()``) at the latest. ``follow_courses`` is called with the store before each function,
-    so that every decision goes by the course files as they are now.
+    (``time.monotonic()``) at the latest. ``follow_courses``, if any, is called with the store before each
+    function, so that every decision goes by the course files as they are now.
     """
 
     def __init__(
         self,
         path: Path,
         open_store: Callable[[float | None], tuple[Database, LeaseStore]],
-        follow_courses: Callable[[LeaseStore], None] = lambda _: None,
+        follow_courses: Callable[[LeaseStore], None] | None = None,
     ) -> None:
         self._path = path
         self._open = open_store
@@ -131,9 +128,9 @@ class StoreThread:
         store.give_up_at = give_up_at
         database.refusal = self._do_owed(store) if self._owed else None
         try:
-            if call.follows_courses:
+            if call.follows_courses and self._follow_courses is not None:
                 call.context.run(self._follow_courses, store)
-            return call.on(store)
+            return call.context.run(call.function, store, *call.args, **call.kwargs)
         finally:
             database.refusal = None
 
@@ -142,7 +139,7 @@ class StoreThread:
         while self._owed:
             call = self._owed.pop(0)
             try:
-                call.on(store)
+                call.context.run(call.function, store, *call.args, **call.kwargs)
             except StoreUnusable as error:
                 self._owed.insert(0, call)
                 return error

@@ -52,7 +52,8 @@ class KernelProxy:
         self._run: KernelRun | None = None
         self._backend: BackendConnection | None = None
         self._phase = Phase.DOWN
-        self._standing_in = False
+        #: Whether the proxy is all there is of the kernel: it lives, and has no process.
+        self.standing_in = False
         #: Whether the kernel runs in a pod, as far as its lease is known.
         self.in_pod = False
         self._supervisor: RunSupervisor | None = None
@@ -63,11 +64,6 @@ class KernelProxy:
         self._life: asyncio.Task[None] | None = None
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.TimerHandle | None = None
-
-    @property
-    def standing_in(self) -> bool:
-        """Whether the proxy is all there is of the kernel: it lives, and has no process."""
-        return self._standing_in
 
     @property
     def closed(self) -> bool:
@@ -103,19 +99,20 @@ class KernelProxy:
         self._pending = PendingKernel(self._session, self._front, calls, self._kernel.introduction)
         self._lease_client.tell = self._pending.show
 
-    async def start(self, lease: Lease | None, launch: Launch) -> None:
+    async def start(self, lease: Lease | None, launch: Launch, away_since: float | None = None) -> None:
         """Begin to speak for the kernel, or go on after a restart.
 
         ``lease`` is in the queue or held; without one, it is asked for, and a
-        refusal is what the first cell reads.
+        refusal is what the first cell reads. ``away_since`` is when it was asked
+        for first, by ``time.monotonic()``, where the pool has not answered since.
         """
-        self._launch = launch
+        self._launch, self._lease_client.away_since = launch, away_since
         if self._run is not None and self._life is not None:
             await asyncio.wait([self._life])  # which is about to see that the process before has ended
         if self._life is not None:
             lease = None  # whoever read it may have done so before that life, in its last moment, parked it
         self._close_in(None)
-        self._standing_in, self._end_message = True, ""  # who restarts it knows that it has ended
+        self.standing_in, self._end_message = True, ""  # who restarts it knows that it has ended
         self._ended.clear()
         self._receive(Phase.WAITING)
         if self._life is None or self._life.done():
@@ -157,7 +154,7 @@ class KernelProxy:
         """Close the ports and kill what still runs. The lease is the caller's to release."""
         if self._phase is Phase.CLOSED:
             return
-        self._phase, self._standing_in = Phase.CLOSED, False
+        self._phase, self.standing_in = Phase.CLOSED, False
         self._ended.set()
         if self._life is not None:
             self._life.cancel()
@@ -206,7 +203,7 @@ class KernelProxy:
         self._phase = Phase.LAUNCHING
         self._pending.show(messages.starting(self._lease_client.size))
         run = await self._new_run(lease)
-        self._run, self._standing_in = run, not run.is_process
+        self._run, self.standing_in = run, not run.is_process
         try:
             self._pending.introduction = await run.until_ready(self._kernel)
             self._phase = Phase.RUNNING
@@ -246,7 +243,7 @@ class KernelProxy:
 
     async def _start_over(self, message: str, reason: EndReason) -> None:
         """End the kernel and its lease; the next cell is told why, the one after starts anew."""
-        self._standing_in, self._end_message = True, message
+        self.standing_in, self._end_message = True, message
         run = self._run
         self._pending.hold_all()
         if run is not None:
@@ -266,7 +263,7 @@ class KernelProxy:
         """Hold what is submitted for a kernel that may be launched again; close if nobody does."""
         if self._phase in (Phase.CLOSED, Phase.DOWN):
             return
-        self._phase, self._standing_in = Phase.DOWN, False
+        self._phase, self.standing_in = Phase.DOWN, False
         self._ended.set()
         if self._run is not None:
             self._run.close()

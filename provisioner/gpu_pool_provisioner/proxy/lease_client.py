@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from traitlets.log import get_logger
 
@@ -22,18 +22,67 @@ from gpu_pool_client import (
     KernelPod,
     Lease,
     LeaseGone,
+    OverQuota,
     Pool,
     PoolUnreachable,
     Process,
+    format_duration,
 )
-from gpu_pool_provisioner.kernel_slice import KernelSlice
-from gpu_pool_provisioner.pools import NOT_NOW, RETRY_EVERY, OutageTimer, give_back, retry
+from gpu_pool_provisioner.kernel_slice import NOT_NOW, KernelSlice, note_error
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.loops import first_of
 from gpu_pool_provisioner.resizing import resize_at_restart
 
 #: Seconds between two looks; a grant is noticed that late at most, and at once for the first in the queue.
 _LOOK_EVERY: Final = 1.0
+#: Seconds to leave a pool alone that cannot answer now.
+RETRY_EVERY: Final = 2.0
+
+T = TypeVar("T")
+
+
+class OutageTimer:
+    """For how long a pool has been away, and for how long that is borne."""
+
+    def __init__(self, limit: float, since: float | None = None) -> None:
+        """``since`` is a time of ``time.monotonic()``, by default now."""
+        self.limit = limit
+        self._since = time.monotonic() if since is None else since
+
+    @property
+    def progress(self) -> str:
+        """How long it has been, and may be: ``12s of at most 5min``."""
+        return f"{format_duration(time.monotonic() - self._since)} of at most {format_duration(self.limit)}"
+
+    @property
+    def left(self) -> float:
+        """Seconds until it has been away for too long."""
+        return self._since + self.limit - time.monotonic()
+
+    def too_long(self, error: PoolUnreachable) -> PoolUnreachable:
+        """Return what to raise then, with what was last heard."""
+        waited = f"{error.message} This kernel has waited for it for {format_duration(self.limit)}."
+        return PoolUnreachable(waited, error.remedy)
+
+
+async def retry(
+    ask: Callable[[], Awaitable[T]],
+    tell: Callable[[PoolUnreachable | OverQuota], None],
+    limit: float | None = None,
+) -> T:
+    """Ask a pool until it answers; ``tell`` why it does not. What else it raises is raised.
+
+    With a ``limit``, ``PoolUnreachable`` is raised once it has been away for so many seconds.
+    """
+    outage = None if limit is None else OutageTimer(limit)
+    while True:
+        try:
+            return await ask()
+        except NOT_NOW as error:  # noqa: PERF203 - what is waited for takes seconds
+            if outage is not None and outage.left <= 0 and isinstance(error, PoolUnreachable):
+                raise outage.too_long(error) from error
+            tell(error)
+            await asyncio.sleep(RETRY_EVERY)
 
 
 class QueueEntry:
@@ -44,21 +93,13 @@ class QueueEntry:
         self.position: int | None = None
         #: Why nothing is known at the moment.
         self.fault: GpuPoolError | None = None
-        self._left = asyncio.Event()
-
-    @property
-    def left(self) -> bool:
-        """Whether it is no longer in the queue: held, or gone."""
-        return self._left.is_set()
-
-    def leave(self) -> None:
-        """Note that it is no longer in the queue."""
-        self._left.set()
+        #: Set once it is no longer in the queue: held, or gone.
+        self.left = asyncio.Event()
 
     async def until_left(self, seconds: float) -> None:
         """Return when it has left the queue, or after so many seconds."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._left.wait(), seconds)
+            await asyncio.wait_for(self.left.wait(), seconds)
 
 
 class QueueWatch:
@@ -90,7 +131,7 @@ class QueueWatch:
         finally:
             # Should this have failed, each of them asks the pool itself, and hears what is wrong.
             for entry in self._entries.values():
-                entry.leave()
+                entry.left.set()
 
     async def _look(self, pool: Pool) -> None:
         try:
@@ -106,7 +147,7 @@ class QueueWatch:
         for lease_id, entry in asked:
             entry.position, entry.fault = positions.get(lease_id), None
             if entry.position is None:
-                entry.leave()
+                entry.left.set()
                 if self._entries.get(lease_id) is entry:
                     del self._entries[lease_id]
 
@@ -115,18 +156,12 @@ class QueueWatch:
         if self._delegate is None:
             first = min(self._entries, key=lambda lease_id: self._entries[lease_id].position or 0)
             self._delegate = asyncio.create_task(pool.wait(first))
-            self._delegate.add_done_callback(noticed)
+            self._delegate.add_done_callback(note_error)
         await asyncio.wait({self._delegate}, timeout=_LOOK_EVERY)
         if self._delegate.done():
             delegate, self._delegate = self._delegate, None
             with contextlib.suppress(LeaseGone, BadRequest):
                 delegate.result()
-
-
-def noticed(task: asyncio.Task[Lease]) -> None:
-    """Take note of a task's error, also where nobody waits for it any more."""
-    if not task.cancelled():
-        task.exception()
 
 
 _WATCHES: weakref.WeakKeyDictionary[Pool, QueueWatch] = weakref.WeakKeyDictionary()
@@ -154,40 +189,26 @@ class LeaseClient:
         self._outage_timeout = outage_timeout
         #: Shows in the waiting cell how things stand. There is none until somebody sets this.
         self.tell: Callable[[str], None] = _tell_nobody
-        #: The request that is under way, and since when the pool has not answered.
-        self._asking: asyncio.Task[Lease] | None = None
-        self._outage: OutageTimer | None = None
+        #: When the pool was first asked, by ``time.monotonic()``, where that was before :meth:`ask`.
+        self.away_since: float | None = None
 
     @property
     def size(self) -> str:
         """The slice that is waited for: ``2%``."""
         return self._kernel_slice.request.size
 
-    async def begin(self, within: float) -> Lease | None:
-        """Ask for the slice; return None where the pool is away, or has not answered within so many seconds.
-
-        Then :meth:`ask` goes on. Raises what ``Pool.request`` raises.
-        """
-        self._outage = OutageTimer(self._outage_timeout)
-        try:
-            return await self._answer(within)
-        except PoolUnreachable as error:
-            if not error.may_pass or not self._outage_timeout:
-                raise
-            self._log(error)
-            return None
-
     async def ask(self) -> Lease:
         """Join the queue, at its end; where the pool is away, tell so and wait for it.
 
         Raises what ``Pool.request`` raises, and ``PoolUnreachable`` after the outage's timeout.
         """
-        outage, self._outage = self._outage or OutageTimer(self._outage_timeout), None
+        outage = OutageTimer(self._outage_timeout, self.away_since)
+        self.away_since = None
         why = messages.NO_ANSWER
         try:
             while True:
                 try:
-                    lease = await self._answer(_SOON)
+                    lease = await self._kernel_slice.take_within(self._holder, _SOON)
                 except PoolUnreachable as error:
                     why, lease = self._borne(error, outage), None
                     await asyncio.sleep(RETRY_EVERY)
@@ -195,7 +216,7 @@ class LeaseClient:
                     return lease
                 self.tell(messages.away(self.size, why, outage.progress))
         except asyncio.CancelledError:
-            await self.stop()
+            await self._kernel_slice.stop_asking()
             raise
 
     def _borne(self, error: PoolUnreachable, outage: OutageTimer) -> str:
@@ -208,25 +229,6 @@ class LeaseClient:
         self.tell(messages.away(self.size, error.message, outage.progress))
         return error.message
 
-    async def _answer(self, seconds: float) -> Lease | None:
-        """Return the answer to the one request, which may be under way; None if there is none in time."""
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._kernel_slice.take(self._holder))
-            self._asking.add_done_callback(noticed)
-        asking = self._asking
-        await asyncio.wait({asking}, timeout=seconds)
-        if not asking.done():
-            return None
-        if self._asking is asking:
-            self._asking = None
-        return None if asking.cancelled() else asking.result()
-
-    async def stop(self) -> None:
-        """Ask no more, withdraw what is under way, and ask anew the next time. May be repeated."""
-        asking, self._asking = self._asking, None
-        if asking is not None and asking.cancel():
-            self._kernel_slice.renew_key()
-
     async def granted(
         self, lease_id: str, tell: Callable[[str], None], somebody_looks: asyncio.Event
     ) -> Lease:
@@ -236,7 +238,7 @@ class LeaseClient:
         """
         with queue_watch_of(self._kernel_slice.pool).entry(lease_id) as entry:
             last: tuple[float, int | None] = (0.0, None)
-            while not entry.left:
+            while not entry.left.is_set():
                 if not somebody_looks.is_set():
                     await first_of(somebody_looks.wait(), entry.until_left(_SELDOM))
                 elif entry.fault is not None:
@@ -277,8 +279,8 @@ class LeaseClient:
 
         Tries again while the pool cannot answer; raises ``PoolUnreachable`` after the outage's timeout.
         """
-        attach = partial(self._kernel_slice.pool.attach, self._held, process)
-        attach = partial(attach, ready_within=ready_within, grace=grace)
+        pool, lease_id = self._kernel_slice.pool, self._held
+        attach = partial(pool.attach, lease_id, process, ready_within=ready_within, grace=grace)
         await retry(attach, self._note_fault, self._outage_timeout)
 
     async def confirm(self, process: Process, grace: float) -> None:
@@ -341,15 +343,11 @@ class LeaseClient:
         """Leave the queue, or give the slice back. The next :meth:`ask` begins anew."""
         lease_id, self._kernel_slice.lease_id = self._kernel_slice.lease_id, None
         self._kernel_slice.renew_key()
-        await self._release(lease_id, reason)
+        await self._kernel_slice.give_back(reason, lease_id=lease_id)
 
     async def lose(self, reason: EndReason) -> None:
         """Give the slice back for good: a restart that nobody asked for must not get another."""
-        await self._release(self._kernel_slice.lease_id, reason)
-
-    async def _release(self, lease_id: str | None, reason: EndReason) -> None:
-        if lease_id is not None:
-            await give_back(self._kernel_slice.pool, lease_id, reason)
+        await self._kernel_slice.give_back(reason)
 
 
 def _tell_nobody(_: str) -> None:

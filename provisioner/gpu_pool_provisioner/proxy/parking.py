@@ -14,10 +14,10 @@ import zmq
 from traitlets.log import get_logger
 
 from gpu_pool_client import GpuPoolError, Lease, LeaseState, NotAllowed, PoolUnreachable
-from gpu_pool_provisioner.pools import NOT_NOW, retry
+from gpu_pool_provisioner.kernel_slice import NOT_NOW
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import Channels
-from gpu_pool_provisioner.proxy.lease_client import LeaseClient
+from gpu_pool_provisioner.proxy.lease_client import LeaseClient, retry
 from gpu_pool_provisioner.proxy.pending import PendingKernel
 from gpu_pool_provisioner.proxy.runs import KernelRun
 

@@ -228,11 +228,11 @@ class BackendConnection:
 
     def command(self, command: list[str]) -> list[str]:
         """Return a kernel's command with this connection file in place of the frontends'."""
-        return [self._with_own_file(word) for word in command]
-
-    def _with_own_file(self, word: str) -> str:
-        name = next((name for name in self._outer_names if name in word), None)
-        return word if name is None else word.replace(name, self.file)
+        own: list[str] = []
+        for word in command:
+            named = next((name for name in self._outer_names if name in word), None)
+            own.append(word if named is None else word.replace(named, self.file))
+        return own
 
     def close(self) -> None:
         """Remove the file and let go of the ports. May be repeated."""

@@ -17,7 +17,7 @@ from gpu_pool_client import (
     LeaseState,
     Terms,
 )
-from gpu_pool_provisioner.pools import NOT_NOW
+from gpu_pool_provisioner.kernel_slice import NOT_NOW
 from gpu_pool_provisioner.proxy import expiry_policy, messages
 from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep, KernelObservation

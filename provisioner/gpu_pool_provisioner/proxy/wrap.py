@@ -28,10 +28,9 @@ from jupyter_client.launcher import launch_kernel
 from jupyter_core.paths import jupyter_path
 
 from gpu_pool_client import EndReason, Holder, KernelCommand, Lease, Process, parse_request
-from gpu_pool_client._pool import COURSE_VARIABLE, URL_VARIABLE
+from gpu_pool_client._pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
 from gpu_pool_client._processes import account_of
-from gpu_pool_provisioner.kernel_slice import KernelSlice, kernel_command
-from gpu_pool_provisioner.pools import default_outage_timeout, resolve_url, shared_pool
+from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment, shared_pool
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import bind_front
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
@@ -39,7 +38,8 @@ from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.loops import ended, first_of
 from gpu_pool_provisioner.proxy.pod_runs import command_in_pod, folder_in_pod
 from gpu_pool_provisioner.proxy.runs import BackendConnection, Launch, ProxiedKernel
-from gpu_pool_provisioner.resizing import ResizeRequests, SliceEnvironment, accept_resize_requests, grant
+from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
+from gpu_pool_provisioner.settings import default_outage_timeout
 
 _READY_TIMEOUT: Final = 120.0
 #: Seconds that a kernel has to end by itself when this process is told to end.
@@ -66,19 +66,17 @@ class WrappedKernel:
 
     async def here(self, lease: Lease, backend: BackendConnection) -> int:
         """Launch it with its slice's environment; see ``Launch``."""
-        slice_variables = SliceEnvironment(self._command, os.environ, lease)
+        on_slice = SliceEnvironment(self._command, os.environ, lease)
         if self._resize_requests is not None:
-            self._resize_requests.grant = partial(
-                grant, self._kernel_slice, slice_variables, can_restart=False
-            )
+            self._resize_requests.grant = partial(grant, self._kernel_slice, on_slice, can_restart=False)
         environment = {
             **os.environ,
-            **slice_variables.variables,
+            **on_slice.variables,
             **(self._resize_requests.variables if self._resize_requests else {}),
             URL_VARIABLE: self._kernel_slice.pool.url,
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(jupyter_path("kernels")),
         }
-        command = backend.command(kernel_command(list(self._command)))
+        command = backend.command(on_slice.command)
         # A kernel that does not look after its parent itself must not outlive this process.
         self.process = launch_kernel(command, env=environment, preexec_fn=_die_with_parent())
         return self.process.pid
@@ -110,7 +108,8 @@ async def _serve(options: argparse.Namespace) -> int:
     kernel = _kernel(options)
     # First: frontends take a kernel whose heart does not beat for dead, and what follows may take seconds.
     front = bind_front(kernel.connection())
-    kernel_slice = KernelSlice(shared_pool(resolve_url("")).url, parse_request(options.slice))
+    pool = shared_pool(os.environ.get(URL_VARIABLE) or DEFAULT_URL)
+    kernel_slice = KernelSlice(pool.url, parse_request(options.slice))
     resize_requests = accept_resize_requests(options.f, asyncio.get_running_loop())
     wrapped = WrappedKernel(options.argv, options.f, kernel_slice, resize_requests)
     course = os.environ.get(COURSE_VARIABLE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 import pytest
 
 from gpu_pool.cluster.dialects import Cluster, Node, Pod
@@ -39,6 +41,22 @@ def test_bytes_are_read_in_whole_mib() -> None:
 def test_pods_that_have_finished_hold_nothing() -> None:
     assert Pod.read({"status": {"phase": "Succeeded"}}) is None
     assert Pod.read({"status": {"phase": "Failed"}}) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "started", "ends"),
+    [
+        (3600, "2026-11-02T12:00:00Z", datetime(2026, 11, 2, 13, tzinfo=timezone.utc)),
+        (None, "2026-11-02T12:00:00Z", None),
+        (3600, None, None),
+        (3600, "noon", None),
+        (10**30, "2026-11-02T12:00:00Z", None),
+    ],
+)
+def test_a_pod_ends_at_its_deadline(seconds: object, started: object, ends: datetime | None) -> None:
+    found = Pod.read({"spec": {"activeDeadlineSeconds": seconds}, "status": {"startTime": started}})
+    assert found is not None
+    assert found.ends == ends
 
 
 def test_limits_of_all_containers_are_added_up() -> None:

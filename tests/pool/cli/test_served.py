@@ -29,7 +29,7 @@ SCENARIO = "driver 550.54.14\ngpu GPU-0 Tesla V100-SXM2-32GB\nmemory 32768 258\n
 #: Another user may be unable to read what is imported later.
 _AS_USER = """
 import ctypes, os, sys
-import gpu_pool.cli.app, gpu_pool.enforcement.watchdog, gpu_pool_client.remote.client
+import gpu_pool.cli.app, gpu_pool.enforcement.watchdog, gpu_pool_client._remote.client
 import gpu_pool_kernels.installer
 import gpu_pool.enforcement.mps.device, gpu_pool.enforcement.mps.programs
 from gpu_pool.cli import main

@@ -101,9 +101,9 @@ def problems(text: str | bytes) -> tuple[FileProblem, ...]:
         ("kubernetes: {ram: 1GiB}", "kubernetes", "no field 'ram'", "image, cpu, memory, home, kernels"),
         ("quota:", "quota", "is empty", "Write a value, or remove the line"),
         ("title: Again", "", "'title' is already given on line 1", "Keep one of the two"),
-        ("instructors: *all", "instructors", "references (* and &) are not read", "in quotes"),
-        ("instructors: &all [ada]", "instructors", "references (* and &) are not read", "in quotes"),
-        ("weight: !!python/object/apply:os.abort []", "weight", "os.abort' is not read", "Leave it out"),
+        ("instructors: *all", "instructors", "references (* and &) are not supported", "in quotes"),
+        ("instructors: &all [ada]", "instructors", "references (* and &) are not supported", "in quotes"),
+        ("weight: !!python/object/apply:os.abort []", "weight", "os.abort' is not supported", "Leave it out"),
         ("? [a, b]\n: 2", "", "this is not a field", "NAME: VALUE"),
         ("who: {users: [[[[[[[a]]]]]]]}", "who, users", "too many levels", "example files"),
         ("\tweight: 2", "", "begins with a tab", "Indent with spaces"),
@@ -197,7 +197,7 @@ def test_what_follows_from_an_error_is_not_told_as_another() -> None:
 
 
 def test_of_very_many_errors_some_are_told() -> None:
-    with pytest.raises(BadCourseFile, match="x4'. .*There is more") as raised:
+    with pytest.raises(BadCourseFile, match="x4'. .*There are more problems") as raised:
         parse_course("cs101.yaml", (GOOD + "".join(f"x{n}: 1\n" for n in range(101))).encode())
     assert len(raised.value.problems) == 100
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +56,12 @@ def test_a_store_of_before_its_file_had_this_name_is_used_or_missed(
     (tmp_path / "gpu-pool").mkdir()
     (tmp_path / "gpu-pool" / left).touch()
     assert store_path("embedded:") == tmp_path / "gpu-pool/ledger.db"
+
+
+def test_what_only_course_files_need_is_not_imported() -> None:
+    code = "import sys, gpu_pool.embedded.pool; print({'pydantic', 'yaml'} & sys.modules.keys() or 'none')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "none\n"
 
 
 async def test_a_pool_is_found_again_by_its_url(tmp_path: Path) -> None:

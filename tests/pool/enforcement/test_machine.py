@@ -12,7 +12,7 @@ import pytest
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.enforcement import Isolation, Tier, TierFailed, TierStatement
-from gpu_pool.enforcement.tier_choice import unowned
+from gpu_pool.enforcement.machine import unowned
 from gpu_pool.enforcement.tiers import Accounting
 from gpu_pool.settings import PoolSettings, load_settings
 from gpu_pool_client import (

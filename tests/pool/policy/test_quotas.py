@@ -236,7 +236,7 @@ def test_the_most_that_is_advised_is_allowed_and_nothing_more(size: str, milli: 
         )
 
     if found is None:
-        least = {"milli": 11} if request.milli else {"memory_mib": RULES.context_on(GPU)}
+        least = {"milli": 11} if request.milli else {"memory_mib": RULES.context_mib or GPU.context_mib}
         count = 1 if request.whole_devices else request.count
         assert not is_allowed(replace(request, count=count, **least))
         return

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import Holder, NotAllowed, connect, parse_request
-from gpu_pool_client.remote.exchange import ask
+from gpu_pool_client._remote.exchange import ask
 from support.hub import ADMIN, Hub, serving_hub
 from support.pools import take, until
 from support.service import ForkServer, Service, serving

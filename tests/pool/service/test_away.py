@@ -14,10 +14,10 @@ import pytest
 from gpu_pool_client import Holder, PoolUnreachable, parse_request
 from gpu_pool_provisioner import provisioner
 from gpu_pool_provisioner.kernel_slice import KernelSlice
-from gpu_pool_provisioner.pools import default_outage_timeout
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.loops import proxy_loop
+from gpu_pool_provisioner.settings import default_outage_timeout
 from support.frontend import frontend
 from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers, answer, eventually, is_running
 from support.service import Service
@@ -187,8 +187,8 @@ async def test_a_start_that_is_cancelled_meanwhile_leaves_nothing(
     start = asyncio.create_task(km.start_kernel())
 
     async def is_asked_for() -> bool:
-        lease_client = getattr(km.provisioner, "_lease_client", None)
-        return lease_client is not None and lease_client._asking is not None
+        kernel_slice = getattr(km.provisioner, "_slice", None)
+        return kernel_slice is not None and kernel_slice._asking is not None
 
     await eventually(is_asked_for)
     start.cancel()
@@ -229,9 +229,9 @@ async def test_a_request_whose_answer_was_lost_is_not_made_twice(
         return lease
 
     monkeypatch.setattr(kernel_slice.pool, "request", lose_the_first)
-    lease_client = LeaseClient(kernel_slice, Holder("ada"), 600.0)
-    assert await lease_client.begin(60.0) is None
-    lease = await lease_client.ask()
+    with pytest.raises(PoolUnreachable):
+        await kernel_slice.take_within(Holder("ada"), 60.0)
+    lease = await LeaseClient(kernel_slice, Holder("ada"), 600.0).ask()
     assert [each.id for each in await jupyter_env.leases()] == [lease.id] == [kernel_slice.lease_id]
 
 

@@ -28,9 +28,9 @@ from gpu_pool_client import (
     TimedOut,
     connect,
 )
-from gpu_pool_client.remote.addresses import SYSTEM_SOCKET
-from gpu_pool_client.remote.exchange import ask
-from gpu_pool_client.remote.problems import error_of, problem_of
+from gpu_pool_client._remote.endpoints import SYSTEM_SOCKET
+from gpu_pool_client._remote.exchange import ask
+from gpu_pool_client._remote.problems import error_of, problem_of
 from support.open_files import connections_to
 from support.pools import embedded, key, take, until
 from support.service import ForkServer, Service, serving

@@ -12,7 +12,7 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
 from gpu_pool_client import BadRequest, PoolUnreachable, connect
-from gpu_pool_client.remote.endpoints import http_endpoint
+from gpu_pool_client._remote.endpoints import http_endpoint
 
 
 @pytest.fixture(autouse=True)

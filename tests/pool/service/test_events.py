@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from gpu_pool_client import EndReason, Pool, connect
-from gpu_pool_client.remote.exchange import ServerAddress
+from gpu_pool_client._remote.exchange import ServerAddress
 from support.hub import PREFIX, Hub, serving_hub
 from support.pools import take
 from support.service import ForkServer, Service, serving

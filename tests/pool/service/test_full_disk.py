@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Pool, PoolUnreachable, connect
-from gpu_pool_client.remote.exchange import ask
+from gpu_pool_client._remote.exchange import ask
 from support.disks import small_disk
 from support.pools import eventually, take
 from support.service import ForkServer, Service, serving

@@ -16,7 +16,7 @@ import pytest
 from gpu_pool.service.health import Health
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
-from gpu_pool_client.remote.exchange import ask
+from gpu_pool_client._remote.exchange import ask
 from support.hub import Hub, HubService
 from support.pools import embedded
 from support.service import Service

@@ -10,7 +10,7 @@ import pytest
 from gpu_pool.service.callers import Peer, user_name
 from gpu_pool.service.hub import hub_place, mark_of, named_by
 from gpu_pool_client import BadRequest
-from gpu_pool_client.remote.exchange import ServerAddress
+from gpu_pool_client._remote.exchange import ServerAddress
 
 OF_THE_HUB = {
     "JUPYTERHUB_SERVICE_URL": "http://127.0.0.1:10101",

@@ -20,7 +20,7 @@ from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.service.connections import is_within, read_networks
 from gpu_pool.service.metrics import Metrics
 from gpu_pool_client import BadRequest, Device, EndReason, Holder, Process, parse_request
-from gpu_pool_client.remote.exchange import ServerAddress, ask
+from gpu_pool_client._remote.exchange import ServerAddress, ask
 from support.hub import ADMIN as HUB_ADMIN
 from support.hub import PREFIX, Hub, serving_hub
 from support.pools import device, embedded
@@ -207,7 +207,7 @@ async def test_an_administrator_reads_them_at_the_socket(service: Service) -> No
 async def test_others_do_not_read_them_there(service: Service, users: Users) -> None:
     where = str(service.socket)
     body = f"""
-    from gpu_pool_client.remote.exchange import ask
+    from gpu_pool_client._remote.exchange import ask
     answer = await ask(__import__("pathlib").Path({where!r}), "GET", "/metrics", None, 20, {{}})
     return answer.status
     """

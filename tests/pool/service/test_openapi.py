@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gpu_pool.service.api import ROUTES, describe
-from gpu_pool_client.remote import bodies
-from gpu_pool_client.remote.exchange import ask
+from gpu_pool_client._remote import bodies
+from gpu_pool_client._remote.exchange import ask
 from support.service import Service
 
 

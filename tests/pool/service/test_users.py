@@ -22,7 +22,7 @@ from gpu_pool_client import (
     connect,
     parse_request,
 )
-from gpu_pool_client.remote.exchange import ask
+from gpu_pool_client._remote.exchange import ask
 from support.pools import take
 from support.service import ForkServer, Service, serving
 from support.users import NOBODY, SOMEBODY, Users

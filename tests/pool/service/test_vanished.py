@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import PoolUnreachable, connect
-from gpu_pool_client.remote import client, exchange
-from gpu_pool_client.remote.exchange import NotConnectedError, ServerAddress, ServiceAnswer, ask
-from gpu_pool_client.remote.unreachable import is_soon_over
+from gpu_pool_client._remote import client, exchange
+from gpu_pool_client._remote.endpoints import is_soon_over
+from gpu_pool_client._remote.exchange import NotConnectedError, ServerAddress, ServiceAnswer, ask
 from support.namespaces import Machine, machine, may_make_machines
 from support.streams import closing
 

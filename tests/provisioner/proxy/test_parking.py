@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, OverQuota, PoolUnreachable
-from gpu_pool_provisioner import pools
-from gpu_pool_provisioner.proxy import supervisor
+from gpu_pool_provisioner.proxy import lease_client, supervisor
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually, kill
 from support.pools import until
@@ -282,7 +281,7 @@ async def test_a_pool_that_cannot_answer_for_a_moment_costs_no_variables(
     fault: GpuPoolError,
 ) -> None:
     course(idle_limit="1s")
-    monkeypatch.setattr(pools, "RETRY_EVERY", 0.1)
+    monkeypatch.setattr(lease_client, "RETRY_EVERY", 0.1)
     monkeypatch.setattr(supervisor, "_TRY_AGAIN", 0.1)
     for name in ("attach", "park", "resume"):
         monkeypatch.setattr(jupyter_env.pool, name, every_other_time(getattr(jupyter_env.pool, name), fault))

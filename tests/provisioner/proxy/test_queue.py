@@ -31,7 +31,10 @@ async def test_a_kernel_that_joins_the_queue_during_a_look_has_not_left_it(
         second = await jupyter_env.fill("2%")
         with watch.entry(second.id) as other:
             may_arrive.set()
-            await until(lambda: other.left or other.position)
-            assert [(one.left, one.position), (other.left, other.position)] == [(False, 1), (False, 2)]
+            await until(lambda: other.left.is_set() or other.position)
+            assert [(one.left.is_set(), one.position), (other.left.is_set(), other.position)] == [
+                (False, 1),
+                (False, 2),
+            ]
             await jupyter_env.pool.release(lesson.id)
-            await until(lambda: one.left and other.left)
+            await until(lambda: one.left.is_set() and other.left.is_set())

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
@@ -97,6 +99,16 @@ class Node:
             cordoned=bool(spec.get("unschedulable")),
         )
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it answers."""
+        return "Ready" in self.conditions
+
+    @property
+    def is_open(self) -> bool:
+        """Whether further pods may be placed on it, as far as its taints are tolerated."""
+        return self.is_ready and not self.cordoned
+
     def label(self, key: str) -> str:
         """Return a label's value, empty where there is none."""
         return str(self.labels.get(key, ""))
@@ -130,6 +142,8 @@ class Pod:
     annotations: Mapping[str, str] = field(default_factory=dict)
     #: Limits of all its containers together, in whole units.
     limits: Mapping[str, int] = field(default_factory=dict)
+    #: When its deadline ends it; None where nothing says.
+    ends: datetime | None = None
 
     @classmethod
     def read(cls, manifest: Manifest) -> Pod | None:
@@ -144,6 +158,7 @@ class Pod:
             labels=texts(metadata.get("labels")),
             annotations=texts(metadata.get("annotations")),
             limits=_limits(listing(spec.get("containers"))),
+            ends=_end(spec.get("activeDeadlineSeconds"), status.get("startTime")),
         )
 
     def annotation(self, key: str) -> str:
@@ -165,6 +180,14 @@ def _limits(containers: Iterable[Manifest]) -> dict[str, int]:
         for name, value in mapping(mapping(container.get("resources")).get("limits")).items():
             total[name] = total.get(name, 0) + quantity(value)
     return total
+
+
+def _end(seconds: object, started: object) -> datetime | None:
+    """Return when a deadline of so many seconds ends what started then."""
+    if isinstance(seconds, int) and isinstance(started, str):
+        with suppress(ValueError, OverflowError):
+            return datetime.fromisoformat(started.replace("Z", "+00:00")) + timedelta(seconds=seconds)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping
@@ -36,9 +37,13 @@ class ParkedMemory:
 
     def __init__(self, store: Path, settings: PoolSettings, isolation: Isolation) -> None:
         self._folder = store.with_name(store.name + ".suspended")
-        self._checkpoint = Checkpoint(self._folder, settings)
+        self._settings = settings
         self._isolation = isolation
         self._worker = Worker("gpu-pool-memory")
+
+    @functools.cached_property
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(self._folder, self._settings)
 
     async def is_movable(self, lease: Lease) -> bool:
         """Whether it can be tried to move a held lease's memory off its devices."""
@@ -92,6 +97,8 @@ class ParkedMemory:
 
     def recover(self, state: Callable[[str], LeaseState]) -> list[str]:
         """Mend what was cut off, before anything else is done; return the leases that are lost by it."""
+        if not self._folder.is_dir():
+            return []
         states: Mapping[str, LeaseState] = {each: state(each) for each in self._checkpoint.suspended()}
         broken = self._checkpoint.recover(states) if states else {}
         for each in broken.values():

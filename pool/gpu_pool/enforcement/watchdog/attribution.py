@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from gpu_pool.devices.sampling import ProcessUse
 from gpu_pool.enforcement.watchdog.processes import first_owner, lease_in_environment, own_namespace
-from gpu_pool.store.measured_use import Measured
+from gpu_pool.store.usage import Measured
 from gpu_pool_client import Lease, Process
 from gpu_pool_client._processes import lineage, owner_of
 

@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gpu_pool.audit import audit_log
-from gpu_pool.courses.admission import CourseAdmission
 from gpu_pool.devices.sampling import ProcessSampler
 from gpu_pool.enforcement.watchdog.attribution import Attributor, UsageMeter
 from gpu_pool.enforcement.watchdog.escalation import Tolerance
@@ -21,8 +20,11 @@ from gpu_pool.enforcement.watchdog.watchdog import Evict, Watchdog, WatchdogActi
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.database import Database
 from gpu_pool.store.leases import LeaseStore
-from gpu_pool.store.measured_use import Measured
+from gpu_pool.store.usage import Measured
 from gpu_pool_client import Device, EndReason, Lease
+
+if TYPE_CHECKING:
+    from gpu_pool.courses.admission import CourseAdmission
 
 _log = logging.getLogger("gpu_pool.watchdog")
 
@@ -181,7 +183,12 @@ class OwnStore:
     def __init__(self, path: Path, settings: PoolSettings) -> None:
         self._path = path
         self._settings = settings
-        self._course_admission = CourseAdmission(settings)
+        self._course_admission: CourseAdmission | None = None
+        if settings.asks_courses:
+            # Imported here because it costs some 150 ms, which most pools of one user need not pay.
+            from gpu_pool.courses.admission import CourseAdmission
+
+            self._course_admission = CourseAdmission(settings)
         self._opened: tuple[Database, LeaseStore] | None = None
 
     def held(self) -> Sequence[Lease]:
@@ -216,5 +223,6 @@ class OwnStore:
             self._opened = database, LeaseStore(database, self._settings)
         # Whoever ends a lease serves the queue, whose order the course files know.
         store = self._opened[1]
-        self._course_admission.follow(store)
+        if self._course_admission is not None:
+            self._course_admission.follow(store)
         return store

@@ -29,7 +29,7 @@ from gpu_pool.service.dashboard.labels import PageTime, memory, moment
 from gpu_pool.service.dashboard.live_pages import DashboardPage
 from gpu_pool.service.handler import audit_refusal
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, parse_duration
-from gpu_pool_client.remote import problems as documents
+from gpu_pool_client._remote import problems as documents
 
 #: Changes on one page of the history.
 _CHANGES: Final = 10

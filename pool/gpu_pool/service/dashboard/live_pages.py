@@ -19,7 +19,7 @@ from gpu_pool.service.event_streams import EventStreams, Snapshot, StreamingHand
 from gpu_pool.service.hub import HubUnreachable
 from gpu_pool.service.rate_limits import ConcurrencyLimit
 from gpu_pool_client import NotAllowed
-from gpu_pool_client.remote.problems import ProblemDocument
+from gpu_pool_client._remote.problems import ProblemDocument
 
 #: Pages of one user that are live at once.
 _MOST_LIVE_PAGES: Final = 32

@@ -11,20 +11,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpu_pool_client.remote.client import RemotePool
+    from gpu_pool_client._remote.client import RemotePool
 
 
 def open_unix(url: str) -> RemotePool:
     """Return the pool at ``unix:[path]``; see :func:`gpu_pool_client.connect`."""
-    from gpu_pool_client.remote.client import RemotePool
-    from gpu_pool_client.remote.endpoints import unix_endpoint
+    from gpu_pool_client._remote.client import RemotePool
+    from gpu_pool_client._remote.endpoints import unix_endpoint
 
     return RemotePool(unix_endpoint(url))
 
 
 def open_http(url: str) -> RemotePool:
     """Return the pool at ``http(s)://host[:port]/services/NAME``; see :func:`gpu_pool_client.connect`."""
-    from gpu_pool_client.remote.client import RemotePool
-    from gpu_pool_client.remote.endpoints import http_endpoint
+    from gpu_pool_client._remote.client import RemotePool
+    from gpu_pool_client._remote.endpoints import http_endpoint
 
     return RemotePool(http_endpoint(url))

@@ -1,4 +1,4 @@
-"""A kernel pod's three journeys on a real kubelet, beside a bare pod of the same image.
+"""A kernel pod started, restarted and ended on a real kubelet, beside a bare pod of the same image.
 
 From a kernel's start to its first cell's result, a restart, and the way of its slice back;
 and, in turn with them, a bare pod that does nothing (from creation to ready, and from deletion
@@ -31,7 +31,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import port_names
 from jupyter_client.manager import AsyncKernelManager
 
-from benchmarks.report import Line, Skipped
+from benchmarks.report import Line, Skipped, compared
 from benchmarks.sizes import sized
 from gpu_pool_client import connect
 from support.api_server import ApiServer
@@ -254,7 +254,7 @@ async def measure(folder: Path) -> Times:
     """Go every journey in turn, again and again."""
     for name in ("data", "runtime", "config"):
         os.environ[f"JUPYTER_{name.upper()}_DIR"] = str(folder / name)
-    times, namespace = Times(), "journeys"
+    times, namespace = Times(), "pod-starts"
     image = await asyncio.to_thread(build_notebook, folder)
     with real_cluster(folder / "cluster", [image]) as cluster:
         cluster.image = name_of("notebook")
@@ -275,7 +275,7 @@ def run() -> Iterator[Line]:
     """Measure and yield the report's lines."""
     if why := missing():
         raise Skipped(why)
-    with tempfile.TemporaryDirectory(prefix="journeys-") as name:
+    with tempfile.TemporaryDirectory(prefix="pod-starts-") as name:
         try:
             times = asyncio.run(measure(Path(name)))
         except pytest.skip.Exception as error:
@@ -285,9 +285,9 @@ def run() -> Iterator[Line]:
 
 def _lines(times: Times) -> Iterator[Line]:
     def line(what: str, ours: str, theirs: str, promise: float | None = None) -> Line:
-        mine, yardstick = times.middle(ours), times.middle(theirs)
-        made_of = f"medians of {ROUNDS}; {times.ends(ours)}, and {times.ends(theirs)}"
-        return Line(what, mine / yardstick, made_of, promise, ours=mine, yardstick=yardstick, unit="s")
+        made_of = f"medians; {times.ends(ours)}, and {times.ends(theirs)}"
+        pairs = zip(times.found[ours][WARMING:], times.found[theirs][WARMING:], strict=True)
+        return compared(what, list(pairs), made_of, promise, unit="s")
 
     yield line(
         "start to first cell, to a bare pod with the same kernel", "first cell", "bare kernel", _PROMISE

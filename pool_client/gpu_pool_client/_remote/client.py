@@ -15,6 +15,11 @@ from pydantic import TypeAdapter, ValidationError
 from gpu_pool_client._errors import GpuPoolError, PoolUnreachable
 from gpu_pool_client._pool import Pool
 from gpu_pool_client._processes import Process
+from gpu_pool_client._remote import bodies
+from gpu_pool_client._remote.endpoints import Endpoint, explain, is_soon_over
+from gpu_pool_client._remote.exchange import ServiceAnswer
+from gpu_pool_client._remote.heartbeat import lease_heartbeat
+from gpu_pool_client._remote.problems import error_of
 from gpu_pool_client._requests import SliceRequest, parse_request
 from gpu_pool_client._values import (
     Activity,
@@ -29,12 +34,6 @@ from gpu_pool_client._values import (
     Outlook,
     PoolStatus,
 )
-from gpu_pool_client.remote import bodies
-from gpu_pool_client.remote.endpoints import Endpoint
-from gpu_pool_client.remote.exchange import ServiceAnswer
-from gpu_pool_client.remote.heartbeat import lease_heartbeat
-from gpu_pool_client.remote.problems import error_of
-from gpu_pool_client.remote.unreachable import explain, is_soon_over
 
 T = TypeVar("T")
 
@@ -92,7 +91,7 @@ class RemotePool(Pool):
                 return _read(bodies.LEASE, answer)
 
     async def _abandon(self, lease_id: str) -> None:
-        await self._end(self._release(lease_id, EndReason.WITHDRAWN))
+        await self._end(self.release(lease_id, EndReason.WITHDRAWN))
 
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
         """See ``Pool.watch``."""
@@ -156,7 +155,8 @@ class RemotePool(Pool):
 
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         """See ``Pool.release``."""
-        await self._release(lease_id, reason)
+        lease_heartbeat().drop(self._endpoint, {lease_id})
+        await self._ask("DELETE", f"{_lease_address(lease_id)}?reason={reason.value}")
 
     async def launch(self, lease_id: str, kernel: KernelCommand) -> KernelPod:
         """See ``Pool.launch``."""
@@ -208,14 +208,10 @@ class RemotePool(Pool):
             lease_heartbeat().keep(self._endpoint, lease.id, float(answer.headers[bodies.TTL_HEADER]))
         return lease
 
-    async def _release(self, lease_id: str, reason: EndReason) -> None:
-        lease_heartbeat().drop(self._endpoint, {lease_id})
-        await self._ask("DELETE", f"{_lease_address(lease_id)}?reason={reason.value}")
-
     async def _withdraw_request(self, wanted: bodies.RequestBody) -> None:
         """End the lease of a request that may or may not have arrived: repeat it to learn its id."""
         lease = await self._lease("POST", "leases", wanted)
-        await self._release(lease.id, EndReason.WITHDRAWN)
+        await self.release(lease.id, EndReason.WITHDRAWN)
 
     async def _poll(
         self,
@@ -247,14 +243,12 @@ class RemotePool(Pool):
                 answer = await self._endpoint.ask(method, address, text, within)
                 pause = _asked_to_wait(answer)
                 if not pause or time.monotonic() - began > (retry_for or _RETRY_FOR):
-                    return self._accept(answer)
+                    break
             except OSError as failure:
                 tried = time.monotonic() - began
                 if tried > (retry_for or self._retry_for) or not is_soon_over(failure):
                     raise explain(failure, self._endpoint) from failure
             await asyncio.sleep(pause)
-
-    def _accept(self, answer: ServiceAnswer) -> ServiceAnswer:
         self._retry_for = _RETRY_FOR
         if answer.status >= HTTPStatus.BAD_REQUEST:
             raise error_of(answer.body)

@@ -16,8 +16,8 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from gpu_pool_client.remote import bodies
-from gpu_pool_client.remote.endpoints import Endpoint
+from gpu_pool_client._remote import bodies
+from gpu_pool_client._remote.endpoints import Endpoint
 
 #: How often a lease is renewed within its time-to-live, and how soon after one that failed.
 _TIMES: Final = 3.0

@@ -1,18 +1,29 @@
-"""What everybody has used, kept so that fairness and quotas need not read the history."""
+"""What everybody has used: as it is granted, for fairness and quotas, and as it was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 from gpu_pool.clock import Clock
 from gpu_pool.policy.queue import Policy, Usage, faded_use
 from gpu_pool.policy.quotas import Account
-from gpu_pool.store.database import Database
-from gpu_pool.store.records import Row
+from gpu_pool.store.database import Database, Row
+from gpu_pool.store.device_table import DeviceTable
+from gpu_pool.store.lease_table import LeaseTable
+from gpu_pool_client import Device, Lease, LeaseState
+
+_WEEK: Final = 7 * 86_400
+#: The Unix epoch was a Thursday.
+_FIRST_MONDAY: Final = 4 * 86_400
 
 
 class UsageTotals:
-    """Reads and writes use, inside the transactions of its caller. Times are Unix seconds."""
+    """What everybody has used, kept so that fairness and quotas need not read the history.
+
+    Reads and writes it inside the transactions of its caller. Times are Unix seconds.
+    """
 
     def __init__(self, database: Database, policy: Policy, clock: Clock, term_began: float) -> None:
         self._db = database
@@ -60,9 +71,11 @@ class UsageTotals:
             yield Account(row["user"], row["course"], in_week=row["in_week"], in_term=row["in_term"])
 
     def _times(self) -> dict[str, float]:
+        now = self._clock.wall()
         return {
-            "now": self._clock.wall(),
-            "week_began": self._clock.week_began(),
+            "now": now,
+            # Last Monday's midnight, UTC: the same in every process.
+            "week_began": now - (now - _FIRST_MONDAY) % _WEEK,
             "term_began": self._term_began,
             "course_half_life": self._policy.course_half_life,
             "user_half_life": self._policy.user_half_life,
@@ -88,3 +101,58 @@ class _Users(Mapping[tuple[str, str], float]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a lease was seen to use in some time. Memory is that on one device, as what is granted is."""
+
+    #: The most memory in use on one device at once; None where that was not known.
+    peak_mib: int | None = None
+    #: Memory times the time for which it was known, and that time, over all devices.
+    mib_seconds: float = 0.0
+    memory_seconds: float = 0.0
+    #: Time with at least one process on a device, over all devices.
+    device_seconds: float = 0.0
+
+
+class MeasuredUseTable:
+    """Reads what is held, and adds what was measured of it. Each call is a transaction of its own."""
+
+    def __init__(self, database: Database, leases: LeaseTable, devices: DeviceTable) -> None:
+        self._db = database
+        self._leases = leases
+        self._devices = devices
+        self._known: tuple[list[Device], list[tuple[object, ...]]] | None = None
+        self._held: tuple[Lease, ...] = ()
+
+    def held(self) -> tuple[Lease, ...]:
+        """Return the held leases, oldest first: the very same tuple while nothing about them has changed."""
+        with self._db.snapshot():
+            devices = [status.device for status in self._devices.statuses(with_gone=True)]
+            known = devices, [tuple(row) for row in self._db.run("held").fetchall()]
+            if known != self._known:
+                leases = self._leases.not_waiting()
+                self._known = known
+                self._held = tuple(lease for lease in leases if lease.state is LeaseState.HELD)
+        return self._held
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return the devices of the pool."""
+        with self._db.snapshot():
+            return tuple(status.device for status in self._devices.statuses())
+
+    def add(self, measured: Mapping[str, Measured]) -> None:
+        """Add what was measured to these leases, by id, also to those that have ended meanwhile."""
+        with self._db.transaction():
+            for lease_id, each in measured.items():
+                values = {
+                    "number": int(lease_id.partition("-")[0]),
+                    "id": lease_id,
+                    "peak_mib": each.peak_mib,
+                    "mib_seconds": each.mib_seconds,
+                    "memory_seconds": each.memory_seconds,
+                    "device_seconds": each.device_seconds,
+                }
+                if not self._db.run("add_to_lease", values).rowcount:
+                    self._db.run("add_to_history", values)

@@ -1,0 +1,123 @@
+"""The values of a course as people write them, in its file and in the administrator's settings. Pure.
+
+Each reader takes what was written: text, or a number where the settings are Python. It raises
+``BadRequest``: what was given and why that is wrong, then what is accepted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from gpu_pool_client import (
+    WHOLE,
+    BadRequest,
+    SliceRequest,
+    WhenIdle,
+    _durations,
+    parse_duration,
+    parse_request,
+)
+
+_NUMBER: Final = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,20})?", re.ASCII)
+_WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,12}", re.ASCII)
+#: The lowest priority; the highest is not bounded.
+LEAST_PRIORITY: Final = -WHOLE
+#: Characters of a value that are repeated.
+_MOST_GIVEN: Final = 60
+
+
+def given(value: object) -> str:
+    """Repeat what was given: text in quotes and not too long, lists and groups by their kind."""
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, Mapping):
+        return "a group of fields"
+    text = value if isinstance(value, str) else str(value)
+    return ascii(text if len(text) <= _MOST_GIVEN else text[: _MOST_GIVEN - 3] + "...")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Ask whether the most similar of the names was meant, if one is similar."""
+    import difflib  # which takes longer to load than all else here, and is needed in refusals alone
+
+    by_lower = {each.lower(): each for each in names}
+    close = difflib.get_close_matches(name.lower(), by_lower, 1)
+    return f"Did you mean {by_lower[close[0]]}?" if close else ""
+
+
+def read_text(value: object) -> str:
+    """Return the text that stands where one value is expected."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise BadRequest(f"is {given(value)}.", "Accepted: one value.")
+
+
+def read_whole_number(value: object, least: int = 0) -> int:
+    """Read a whole number that is not below ``least``."""
+    text = read_text(value)
+    if not _WHOLE_NUMBER.fullmatch(text) or int(text) < least:
+        raise BadRequest(f"{given(text)} is not a valid number.", f"Accepted: a whole number from {least}.")
+    return int(text)
+
+
+def read_priority(value: object) -> int:
+    """Read a priority."""
+    return read_whole_number(value, LEAST_PRIORITY)
+
+
+def read_number(value: object) -> float:
+    """Read a number from 0."""
+    text = read_text(value)
+    if not _NUMBER.fullmatch(text):
+        raise BadRequest(
+            f"{given(text)} is not a valid number.", "Accepted: a number from 0, such as 2 or 0.5."
+        )
+    return float(text)
+
+
+def read_duration(value: object) -> float:
+    """Read a duration; return seconds."""
+    text = read_text(value)
+    if not parse_duration(text):
+        raise BadRequest(
+            f"{given(text)} is not longer than zero.", f"Leave it out for no limit. {_durations.ACCEPTED}"
+        )
+    return parse_duration(text)
+
+
+def read_request(value: object) -> SliceRequest:
+    """Read a slice request."""
+    return parse_request(read_text(value))
+
+
+def read_share(value: object) -> int:
+    """Read a share of GPUs: ``50%``, ``4`` (whole GPUs), ``2x50%``; return thousandths."""
+    request = read_request(value)
+    if request.milli is None or str(request) != request.size:
+        raise BadRequest(
+            f"{given(value)} is not a share.", "Accepted: a share, such as 50% or 4 (whole GPUs)."
+        )
+    return request.count * request.milli
+
+
+def read_memory(value: object) -> int:
+    """Read an amount of memory; return MiB."""
+    request = read_request(value)
+    if request.memory_mib is None or str(request) != request.size:
+        raise BadRequest(f"{given(value)} is not an amount of memory.", "Accepted: 16GiB or 655MiB, say.")
+    return request.count * request.memory_mib
+
+
+def read_when_idle(value: object) -> WhenIdle:
+    """Read what becomes of the slice of an idle kernel that cannot be parked."""
+    text = read_text(value)
+    names = [each.value for each in WhenIdle]
+    if text not in names:
+        raise BadRequest(
+            f"{given(text)} is not known.", f"Accepted: {', '.join(names)}. {nearest(text, names)}".strip()
+        )
+    return WhenIdle(text)
