@@ -61,7 +61,7 @@ class ClusterReader:
         except asyncio.TimeoutError:
             self.tell(f"The cluster does not answer within {_WITHIN:.0f} s.")
         except (ApiAway, ApiRefused) as error:
-            self.tell(f"The cluster's nodes cannot be read, so no GPU can be given: {error}")
+            self.tell(f"The cluster's nodes cannot be read, so no GPU can be granted: {error}")
         return None
 
     async def _read(self) -> ClusterSupply | None:
@@ -80,7 +80,7 @@ class ClusterReader:
         return ClusterSupply(choice.dialect, pods, away(self._known))
 
     def _tell_unreadable(self, problem: str) -> None:
-        self.tell(f"What may not be read counts as not there: {problem}")
+        self.tell(f"No permission to read this part of the cluster; it is treated as empty: {problem}")
 
     def tell(self, words: str) -> None:
         """Log it, once."""

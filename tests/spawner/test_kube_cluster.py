@@ -125,7 +125,7 @@ async def test_what_may_not_be_read_counts_as_not_there_and_the_log_says_so_once
     for _ in range(2):
         assert room(await look(reader)) == 50
     (told,) = [each for each in caplog.messages if "may not be read" in each]
-    assert told.endswith("counts as not there: pods cannot be read: not yours")
+    assert told.endswith("treated as empty: pods cannot be read: not yours")
 
 
 async def test_without_nodes_nothing_is_known_and_the_log_says_why(
@@ -134,7 +134,7 @@ async def test_without_nodes_nothing_is_known_and_the_log_says_why(
     fake.put("nodes", hami("n1"))
     fake.before_read = lambda kind: trouble(403, "Forbidden", "not yours") if kind == "nodes" else None
     assert await reader.look() is None
-    assert "nodes cannot be read, so no GPU can be given: 403 Forbidden: not yours" in caplog.text
+    assert "nodes cannot be read, so no GPU can be granted: 403 Forbidden: not yours" in caplog.text
 
 
 async def test_whoever_chooses_at_the_same_time_asks_once(

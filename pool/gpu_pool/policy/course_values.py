@@ -108,7 +108,9 @@ def read_memory(value: object) -> int:
     """Read an amount of memory; return MiB."""
     request = read_request(value)
     if request.memory_mib is None or str(request) != request.size:
-        raise BadRequest(f"{given(value)} is not an amount of memory.", "Accepted: 16GiB or 655MiB, say.")
+        raise BadRequest(
+            f"{given(value)} is not an amount of memory.", "Accepted: an amount such as 16GiB or 655MiB."
+        )
     return request.count * request.memory_mib
 
 

@@ -176,7 +176,7 @@ def _token() -> str | None:
 
 _OWN = "or unset GPU_POOL_URL to use a pool of your own."
 _START = f'Start "gpu-pool serve", or ask the administrator to; {_OWN}'
-_ASK = "Ask the administrator, who chose by --mode and by the socket's group who may."
+_ASK = "Ask the administrator, who decides that by --mode and by the socket's group."
 _AGAIN = "Try again; if that does not help, the service's log says why."
 #: To those behind a JupyterHub, who have chosen no pool and start no service.
 _HUB = "Try again in a minute. If that does not help, tell whoever looks after this JupyterHub."
@@ -215,17 +215,19 @@ def _in_words(error: OSError, endpoint: Endpoint) -> PoolUnreachable:
     if has_hub and not isinstance(error, ssl.SSLError):
         return PoolUnreachable("The GPU pool does not answer at the moment.", _HUB)
     if isinstance(error, ssl.SSLError):
-        return PoolUnreachable(f"What answers at {place} cannot prove who it is: {error.reason}.", _ADDRESS)
+        return PoolUnreachable(
+            f"The server at {place} could not prove its identity: {error.reason}.", _ADDRESS
+        )
     if isinstance(error, PermissionError):
         return PoolUnreachable(f"You may not use the pool that is served at {place}.", _ASK)
     if isinstance(error, (TimeoutError, NotConnectedError)):
         return PoolUnreachable(f"The service of the pool at {place} does not answer.", _AGAIN)
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return PoolUnreachable(f"Nobody serves a pool at {place}.", _START)
+        return PoolUnreachable(f"No pool is served at {place}.", _START)
     if isinstance(error, ConnectionRefusedError):
         return PoolUnreachable(f"The service of the pool at {place} has ended.", _START)
     if isinstance(error, (ConnectionResetError, BrokenPipeError)):
-        words = "breaks connections off: it is about to stop, or too many of yours are open"
+        words = "closes connections: it is about to stop, or you have too many open"
         return PoolUnreachable(f"The service of the pool at {place} {words}.", _AGAIN)
     return PoolUnreachable(
         f"The service of the pool at {place} cannot be asked: {error.strerror or error}.", _AGAIN
