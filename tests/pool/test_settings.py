@@ -141,7 +141,7 @@ c.PoolSettings.per_user = {"slices": 10**9, "gpu_hours_per_week": 0.5}
         ),
         (
             "default_course = {'quota': {'memory': '50%'}}",
-            "memory of quota of default_course: '50%' is not an amount of memory. Accepted: an amount such as 16GiB",
+            "memory of quota of default_course: '50%' is not an amount of memory. Accepted: an amount",
         ),
         ("default_course = {'quota': {'share': 'much'}}", "'much' is not a GPU slice"),
         (
