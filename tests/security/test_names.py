@@ -118,7 +118,6 @@ def test_so_are_accounts_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("gpu_pool.service.callers.user_name", accounts.__getitem__)
     monkeypatch.setattr("gpu_pool.service.hub.user_name", accounts.__getitem__)
     monkeypatch.setattr("gpu_pool.service.hub.account_name", accounts.get)
-    callers.account_name.cache_clear()
     for identity in (
         PeerIdentity(0, []),
         PeerIdentity(0, [], named_by("")),
