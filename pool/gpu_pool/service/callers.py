@@ -97,6 +97,9 @@ class Identify(Protocol):
     ) -> Caller:
         """Return who makes this request."""
 
+    async def is_away(self) -> bool:
+        """Whether whoever says who asks answers nobody at the moment."""
+
 
 def peer_of(connection: socket.socket) -> Peer:
     """Return who has connected, by SO_PEERCRED."""
@@ -207,6 +210,10 @@ class PeerIdentity:
         """Return who makes this request."""
         assert request.connection is not None
         return self.caller(request.connection.context.address)  # type: ignore[attr-defined]
+
+    async def is_away(self) -> bool:
+        """Return False: the system always says it."""
+        return False
 
     def caller(self, peer: Peer) -> Caller:
         """Return what a peer is to the pool.
