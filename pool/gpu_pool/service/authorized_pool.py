@@ -20,7 +20,7 @@ from gpu_pool.policy.revocation import Effect
 from gpu_pool.service.callers import Caller, course_asked_for, verify_process
 from gpu_pool.service.health import Health
 from gpu_pool.service.heartbeats import Heartbeats
-from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool.service.lease_changes import LeaseChanges, ServiceStopping
 from gpu_pool.service.rate_limits import ConcurrencyLimit, DecisionRate
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import (
@@ -39,6 +39,7 @@ from gpu_pool_client import (
     Outlook,
     PoolStatus,
     SliceRequest,
+    TimedOut,
     parse_request,
 )
 from gpu_pool_client._remote import bodies
@@ -105,7 +106,10 @@ class AuthorizedPool:
         return replace(lease, key=wanted.key)
 
     async def wait(self, caller: Caller, lease_id: str, seconds: float, last: bool) -> Lease | None:
-        """Return the lease once it is held. If it waits still: None, or raise ``TimedOut`` if ``last``."""
+        """Return the lease once it is held. If it waits still: None, or raise ``TimedOut`` if ``last``.
+
+        Raises ``ServiceStopping`` where it could have been held until then.
+        """
         await self._owners.check(caller, lease_id)
         # Thousands may wait, and the store has other things to do than to tell them so.
         if self._changes.knows_to_wait(lease_id) or await self._waits(lease_id):
@@ -113,7 +117,12 @@ class AuthorizedPool:
                 found = await self._changes.wait(lease_id, _waits_no_more, seconds)
             if not last and (not found or await self._waits(lease_id)):
                 return None
-        return caller.shown(await self._pool.wait(lease_id, 0))
+        try:
+            return caller.shown(await self._pool.wait(lease_id, 0))
+        except TimedOut:
+            if seconds > 0 and self._changes.stopped:
+                raise ServiceStopping("The pool's service is stopping.", "Ask again in a moment.") from None
+            raise
 
     async def _waits(self, lease_id: str) -> bool:
         return (await self._pool.get_lease(lease_id)).state is LeaseState.WAITING
