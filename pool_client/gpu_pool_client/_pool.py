@@ -6,7 +6,6 @@ Every implementation passes the same suite, ``tests/contract``.
 from __future__ import annotations
 
 import abc
-import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from gpu_pool_client._errors import BadRequest, NotAllowed, PoolUnreachable
+from gpu_pool_client._giving_back import give_back
 from gpu_pool_client._processes import Process, account_of
 from gpu_pool_client._requests import SliceRequest, parse_request
 from gpu_pool_client._values import (
@@ -102,7 +102,7 @@ class Pool(abc.ABC):
         try:
             yield await self.attach(acquired.id, Process.current())
         finally:
-            await asyncio.shield(self.release(acquired.id))
+            await self.give_back(acquired.id)
 
     @abc.abstractmethod
     async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
@@ -215,7 +215,7 @@ class Pool(abc.ABC):
 
     async def _abandon(self, lease_id: str) -> None:
         """Withdraw a request, as :meth:`acquire` does. A pool that may be busy makes sure that it happens."""
-        await asyncio.shield(self.release(lease_id, EndReason.WITHDRAWN))
+        await self.give_back(lease_id, EndReason.WITHDRAWN)
 
     @abc.abstractmethod
     def watch(self, lease_id: str) -> AsyncIterator[Lease]:
@@ -423,6 +423,21 @@ class Pool(abc.ABC):
         reason
             Why it ends; the history keeps it.
         """
+
+    async def give_back(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
+        """Release a lease; where the pool cannot hear of it now, as soon as it can.
+
+        Returns after a few seconds at most, and goes on for as long as this process lives, also where this
+        call is cancelled. What fails is logged.
+
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+        reason
+            As for :meth:`release`.
+        """
+        await give_back((self.url, lease_id), f"GPU lease {lease_id}", lambda: self.release(lease_id, reason))
 
     async def launch(self, lease_id: str, kernel: KernelCommand) -> KernelPod:
         """Start the kernel of a held lease in a pod, in place of one that was started before.

@@ -334,6 +334,8 @@ class Lease:
     requested_at: float
     #: Since when it has the slices it has now; once it has ended, its first grant.
     held_at: float | None = None
+    #: Its first grant, also where it was parked, resumed or resized since.
+    first_held_at: float | None = None
     ended_at: float | None = None
     end_reason: EndReason | None = None
     #: What is held now; empty unless the state is HELD.

@@ -27,7 +27,6 @@ from gpu_pool_client import (
     connect,
 )
 from gpu_pool_client._framework_caps import slice_environment
-from gpu_pool_provisioner.proxy.loops import proxy_loop
 
 #: What a kernel is to show its user below the first cell; see gpu_pool_kernels.inkernel.extension.
 NOTICE_VARIABLE: Final = "GPU_POOL_NOTICE"
@@ -36,11 +35,6 @@ NOTICE_VARIABLE: Final = "GPU_POOL_NOTICE"
 NOT_NOW: Final = (PoolUnreachable, OverQuota)
 #: Seconds in which a pool hears of a restart. One that is slower may still keep the slice.
 _ATTACHED_WITHIN: Final = 15.0
-#: Seconds for which whoever gives a slice back waits until it is done.
-_WAITS: Final = 5.0
-#: Seconds to leave a pool alone that was just away, and one that has been away for long.
-_SOON: Final = 2.0
-_SELDOM: Final = 30.0
 #: Characters of a user's or kernel's name that are kept, as a pool does.
 _LONGEST_NAME: Final = 200
 _OTHER_SIZE: Final = (
@@ -49,8 +43,6 @@ _OTHER_SIZE: Final = (
 
 #: The open pools, by URL and process: a forked child must not use its parent's.
 _pools: dict[tuple[str, int], Pool] = {}
-#: The leases whose release is tried again and again, by pool. Used on the proxies' thread alone.
-_trying: set[tuple[str, str]] = set()
 
 
 def shared_pool(url: str) -> Pool:
@@ -189,8 +181,7 @@ class KernelSlice:
         """
         lease_id = lease_id or self.lease_id
         if lease_id is not None:
-            released = asyncio.run_coroutine_threadsafe(_release(self.pool, lease_id, reason), proxy_loop())
-            await asyncio.wait({asyncio.wrap_future(released)}, timeout=_WAITS)
+            await self.pool.give_back(lease_id, reason)
 
     def forget(self) -> None:
         """Let the next :meth:`take` acquire a new slice."""
@@ -216,37 +207,6 @@ def slice_lost(size: str, reason: EndReason | None) -> LeaseGone:
         "Shut the kernel down and start it again to ask for a new slice.",
         reason=reason.value if reason else None,
     )
-
-
-async def _release(pool: Pool, lease_id: str, reason: EndReason) -> None:
-    try:
-        await pool.release(lease_id, reason)
-    except NOT_NOW as error:
-        get_logger().warning("GPU lease %s is given back once its pool answers: %s", lease_id, error)
-        await _keep_trying(pool, lease_id, reason)
-    except GpuPoolError as error:
-        get_logger().warning("GPU lease %s ends when its process is seen gone: %s", lease_id, error)
-
-
-async def _keep_trying(pool: Pool, lease_id: str, reason: EndReason) -> None:
-    key = pool.url, lease_id
-    if key in _trying:
-        return
-    _trying.add(key)
-    pause = _SOON
-    try:
-        while True:
-            await asyncio.sleep(pause)
-            try:
-                await pool.release(lease_id, reason)
-            except NOT_NOW:
-                pause = min(2 * pause, _SELDOM)
-            else:
-                return
-    except GpuPoolError as error:
-        get_logger().warning("GPU lease %s is not to be given back any more: %s", lease_id, error)
-    finally:
-        _trying.discard(key)
 
 
 def kernel_name(display_name: object, most: int = _LONGEST_NAME) -> str:

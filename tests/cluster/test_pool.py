@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpu_pool.cluster import pod_builder
 from gpu_pool.cluster.pool import ClusterPool
 from gpu_pool_client import (
     BadRequest,
@@ -251,6 +254,22 @@ async def test_a_home_is_where_its_claim_lets_it_be(
         return
     with pytest.raises(NotAllowed, match="one machine at a time"):
         await held(pool, user="bob")
+
+
+async def test_a_claim_that_is_made_anew_counts_as_it_is_now(
+    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOnce"))
+    fake.put("nodes", hami("n3", gpus=0))
+    fake.put("pods", notebook("bob", HUB, node="n3"))
+    await until(lambda: pool._view.notebook("bob", ""))
+    with pytest.raises(NotAllowed, match="one machine at a time"):
+        await held(pool, user="bob")
+    fake.remove("persistentvolumeclaims", "claim-bob")
+    fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteMany"))
+    later = time.monotonic() + 61
+    monkeypatch.setattr(pod_builder, "time", SimpleNamespace(monotonic=lambda: later))
+    assert (await held(pool, user="bob")).slices[0].device.node == "n1"
 
 
 async def test_a_home_for_one_pod_is_refused_before_a_pod_would_wait_for_ever(

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_pool.service import callers
 from gpu_pool.service.callers import Peer, PeerIdentity
 from gpu_pool.service.hub import named_by
 from gpu_pool.user_names import LONGEST, is_name, name_of
@@ -118,7 +117,6 @@ def test_so_are_accounts_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("gpu_pool.service.callers.user_name", accounts.__getitem__)
     monkeypatch.setattr("gpu_pool.service.hub.user_name", accounts.__getitem__)
     monkeypatch.setattr("gpu_pool.service.hub.account_name", accounts.get)
-    callers.account_name.cache_clear()
     for identity in (
         PeerIdentity(0, []),
         PeerIdentity(0, [], named_by("")),

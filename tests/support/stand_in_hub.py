@@ -36,6 +36,8 @@ class StandInHub:
     groups: dict[str, list[str]] = field(default_factory=dict)
     #: Whether it answers at all.
     is_well: bool = True
+    #: What it answers about some tokens, word for word; None for that it fails.
+    answers: dict[str, bytes | None] = field(default_factory=dict)
     #: The tokens that it was asked about, in order.
     asked: list[str] = field(default_factory=list)
     #: Tokens for which this is true are not answered until :meth:`answer`.
@@ -70,16 +72,28 @@ class StandInHub:
 class _User(RequestHandler):
     async def get(self) -> None:
         hub: StandInHub = self.settings["hub"]
-        found = await hub.say(self.request.headers["Authorization"].removeprefix("token "))
+        token = self.request.headers["Authorization"].removeprefix("token ")
+        found = await hub.say(token)
+        if token in hub.answers:
+            self.set_status(500 if hub.answers[token] is None else 200)
+            self.finish(hub.answers[token] or b"")
+            return
         self.set_status((200 if found else 403) if hub.is_well else 503)
         self.finish(found or {"status": 403})
+
+
+class _Root(RequestHandler):
+    async def get(self) -> None:
+        self.set_status(200 if self.settings["hub"].is_well else 503)
+        self.finish({"version": "5.0.0"})
 
 
 @asynccontextmanager
 async def standing_in() -> AsyncIterator[tuple[StandInHub, int]]:
     """Answer in place of a Hub; also return the port."""
     hub = StandInHub()
-    server = HTTPServer(Application([("/hub/api/user", _User)], hub=hub, log_function=lambda _: None))
+    handlers = [("/hub/api/user", _User), ("/hub/api/", _Root)]
+    server = HTTPServer(Application(handlers, hub=hub, log_function=lambda _: None))
     (socket,) = bind_sockets(0, "127.0.0.1")
     server.add_socket(socket)
     try:

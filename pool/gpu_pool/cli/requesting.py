@@ -205,7 +205,7 @@ async def acquire(
         return await pool.attach(lease.id, keeper)
     except BaseException:
         # Whoever waits behind must not wait for a slice that nobody uses.
-        await asyncio.shield(pool.release(lease.id, EndReason.WITHDRAWN))
+        await pool.give_back(lease.id, EndReason.WITHDRAWN)
         raise
 
 

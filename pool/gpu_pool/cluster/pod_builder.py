@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final
@@ -32,6 +33,10 @@ _MANY: Final = frozenset({"ReadWriteMany"})
 #: Of a claim with nothing else: several machines can read it, and nobody writes.
 _READERS: Final = frozenset({"ReadOnlyMany"})
 _ONE_POD: Final = frozenset({"ReadWriteOncePod"})
+#: Seconds for which it holds how a claim may be used: another claim may be made in its name.
+_MODES_HOLD: Final = 60.0
+#: Claims that are remembered before all are forgotten.
+_MOST_CLAIMS: Final = 10_000
 
 
 class VolumeClaims:
@@ -41,8 +46,8 @@ class VolumeClaims:
         self, api: Api, settings: KubernetesSettings, courses: Callable[[], Courses], log: logging.Logger
     ) -> None:
         self._api, self._settings, self._courses, self._log = api, settings, courses, log
-        #: How a claim may be used, by namespace and name. That never changes.
-        self._modes: dict[tuple[str, str], frozenset[str]] = {}
+        #: How a claim may be used and until when that holds, by namespace and name.
+        self._modes: dict[tuple[str, str], tuple[frozenset[str], float]] = {}
 
     def body(self, holder: Holder, notebook: Notebook) -> ContainerSettings:
         """Return what a kernel gets besides its slice. Raises ``NotAllowed`` where it lacks its home."""
@@ -94,20 +99,25 @@ class VolumeClaims:
         return bool(modes & _MANY) or modes == _READERS
 
     async def _modes_of(self, namespace: str, claim: str) -> frozenset[str]:
-        known = self._modes.get((namespace, claim))
-        if known is None:
-            path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}"
-            try:
-                found = await self._api.ask("GET", path)
-            except (ApiAway, ApiRefused) as error:
-                self._log.error("The volume claim %s cannot be read: %s", claim, error)
-                raise PoolUnreachable(
-                    "The cluster does not say at the moment where your home folder can be used.",
-                    "Try again in a minute.",
-                ) from error
-            known = frozenset(map(str, found.get("spec", {}).get("accessModes") or ()))
-            self._modes[namespace, claim] = known
-        return known
+        known, until = self._modes.get((namespace, claim), (None, 0.0))
+        if known is not None and time.monotonic() < until:
+            return known
+        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}"
+        try:
+            found = await self._api.ask("GET", path)
+        except (ApiAway, ApiRefused) as error:
+            if known is not None and isinstance(error, ApiAway):
+                return known  # it is hardly another one now
+            self._log.error("The volume claim %s cannot be read: %s", claim, error)
+            raise PoolUnreachable(
+                "The cluster does not say at the moment where your home folder can be used.",
+                "Try again in a minute.",
+            ) from error
+        modes = frozenset(map(str, found.get("spec", {}).get("accessModes") or ()))
+        if len(self._modes) >= _MOST_CLAIMS:
+            self._modes.clear()
+        self._modes[namespace, claim] = modes, time.monotonic() + _MODES_HOLD
+        return modes
 
 
 class PodBuilder:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import contextvars
+import functools
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from gpu_pool_client import Activity, Process, Slice
 from gpu_pool_client import _procfs as procfs
 from gpu_pool_client._processes import family, owner_of
+
+T = TypeVar("T")
 
 #: CUDA opens it when it is initialised; NVML alone does not.
 _CUDA_DEVICE: Final = "/dev/nvidia-uvm"
@@ -75,9 +81,25 @@ def users_of(process: Process, lease_id: str) -> set[int]:
 
 def marked(lease_id: str, owner: int | None) -> set[int]:
     """Return the pids of the user's processes that were started on the lease, detached ones included."""
+    if owner is None:
+        return set()
     mark = f"GPU_POOL_LEASE={lease_id}".encode()
-    found = (pid for pid in procfs.pids() if mark in environment_of(pid))
-    return {pid for pid in found if owner is not None and owner_of(pid) == owner}
+    own = (pid for pid in procfs.pids() if owner_of(pid) == owner)
+    return {pid for pid in own if mark in environment_of(pid)}
+
+
+async def in_own_thread(look: Callable[..., T], *args: object) -> T:
+    """Call a function that looks at many processes, in a thread of those that do nothing else.
+
+    That takes long on a machine with many, and whatever else needs a thread is not to wait for it.
+    """
+    call = functools.partial(contextvars.copy_context().run, look, *args)
+    return await asyncio.get_running_loop().run_in_executor(_threads(os.getpid()), call)
+
+
+@functools.cache
+def _threads(pid: int) -> ThreadPoolExecutor:  # noqa: ARG001 - a forked child has none of its parent's threads
+    return ThreadPoolExecutor(2, "gpu-pool-activity")
 
 
 def environment_of(pid: int) -> list[bytes]:

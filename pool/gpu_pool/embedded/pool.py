@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from gpu_pool.audit import acting, refusals, this_process
-from gpu_pool.devices.activity import activity_of, uses_cuda
+from gpu_pool.devices.activity import activity_of, in_own_thread, uses_cuda
 from gpu_pool.embedded.base import OpenedPool
 from gpu_pool.enforcement.tiers import with_own_caps
 from gpu_pool.policy.revocation import Effect, effect_of
@@ -234,7 +234,7 @@ class EmbeddedPool(OpenedPool):
             raise gone(lease)
         if lease.state is LeaseState.PARKED:
             # It has no device to look at, and its process may yet have used one.
-            return Activity(initialised=await asyncio.to_thread(uses_cuda, lease.process, lease.id))
+            return Activity(initialised=await in_own_thread(uses_cuda, lease.process, lease.id))
         found = await self._activity(lease)
         if self._settings.checkpoint and found.initialised:
             return replace(found, movable=await self._enforcer.is_movable(lease))
@@ -282,9 +282,7 @@ class EmbeddedPool(OpenedPool):
 
     async def _activity(self, lease: Lease) -> Activity:
         """Look at what a lease's processes do, which takes some time on a machine with many."""
-        return await asyncio.to_thread(
-            activity_of, lease.process, lease.slices, lease.id, lease.holder.process
-        )
+        return await in_own_thread(activity_of, lease.process, lease.slices, lease.id, lease.holder.process)
 
     async def _own(self, lease_id: str, caller: Process | None, what: str) -> Lease:
         """Return a lease; refuse, with ``NotAllowed``, to take its slices away in another's name."""

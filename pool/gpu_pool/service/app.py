@@ -37,7 +37,7 @@ from gpu_pool.service.http_server import BACKLOG, LimitedServer, PeerServer, Ser
 from gpu_pool.service.hub import HubPlace, hub_place, named_by
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.metrics import Metrics
-from gpu_pool.service.rate_limits import DecisionRate
+from gpu_pool.service.rate_limits import RatePerMinute
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.service.settings import ServeSettings
 from gpu_pool.settings import PoolSettings, load_settings
@@ -225,8 +225,18 @@ class ServeApp(ServeSettings, Program):
     def _authorized_pool(
         self, pool: ServedPool, changes: LeaseChanges, heartbeats: Heartbeats
     ) -> AuthorizedPool:
-        pace, others = DecisionRate(self.max_decisions), self.other_courses
-        return AuthorizedPool(pool, changes, heartbeats, self.log, self.max_waits, pace, other_courses=others)
+        return AuthorizedPool(
+            pool,
+            changes,
+            heartbeats,
+            self.log,
+            self.max_waits,
+            RatePerMinute(self.max_decisions),
+            RatePerMinute(
+                self.max_questions, message="You have asked the pool {most} questions within a minute, which is the limit."
+            ),
+            other_courses=self.other_courses,
+        )
 
     def _open_socket(self, options: ApiOptions, listening: ServiceSocket) -> LimitedServer:
         named = named_by(self.system_users) if self._place is not None else None

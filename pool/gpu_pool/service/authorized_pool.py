@@ -10,8 +10,8 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Final
 from weakref import WeakValueDictionary
@@ -20,8 +20,8 @@ from gpu_pool.policy.revocation import Effect
 from gpu_pool.service.callers import Caller, course_asked_for, verify_process
 from gpu_pool.service.health import Health
 from gpu_pool.service.heartbeats import Heartbeats
-from gpu_pool.service.lease_changes import LeaseChanges
-from gpu_pool.service.rate_limits import ConcurrencyLimit, DecisionRate
+from gpu_pool.service.lease_changes import LeaseChanges, ServiceStopping
+from gpu_pool.service.rate_limits import ConcurrencyLimit, RatePerMinute
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import (
     Activity,
@@ -39,6 +39,7 @@ from gpu_pool_client import (
     Outlook,
     PoolStatus,
     SliceRequest,
+    TimedOut,
     parse_request,
 )
 from gpu_pool_client._remote import bodies
@@ -61,7 +62,8 @@ class AuthorizedPool:
         heartbeats: Heartbeats,
         log: logging.Logger,
         most_polls: int,
-        pace: DecisionRate | None = None,
+        pace: RatePerMinute | None = None,
+        questions: RatePerMinute | None = None,
         *,
         other_courses: bool = False,
     ) -> None:
@@ -80,6 +82,9 @@ class AuthorizedPool:
         )
         #: Held while a user's history is read, which takes as long as dozens of decisions.
         self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._questions = questions
+        #: Held while a question of a user's is answered.
+        self._answering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # -- Asking ------------------------------------------------------------
 
@@ -105,7 +110,10 @@ class AuthorizedPool:
         return replace(lease, key=wanted.key)
 
     async def wait(self, caller: Caller, lease_id: str, seconds: float, last: bool) -> Lease | None:
-        """Return the lease once it is held. If it waits still: None, or raise ``TimedOut`` if ``last``."""
+        """Return the lease once it is held. If it waits still: None, or raise ``TimedOut`` if ``last``.
+
+        Raises ``ServiceStopping`` where it could have been held until then.
+        """
         await self._owners.check(caller, lease_id)
         # Thousands may wait, and the store has other things to do than to tell them so.
         if self._changes.knows_to_wait(lease_id) or await self._waits(lease_id):
@@ -113,7 +121,12 @@ class AuthorizedPool:
                 found = await self._changes.wait(lease_id, _waits_no_more, seconds)
             if not last and (not found or await self._waits(lease_id)):
                 return None
-        return caller.shown(await self._pool.wait(lease_id, 0))
+        try:
+            return caller.shown(await self._pool.wait(lease_id, 0))
+        except TimedOut:
+            if seconds > 0 and self._changes.stopped:
+                raise ServiceStopping("The pool's service is stopping.", "Ask again in a moment.") from None
+            raise
 
     async def _waits(self, lease_id: str) -> bool:
         return (await self._pool.get_lease(lease_id)).state is LeaseState.WAITING
@@ -130,6 +143,21 @@ class AuthorizedPool:
 
     # -- Reading -----------------------------------------------------------
 
+    @asynccontextmanager
+    async def _asking(self, caller: Caller) -> AsyncIterator[None]:
+        """Answer a question that costs as much as a decision within this: one of a user's at a time.
+
+        Administrators, and services of the Hub, which ask for all of its users, may ask as they like.
+        Raises ``OverQuota``.
+        """
+        if caller.is_admin or caller.is_service:
+            yield
+            return
+        if self._questions is not None:
+            self._questions.count(caller.user)
+        async with self._answering.setdefault(caller.user, asyncio.Lock()):
+            yield
+
     async def lease(self, caller: Caller, lease_id: str) -> Lease:
         """Return a lease of the caller's."""
         await self._owners.check(caller, lease_id)
@@ -138,7 +166,8 @@ class AuthorizedPool:
     async def explain(self, caller: Caller, lease_id: str) -> Outlook:
         """Say why a lease of the caller's waits."""
         await self._owners.check(caller, lease_id)
-        return await self._pool.explain(lease_id)
+        async with self._asking(caller):
+            return await self._pool.explain(lease_id)
 
     async def forecast(
         self, caller: Caller, text: str, named: str | None, *, anybody: bool
@@ -156,21 +185,25 @@ class AuthorizedPool:
         request = parse_request(text)
         course = course_asked_for(caller, named, others=self._other_courses)
         holder = Holder("" if anybody else caller.user, course, process=caller.process)
-        return await self._pool.forecast(request, holder, groups=caller.groups, server=caller.server)
+        async with self._asking(caller):
+            return await self._pool.forecast(request, holder, groups=caller.groups, server=caller.server)
 
     async def offers(self, caller: Caller, named: str | None) -> tuple[SliceRequest, ...] | None:
         """Return what the caller's course offers now; see ``Pool.offers``."""
         holder = Holder(caller.user, course_asked_for(caller, named, others=self._other_courses))
-        return await self._pool.offers(holder, groups=caller.groups)
+        async with self._asking(caller):
+            return await self._pool.offers(holder, groups=caller.groups)
 
     async def activity(self, caller: Caller, lease_id: str) -> Activity:
         """Return what a lease of the caller's does with its devices."""
         await self._owners.check(caller, lease_id)
-        return await self._pool.activity(lease_id)
+        async with self._asking(caller):
+            return await self._pool.activity(lease_id)
 
     async def status(self, caller: Caller) -> PoolStatus:
         """Return the devices, and of leases and queue the caller's own, at their true places."""
-        found = await self._pool.status()
+        async with self._asking(caller):
+            found = await self._pool.status()
         if caller.is_service:
             return replace(found, leases=(), queue=())
 
@@ -185,7 +218,8 @@ class AuthorizedPool:
         """Return the positions in the queue of the caller's own leases; see ``Pool.positions``."""
         places = self._changes.positions(caller.user)
         if places is None:
-            queue = (await self._pool.status()).queue
+            async with self._asking(caller):
+                queue = (await self._pool.status()).queue
             places = {each.id: each.position or 0 for each in queue if each.holder.user == caller.user}
         return places
 
@@ -276,7 +310,8 @@ class AuthorizedPool:
     async def effect_of_taking(self, caller: Caller, lease_id: str) -> Effect:
         """Say what becomes of the kernel of a lease of the caller's if its slices are taken back now."""
         await self._owners.check(caller, lease_id)
-        return await self._pool.effect_of_taking(lease_id)
+        async with self._asking(caller):
+            return await self._pool.effect_of_taking(lease_id)
 
     async def withdraw(self, caller: Caller, lease_id: str, message: str = "") -> None:
         """Take the slices of a lease of the caller's from its kernel, which lives on."""
@@ -333,7 +368,7 @@ def _differs(now: Lease, known: Lease) -> bool:
 class DecisionLog:
     """Goes with everything that changes the pool. Administrators may decide as often as they like."""
 
-    def __init__(self, changes: LeaseChanges, log: logging.Logger, pace: DecisionRate | None) -> None:
+    def __init__(self, changes: LeaseChanges, log: logging.Logger, pace: RatePerMinute | None) -> None:
         self._changes = changes
         self._log = log
         self._pace = pace

@@ -12,6 +12,7 @@ import os
 import pwd
 import socket
 import struct
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,6 +97,9 @@ class Identify(Protocol):
     ) -> Caller:
         """Return who makes this request."""
 
+    async def is_away(self) -> bool:
+        """Whether whoever says who asks answers nobody at the moment."""
+
 
 def peer_of(connection: socket.socket) -> Peer:
     """Return who has connected, by SO_PEERCRED."""
@@ -135,15 +139,42 @@ def namespaced_pids(pid: int) -> list[int]:
     return [int(each) for each in procfs.status(pid, b"NSpid")]
 
 
-@functools.lru_cache(maxsize=4096)
 def user_name(uid: int) -> str:
     """Return the name of a user; for a uid without one its :func:`subordinate_owner`, or ``uid-N``."""
-    return account_name(uid) or subordinate_owner(uid) or f"uid-{uid}"
+    return account_name(uid) or _remembered(uid, "subordinate", subordinate_owner) or f"uid-{uid}"
 
 
-@functools.lru_cache(maxsize=4096)
 def account_name(uid: int) -> str | None:
     """Return the name of a user who has one."""
+    return _remembered(uid, "account", _account)
+
+
+#: Seconds for which the name of a uid holds, which may become somebody else's.
+_NAME_HOLDS: Final = 60.0
+#: Names that are remembered before all are forgotten.
+_MOST_NAMES: Final = 4096
+#: The names of uids, by where they were found, and until when they hold.
+_names: dict[tuple[int, str], tuple[str, float]] = {}
+
+
+def _remembered(uid: int, kind: str, find: Callable[[int], str | None]) -> str | None:
+    """Return the name that was found lately, or find it.
+
+    That there is none is never remembered: the directory of users may have failed to answer, and
+    who asks would be somebody else for as long.
+    """
+    name, until = _names.get((uid, kind), ("", 0.0))
+    if time.monotonic() < until:
+        return name
+    found = find(uid)
+    if found is not None:
+        if len(_names) >= _MOST_NAMES:
+            _names.clear()
+        _names[uid, kind] = found, time.monotonic() + _NAME_HOLDS
+    return found
+
+
+def _account(uid: int) -> str | None:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -179,6 +210,10 @@ class PeerIdentity:
         """Return who makes this request."""
         assert request.connection is not None
         return self.caller(request.connection.context.address)  # type: ignore[attr-defined]
+
+    async def is_away(self) -> bool:
+        """Return False: the system always says it."""
+        return False
 
     def caller(self, peer: Peer) -> Caller:
         """Return what a peer is to the pool.

@@ -20,6 +20,7 @@ from gpu_pool.service.callers import Caller, Identify
 from gpu_pool.service.connections import ConnectionsTaken, admit
 from gpu_pool.service.heartbeats import without_remote_processes
 from gpu_pool.service.hub import HubUnreachable, UnknownToken
+from gpu_pool.service.lease_changes import ServiceStopping
 from gpu_pool.service.tokens import TooManyUnknown
 from gpu_pool_client import BadRequest, GpuPoolError, Lease, PoolUnreachable
 from gpu_pool_client._remote import bodies
@@ -35,7 +36,7 @@ def set_retry_and_close(handler: RequestHandler, error: object) -> None:
 
     They may come again; but whoever sends made-up tokens is not to hold connections by it.
     """
-    if isinstance(error, (HubUnreachable, TooManyUnknown, ConnectionsTaken)):
+    if isinstance(error, (HubUnreachable, TooManyUnknown, ConnectionsTaken, ServiceStopping)):
         handler.set_header("Retry-After", "1")
     if isinstance(error, (UnknownToken, TooManyUnknown, ConnectionsTaken)):
         handler.set_header("Connection", "close")

@@ -91,12 +91,18 @@ class HeartbeatHandler(Handler):
     """The sign of life of a process whose leases end without it."""
 
     async def prepare(self) -> None:
-        """Find out who asks; where that cannot be, hold it against nobody. Called by tornado."""
+        """Find out who asks; where nobody could be known, hold it against nobody. Called by tornado.
+
+        The question about one token may fail by its owner's doing, and so excuses only them.
+        """
         try:
             self.caller = await self._identify(self.request, fresh=False)
             admit(self.request, self.caller)
-        except HubUnreachable:
-            self.pool.heartbeats.excuse()
+        except HubUnreachable as error:
+            if error.user is not None:
+                self.pool.heartbeats.excuse(error.user)
+            elif await self._identify.is_away():
+                self.pool.heartbeats.excuse()
             raise
 
     async def post(self) -> None:

@@ -80,10 +80,11 @@ class Heartbeats:
                 found.due = self._clock() + self.ttl
         return unknown
 
-    def excuse(self) -> None:
-        """Give everybody the whole time anew: they could not make themselves known."""
+    def excuse(self, user: str | None = None) -> None:
+        """Give a user, or everybody, the whole time anew: they could not make themselves known."""
         for each in self._beats.values():
-            each.due = self._clock() + self.ttl
+            if user is None or each.user == user:
+                each.due = self._clock() + self.ttl
 
     async def look(self, pool: ServedPool, leases: Collection[Lease], looked_at: float) -> None:
         """End what was not heard of in time; ``leases`` are those that there were at ``looked_at``."""

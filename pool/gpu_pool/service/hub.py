@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import re
 import sys
@@ -17,10 +18,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasPath, BaseModel, Field, ValidationError, field_validator
 from tornado.httputil import HTTPServerRequest
 
 from gpu_pool.service.callers import Caller, Peer, account_name, user_name
@@ -30,7 +31,7 @@ from gpu_pool.service.tokens import Client, FairSemaphore, KnownTokens, WaitingC
 from gpu_pool.user_names import name_of
 from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
 from gpu_pool_client._remote import bodies
-from gpu_pool_client._remote.exchange import ServerAddress, Where, ask
+from gpu_pool_client._remote.exchange import AnswerTooLargeError, ServerAddress, Where, ask
 
 #: Seconds for which an answer of the Hub holds for those who only read.
 _HOLDS: Final = 5.0
@@ -44,8 +45,19 @@ MOST_WAITING: Final = 512
 _REST_TIMES, _MOST_REST = 3.0, 0.2
 _TOKEN: Final = re.compile(r"(?:bearer|token)[ ]+([!-~]{1,1024})", re.IGNORECASE)
 _CLIENT: Final = re.compile(r"[0-9A-Za-z]{1,32}", re.ASCII)
+#: Bytes of the largest answer of the Hub that is read. Its users choose a part of what it says.
+_MOST_ANSWER: Final = 2**20
+#: Tokens of which it is remembered that what the Hub says of them cannot be read.
+_MOST_UNREADABLE: Final = 1_000
+#: Seconds for which it holds whether the Hub answers at all.
+_PROBE_HOLDS: Final = 1.0
 #: Where our spawners keep the course in a server's ``user_options``.
 _COURSE: Final = "course"
+#: Characters of its name that are kept, more than any course has.
+_LONGEST_COURSE: Final = 1_000
+#: Characters that are logged of why an answer cannot be read.
+_LONGEST_REASON: Final = 200
+_LOG: Final = logging.getLogger(__name__)
 #: Who asks for a service of the Hub's. No lease is in such a name: nothing is ever granted to one.
 _OF_SERVICE: Final = "service/{name}"
 _REMEDY: Final = (
@@ -61,19 +73,22 @@ class UnknownToken(NotAllowed):
 class HubUnreachable(PoolUnreachable):
     """The Hub does not answer, so nobody can be known. Trying again helps."""
 
+    #: Whose token it was when the Hub last answered, where it did; as the pool calls them.
+    user: str | None = None
+
 
 class HubServer(BaseModel):
     """What the Hub says of a server."""
 
-    #: What was chosen when it was started. Nobody can change it while the server runs.
-    user_options: Any = None
+    #: The course that it was started for; None where it is for none. Nobody can change it while the
+    #: server runs. Of all else that its user chose, as much as they like, nothing is kept.
+    course: str | None = Field(None, validation_alias=AliasPath("user_options", _COURSE))
 
-    @property
-    def course(self) -> str | None:
-        """The course that it was started for; None where it is for none."""
-        options = self.user_options
-        chosen = options.get(_COURSE) if isinstance(options, dict) else None
-        return chosen if isinstance(chosen, str) and chosen else None
+    @field_validator("course", mode="before")
+    @classmethod
+    def _read_course(cls, chosen: object) -> str | None:
+        # One that was cut is no course that there is.
+        return chosen[:_LONGEST_COURSE] if isinstance(chosen, str) and chosen else None
 
 
 class HubUser(BaseModel):
@@ -124,8 +139,11 @@ class HubIdentity:
         boot: str,
         clock: Callable[[], float] = time.monotonic,
         most_waiting: int = MOST_WAITING,
+        log: logging.Logger = _LOG,
     ) -> None:
         self._hub = hub
+        self._log = log
+        self._clock = clock
         self._boot = boot
         self._admins = frozenset(admins)
         self._tokens: KnownTokens[HubUser] = KnownTokens(clock)
@@ -135,6 +153,10 @@ class HubIdentity:
         self._asking_of_others = FairSemaphore(_OTHERS_AT_ONCE, self._waiting)
         #: Those about tokens that are not known.
         self._questions: dict[bytes, _Question] = {}
+        #: Those of which was logged that what the Hub says of them cannot be read.
+        self._unreadable: set[bytes] = set()
+        self._probe: asyncio.Task[bool] | None = None
+        self._probed_at = 0.0
 
     async def __call__(
         self, request: HTTPServerRequest, *, fresh: bool, is_for_services: bool = False
@@ -206,6 +228,9 @@ class HubIdentity:
         await self._asking.acquire(Client(user.name, origin.is_gone))
         try:
             return await self._learn(token, digest)
+        except HubUnreachable as error:
+            error.user = name_of(user.name, apart_from="/")
+            raise
         finally:
             self._asking.release()
 
@@ -246,26 +271,70 @@ class HubIdentity:
     async def _learn(self, token: str, digest: bytes) -> HubUser:
         try:
             user = await self._ask(token)
-        except UnknownToken:
+        except UnknownToken as error:
             self._tokens.refuse(digest)
+            if error.__cause__ is not None:
+                self._log_unreadable(digest, error.__cause__)
             raise
         self._tokens.learn(digest, user)
         return user
 
     async def _ask(self, token: str) -> HubUser:
+        """Ask whose token it is. One of which the Hub says what cannot be read is refused.
+
+        It says what a user has chosen, so it is no sign that others' tokens cannot be asked about.
+        """
         headers = {"Authorization": f"token {token}"}
         try:
-            answer = await ask(self._hub.api, "GET", f"{self._hub.path}/user", None, _ANSWER_WITHIN, headers)
+            answer = await ask(
+                self._hub.api, "GET", f"{self._hub.path}/user", None, _ANSWER_WITHIN, headers, _MOST_ANSWER
+            )
+            if answer.status == HTTPStatus.OK:
+                return HubUser.model_validate_json(answer.body)
+        except (AnswerTooLargeError, ValidationError) as error:
+            raise UnknownToken(
+                "What the JupyterHub says of this token cannot be read.",
+                "Start your server anew with other options. If that does not help, "
+                "tell whoever looks after this JupyterHub.",
+            ) from error
         except OSError as error:
             raise _unreachable() from error
         if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise _unknown()
-        try:
-            if answer.status == HTTPStatus.OK:
-                return HubUser.model_validate_json(answer.body)
-        except ValidationError as error:
-            raise _unreachable() from error
         raise _unreachable()
+
+    def _log_unreadable(self, digest: bytes, error: BaseException) -> None:
+        """Log once of a token that what the Hub says of it cannot be read; not the token itself."""
+        if digest in self._unreadable:
+            return
+        if len(self._unreadable) >= _MOST_UNREADABLE:
+            self._unreadable.clear()
+        self._unreadable.add(digest)
+        if isinstance(error, ValidationError):
+            found = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            where, what = ".".join(map(str, found["loc"])), found["msg"]
+        else:
+            where, what = "", str(error)
+        self._log.warning(
+            "What the JupyterHub says of a token cannot be read, so it is refused: %a",
+            f"{where}: {what}"[:_LONGEST_REASON].removeprefix(": "),
+        )
+
+    async def is_away(self) -> bool:
+        """Whether the Hub answers nobody: asked without a token, whose owner could break the answer."""
+        is_old = self._clock() - self._probed_at > _PROBE_HOLDS
+        if self._probe is None or (self._probe.done() and is_old):
+            self._probe, self._probed_at = asyncio.create_task(self._is_away()), self._clock()
+        return await asyncio.shield(self._probe)
+
+    async def _is_away(self) -> bool:
+        try:
+            answer = await ask(
+                self._hub.api, "GET", f"{self._hub.path}/", None, _ANSWER_WITHIN, None, _MOST_ANSWER
+            )
+        except OSError:
+            return True
+        return answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def mark_of(user: str) -> str:

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.served_pool import ServedPool
-from gpu_pool_client import GpuPoolError, Lease, PoolStatus
+from gpu_pool_client import GpuPoolError, Lease, PoolStatus, PoolUnreachable
 from gpu_pool_client._values import Terms
 
 #: Seconds between looks when nothing was decided.
@@ -30,6 +30,10 @@ _LEAST_REST, _REST_TIMES, _MOST_REST = 0.02, 9.0, 2.0
 #: Says whether a lease as it is now (None: it has ended) is what a waiter waits for.
 IsChange: TypeAlias = Callable[[Lease | None], bool]
 _Waiter: TypeAlias = tuple[IsChange, asyncio.Future[bool]]
+
+
+class ServiceStopping(PoolUnreachable):
+    """The service stops. Whoever waits goes on to wait for the next one, or for its next start."""
 
 
 class LeaseChanges:
@@ -55,7 +59,8 @@ class LeaseChanges:
         self._decided_at: dict[str, float] = {}
         #: What was last said of a look that did not see everything.
         self._noted = ""
-        self._stopped = False
+        #: Whether nobody waits any more.
+        self.stopped = False
 
     def knows_to_wait(self, lease_id: str) -> bool:
         """Whether a lease waited when it was last looked. Where it does no more, the next look is due."""
@@ -85,7 +90,7 @@ class LeaseChanges:
 
         False after so many seconds, or when the service stops: nobody has seen any.
         """
-        if self._stopped or seconds <= 0:
+        if self.stopped or seconds <= 0:
             return False
         woken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         alarm = woken.get_loop().call_later(seconds, _wake, woken)
@@ -99,7 +104,7 @@ class LeaseChanges:
 
     async def any(self, seconds: float) -> None:
         """Return after the next look that finds any lease or device changed; else like :meth:`wait`."""
-        if self._stopped or seconds <= 0:
+        if self.stopped or seconds <= 0:
             return
         woken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         alarm = woken.get_loop().call_later(seconds, _wake, woken)
@@ -112,7 +117,7 @@ class LeaseChanges:
 
     def stop(self) -> None:
         """Let nobody wait any more."""
-        self._stopped = True
+        self.stopped = True
         for woken in (*self._watchers, *(woken for _, woken in self._all())):
             _wake(woken)
 

@@ -199,19 +199,18 @@ class _CountedLeases:
     ) -> Iterable[tuple[str | None, float]]:
         """Yield course and wait of every first grant that was not counted yet.
 
-        What was asked for before the service began is left out: whether it was granted
-        before, too, cannot be told from what it is now.
+        What was granted before the service began is left out: the service before has counted it.
         """
         before, self._grants = self._grants, set()
         for lease in living:
-            is_counted = lease.id in before
-            if is_counted or lease.held_at is not None:
+            is_counted, granted_at = lease.id in before, lease.first_held_at
+            if is_counted or granted_at is not None:
                 self._grants.add(lease.id)
-            if not is_counted and lease.held_at is not None and lease.requested_at >= self._began:
-                yield lease.holder.course, max(0.0, lease.held_at - lease.requested_at)
+            if not is_counted and granted_at is not None and granted_at >= self._began:
+                yield lease.holder.course, max(0.0, granted_at - lease.requested_at)
         for row in rows:
             is_counted = row.id in before or row.id in self._ends
-            if not is_counted and row.held_at is not None and row.requested_at >= self._began:
+            if not is_counted and row.held_at is not None and row.held_at >= self._began:
                 yield row.course, max(0.0, row.held_at - row.requested_at)
 
     def ended(self, rows: Sequence[EndedLease]) -> Iterable[EndedLease]:

@@ -1,4 +1,4 @@
-"""How much each user may ask of the service, and how soon again: decisions a minute, and things at once."""
+"""How much each user may ask of the service, and how soon again: so often a minute, and so much at once."""
 
 from __future__ import annotations
 
@@ -22,23 +22,29 @@ def spread(seconds: float) -> float:
     return seconds * random.uniform(_SPREAD, 1.0)  # noqa: S311 - nothing hangs on it
 
 
-class DecisionRate:
-    """Lets each user have so many decisions a minute, all at once if they like."""
+class RatePerMinute:
+    """Lets each user do something so many times a minute, all at once if they like.
 
-    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+    Every ``{most}`` in the message is that number.
+    """
+
+    def __init__(
+        self,
+        per_minute: int,
+        clock: Callable[[], float] = time.monotonic,
+        message: str = "You have sent the pool {most} change requests within a minute, which is the limit.",
+    ) -> None:
         self._most = per_minute
         self._clock = clock
-        #: How many decisions a user may have, and as of when.
+        self._message = message
+        #: How many times are left to a user, and as of when.
         self._left: dict[str, tuple[float, float]] = {}
 
     def count(self, user: str) -> None:
-        """Count a decision. Raises ``OverQuota`` for one too many."""
+        """Count one time. Raises ``OverQuota`` for one too many."""
         left = self._left_to(user)
         if left < 1:
-            raise OverQuota(
-                f"You have sent the pool {self._most} change requests within a minute, which is the limit.",
-                "Wait a moment, and send fewer.",
-            )
+            raise OverQuota(self._message.format(most=self._most), "Wait a moment, and send fewer.")
         if user not in self._left and len(self._left) >= _MOST_KNOWN:
             self._forget()
         self._left[user] = left - 1, self._clock()

@@ -49,6 +49,12 @@ class ServeSettings(Configurable):
         min=1,
         help="What one user may ask for in a minute, questions apart; administrators may ask more.",
     ).tag(config=True)
+    max_questions = Integer(
+        1800,
+        min=1,
+        help="""Questions of one user that are answered in a minute, such as what is free or why somebody
+        waits, one after the other. Administrators and services of the Hub may ask more.""",
+    ).tag(config=True)
     bind = Unicode(
         help="""HOST:PORT to listen on for the users of a JupyterHub. By default what a Hub that
         starts the service says; without one, there is the socket only."""

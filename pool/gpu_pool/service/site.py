@@ -69,7 +69,9 @@ def site(options: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING)
 
     Of one address at most ``most_waiting`` requests wait for the Hub to say whose their tokens are.
     """
-    identity = HubIdentity(place.hub, options.admins, options.pool.boot, most_waiting=most_waiting)
+    identity = HubIdentity(
+        place.hub, options.admins, options.pool.boot, most_waiting=most_waiting, log=options.log
+    )
     login = hub_login(place)
     shared = Shared(
         options.authorized_pool,

@@ -57,13 +57,13 @@ SELECT * FROM history WHERE number = :number;
 SELECT * FROM history WHERE key = :key;
 
 -- name: leases
-SELECT id, key, request, user, course, kernel, state, slices, requested_at, held_at, ends_by, keeper, process, notice,
-       asked_back, failure
+SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
+       process, notice, asked_back, failure
 FROM lease WHERE turn IS NULL ORDER BY number;
 
 -- name: waiting
-SELECT id, key, request, user, course, kernel, state, slices, requested_at, held_at, ends_by, keeper, process, notice,
-       asked_back, failure
+SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
+       process, notice, asked_back, failure
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters

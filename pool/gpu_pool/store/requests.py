@@ -206,14 +206,16 @@ class RequestStore:
 
     def _insert_held(self, row: dict[str, Any], parts: tuple[Slice, ...]) -> None:
         granted = self._leases.granted(row, parts)
-        row.update(state="held", turn=None, waiting_since=None, held_at=granted.pop("now"), **granted)
+        row.update(state="held", turn=None, waiting_since=None, first_held_at=granted["now"])
+        row.update(held_at=granted.pop("now"), **granted)
         self._db.run("insert_lease", row)
         self._devices.take(row["slices"])
         self._db.audit_buffer.decided("granted", row, parts, {"waited": 0.0})
 
     def _insert_waiting(self, row: dict[str, Any]) -> None:
         row.update(state="waiting", turn=self._next_turn(), waiting_since=row["requested_at"])
-        row.update(slices="[]", held_at=None, ends_by=None, deadline=None, deadline_reason=None)
+        row.update(slices="[]", first_held_at=None, held_at=None)
+        row.update(ends_by=None, deadline=None, deadline_reason=None)
         self._db.run("insert_lease", row)
         self._db.audit_buffer.decided("queued", row)
         self._queue.serve()

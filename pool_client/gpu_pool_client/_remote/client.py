@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 from pydantic import TypeAdapter, ValidationError
 
-from gpu_pool_client._errors import GpuPoolError, PoolUnreachable
+from gpu_pool_client._errors import GpuPoolError, OverQuota, PoolUnreachable
+from gpu_pool_client._giving_back import WAITS, give_back, is_given_back, keep
 from gpu_pool_client._pool import Pool
 from gpu_pool_client._processes import Process
 from gpu_pool_client._remote import bodies
-from gpu_pool_client._remote.endpoints import Endpoint, explain, is_soon_over
+from gpu_pool_client._remote.endpoints import Endpoint, explain, is_soon_over, was_not_heard
 from gpu_pool_client._remote.exchange import ServiceAnswer
 from gpu_pool_client._remote.heartbeat import lease_heartbeat
 from gpu_pool_client._remote.problems import error_of
@@ -62,18 +63,24 @@ class RemotePool(Pool):
         self.url = endpoint.url
         self._endpoint = endpoint
         self._retry_for = _FIRST_RETRY_FOR
-        self._ending: set[asyncio.Task[None]] = set()
 
     async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
         """See ``Pool.request``."""
         wanted = bodies.RequestBody(
             request=str(request), key=_text(key), course=_text(holder.course), kernel=_text(holder.kernel)
         )
+        name, attempts = (self.url, "request", key), _Attempts()
         try:
-            return await self._lease("POST", "leases", wanted)
-        except asyncio.CancelledError:
+            if is_given_back(name):  # an earlier call did not hear of it, and has given up
+                attempts.may_be_heard = True
+                await keep(name)
+            return await self._lease("POST", "leases", wanted, attempts)
+        except (asyncio.CancelledError, PoolUnreachable) as error:
             # It may have been granted, and nobody would know of it.
-            await self._end(self._withdraw_request(wanted))
+            if attempts.may_be_heard:
+                what = f"The request for a GPU slice of {request.size}"
+                waits = WAITS if isinstance(error, asyncio.CancelledError) else 0.0
+                await give_back(name, what, lambda: self._withdraw_request(wanted, name), waits)
             raise
 
     async def get_lease(self, lease_id: str) -> Lease:
@@ -86,12 +93,11 @@ class RemotePool(Pool):
         while True:
             longest = self._endpoint.longest_poll
             left = longest if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-            answer = await self._poll(lease_id, "wait", min(left, longest), last=int(left < longest))
+            last = left < longest
+            retry_for = max(_RETRY_FOR, min(left, _WAITING_RETRY_FOR)) if last else _WAITING_RETRY_FOR
+            answer = await self._poll(lease_id, "wait", min(left, longest), retry_for, last=int(last))
             if answer.status == HTTPStatus.OK:
                 return _read(bodies.LEASE, answer)
-
-    async def _abandon(self, lease_id: str) -> None:
-        await self._end(self.release(lease_id, EndReason.WITHDRAWN))
 
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
         """See ``Pool.watch``."""
@@ -201,17 +207,34 @@ class RemotePool(Pool):
 
     # -- Asking ------------------------------------------------------------
 
-    async def _lease(self, method: str, address: str, body: bodies.Body | None = None) -> Lease:
-        answer = await self._ask(method, address, body)
+    async def _lease(
+        self,
+        method: str,
+        address: str,
+        body: bodies.Body | None = None,
+        attempts: _Attempts | None = None,
+    ) -> Lease:
+        answer = await self._ask(method, address, body, attempts=attempts)
         lease = _read(bodies.LEASE, answer)
         if bodies.TTL_HEADER in answer.headers:
             lease_heartbeat().keep(self._endpoint, lease.id, float(answer.headers[bodies.TTL_HEADER]))
         return lease
 
-    async def _withdraw_request(self, wanted: bodies.RequestBody) -> None:
-        """End the lease of a request that may or may not have arrived: repeat it to learn its id."""
-        lease = await self._lease("POST", "leases", wanted)
-        await self.release(lease.id, EndReason.WITHDRAWN)
+    async def _withdraw_request(self, wanted: bodies.RequestBody, name: Hashable) -> None:
+        """End the lease of a request that may or may not have arrived: repeat it to learn its id.
+
+        Not where it is wanted again meanwhile; nor where something is attached to it, since then an
+        earlier call with that key was answered.
+        """
+        try:
+            answer = await self._ask("POST", "leases", wanted, retry_for=0.0)
+        except (PoolUnreachable, OverQuota):
+            raise
+        except GpuPoolError:
+            return  # there is none
+        lease = _read(bodies.LEASE, answer)
+        if lease.process is None and is_given_back(name):
+            await self.release(lease.id, EndReason.WITHDRAWN)
 
     async def _poll(
         self,
@@ -221,9 +244,11 @@ class RemotePool(Pool):
         retry_for: float = _WAITING_RETRY_FOR,
         **more: object,
     ) -> ServiceAnswer:
-        """Ask for a change, for which the service waits for so many seconds."""
-        address = f"{_lease_address(lease_id, what)}?{urlencode({'seconds': seconds, **more})}"
-        return await self._ask("GET", address, retry_for=retry_for, within=seconds + _ANSWER_WITHIN)
+        """Ask for a change, for which the service waits for so many seconds in all."""
+        address = f"{_lease_address(lease_id, what)}?{urlencode(more)}"
+        return await self._ask(
+            "GET", address, retry_for=retry_for, within=seconds + _ANSWER_WITHIN, seconds=seconds
+        )
 
     async def _ask(
         self,
@@ -233,20 +258,34 @@ class RemotePool(Pool):
         *,
         retry_for: float | None = None,
         within: float = _ANSWER_WITHIN,
+        seconds: float | None = None,
+        attempts: _Attempts | None = None,
     ) -> ServiceAnswer:
-        """Ask until there is an answer. Raises the error that it describes, or ``PoolUnreachable``."""
+        """Ask until there is an answer. Raises the error that it describes, or ``PoolUnreachable``.
+
+        With ``seconds`` the service is asked to wait: for so long, or what is left of that where it was
+        interrupted. Then it is tried for ``retry_for`` from that interruption on.
+        """
         text = None if body is None else body.model_dump_json().encode()
         began = time.monotonic()
+        until, is_interrupted = began + (seconds or 0.0), False
+        attempts = attempts or _Attempts()
         while True:
-            pause = _TRY_EVERY
+            pause, target = _TRY_EVERY, address
+            if seconds is not None:
+                target = f"{address}&seconds={max(0.0, until - time.monotonic()):.3f}"
             try:
-                answer = await self._endpoint.ask(method, address, text, within)
+                with attempts.one():
+                    answer = await self._endpoint.ask(method, target, text, within)
                 pause = _asked_to_wait(answer)
-                if not pause or time.monotonic() - began > (retry_for or _RETRY_FOR):
+                if not pause or time.monotonic() - began > (_RETRY_FOR if retry_for is None else retry_for):
                     break
             except OSError as failure:
+                if seconds is not None and not is_interrupted:
+                    is_interrupted, began = True, time.monotonic()
                 tried = time.monotonic() - began
-                if tried > (retry_for or self._retry_for) or not is_soon_over(failure):
+                limit = self._retry_for if retry_for is None else retry_for
+                if tried > limit or not is_soon_over(failure):
                     raise explain(failure, self._endpoint) from failure
             await asyncio.sleep(pause)
         self._retry_for = _RETRY_FOR
@@ -254,12 +293,24 @@ class RemotePool(Pool):
             raise error_of(answer.body)
         return answer
 
-    async def _end(self, work: Coroutine[Any, Any, None]) -> None:
-        """Give something up, whether or not its caller is cancelled once more meanwhile."""
-        task = asyncio.ensure_future(_quietly(work))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-        await asyncio.shield(task)
+
+class _Attempts:
+    """What may have come of asking for something again and again."""
+
+    #: Whether the service may have heard of it, and nobody knows what it answered.
+    may_be_heard = False
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Ask within this context."""
+        before, self.may_be_heard = self.may_be_heard, True
+        try:
+            yield
+        except OSError as failure:
+            self.may_be_heard = before or not was_not_heard(failure)
+            raise
+        # What it answers, it answers to all attempts.
+        self.may_be_heard = False
 
 
 def _asked_to_wait(answer: ServiceAnswer) -> float:
@@ -268,12 +319,6 @@ def _asked_to_wait(answer: ServiceAnswer) -> float:
         return 0.0
     text = answer.headers.get("Retry-After", "")
     return min(float(text), _LONGEST_PAUSE) if text.isascii() and text.isdecimal() else 0.0
-
-
-async def _quietly(work: Coroutine[Any, Any, None]) -> None:
-    # Where it fails the service acts: a lease ends with its process, or when nobody attaches one.
-    with suppress(GpuPoolError):
-        await work
 
 
 def _read(kind: TypeAdapter[T], answer: ServiceAnswer) -> T:

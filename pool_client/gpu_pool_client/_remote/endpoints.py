@@ -34,6 +34,14 @@ _FROM_PROXIES: Final = (
 )
 
 
+class ProxyAnswerError(ConnectionRefusedError):
+    """A proxy answers in place of the service, which may have heard all the same."""
+
+
+class NotNowError(ConnectionResetError):
+    """The service says that it cannot answer now, and has done nothing."""
+
+
 class _Client:
     """Names this process, so that one user's processes are not taken for each other."""
 
@@ -74,9 +82,9 @@ class Endpoint:
         """Ask the service. Raises ``OSError`` where there is no answer, or only a proxy's."""
         answer = await ask(self.where, method, f"{self.root}/{address}", body, within, self._headers())
         if answer.status in _FROM_PROXIES and answer.headers.get("Content-Type") != PROBLEM_TYPE:
-            raise ConnectionRefusedError("only a proxy answers")
+            raise ProxyAnswerError("only a proxy answers")
         if "Retry-After" in answer.headers and answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise ConnectionResetError("cannot answer now")
+            raise NotNowError("cannot answer now")
         return answer
 
     def _headers(self) -> dict[str, str]:
@@ -193,6 +201,14 @@ _LASTING: Final = (PermissionError, NotADirectoryError, ssl.SSLError)
 def is_soon_over(error: OSError) -> bool:
     """Whether a restart of the service, or a retry a moment later, would mend this."""
     return not isinstance(error, (*_LASTING, TimeoutError, socket.gaierror))
+
+
+def was_not_heard(error: OSError) -> bool:
+    """Whether the service cannot have heard what was asked: it was not reached, or has said so."""
+    if isinstance(error, ProxyAnswerError):
+        return False
+    never = (*_LASTING, socket.gaierror, FileNotFoundError, ConnectionRefusedError)
+    return isinstance(error, (*never, NotConnectedError, NotNowError))
 
 
 def explain(error: OSError, endpoint: Endpoint) -> PoolUnreachable:

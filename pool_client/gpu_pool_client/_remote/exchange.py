@@ -36,6 +36,10 @@ class NotConnectedError(ConnectionError):
     """No connection came about in time; another one may."""
 
 
+class AnswerTooLargeError(OSError):
+    """The answer is larger than whoever asked would read."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
     """Where a service listens on TCP."""
@@ -58,8 +62,10 @@ Where: TypeAlias = Path | ServerAddress
 
 @dataclass
 class ServiceAnswer(HTTPMessageDelegate):
-    """What the service answered."""
+    """What the service answered, on a stream that is closed where it is more than ``most`` bytes."""
 
+    stream: IOStream
+    most: int
     status: int = 0
     headers: HTTPHeaders = field(default_factory=HTTPHeaders)
     body: bytearray = field(default_factory=bytearray)
@@ -69,14 +75,20 @@ class ServiceAnswer(HTTPMessageDelegate):
         """Take the first part of the answer. Called by tornado."""
         assert isinstance(start_line, ResponseStartLine)
         self.status, self.headers = start_line.code, headers
+        self._check(int(headers.get("Content-Length", "0")))
 
     def data_received(self, chunk: bytes) -> None:
         """Take a part of the body. Called by tornado."""
+        self._check(len(self.body) + len(chunk))
         self.body += chunk
 
     def finish(self) -> None:
         """Take note that this was all. Called by tornado."""
         self.complete = True
+
+    def _check(self, size: int) -> None:
+        if size > self.most:
+            self.stream.close(AnswerTooLargeError(f"the answer is larger than {self.most} bytes"))
 
 
 async def ask(
@@ -86,10 +98,12 @@ async def ask(
     body: bytes | None,
     within: float,
     more: Mapping[str, str] | None = None,
+    most: int = _MOST_ANSWER,
 ) -> ServiceAnswer:
     """Ask the service, with ``more`` headers. Raises ``OSError`` where there is no whole answer in time.
 
-    Uses one connection, which is closed when this returns, whatever happens.
+    An answer of more than ``most`` bytes is not read to its end: ``AnswerTooLargeError``. Uses one
+    connection, which is closed when this returns, whatever happens.
     """
     error: OSError = ConnectionRefusedError("there is no address")
     for family, address in await _addresses(where):
@@ -105,7 +119,7 @@ async def ask(
             await stream.connect(address, where.host if isinstance(where, ServerAddress) else None)
             soon.cancel()
             connected = True
-            return await _exchange(stream, method, target, body, _headers(where, body, more))
+            return await _exchange(stream, method, target, body, _headers(where, body, more), most)
         except StreamClosedError as closed:
             error = _cause(closed)
             if connected:
@@ -153,7 +167,7 @@ def _headers(where: Where, body: bytes | None, more: Mapping[str, str] | None) -
 
 
 async def _exchange(
-    stream: IOStream, method: str, target: str, body: bytes | None, headers: HTTPHeaders
+    stream: IOStream, method: str, target: str, body: bytes | None, headers: HTTPHeaders, most: int
 ) -> ServiceAnswer:
     connection = HTTP1Connection(
         stream, is_client=True, params=HTTP1ConnectionParameters(max_body_size=_MOST_ANSWER)
@@ -162,8 +176,10 @@ async def _exchange(
     sent = connection.write_headers(RequestStartLine(method, target, ""), headers, body)
     sent.add_done_callback(lambda future: future.exception())
     connection.finish()
-    answer = ServiceAnswer()
+    answer = ServiceAnswer(stream, most)
     await connection.read_response(answer)
+    if isinstance(stream.error, AnswerTooLargeError):
+        raise stream.error
     if not answer.complete:
         raise ConnectionResetError("closed in the middle of an answer")
     return answer

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from gpu_pool.devices import activity
 from gpu_pool.devices.activity import activity_of
 from gpu_pool_client import Activity, NotAllowed, Process, Slice
+from gpu_pool_client import _procfs as procfs
 from support.compiled import shared_library
 from support.pools import ENDS_ITS_FIRST_THREAD, V100, embedded, identity, running, take
 
@@ -197,3 +200,26 @@ async def test_what_keeps_state_on_the_device_is_not_parked(
         with uvm.open(), pytest.raises(NotAllowed, match="has initialised CUDA"):
             await pool.park(lease)
         assert (await pool.park(lease)).state.value == "parked"
+
+
+def test_others_environments_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: set[int] = set()
+    owners = {pid: pid % 2 for pid in procfs.pids()} | {os.getpid(): 0}
+    monkeypatch.setattr(activity, "owner_of", owners.get)
+    monkeypatch.setattr(activity, "environment_of", lambda pid: read.add(pid) or [])
+    assert activity.marked("1-a", 0) == set()
+    assert read
+    assert {owners.get(pid) for pid in read} == {0}
+    read.clear()
+    assert activity.marked("1-a", None) == set()
+    assert read == set()
+
+
+async def test_looks_that_take_long_keep_no_other_work_waiting() -> None:
+    may_end = threading.Event()
+    looks = [asyncio.create_task(activity.in_own_thread(may_end.wait)) for _ in range(100)]
+    try:
+        assert await asyncio.wait_for(asyncio.to_thread(os.getpid), 20) == os.getpid()
+    finally:
+        may_end.set()
+        await asyncio.gather(*looks)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
@@ -25,15 +27,19 @@ from gpu_pool_client import (
     OverQuota,
     Pool,
     PoolUnreachable,
+    Process,
     TimedOut,
+    _giving_back,
     connect,
 )
+from gpu_pool_client._remote import client
 from gpu_pool_client._remote.endpoints import SYSTEM_SOCKET
 from gpu_pool_client._remote.exchange import ask
 from gpu_pool_client._remote.problems import error_of, problem_of
 from support.open_files import connections_to
-from support.pools import embedded, key, take, until
+from support.pools import embedded, eventually, key, take, until
 from support.service import ForkServer, Service, serving
+from support.streams import closing as stream_closing
 
 ERRORS = [
     BadRequest("a", "b"),
@@ -167,6 +173,99 @@ async def test_a_cancelled_request_leaves_nothing_behind(service: Service, pool:
     assert request.cancelled()
     assert (await pool.status()).leases == ()
     assert [row.reason for row in await pool.history()] == ["withdrawn"]
+
+
+class LossyWay:
+    """A way to a service that passes on what is asked, and loses the answers for as long as it is told to."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.loses = True
+        self.lost = 0
+
+    async def lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with stream_closing(writer):
+            asked = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"(?i)content-length: (\d+)", asked)
+            asked += await reader.readexactly(int(length[1]) if length else 0)
+            there, away = await asyncio.open_unix_connection(self._service.socket)
+            async with stream_closing(away):
+                away.write(asked)
+                answer = await there.read()
+            if self.loses:
+                self.lost += 1
+            else:
+                writer.write(answer)
+
+
+@pytest.fixture
+async def lossy(
+    service: Service, pool: Pool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[LossyWay, Pool]]:
+    """A pool behind such a way, whose client soon gives up."""
+    await pool.status()
+    monkeypatch.setattr(client, "_FIRST_RETRY_FOR", 0.2)
+    monkeypatch.setattr(client, "_RETRY_FOR", 0.2)
+    monkeypatch.setattr(_giving_back, "_SOON", 0.5)
+    way = LossyWay(service)
+    server = await asyncio.start_unix_server(way.lead, folder / "way.sock")
+    yield way, connect(f"unix:{folder}/way.sock")
+    server.close()
+
+
+async def test_a_request_whose_answer_never_came_is_withdrawn(
+    pool: Pool, lossy: tuple[LossyWay, Pool]
+) -> None:
+    way, behind = lossy
+    with pytest.raises(PoolUnreachable):
+        await take(behind, "2%", "key")
+    assert len((await pool.status()).leases) == 1
+    way.loses = False
+
+    async def is_withdrawn() -> bool:
+        return [row.reason for row in await pool.history()] == ["withdrawn"]
+
+    await eventually(is_withdrawn)
+    assert (await pool.status()).leases == ()
+
+
+async def test_a_request_that_is_made_again_is_withdrawn_no_more(
+    pool: Pool, lossy: tuple[LossyWay, Pool]
+) -> None:
+    way, behind = lossy
+    with pytest.raises(PoolUnreachable):
+        await take(behind, "2%", "key")
+    way.loses = False
+    lease = await take(behind, "2%", "key")
+    await asyncio.sleep(1)
+    assert (await pool.get_lease(lease)).state is LeaseState.HELD
+
+
+async def test_what_is_in_use_is_not_withdrawn_by_a_request_that_is_repeated(
+    pool: Pool, lossy: tuple[LossyWay, Pool]
+) -> None:
+    way, behind = lossy
+    lease = await take(pool, "2%", "key")
+    await pool.attach(lease, Process.current())
+    with pytest.raises(PoolUnreachable):
+        await take(behind, "2%", "key")
+    way.loses = False
+    await asyncio.sleep(1.5)
+    assert (await pool.get_lease(lease)).state is LeaseState.HELD
+
+
+async def test_a_request_that_nobody_heard_is_not_made_later(
+    service: Service, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_RETRY_FOR", 0.2)
+    monkeypatch.setattr(_giving_back, "_SOON", 0.2)
+    await pool.status()
+    await service.end()
+    with pytest.raises(PoolUnreachable):
+        await take(pool, "2%", "key")
+    await service.start()
+    await asyncio.sleep(1)
+    assert await pool.history() == []
 
 
 def test_whoever_needs_no_service_pays_for_none() -> None:

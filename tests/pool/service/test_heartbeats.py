@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from gpu_pool_client._remote.heartbeat import lease_heartbeat
 from support.hub import Hub, HubService, serving_hub
 from support.pools import ME, embedded, running, take
 from support.service import ForkServer, asking
+from support.stand_in_hub import behind_stand_in
 from support.streams import closing
 
 LOG = logging.getLogger("test")
@@ -139,6 +141,71 @@ async def test_a_hub_that_is_away_is_held_against_nobody(
         assert await asyncio.wait([watching], timeout=8) == (set(), {watching})
         watching.cancel()
         await asyncio.wait([watching])
+
+
+#: What the Hub can be made to say of one's own token, by the options with which one starts a server.
+_OWNER = '{"name": "eve", "kind": "user", "scopes": [], "servers": {"": {"user_options": %s}}}'
+UNREADABLE = {
+    "a lone surrogate": (_OWNER % '{"note": "\\ud800"}').encode(),
+    "too deep": (_OWNER % ("[" * 500 + "]" * 500)).encode(),
+    "too large": (_OWNER % ('{"note": "' + "x" * 2**21 + '"}')).encode(),
+    "a failure": None,
+}
+
+
+@pytest.mark.parametrize("answer", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_token_that_cannot_be_asked_about_excuses_nobody_else(
+    children: ForkServer, folder: Path, answer: bytes | None, is_known: bool
+) -> None:
+    async with behind_stand_in(children, folder / "pool", "c.ServeApp.ttl = 1") as (hub, service):
+        hub.users = {"bobs": "bob", "eves": "eve"}
+        lease = await service.take("bobs")
+        if is_known:
+            assert (await service.ask("eves", "GET", "/status"))[0] == 200
+            # From now on it is asked about anew.
+            await asyncio.sleep(5)
+            lease = await service.take("bobs", key="anew")
+        hub.answers["eves"] = answer
+        expected = 503 if answer is None else 401
+        end = time.monotonic() + 20
+        while (await service.ask("bobs", "GET", f"/leases/{lease['id']}"))[1]["state"] == "held":
+            assert (await service.ask("eves", "POST", "/heartbeat", {"leases": []}))[0] == expected
+            assert time.monotonic() < end
+        assert service.service.log.count("What the JupyterHub says of a token") == (answer is not None)
+        assert "eves" not in service.service.log
+
+
+async def test_whoever_is_known_is_excused_while_the_hub_fails(children: ForkServer, folder: Path) -> None:
+    async with behind_stand_in(children, folder / "pool", "c.ServeApp.ttl = 2") as (hub, service):
+        hub.users = {"adas": "ada", "bobs": "bob"}
+        adas = (await service.take("adas", key="ada"))["id"]
+        bobs = (await service.take("bobs", key="bob"))["id"]
+        async with connect(service.service.url) as there:
+            watching = asyncio.create_task(end_of(there, bobs))
+            hub.answers["adas"] = None
+            while not watching.done():
+                await service.ask("adas", "POST", "/heartbeat", {"leases": [adas]})
+                await asyncio.sleep(0.1)
+            # What was known lately is believed for 5 s; after that the Hub is asked, and fails.
+            end = time.monotonic() + 8
+            while time.monotonic() < end:
+                await service.ask("adas", "POST", "/heartbeat", {"leases": [adas]})
+                await asyncio.sleep(0.1)
+            assert (await there.get_lease(adas)).state is LeaseState.HELD
+
+
+async def test_a_hub_that_answers_nobody_is_held_against_nobody(children: ForkServer, folder: Path) -> None:
+    async with behind_stand_in(children, folder / "pool", "c.ServeApp.ttl = 1") as (hub, service):
+        hub.users = {"bobs": "bob"}
+        lease = (await service.take("bobs"))["id"]
+        hub.is_well = False
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            assert (await service.ask("any", "POST", "/heartbeat", {"leases": []}))[0] == 503
+            await asyncio.sleep(0.1)
+        async with connect(service.service.url) as there:
+            assert (await there.get_lease(lease)).state is LeaseState.HELD
 
 
 async def way_to(hub: Hub) -> tuple[asyncio.Server, int]:

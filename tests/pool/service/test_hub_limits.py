@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from gpu_pool.service.hub import HubUser
 from gpu_pool_client._remote.exchange import ask
 from gpu_pool_client._remote.problems import PROBLEM_TYPE
 from support.hub import PREFIX, Hub, HubService, serving_hub
 from support.pools import until
 from support.service import ForkServer, is_closed
+from support.stand_in_hub import behind_stand_in
 
 LEASES = f"POST {PREFIX}api/v1/leases HTTP/1.1\r\nHost: x\r\n"
 
@@ -120,3 +122,42 @@ async def test_a_hundred_at_once_are_all_answered(behind_hub: HubService, hub: H
     leases = await asyncio.gather(*(behind_hub.take(token, "2%", f"key-{number}") for number in range(100)))
     assert [each["state"] for each in leases].count("held") == 50
     assert json.dumps(leases).count('"waiting"') == 50
+
+
+#: What a user can choose for a server of theirs, beside the course.
+BULK = {"note": "x" * 500_000}
+
+
+@pytest.mark.parametrize(
+    ("options", "course"),
+    [
+        ({"course": "ml"}, "ml"),
+        ({"course": ""}, None),
+        ({"course": ["ml"]}, None),
+        ({}, None),
+        (None, None),
+        ([BULK], None),
+        ({"course": "ml", "more": BULK}, "ml"),
+    ],
+)
+def test_of_what_a_user_chose_for_a_server_the_course_alone_is_kept(
+    options: object, course: str | None
+) -> None:
+    servers = {"lab": {"user_options": options}}
+    said = {"name": "ada", "kind": "user", "scopes": [], "servers": servers}
+    user = HubUser.model_validate_json(json.dumps(said))
+    assert user.servers["lab"].course == course
+    assert len(repr(user)) < 1_000
+
+
+@pytest.mark.parametrize("length", [2**20 + 1, 2**25])
+async def test_an_answer_of_the_hub_that_is_too_large_is_not_read(
+    children: ForkServer, folder: Path, length: int
+) -> None:
+    async with behind_stand_in(children, folder / "pool") as (hub, service):
+        hub.answers["eves"] = b'"%s"' % (b"x" * (length - 2))
+        status, problem = await service.ask("eves", "GET", "/status")
+        assert (status, problem["code"]) == (401, "not-allowed")
+        assert "What the JupyterHub says of this token cannot be read." in problem["message"]
+        assert "the answer is larger than 1048576 bytes" in service.service.log
+        assert "eves" not in service.service.log

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -13,8 +14,20 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.service.http_server import ServiceSocket
-from gpu_pool_client import LeaseState, NotAllowed, Pool, PoolUnreachable, connect, parse_request
-from support.pools import ME, identity, running, take, until
+from gpu_pool_client import (
+    LeaseState,
+    NotAllowed,
+    Pool,
+    PoolUnreachable,
+    TimedOut,
+    _giving_back,
+    connect,
+    parse_request,
+)
+from gpu_pool_client._remote import client
+from gpu_pool_client._remote.exchange import ask
+from support.open_files import connections_to
+from support.pools import ME, eventually, identity, running, take, until
 from support.service import Service
 
 
@@ -44,6 +57,77 @@ async def test_killed_and_started_again_it_has_the_same_leases_once(service: Ser
             await pool.release(held)
             await wait
     assert (await pool.get_lease(next_one)).state is LeaseState.HELD
+
+
+@pytest.mark.parametrize("timeout", [60.0, None])
+async def test_stopped_and_started_again_it_grants_to_those_who_wait(
+    service: Service, pool: Pool, timeout: float | None
+) -> None:
+    held = await take(pool, "1", "held")
+    acquiring = asyncio.create_task(pool.acquire(parse_request("1"), ME, "next", timeout))
+
+    async def is_queued() -> bool:
+        return bool((await pool.status()).queue)
+
+    await eventually(is_queued)
+    await service.end()
+    assert await asyncio.wait([acquiring], timeout=2) == (set(), {acquiring})
+    await service.start()
+    await pool.release(held)
+    assert (await asyncio.wait_for(acquiring, 30)).state is LeaseState.HELD
+
+
+async def test_a_wait_takes_no_longer_for_a_service_that_was_restarted(service: Service, pool: Pool) -> None:
+    await take(pool, "1", "held")
+    waiting = await take(pool, "1", "next")
+    began = time.monotonic()
+    wait = asyncio.create_task(pool.wait(waiting, 8))
+    await asyncio.sleep(4)
+    await service.end()
+    await service.start()
+    with pytest.raises(TimedOut):
+        await wait
+    assert 8 <= time.monotonic() - began < 11.5
+
+
+async def test_a_service_that_stops_says_so_only_to_those_who_have_time_left(
+    service: Service, pool: Pool
+) -> None:
+    await take(pool, "1", "held")
+    waiting = await take(pool, "1", "next")
+    address = f"/api/v1/leases/{waiting}/wait?last=1&seconds="
+    long = asyncio.create_task(ask(service.socket, "GET", f"{address}60", None, 90))
+    await until(lambda: connections_to(service.socket) == 1)
+    await asyncio.sleep(1)
+    assert (await ask(service.socket, "GET", f"{address}0", None, 20)).status == 409
+    await service.end()
+    answer = await long
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+
+
+async def test_who_gives_up_while_it_is_away_is_withdrawn_once_it_is_back(
+    service: Service, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_RETRY_FOR", 0.1)
+    monkeypatch.setattr(_giving_back, "_SOON", 0.1)
+    held = await take(pool, "1", "held")
+    acquiring = asyncio.create_task(pool.acquire(parse_request("1"), ME, "next", 3))
+
+    async def is_queued() -> bool:
+        return bool((await pool.status()).queue)
+
+    await eventually(is_queued)
+    await service.end(signal.SIGKILL)
+    # This test's process lives on, so nothing else ends what it asked for.
+    with pytest.raises(PoolUnreachable):
+        await acquiring
+    await service.start()
+
+    async def is_withdrawn() -> bool:
+        return [row.reason for row in await pool.history()] == ["withdrawn"]
+
+    await eventually(is_withdrawn)
+    assert [each.id for each in (await pool.status()).leases] == [held]
 
 
 async def test_a_service_whose_store_was_lost_says_so_and_does_not_serve(

@@ -150,6 +150,16 @@ async def test_a_slice_that_comes_back_is_no_new_grant(numbers: Numbers) -> None
     assert await numbers.value("gpu_pool_grant_seconds_count") == 1
 
 
+async def test_a_wait_ends_with_the_first_grant_also_where_that_was_not_seen(numbers: Numbers) -> None:
+    resumed, resized = await numbers.take("10%"), await numbers.take("10%")
+    await numbers.pool.park(resumed)
+    await asyncio.sleep(1)
+    await numbers.pool.resume(resumed)
+    await numbers.pool.resize(resized, parse_request("20%"))
+    assert await numbers.value("gpu_pool_grant_seconds_count") == 2
+    assert await numbers.value("gpu_pool_grant_seconds_sum") < 1
+
+
 async def test_what_was_before_the_service_is_not_counted(numbers: Numbers) -> None:
     await numbers.take("10%")
     await numbers.pool.release(await numbers.take("10%"))

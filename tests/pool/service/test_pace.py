@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,9 @@ from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.callers import Caller
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
-from gpu_pool.service.rate_limits import DecisionRate
-from gpu_pool_client import EndedLease, OverQuota, Process
-from support.hub import ADMIN, Hub, serving_hub
+from gpu_pool.service.rate_limits import RatePerMinute
+from gpu_pool_client import EndedLease, Holder, Outlook, OverQuota, Process, SliceRequest
+from support.hub import ADMIN, TESTER, Hub, serving_hub
 from support.pools import embedded
 from support.service import ForkServer
 
@@ -24,7 +25,7 @@ LOG = logging.getLogger(__name__)
 
 def test_each_user_has_so_many_decisions_a_minute() -> None:
     now = 0.0
-    pace = DecisionRate(60, lambda: now)
+    pace = RatePerMinute(60, lambda: now)
     for _ in range(60):
         pace.count("ada")
     with pytest.raises(OverQuota, match="60 change requests within a minute"):
@@ -37,7 +38,7 @@ def test_each_user_has_so_many_decisions_a_minute() -> None:
 
 
 def test_those_who_ask_too_much_are_remembered_whoever_else_comes() -> None:
-    pace = DecisionRate(1, lambda: 0.0)
+    pace = RatePerMinute(1, lambda: 0.0)
     for number in range(2_000):
         pace.count(f"user-{number}")
     with pytest.raises(OverQuota):
@@ -66,6 +67,56 @@ async def test_a_users_history_is_read_once_at_a_time(
         callers = [Caller(name, False, name, Process.current()) for name in ("ada", "ada", "ada", "bob")]
         await asyncio.gather(*(desk.history(caller, 0.0) for caller in callers))
     assert most == {"ada": 1, "bob": 1, "all": 2}
+
+
+async def test_a_users_questions_are_answered_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    async with embedded(tmp_path / "store.db") as pool:
+        forecast = pool.forecast
+
+        async def slow(request: SliceRequest, holder: Holder, **more: Any) -> Outlook | None:
+            under_way[holder.user] += 1
+            most[holder.user] = max(most[holder.user], under_way[holder.user])
+            found = await forecast(request, holder, **more)
+            await asyncio.sleep(0.01)
+            under_way[holder.user] -= 1
+            return found
+
+        monkeypatch.setattr(pool, "forecast", slow)
+        heartbeats = Heartbeats(10, LOG)
+        authorized = AuthorizedPool(pool, LeaseChanges(pool, LOG, heartbeats), heartbeats, LOG, 10)
+        callers = [Caller(name, name == "root", name, Process.current()) for name in ["eve", "root"] * 5]
+        await asyncio.gather(*(authorized.forecast(each, "2%", None, anybody=False) for each in callers))
+    assert most == {"eve": 1, "root": 5}
+
+
+async def test_each_user_has_so_many_questions_a_minute(children: ForkServer, hub: Hub, folder: Path) -> None:
+    async with serving_hub(children, hub, folder / "pool", "c.ServeApp.max_questions = 6") as behind:
+        eve, admin = await hub.token("eve"), await hub.token(ADMIN)
+        lease = (await behind.take(eve, "1"))["id"]
+        waiting = (await behind.take(eve, "1", "waiting"))["id"]
+        questions = [
+            "/status",
+            "/forecast?request=2%25",
+            "/offers",
+            f"/leases/{lease}/activity",
+            f"/leases/{waiting}/outlook",
+            "/status",
+        ]
+        for question in questions:
+            assert (await behind.ask(eve, "GET", question))[0] == 200
+        for question in questions:
+            status, problem = await behind.ask(eve, "GET", question)
+            assert (status, problem["code"]) == (429, "over-quota")
+            assert problem["message"] == "You have asked the pool 6 questions within a minute, which is the limit."
+        # What is decided, and waited for, is another matter; and so are others.
+        assert (await behind.ask(eve, "GET", f"/leases/{lease}"))[0] == 200
+        assert (await behind.ask(eve, "DELETE", f"/leases/{lease}"))[0] == 200
+        for token in [admin, TESTER] * 8:
+            assert (await behind.ask(token, "GET", "/status"))[0] == 200
 
 
 async def test_questions_do_not_count_and_administrators_may_ask_more(

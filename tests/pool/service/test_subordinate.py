@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pwd
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +19,7 @@ HERS = 100_999
 
 
 @pytest.fixture(autouse=True)
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with these accounts; return its file of subordinate uids."""
 
     def by_name(name: str) -> SimpleNamespace:
@@ -34,11 +33,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     file = tmp_path / "subuid"
     file.write_text("ada:100000:65536\n")
     monkeypatch.setattr(callers.subordinate_owner, "__defaults__", (file,))
-    callers.user_name.cache_clear()
-    callers.account_name.cache_clear()
-    yield file
-    callers.user_name.cache_clear()
-    callers.account_name.cache_clear()
+    monkeypatch.setattr(callers, "_names", {})
+    return file
 
 
 @pytest.mark.parametrize(
