@@ -272,7 +272,9 @@ class ClusterPool(EmbeddedPool):
 
     async def _counted(self, lease_id: str, *, waits: bool) -> Lease:
         """Count nothing for a lease that waits, and its slice from now on for one that does not."""
-        return await self._store.run(LeaseStore.park if waits else LeaseStore.resume, lease_id)
+        if waits:
+            return await self._store.run(LeaseStore.park, lease_id, queued=True)
+        return await self._store.run(LeaseStore.resume, lease_id)
 
     def _counted_as(self, request: SliceRequest) -> SliceRequest:
         """Return what the cluster grants for a request, where it rounds that up."""

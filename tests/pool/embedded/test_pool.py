@@ -182,6 +182,45 @@ async def test_renewing_does_not_prolong_the_grace_after_a_death(tmp_path: Path)
     database.close()
 
 
+@pytest.mark.parametrize(
+    ("why", "reason"), [("has ended", EndReason.PROCESS_GONE), ("is not ready", EndReason.NOT_READY)]
+)
+async def test_what_is_about_to_end_is_not_parked(tmp_path: Path, why: str, reason: EndReason) -> None:
+    now = [1000.0]
+    database = Database(tmp_path / "store.db")
+    book = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
+    book.register([V100])
+    lease = book.request(parse_request("1"), ME, "key")
+    if reason is EndReason.PROCESS_GONE:
+        book.attach(lease.id, replace(Process.current(), start=1), ready_within=None, grace=10)
+        book.look()
+    else:
+        book.attach(lease.id, Process.current(), ready_within=10, grace=0)
+    with pytest.raises(NotAllowed, match=f"cannot be lent to others: its process {why}"):
+        book.park(lease.id)
+    now[0] += 11
+    book.look()
+    assert book.lease(lease.id).end_reason is reason
+    database.close()
+
+
+@pytest.mark.parametrize(("ttl", "reason"), [(None, EndReason.NEVER_ATTACHED), (60, EndReason.EXPIRED)])
+async def test_parking_lifts_no_deadline(tmp_path: Path, ttl: float | None, reason: EndReason) -> None:
+    now = [1000.0]
+    database = Database(tmp_path / "store.db")
+    book = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
+    book.register([V100])
+    lease = book.request(parse_request("1"), ME, "key")
+    if ttl is not None:
+        book.attach(lease.id, Process.current(), ready_within=None, grace=0)
+        book.renew(lease.id, ttl)
+    assert book.park(lease.id).state is LeaseState.PARKED
+    now[0] += 121
+    book.look()
+    assert book.lease(lease.id).end_reason is reason
+    database.close()
+
+
 async def test_waiters_of_one_machine_share_one_look(tmp_path: Path) -> None:
     now = [1000.0]
     database = Database(tmp_path / "store.db")
