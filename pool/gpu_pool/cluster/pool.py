@@ -291,6 +291,10 @@ class ClusterPool(EmbeddedPool):
     ) -> Lease:
         """See ``EmbeddedPool.request``."""
         async with self._turns:
+            # One that is known is answered, whatever the cluster would have for a new one by now.
+            found = await self._store.run(LeaseStore.find, key)
+            if found is not None:
+                return await self._enforcer.hand_out(found)
             return await super().request(request, holder, key, groups=groups, server=server)
 
     # -- Groups of nodes that can grow ----------------------------------------

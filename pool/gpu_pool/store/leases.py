@@ -61,6 +61,12 @@ class LeaseStore(RequestStore):
         with self._db.snapshot():
             return self._leases.lease(lease_id)
 
+    def find(self, key: str) -> Lease | None:
+        """Return the lease of that key, ended ones included; None if there was none."""
+        with self._db.snapshot():
+            known = self._db.one("ask", key=key)["known"]
+            return self._leases.by_key(key) if known else None
+
     def lease_after_look(self, lease_id: str, at_most_every: float = 0.0) -> Lease:
         """Return the lease as it is after a :meth:`look` at whose process is gone."""
         self.look(at_most_every)
@@ -223,10 +229,15 @@ class LeaseStore(RequestStore):
             self._db.run("set_notice", {**told, "ending": reason.value})
             self._release(self._leases.row(lease_id), reason)
 
-    def release_key(self, key: str, reason: EndReason) -> None:
-        """End the lease of that key, if there is one."""
+    def release_key(self, key: str, reason: EndReason, mark: str | None = None) -> None:
+        """End the lease of that key, if there is one.
+
+        With ``mark``, only the one that was made with it, see :meth:`request`, and nobody uses yet.
+        """
         with self._db.transaction(self.give_up_at):
-            self._release(self._db.one("lease_by_key", key=key), reason)
+            row = self._db.one("lease_by_key", key=key)
+            if row is None or mark is None or (row["id"].endswith(f"-{mark}") and not row["process"]):
+                self._release(row, reason)
 
     def _release(self, row: sqlite3.Row | None, reason: EndReason, *, asked: bool = True) -> None:
         if row is not None:

@@ -209,9 +209,13 @@ class RemotePool(Pool):
         return lease
 
     async def _withdraw_request(self, wanted: bodies.RequestBody) -> None:
-        """End the lease of a request that may or may not have arrived: repeat it to learn its id."""
+        """End the lease of a request that may or may not have arrived: repeat it to learn its id.
+
+        One that is in use was granted to an earlier request of the same key.
+        """
         lease = await self._lease("POST", "leases", wanted)
-        await self.release(lease.id, EndReason.WITHDRAWN)
+        if lease.process is None:
+            await self.release(lease.id, EndReason.WITHDRAWN)
 
     async def _poll(
         self,

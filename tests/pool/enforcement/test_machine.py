@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -97,6 +98,30 @@ async def test_a_slice_is_enforced_before_it_is_handed_out_and_no_more_once_it_h
         assert tier.told[3:] == [f"attach {Process.current().pid}"]
         await opened.status()
         assert tier.told[4:] == ["close 50%"]
+
+
+async def test_a_request_that_is_cancelled_while_its_slice_is_opened_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    opens, may_open = threading.Event(), threading.Event()
+
+    class Slow(Recorder):
+        def open(self, lease: Lease) -> None:
+            super().open(lease)
+            opens.set()
+            may_open.wait(60)
+
+    tier = Slow()
+    async with pool(tmp_path / "store.db", tier) as opened:
+        asking = asyncio.create_task(opened.request(HALF, ME, key()))
+        await asyncio.to_thread(opens.wait, 60)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        may_open.set()
+        assert (await opened.status()).leases == ()
+        assert tier.told[-2:] == ["open 50%", "close 50%"]
+        assert [ended.reason for ended in await opened.history()] == [EndReason.WITHDRAWN]
 
 
 async def test_what_has_ended_is_closed_before_the_next_is_opened(tmp_path: Path) -> None:
