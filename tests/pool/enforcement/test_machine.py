@@ -135,6 +135,31 @@ async def test_what_has_ended_is_closed_before_the_next_is_opened(tmp_path: Path
         assert tier.told[2:] == ["open 1", "close 1", "open 50%"]
 
 
+async def test_what_could_not_be_closed_is_closed_later(tmp_path: Path) -> None:
+    tier = Recorder(fails="close")
+    async with pool(tmp_path / "store.db", tier) as opened:
+        await opened.release((await opened.request(HALF, ME, key())).id)
+        second = await opened.request(HALF, ME, key())
+        assert tier.told[2:] == ["open 50%", "close 50%", "open 50%"]
+        tier.fails = ""
+        await opened.request(HALF, ME, key())
+        assert tier.told[5:] == ["close 50%", "open 50%"]
+        await opened.release(second.id)
+        await opened.request(HALF, ME, key())
+        assert tier.told[7:] == ["close 50%", "open 50%"]
+
+
+async def test_what_is_opened_again_is_not_closed_for_what_it_was_before(tmp_path: Path) -> None:
+    tier = Recorder(fails="close")
+    async with pool(tmp_path / "store.db", tier) as opened:
+        lease = await opened.request(HALF, ME, key())
+        await opened.park(lease.id)
+        await opened.resume(lease.id)
+        tier.fails = ""
+        await opened.request(HALF, ME, key())
+        assert tier.told[2:] == ["open 50%", "close 50%", "open 50%", "open 50%"]
+
+
 async def test_a_slice_that_was_lent_and_came_back_is_opened_again(tmp_path: Path) -> None:
     tier = Recorder()
     async with pool(tmp_path / "store.db", tier) as opened:
