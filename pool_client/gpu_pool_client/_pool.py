@@ -393,8 +393,8 @@ class Pool(abc.ABC):
         ------
         NotAllowed
             Its process has initialised CUDA, and what it keeps on the device would be in the next
-            holder's way; or somebody else than the process that asked for the lease calls this, which
-            cannot keep its process from working meanwhile.
+            holder's way; or its process has ended, or is not ready yet; or somebody else than the process
+            that asked for the lease calls this, which cannot keep its process from working meanwhile.
         """
 
     @abc.abstractmethod

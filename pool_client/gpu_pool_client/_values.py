@@ -204,6 +204,30 @@ class EndReason(str, Enum):
     """The cluster took the pod of its kernel away."""
 
 
+#: Why a slice is over, to the person who had it.
+_WHY_OVER: Final = {
+    EndReason.RELEASED: "it was given back",
+    EndReason.WITHDRAWN: "it left the queue",
+    EndReason.PROCESS_GONE: "its kernel or command ended",
+    EndReason.NEVER_ATTACHED: "it was granted, and never used",
+    EndReason.NOT_READY: "its kernel did not start",
+    EndReason.EXPIRED: "the pool did not hear of its server or command any more",
+    EndReason.REVOKED: "an administrator took it back",
+    EndReason.DEVICE_LOST: "its GPU is gone",
+    EndReason.NOT_ENFORCED: "its limits could not be set up",
+    EndReason.BROKEN: "what it kept while it was parked could not be brought back",
+    EndReason.TOO_LONG: "it was held for as long as its course allows",
+    EndReason.IDLE: "its kernel was idle",
+    EndReason.OVER_MEMORY: "it used more GPU memory than it was granted",
+    EndReason.TAKEN: "the cluster took it away",
+}
+
+
+def why_over(reason: str) -> str:
+    """Say why a slice is over, where "it" is the slice; ``reason`` itself where that is not known."""
+    return {each.value: why for each, why in _WHY_OVER.items()}.get(reason, reason)
+
+
 class Strength(str, Enum):
     """How firmly a limit is held."""
 
@@ -355,6 +379,20 @@ class Lease:
     asked_back: EndReason | None = None
     #: How its kernel has failed, the last time that one did.
     failure: Failure | None = None
+
+    @property
+    def message(self) -> str:
+        """What its user should read of it now: who asks its slices back, or has taken them, or its notice."""
+        if self.asked_back is None:
+            return self.notice
+        by_admin = self.asked_back is EndReason.REVOKED
+        quoted = f" \u201c{self.notice}\u201d" if self.notice else ""
+        if self.state is LeaseState.HELD:
+            who = "An administrator asks" if by_admin else "You asked on the pool's page"
+            return f"{who} for this kernel's GPU slice: it goes back as soon as the kernel is idle.{quoted}"
+        who = "An administrator took" if by_admin else "You gave"
+        where = "back" if by_admin else "back on the pool's page"
+        return f"{who} this kernel's GPU slice {where}; its variables are kept.{quoted}"
 
     @property
     def simulated(self) -> bool:

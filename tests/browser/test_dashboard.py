@@ -110,7 +110,7 @@ async def test_an_administrator_revokes_in_words(site: Site, look: Open) -> None
     await page.get_by_label("Reason").fill("The exam begins at ten.")
     await page.get_by_role("button", name="Revoke this slice").click()
     await expect(page.locator(".said")).to_have_text("The slice was revoked.")
-    said = "taken back by an administrator: “The exam begins at ten.”"
+    said = "an administrator took it back: “The exam begins at ten.”"
     await expect(student.locator("#mine .notice")).to_contain_text(said)
     await expect(student.locator("#message")).to_contain_text(said)
     await student.goto(site.url + "history")

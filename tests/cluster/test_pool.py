@@ -20,6 +20,7 @@ from gpu_pool_client import (
     NeverFits,
     NotAllowed,
     PodPhase,
+    PoolUnreachable,
     parse_request,
 )
 from support.clusters import hami
@@ -173,6 +174,22 @@ async def test_a_kernel_gets_the_very_gpu_of_its_lease(pool: ClusterPool, fake: 
 
 
 # -- Kernels ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refusal", [PoolUnreachable("The cluster is away."), NeverFits("No node has it.")])
+async def test_a_repeated_request_is_answered_whatever_the_cluster_has_for_a_new_one(
+    pool: ClusterPool, monkeypatch: pytest.MonkeyPatch, refusal: Exception
+) -> None:
+    lease_id = await take(pool, "50%", "key")
+
+    async def refuse(*_: object) -> tuple[str, ...]:
+        raise refusal
+
+    monkeypatch.setattr(pool, "_devices_for", refuse)
+    assert await take(pool, "50%", "key") == lease_id
+    with pytest.raises(type(refusal)):
+        await take(pool, "50%", "another")
+    assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
 
 
 async def test_a_kernel_is_started_on_a_held_lease_alone(pool: ClusterPool) -> None:

@@ -55,6 +55,19 @@ async def test_the_same_key_is_the_same_request(pool: Pool) -> None:
     assert await held_milli(pool) == 0
 
 
+async def test_cancelling_a_repeated_request_ends_nothing_that_is_in_use(pool: Pool) -> None:
+    mine = key()
+    first = await pool.request(HALF, ME, mine)
+    await pool.attach(first.id, Process.current())
+    for seconds in (0, 0, 0.1):
+        repeated = asyncio.create_task(pool.request(HALF, ME, mine))
+        await asyncio.sleep(seconds)
+        repeated.cancel()
+        await asyncio.wait([repeated])
+    await pool.status()
+    assert (await pool.get_lease(first.id)).state is LeaseState.HELD
+
+
 @pytest.mark.parametrize("bad", ["", "x" * 129, "two words", "tab\t", "ü"])
 async def test_a_key_is_short_printable_ascii(pool: Pool, bad: str) -> None:
     with pytest.raises(BadRequest, match="128 printable ASCII"):

@@ -25,6 +25,8 @@ from model.known import Known
 from model.scenery import REQUESTS
 
 _MINE = (EndReason.RELEASED, EndReason.WITHDRAWN, EndReason.IDLE, EndReason.TOO_LONG)
+#: Why what is about to end is not parked.
+_NOT_PARKED = (EndReason.PROCESS_GONE, EndReason.NOT_READY)
 _WAITING, _HELD, _PARKED, _ENDED = LeaseState.WAITING, LeaseState.HELD, LeaseState.PARKED, LeaseState.ENDED
 
 
@@ -72,6 +74,8 @@ class Changing(Driving):
         refusal = self.not_mine(known)
         if refusal is None and known.state is _WAITING and not known.home:
             refusal = BadRequest
+        if refusal is None and known.state is _HELD and known.deadline and known.deadline[1] in _NOT_PARKED:
+            refusal = NotAllowed
         with self.refused(refusal):
             assert self.do(self.pool.park(known.id)).state is _PARKED
         if refusal is None and known.state is not _PARKED:

@@ -68,7 +68,7 @@ class Reference(Resizing):
         else:
             known.home = frozenset(part.device.uuid for part in known.parts)
         known.stop_holding(self.wall)
-        known.state, known.reserved, known.deadline = LeaseState.PARKED, (), None
+        known.state, known.reserved = LeaseState.PARKED, ()
 
     def resume(self, known: Known) -> None:
         if known.state is LeaseState.PARKED:

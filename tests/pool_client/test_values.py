@@ -11,10 +11,22 @@ from pathlib import Path
 import pytest
 
 import gpu_pool_client
-from gpu_pool_client import BadRequest, GpuPoolError, PoolUnreachable, Process, connect
+from gpu_pool_client import (
+    BadRequest,
+    EndReason,
+    GpuPoolError,
+    Holder,
+    Lease,
+    LeaseState,
+    PoolUnreachable,
+    Process,
+    connect,
+    parse_request,
+)
 from gpu_pool_client import _processes as processes
 from gpu_pool_client import _procfs as procfs
 from gpu_pool_client._errors import MAX_MESSAGE
+from gpu_pool_client._values import why_over
 from support.pools import ENDS_ITS_FIRST_THREAD, identity, running
 
 
@@ -91,3 +103,43 @@ def test_a_process_that_is_hidden_from_us_is_not_ours(monkeypatch: pytest.Monkey
     monkeypatch.setattr(procfs, "open", refuse, raising=False)
     assert me.is_alive() is False
     assert Process.of(me.pid) is None
+
+
+def test_every_reason_is_told_in_words() -> None:
+    assert [each for each in EndReason if why_over(each.value) == each.value] == []
+    assert why_over("a-newer-reason") == "a-newer-reason"
+
+
+@pytest.mark.parametrize(
+    ("state", "asked_back", "message"),
+    [
+        (LeaseState.HELD, None, "Exam."),
+        (
+            LeaseState.HELD,
+            EndReason.REVOKED,
+            "An administrator asks for this kernel's GPU slice: it goes back as",
+        ),
+        (
+            LeaseState.HELD,
+            EndReason.RELEASED,
+            "You asked on the pool's page for this kernel's GPU slice: it goes",
+        ),
+        (
+            LeaseState.PARKED,
+            EndReason.REVOKED,
+            "An administrator took this kernel's GPU slice back; its variables",
+        ),
+        (
+            LeaseState.PARKED,
+            EndReason.RELEASED,
+            "You gave this kernel's GPU slice back on the pool's page; its",
+        ),
+    ],
+)
+def test_a_lease_says_who_asks_for_its_slices(
+    state: LeaseState, asked_back: EndReason | None, message: str
+) -> None:
+    lease = Lease("1-a", "key", parse_request("2%"), Holder("ada"), state, 0.0, notice="Exam.")
+    said = replace(lease, asked_back=asked_back).message
+    assert said.startswith(message)
+    assert "Exam." in said

@@ -20,7 +20,7 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application
 
 import gpu_pool.service.dashboard
-from gpu_pool.courses import CourseFolder, Courses, parse_course
+from gpu_pool.courses import Courses, parse_course, shared_folder
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.browsers import Shared
@@ -131,7 +131,7 @@ async def showing(
     known = files or Courses()
     settings = {"courses": {name: {} for name in known.usable}, **settings}
     rules = PoolSettings(**settings)
-    courses = CourseFolder(Path(rules.courses_dir)) if rules.courses_dir else None
+    courses = shared_folder(Path(rules.courses_dir), rules.courses) if rules.courses_dir else None
     look = courses.look if courses else lambda: known
     async with embedded(folder / "store.db", *map(device, range(devices)), **settings) as pool:
         heartbeats = Heartbeats(60.0, _LOG)

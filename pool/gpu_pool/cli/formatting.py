@@ -7,12 +7,11 @@ Programs may rely on the JSON shapes: amounts of memory are in MiB, shares in th
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Final
+from typing import Any
 
 from gpu_pool_client import (
     Device,
     DeviceStatus,
-    EndReason,
     Enforcement,
     Failure,
     GpuPoolError,
@@ -27,6 +26,7 @@ from gpu_pool_client import (
     format_memory,
     format_share,
 )
+from gpu_pool_client._values import why_over
 
 #: Longest text of unknown origin in a cell.
 MAX_CELL = 60
@@ -74,21 +74,9 @@ def lease_ends(left: float) -> str:
     )
 
 
-#: Why the slice of a running command is over.
-_OVER: Final = {
-    EndReason.RELEASED: "it was given back",
-    EndReason.EXPIRED: "the pool no longer heard from this program",
-    EndReason.REVOKED: "an administrator took it back",
-    EndReason.DEVICE_LOST: "its GPU is gone",
-    EndReason.TOO_LONG: "it was held for as long as its course allows",
-    EndReason.OVER_MEMORY: "the command used more GPU memory than it was granted",
-}
-
-
 def lease_over(reason: str, notice: str, grace: float) -> str:
     """Say that a command is ended since its lease is over, with what the pool has to say about it."""
-    known = {each.value: why for each, why in _OVER.items()}
-    over = f"the slice has ended: {known.get(reason, safe(reason))}."
+    over = f"the slice has ended: {safe(why_over(reason))}."
     ended = f"The command is being ended: SIGTERM now, SIGKILL in {grace:g} s."
     return " ".join(filter(None, (over, safe(notice, 1_000), ended)))
 

@@ -16,14 +16,10 @@ from gpu_pool.cli.formatting import plain_devices, plain_lease, plain_status
 from gpu_pool.cli.own_leases import TAKE_ONE, ancestors, held_by
 from gpu_pool.cli.session import CommandSession, Interrupted, complete, json_option, verb
 from gpu_pool_client import Lease, LeaseGone, LeaseState, PoolStatus
+from gpu_pool_client._processes import family
 
 if TYPE_CHECKING:
     from gpu_pool.cli.screen import Shown
-
-
-import contextlib
-
-from gpu_pool_client._processes import family
 
 #: Seconds between two looks of ``status --watch``.
 _EVERY = 1.0
@@ -184,34 +180,16 @@ async def _changes(session: CommandSession) -> AsyncIterator[PoolStatus]:
             await asyncio.sleep(_EVERY)
 
 
-_BYTES_PER_MIB = 1024 * 1024
-
-
 def memory_used(lease: Lease) -> dict[str, int]:
     """Return MiB in use by the lease's process and its descendants, by device uuid.
 
     A device is left out where this is not known: a simulated one, one whose
     driver does not say, or processes that cannot be seen from here.
     """
-    real = [part.device.uuid for part in lease.slices if not part.device.simulated]
+    real = [part.device for part in lease.slices if not part.device.simulated]
     if not real or lease.process is None or not lease.process.is_alive():
         return {}
     # Imported here because it costs some 40 ms, which simulated devices need not pay.
-    import pynvml
+    from gpu_pool.devices.sampling import memory_by_device
 
-    failures = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
-    pids = family(lease.process.pid)
-    used: dict[str, int] = {}
-    try:
-        pynvml.nvmlInit()
-    except failures:
-        return {}
-    try:
-        for uuid in real:
-            with contextlib.suppress(*failures, TypeError):  # TypeError: an amount is not known
-                handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-                running = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
-                used[uuid] = sum(each.usedGpuMemory for each in running if each.pid in pids) // _BYTES_PER_MIB
-    finally:
-        pynvml.nvmlShutdown()
-    return used
+    return memory_by_device(family(lease.process.pid), real)

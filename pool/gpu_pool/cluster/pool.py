@@ -272,7 +272,9 @@ class ClusterPool(EmbeddedPool):
 
     async def _counted(self, lease_id: str, *, waits: bool) -> Lease:
         """Count nothing for a lease that waits, and its slice from now on for one that does not."""
-        return await self._store.run(LeaseStore.park if waits else LeaseStore.resume, lease_id)
+        if waits:
+            return await self._store.run(LeaseStore.park, lease_id, queued=True)
+        return await self._store.run(LeaseStore.resume, lease_id)
 
     def _counted_as(self, request: SliceRequest) -> SliceRequest:
         """Return what the cluster grants for a request, where it rounds that up."""
@@ -289,6 +291,10 @@ class ClusterPool(EmbeddedPool):
     ) -> Lease:
         """See ``EmbeddedPool.request``."""
         async with self._turns:
+            # One that is known is answered, whatever the cluster would have for a new one by now.
+            found = await self._store.run(LeaseStore.find, key)
+            if found is not None:
+                return await self._enforcer.hand_out(found)
             return await super().request(request, holder, key, groups=groups, server=server)
 
     # -- Groups of nodes that can grow ----------------------------------------

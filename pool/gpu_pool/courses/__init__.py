@@ -17,7 +17,7 @@ Only ``reading`` and ``folder`` touch files.
 """
 
 from gpu_pool.courses.access import check_offered, is_member, may_use, system_groups
-from gpu_pool.courses.folder import CourseFolder, Courses
+from gpu_pool.courses.folder import CourseFolder, Courses, shared_folder
 from gpu_pool.courses.model import CourseFile, json_schema
 from gpu_pool.courses.reading import course_name, parse_course, read_bytes
 from gpu_pool.courses.text import BadCourseFile, FileProblem
@@ -35,5 +35,6 @@ __all__ = [
     "may_use",
     "parse_course",
     "read_bytes",
+    "shared_folder",
     "system_groups",
 ]

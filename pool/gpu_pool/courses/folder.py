@@ -16,11 +16,13 @@ import errno
 import hashlib
 import os
 import stat
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeAlias
+from weakref import WeakValueDictionary
 
 from gpu_pool.clock import Clock
 from gpu_pool.courses.access import check_offered, may_use
@@ -96,7 +98,10 @@ class _File:
 
 
 class CourseFolder:
-    """Course files in a folder. ``taken`` are the names of courses that the administrator has set."""
+    """Course files in a folder. ``taken`` are the names of courses that the administrator has set.
+
+    May be used by several threads, to which it says the same.
+    """
 
     def __init__(self, folder: Path, taken: Collection[str] = (), clock: Clock | None = None) -> None:
         self._folder = folder
@@ -106,6 +111,7 @@ class CourseFolder:
         self._files: dict[str, _File] = {}
         self._of_folder: tuple[FileProblem, ...] = ()
         self._courses = Courses()
+        self._reading = threading.Lock()
 
     @property
     def path(self) -> Path:
@@ -114,18 +120,23 @@ class CourseFolder:
 
     def look(self) -> Courses:
         """Return the courses as they are now: the very same value while nothing has changed."""
+        with self._reading:
+            self._look_if_due()
+            return self._courses
+
+    def reread(self, file: str) -> None:
+        """Read a file that was replaced whole, at once: its writer is done."""
+        with self._reading:
+            self._look_if_due()
+            if self._look_at(file, is_first=True):
+                self._courses = self._compose()
+
+    def _look_if_due(self) -> None:
         now = self._clock.uptime()
         if self._looked_at is None or not 0 <= now - self._looked_at < _LOOK:
             if self._look(is_first=self._looked_at is None):
                 self._courses = self._compose()
             self._looked_at = now
-        return self._courses
-
-    def reread(self, file: str) -> None:
-        """Read a file that was replaced whole, at once: its writer is done."""
-        self.look()
-        if self._look_at(file, is_first=True):
-            self._courses = self._compose()
 
     def _look(self, is_first: bool) -> bool:
         """Look at all files; return whether anything is new."""
@@ -209,6 +220,24 @@ class CourseFolder:
             else:
                 refused[name] = _why_refused(name, known.problems)
         return Courses(usable, refused, tuple(problems))
+
+
+#: The folders that this process reads, by where they are and the names that are taken.
+_SHARED: Final[WeakValueDictionary[tuple[Path, frozenset[str]], CourseFolder]] = WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+def shared_folder(folder: Path, taken: Collection[str] = ()) -> CourseFolder:
+    """Return the one object with which this process reads these course files.
+
+    Whoever decides, shows or watches so goes by the same text at any time.
+    """
+    key = folder.expanduser().absolute(), frozenset(taken)
+    with _sharing:
+        found = _SHARED.get(key)
+        if found is None:
+            found = _SHARED[key] = CourseFolder(key[0], taken)
+        return found
 
 
 def is_course_file(name: str) -> bool:

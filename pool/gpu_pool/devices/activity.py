@@ -206,9 +206,10 @@ def _is_working(pids: set[int], uuids: Iterable[str]) -> bool | None:
 def _works_for(pids: set[int], uuid: str) -> bool | None:
     import pynvml
 
+    from gpu_pool.process_memory import computing
+
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    known = {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)}
-    if not known & pids:
+    if not computing(handle).keys() & pids:
         # The driver names processes as the host does: in a container its pids are not ours.
         return None
     since = int((time.time() - _LATELY_SECONDS) * 1e6)

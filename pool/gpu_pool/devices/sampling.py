@@ -11,12 +11,13 @@ another one (a container) cannot know which process is meant, and so sees nothin
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import pynvml
 
+from gpu_pool import process_memory
 from gpu_pool.devices.inventory import Reading
 from gpu_pool.devices.nvml import FAILURES, NvmlSession, card_problem
 from gpu_pool_client import Device
@@ -87,44 +88,40 @@ class ProcessSampler:
         self._session.close()
 
 
-def memory_of(pids: Collection[int], devices: Collection[Device]) -> int | None:
-    """Return the memory in MiB that these processes use of these devices now; None if that is not known."""
+def memory_by_device(pids: Collection[int], devices: Iterable[Device]) -> dict[str, int]:
+    """Return the memory in MiB that these processes use of each real device now, by uuid.
+
+    A device of which that is not known is left out.
+    """
     sampler = ProcessSampler()
     try:
         uses = sampler.sample(devices).uses
     finally:
         sampler.close()
-    used = [use.memory_mib for on_device in uses.values() for use in on_device if use.pid in pids]
-    known = [mib for mib in used if mib is not None]
-    return sum(known) if len(uses) == len(devices) and len(known) == len(used) else None
+    used: dict[str, int] = {}
+    for uuid, on_device in uses.items():
+        known = [use.memory_mib for use in on_device if use.pid in pids]
+        if None not in known:
+            used[uuid] = sum(each or 0 for each in known)
+    return used
+
+
+def memory_of(pids: Collection[int], devices: Collection[Device]) -> int | None:
+    """Return the memory in MiB that these processes use of these devices now; None if that is not known."""
+    used = memory_by_device(pids, devices)
+    return sum(used.values()) if len(used) == len(devices) else None
 
 
 def _uses(handle: Any) -> tuple[ProcessUse, ...]:
     """Return each process once, however many lists of the driver it is in."""
-    found = {each.pid: _mib(each) for each in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)}
-    for each in _optional(pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle):
-        found[each.pid] = _larger(found.get(each.pid), _mib(each))
+    found = process_memory.computing(handle)
     computing = set(found)
-    for each in _optional(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle):
-        found[each.pid] = _larger(found.get(each.pid), _mib(each))
-    return tuple(ProcessUse(pid, memory, pid in computing) for pid, memory in found.items())
-
-
-def _optional(query: Callable[[Any], Iterable[Any]], handle: Any) -> Iterator[Any]:
-    """Yield what a list holds that not every card and driver has."""
-    try:
-        yield from query(handle)
-    except FAILURES:
-        return
-
-
-def _mib(process: Any) -> int | None:
-    used: int | None = process.usedGpuMemory
-    return None if used is None else used // _BYTES_PER_MIB
-
-
-def _larger(one: int | None, other: int | None) -> int | None:
-    return max((each for each in (one, other) if each is not None), default=None)
+    for each in process_memory.optional(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle):
+        found[each.pid] = process_memory.larger(found.get(each.pid), each.usedGpuMemory)
+    return tuple(
+        ProcessUse(pid, None if used is None else used // _BYTES_PER_MIB, pid in computing)
+        for pid, used in found.items()
+    )
 
 
 def _problem(device: Device, error: Exception) -> str:

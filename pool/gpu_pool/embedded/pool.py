@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -89,17 +90,18 @@ class EmbeddedPool(OpenedPool):
         """
         what = {"user": holder.user, "course": holder.course, "request": str(request)}
         with self._asked(what):
+            mark = os.urandom(4).hex()
             try:
                 courses = self._course_admission
                 check = None if courses is None else await courses.check_of(request, holder, groups)
                 within = await self._devices_for(request, holder, server)
                 counted = self._counted_as(request)
-                lease = await self._store.run(self._request, counted, holder, key, check, within)
+                lease = await self._store.run(self._request, counted, holder, key, check, within, mark)
+                return await self._enforcer.hand_out(lease)
             except (asyncio.CancelledError, PoolUnreachable):
                 # The decision may still be made, or has been, and nobody would know of it.
-                self._store.run_later(LeaseStore.release_key, key, EndReason.WITHDRAWN)
+                self._store.run_later(LeaseStore.release_key, key, EndReason.WITHDRAWN, mark)
                 raise
-        return await self._enforcer.hand_out(lease)
 
     def _request(
         self,
@@ -109,11 +111,12 @@ class EmbeddedPool(OpenedPool):
         key: str,
         check: Callable[[], None] | None,
         within: Collection[str],
+        mark: str,
     ) -> Lease:
         """Ask in the store's thread, and once more after a look for what has ended if it has to wait."""
         if self._awaited:
             self._register_awaited(store)
-        lease = store.request(request, holder, key, check, within)
+        lease = store.request(request, holder, key, check, within, mark)
         return store.lease_after_look(lease.id) if lease.state is LeaseState.WAITING else lease
 
     def _counted_as(self, request: SliceRequest) -> SliceRequest:

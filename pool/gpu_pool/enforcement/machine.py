@@ -47,6 +47,8 @@ class Isolation:
         self._otherwise = otherwise
         self._tiers: dict[str, Tier] = {}
         self._open: dict[str, Lease] = {}
+        #: What could not be closed: the leases, as they were held, each with its tier.
+        self._unclosed: list[tuple[Tier, Lease]] = []
         self._probed: set[str] = set()
         #: Whether any tier has effects.
         self.acts = False
@@ -100,12 +102,19 @@ class Isolation:
 
         Raises ``TierFailed``.
         """
+        self._close_again()
         self.settle(held)
         for part in lease.slices:
             self._probe(part.device)
-        for tier, its_part in self._parts(lease):
+        parts = self._parts(lease)
+        for tier, its_part in parts:
             tier.open(its_part)
         self._open[lease.id] = lease
+        # Opened again, it is not to be closed for what it was before.
+        opened = [tier for tier, _ in parts]
+        self._unclosed = [
+            (tier, each) for tier, each in self._unclosed if each.id != lease.id or tier not in opened
+        ]
 
     def settle(self, held: Iterable[Lease]) -> None:
         """Enforce no more what is not held any more."""
@@ -126,20 +135,30 @@ class Isolation:
             get_logger().info("%s: whether its limits can be evaded: %s", device.label, outcome)
 
     def tend(self) -> dict[str, str]:
-        """Mend what has broken meanwhile; return what holders are to read, by lease id."""
+        """Mend what has broken meanwhile, and close what could not be closed.
+
+        Returns what holders are to read, by lease id.
+        """
         told: dict[str, str] = {}
         for tier in _distinct(self._tiers.values()):
             try:
                 told |= tier.tend()
             except TierFailed as failure:  # noqa: PERF203 - it is tried again; others are looked after
                 get_logger().warning("%s does not work: %s", tier.name, failure)
+        self._close_again()
         return told
+
+    def _close_again(self) -> None:
+        unclosed, self._unclosed = self._unclosed, []
+        for tier, lease in unclosed:
+            self._close(tier, lease)
 
     def _close(self, tier: Tier, lease: Lease) -> None:
         try:
             tier.close(lease)
         except TierFailed as failure:  # the lease is over; whoever opens the next hears what is wrong
             get_logger().warning("Lease %s was not closed by %s: %s", lease.id, tier.name, failure)
+            self._unclosed.append((tier, lease))
 
     def attach(self, lease: Lease, process: Process) -> None:
         """Hold a process of the lease, and whatever it starts, to its limits."""
@@ -156,6 +175,7 @@ class Isolation:
         for tier in filter(_acts, _distinct(self._tiers.values())):
             tier.recover([lease for lease in held if any(each is tier for each, _ in self._parts(lease))])
         self._open = {lease.id: lease for lease in held if any(_acts(tier) for tier, _ in self._parts(lease))}
+        self._unclosed = []
 
     def stop(self) -> None:
         """Leave the devices as they were found, those apart on which leases live on."""

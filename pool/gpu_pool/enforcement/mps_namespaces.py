@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from gpu_pool.enforcement.mps.daemon import PIPES, SHUT, MpsDaemon, MpsSize, contexts, size_of, wait_until
-from gpu_pool.enforcement.mps.device import DeviceClaim, refuse_unsuitable
+from gpu_pool.enforcement.mps.device import RESTARTED, DeviceClaim, refuse_unsuitable
 from gpu_pool.enforcement.mps.probe import ProbeOutcome, attempts, is_roots
 from gpu_pool.enforcement.mps.programs import is_memory, is_percentage
 from gpu_pool.enforcement.privileged import Privileged
@@ -122,7 +122,6 @@ _DEFAULT: Final = "default"
 #: What the memory's limit rests on. It is the namespace's for whoever comes by it; the
 #: control group counts together only what the pool has put into it.
 _HELD_BY: Final = "MPS, each process, and a control group for what is attached"
-_RESTARTED: Final = "The GPU's MPS had stopped and was started again. Restart the kernel to use the GPU."
 
 
 @dataclass(slots=True)
@@ -251,9 +250,10 @@ class CgroupTier(Tier):
     def close(self, lease: Lease) -> None:
         """Remove the namespace and the control group of a lease."""
         for device_state in self._device_states.values():
-            if device_state.held.pop(lease.id, None) is not None:
+            if lease.id in device_state.held:
                 self._daemon.delete_namespace(device_state.server, _namespace(lease.id))
                 self._remove_group(lease.id)
+                del device_state.held[lease.id]  # not before: it is tried again
 
     def recover(self, leases: Sequence[Lease]) -> None:
         """Enforce exactly these leases, and remove the namespaces and control groups of all others."""
@@ -285,7 +285,7 @@ class CgroupTier(Tier):
             for lease_id, size in device_state.held.items():
                 self._daemon.make_namespace(device_state.server, _namespace(lease_id), size)
         return {
-            lease_id: _RESTARTED
+            lease_id: RESTARTED
             for device_state in self._device_states.values()
             for lease_id in device_state.held
         }

@@ -113,7 +113,10 @@ class Tier(abc.ABC):
         """Take these processes off the lease's devices safely, before they are killed."""
 
     def close(self, lease: Lease) -> None:  # noqa: B027 - most tiers need not
-        """Enforce it no more: it has ended, or is parked. Its processes are gone, or off the device."""
+        """Enforce it no more: it has ended, or is parked. Its processes are gone, or off the device.
+
+        One that raises ``TierFailed`` is called again later.
+        """
 
     def tend(self) -> Mapping[str, str]:
         """Mend what has broken meanwhile; return what holders are to read, by lease id."""

@@ -22,7 +22,7 @@ from traitlets.config import Application as Program
 from traitlets.config import Config
 
 from gpu_pool.audit import AuditLog
-from gpu_pool.courses import CourseFolder, Courses
+from gpu_pool.courses import CourseFolder, Courses, shared_folder
 from gpu_pool.embedded.pool import EmbeddedPool, store_path
 from gpu_pool.extras import needs_extra
 from gpu_pool.service.api import ApiOptions, api
@@ -268,7 +268,7 @@ def _courses(settings: PoolSettings) -> tuple[CourseFolder | None, Callable[[], 
     if not settings.courses_dir:
         none = Courses()
         return None, lambda: none
-    folder = CourseFolder(Path(settings.courses_dir).expanduser(), settings.courses)
+    folder = shared_folder(Path(settings.courses_dir), settings.courses)
     return folder, folder.look
 
 

@@ -191,8 +191,7 @@ class CourseEditor:
                 raise
         finally:
             take_back(folder, now.file)
-        # Both follow it at once: what pages show, and what requests are held to.
-        self._folder.reread(now.file)
+        # All that read it follow it at once: pages, pods, and whatever requests and grants are held to.
         await self._pool.reread_course(now.file)
 
     async def _keep(self, caller: Caller, now: CourseFileNow, text: str) -> int:

@@ -24,6 +24,7 @@ from gpu_pool_client import (
     Failure,
     Lease,
     LeaseState,
+    NotAllowed,
     PoolStatus,
     Process,
     SliceRequest,
@@ -40,6 +41,11 @@ _MOST_OF_FAILURE: Final = 500
 #: Starts that are kept of each group of nodes, the latest, and versions of each course.
 _MOST_STARTS: Final = 20
 MOST_VERSIONS: Final = 100
+#: Why a lease that is about to end for this reason is not parked, and what to do.
+_NOT_PARKED: Final = {
+    EndReason.PROCESS_GONE.value: ("its process has ended.", "Start it again, or release the slice."),
+    EndReason.NOT_READY.value: ("its process is not ready yet.", "Wait until it is."),
+}
 
 
 class LeaseStore(RequestStore):
@@ -54,6 +60,12 @@ class LeaseStore(RequestStore):
         """Return the lease as it is now, ended ones included."""
         with self._db.snapshot():
             return self._leases.lease(lease_id)
+
+    def find(self, key: str) -> Lease | None:
+        """Return the lease of that key, ended ones included; None if there was none."""
+        with self._db.snapshot():
+            known = self._db.one("ask", key=key)["known"]
+            return self._leases.by_key(key) if known else None
 
     def lease_after_look(self, lease_id: str, at_most_every: float = 0.0) -> Lease:
         """Return the lease as it is after a :meth:`look` at whose process is gone."""
@@ -133,23 +145,31 @@ class LeaseStore(RequestStore):
             self._queue.serve()
             return self._leases.lease(lease_id)
 
-    def park(self, lease_id: str) -> Lease:
-        """Give a held lease's slices to the next; one that waits to resume leaves the queue."""
+    def park(self, lease_id: str, *, queued: bool = False) -> Lease:
+        """Give a held lease's slices to the next; one that waits to resume leaves the queue.
+
+        Whatever else ends it still does, but for this: the time in which a kernel has to be
+        ready does not run while its pod is ``queued`` in the cluster.
+        """
         with self._db.transaction(self.give_up_at):
             row = self._leases.row(lease_id)
             if row["state"] == LeaseState.WAITING and not row["home"]:
                 raise BadRequest(
                     "A lease that waits in the queue holds nothing to park.", "Release it instead."
                 )
+            why_not = _NOT_PARKED.get(row["deadline_reason"])
+            if row["state"] == LeaseState.HELD and why_not and not queued:
+                raise NotAllowed(f"The slice cannot be lent to others: {why_not[0]}", why_not[1])
             if row["state"] != LeaseState.PARKED:
-                self._park(row)
+                self._park(row, queued=queued)
             return self._leases.lease(lease_id)
 
-    def _park(self, row: sqlite3.Row) -> None:
+    def _park(self, row: sqlite3.Row, *, queued: bool = False) -> None:
         parts = self._devices.read(row["slices"])
         home = ",".join(part.device.uuid for part in parts) or row["home"]
         self._use.add(row)
-        self._db.run("park", {"number": row["number"], "home": home, "now": self._clock.wall()})
+        values = {"number": row["number"], "home": home, "now": self._clock.wall(), "queued": queued}
+        self._db.run("park", values)
         self._devices.give_back(row["slices"])
         why = {"reason": row["asked_back"], "words": row["notice"] or None} if row["asked_back"] else {}
         self._db.audit_buffer.decided("parked", row, parts, why)
@@ -209,10 +229,15 @@ class LeaseStore(RequestStore):
             self._db.run("set_notice", {**told, "ending": reason.value})
             self._release(self._leases.row(lease_id), reason)
 
-    def release_key(self, key: str, reason: EndReason) -> None:
-        """End the lease of that key, if there is one."""
+    def release_key(self, key: str, reason: EndReason, mark: str | None = None) -> None:
+        """End the lease of that key, if there is one.
+
+        With ``mark``, only the one that was made with it, see :meth:`request`, and nobody uses yet.
+        """
         with self._db.transaction(self.give_up_at):
-            self._release(self._db.one("lease_by_key", key=key), reason)
+            row = self._db.one("lease_by_key", key=key)
+            if row is None or mark is None or (row["id"].endswith(f"-{mark}") and not row["process"]):
+                self._release(row, reason)
 
     def _release(self, row: sqlite3.Row | None, reason: EndReason, *, asked: bool = True) -> None:
         if row is not None:

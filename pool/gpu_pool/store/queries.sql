@@ -238,12 +238,14 @@ WHERE number = :number AND deadline_reason IS NOT 'process-gone'
 UPDATE lease SET process = NULL, deadline = :deadline, deadline_reason = :reason WHERE number = :number;
 
 -- name: park
--- Why its slices were asked back is told until it has some again.
+-- Why its slices were asked back is told until it has some again. What ends it ends it still.
 UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL, ends_by = NULL,
     turn = NULL, waiting_since = NULL, reserved = '',
     held_before = held_before + coalesce(max(0, :now - held_at), 0),
     used_before = used_before + milli * coalesce(max(0, :now - held_at), 0),
-    deadline = NULL, deadline_reason = NULL, notice = iif(asked_back IS NULL, '', notice), ending = NULL
+    deadline = iif(:queued AND deadline_reason = 'not-ready', NULL, deadline),
+    deadline_reason = iif(:queued AND deadline_reason = 'not-ready', NULL, deadline_reason),
+    notice = iif(asked_back IS NULL, '', notice), ending = NULL
 WHERE number = :number;
 
 -- name: resume

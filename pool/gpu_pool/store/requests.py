@@ -136,23 +136,25 @@ class RequestStore:
         key: str,
         check: Callable[[], None] | None = None,
         within: Collection[str] = (),
+        mark: str | None = None,
     ) -> Lease:
         """Grant, or queued; repeated with the same key, return what became of it.
 
-        ``within`` are the uuids of the devices that it may have; none mean all.
+        ``within`` are the uuids of the devices that it may have; none mean all. ``mark``, 8 hexadecimal
+        digits, is in the id of a lease that is made now: who asked knows it from one that was there.
         """
         if not _KEY.fullmatch(key):
             raise BadRequest("The key of a request is 1 to 128 printable ASCII characters without spaces.")
-        admission.check_rules(request, self._rules)
         row = self._draft(request, holder, key)
         limits = list(quotas.scopes(self._sharing, row["user"], row["course"])) if self._has_quotas else []
         with self._db.transaction(self.give_up_at):
             known, somebody_waits, number = self._db.one("ask", key=key)
-            if known:
+            if known:  # whatever would be said of a new one by now
                 return self._leases.by_key(key)
+            admission.check_rules(request, self._rules)
             if check is not None:
                 check()
-            row["number"], row["id"] = number, f"{number}-{row['id']}"
+            row["number"], row["id"] = number, f"{number}-{mark or os.urandom(4).hex()}"
             row["within"] = ",".join(sorted(within))
             statuses = [
                 s
@@ -174,7 +176,6 @@ class RequestStore:
         me = Process.current()
         keeper = holder.process or me
         return {
-            "id": os.urandom(4).hex(),
             "key": key,
             "request": str(request),
             "user": checked_name(holder.user),

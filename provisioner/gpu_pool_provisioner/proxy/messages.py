@@ -8,14 +8,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState
+from gpu_pool_client import GpuPoolError
 
 #: What a cell's error is called when it did not run for want of a slice.
 NOT_GRANTED: Final = "GpuSliceNotGranted"
 
 #: What is said while a pool has not answered and nobody knows why.
 NO_ANSWER: Final = "The GPU pool does not answer at the moment."
-_GAVE_BACK: Final = "You gave this kernel's GPU slice back on the pool's page"
 #: Characters in a line of a cell's output that fit into a small window.
 _COLUMNS: Final = 76
 
@@ -109,19 +108,6 @@ def resuming(waiting: str, taken: str = "") -> str:
     """Say what a cell of a parked kernel waits for; ``taken`` says who took its slice, if anybody did."""
     why = taken or "This kernel was idle, and its GPU slice was lent to others; its variables are kept."
     return f"{why} {waiting}"
-
-
-def of_lease(lease: Lease) -> str:
-    """Say what the pool has to say of a lease: who asks its slice back, or has taken it, or its warning."""
-    if lease.asked_back is None:
-        return lease.notice
-    by_admin = lease.asked_back is EndReason.REVOKED
-    quoted = f" \u201c{lease.notice}\u201d" if lease.notice else ""
-    if lease.state is LeaseState.HELD:
-        who = "An administrator asks" if by_admin else "You asked on the pool's page"
-        return f"{who} for this kernel's GPU slice: it goes back as soon as the kernel is idle.{quoted}"
-    who = "An administrator took this kernel's GPU slice back" if by_admin else _GAVE_BACK
-    return f"{who}; its variables are kept.{quoted}"
 
 
 def not_run(reason: str) -> str:

@@ -124,7 +124,7 @@ class Parking:
             self.is_unanswered = isinstance(error, PoolUnreachable)
             get_logger().info("The slice of an idle kernel is kept: %s", error)
             return False
-        self._taken = messages.of_lease(parked)
+        self._taken = parked.message
         self._show_devices(_NONE)
         return True
 

@@ -11,14 +11,14 @@ from typing import Any, Final
 from traitlets.log import get_logger
 
 from gpu_pool_client import (
-    EndReason,
     Lease,
     LeaseGone,
     LeaseState,
     Terms,
 )
+from gpu_pool_client._values import why_over
 from gpu_pool_provisioner.kernel_slice import NOT_NOW
-from gpu_pool_provisioner.proxy import expiry_policy, messages
+from gpu_pool_provisioner.proxy import expiry_policy
 from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep, KernelObservation
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
@@ -92,13 +92,13 @@ class IdleCuller:
             lease = await self._lease_client.lease()
             if lease.state is LeaseState.ENDED:
                 return taken(lease.end_reason.value if lease.end_reason else None, lease.notice)
-            self._pass_on(messages.of_lease(lease))
+            self._pass_on(lease.message)
             if lease.state is not LeaseState.HELD:
                 return await self._without_slice(lease)
             self._terms = _on_our_clock(lease.terms)
             step = expiry_policy.step(self._terms, await self._seen(lease), time.monotonic())
             if step.message == expiry_policy.ASKED_BACK:
-                step = replace(step, message=f"{step.message} {messages.of_lease(lease)}")
+                step = replace(step, message=f"{step.message} {lease.message}")
             return replace(step, again_in=min(step.again_in, _GUARDED_EVERY)) if lease.terms.guarded else step
         except LeaseGone as error:
             return taken(error.reason)
@@ -111,7 +111,7 @@ class IdleCuller:
         if self._may_be_parked() and lease.state is LeaseState.PARKED:
             return ExpiryStep(ExpiryAction.PARK, is_parked=True)  # as this side has asked for
         if lease.asked_back and (await self._lease_client.activity()).initialised:
-            return ExpiryStep(ExpiryAction.END, f"{_USED_MEANWHILE} {messages.of_lease(lease)}".rstrip())
+            return ExpiryStep(ExpiryAction.END, f"{_USED_MEANWHILE} {lease.message}".rstrip())
         # Code that runs already cannot be held any more.
         return (
             ExpiryStep(ExpiryAction.NOTHING, again_in=_SOON)
@@ -173,19 +173,12 @@ def _on_our_clock(terms: Terms) -> Terms:
     return replace(terms, ends_at=terms.ends_at - time.time() + time.monotonic())
 
 
-#: How a lease ended that somebody ended, in words for the person whose kernel had it.
-_TAKEN: Final = {
-    EndReason.REVOKED.value: "an administrator took its GPU slice back",
-    EndReason.RELEASED.value: "its GPU slice was given back outside the notebook",
-}
-
-
 def taken(reason: str | None, message: str = "") -> ExpiryStep:
     """Return what is to be done when the pool has taken the slice; ``message`` says why, if anybody does."""
-    why = _TAKEN.get(reason or "")
-    if why is None:
-        why = f"its GPU slice has gone back to the pool{f' ({reason})' if reason else ''}"
-    return ExpiryStep(ExpiryAction.END, f"The kernel was ended: {why}. {message}".rstrip())
+    why = f": {why_over(reason)}" if reason else ""
+    return ExpiryStep(
+        ExpiryAction.END, f"The kernel was ended, since its GPU slice is over{why}. {message}".rstrip()
+    )
 
 
 class RunSupervisor:

@@ -28,6 +28,7 @@ from gpu_pool_client import (
     LeaseGone,
     LeaseState,
     NotAllowed,
+    PoolUnreachable,
     Process,
     connect,
     parse_request,
@@ -97,6 +98,44 @@ async def test_one_pool_serves_several_event_loops(tmp_path: Path) -> None:
     await asyncio.to_thread(thread.join)
     assert {lease.id for lease in (await pool.status()).leases} == {first, *there}
     await pool.close()
+
+
+async def test_a_repeated_request_is_answered_whatever_would_be_said_of_a_new_one(tmp_path: Path) -> None:
+    courses = tmp_path / "courses"
+    courses.mkdir()
+    (courses / "ml.yaml").write_text(
+        "title: ML\nwho: {users: [ada]}\nslices: [{name: Small, request: 50%}]\n"
+    )
+    async with embedded(tmp_path / "store.db", courses_dir=str(courses)) as pool:
+        lease_id = await take(pool, "50%", "key", Holder("ada", "ml"))
+    (courses / "ml.yaml").write_text("title: ML\nwho: {users: [bob]}\nslices: [{name: Small, request: 5%}]\n")
+    async with embedded(tmp_path / "store.db", courses_dir=str(courses), max_share=0.1) as pool:
+        assert await take(pool, "50%", "key", Holder("ada", "ml")) == lease_id
+        with pytest.raises(NotAllowed):
+            await take(pool, "50%", "another", Holder("ada", "ml"))
+        assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
+
+
+async def test_a_request_that_fails_ends_nothing_that_another_of_its_key_was_granted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with embedded(tmp_path / "store.db") as pool:
+        looks, may_fail = asyncio.Event(), asyncio.Event()
+
+        async def fail_late(*_: object) -> tuple[str, ...]:
+            looks.set()
+            await may_fail.wait()
+            raise PoolUnreachable("The cluster is away.")
+
+        with monkeypatch.context() as away:
+            away.setattr(pool, "_devices_for", fail_late)
+            failing = asyncio.create_task(take(pool, "1", "key"))
+            await looks.wait()
+        lease_id = await take(pool, "1", "key")
+        may_fail.set()
+        with pytest.raises(PoolUnreachable):
+            await failing
+        assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
 
 
 async def test_the_history_keeps_how_long_what_was_held_and_why_it_ended(tmp_path: Path) -> None:
@@ -179,6 +218,45 @@ async def test_renewing_does_not_prolong_the_grace_after_a_death(tmp_path: Path)
     now[0] += 2
     book.look()
     assert book.lease(lease.id).end_reason is EndReason.PROCESS_GONE
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"), [("has ended", EndReason.PROCESS_GONE), ("is not ready", EndReason.NOT_READY)]
+)
+async def test_what_is_about_to_end_is_not_parked(tmp_path: Path, why: str, reason: EndReason) -> None:
+    now = [1000.0]
+    database = Database(tmp_path / "store.db")
+    book = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
+    book.register([V100])
+    lease = book.request(parse_request("1"), ME, "key")
+    if reason is EndReason.PROCESS_GONE:
+        book.attach(lease.id, replace(Process.current(), start=1), ready_within=None, grace=10)
+        book.look()
+    else:
+        book.attach(lease.id, Process.current(), ready_within=10, grace=0)
+    with pytest.raises(NotAllowed, match=f"cannot be lent to others: its process {why}"):
+        book.park(lease.id)
+    now[0] += 11
+    book.look()
+    assert book.lease(lease.id).end_reason is reason
+    database.close()
+
+
+@pytest.mark.parametrize(("ttl", "reason"), [(None, EndReason.NEVER_ATTACHED), (60, EndReason.EXPIRED)])
+async def test_parking_lifts_no_deadline(tmp_path: Path, ttl: float | None, reason: EndReason) -> None:
+    now = [1000.0]
+    database = Database(tmp_path / "store.db")
+    book = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
+    book.register([V100])
+    lease = book.request(parse_request("1"), ME, "key")
+    if ttl is not None:
+        book.attach(lease.id, Process.current(), ready_within=None, grace=0)
+        book.renew(lease.id, ttl)
+    assert book.park(lease.id).state is LeaseState.PARKED
+    now[0] += 121
+    book.look()
+    assert book.lease(lease.id).end_reason is reason
     database.close()
 
 

@@ -184,6 +184,11 @@ def test_nothing_is_restored_before_there_is_free_memory(
 # ---- Host memory ----
 
 
+def test_what_a_process_holds_through_mps_counts(driver: Driver, pids: list[int], tmp_path: Path) -> None:
+    driver.scenario(f"mps {pids[0]}")
+    assert checkpoint(tmp_path).suspend("l1", pids).host_mib == 1024
+
+
 def test_host_memory_is_bounded_over_all_leases(driver: Driver, pids: list[int], tmp_path: Path) -> None:
     pool = checkpoint(tmp_path, checkpoint_host_mib=1000)
     pool.suspend("l1", pids[:1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -99,6 +100,30 @@ async def test_a_slice_is_enforced_before_it_is_handed_out_and_no_more_once_it_h
         assert tier.told[4:] == ["close 50%"]
 
 
+async def test_a_request_that_is_cancelled_while_its_slice_is_opened_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    opens, may_open = threading.Event(), threading.Event()
+
+    class Slow(Recorder):
+        def open(self, lease: Lease) -> None:
+            super().open(lease)
+            opens.set()
+            may_open.wait(60)
+
+    tier = Slow()
+    async with pool(tmp_path / "store.db", tier) as opened:
+        asking = asyncio.create_task(opened.request(HALF, ME, key()))
+        await asyncio.to_thread(opens.wait, 60)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        may_open.set()
+        assert (await opened.status()).leases == ()
+        assert tier.told[-2:] == ["open 50%", "close 50%"]
+        assert [ended.reason for ended in await opened.history()] == [EndReason.WITHDRAWN]
+
+
 async def test_what_has_ended_is_closed_before_the_next_is_opened(tmp_path: Path) -> None:
     tier = Recorder()
     async with pool(tmp_path / "store.db", tier) as opened:
@@ -108,6 +133,31 @@ async def test_what_has_ended_is_closed_before_the_next_is_opened(tmp_path: Path
         await opened.release(first.id)
         assert (await opened.wait(second.id)).enforcement.memory.strength is Strength.HARD
         assert tier.told[2:] == ["open 1", "close 1", "open 50%"]
+
+
+async def test_what_could_not_be_closed_is_closed_later(tmp_path: Path) -> None:
+    tier = Recorder(fails="close")
+    async with pool(tmp_path / "store.db", tier) as opened:
+        await opened.release((await opened.request(HALF, ME, key())).id)
+        second = await opened.request(HALF, ME, key())
+        assert tier.told[2:] == ["open 50%", "close 50%", "open 50%"]
+        tier.fails = ""
+        await opened.request(HALF, ME, key())
+        assert tier.told[5:] == ["close 50%", "open 50%"]
+        await opened.release(second.id)
+        await opened.request(HALF, ME, key())
+        assert tier.told[7:] == ["close 50%", "open 50%"]
+
+
+async def test_what_is_opened_again_is_not_closed_for_what_it_was_before(tmp_path: Path) -> None:
+    tier = Recorder(fails="close")
+    async with pool(tmp_path / "store.db", tier) as opened:
+        lease = await opened.request(HALF, ME, key())
+        await opened.park(lease.id)
+        await opened.resume(lease.id)
+        tier.fails = ""
+        await opened.request(HALF, ME, key())
+        assert tier.told[2:] == ["open 50%", "close 50%", "open 50%", "open 50%"]
 
 
 async def test_a_slice_that_was_lent_and_came_back_is_opened_again(tmp_path: Path) -> None:

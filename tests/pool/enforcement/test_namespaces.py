@@ -174,6 +174,21 @@ def test_a_closed_lease_leaves_nothing(tier: CgroupTier, stub: Stub, runtime: Pa
     assert (list(runtime.iterdir()), stub.processes(), stub.mode()) == ([], [], "Default")
 
 
+def test_a_lease_that_could_not_be_closed_is_closed_when_that_is_tried_again(
+    tier: CgroupTier, stub: Stub, groups: Path
+) -> None:
+    tier.prepare(H100)
+    tier.open(A)
+    stub.tell(refuse={"namespace delete": "not now"})
+    with pytest.raises(TierFailed):
+        tier.close(A)
+    stub.tell()
+    stub.asked()
+    tier.close(A)
+    assert "namespace delete lease_1_aaaaaaaa --server=gpu_0 --force" in stub.asked()
+    assert not (groups / "gpu-pool" / A.id).exists()
+
+
 def test_a_parked_lease_whose_process_lives_may_use_nothing(
     tier: CgroupTier, stub: Stub, groups: Path
 ) -> None:

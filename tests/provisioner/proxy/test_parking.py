@@ -172,7 +172,7 @@ async def test_a_slice_that_is_taken_away_ends_the_kernel_in_words(
     await jupyter_env.pool.release((await jupyter_env.only_lease()).id, EndReason.REVOKED)
     async with frontend(km) as page:
         told = await page.run("print(1)").done()
-        assert "an administrator took its GPU slice back" in told.outputs[0]
+        assert "its GPU slice is over: an administrator took it back" in told.outputs[0]
         assert (await page.run("print(2)").done()).outputs == ["2\n"]
 
 

@@ -118,7 +118,7 @@ async def test_a_kernel_that_has_used_cuda_is_ended_and_the_page_can_know_before
         await pool.revoke(lease.id, EXAM)
 
         async def is_ended() -> bool:
-            return "an administrator took its GPU slice back" in await shown(page, "1")
+            return "its GPU slice is over: an administrator took it back" in await shown(page, "1")
 
         await eventually(is_ended)
         assert await shown(page, "print('anew')") == "anew"

@@ -15,6 +15,7 @@
  *     driver 12040             what cuDriverGetVersion says
  *     absent                   this driver has no cuCheckpoint functions
  *     unseen PID               NVML does not list that process
+ *     mps PID                  NVML lists it among those that compute through MPS
  *     unmeasured PID           NVML lists it, and does not say how much it uses
  *     fail CALL PID CODE       that call returns the code, and changes nothing
  *     break CALL PID CODE      and the process is in state `failed` from then on
@@ -262,19 +263,28 @@ static int free_mib(void) {
 
 struct usage { unsigned pid; unsigned long long bytes; unsigned instance, compute; };
 
-int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *number, struct usage *list) {
+static int list_processes(int by_mps, unsigned *number, struct usage *list) {
     struct process found[64];
     unsigned count = 0, room = *number;
-    (void)device;
     int all = on_device(found);
     for (int i = 0; i < all; i++) {
-        if (told("unseen", 0) == found[i].pid) continue;
+        if (told("unseen", 0) == found[i].pid || (told("mps", 0) == found[i].pid) != by_mps) continue;
         int measured = told("unmeasured", 0) != found[i].pid;
         if (count++ < room)
             list[count - 1] = (struct usage){found[i].pid, measured ? (unsigned long long)found[i].mib << 20 : -1ULL, 0, 0};
     }
     *number = count;
     return count > room ? NVML_INSUFFICIENT_SIZE : SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *number, struct usage *list) {
+    (void)device;
+    return list_processes(0, number, list);
+}
+
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, unsigned *number, struct usage *list) {
+    (void)device;
+    return list_processes(1, number, list);
 }
 
 struct memory { unsigned long long total, free, used; };

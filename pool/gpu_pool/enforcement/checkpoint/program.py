@@ -1,6 +1,6 @@
-"""The program that calls the driver: ``python program.py VERB …``, run by :mod:`.launching`.
+"""The program that calls the driver: ``python program.py VERB …``, run by :mod:`.driver_calls`.
 
-It imports nothing of this project, so that it starts fast. It prints one JSON
+It imports hardly anything of this project, so that it starts fast. It prints one JSON
 object a line:
 
 ``{"pid": 12, "step": "lock", "state": "locked"}``
@@ -241,13 +241,14 @@ def _used_mib(pids: Collection[int]) -> dict[str, int]:
     """Return the MiB that these processes hold together, by the UUID of each GPU that they use."""
     with _nvml() as nvml:
         handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
-        used = {str(nvml.nvmlDeviceGetUUID(each)): _used_on(nvml, each, pids) for each in handles}
+        used = {str(nvml.nvmlDeviceGetUUID(each)): _used_on(each, pids) for each in handles}
     return {uuid: mib for uuid, mib in used.items() if mib}
 
 
-def _used_on(nvml: Any, handle: Any, pids: Collection[int]) -> int:
-    processes = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
-    held: list[int | None] = [each.usedGpuMemory for each in processes if each.pid in pids]
+def _used_on(handle: Any, pids: Collection[int]) -> int:
+    from gpu_pool.process_memory import computing
+
+    held = [used for pid, used in computing(handle).items() if pid in pids]
     if None in held:
         raise DriverRefused("NVML does not say how much memory the process holds")
     return math.ceil(sum(each or 0 for each in held) / _MIB)

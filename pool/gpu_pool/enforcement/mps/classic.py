@@ -132,9 +132,12 @@ class MpsTier(Tier):
 
     def close(self, lease: Lease) -> None:
         """Forget the lease; a device that nobody holds admits nobody."""
-        for device_state in self._device_states.values():
-            if device_state.held.pop(lease.id, None) is not None and not device_state.held:
-                device_state.fit()
+        for part in lease.slices:
+            device_state = self._device_states.get(part.device.uuid)
+            if device_state is not None:
+                device_state.held.pop(lease.id, None)
+                if not device_state.held:
+                    device_state.fit()
 
     def recover(self, leases: Sequence[Lease]) -> None:
         """Enforce exactly these leases: on daemons that live still, or on new ones; end all others."""

@@ -120,7 +120,8 @@ class DeviceClaim:
             return  # in a container even root may not: a probe finds the device open, and nothing is hard
 
 
-_RESTARTED: Final = "The GPU's MPS had stopped and was started again. Restart the kernel to use the GPU."
+#: What holders read whose MPS was gone.
+RESTARTED: Final = "The GPU's MPS had stopped and was started again. Restart the kernel to use the GPU."
 _FAULTED: Final = (
     "A CUDA error in one process stopped all processes on this GPU, maybe not by your doing. "
     "Restart the kernel to use the GPU."
@@ -193,7 +194,7 @@ class MpsDevice:
         """Start again what is gone or hangs, and end a fault; return what the holders are to read."""
         if not self.ask.works():
             self.restart()
-            return _RESTARTED
+            return RESTARTED
         if not self.ask.faulty():
             return ""
         # The server recovers once all that had the fault are gone from it, which they may not be.

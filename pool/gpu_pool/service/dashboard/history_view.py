@@ -12,9 +12,10 @@ from datetime import datetime, timezone
 from typing import Final
 
 from gpu_pool.policy import usage_report
-from gpu_pool.service.dashboard.labels import Mark, PageTime, course_label, gpus, memory, moment, reason_text
+from gpu_pool.service.dashboard.labels import Mark, PageTime, course_label, gpus, memory, moment
 from gpu_pool.service.dashboard.pool_view import Viewer
 from gpu_pool_client import WHOLE, EndedLease, EndReason, Lease, format_duration
+from gpu_pool_client._values import why_over
 
 #: Bars of the plot: half an hour each for a day, three and a half hours for a week.
 BUCKETS: Final = 48
@@ -223,7 +224,7 @@ def _row(row: EndedLease) -> PastRow:
         held="" if held_at is None else format_duration(row.held_seconds),
         gpu_hours="" if held_at is None else _hours(row.gpu_seconds),
         peak="" if row.peak_mib is None else memory(row.peak_mib),
-        reason=reason_text(row.reason),
+        reason=why_over(row.reason),
         note=row.note,
         failure="" if row.failure is None else row.failure.words,
     )

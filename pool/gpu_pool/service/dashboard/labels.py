@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Final, NamedTuple
 
-from gpu_pool_client import WHOLE, EndReason, Lease, LeaseState, format_share
+from gpu_pool_client import WHOLE, Lease, LeaseState, format_share
 
 #: The colours and patterns that the style sheet and the page's definitions know.
 HUES: Final = 8
@@ -40,23 +40,6 @@ def marks(configured: Iterable[str], found: Iterable[str | None]) -> Mapping[str
     }
 
 
-#: Why a lease ended, to the person whose it was.
-_REASONS: Final = {
-    EndReason.RELEASED: "given back",
-    EndReason.WITHDRAWN: "left the queue",
-    EndReason.PROCESS_GONE: "its kernel or command ended",
-    EndReason.NEVER_ATTACHED: "granted, and never used",
-    EndReason.NOT_READY: "its kernel did not start",
-    EndReason.EXPIRED: "its server stopped responding",
-    EndReason.REVOKED: "taken back by an administrator",
-    EndReason.DEVICE_LOST: "its GPU is gone",
-    EndReason.TAKEN: "ended by the cluster",
-    EndReason.NOT_ENFORCED: "its limits could not be set up",
-    EndReason.BROKEN: "its GPU memory could not be restored after parking",
-    EndReason.TOO_LONG: "held for as long as its course allows",
-    EndReason.IDLE: "its kernel was idle",
-    EndReason.OVER_MEMORY: "used more GPU memory than it had",
-}
 _STATES: Final = {
     LeaseState.HELD: "held",
     LeaseState.PARKED: "parked: lent to others while its kernel is idle",
@@ -77,32 +60,11 @@ def moment(at: float) -> PageTime:
     return PageTime(f"{utc:%Y-%m-%dT%H:%M:%SZ}", f"{utc:%Y-%m-%d %H:%M} UTC")
 
 
-def reason_text(reason: str) -> str:
-    """Say why a lease ended; the word itself where it is not known."""
-    try:
-        return _REASONS[EndReason(reason)]
-    except ValueError:
-        return reason
-
-
 def state_text(lease: Lease) -> str:
     """Say where a lease is in its life."""
     if lease.state is LeaseState.WAITING:
         return "next in the queue" if lease.position == 1 else f"position {lease.position} in the queue"
     return "in the cluster's queue" if lease.is_queued else _STATES[lease.state]
-
-
-def notice_text(lease: Lease) -> str:
-    """Say what its user should know of a lease: who asks for its slices, or has taken them, or a warning."""
-    if lease.asked_back is None:
-        return lease.notice
-    by_admin = lease.asked_back is EndReason.REVOKED
-    words = f" \u201c{lease.notice}\u201d" if lease.notice else ""
-    if lease.state is LeaseState.HELD:
-        asks = ", as an administrator asks" if by_admin else ""
-        return f"Goes back as soon as the kernel is idle{asks}.{words}"
-    who = "An administrator took the slice back" if by_admin else "You gave the slice back"
-    return f"{who}; the kernel lives on and asks for it again at its next cell.{words}"
 
 
 def where_text(lease: Lease) -> str:

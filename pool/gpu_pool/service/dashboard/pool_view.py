@@ -18,7 +18,6 @@ from gpu_pool.service.dashboard.labels import (
     gpus,
     memory,
     moment,
-    notice_text,
     size_text,
     state_text,
     where_text,
@@ -269,7 +268,7 @@ def _row(lease: Lease, marks: Mapping[str, Mark], outlook: Outlook | None) -> Le
         since=moment(lease.held_at if is_held and lease.held_at else lease.requested_at),
         ends=moment(lease.terms.ends_at) if lease.terms.ends_at else None,
         limits=lease.describe_limits() if is_held else "",
-        notice=notice_text(lease),
+        notice=lease.message,
         failure=lease.failure,
         outlook=" ".join(filter(None, (f"{outlook.expected}." if outlook.expected else "", outlook.why)))
         if outlook

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.courses.editing import RESERVED
-from gpu_pool_client import Holder, NotAllowed, parse_request
+from gpu_pool.enforcement.watchdog import OwnStore
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import EndReason, Holder, NotAllowed, parse_request
 from support.course_editing import COURSE, EDIT, LARGER, field, folder, names, send, site, text_of
 from support.dashboard import ADMIN, PREFIX, Site, courses_of, showing
 from support.pages import Document
@@ -60,6 +62,19 @@ class TestSaving:
         answer = await send(site, COURSE)
         assert answer.headers["Location"].endswith("?said=unchanged")
         assert await site.pool.course_versions("ml", 10) == ()
+
+    async def test_whatever_is_granted_from_then_on_is_granted_by_the_new_text(
+        self, site: Site, folder: Path
+    ) -> None:
+        first, second = await site.take("1", "bob"), await site.take("2%", "ada", "ml")
+        watchdog = OwnStore(site.store, PoolSettings(courses_dir=str(folder)))
+        assert len(watchdog.held()) == 1
+        await send(site, COURSE.replace("weight: 2", "weight: 2\nlongest_lease: 1h"), user=ADMIN)
+        watchdog.end(first, EndReason.OVER_MEMORY)
+        [lease] = watchdog.held()
+        watchdog.close()
+        assert lease.id == second
+        assert lease.terms.ends_at is not None
 
     async def test_every_save_is_logged_like_other_decisions(
         self, site: Site, caplog: pytest.LogCaptureFixture

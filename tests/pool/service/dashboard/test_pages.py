@@ -226,7 +226,8 @@ class TestTakingBack:
         found = await site.pool.get_lease(lease)
         assert (found.state, found.asked_back) == (LeaseState.HELD, EndReason.REVOKED)
         page = Document(await site.page(f"leases/{lease}", "ada"))
-        assert "Goes back as soon as the kernel is idle, as an administrator asks. “Exam.”" in page.text
+        assert "An administrator asks for this kernel's GPU slice: it goes back as soon as" in page.text
+        assert "“Exam.”" in page.text
         assert "when idle" not in page.text
 
     async def test_whoever_waits_leaves_the_queue(self, site: Site) -> None:
