@@ -63,7 +63,7 @@ class StillPool(Still):
         super().__init__(path, settings, lambda: Inventory(_read_devices(named), "test"), owner=owner)
         self._stand_still()
         # No card is behind these devices that could be watched over.
-        self._enforcer._watch_over = lambda lease: None  # type: ignore[method-assign]
+        self._enforcer._watch_over = lambda: None  # type: ignore[method-assign]
 
 
 def _read_devices(path: Path) -> tuple[Device, ...]:
