@@ -233,7 +233,8 @@ class ServeApp(ServeSettings, Program):
             self.max_waits,
             RatePerMinute(self.max_decisions),
             RatePerMinute(
-                self.max_questions, message="You have asked the pool {most} questions within a minute, which is the limit."
+                self.max_questions,
+                message="You have asked the pool {most} questions in a minute, which is the limit.",
             ),
             other_courses=self.other_courses,
         )

@@ -111,7 +111,9 @@ async def test_each_user_has_so_many_questions_a_minute(children: ForkServer, hu
         for question in questions:
             status, problem = await behind.ask(eve, "GET", question)
             assert (status, problem["code"]) == (429, "over-quota")
-            assert problem["message"] == "You have asked the pool 6 questions within a minute, which is the limit."
+            assert (
+                problem["message"] == "You have asked the pool 6 questions in a minute, which is the limit."
+            )
         # What is decided, and waited for, is another matter; and so are others.
         assert (await behind.ask(eve, "GET", f"/leases/{lease}"))[0] == 200
         assert (await behind.ask(eve, "DELETE", f"/leases/{lease}"))[0] == 200
