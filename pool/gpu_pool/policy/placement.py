@@ -72,8 +72,9 @@ def fits(part: Slice, status: DeviceStatus) -> bool:
     # Where all slices must be of one size, that is the size of those held there already.
     n = status.leases if status.device.one_size else 0
     return (
-        part.memory_mib <= status.free_memory_mib
-        and part.milli <= status.free_milli
+        not status.drained
+        and part.memory_mib <= status.unheld_memory_mib
+        and part.milli <= status.unheld_milli
         and (contexts is None or part.contexts <= contexts)
         and (n == 0 or (n * part.milli, n * part.memory_mib) == (status.held_milli, status.held_memory_mib))
     )
