@@ -211,10 +211,11 @@ class RemotePool(Pool):
     async def _withdraw_request(self, wanted: bodies.RequestBody) -> None:
         """End the lease of a request that may or may not have arrived: repeat it to learn its id.
 
-        One that is in use was granted to an earlier request of the same key.
+        One that is in use was granted to an earlier request of the same key. Over TCP no processes are
+        told; what this one renews it has had before.
         """
-        lease = await self._lease("POST", "leases", wanted)
-        if lease.process is None:
+        lease = _read(bodies.LEASE, await self._ask("POST", "leases", wanted))
+        if lease.process is None and not lease_heartbeat().keeps(self._endpoint, lease.id):
             await self.release(lease.id, EndReason.WITHDRAWN)
 
     async def _poll(
