@@ -143,7 +143,7 @@ class LimitedServer(HTTPServer):
 
 
 class PeerServer(LimitedServer):
-    """The address of a request's connection is its ``gpu_pool.caller.Peer``; each person has a limit of their own."""
+    """A request comes from the ``gpu_pool.caller.Peer`` of its connection; each person has a limit."""
 
     name = "The socket"
 
