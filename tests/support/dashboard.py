@@ -20,11 +20,11 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application
 
 import gpu_pool.service.dashboard
+from gpu_pool.caller import Caller
 from gpu_pool.courses import Courses, parse_course, shared_folder
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.browsers import Shared
-from gpu_pool.service.callers import Caller
 from gpu_pool.service.connections import ConnectionLimits
 from gpu_pool.service.course_editor import CourseEditor
 from gpu_pool.service.dashboard.live_pages import Dashboard

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 from weakref import WeakValueDictionary
 
+from gpu_pool.caller import Caller
 from gpu_pool.clock import Clock
 from gpu_pool.cluster import kueue
 from gpu_pool.cluster.api import Api, ApiWriter, connect
@@ -286,8 +287,7 @@ class ClusterPool(EmbeddedPool):
         holder: Holder,
         key: str,
         *,
-        groups: Collection[str] | None = None,
-        server: str | None = None,
+        caller: Caller | None = None,
     ) -> Lease:
         """See ``EmbeddedPool.request``."""
         async with self._turns:
@@ -295,7 +295,7 @@ class ClusterPool(EmbeddedPool):
             found = await self._store.run(LeaseStore.find, key)
             if found is not None:
                 return await self._enforcer.hand_out(found)
-            return await super().request(request, holder, key, groups=groups, server=server)
+            return await super().request(request, holder, key, caller=caller)
 
     # -- Groups of nodes that can grow ----------------------------------------
 
@@ -314,17 +314,16 @@ class ClusterPool(EmbeddedPool):
         request: SliceRequest,
         holder: Holder,
         *,
-        groups: Collection[str] | None = None,
-        server: str | None = None,
+        caller: Caller | None = None,
     ) -> Outlook | None:
         """See ``Pool.forecast``, and :meth:`explain`."""
-        outlook = await super().forecast(request, holder, groups=groups, server=server)
+        outlook = await super().forecast(request, holder, caller=caller)
         return outlook and _with_growth(outlook, self._growth.prospect(request))
 
     # -- Whose turn it is ------------------------------------------------------
 
     async def _devices_for(
-        self, request: SliceRequest, holder: Holder, server: str | None
+        self, request: SliceRequest, holder: Holder, caller: Caller | None
     ) -> Collection[str]:
         """Return the GPUs beside the holder's home, if it can be used on one machine alone."""
         if holder.user:
@@ -335,7 +334,7 @@ class ClusterPool(EmbeddedPool):
         if self._kubernetes.kueue and holder.user and dialect is not None:
             kueue.check_counted(translation.pod.limits, dialect.table.title)
             kueue.queue_of(holder.course)
-        notebook = self._view.notebook(holder.user, server or "")
+        notebook = self._view.notebook(holder.user, _server(caller))
         if notebook is None:
             return ()
         rules = self._settings.rules
@@ -345,7 +344,9 @@ class ClusterPool(EmbeddedPool):
 
     # -- Kernels -------------------------------------------------------------
 
-    async def launch(self, lease_id: str, kernel: KernelCommand, *, server: str | None = None) -> KernelPod:
+    async def launch(
+        self, lease_id: str, kernel: KernelCommand, *, caller: Caller | None = None
+    ) -> KernelPod:
         """See ``Pool.launch``."""
         async with self._launching.setdefault(lease_id, asyncio.Lock()):
             lease = await self._living(lease_id)
@@ -353,7 +354,7 @@ class ClusterPool(EmbeddedPool):
                 lease = await self._counted(lease_id, waits=False)  # its pod waits in the cluster's queue
             if lease.state is not LeaseState.HELD:
                 raise BadRequest(f"The lease is {lease.state.value}.", "Start the kernel once it is held.")
-            order = await self._pod_builder.of(lease, kernel, server or "")
+            order = await self._pod_builder.of(lease, kernel, _server(caller))
             if lease.process is None:
                 # Its turn and its image may take minutes, and whoever launches has come for it.
                 await self.attach(lease_id, lease.holder.process or Process.current())
@@ -392,7 +393,7 @@ class ClusterPool(EmbeddedPool):
         async with self._launching.setdefault(lease_id, asyncio.Lock()):  # what is being started is ended too
             self._kernels.end(lease_id)
 
-    async def park(self, lease_id: str, *, caller: Process | None = None) -> Lease:
+    async def park(self, lease_id: str, *, caller: Caller | None = None) -> Lease:
         """See ``Pool.park``. What a pod keeps on its GPU stays there."""
         if self._kernels.has_any(lease_id):
             raise NotAllowed(
@@ -423,6 +424,11 @@ class ClusterPool(EmbeddedPool):
         with suppress(LeaseGone):
             await self.revoke(lease_id, taken.message, taken.reason)
             self._log.info("Lease %s ended: %s", ascii(lease_id), taken.message)
+
+
+def _server(caller: Caller | None) -> str:
+    """Return the name of the server at the Hub that asks; '' is the default one."""
+    return (caller.server if caller else None) or ""
 
 
 def _register(store: LeaseStore, devices: tuple[Device, ...], others: Mapping[str, ForeignUse]) -> None:

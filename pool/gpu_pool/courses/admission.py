@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
+from gpu_pool.caller import Caller
 from gpu_pool.courses.access import is_member, system_groups
 from gpu_pool.courses.folder import CourseFolder, shared_folder
 from gpu_pool.settings import PoolSettings
@@ -38,21 +39,23 @@ class CourseAdmission:
             self._folder.reread(file)
             store.follow(self._folder.look(), asked=True)
 
-    async def groups(self, holder: Holder, groups: Collection[str] | None) -> Collection[str]:
-        """Return the holder's groups: those given, or those that the system knows.
+    async def groups(self, holder: Holder, caller: Caller | None) -> Collection[str]:
+        """Return the holder's groups: those that the Hub says the caller is in, or that the system knows.
 
         The system may have to ask a directory on the network, so this is done
         before the decision, which others wait for.
         """
-        if groups is not None or self._folder is None:
-            return groups or ()
+        if self._folder is None:
+            return ()
+        if caller is not None and caller.groups is not None:
+            return caller.groups
         return await asyncio.to_thread(system_groups, holder.user)
 
     async def check_of(
-        self, request: SliceRequest, holder: Holder, groups: Collection[str] | None
+        self, request: SliceRequest, holder: Holder, caller: Caller | None
     ) -> Callable[[], None]:
         """Return :meth:`check` for this request, to be called by the store's thread as it decides."""
-        return partial(self.check, request, holder, await self.groups(holder, groups))
+        return partial(self.check, request, holder, await self.groups(holder, caller))
 
     def check(self, request: SliceRequest, holder: Holder, groups: Collection[str]) -> None:
         """Refuse, with ``NotAllowed``, a request that its course forbids to a holder in these groups."""

@@ -38,6 +38,7 @@ from gpu_pool_client import (
 from gpu_pool_client._processes import boot_id
 
 if TYPE_CHECKING:
+    from gpu_pool.caller import Caller
     from gpu_pool.courses.admission import CourseAdmission
 
 
@@ -119,8 +120,14 @@ class OpenedPool(Pool):
         """Try whether decisions can be kept. Raises ``PoolUnreachable`` where not, within so many seconds."""
         await self._store.run_alone(within, LeaseStore.try_writing)
 
-    async def launch(self, lease_id: str, kernel: KernelCommand, *, server: str | None = None) -> KernelPod:  # noqa: ARG002 - for pools that start kernels
-        """See ``Pool.launch``. Asked by the holder's ``server`` at a JupyterHub, if by one."""
+    async def launch(
+        self,
+        lease_id: str,
+        kernel: KernelCommand,
+        *,
+        caller: Caller | None = None,  # noqa: ARG002 - for pools that start kernels
+    ) -> KernelPod:
+        """See ``Pool.launch``."""
         return await super().launch(lease_id, kernel)
 
     async def pod(self, lease_id: str, seen: str = "", seconds: float = 0.0) -> KernelPod:  # noqa: ARG002

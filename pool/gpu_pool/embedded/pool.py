@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from gpu_pool.audit import acting, refusals, this_process
@@ -43,6 +43,9 @@ from gpu_pool_client import (
     SliceRequest,
 )
 from gpu_pool_client._pool import split_url
+
+if TYPE_CHECKING:
+    from gpu_pool.caller import Caller
 
 #: How often a waiter reads its place: a few microseconds of work each time.
 _POLL: Final = 0.1
@@ -80,21 +83,19 @@ class EmbeddedPool(OpenedPool):
         holder: Holder,
         key: str,
         *,
-        groups: Collection[str] | None = None,
-        server: str | None = None,
+        caller: Caller | None = None,
     ) -> Lease:
         """See ``Pool.request``. Processes that are gone are looked for when nothing is free.
 
-        ``groups`` are the holder's; None for those that the system knows. ``server`` is the
-        holder's server at a JupyterHub that asks, if one does.
+        Asked in the name of ``caller``; None for this process, whose user the system knows.
         """
         what = {"user": holder.user, "course": holder.course, "request": str(request)}
         with self._asked(what):
             mark = os.urandom(4).hex()
             try:
                 courses = self._course_admission
-                check = None if courses is None else await courses.check_of(request, holder, groups)
-                within = await self._devices_for(request, holder, server)
+                check = None if courses is None else await courses.check_of(request, holder, caller)
+                within = await self._devices_for(request, holder, caller)
                 counted = self._counted_as(request)
                 lease = await self._store.run(self._request, counted, holder, key, check, within, mark)
                 return await self._enforcer.hand_out(lease)
@@ -127,7 +128,7 @@ class EmbeddedPool(OpenedPool):
         self,
         request: SliceRequest,  # noqa: ARG002 - for pools that look
         holder: Holder,  # noqa: ARG002
-        server: str | None,  # noqa: ARG002
+        caller: Caller | None,  # noqa: ARG002
     ) -> Collection[str]:
         """Return the uuids of the devices that a request may have; none mean all. May refuse it."""
         return ()
@@ -178,14 +179,13 @@ class EmbeddedPool(OpenedPool):
         request: SliceRequest,
         holder: Holder,
         *,
-        groups: Collection[str] | None = None,
-        server: str | None = None,
+        caller: Caller | None = None,
     ) -> Outlook | None:
         """See ``Pool.forecast``, and :meth:`request`. Nobody knows in which courses somebody new is."""
         check, courses = None, self._course_admission
         if holder.user and courses is not None:
-            check = await courses.check_of(request, holder, groups)
-        within = await self._devices_for(request, holder, server)
+            check = await courses.check_of(request, holder, caller)
+        within = await self._devices_for(request, holder, caller)
         counted = self._counted_as(request)
         found = await self._store.run(self._forecast, counted, holder, check, within)
         if found is None or found.prospects is None:
@@ -205,13 +205,13 @@ class EmbeddedPool(OpenedPool):
         return store.forecast(request, holder, check, within)
 
     async def offers(
-        self, holder: Holder, *, groups: Collection[str] | None = None
+        self, holder: Holder, *, caller: Caller | None = None
     ) -> tuple[SliceRequest, ...] | None:
-        """See ``Pool.offers``; ``groups`` as for :meth:`request`."""
+        """See ``Pool.offers``, and :meth:`request`."""
         courses = self._course_admission
         if courses is None:
             return None
-        return await self._store.run(courses.offers, holder, await courses.groups(holder, groups))
+        return await self._store.run(courses.offers, holder, await courses.groups(holder, caller))
 
     async def attach(
         self,
@@ -248,19 +248,17 @@ class EmbeddedPool(OpenedPool):
         lease_id: str,
         request: SliceRequest,
         *,
-        caller: Process | None = None,
-        groups: Collection[str] | None = None,
+        caller: Caller | None = None,
     ) -> Lease:
         """See ``Pool.resize``. Asked in the name of ``caller``, by default this process."""
         with self._asked({"lease": lease_id, "request": str(request)}):
-            return await self._resize(lease_id, request, caller, groups)
+            return await self._resize(lease_id, request, caller)
 
     async def _resize(
         self,
         lease_id: str,
         request: SliceRequest,
-        caller: Process | None,
-        groups: Collection[str] | None,
+        caller: Caller | None,
     ) -> Lease:
         lease = await self._own(lease_id, caller, "change its size")
         if (await self._activity(lease)).initialised is not False or self._enforcer.keeps_state(lease):
@@ -270,12 +268,12 @@ class EmbeddedPool(OpenedPool):
                 "End the process to give the slice back.",
             )
         counted, courses = self._counted_as(request), self._course_admission
-        check = None if courses is None else await courses.check_of(request, lease.holder, groups)
+        check = None if courses is None else await courses.check_of(request, lease.holder, caller)
         return await self._enforcer.hand_out(
             await self._store.run(LeaseStore.resize, lease_id, counted, check)
         )
 
-    async def park(self, lease_id: str, *, caller: Process | None = None) -> Lease:
+    async def park(self, lease_id: str, *, caller: Caller | None = None) -> Lease:
         """See ``Pool.park``. Asked in the name of ``caller``, by default this process."""
         with self._asked({"lease": lease_id}):
             lease = await self._own(lease_id, caller, "be lent to others")
@@ -287,12 +285,12 @@ class EmbeddedPool(OpenedPool):
         """Look at what a lease's processes do, which takes some time on a machine with many."""
         return await in_own_thread(activity_of, lease.process, lease.slices, lease.id, lease.holder.process)
 
-    async def _own(self, lease_id: str, caller: Process | None, what: str) -> Lease:
+    async def _own(self, lease_id: str, caller: Caller | None, what: str) -> Lease:
         """Return a lease; refuse, with ``NotAllowed``, to take its slices away in another's name."""
         lease = await self.get_lease(lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
-        if lease.holder.process != (caller or Process.current()):
+        if lease.holder.process != (caller.process if caller else Process.current()):
             raise NotAllowed(
                 f"The slice cannot {what}: only the process that asked for it knows whether it is in use.",
                 "Release it to take it back.",

@@ -2,12 +2,10 @@
 
 ``decide`` says who is granted what now, and which devices are kept free for
 whom; ``order`` says in which order turns come. For long queues ``grant`` says
-the first half of a decision alone; ``foremost`` says which part of the queue is
-enough for it, and ``settled`` whether it may be asked. All follow the same rules:
-higher priorities first, then courses by weight, then the users of a course by
-what they hold and have used lately, then first come, first served. Whoever
-cannot be placed is passed over, and gets devices emptied for it once it has
-waited long enough.
+the first half of a decision alone. All follow the same rules: higher priorities
+first, then courses by weight, then the users of a course by what they hold and
+have used lately, then first come, first served. Whoever cannot be placed is
+passed over, and gets devices emptied for it once it has waited long enough.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ from typing import TypeAlias
 
 from gpu_pool.policy import placement
 from gpu_pool.policy.fairness import FairShares, faded_use, first_course, turns
-from gpu_pool.policy.queue_head import queue_head, room
-from gpu_pool.policy.queue_state import Decision, Holding, Policy, Rules, Shape, Situation, Usage, Waiter
+from gpu_pool.policy.queue_state import Decision, Holding, Policy, Situation, Usage, Waiter
 from gpu_pool.policy.reservations import Reservations, smallest_by_device
 from gpu_pool_client import DeviceStatus, Slice, SliceRequest
 
@@ -27,7 +24,6 @@ __all__ = [
     "Decision",
     "Holding",
     "Policy",
-    "Shape",
     "Situation",
     "Usage",
     "Waiter",
@@ -35,9 +31,6 @@ __all__ = [
     "faded_use",
     "grant",
     "order",
-    "queue_head",
-    "room",
-    "settled",
 ]
 
 #: A course that would get more than its part of the pool waits this many times as long
@@ -62,20 +55,12 @@ def decide(now: Situation) -> Decision:
 def grant(now: Situation) -> Decision:
     """Say who is granted what now, as :func:`decide` does, and reserve nothing that is not reserved yet.
 
-    Of the queue it needs those with reservations, which have to be :func:`settled`, and
-    :func:`gpu_pool.policy.queue.foremost`.
+    Of the queue it needs those who have something reserved, and those who could be placed
+    if nothing were reserved.
     """
     decision = _Round(now)
     decision.grant()
     return Decision(tuple(decision.grants), decision.reservations.by_number)
-
-
-def settled(reserved: Sequence[Waiter], statuses: Sequence[DeviceStatus], rules: Rules) -> bool:
-    """Whether all reservations stand, and none of the waiters who have them can be granted anything yet."""
-    reservations = Reservations([status.device for status in statuses], rules)
-    return all(map(reservations.keep, reserved)) and not any(
-        placement.place(waiter.request, _usable(waiter, statuses, reservations), rules) for waiter in reserved
-    )
 
 
 def order(now: Situation) -> list[Waiter]:
@@ -141,6 +126,8 @@ class _Round:
                 freed |= granted and reserved
                 if not granted and not reserved:
                     self._fits[self._kind(waiter)] = False
+                    if not self.reservations.by_number and not any(self._fits.values()):
+                        break
         return freed
 
     def _is_reserved(self, waiter: Waiter) -> bool:

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from gpu_pool_client import WHOLE, DeviceStatus, Slice, SliceRequest
-
-#: What somebody would have, and the uuids of where; of equal ones none fits if one does not.
-Shape: TypeAlias = tuple[SliceRequest, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +47,6 @@ class Waiter:
     priority: int = 0
     #: uuids kept free for it by an earlier decision.
     reserved: tuple[str, ...] = ()
-
-    @property
-    def shape(self) -> Shape:
-        """What it would have, and where."""
-        return self.request, self.devices
 
 
 @dataclass(frozen=True, slots=True)

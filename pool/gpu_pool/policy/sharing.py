@@ -116,8 +116,11 @@ class Sharing:
 
     def priority(self, user: str, course: str | None) -> int:
         """Return the highest priority that the user has by course or group."""
-        own = [group.priority for group in self.groups if user in group.users]
-        return max([self.courses.get(course or "", self.default).priority, *own])
+        highest = self.courses.get(course or "", self.default).priority
+        for group in self.groups:
+            if group.priority > highest and user in group.users:
+                highest = group.priority
+        return highest
 
     @property
     def has_quotas(self) -> bool:

@@ -25,6 +25,7 @@
     site            the application for the Hub's users: API, login and pages
     dashboard       the pages
 
-Who asks is found out by one of two implementations of ``callers.Identify``. What everybody may do is
-decided in ``authorized_pool`` alone: no handler knows any rule.
+Who asks is found out by one of two implementations of ``callers.Identify``: a ``gpu_pool.caller.Caller``,
+which goes with every call from the handler to the pool. What everybody may do is decided in
+``authorized_pool`` alone: no handler knows any rule.
 """

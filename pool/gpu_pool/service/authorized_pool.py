@@ -16,8 +16,9 @@ from dataclasses import replace
 from typing import Final
 from weakref import WeakValueDictionary
 
+from gpu_pool.caller import Caller
 from gpu_pool.policy.revocation import Effect
-from gpu_pool.service.callers import Caller, course_asked_for, verify_process
+from gpu_pool.service.callers import course_asked_for, verify_process
 from gpu_pool.service.health import Health
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges, ServiceStopping
@@ -102,8 +103,7 @@ class AuthorizedPool:
                 request,
                 holder,
                 _own_key(caller, wanted.key),
-                groups=caller.groups,
-                server=caller.server,
+                caller=caller,
             )
             outcome.append(f"lease {lease.id} is {lease.state.value}")
         self._owners.remember(lease)
@@ -186,13 +186,13 @@ class AuthorizedPool:
         course = course_asked_for(caller, named, others=self._other_courses)
         holder = Holder("" if anybody else caller.user, course, process=caller.process)
         async with self._asking(caller):
-            return await self._pool.forecast(request, holder, groups=caller.groups, server=caller.server)
+            return await self._pool.forecast(request, holder, caller=caller)
 
     async def offers(self, caller: Caller, named: str | None) -> tuple[SliceRequest, ...] | None:
         """Return what the caller's course offers now; see ``Pool.offers``."""
         holder = Holder(caller.user, course_asked_for(caller, named, others=self._other_courses))
         async with self._asking(caller):
-            return await self._pool.offers(holder, groups=caller.groups)
+            return await self._pool.offers(holder, caller=caller)
 
     async def activity(self, caller: Caller, lease_id: str) -> Activity:
         """Return what a lease of the caller's does with its devices."""
@@ -251,14 +251,14 @@ class AuthorizedPool:
         await self._owners.check(caller, lease_id)
         request = parse_request(text)
         with self.decisions.making(caller, f"resize {lease_id} to {request}"):
-            lease = await self._pool.resize(lease_id, request, caller=caller.process, groups=caller.groups)
+            lease = await self._pool.resize(lease_id, request, caller=caller)
         return caller.shown(lease)
 
     async def park(self, caller: Caller, lease_id: str) -> Lease:
         """Give the slices of a lease of the caller's to others for a while."""
         await self._owners.check(caller, lease_id)
         with self.decisions.making(caller, f"park {lease_id}"):
-            return caller.shown(await self._pool.park(lease_id, caller=caller.process))
+            return caller.shown(await self._pool.park(lease_id, caller=caller))
 
     async def resume(self, caller: Caller, lease_id: str) -> Lease:
         """Ask again for the slices of a parked lease of the caller's."""
@@ -291,7 +291,7 @@ class AuthorizedPool:
         await self._owners.check(caller, lease_id)
         command = KernelCommand(wanted.argv, wanted.connection, wanted.environment, wanted.folder)
         with self.decisions.making(caller, f"launch a kernel on {lease_id}"):
-            return await self._pool.launch(lease_id, command, server=caller.server)
+            return await self._pool.launch(lease_id, command, caller=caller)
 
     async def pod(self, caller: Caller, lease_id: str, seconds: float, seen: str) -> KernelPod:
         """Return how the pod of a lease of the caller's is, once its version is not the one seen."""

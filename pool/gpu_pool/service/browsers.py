@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from jupyterhub.services.auth import HubOAuth, HubOAuthCallbackHandler, HubOAuthenticated
 from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
+from gpu_pool.caller import Caller
 from gpu_pool.service.authorized_pool import AuthorizedPool
-from gpu_pool.service.callers import Caller
 from gpu_pool.service.connections import admit, client_of
 from gpu_pool.service.handler import (
     InFlightRequests,

@@ -14,14 +14,14 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
 from tornado.httputil import HTTPServerRequest
 
+from gpu_pool.caller import Caller, Peer
 from gpu_pool.user_names import name_of
-from gpu_pool_client import BadRequest, Lease, NotAllowed, Process
+from gpu_pool_client import BadRequest, NotAllowed, Process
 from gpu_pool_client import _procfs as procfs
 from gpu_pool_client._processes import boot_id, owner_of, pid_namespace
 
@@ -29,45 +29,6 @@ from gpu_pool_client._processes import boot_id, owner_of, pid_namespace
 _CREDENTIALS: Final = struct.Struct("3i")
 #: SO_PEERPIDFD of Linux (asm-generic/socket.h): a pidfd of the peer.
 _PEER_HANDLE: Final = 77
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The process at the other end of a Unix socket, as it was when it connected."""
-
-    uid: int
-    #: As this service sees it; None for one that it cannot see.
-    process: Process | None
-    #: Whether it runs in a pid namespace of its own, such as a container's.
-    contained: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Whoever asks, and what they are to the pool."""
-
-    user: str
-    is_admin: bool
-    #: Distinguishes the keys of this user's requests from everybody else's.
-    mark: str
-    #: The process that asks, whose death ends what it asked for; for callers of the Hub's
-    #: an entry in its place that nobody judges (see ``heartbeats.remote_process``).
-    process: Process
-    #: Who may be judged by what the system says of processes; None for callers over TCP.
-    peer: Peer | None = None
-    #: The Hub's groups that the user is in; None where no Hub says it.
-    groups: frozenset[str] | None = None
-    #: The user's server that asks, by the name that the Hub gives it; None for all else.
-    server: str | None = None
-    #: The course that this server was started for, as the Hub has it; None where it is for none,
-    #: or the Hub does not tell.
-    course: str | None = None
-    #: Whether it is a service of the Hub's, which learns what is free and nothing of anybody.
-    is_service: bool = False
-
-    def shown(self, lease: Lease) -> Lease:
-        """Return a lease with the key that its holder gave it."""
-        return replace(lease, key=lease.key.removeprefix(f"{self.mark}:"))
 
 
 def course_asked_for(caller: Caller, named: str | None, *, others: bool) -> str | None:

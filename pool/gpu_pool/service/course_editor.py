@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpu_pool.audit import asks
+from gpu_pool.caller import Caller
 from gpu_pool.courses import (
     BadCourseFile,
     CourseFile,
@@ -30,7 +31,6 @@ from gpu_pool.courses.reading import MOST_BYTES, SUFFIX
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.service.authorized_pool import DecisionLog
-from gpu_pool.service.callers import Caller
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import BadRequest, Device, GpuPoolError, NotAllowed
 

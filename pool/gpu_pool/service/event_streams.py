@@ -22,7 +22,7 @@ from tornado.iostream import StreamClosedError
 from tornado.util import TimeoutError as TookTooLong
 from tornado.web import RequestHandler
 
-from gpu_pool.service.callers import Caller
+from gpu_pool.caller import Caller
 from gpu_pool.service.handler import Handler
 from gpu_pool.service.heartbeats import without_remote_processes
 from gpu_pool.service.lease_changes import LeaseChanges, without_end_time

@@ -15,8 +15,9 @@ from tornado.util import TimeoutError as TookTooLong
 from tornado.web import HTTPError, RequestHandler
 
 from gpu_pool.audit import Actor, AuditLog, act, asks
+from gpu_pool.caller import Caller
 from gpu_pool.service.authorized_pool import AuthorizedPool
-from gpu_pool.service.callers import Caller, Identify
+from gpu_pool.service.callers import Identify
 from gpu_pool.service.connections import ConnectionsTaken, admit
 from gpu_pool.service.heartbeats import without_remote_processes
 from gpu_pool.service.hub import HubUnreachable, UnknownToken

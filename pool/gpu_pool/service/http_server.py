@@ -26,7 +26,8 @@ from tornado.httputil import (
 from tornado.iostream import IOStream
 from tornado.web import Application
 
-from gpu_pool.service.callers import Peer, PeerIdentity, account_name, peer_of, user_name
+from gpu_pool.caller import Peer
+from gpu_pool.service.callers import PeerIdentity, account_name, peer_of, user_name
 from gpu_pool.service.connections import (
     Connection,
     ConnectionLimits,
@@ -142,7 +143,7 @@ class LimitedServer(HTTPServer):
 
 
 class PeerServer(LimitedServer):
-    """The address of a request's connection is its ``callers.Peer``; each person has a limit of their own."""
+    """A request comes from the ``gpu_pool.caller.Peer`` of its connection; each person has a limit."""
 
     name = "The socket"
 

@@ -24,7 +24,8 @@ from urllib.parse import unquote, urlsplit
 from pydantic import AliasPath, BaseModel, Field, ValidationError, field_validator
 from tornado.httputil import HTTPServerRequest
 
-from gpu_pool.service.callers import Caller, Peer, account_name, user_name
+from gpu_pool.caller import Caller, Peer
+from gpu_pool.service.callers import account_name, user_name
 from gpu_pool.service.connections import client_of
 from gpu_pool.service.heartbeats import remote_process
 from gpu_pool.service.tokens import Client, FairSemaphore, KnownTokens, WaitingClients, digest_of

@@ -1,14 +1,9 @@
 """What the service needs of a pool: the contract of ``Pool``, asked in somebody else's name, and some more.
 
 ``EmbeddedPool`` and the cluster's pool are such pools. What a method does and raises, ``Pool`` says in full.
-What is added to that contract says in whose name is asked:
-
-``groups``
-    the groups that the Hub says the user is in; None where no Hub says it, and the system is asked
-``server``
-    the user's server at a JupyterHub that asks, by its name there; None for anybody else
-``caller``
-    the process that asks, which alone may take slices away from its kernel
+What is added to that contract is the caller, in whose name is asked: their groups say which courses
+they may use, the server that asks is where their kernels start, and only the process that asked for a
+lease may take its slices away. None stands for this process, whose groups are those that the system knows.
 """
 
 from __future__ import annotations
@@ -18,6 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from gpu_pool.audit import AuditLog
+from gpu_pool.caller import Caller
 from gpu_pool.devices.inventory import Reading
 from gpu_pool.policy.revocation import Effect
 from gpu_pool.policy.sharing import CourseVersion
@@ -69,8 +65,7 @@ class ServedPool(Protocol):
         holder: Holder,
         key: str,
         *,
-        groups: Collection[str] | None = None,
-        server: str | None = None,
+        caller: Caller | None = None,
     ) -> Lease:
         """Ask for a slice."""
 
@@ -82,13 +77,12 @@ class ServedPool(Protocol):
         request: SliceRequest,
         holder: Holder,
         *,
-        groups: Collection[str] | None = None,
-        server: str | None = None,
+        caller: Caller | None = None,
     ) -> Outlook | None:
         """Say what a request would meet if it were made now."""
 
     async def offers(
-        self, holder: Holder, *, groups: Collection[str] | None = None
+        self, holder: Holder, *, caller: Caller | None = None
     ) -> tuple[SliceRequest, ...] | None:
         """Return the slices that the holder's course offers now."""
 
@@ -116,12 +110,11 @@ class ServedPool(Protocol):
         lease_id: str,
         request: SliceRequest,
         *,
-        caller: Process | None = None,
-        groups: Collection[str] | None = None,
+        caller: Caller | None = None,
     ) -> Lease:
         """Change what a lease asks for."""
 
-    async def park(self, lease_id: str, *, caller: Process | None = None) -> Lease:
+    async def park(self, lease_id: str, *, caller: Caller | None = None) -> Lease:
         """Give the slices of a held lease to others, and keep the lease."""
 
     async def resume(self, lease_id: str) -> Lease:
@@ -132,7 +125,9 @@ class ServedPool(Protocol):
 
     # -- Kernels in pods ---------------------------------------------------
 
-    async def launch(self, lease_id: str, kernel: KernelCommand, *, server: str | None = None) -> KernelPod:
+    async def launch(
+        self, lease_id: str, kernel: KernelCommand, *, caller: Caller | None = None
+    ) -> KernelPod:
         """Start the kernel of a held lease in a pod."""
 
     async def pod(self, lease_id: str, seen: str = "", seconds: float = 0.0) -> KernelPod:

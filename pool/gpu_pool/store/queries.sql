@@ -75,31 +75,12 @@ FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 SELECT number, turn, reserved, request, home, within, user, course, waiting_since
 FROM lease WHERE turn IS NOT NULL ORDER BY turn LIMIT :most;
 
--- name: is_longer_than
--- Whether more than so many wait, without counting them all.
-SELECT 1 FROM lease WHERE turn IS NOT NULL LIMIT 1 OFFSET :most;
+-- name: count_waiters
+SELECT count(*) FROM lease WHERE turn IS NOT NULL;
 
--- name: kinds
--- What kinds of lease are in the queue, found by going from kind to kind, not from waiter to waiter.
-WITH RECURSIVE found (kind) AS (
-    SELECT min(kind) FROM lease WHERE turn IS NOT NULL
-    UNION ALL
-    SELECT (SELECT min(lease.kind) FROM lease WHERE turn IS NOT NULL AND lease.kind > found.kind)
-    FROM found WHERE kind IS NOT NULL
-)
-SELECT found.kind, request, home, within, course, (
-    SELECT waiting_since FROM lease WHERE turn IS NOT NULL AND lease.kind = found.kind
-    ORDER BY waiting_since DESC LIMIT 1
-) AS last_arrival FROM found
-JOIN lease ON number = (SELECT number FROM lease WHERE turn IS NOT NULL AND lease.kind = found.kind LIMIT 1);
-
--- name: waiters_of_kind
-SELECT number, turn, reserved, request, home, within, user, course, waiting_since
-FROM lease WHERE turn IS NOT NULL AND kind = :kind ORDER BY waiting_since, number;
-
--- name: waiters_of_user
-SELECT number, turn, reserved, request, home, within, user, course, waiting_since
-FROM lease WHERE turn IS NOT NULL AND user = :user;
+-- name: waiting_for
+-- What those in the queue ask for, and where, each once.
+SELECT DISTINCT request, home, within FROM lease WHERE turn IS NOT NULL;
 
 -- name: reserved
 SELECT number, turn, reserved, request, home, within, user, course, waiting_since
@@ -180,10 +161,6 @@ SELECT course, by_course * pow(0.5, max(0.0, :now - as_of) / :course_half_life) 
 
 -- name: user_uses_now
 SELECT course, user, by_user * pow(0.5, max(0.0, :now - as_of) / :user_half_life) AS by_user FROM use;
-
--- name: user_use_now
-SELECT by_user * pow(0.5, max(0.0, :now - as_of) / :user_half_life) AS by_user
-FROM use WHERE course = :course AND user = :user;
 
 -- name: uses_now
 SELECT course, user,

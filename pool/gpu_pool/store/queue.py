@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gpu_pool.clock import Clock
 from gpu_pool.embedded.expected_waits import ForecastInput
 from gpu_pool.policy import forecast as forecasting
-from gpu_pool.policy import queue
+from gpu_pool.policy import placement, queue
 from gpu_pool.policy.queue import Decision, Holding, Situation, Usage, Waiter
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import Sharing
 from gpu_pool.store.database import Database, Row
 from gpu_pool.store.device_table import DeviceTable
 from gpu_pool.store.lease_table import LeaseTable, read_request
-from gpu_pool.store.queue_head import QueueHead, allowed_devices
 from gpu_pool.store.usage import UsageTotals
 from gpu_pool_client import Outlook, Slice
 
@@ -31,6 +31,24 @@ _PAUSE = 20.0
 _LONGEST_PAUSE = 60.0
 #: In a longer queue a wait is not foreseen for whoever only asks about it.
 _FORESEEABLE = 50
+
+
+def allowed_devices(row: Row) -> frozenset[str]:
+    """Return the uuids of the devices that a waiting lease may have; empty for any."""
+    return _uuids(row["home"] or row["within"])
+
+
+@functools.lru_cache(maxsize=1024)
+def _uuids(text: str) -> frozenset[str]:
+    return frozenset(filter(None, text.split(",")))
+
+
+#: What somebody waits for, and where, as the store has it.
+_Wanted: TypeAlias = tuple[str, str, str]
+
+
+def _wanted(row: Row) -> _Wanted:
+    return row["request"], row["home"], row["within"]
 
 
 class QueueForecast(NamedTuple):
@@ -71,24 +89,20 @@ class StoredQueue:
         the others follow, and what is emptied for them, may then lag by some
         seconds: so long that it takes a twentieth of the time or less.
         """
-        if not self._is_longer_than(_LONG):
-            self._serve_all()
-            return
+        count = self._db.one("count_waiters")[0]
         # A moment of another boot may be far ahead.
-        in_order = 0 < self._db.one("sorted_until")[0] - self._clock.uptime() <= _LONGEST_PAUSE
-        if not (in_order and self._serve_queue_head()):
+        if count > _LONG and 0 < self._db.one("sorted_until")[0] - self._clock.uptime() <= _LONGEST_PAUSE:
+            self._serve_unsorted()
+        elif count:
             began = time.thread_time()
-            self._serve_all()
-            pause = min(_LONGEST_PAUSE, _PAUSE * (time.thread_time() - began))
-            self._db.run("set_sorted_until", {"until": self._clock.uptime() + pause})
+            self._serve_sorted()
+            if count > _LONG:
+                pause = min(_LONGEST_PAUSE, _PAUSE * (time.thread_time() - began))
+                self._db.run("set_sorted_until", {"until": self._clock.uptime() + pause})
 
-    def _is_longer_than(self, most: int) -> bool:
-        return self._db.one("is_longer_than", most=most) is not None
-
-    def _serve_all(self) -> None:
+    def _serve_sorted(self) -> None:
+        """Grant to everybody whose turn has come, and write down in which order the others follow."""
         rows = {row["number"]: row for row in self._db.run("waiters").fetchall()}
-        if not rows:
-            return
         now = self._situation([self._waiter(row) for row in rows.values()])
         decision = queue.decide(now)
         for waiter, parts in decision.grants:
@@ -97,29 +111,29 @@ class StoredQueue:
         if rows:
             self._write_order(now, decision, rows)
 
-    def _serve_queue_head(self) -> bool:
-        """Grant to everybody whose turn has come, reading no more of the queue than that takes.
+    def _serve_unsorted(self) -> None:
+        """Grant to everybody whose turn has come, and write nothing about the others.
 
-        Returns False, having done nothing, where that takes the whole queue: something
-        that was reserved may become free.
+        Most of a long queue ask for the same few things, of which nothing is free: they are left out.
         """
-        reserved = [self._waiter(row) for row in self._db.run("reserved").fetchall()]
-        statuses = self._devices.open()
-        if not queue.settled(reserved, statuses, self._rules):
-            return False
-        ahead = QueueHead(self._db, self._waiter, reserved, statuses, self._rules)
-        if ahead.kinds:
-            # One alone is compared with nobody.
-            now = self._bare() if ahead.is_one else self._situation([], ahead.courses)
-            waiters = [*reserved, *ahead.waiters(now, self._prior)]
-            for waiter, parts in queue.grant(replace(now, queue=waiters)).grants:
-                self._grant(waiter, parts, now.now)
-        return True
+        fits = self._fitting()
+        if not fits:
+            return
+        rows = self._db.run("waiters").fetchall()
+        waiters = [self._waiter(row) for row in rows if row["reserved"] or _wanted(row) in fits]
+        now = replace(self._situation(waiters), courses=frozenset(row["course"] for row in rows))
+        for waiter, parts in queue.grant(now).grants:
+            self._grant(waiter, parts, now.now)
 
-    @property
-    def _prior(self) -> set[str]:
-        """The users who may have a higher priority than others of their course."""
-        return {user for group in self.sharing.groups if group.priority for user in group.users}
+    def _fitting(self) -> set[_Wanted]:
+        """Return what of all that is waited for could be granted if nothing were reserved."""
+        statuses, fits = self._devices.open(), set()
+        for row in self._db.run("waiting_for").fetchall():
+            uuids = allowed_devices(row)
+            usable = [each for each in statuses if not uuids or each.device.uuid in uuids]
+            if placement.place(read_request(row["request"]), usable, self._rules) is not None:
+                fits.add(_wanted(row))
+        return fits
 
     def _grant(self, waiter: Waiter, parts: Sequence[Slice], now: float) -> None:
         row = self._db.one("lease_by_number", number=waiter.number)
@@ -142,7 +156,7 @@ class StoredQueue:
     def prospects(self) -> ForecastInput | None:
         """Return what expected waits are worked out from; None for a long queue or without facts."""
         holding_times = self._holding_times()
-        if not holding_times or self._is_longer_than(_LONG):
+        if not holding_times or self._db.one("count_waiters")[0] > _LONG:
             return None
         return ForecastInput(self._situation(self._waiters()), holding_times)
 
@@ -184,14 +198,9 @@ class StoredQueue:
     def _waiters(self) -> list[Waiter]:
         return [self._waiter(row) for row in self._db.run("waiters").fetchall()]
 
-    def _situation(self, waiters: Sequence[Waiter], courses: frozenset[str] | None = None) -> Situation:
-        """Return what the queue is told; with ``courses``, those of all who wait, of a part of the queue."""
-        of_few = courses is not None
-        usage = self._use.usage(of_few=of_few)
-        bare = self._bare()
-        return replace(
-            bare, queue=waiters, holdings=self._holdings(), usage=usage, courses=courses or bare.courses
-        )
+    def _situation(self, waiters: Sequence[Waiter]) -> Situation:
+        """Return what the queue is told."""
+        return replace(self._bare(), queue=waiters, holdings=self._holdings(), usage=self._use.usage())
 
     def _bare(self) -> Situation:
         """Return a situation without waiters, and without what anybody has or had."""
@@ -210,7 +219,7 @@ class StoredQueue:
             course=row["course"],
             since=row["waiting_since"],
             priority=self.sharing.priority(row["user"], row["course"]),
-            reserved=tuple(filter(None, row["reserved"].split(","))),
+            reserved=tuple(row["reserved"].split(",")) if row["reserved"] else (),
         )
 
     def _holding(self, row: sqlite3.Row) -> Holding:

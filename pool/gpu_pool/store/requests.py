@@ -21,8 +21,7 @@ from gpu_pool.settings import PoolSettings
 from gpu_pool.store.database import Database
 from gpu_pool.store.device_table import DeviceTable, ForeignUse
 from gpu_pool.store.lease_table import LeaseTable, plain, read_request, write_process
-from gpu_pool.store.queue import QueueForecast, StoredQueue
-from gpu_pool.store.queue_head import allowed_devices
+from gpu_pool.store.queue import QueueForecast, StoredQueue, allowed_devices
 from gpu_pool.store.resizing import Resizing
 from gpu_pool.store.usage import MeasuredUseTable, UsageTotals
 from gpu_pool.user_names import checked_name

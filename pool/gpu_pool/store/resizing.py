@@ -99,7 +99,9 @@ class Resizing:
 
     def _wanted(self, devices: Sequence[Device]) -> set[str]:
         """Return the uuids of the devices on which somebody in the queue could be placed."""
-        shapes = {(row["request"], row["home"] or row["within"]) for row in self._db.run("kinds").fetchall()}
+        shapes = {
+            (row["request"], row["home"] or row["within"]) for row in self._db.run("waiting_for").fetchall()
+        }
         return {
             part.device.uuid
             for request, home in shapes

@@ -48,19 +48,15 @@ class UsageTotals:
         self._db.run("add_use", values)
         self._db.run("add_course_use", values)
 
-    def usage(self, *, of_few: bool = False) -> Usage:
-        """Return what the queue compares courses and users by.
-
-        With ``of_few`` a user's use is read when it is asked for, in the same transaction.
-        """
+    def usage(self) -> Usage:
+        """Return what the queue compares courses and users by."""
         times = self._times()
-        courses = {
-            row["course"]: row["by_course"] for row in self._db.run("course_uses_now", times).fetchall()
-        }
-        if of_few:
-            return Usage(courses, _Users(self._db, times))
+        courses = self._db.run("course_uses_now", times).fetchall()
         users = self._db.run("user_uses_now", times).fetchall()
-        return Usage(courses, {(row["course"], row["user"]): row["by_user"] for row in users})
+        return Usage(
+            {row["course"]: row["by_course"] for row in courses},
+            {(row["course"], row["user"]): row["by_user"] for row in users},
+        )
 
     def accounts(self) -> Iterator[Account]:
         """Yield what quotas count: what is held, parked or waited for, and what was used before."""
@@ -80,27 +76,6 @@ class UsageTotals:
             "course_half_life": self._policy.course_half_life,
             "user_half_life": self._policy.user_half_life,
         }
-
-
-class _Users(Mapping[tuple[str, str], float]):
-    """What users have used as it counts now, by (course, user), each read once, when it is asked for."""
-
-    def __init__(self, database: Database, times: Mapping[str, float]) -> None:
-        self._db, self._times = database, times
-        self._read: dict[tuple[str, str], float] = {}
-
-    def __getitem__(self, key: tuple[str, str]) -> float:
-        if key not in self._read:
-            course, user = key
-            row = self._db.one("user_use_now", course=course, user=user, **self._times)
-            self._read[key] = 0.0 if row is None else float(row["by_user"])
-        return self._read[key]
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return ((row["course"], row["user"]) for row in self._db.run("user_uses_now", self._times))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_pool.policy.queue import Policy, Situation, Usage, faded_use, queue_head
+from gpu_pool.policy.queue import Policy, Usage, faded_use
 from support import queues
-from support.queues import HOUR, RULES, V100, decided, granted, holding, ordered, statuses, waiter
+from support.queues import HOUR, V100, decided, granted, holding, ordered, waiter
 
 # -- The order of turn -------------------------------------------------------
 
@@ -167,20 +167,12 @@ def test_a_course_that_would_get_more_than_its_part_waits_longer_for_devices_to_
     assert decided([lab], held, now=1800.0, policy=Policy({"lab": 3.0})).reservations != {}
 
 
-def test_in_a_long_line_nobody_is_passed_over_for_one_whose_own_earlier_wish_comes_late() -> None:
+def test_a_later_request_of_the_same_user_comes_no_sooner_than_the_earlier_one() -> None:
     line = [
         waiter(1, "10%", user="has"),
         waiter(2, "1", user="has"),
         waiter(3, "1", user="new", since=2000.0),
     ]
     usage = Usage(users={("", "has"): 1e6})
+    assert ordered(line[1:], usage=usage) == [2, 3]
     assert ordered(line, usage=usage) == [3, 1, 2]
-    now = Situation([], [], statuses([]), RULES, Policy(), usage, 3000.0)
-    last = {line[0].shape: 1.0, line[2].shape: 2000.0}
-    assert queue_head(now, [(line, last)], most=1) == line
-
-
-def test_in_a_long_line_whoever_comes_too_late_is_not_looked_at() -> None:
-    line = [waiter(number, user=f"u{number}") for number in range(9)]
-    now = Situation([], [], statuses([]), RULES, Policy(), Usage(), 3000.0)
-    assert queue_head(now, [(line, {line[0].shape: 8.0})], most=3) == line[:3]

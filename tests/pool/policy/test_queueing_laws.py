@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import assume, event, given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from gpu_pool.policy import placement, queue
@@ -169,49 +169,24 @@ def crowd(
     return replace(now, queue=[replace(each, reserved=kept.get(each.number, ())) for each in line])
 
 
-def queue_head_of(now: Situation, prior: str) -> list[Waiter]:
-    """Return what a decision needs of the queue, as the store reads it."""
-    reserved = [each for each in now.queue if each.reserved]
-    taken = {uuid for each in reserved for uuid in each.reserved}
-    free = [status for status in now.statuses if status.device.uuid not in taken]
-    usable = {each.shape: [s for s in free if s.device.uuid in (each.devices or uuids)] for each in now.queue}
-    room = {wish: queue.room(wish[0], on, RULES) for wish, on in usable.items()}
-    fits = {wish for wish, on in usable.items() if placement.place(wish[0], on, RULES)}
-    able = [each for each in now.queue if each.shape in fits and not each.reserved]
-    able.sort(key=lambda each: (each.since, each.number))
-    of_course = [[each for each in able if each.course == course] for course in ("", "lab")]
-    arrivals = [(some, {each.shape: each.since for each in some}) for some in of_course if some]
-    courses = frozenset(each.course for each in now.queue)
-    first = queue.queue_head(replace(now, queue=[], courses=courses), arrivals, sum(map(room.get, fits)))
-    assert all(part[0] in first for part, _ in arrivals)
-    found = [*reserved, *first, *(each for each in able if each.user in prior)]
-    return list({each.number: each for each in found}.values())
-
-
-@given(crowds, occupied, uses, priors)
-def test_the_queue_head_of_a_line_are_granted_what_they_are_in_the_whole_line(
-    line: list[Waiter], held: list[Holding], used: dict[tuple[str, str], float], prior: str
+@given(crowds, occupied, uses, priors, st.sampled_from(["", *uuids]))
+def test_grants_need_nobody_who_could_not_be_placed_if_nothing_were_reserved(
+    line: list[Waiter], held: list[Holding], used: dict[tuple[str, str], float], prior: str, gone: str
 ) -> None:
     whole = crowd(line, held, used, prior)
-    assume(queue.settled([each for each in whole.queue if each.reserved], whole.statuses, RULES))
-    few = queue_head_of(whole, prior)
+    whole = replace(whole, statuses=[each for each in whole.statuses if each.device.uuid != gone])
+    few = [
+        each
+        for each in whole.queue
+        if each.reserved
+        or placement.place(
+            each.request, [s for s in whole.statuses if s.device.uuid in (each.devices or uuids)], RULES
+        )
+    ]
+    event("read in full" if len(few) == len(line) else "in part")
+    event("reserved" if any(each.reserved for each in few) else "nothing reserved")
     part = replace(whole, queue=few, courses=frozenset(each.course for each in whole.queue))
-    event("read in full" if len(few) == len(line) else "shortened")
     assert queue.grant(part).grants == decide(whole).grants
-
-
-@given(crowds, occupied, uses, st.sampled_from(uuids))
-def test_reservations_are_settled_only_if_a_decision_leaves_them_as_they_are(
-    line: list[Waiter], held: list[Holding], used: dict[tuple[str, str], float], gone: str
-) -> None:
-    now = crowd(line, held, used, "")
-    now = replace(now, statuses=[each for each in now.statuses if each.device.uuid != gone])
-    reserved = {each.number: each.reserved for each in now.queue if each.reserved}
-    kept = [each for each in now.queue if each.reserved]
-    if queue.settled(kept, now.statuses, RULES):
-        decision = queue.grant(now)
-        assert dict(decision.reservations) == reserved
-        assert not reserved.keys() & set(granted(decision))
 
 
 @given(lines)

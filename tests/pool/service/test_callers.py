@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpu_pool.caller import Caller, Peer
 from gpu_pool.service import callers
-from gpu_pool.service.callers import Caller, Peer, PeerIdentity, peer_of, verify_process
+from gpu_pool.service.callers import PeerIdentity, peer_of, verify_process
 from gpu_pool_client import NotAllowed, Process
 from support.pools import identity, running
 from support.users import NOBODY

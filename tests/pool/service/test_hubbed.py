@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.service.callers import Peer, user_name
+from gpu_pool.caller import Peer
+from gpu_pool.service.callers import user_name
 from gpu_pool.service.hub import hub_place, mark_of, named_by
 from gpu_pool_client import BadRequest
 from gpu_pool_client._remote.exchange import ServerAddress

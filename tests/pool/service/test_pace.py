@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from gpu_pool.caller import Caller
 from gpu_pool.service.authorized_pool import AuthorizedPool
-from gpu_pool.service.callers import Caller
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.rate_limits import RatePerMinute

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpu_pool.caller import Peer
 from gpu_pool.service import callers
-from gpu_pool.service.callers import Peer, PeerIdentity, subordinate_owner
+from gpu_pool.service.callers import PeerIdentity, subordinate_owner
 from gpu_pool.service.hub import named_by
 from gpu_pool_client import Process
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from gpu_pool.caller import Caller
 from gpu_pool.courses import Courses
 from gpu_pool.policy.sharing import Sharing
 from gpu_pool.service.browsers import BrowserPage
-from gpu_pool.service.callers import Caller
 from gpu_pool.service.course_editor import CourseEditor
 from gpu_pool.service.dashboard.labels import Mark, marks
 from gpu_pool.service.dashboard.pool_view import Viewer, describe_changes
