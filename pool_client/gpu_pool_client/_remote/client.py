@@ -223,8 +223,8 @@ class RemotePool(Pool):
     async def _withdraw_request(self, wanted: bodies.RequestBody, name: Hashable) -> None:
         """End the lease of a request that may or may not have arrived: repeat it to learn its id.
 
-        Not where it is wanted again meanwhile; nor where something is attached to it, since then an
-        earlier call with that key was answered.
+        Not where it is wanted again meanwhile; nor where something is attached to it, or this process
+        renews it (over TCP no processes are told), since then an earlier call with that key was answered.
         """
         try:
             answer = await self._ask("POST", "leases", wanted, retry_for=0.0)
@@ -233,7 +233,8 @@ class RemotePool(Pool):
         except GpuPoolError:
             return  # there is none
         lease = _read(bodies.LEASE, answer)
-        if lease.process is None and is_given_back(name):
+        is_in_use = lease.process is not None or lease_heartbeat().keeps(self._endpoint, lease.id)
+        if not is_in_use and is_given_back(name):
             await self.release(lease.id, EndReason.WITHDRAWN)
 
     async def _poll(

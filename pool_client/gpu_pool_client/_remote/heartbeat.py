@@ -55,6 +55,11 @@ class LeaseHeartbeat:
             else:
                 self._kept.pop(endpoint, None)
 
+    def keeps(self, endpoint: Endpoint, lease_id: str) -> bool:
+        """Whether a lease is renewed."""
+        with self._changed:
+            return lease_id in self._kept.get(endpoint, ())
+
     def _run(self) -> None:
         due = time.monotonic() + self._every
         while True:
