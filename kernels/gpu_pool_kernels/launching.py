@@ -8,11 +8,15 @@ package: the same kernelspec outlives an upgrade, and a move, of it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 #: Run by path, with the kernel's own interpreter.
 LAUNCHER: Final = Path(__file__).parent / "inkernel" / "launch.py"
+
+#: Run by path as well: forks kernels that have imported modules already.
+TEMPLATE: Final = Path(__file__).parent / "inkernel" / "template.py"
 
 #: What a kernel loads where this project is installed beside it.
 EXTENSION: Final = "gpu_pool_kernels.inkernel"
@@ -24,6 +28,8 @@ _WITH_VALUE: Final = ("-W", "-X", "--check-hash-based-pycs")
 #: As "python -m ipykernel install" writes it into kernelspecs. Without it the debugger, which every
 #: kernel loads when it is asked what it can do, warns of breakpoints that it cannot set.
 _DEBUGGABLE: Final = "-Xfrozen_modules=off"
+#: By how many bytes another kernel's connection file may have the longer name.
+_LONGER_NAMES: Final = 256
 
 
 def wrap_argv(argv: list[str], *, installed: bool = False) -> list[str]:
@@ -48,6 +54,24 @@ def wrap_argv(argv: list[str], *, installed: bool = False) -> list[str]:
             options.insert(0, _DEBUGGABLE)
         return [argv[0], *options, *argv[position : position + 2], "--ext", EXTENSION, *argv[position + 2 :]]
     return [*argv[:position], str(LAUNCHER), *argv[position:]]
+
+
+def template_argv(
+    argv: list[str], modules: Sequence[str], control: int, idle_timeout: float
+) -> tuple[list[str], list[str]] | None:
+    """Return what all commands of a template's kernels begin with, and the template's own command.
+
+    ``argv`` is a kernel's command as :func:`wrap_argv` returns it; None for any other.
+    ``control`` is the number of a descriptor by which the template is asked. After
+    ``idle_timeout`` seconds without a question it ends.
+    """
+    if str(LAUNCHER) not in argv or not TEMPLATE.is_file():
+        return None
+    position = argv.index(str(LAUNCHER))
+    # A kernel writes its own command over the template's, which therefore must not be shorter.
+    padding = "-" * (sum(len(word.encode()) + 1 for word in argv[position:]) + _LONGER_NAMES)
+    own = [str(TEMPLATE), str(control), ",".join(modules), f"{idle_timeout:.0f}", padding]
+    return argv[:position], [*argv[:position], *own]
 
 
 def _module_option(argv: list[str]) -> int | None:

@@ -65,6 +65,7 @@ from gpu_pool_provisioner.proxy.runs import BackendConnection, Launch, ProxiedKe
 from gpu_pool_provisioner.readiness import ReadinessWatch
 from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
 from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE, SliceSettings
+from gpu_pool_provisioner.templates import ForkedProcess, TemplateSettings, templates
 
 #: Seconds for which the death of a kernel that nobody restarts by itself is forgiven:
 #: enough for its manager, which looks ten times a second, to see it and restart it on request.
@@ -334,9 +335,21 @@ class GPUPoolProvisioner(SliceSettings):
         }
         if self.process is not None:
             self.process.poll()  # one that the proxy has ended is still to be reaped
-        await super().launch_kernel(on_slice.command, **{**kwargs, "env": {**environment, **ours}})
+        kwargs = {**kwargs, "env": {**environment, **ours}}
+        warm = await self._fork_kernel(on_slice.command, kwargs) if self.preload is not None else None
+        if warm is None:
+            await super().launch_kernel(on_slice.command, **kwargs)
+        else:
+            self.process, self.pid, self.pgid = warm, warm.pid, warm.pid  # type: ignore[assignment]
         assert self.process is not None
         return int(self.process.pid)
+
+    async def _fork_kernel(self, cmd: list[str], kwargs: dict[str, Any]) -> ForkedProcess | None:
+        """Return a warm kernel's process; None where it is to start as always."""
+        settings = TemplateSettings(
+            tuple(self.preload), self.max_templates, self.max_template_mib, self.template_idle_timeout
+        )
+        return await templates().start_kernel(cmd, self._scrub_kwargs(kwargs), settings)
 
     async def _wait_in_proxy(
         self, kernel_slice: KernelSlice, lease: Lease | None, cmd: list[str], kwargs: dict[str, Any]

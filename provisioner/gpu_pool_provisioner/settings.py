@@ -6,7 +6,7 @@ import os
 from typing import Final
 
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
-from traitlets import Bool, CUnicode, List, Unicode, default
+from traitlets import Bool, CUnicode, Integer, List, Unicode, default
 
 from gpu_pool_client._traits import Seconds
 
@@ -143,6 +143,44 @@ class SliceSettings(LocalProvisioner):
         "the person who runs this Jupyter server",
         config=True,
         help="Who a student should ask when no slice is free, in words that end a sentence. May be empty.",
+    )
+
+    preload = List(
+        Unicode(),
+        None,
+        allow_none=True,
+        config=True,
+        help="""Modules that an IPython kernel has imported when it starts, such as numpy and torch.
+
+        By default kernels start without.
+
+        Where this is set, if only to [], the second kernel and every later one are
+        forked from a process of this server that has imported these modules: a warm
+        kernel. What differs between kernels, such as environment and random numbers,
+        differs here, too; whatever is in doubt starts as always. See "Warm kernels" in
+        the documentation.
+        """,
+    )
+    max_templates = Integer(
+        4,
+        min=0,
+        max=64,
+        config=True,
+        help="How many processes this server keeps from which warm kernels are forked. At most 64.",
+    )
+    max_template_mib = Integer(
+        4096,
+        min=1,
+        config=True,
+        help="MiB of memory that such a process may take. With a larger one, kernels start as always.",
+    )
+    template_idle_timeout = Seconds(
+        3600.0,
+        min=1,
+        max=7 * 86_400,
+        config=True,
+        where=_WHERE,
+        help="Seconds without a new kernel after which such a process ends. At most 604800.",
     )
 
     @default("outage_timeout")

@@ -1,0 +1,402 @@
+"""A process that has imported what kernels need, and forks them.
+
+Run as ``python template.py CONTROL MODULE,MODULE IDLE PADDING``.
+
+It runs in the kernel's environment, with the standard library and ipykernel alone, as
+``launch.py`` beside it does, and is a child of the Jupyter server. ``CONTROL`` is the number of
+an open socket (``AF_UNIX``, ``SOCK_SEQPACKET``) by which the server asks; each message is JSON::
+
+    → {"ready": [MODULE, ...]}              once everything is imported; or {"failed": why}
+    ← {"argv", "env", "cwd"} with the descriptors of a channel and of three standard streams
+    → {"pid": 123}                          of a kernel that waits for one byte on the channel
+    → {"cold": "why no kernel was forked"}
+
+The kernel's parent is the server and not the template: the process that has forked it ends at
+once, while the server adopts what descends from it (``PR_SET_CHILD_SUBREAPER``). So the server
+waits for its end as for any child's, and the end of the template concerns nobody.
+
+Whatever is in doubt is not forked; the server then starts the kernel as it always did.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any, Iterator  # noqa: UP035 - for Python 3.8
+
+#: What every kernel imports until its first cell runs: without these none is warm.
+KERNEL_MODULES = ("ipykernel.kernelapp", "ipykernel.ipkernel", "ipykernel.zmqshell")
+#: And these, as far as this version of ipykernel and IPython has them.
+OPTIONAL_MODULES = (
+    "ipykernel.debugger",
+    "IPython.core.completer",
+    "IPython.core.completerlib",
+    "IPython.core.debugger",
+    "IPython.core.logger",
+    "IPython.core.oinspect",
+    "IPython.extensions.storemagic",
+    "faulthandler",
+    "psutil",
+    "sqlite3",
+    "tornado.locks",
+    "tornado.platform.asyncio",
+    "tornado.queues",
+)
+#: Those whose threads outlive an import and come back after a fork (pthread_atfork), so that more
+#: threads of the system than Python knows are no reason for doubt. Checked one by one: numpy 2.4,
+#: scipy, pandas, scikit-learn, torch 2.15, TensorFlow 2.21 and jax 0.9.
+KNOWN_THREADS = ("numpy", "scipy", "torch", "tensorflow", "jaxlib", "sklearn")
+#: What ipykernel sets before matplotlib is imported, which reads it at once.
+_INLINE = "module://matplotlib_inline.backend_inline"
+#: A process is as its parent in these, or it is not what a new child of that parent would be.
+_STATUS = ("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
+#: Seconds between two looks at the machine's memory.
+_LOOK_EVERY = 20.0
+#: The part of the machine's memory that must be free, or else templates end: kernels need it more.
+_FREE_PART = 0.05
+_MAX_MESSAGE = 1 << 20
+_MAX_DESCRIPTORS = 4
+
+
+class Template:
+    """What this process has imported, and how it was before."""
+
+    def __init__(self, control: int, modules: "list[str]", idle: float) -> None:
+        self.control = socket.socket(fileno=control)
+        self.server = os.getppid()
+        self.modules = modules
+        #: Seconds after which it ends if no kernel was asked for.
+        self.idle = idle
+        self.handlers = _handled()
+        self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        #: When the files were changed from which everything was imported.
+        self.changed = {}  # type: dict[str, int | None]
+        #: The modules that only the preloaded ones have imported, by the first part of their names.
+        self.preloaded = set()  # type: set[str]
+        self.generators = []  # type: list[Any]
+        #: The variables that modules have set as they were imported.
+        self.variables = {}  # type: dict[str, str]
+
+    def prepare(self) -> "dict[str, str]":
+        """Import everything; return what could not be imported, with the error's words."""
+        given = {**os.environ, "MPLBACKEND": os.environ.get("MPLBACKEND", _INLINE)}
+        for name in KERNEL_MODULES:
+            importlib.import_module(name)
+        for name in OPTIONAL_MODULES:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        before = _top_levels()
+        failed = {}
+        os.environ["MPLBACKEND"] = given["MPLBACKEND"]
+        for name in self.modules:
+            try:
+                importlib.import_module(name)
+            except BaseException as error:  # noqa: BLE001, PERF203 - SystemExit of a program, too
+                failed[name] = f"{type(error).__name__}: {error!s:.200}"
+        self.variables = {name: value for name, value in os.environ.items() if given.get(name) != value}
+        self.preloaded = _top_levels() - before
+        self.changed = dict(_changed(_imported_files()))
+        self.generators = [each for each in gc.get_objects() if _is_generator(each)]
+        gc.collect()
+        # Kernels share these pages for as long as their collector does not touch them.
+        gc.freeze()
+        return failed
+
+    def serve(self) -> "list[str] | None":
+        """Answer the server until it has nothing more to ask.
+
+        Returns twice: None in the template once it is no longer wanted, and in each kernel its command.
+        """
+        while True:
+            content, descriptors = self._next()
+            if not content:
+                return None
+            wanted = json.loads(content)
+            outdated = self.doubt(descriptors) or self._outdated()
+            doubt = outdated or self._shadowed(wanted["cwd"])
+            if doubt is not None:
+                _send(self.control, {"cold": doubt})
+            elif self.fork():
+                self.become_kernel(wanted, descriptors)
+                return list(wanted["argv"])
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if outdated:
+                return None
+
+    def _next(self) -> "tuple[bytes, list[int]]":
+        """Wait for a question; return nothing once this template is to end."""
+        end = time.monotonic() + self.idle
+        while time.monotonic() < end and not memory_is_short():
+            if select.select([self.control], [], [], _LOOK_EVERY)[0]:
+                content, descriptors = _receive(self.control)
+                return content, descriptors
+        return b"", []
+
+    # -- What speaks against a fork ------------------------------------------
+
+    def doubt(self, expected: "list[int]") -> "str | None":
+        """Return what the imports have left behind that no kernel may inherit; None if there is nothing."""
+        if threading.active_count() > 1:
+            names = ", ".join(sorted(each.name for each in threading.enumerate()[1:]))
+            return f"the preloaded modules have started threads: {names:.200}"
+        if len(names_in("/proc/self/task")) > 1 and not any(name in sys.modules for name in KNOWN_THREADS):
+            return "the preloaded modules have started threads of their own"
+        return self._opened({0, 1, 2, self.control.fileno(), *expected}) or self._driver()
+
+    def _opened(self, expected: "set[int]") -> "str | None":
+        for name in names_in("/proc/self/fd"):
+            try:
+                what = os.readlink("/proc/self/fd/" + name)
+            except OSError:  # the folder's own, which is closed by now
+                continue
+            if int(name) not in expected:
+                return f"the preloaded modules have opened {what:.200}"
+        return None
+
+    def _driver(self) -> "str | None":
+        with open("/proc/self/maps", "rb") as maps:
+            for line in maps:
+                if b"/dev/nvidia" in line or b"/libcuda.so" in line:
+                    return "the preloaded modules have opened the GPU's driver"
+        return None
+
+    def _outdated(self) -> "str | None":
+        """Return what a new child of the server would not have in common with this process."""
+        server, own = f"/proc/{self.server}/", "/proc/self/"
+        if os.getppid() != self.server:
+            return "the server has ended"
+        if _statuses(server) != _statuses(own):
+            return "the server's user, groups, umask or rights are not those of before"
+        for name in ("cgroup", "limits", "oom_score_adj"):
+            if Path(server + name).read_bytes() != Path(own + name).read_bytes():
+                return "the server's {} is not that of before".format(name.replace("_", " "))
+        for name in sorted(names_in(own + "ns")):
+            if os.readlink(server + "ns/" + name) != os.readlink(own + "ns/" + name):
+                return f"the server's namespace {name} is not that of before"
+        if os.sched_getaffinity(self.server) != os.sched_getaffinity(0):
+            return "the server's processors are not those of before"
+        if os.getpriority(os.PRIO_PROCESS, self.server) != os.getpriority(os.PRIO_PROCESS, 0):
+            return "the server's priority is not that of before"
+        for path, changed in _changed(self.changed):
+            if self.changed[path] != changed:
+                return f"{path} has changed"
+        return None
+
+    def _shadowed(self, cwd: "str | None") -> "str | None":
+        try:
+            names = names_in(cwd or os.curdir)
+        except OSError:
+            return None
+        for name in names:
+            if name.partition(".")[0] in self.preloaded and (name.endswith(".py") or "." not in name):
+                return f"{name} in the notebook's folder has the name of a preloaded module"
+        return None
+
+    # -- The fork ------------------------------------------------------------
+
+    def fork(self) -> bool:
+        """Fork a process that descends from the server, and tell the server its pid. True in that process."""
+        reading, writing = os.pipe()
+        # Python warns of the threads that :meth:`doubt` has found harmless.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            between = os.fork()
+            if between == 0:
+                try:
+                    kernel = os.fork()
+                    if kernel:
+                        os.write(writing, b"%d" % kernel)
+                except BaseException:  # noqa: BLE001 - the server is told that there is no pid
+                    os._exit(1)
+                if kernel:
+                    os._exit(0)
+        os.close(writing)
+        if between == 0:
+            os.close(reading)
+            return True
+        # Once it has been waited for, what it has forked is the server's.
+        os.waitpid(between, 0)
+        told = os.read(reading, 32)
+        os.close(reading)
+        _send(self.control, {"pid": int(told)} if told else {"cold": "no process could be forked"})
+        return False
+
+    def become_kernel(self, wanted: "dict[str, Any]", descriptors: "list[int]") -> None:
+        """Be what a new process of the server with this command would be."""
+        channel = socket.socket(fileno=descriptors[0])
+        os.setsid()
+        self.control.close()
+        if channel.recv(1) != b"1":
+            os._exit(0)  # the server has started another kernel meanwhile
+        for standard, given in enumerate(descriptors[1:]):
+            os.dup2(given, standard)
+            os.close(given)
+        for number, handler in self.handlers.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+        os.environ.clear()
+        os.environ.update({**self.variables, **wanted["env"]})
+        if wanted["cwd"] is not None:
+            os.chdir(wanted["cwd"])
+        self.draw_anew()
+        show_command(wanted["argv"])
+        tell_when_bound(channel)
+
+    def draw_anew(self) -> None:
+        """Seed every generator of random numbers that was there before the fork."""
+        random.seed()
+        for each in self.generators:
+            if isinstance(each, random.Random):
+                each.seed()
+            else:
+                each.state = type(each)().state
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.default_generator.seed()
+        processes = sys.modules.get("multiprocessing.process")
+        if processes is not None:
+            processes.current_process().authkey = os.urandom(32)
+
+
+def _is_generator(candidate: object) -> bool:
+    """Whether it is a generator of random numbers: Python's, or what numpy's draw from."""
+    if isinstance(candidate, random.Random):
+        return not isinstance(candidate, random.SystemRandom)
+    numpy = sys.modules.get("numpy.random")
+    return numpy is not None and isinstance(candidate, numpy.BitGenerator)
+
+
+def _handled() -> "dict[int, Any]":
+    """Return the handlers of all signals that may have one."""
+    return {
+        number: signal.getsignal(number)
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    }
+
+
+def names_in(folder: str) -> "list[str]":
+    """Return what is in a folder."""
+    return os.listdir(folder)  # noqa: PTH208 - Path.iterdir takes ten times as long
+
+
+def _top_levels() -> "set[str]":
+    return {name.partition(".")[0] for name in sys.modules}
+
+
+def _imported_files() -> "Iterator[str]":
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            yield file
+    # A package that was added or removed changes its folder.
+    yield from filter(None, sys.path)
+
+
+def _changed(paths: "Any") -> "Iterator[Any]":
+    for path in paths:
+        try:
+            yield path, os.stat(path).st_mtime_ns  # noqa: PTH116 - Path takes five times as long
+        except OSError:  # noqa: PERF203
+            yield path, None
+
+
+def memory_is_short() -> bool:
+    """Whether less of the machine's memory is available than kernels may soon need."""
+    with open("/proc/meminfo", "rb") as file:
+        lines = (line.partition(b":") for line in file)
+        found = {name: int(value.split()[0]) for name, _, value in lines}
+    return found.get(b"MemAvailable", 1) < _FREE_PART * found.get(b"MemTotal", 1)
+
+
+def _statuses(process: str) -> "dict[str, str]":
+    with open(process + "status", "rb") as status:
+        pairs = (line.decode("ascii", "replace").partition(":") for line in status.read().split(b"\n"))
+        return {name: value.strip() for name, _, value in pairs if name in _STATUS}
+
+
+def _receive(control: socket.socket) -> "Any":
+    content, ancillary, _, _ = control.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS))
+    descriptors = []  # type: list[int]
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            whole = len(data) - len(data) % 4
+            descriptors += [int.from_bytes(data[n : n + 4], sys.byteorder) for n in range(0, whole, 4)]
+    return content, descriptors
+
+
+def _send(control: socket.socket, message: "dict[str, Any]") -> None:
+    control.send(json.dumps(message).encode())
+
+
+def show_command(argv: "list[str]") -> None:
+    """Let ``ps`` show this command: it is written over the template's own, which is longer."""
+    with contextlib.suppress(AttributeError):  # before Python 3.10
+        sys.orig_argv[:] = argv
+    with open("/proc/self/stat", "rb") as file:
+        numbers = file.read().rpartition(b")")[2].split()
+    # proc_pid_stat(5): arg_start and arg_end are the fields 48 and 49, and the third is the first here.
+    start, end = int(numbers[45]), int(numbers[46])
+    command = b"".join(os.fsencode(word) + b"\0" for word in argv)
+    if 0 < len(command) <= end - start:
+        ctypes.memmove(start, command.ljust(end - start, b"\0"), end - start)
+
+
+def tell_when_bound(channel: socket.socket) -> None:
+    """Tell the server when the kernel listens: a client that comes earlier waits for its next attempt."""
+    application = sys.modules["ipykernel.kernelapp"].IPKernelApp
+    original = application.log_connection_info
+
+    def log_connection_info(self: Any) -> None:
+        application.log_connection_info = original
+        with contextlib.suppress(OSError), channel:
+            channel.send(b"1")
+        original(self)
+
+    application.log_connection_info = log_connection_info
+
+
+def run(argv: "list[str]", folder: Path) -> None:
+    """Run the kernel as ``launch.py`` in this folder does, which is named in the command."""
+    launcher = str(folder / "launch.py")
+    sys.argv[:] = argv[argv.index(launcher) :]
+    if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
+        sys.path.insert(0, str(folder))
+    spec = importlib.util.spec_from_file_location("_gpu_pool_launch", launcher)
+    assert spec is not None
+    assert spec.loader is not None
+    launch = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(launch)
+    launch.main()
+
+
+def main() -> None:
+    """Import what the command line names, and fork kernels until the server closes the socket."""
+    folder = Path(__file__).resolve().parent
+    # This folder is on the path of no kernel while it imports.
+    if sys.path and sys.path[0] and Path(sys.path[0]).resolve() == folder:
+        del sys.path[0]
+    template = Template(int(sys.argv[1]), list(filter(None, sys.argv[2].split(","))), float(sys.argv[3]))
+    failed = template.prepare()
+    doubt = "; ".join(f"{name}: {why}" for name, why in failed.items()) or template.doubt([])
+    _send(template.control, {"failed": doubt} if doubt else {"ready": template.modules})
+    argv = None if doubt else template.serve()
+    if argv is not None:
+        run(argv, folder)
+
+
+if __name__ == "__main__":
+    main()

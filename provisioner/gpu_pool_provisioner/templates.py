@@ -1,0 +1,465 @@
+"""Warm kernels: forked from a process that has imported what they need, their *template*.
+
+A template runs in the kernels' environment (``gpu_pool_kernels.inkernel.template``) as a child of
+this server, and belongs to one command, one set of modules, and one value of each environment
+variable that may be read as they are imported. It starts after the first kernel that asks for
+one, which itself starts cold. A kernel that it forks is this process' own child.
+
+Whatever is in doubt starts cold, at once: nothing here raises because of a template.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import IO, Any, Final
+
+from traitlets.log import get_logger
+
+from gpu_pool_provisioner.kernel_slice import LAUNCHERS
+
+#: Seconds in which a template must have forked a kernel.
+_ANSWERS_WITHIN: Final = 0.2
+#: Seconds in which a warm kernel must listen. A client that comes before it does waits for its next attempt.
+_LISTENS_WITHIN: Final = 5.0
+#: Seconds for which a template may import.
+_IMPORTS_WITHIN: Final = 300.0
+#: Seconds from a kernel's cold start to that of its template.
+STARTS_AFTER = 3.0
+_MAX_MESSAGE: Final = 1 << 16
+#: Beginnings of variables that are read when they are needed, not as a module is imported: the notebook's
+#: path, ours, and what the driver reads when it is initialised. All others are part of a template.
+_READ_LATE: Final = ("JPY_SESSION_NAME", "GPU_POOL_", "CUDA_VISIBLE_DEVICES", "PWD", "OLDPWD")
+#: Arguments of Popen that a template understands. A kernel with others starts cold.
+_UNDERSTOOD: Final = frozenset(("env", "cwd", "stdin", "stdout", "stderr", "independent"))
+# prctl(2)
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_PR_GET_CHILD_SUBREAPER: Final = 37
+
+
+class _StartCold(Exception):
+    """No kernel was forked; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSettings:
+    """What is preloaded, and how much of it there may be; see ``SliceSettings``."""
+
+    preload: tuple[str, ...]
+    max_templates: int
+    max_mib: int
+    idle_timeout: float
+
+
+class ForkedProcess:
+    """A child of this process that :class:`subprocess.Popen` did not start: what jupyter_client uses of it."""
+
+    def __init__(self, pid: int, args: Sequence[str]) -> None:
+        self.pid = pid
+        self.args = list(args)
+        self.returncode: int | None = None
+        self.stdin: IO[bytes] | None = None
+        self.stdout: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        """Return the exit status, negative for a signal's number; None while it runs."""
+        with self._lock:
+            if self.returncode is None:
+                try:
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:  # somebody else has waited for it
+                    self.returncode = 0
+                else:
+                    if pid:
+                        self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit status once it has ended. Raises ``subprocess.TimeoutExpired``."""
+        give_up_at = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if give_up_at is not None and time.monotonic() > give_up_at:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            time.sleep(0.01)
+        return status
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal, unless it has ended."""
+        # Until it has been waited for, its pid is nobody else's.
+        with self._lock:
+            if self.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signum)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Template:
+    """One template's process, from its start to its end."""
+
+    def __init__(
+        self, command: Callable[[int], list[str]], environment: Mapping[str, str], max_mib: int
+    ) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                command(theirs.fileno()),
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._max_mib = max_mib
+        #: When a kernel was last asked for, of ``time.monotonic()``.
+        self.used_at = time.monotonic()
+        #: Why it is of no use; empty while it may be.
+        self.refusal = ""
+        self._ready = threading.Event()
+        # Neither may keep this process from ending.
+        threading.Thread(target=self._import, name="gpu-pool-template-import", daemon=True).start()
+        #: Asks it for one kernel after another.
+        self._executor = ThreadPoolExecutor(1, "gpu-pool-template")
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether kernels can be forked from it."""
+        return self._ready.is_set() and not self.refusal
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is gone: it was idle for long, or memory was short, or somebody ended it."""
+        return self._process.poll() is not None
+
+    def wait_until_ready(self, timeout: float) -> bool:
+        """Wait until it has imported everything; return whether kernels can be forked from it."""
+        self._ready.wait(timeout)
+        return self.is_ready
+
+    def end(self) -> None:
+        """End it. The kernels that it has forked go on."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+        self._executor.shutdown(wait=False)
+
+    async def fork(
+        self, argv: Sequence[str], environment: Mapping[str, str], cwd: str | None, streams: Sequence[int]
+    ) -> int:
+        """Return the pid of a new kernel, this process' child, once it listens. Raises ``_StartCold``."""
+        self.used_at = time.monotonic()
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        with ours:
+            content = json.dumps({"argv": list(argv), "env": dict(environment), "cwd": cwd}).encode()
+            asked = self._executor.submit(self._ask, content, theirs, streams)
+            try:
+                pid = await asyncio.wrap_future(asked)
+                ours.setblocking(False)
+                await loop.sock_sendall(ours, b"1")
+                # It ends or listens; one that does neither is said to be alive all the same.
+                with contextlib.suppress(asyncio.TimeoutError, OSError):
+                    await asyncio.wait_for(loop.sock_recv(ours, 1), _LISTENS_WITHIN)
+            except BaseException:
+                # Nobody will wait for the end of a kernel whose start was given up.
+                asked.add_done_callback(_end_kernel)
+                raise
+        return pid
+
+    # -- In threads ----------------------------------------------------------
+
+    def _import(self) -> None:
+        self._control.settimeout(_IMPORTS_WITHIN)
+        try:
+            told = json.loads(self._control.recv(_MAX_MESSAGE) or b'{"failed": "its process ended"}')
+        except (OSError, ValueError) as error:
+            told = {"failed": str(error)}
+        if "failed" in told:
+            self.refusal = f"its template could not be prepared: {told['failed']}"
+        elif (mib := _resident_mib(self.pid)) > self._max_mib:
+            self.refusal = f"its template takes {mib} MiB, and max_template_mib is {self._max_mib}"
+        if self.refusal:
+            get_logger().warning(
+                "This kernel starts cold from now on, as does every other like it: %s", self.refusal
+            )
+            self._process.kill()
+            self._process.wait()
+        self._ready.set()
+
+    def _ask(self, content: bytes, channel: socket.socket, streams: Sequence[int]) -> int:
+        self._control.settimeout(_ANSWERS_WITHIN)
+        try:
+            with channel, _adopting():
+                socket.send_fds(self._control, [content], [channel.fileno(), *streams])
+                told = json.loads(self._control.recv(_MAX_MESSAGE) or b'{"cold": "the template has ended"}')
+        except (OSError, ValueError) as error:
+            # Whatever it still forks finds nobody who wants it, and ends.
+            self._process.kill()
+            raise _StartCold(f"the template did not answer ({error or type(error).__name__})") from error
+        if "pid" not in told:
+            raise _StartCold(told["cold"])
+        pid = int(told["pid"])
+        try:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError as error:
+            raise _StartCold("the kernel that was forked is no child of this server") from error
+        return pid
+
+
+def _end_kernel(asked: Future[int]) -> None:
+    if asked.cancelled() or asked.exception() is not None:
+        return
+    pid = asked.result()
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _resident_mib(pid: int) -> int:
+    with open(f"/proc/{pid}/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
+
+
+@dataclass
+class _Adoption:
+    """Whether what loses its parent below this process becomes its child."""
+
+    lock: threading.Lock
+    #: Who needs it at the moment.
+    count: int = 0
+
+
+_adoption: Final = _Adoption(threading.Lock())
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Let what loses its parent below this process become its child, for as long as the block lasts."""
+    if _adopts_anyway():
+        yield
+        return
+    with _adoption.lock:
+        _adoption.count += 1
+        if _adoption.count == 1:
+            _set_subreaper(1)
+    try:
+        yield
+    finally:
+        with _adoption.lock:
+            _adoption.count -= 1
+            if _adoption.count == 0:
+                _set_subreaper(0)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _set_subreaper(value: int) -> None:
+    if _libc().prctl(_PR_SET_CHILD_SUBREAPER, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+@functools.cache
+def _adopts_anyway() -> bool:
+    """Whether somebody else has made this process adopt; first asked before we ever do."""
+    found = ctypes.c_int()
+    _libc().prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
+    return bool(found.value)
+
+
+_Key = tuple[tuple[str, ...], tuple[str, ...], frozenset[tuple[str, str]]]
+
+
+class Templates:
+    """The templates of this process, by what their kernels have in common."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._templates: dict[_Key, Template] = {}
+        self._starting: dict[_Key, threading.Timer] = {}
+
+    async def start_kernel(
+        self, argv: list[str], kwargs: Mapping[str, Any], settings: TemplateSettings
+    ) -> ForkedProcess | None:
+        """Return a new warm kernel; None where it is to start cold, after which the next one may be warm.
+
+        ``argv`` and ``kwargs`` are those of ``jupyter_client.launcher.launch_kernel``.
+        """
+        try:
+            template = self._find(argv, kwargs, settings)
+            if template is None:
+                return None
+            with contextlib.ExitStack() as opened:
+                streams = _Streams(kwargs, opened)
+                pid = await template.fork(argv, _environment(kwargs), kwargs.get("cwd"), streams.theirs)
+                process = ForkedProcess(pid, argv)
+                process.stdout, process.stderr = streams.keep()
+                return process
+        except _StartCold as why:
+            get_logger().info("This kernel starts cold: %s.", why)
+        except Exception as error:  # noqa: BLE001 - no student gets an error because of a template
+            get_logger().warning("This kernel starts cold: %r", error)
+        return None
+
+    def _find(
+        self, argv: list[str], kwargs: Mapping[str, Any], settings: TemplateSettings
+    ) -> Template | None:
+        """Return the kernel's template if it is ready; where there is none, let one start soon."""
+        if kwargs.get("env") is None or not _UNDERSTOOD.issuperset(kwargs):
+            raise _StartCold("it is started with arguments that a template does not understand")
+        make = _template_command()
+        made = make(argv, settings.preload, 0, settings.idle_timeout) if make else None
+        if make is None or made is None:
+            raise _StartCold("its command is not one of an IPython kernel")
+        early = {
+            name: value for name, value in _environment(kwargs).items() if not name.startswith(_READ_LATE)
+        }
+        key = (tuple(made[0]), settings.preload, frozenset(early.items()))
+
+        def command(control: int) -> list[str]:
+            found = make(argv, settings.preload, control, settings.idle_timeout)
+            assert found is not None
+            return found[1]
+
+        with self._lock:
+            found = self._templates.get(key)
+            if found is not None and found.has_ended and not found.refusal:
+                self._templates.pop(key).end()
+                found = None
+            if found is None and key not in self._starting and settings.max_templates:
+                start = functools.partial(self._start, key, command, early, settings)
+                # Not now, since it would slow the kernel that starts cold.
+                self._starting[key] = threading.Timer(STARTS_AFTER, start)
+                self._starting[key].daemon = True
+                self._starting[key].start()
+        return found if found is not None and found.is_ready else None
+
+    def _start(
+        self,
+        key: _Key,
+        command: Callable[[int], list[str]],
+        environment: Mapping[str, str],
+        settings: TemplateSettings,
+    ) -> None:
+        with self._lock:
+            if self._starting.pop(key, None) is None:
+                return  # ended meanwhile
+            self._make_room(settings.max_templates)
+            try:
+                self._templates[key] = Template(command, environment, settings.max_mib)
+            except OSError as error:
+                get_logger().warning(
+                    "Kernels of this kind start cold: their template did not start: %s", error
+                )
+
+    def _make_room(self, count: int) -> None:
+        """End the templates that were not used for longest, so that one more may start."""
+        by_use = sorted(self._templates, key=lambda key: self._templates[key].used_at)
+        for key in by_use[: max(0, len(by_use) - count + 1)]:
+            self._templates.pop(key).end()
+
+    def all(self) -> list[Template]:
+        """Return those that there are, in no order."""
+        with self._lock:
+            return list(self._templates.values())
+
+    def end(self) -> None:
+        """End all; their kernels go on."""
+        with self._lock:
+            for timer in self._starting.values():
+                timer.cancel()
+            self._starting.clear()
+            for template in self._templates.values():
+                template.end()
+            self._templates.clear()
+
+
+def _environment(kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """Return a kernel's environment as ``launch_kernel`` completes it."""
+    parent = {} if kwargs.get("independent") else {"JPY_PARENT_PID": str(os.getpid())}
+    return {**kwargs["env"], **parent}
+
+
+class _Streams:
+    """A kernel's standard streams, as ``Popen`` would make them."""
+
+    def __init__(self, kwargs: Mapping[str, Any], opened: contextlib.ExitStack) -> None:
+        self._opened = opened
+        self._ours: list[IO[bytes] | None] = []
+        # jupyter_client gives a kernel without input one that has ended.
+        self.theirs = [self._input(kwargs.get("stdin"))]
+        for standard, name in ((1, "stdout"), (2, "stderr")):
+            self.theirs.append(self._output(standard, kwargs.get(name)))
+
+    def keep(self) -> list[IO[bytes] | None]:
+        """Return this process' ends of the pipes of standard output and error."""
+        return self._ours
+
+    def _input(self, given: Any) -> int:
+        if given is None:
+            reading, writing = os.pipe()
+            os.close(writing)
+            self._opened.callback(os.close, reading)
+            return reading
+        return self._descriptor(given)
+
+    def _output(self, standard: int, given: Any) -> int:
+        if given == subprocess.PIPE:
+            reading, writing = os.pipe()
+            self._opened.callback(os.close, writing)
+            self._ours.append(os.fdopen(reading, "rb"))
+            return writing
+        self._ours.append(None)
+        if given is None:
+            return standard
+        return self.theirs[1] if given == subprocess.STDOUT else self._descriptor(given)
+
+    def _descriptor(self, given: Any) -> int:
+        if given == subprocess.DEVNULL:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            self._opened.callback(os.close, descriptor)
+            return descriptor
+        if given == subprocess.PIPE:
+            raise _StartCold("its standard input is a pipe")
+        return given if isinstance(given, int) else int(given.fileno())
+
+
+@functools.cache
+def _template_command() -> Callable[..., tuple[list[str], list[str]] | None] | None:
+    for point in entry_points(group=LAUNCHERS, name="template"):
+        command: Callable[..., tuple[list[str], list[str]] | None] = point.load()
+        return command
+    return None
+
+
+@functools.cache
+def templates() -> Templates:
+    """Return the templates of this process."""
+    return Templates()
