@@ -65,7 +65,7 @@ class TemplateSettings:
 
 
 class ForkedProcess:
-    """A child of this process that :class:`subprocess.Popen` did not start: what jupyter_client uses of it."""
+    """A child that :class:`subprocess.Popen` did not start: of its methods those that jupyter_client uses."""
 
     def __init__(self, pid: int, args: Sequence[str]) -> None:
         self.pid = pid
@@ -136,6 +136,7 @@ class Template:
         #: Why it is of no use; empty while it may be.
         self.refusal = ""
         self._ready = threading.Event()
+        self._is_ended = False
         # Neither may keep this process from ending.
         threading.Thread(target=self._import, name="gpu-pool-template-import", daemon=True).start()
         #: Asks it for one kernel after another.
@@ -163,6 +164,7 @@ class Template:
 
     def end(self) -> None:
         """End it. The kernels that it has forked go on."""
+        self._is_ended = True
         self._control.close()
         self._process.kill()
         self._process.wait()
@@ -178,6 +180,7 @@ class Template:
         with ours:
             content = json.dumps({"argv": list(argv), "env": dict(environment), "cwd": cwd}).encode()
             asked = self._executor.submit(self._ask, content, theirs, streams)
+            asked.add_done_callback(lambda _: theirs.close())  # it may have been cancelled before it began
             try:
                 pid = await asyncio.wrap_future(asked)
                 ours.setblocking(False)
@@ -203,10 +206,8 @@ class Template:
             self.refusal = f"its template could not be prepared: {told['failed']}"
         elif (mib := _resident_mib(self.pid)) > self._max_mib:
             self.refusal = f"its template takes {mib} MiB, and max_template_mib is {self._max_mib}"
-        if self.refusal:
-            get_logger().warning(
-                "This kernel starts cold from now on, as does every other like it: %s", self.refusal
-            )
+        if self.refusal and not self._is_ended:
+            get_logger().warning("Kernels of this kind start cold: %s.", self.refusal)
             self._process.kill()
             self._process.wait()
         self._ready.set()
