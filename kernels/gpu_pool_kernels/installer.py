@@ -21,6 +21,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_core.paths import jupyter_data_dir
 
 from gpu_pool_client import BadRequest, SliceRequest, parse_request
+from gpu_pool_kernels.launching import wrap_argv
 from gpu_pool_kernels.naming import by_size, display_name, folder_name, logo
 
 #: The provisioner's entry point in ``jupyter_client.kernel_provisioners``.
@@ -47,6 +48,8 @@ class InstalledKernel:
     slice: str
     #: The kernelspec's folder.
     path: Path
+    #: The modules that are imported when it starts, from a template; None where it starts without.
+    preload: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +68,15 @@ def install(
     user: bool = False,
     prefix: str | Path | None = None,
     wrap: bool = False,
+    preload: Sequence[str] | None = None,
 ) -> list[InstalledKernel]:
     """Install a kernelspec for each size over the kernelspec ``base``, replacing ours of that name.
 
     They go where the user's kernelspecs are with ``user``, else under
     ``prefix``, by default this environment's: the Jupyter of this environment
     is the one that finds our provisioner. With ``wrap`` their command is the
-    kernel proxy, for frontends that start kernels without a provisioner.
+    kernel proxy, for frontends that start kernels without a provisioner. With
+    ``preload`` they are warm: forked from a process that has imported these modules.
 
     Raises ``BadRequest``, before anything is written, if there is no such base,
     it cannot be one, or the name is taken by a kernelspec that is not ours;
@@ -79,11 +84,15 @@ def install(
     """
     kernels = (Path(jupyter_data_dir()) if user else Path(prefix or sys.prefix) / "share/jupyter") / "kernels"
     base, folder, spec = _base(base)
+    if preload is not None:
+        _check_preload(preload, base, spec, wrap=wrap)
     wanted = {folder_name(base, size): size for size in sizes}
     for name, size in wanted.items():
         _check_free(kernels / name, base, size)
     try:
-        contents = {name: kernel_json(spec, base, size, wrap=wrap) for name, size in wanted.items()}
+        contents = {
+            name: kernel_json(spec, base, size, wrap=wrap, preload=preload) for name, size in wanted.items()
+        }
         return [
             write_kernel(kernels / name, base, folder, contents[name], size) for name, size in wanted.items()
         ]
@@ -211,6 +220,25 @@ def _check_base(name: str, folder: Path, spec: _KernelJSON) -> None:
         )
 
 
+def _check_preload(modules: Sequence[str], base: str, spec: _KernelJSON, *, wrap: bool) -> None:
+    for module in modules:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise BadRequest(
+                f"{module!r} is not the name of a Python module.",
+                "Write names such as numpy,matplotlib.pyplot.",
+            )
+    if wrap:
+        raise BadRequest(
+            "Wrapped kernels cannot preload modules.", "Leave out --wrap, or leave out --preload."
+        )
+    command = [str(word) for word in spec.get("argv", ())]
+    if wrap_argv(command) == command:
+        raise BadRequest(
+            f"The kernel {base!r} cannot preload modules: it is not started by python -m ipykernel_launcher.",
+            "Leave out --preload, or choose a Python kernel with --base.",
+        )
+
+
 def _check_free(target: Path, base: str, size: SliceRequest) -> None:
     """Refuse to replace what is not the same kernel of ours."""
     if not target.exists() and not target.is_symlink():
@@ -257,7 +285,14 @@ def _moved_away(target: Path, old: Path) -> Iterator[None]:
         raise
 
 
-def kernel_json(spec: _KernelJSON, base: str, size: SliceRequest, *, wrap: bool = False) -> _KernelJSON:
+def kernel_json(
+    spec: _KernelJSON,
+    base: str,
+    size: SliceRequest,
+    *,
+    wrap: bool = False,
+    preload: Sequence[str] | None = None,
+) -> _KernelJSON:
     """Return the ``kernel.json`` of a kernel on a slice over the kernel ``base``, whose own is ``spec``."""
     metadata = {
         **spec.get("metadata", {}),
@@ -280,7 +315,10 @@ def kernel_json(spec: _KernelJSON, base: str, size: SliceRequest, *, wrap: bool 
         metadata.pop("kernel_provisioner", None)
         content["argv"] = _wrapped(content, size)
     else:
-        metadata["kernel_provisioner"] = {"provisioner_name": PROVISIONER, "config": {"slice": str(size)}}
+        config: dict[str, Any] = {"slice": str(size)}
+        if preload is not None:
+            config["preload"] = list(preload)
+        metadata["kernel_provisioner"] = {"provisioner_name": PROVISIONER, "config": config}
     return content
 
 
@@ -304,7 +342,11 @@ def _ours(name: str, folder: Path) -> InstalledKernel | None:
     if not spec or not isinstance(marker, dict):
         return None
     base, size = str(marker.get("base", "")), str(marker.get("slice", ""))
-    return InstalledKernel(name, str(spec.get("display_name", name)), base, size, folder)
+    stanza = spec["metadata"].get("kernel_provisioner")
+    config = stanza.get("config") if isinstance(stanza, dict) else None
+    modules = config.get("preload") if isinstance(config, dict) else None
+    preload = tuple(map(str, modules)) if isinstance(modules, list) else None
+    return InstalledKernel(name, str(spec.get("display_name", name)), base, size, folder, preload)
 
 
 def provisioner_of(spec: Mapping[str, Any]) -> object:

@@ -349,3 +349,29 @@ def test_the_logo_shows_the_size(size: str, filled: str | None, words: list[str]
     assert [text.text for text in drawing.iter(f"{svg}text")] == words
     rings = [circle.get("stroke-dasharray") for circle in drawing.iter(f"{svg}circle")]
     assert [ring for ring in rings if ring] == ([filled] if filled else [])
+
+
+def test_what_is_preloaded_stands_in_the_kernelspec(prefix: Path) -> None:
+    (made,) = installer.install(sizes("2%"), prefix=prefix, preload=["numpy", "matplotlib.pyplot"])
+    spec = KernelSpecManager().get_kernel_spec(made.name)
+    config = {"slice": "2%", "preload": ["numpy", "matplotlib.pyplot"]}
+    assert spec.metadata["kernel_provisioner"]["config"] == config
+    (found,) = [each for each in installer.installed() if each.path.is_relative_to(prefix)]
+    assert found.preload == ("numpy", "matplotlib.pyplot")
+
+
+@pytest.mark.parametrize(
+    ("preload", "how", "message"),
+    [
+        (["numpy", "my-module"], {}, "'my-module' is not the name of a Python module"),
+        (["numpy"], {"wrap": True}, "Wrapped kernels cannot preload modules"),
+        (["numpy"], {"base": "ir"}, "The kernel 'ir' cannot preload modules"),
+    ],
+)
+def test_what_cannot_be_preloaded_is_refused_before_anything_is_written(
+    prefix: Path, preload: list[str], how: dict[str, Any], message: str
+) -> None:
+    put(prefix, "ir", R)
+    with pytest.raises(BadRequest, match=message):
+        installer.install(sizes("2%"), prefix=prefix, preload=preload, **how)
+    assert installed(prefix) == {}

@@ -140,6 +140,7 @@ async def test_a_warm_kernel_is_as_a_cold_one(spec: Callable[..., str], manager:
     assert of_warm["parent"] == os.getpid()
 
 
+@pytest.mark.long
 async def test_what_is_preloaded_is_imported_and_not_in_the_namespace(
     spec: Callable[..., str], manager: Managers
 ) -> None:
@@ -188,6 +189,7 @@ async def test_its_lease_is_attached_to_its_own_process(
     assert (await jupyter_env.pool.get_lease(lease.id)).end_reason is EndReason.RELEASED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("code", "status"), [("import os; os._exit(3)", 3), ("exit()", 0)])
 async def test_its_exit_status_is_its_own(
     spec: Callable[..., str], manager: Managers, code: str, status: int
@@ -203,6 +205,7 @@ async def test_its_exit_status_is_its_own(
     assert await warm.provisioner.poll() == status
 
 
+@pytest.mark.long
 async def test_an_interrupt_reaches_its_cell_and_what_that_has_started(
     spec: Callable[..., str], manager: Managers
 ) -> None:
@@ -227,6 +230,7 @@ async def test_a_restart_is_warm_and_keeps_the_lease(
     assert Process.of(warm.provisioner.pid) in [each.process for each in await jupyter_env.leases()]
 
 
+@pytest.mark.long
 async def test_an_automatic_restart_is_warm(spec: Callable[..., str], manager: Managers) -> None:
     name = spec()
     await until_ready(manager(name))
@@ -245,6 +249,7 @@ async def test_an_automatic_restart_is_warm(spec: Callable[..., str], manager: M
     assert is_warm(km)
 
 
+@pytest.mark.long
 async def test_the_debugger_works(spec: Callable[..., str], manager: Managers) -> None:
     warm = await started_warm(spec, manager)
     async with frontend(warm) as page:
@@ -254,6 +259,7 @@ async def test_the_debugger_works(spec: Callable[..., str], manager: Managers) -
         assert reply["content"]["success"]
 
 
+@pytest.mark.long
 async def test_gpu_is_there(spec: Callable[..., str], manager: Managers) -> None:
     warm = await started_warm(spec, manager)
     async with frontend(warm) as page:
@@ -262,6 +268,7 @@ async def test_gpu_is_there(spec: Callable[..., str], manager: Managers) -> None
         assert "2%" in str([message["content"].get("data") for message in cell.heard])
 
 
+@pytest.mark.long
 async def test_plots_appear(spec: Callable[..., str], manager: Managers) -> None:
     pytest.importorskip("matplotlib")
     name = spec("matplotlib.pyplot")
@@ -273,6 +280,7 @@ async def test_plots_appear(spec: Callable[..., str], manager: Managers) -> None
         assert any("image/png" in message["content"].get("data", {}) for message in cell.heard)
 
 
+@pytest.mark.long
 async def test_standard_streams_are_those_that_were_given(
     spec: Callable[..., str], manager: Managers, tmp_path: Path
 ) -> None:
@@ -286,6 +294,7 @@ async def test_standard_streams_are_those_that_were_given(
     assert {"to one", "to two"} <= set((tmp_path / "log").read_text().splitlines())
 
 
+@pytest.mark.long
 async def test_the_end_of_its_template_does_not_concern_it(
     spec: Callable[..., str], manager: Managers
 ) -> None:
@@ -300,6 +309,7 @@ async def test_the_end_of_its_template_does_not_concern_it(
     assert await answer(warm, "print(6 * 7)") == "42\n"
 
 
+@pytest.mark.long
 async def test_the_end_of_its_server_ends_it_and_the_template(
     tmp_path: Path, spec: Callable[..., str]
 ) -> None:
@@ -343,6 +353,7 @@ async def test_the_end_of_its_server_ends_it_and_the_template(
 # -- In doubt -----------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "why"),
     [
@@ -371,6 +382,7 @@ async def test_a_module_that_cannot_be_preloaded_is_told_once_and_kernels_start_
     assert templates().all() == [template]
 
 
+@pytest.mark.long
 async def test_a_module_that_does_not_exist_is_named(
     spec: Callable[..., str], manager: Managers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -380,6 +392,7 @@ async def test_a_module_that_does_not_exist_is_named(
     assert "No module named 'no_such_module'" in caplog.text
 
 
+@pytest.mark.long
 async def test_one_that_takes_too_much_memory_is_not_kept(
     jupyter_env: JupyterEnv, manager: Managers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -391,6 +404,7 @@ async def test_one_that_takes_too_much_memory_is_not_kept(
     assert template.has_ended
 
 
+@pytest.mark.long
 async def test_an_upgraded_module_makes_a_new_template(
     spec: Callable[..., str], manager: Managers, jupyter_env: JupyterEnv, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -415,6 +429,7 @@ async def test_an_upgraded_module_makes_a_new_template(
     assert await answer(later, "import versioned; print(versioned.VERSION)") == "2\n"
 
 
+@pytest.mark.long
 async def test_a_file_beside_the_notebook_that_hides_a_preloaded_module(
     spec: Callable[..., str], manager: Managers, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -430,6 +445,7 @@ async def test_a_file_beside_the_notebook_that_hides_a_preloaded_module(
     assert await start(manager(name)), "the template goes on"
 
 
+@pytest.mark.long
 async def test_a_variable_that_is_read_early_needs_another_template(
     spec: Callable[..., str], manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,6 +467,7 @@ async def test_a_variable_that_is_read_early_needs_another_template(
     assert await answer(later, "import reading; print(reading.threads)") == "3\n"
 
 
+@pytest.mark.long
 async def test_there_are_no_more_templates_than_allowed(
     jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -467,6 +484,7 @@ async def test_there_are_no_more_templates_than_allowed(
     assert first.has_ended
 
 
+@pytest.mark.long
 async def test_an_idle_template_ends_and_the_next_kernel_brings_another(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
@@ -533,6 +551,7 @@ def children() -> set[str]:
     }
 
 
+@pytest.mark.long
 async def test_many_at_once_are_all_warm_and_all_different(
     spec: Callable[..., str], manager: Managers
 ) -> None:
@@ -549,6 +568,7 @@ async def test_without_preload_nothing_is_forked(jupyter_env: JupyterEnv, manage
     assert not templates().all()
 
 
+@pytest.mark.long
 async def test_a_kernel_of_another_language_starts_as_always(
     jupyter_env: JupyterEnv, manager: Managers, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import stat
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,6 +38,10 @@ State = Literal["ok", "note", "broken"]
 
 #: Free space on the store's disk below which a note is made. A store takes some MiB.
 _LITTLE_SPACE: Final = 64 * 1024 * 1024
+#: Prints those of the packages named in its arguments that a Python does not have.
+_FIND: Final = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if not u.find_spec(n)])"
+#: Seconds for that.
+_FOUND_WITHIN: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +280,7 @@ def _kernels(session: CommandSession) -> Iterator[Check]:
         return
     yield Check("kernels", "ok", ", ".join(safe(each.name) for each in kernels))
     yield from _refused(session, kernels)
+    yield from _preloads(kernels)
 
 
 def _refused(session: CommandSession, kernels: Sequence[InstalledKernel]) -> Iterator[Check]:
@@ -287,6 +294,34 @@ def _refused(session: CommandSession, kernels: Sequence[InstalledKernel]) -> Ite
             error = refused[request]
             text = f"the pool would refuse {safe(name)}: {safe(error.message, 400)}"
             yield Check("kernels", "note", text, f"{error.remedy} Then: {_again(name)}")
+
+
+def _preloads(kernels: Sequence[InstalledKernel]) -> Iterator[Check]:
+    """Name the modules that kernels are to preload and their Python does not have."""
+    for kernel in kernels:
+        missing = _missing_modules(kernel) if kernel.preload else []
+        if missing:
+            yield Check(
+                "kernels",
+                "note",
+                f"{safe(kernel.name)} preloads {safe(', '.join(missing))}, which its Python does not have: "
+                "its kernels start without anything preloaded",
+                f"Install what is missing there, or: {_again(kernel.name)}",
+            )
+
+
+def _missing_modules(kernel: InstalledKernel) -> list[str]:
+    try:
+        spec = json.loads((kernel.path / "kernel.json").read_text(encoding="utf-8"))
+        python = [sys.executable if spec["argv"][0] in ("python", "python3") else str(spec["argv"][0])]
+        # Packages alone are looked for: to look for what is in one would import it.
+        packages = {name: name.partition(".")[0] for name in kernel.preload or ()}
+        command = [*python, "-c", _FIND, *packages.values()]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=_FOUND_WITHIN, check=True)
+    except (OSError, ValueError, LookupError, TypeError, subprocess.SubprocessError):
+        return []  # what is wrong with the kernelspec or its Python, Jupyter says
+    missing = found.stdout.split()
+    return [name for name, package in packages.items() if package in missing]
 
 
 def _request(text: str) -> SliceRequest | None:

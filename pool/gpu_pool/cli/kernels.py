@@ -45,6 +45,7 @@ def kernels() -> None:
     "install",
     "gpu-pool kernels install 2% 10% 50% 1",
     "gpu-pool kernels install 1.5GiB --base ir --user",
+    "gpu-pool kernels install 2% --preload numpy,torch",
     "gpu-pool kernels install 2% --wrap --user",
 )
 @click.argument("sizes", nargs=-1, required=True)
@@ -63,6 +64,11 @@ def kernels() -> None:
     help="Install below this folder, in share/jupyter/kernels.",
 )
 @click.option("--wrap", is_flag=True, help="For frontends that ignore kernel provisioners, such as VS Code.")
+@click.option(
+    "--preload",
+    metavar="MODULES",
+    help="Start warm kernels, in which these modules are imported already, such as numpy,torch.",
+)
 @json_option
 def install(
     session: CommandSession,
@@ -72,6 +78,7 @@ def install(
     sys_prefix: bool,
     prefix: Path | None,
     wrap: bool,
+    preload: str | None,
 ) -> int:
     """Install a GPU kernel for each size, based on an existing kernel.
 
@@ -85,7 +92,8 @@ def install(
         )
     requests = [parse_request(size) for size in sizes]
     where = sys.prefix if sys_prefix else prefix
-    made = install_kernels(requests, base=base, user=user, prefix=where, wrap=wrap)
+    modules = None if preload is None else [name.strip() for name in preload.split(",") if name.strip()]
+    made = install_kernels(requests, base=base, user=user, prefix=where, wrap=wrap, preload=modules)
     refused = refusals(session, requests)
     if session.as_json:
         never = [
