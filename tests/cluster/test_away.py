@@ -85,7 +85,7 @@ async def test_after_the_time_that_is_set_those_who_wait_are_refused_and_those_w
         ended = await pool.get_lease(waiting.id)
         assert ended.end_reason is EndReason.DEVICE_LOST
         assert ended.notice == "You asked for 2%; this pool has no GPU. That has not changed for 1s."
-        assert f"Lease '{waiting.id}' waits no more" in caplog.text
+        assert f"Lease '{waiting.id}' no longer waits" in caplog.text
         with pytest.raises(NeverFits):
             await asked(pool)
 

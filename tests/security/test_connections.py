@@ -349,7 +349,7 @@ async def test_there_are_no_more_connections_than_the_system_allows_files(
     service.configure("c.ServeApp.max_connections = 1000")
     await service.start()
     try:
-        assert "allows this process 200 files: at most 150 connections to the socket" in service.log
+        assert "allows this process 200 open files: at most 150 connections to the socket" in service.log
         with ExitStack() as stack:
             for _ in range(400):
                 connection = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))

@@ -124,7 +124,7 @@ async def test_what_may_not_be_read_counts_as_not_there_and_the_log_says_so_once
     fake.before_read = lambda kind: trouble(403, "Forbidden", "not yours") if kind == "pods" else None
     for _ in range(2):
         assert room(await look(reader)) == 50
-    (told,) = [each for each in caplog.messages if "may not be read" in each]
+    (told,) = [each for each in caplog.messages if "No permission to read" in each]
     assert told.endswith("treated as empty: pods cannot be read: not yours")
 
 

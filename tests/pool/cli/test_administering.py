@@ -35,7 +35,7 @@ def test_a_gpu_that_is_not_there(terminal: Terminal) -> None:
 
 
 def test_why_a_lease_waits(terminal: Terminal) -> None:
-    assert terminal.run("why").stdout == "Nobody waits.\n"
+    assert terminal.run("why").stdout == "The queue is empty.\n"
     terminal.hold("1")
     waiting = terminal.hold("2%")
     assert terminal.run("why", waiting).stdout.startswith(f"{waiting}: You are next in the queue")

@@ -38,7 +38,7 @@ def test_a_history_is_played_on_the_pools_own_gpus(terminal, history):
     [
         (
             {"GPU_POOL_URL": "unix:/nowhere/pool.sock"},
-            "the pool's own GPUs cannot be read: Nobody",
+            "the pool's own GPUs cannot be read: No pool",
         ),
         ({"GPU_POOL_DEVICES": ""}, "the pool has no GPU."),
     ],

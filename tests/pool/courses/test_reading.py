@@ -42,7 +42,7 @@ def test_a_course_is_named_as_its_file(name: str) -> None:
     ],
 )
 def test_another_name_is_refused_with_a_better_one(file: str, better: str) -> None:
-    with pytest.raises(BadCourseFile, match=f"say, {better}"):
+    with pytest.raises(BadCourseFile, match=f"name it {better}"):
         course_name(file)
 
 

@@ -98,7 +98,7 @@ async def test_a_store_that_was_lost_is_not_made_anew_in_silence(tmp_path: Path)
     assert "would grant them to others too" in caught.value.message
     assert not path.exists(), "nothing was made"
     # What it says to do is enough to start anew.
-    command = caught.value.remedy.partition("start anew: ")[2]
+    command = caught.value.remedy.partition("start again: ")[2]
     await asyncio.to_thread(subprocess.run, ["sh", "-c", command], check=True)
     assert list(path.parent.iterdir()) == []
     async with embedded(path) as pool:

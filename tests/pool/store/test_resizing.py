@@ -86,7 +86,7 @@ def test_only_those_who_could_use_the_same_device_stand_in_the_way(pools: Any) -
     pool = pools(device(0, "V100"), device(1, "T4"))
     small, large = pool.ask("50% model=V100"), pool.ask("50% model=T4")
     assert pool.ask("1 model=V100").state is LeaseState.WAITING
-    with pytest.raises(TimedOut, match="others wait"):
+    with pytest.raises(TimedOut, match="others are waiting"):
         pool.resize(small, "60% model=V100")
     assert pool.resize(large, "1 model=T4").state is LeaseState.HELD
     assert pool.held() == [500, 1000]

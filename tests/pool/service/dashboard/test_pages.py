@@ -197,7 +197,7 @@ class TestTakingBack:
             found = await site.pool.get_lease(lease)
             assert (found.state, found.asked_back, found.notice) == (LeaseState.PARKED, reason, words)
             shown = Document(await site.page("", "ada")).text
-            assert ("An administrator took the slice back" in shown) is (user == ADMIN)
+            assert ("An administrator took this kernel's GPU slice back" in shown) is (user == ADMIN)
             assert (await site.pool.status()).devices[0].held_milli == 0
             assert "The slice is lent to others" in Document(await site.page(f"leases/{lease}", "ada")).text
             await site.pool.release(lease)
