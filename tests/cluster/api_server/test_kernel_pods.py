@@ -392,6 +392,6 @@ async def test_what_the_service_left_is_put_right_when_it_comes_back(
             ),
             60,
         )
-        with pytest.raises(LeaseGone, match="deleted while the pool's service was away"):
+        with pytest.raises(LeaseGone, match="deleted while the pool's service was down"):
             await pool.pod(vanished.id, seen)
         assert (await pool.get_lease(kept.id)).state is LeaseState.HELD
