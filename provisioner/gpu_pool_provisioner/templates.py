@@ -115,7 +115,7 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-class Template:
+class TemplateProcess:
     """One template's process, from its start to its end."""
 
     def __init__(
@@ -303,7 +303,7 @@ class Templates:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._templates: dict[_Key, Template] = {}
+        self._templates: dict[_Key, TemplateProcess] = {}
         self._starting: dict[_Key, threading.Timer] = {}
 
     async def start_kernel(
@@ -331,7 +331,7 @@ class Templates:
 
     def _find(
         self, argv: list[str], kwargs: Mapping[str, Any], settings: TemplateSettings
-    ) -> Template | None:
+    ) -> TemplateProcess | None:
         """Return the kernel's template if it is ready; where there is none, let one start soon."""
         if kwargs.get("env") is None or not _UNDERSTOOD.issuperset(kwargs):
             raise _StartCold("it is started with arguments that a template does not understand")
@@ -374,7 +374,7 @@ class Templates:
                 return  # ended meanwhile
             self._make_room(settings.max_templates)
             try:
-                self._templates[key] = Template(command, environment, settings.max_mib)
+                self._templates[key] = TemplateProcess(command, environment, settings.max_mib)
             except OSError as error:
                 get_logger().warning(
                     "Kernels of this kind start cold: their template did not start: %s", error
@@ -386,7 +386,7 @@ class Templates:
         for key in by_use[: max(0, len(by_use) - count + 1)]:
             self._templates.pop(key).end()
 
-    def all(self) -> list[Template]:
+    def all(self) -> list[TemplateProcess]:
         """Return those that there are, in no order."""
         with self._lock:
             return list(self._templates.values())

@@ -19,7 +19,7 @@ from jupyter_client.manager import AsyncKernelManager
 
 from gpu_pool_client import EndReason, Process
 from gpu_pool_provisioner import templates as templates_module
-from gpu_pool_provisioner.templates import ForkedProcess, Template, templates
+from gpu_pool_provisioner.templates import ForkedProcess, TemplateProcess, templates
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, is_running, kill, restarting_soon
 
@@ -87,7 +87,7 @@ def is_warm(manager: AsyncKernelManager) -> bool:
     return isinstance(manager.provisioner.process, ForkedProcess)
 
 
-async def the_template() -> Template:
+async def the_template() -> TemplateProcess:
     """Return the only template once it is there and has imported everything, or has failed to."""
 
     async def is_there() -> bool:
@@ -99,7 +99,7 @@ async def the_template() -> Template:
     return template
 
 
-async def until_ready(manager: AsyncKernelManager) -> Template:
+async def until_ready(manager: AsyncKernelManager) -> TemplateProcess:
     """Start a kernel, which is cold, and return its template when it is ready."""
     assert not await start(manager)
     template = await the_template()

@@ -54,10 +54,10 @@ OPTIONAL_MODULES = (
     "tornado.platform.asyncio",
     "tornado.queues",
 )
-#: Those whose threads outlive an import and come back after a fork (pthread_atfork), so that more
-#: threads of the system than Python knows are no reason for doubt. Checked one by one: numpy 2.4,
-#: scipy, pandas, scikit-learn, torch 2.15, TensorFlow 2.21 and jax 0.9.
-KNOWN_THREADS = ("numpy", "scipy", "torch", "tensorflow", "jaxlib", "sklearn")
+#: Those whose threads come back after a fork (pthread_atfork), so that more threads of the system than
+#: Python knows are no reason for doubt. A prototype forked each after its import and used it: torch 2.15,
+#: TensorFlow 2.21, and numpy, scikit-learn and jax of the same time.
+KNOWN_THREADS = ("numpy", "torch", "tensorflow", "jaxlib", "sklearn")
 #: What ipykernel sets before matplotlib is imported, which reads it at once.
 _INLINE = "module://matplotlib_inline.backend_inline"
 #: A process is as its parent in these, or it is not what a new child of that parent would be.
