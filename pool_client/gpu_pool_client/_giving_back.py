@@ -2,19 +2,19 @@
 
 A pool that is restarting or away does not hear that a request is withdrawn, or a lease given back. Where the
 lease lives as long as a server that asked for it, as one in the queue does, nothing else would end it for
-days. So it is tried again and again, on a thread of this process's own, whose work goes on when an event
-loop ends; at the end of the process what it keeps alive ends by itself.
+days. So it is tried again and again, on the background loop; at the end of the process what it keeps alive
+ends by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from typing import Final
 
+from gpu_pool_client._background import background_loop, in_background
 from gpu_pool_client._errors import OverQuota, PoolUnreachable
 
 #: What a pool raises where it cannot hear of it now: it is away, or its user has asked too much of it.
@@ -26,54 +26,13 @@ _SOON: Final = 2.0
 _SELDOM: Final = 30.0
 
 
-class _GivingBack:
-    """What one process gives back. All but ``jobs`` is used on its own thread alone."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        #: Stands for each that is still to be given back, by its name.
-        self.jobs: dict[Hashable, object] = {}
-        self._tries: dict[Hashable, asyncio.Future[None]] = {}
-        threading.Thread(target=self.loop.run_forever, name="gpu-pool-giving-back", daemon=True).start()
-
-    async def keep_trying(
-        self, name: Hashable, job: object, what: str, give: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Give back until the pool has heard of it, or until :meth:`call_off`."""
-        pause = _SOON
-        while self.jobs.get(name) is job:
-            self._tries[name] = mine = asyncio.ensure_future(give())
-            await asyncio.wait({mine})
-            error = mine.exception()
-            if not isinstance(error, _NOT_NOW):
-                if error is not None:
-                    _warn("%s ends when its process is seen gone: %s", what, error)
-                break
-            if pause == _SOON:
-                _warn("%s is given back once its pool answers: %s", what, error)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _SELDOM)
-        if self.jobs.get(name) is job:
-            del self.jobs[name], self._tries[name]
-
-    async def call_off(self, name: Hashable) -> None:
-        """Try no more; return once no try is under way."""
-        self.jobs.pop(name, None)
-        last = self._tries.pop(name, None)
-        if last is not None:
-            await asyncio.wait({last})
-
-
-_processes: dict[int, _GivingBack] = {}
-_starting = threading.Lock()
-
-
-def _of_process() -> _GivingBack:
-    """Return that of this process, started at its first use: a forked child has none of its parent's."""
-    with _starting:
-        if os.getpid() not in _processes:
-            _processes[os.getpid()] = _GivingBack()
-        return _processes[os.getpid()]
+#: Stands for each that is still to be given back, by its name.
+_jobs: Final[dict[Hashable, object]] = {}
+#: The try that is under way, by the same name. Used on the background loop alone.
+_tries: Final[dict[Hashable, asyncio.Future[None]]] = {}
+# A forked child has nothing of its parent's to give back.
+os.register_at_fork(after_in_child=_jobs.clear)
+os.register_at_fork(after_in_child=_tries.clear)
 
 
 async def give_back(
@@ -84,8 +43,8 @@ async def give_back(
     ``name`` is one for all that gives back the same, and ``what`` is for the log. Where whoever calls this
     is cancelled, or its event loop ends, it goes on.
     """
-    background, job = _of_process(), object()
-    if background.jobs.setdefault(name, job) is not job:
+    job = object()
+    if _jobs.setdefault(name, job) is not job:
         return
     here, done = asyncio.get_running_loop(), asyncio.Event()
 
@@ -93,8 +52,8 @@ async def give_back(
         with suppress(RuntimeError):  # that loop has ended
             here.call_soon_threadsafe(done.set)
 
-    trying = background.keep_trying(name, job, what, give)
-    asyncio.run_coroutine_threadsafe(trying, background.loop).add_done_callback(tell)
+    trying = _keep_trying(name, job, what, give)
+    asyncio.run_coroutine_threadsafe(trying, background_loop()).add_done_callback(tell)
     if waits:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(done.wait(), waits)
@@ -102,14 +61,39 @@ async def give_back(
 
 def is_given_back(name: Hashable) -> bool:
     """Whether that is still to be given back."""
-    found = _processes.get(os.getpid())
-    return found is not None and name in found.jobs
+    return name in _jobs
 
 
 async def keep(name: Hashable) -> None:
     """Do not give that back any more: it is wanted again. Returns once no try is under way."""
-    background = _of_process()
-    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(background.call_off(name), background.loop))
+    await in_background(_call_off(name))
+
+
+async def _keep_trying(name: Hashable, job: object, what: str, give: Callable[[], Awaitable[None]]) -> None:
+    """Give back until the pool has heard of it, or until :func:`keep`."""
+    pause = _SOON
+    while _jobs.get(name) is job:
+        _tries[name] = mine = asyncio.ensure_future(give())
+        await asyncio.wait({mine})
+        error = mine.exception()
+        if not isinstance(error, _NOT_NOW):
+            if error is not None:
+                _warn("%s ends when its process is seen gone: %s", what, error)
+            break
+        if pause == _SOON:
+            _warn("%s is given back once its pool answers: %s", what, error)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _SELDOM)
+    if _jobs.get(name) is job:
+        del _jobs[name], _tries[name]
+
+
+async def _call_off(name: Hashable) -> None:
+    """Try no more; return once no try is under way."""
+    _jobs.pop(name, None)
+    last = _tries.pop(name, None)
+    if last is not None:
+        await asyncio.wait({last})
 
 
 def _warn(text: str, what: str, error: BaseException | None) -> None:

@@ -10,6 +10,7 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import entry_points
 from types import TracebackType
 from typing import Final
@@ -437,7 +438,8 @@ class Pool(abc.ABC):
         reason
             As for :meth:`release`.
         """
-        await give_back((self.url, lease_id), f"GPU lease {lease_id}", lambda: self.release(lease_id, reason))
+        release = partial(self.release, lease_id, reason)
+        await give_back((self.url, lease_id), f"GPU lease {lease_id}", release)
 
     async def launch(self, lease_id: str, kernel: KernelCommand) -> KernelPod:
         """Start the kernel of a held lease in a pod, in place of one that was started before.

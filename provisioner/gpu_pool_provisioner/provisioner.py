@@ -46,6 +46,7 @@ from gpu_pool_client import (
     TimedOut,
     parse_request,
 )
+from gpu_pool_client._background import background_loop, in_background
 from gpu_pool_client._pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
 from gpu_pool_client._processes import account_of
 from gpu_pool_provisioner import advice
@@ -60,7 +61,6 @@ from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
 from gpu_pool_provisioner.proxy import messages, pod_runs
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.loops import on_proxy_thread, proxy_loop
 from gpu_pool_provisioner.proxy.runs import BackendConnection, Launch, ProxiedKernel
 from gpu_pool_provisioner.readiness import ReadinessWatch
 from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
@@ -170,14 +170,14 @@ class GPUPoolProvisioner(SliceSettings):
     async def _keep_slice(self, kernel_slice: KernelSlice) -> None:
         """Keep the slice over a restart; the pool may take its time."""
         if self._proxy is not None:
-            await on_proxy_thread(self._proxy.being_restarted())
+            await in_background(self._proxy.being_restarted())
         try:
             # Before a living process stands in for the one that used the devices.
             await kernel_slice.resize_as_requested()
             await kernel_slice.attach_here(self.restart_grace + _MARGIN)
         finally:
             if self._proxy is not None:
-                await on_proxy_thread(self._proxy.being_restarted(within=_ANSWERS_WITHIN))
+                await in_background(self._proxy.being_restarted(within=_ANSWERS_WITHIN))
 
     @property
     def has_process(self) -> bool:
@@ -200,25 +200,25 @@ class GPUPoolProvisioner(SliceSettings):
         """Pass a signal on; an interrupt gives up a wait. Also called by kill and terminate."""
         proxy = self._proxy
         if proxy is not None and signum == signal.SIGINT and proxy.takes_interrupts:
-            await on_proxy_thread(proxy.interrupt())
+            await in_background(proxy.interrupt())
         elif proxy is not None and proxy.standing_in:
             # What is not here takes no other signals.
             if signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGHUP):
-                await on_proxy_thread(proxy.stop())
+                await in_background(proxy.stop())
         else:
             await super().send_signal(signum)
 
     async def kill(self, restart: bool = False) -> None:
         """End the kernel at once."""
         if self._proxy is not None and self._proxy.standing_in:
-            await on_proxy_thread(self._proxy.stop())
+            await in_background(self._proxy.stop())
         else:
             await super().kill(restart=restart)
 
     async def terminate(self, restart: bool = False) -> None:
         """Ask the kernel to end."""
         if self._proxy is not None and self._proxy.standing_in:
-            await on_proxy_thread(self._proxy.stop())
+            await in_background(self._proxy.stop())
         else:
             await super().terminate(restart=restart)
 
@@ -265,7 +265,7 @@ class GPUPoolProvisioner(SliceSettings):
             if not self.kernel_proxy:
                 return await wanted.take(self._holder(), self.wait_timeout)
             self._asked_at = time.monotonic()
-            return await on_proxy_thread(wanted.take_within(self._holder(), _ANSWERS_WITHIN))
+            return await in_background(wanted.take_within(self._holder(), _ANSWERS_WITHIN))
         except TimedOut as error:
             fitting = await self._kernels_that_fit(error, wanted)
             advised = advice.with_advice(error, fitting, self.contact)
@@ -322,7 +322,7 @@ class GPUPoolProvisioner(SliceSettings):
             self._resize_requests.close()
             self._resize_requests = None
         if self._resize_requests is None:
-            self._resize_requests = accept_resize_requests(connection_file, proxy_loop())
+            self._resize_requests = accept_resize_requests(connection_file, background_loop())
         if self._resize_requests is not None:
             self._resize_requests.grant = partial(grant, kernel_slice, on_slice)
         # Last, so that nothing in the kernelspec's own environment overrides it.
@@ -370,7 +370,7 @@ class GPUPoolProvisioner(SliceSettings):
         if self._proxy is None:
             self._proxy = await self._new_proxy(kernel_slice, cmd)
         away_since = self._asked_at if lease is None else None
-        await on_proxy_thread(self._proxy.start(lease, Launch(here, in_pod), away_since))
+        await in_background(self._proxy.start(lease, Launch(here, in_pod), away_since))
 
     async def _new_proxy(self, kernel_slice: KernelSlice, cmd: list[str]) -> KernelProxy:
         spec = self.kernel_spec
@@ -385,7 +385,7 @@ class GPUPoolProvisioner(SliceSettings):
             start_timeout=self.start_timeout,
         )
         proxy = KernelProxy(kernel, LeaseClient(kernel_slice, self._holder(), self.outage_timeout))
-        await on_proxy_thread(proxy.open())
+        await in_background(proxy.open())
         self._proxy_connection = dict(self.connection_info)  # type: ignore[assignment]
         return proxy
 
@@ -393,10 +393,10 @@ class GPUPoolProvisioner(SliceSettings):
         """Close the proxy's ports, and ask for nothing more. May be repeated."""
         proxy, self._proxy = self._proxy, None
         if proxy is not None:
-            await on_proxy_thread(proxy.close())
+            await in_background(proxy.close())
         # Where there is no lease, the pool may still be about to answer.
         if self._slice is not None and (proxy is not None or self._lease is None):
-            await on_proxy_thread(self._slice.stop_asking())
+            await in_background(self._slice.stop_asking())
 
     def _for_pod(
         self, cmd: list[str], kwargs: dict[str, Any], connection: Mapping[str, Any]

@@ -12,7 +12,7 @@ import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
 
 from gpu_pool_client import Activity, LeaseState, NotAllowed, Pool, SliceRequest, connect
-from gpu_pool_provisioner.proxy.loops import proxy_loop
+from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner.resizing import ResizeRequests, _parse
 from support.frameworks import write_tensorflow, write_torch
 from support.frontend import Frontend, frontend
@@ -218,7 +218,7 @@ async def test_the_place_for_resize_requests_is_private_and_goes_with_the_kernel
 
 
 def test_a_place_that_nobody_needs_any_more_goes_away(tmp_path: Path) -> None:
-    resize_requests = ResizeRequests(str(tmp_path / "kernel.json"), proxy_loop())
+    resize_requests = ResizeRequests(str(tmp_path / "kernel.json"), background_loop())
     (folder,) = tmp_path.iterdir()
     assert resize_requests.variables == {"GPU_POOL_RESIZE_DIR": str(folder)}
     del resize_requests

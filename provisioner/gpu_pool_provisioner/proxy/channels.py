@@ -21,7 +21,7 @@ import zmq
 from jupyter_client.session import DELIM, Session
 from traitlets.log import get_logger
 
-from gpu_pool_provisioner.proxy.loops import heartbeat_loop
+from gpu_pool_client._background import background_loop
 
 Frames = list[zmq.Frame] | list[bytes]
 Handler = Callable[[list[zmq.Frame]], None]
@@ -137,7 +137,7 @@ class HeartbeatChannel(Channel):
     """
 
     def __init__(self, socket: zmq.Socket[bytes], on_message: Handler) -> None:
-        super().__init__(socket, on_message, heartbeat_loop())
+        super().__init__(socket, on_message, background_loop("heartbeats"))
 
     def close(self) -> None:
         """Stop, and return when nothing listens any more, or after some seconds. May be repeated.

@@ -30,7 +30,7 @@ from gpu_pool_client import (
 )
 from gpu_pool_provisioner.kernel_slice import NOT_NOW, KernelSlice, note_error
 from gpu_pool_provisioner.proxy import messages
-from gpu_pool_provisioner.proxy.loops import first_of
+from gpu_pool_provisioner.proxy.events import first_of
 from gpu_pool_provisioner.resizing import resize_at_restart
 
 #: Seconds between two looks; a grant is noticed that late at most, and at once for the first in the queue.

@@ -33,9 +33,9 @@ from gpu_pool_client import (
 from gpu_pool_provisioner.kernel_slice import kernel_command
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import Channels
+from gpu_pool_provisioner.proxy.events import before
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient, retry
-from gpu_pool_provisioner.proxy.loops import before
 from gpu_pool_provisioner.proxy.relay import Relay, UnencryptedError
 from gpu_pool_provisioner.proxy.runs import (
     MARGIN,

@@ -23,9 +23,9 @@ from jupyter_core.paths import secure_write
 from gpu_pool_client import EndReason, KernelCommand, Lease, Process
 from gpu_pool_provisioner.ports import PortReservation
 from gpu_pool_provisioner.proxy.channels import Channels
+from gpu_pool_provisioner.proxy.events import before, ended, kill_group
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryStep
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.loops import before, ended, kill_group
 from gpu_pool_provisioner.proxy.relay import Relay, UnencryptedError
 
 #: Seconds by which the pool's deadline is later than ours, which ends the kernel before its lease;

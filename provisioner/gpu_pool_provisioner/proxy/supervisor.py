@@ -20,9 +20,9 @@ from gpu_pool_client._values import why_over
 from gpu_pool_provisioner.kernel_slice import NOT_NOW
 from gpu_pool_provisioner.proxy import expiry_policy
 from gpu_pool_provisioner.proxy.channels import Channels
+from gpu_pool_provisioner.proxy.events import before
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep, KernelObservation
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.loops import before
 from gpu_pool_provisioner.proxy.parking import Parking
 from gpu_pool_provisioner.proxy.pending import PendingKernel
 from gpu_pool_provisioner.proxy.relay import Relay

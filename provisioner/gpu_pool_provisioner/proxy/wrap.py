@@ -33,9 +33,9 @@ from gpu_pool_client._processes import account_of
 from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment, shared_pool
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import bind_front
+from gpu_pool_provisioner.proxy.events import ended, first_of
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.loops import ended, first_of
 from gpu_pool_provisioner.proxy.pod_runs import command_in_pod, folder_in_pod
 from gpu_pool_provisioner.proxy.runs import BackendConnection, Launch, ProxiedKernel
 from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import Holder, PoolUnreachable, parse_request
+from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner import provisioner
 from gpu_pool_provisioner.kernel_slice import KernelSlice
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.loops import proxy_loop
 from gpu_pool_provisioner.settings import default_outage_timeout
 from support.frontend import frontend
 from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers, answer, eventually, is_running
@@ -27,7 +27,7 @@ WAITS = "Your kernel starts once the pool answers (waiting"
 
 def lives() -> set[asyncio.Task[Any]]:
     """Return what looks after a kernel in this process: as long as it does, it asks for a slice."""
-    found = asyncio.all_tasks(proxy_loop())
+    found = asyncio.all_tasks(background_loop())
     return {
         each
         for each in found

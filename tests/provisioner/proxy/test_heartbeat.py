@@ -15,8 +15,8 @@ import zmq
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
 
+from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner.proxy import channels
-from gpu_pool_provisioner.proxy.loops import heartbeat_loop, proxy_loop
 from support.frontend import frontend, listening
 from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers
 
@@ -64,14 +64,14 @@ async def test_a_kernel_lives_while_the_thread_of_the_kernels_is_busy(
     held = await jupyter_env.fill("1")
     km = manager(jupyter_env.install("two"))
     await km.start_kernel()
-    with busy(proxy_loop()):
+    with busy(background_loop()):
         assert beats(km.get_connection_info())  # which waits
     async with frontend(km) as page:
         cell = page.run("1 + 1")
         await cell.shows("Waiting")
         await jupyter_env.pool.release(held.id)
         await cell.done()
-        with busy(proxy_loop()):
+        with busy(background_loop()):
             assert beats(km.get_connection_info())  # which runs
     await km.shutdown_kernel()
 
@@ -144,5 +144,5 @@ def test_a_forked_child_that_closes_heartbeats_goes_on(monkeypatch: pytest.Monke
 
 def test_closing_heartbeats_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "_CLOSES_WITHIN", 0.1)
-    with heart() as channel, busy(heartbeat_loop()):
+    with heart() as channel, busy(background_loop("heartbeats")):
         channel.close()
