@@ -147,7 +147,7 @@ class KernelPod:
     #: The IP address at which the kernel listens; None unless it runs.
     address: str | None = None
     #: What is going on, in a student's words: ``Its software is being fetched.``
-    words: str = ""
+    message: str = ""
     #: The exit status of the process once it has ended; None where the cluster took it.
     exit_code: int | None = None
 
@@ -339,7 +339,7 @@ class Failure:
     #: Unix seconds.
     at: float
     #: What its user reads: its status, and the last that it said.
-    words: str
+    message: str
     pod: str
     node: str
     image: str

@@ -43,13 +43,13 @@ async def test_the_last_output_of_a_kernel_are_kept_with_its_lease_and_in_the_hi
 ) -> None:
     lease_id = await start(pool, fake)
     fail(fake, lease_id)
-    assert (await until_pod(pool, lease_id, lambda pod: pod.phase is PodPhase.ENDED)).words == WORDS
+    assert (await until_pod(pool, lease_id, lambda pod: pod.phase is PodPhase.ENDED)).message == WORDS
     failure = await failure_of(pool, lease_id)
     assert failure == Failure(failure.at, WORDS, f"gpu-pool-{lease_id}-1", "n1", "example.org/notebook:1")
     await pool.release(lease_id)
     (row,) = await pool.history()
     assert row.failure is not None
-    assert row.failure.words == WORDS
+    assert row.failure.message == WORDS
     assert (await pool.get_lease(lease_id)).failure == failure
 
 
@@ -62,7 +62,7 @@ async def test_what_failed_while_no_service_was_there_is_kept_by_the_next(
     fail(fake, lease_id)
     async with cluster_pool(store, config, HUB) as pool:
         before = await failure_of(pool, lease_id)
-        assert before.words == WORDS
+        assert before.message == WORDS
     async with cluster_pool(store, config, HUB) as pool:
         await asyncio.gather(*pool._kernels._tasks)
         assert (await pool.get_lease(lease_id)).failure == before

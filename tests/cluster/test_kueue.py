@@ -105,9 +105,9 @@ async def test_a_pod_is_made_at_once_and_its_lease_waits_while_kueue_says_why(
     waiting = await pool.get_lease(lease.id)
     assert (waiting.state, waiting.slices) == (LeaseState.PARKED, ())
     say(fake, lease, "QuotaReserved", "False", FULL)
-    found = await until_pod(pool, lease.id, lambda pod: FULL[:20] in pod.words)
+    found = await until_pod(pool, lease.id, lambda pod: FULL[:20] in pod.message)
     assert found.phase is PodPhase.QUEUED
-    assert found.words.startswith("It waits in the cluster's own queue.")
+    assert found.message.startswith("It waits in the cluster's own queue.")
     admit(fake, lease)
     assert (await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.STARTING)).address is None
     admitted = await until_state(pool, lease, LeaseState.HELD)
@@ -125,7 +125,7 @@ async def test_who_waits_is_told_the_place_where_kueue_tells_it(
         "items": [{"metadata": {"ownerReferences": [{"uid": uid}]}, "positionInLocalQueue": 2}]
     }
     await KueuePositions(pool._api, pool._kernels, pool._log).look()
-    assert "number 3 of its course" in (await pool.pod(lease.id)).words
+    assert "number 3 of its course" in (await pool.pod(lease.id)).message
     admit(fake, lease)
     await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.STARTING)
     asked = fake.asked("GET", "pendingworkloads")
@@ -138,7 +138,7 @@ async def test_a_cluster_that_does_not_tell_positions_tells_the_rest(
 ) -> None:
     lease, _ = await queued(pool)
     await KueuePositions(pool._api, pool._kernels, pool._log).look()
-    assert (await pool.pod(lease.id)).words == "It waits in the cluster's own queue."
+    assert (await pool.pod(lease.id)).message == "It waits in the cluster's own queue."
 
 
 async def test_the_time_in_kueues_queue_is_not_counted(pool: ClusterPool, fake: FakeKubernetes) -> None:

@@ -53,8 +53,8 @@ async def test_what_events_say_is_told_to_the_student_in_words_and_to_the_log_as
     pod = f"gpu-pool-{lease}-1"
     creating(fake, pod)
     happen(fake, pod, "FailedMount", MOUNT)
-    told = await until_pod(pool, lease, lambda pod: "home folder" in pod.words)
-    assert (told.phase, told.words) == (
+    told = await until_pod(pool, lease, lambda pod: "home folder" in pod.message)
+    assert (told.phase, told.message) == (
         PodPhase.STARTING,
         "Your home folder cannot be connected at the moment; it is tried again. "
         "If this goes on, tell the administrator.",
@@ -63,9 +63,9 @@ async def test_what_events_say_is_told_to_the_student_in_words_and_to_the_log_as
     assert f"FailedMount: {MOUNT}" in caplog.text.replace("\\", "")
     # The last one counts.
     happen(fake, pod, "FailedPrepareDynamicResources", "NodePrepareResources failed")
-    await until_pod(pool, lease, lambda pod: "cannot prepare the GPU" in pod.words)
+    await until_pod(pool, lease, lambda pod: "cannot prepare the GPU" in pod.message)
     fake.run(pod)
-    assert (await running(pool, lease)).words == ""
+    assert (await running(pool, lease)).message == ""
 
 
 async def test_while_nothing_starts_no_event_is_asked_for(pool: ClusterPool, fake: FakeKubernetes) -> None:

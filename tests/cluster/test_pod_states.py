@@ -62,7 +62,7 @@ NO_CAPACITY = "0/9 nodes are available: 1 Insufficient nvidia.com/gpumem."
 def test_what_a_kernel_waits_for_is_told(found: dict[str, Any], words: str) -> None:
     state, taken = read_pod(found, HERE)
     assert (state.phase, state.address, taken) == (PodPhase.STARTING, None, None)
-    assert words in state.words
+    assert words in state.message
 
 
 CREATING = pod(**condition("PodScheduled", "True", ""), **waiting("ContainerCreating"))
@@ -80,15 +80,15 @@ def test_what_an_event_says_is_told_to_students_in_words_and_kept_for_administra
     around = PodSurroundings(event=PodFailureCause(reason, "rpc error: code = 5"))
     state, taken = read_pod(CREATING, around)
     assert (state.phase, taken) == (PodPhase.STARTING, None)
-    assert state.words.startswith(words)
-    assert "rpc" not in state.words
+    assert state.message.startswith(words)
+    assert "rpc" not in state.message
     assert str(cause_of(CREATING, around)) == f"{reason}: rpc error: code = 5"
     # What the pod says itself is newer.
     pulling = pod(**waiting("ErrImagePull", "not found"))
-    assert "cannot be fetched" in read_pod(pulling, around)[0].words
+    assert "cannot be fetched" in read_pod(pulling, around)[0].message
     assert str(cause_of(pulling, around)) == "ErrImagePull: not found"
     # What has started had trouble, and has it no more.
-    assert read_pod(pod("Running", **RUNNING), around)[0].words == ""
+    assert read_pod(pod("Running", **RUNNING), around)[0].message == ""
     assert cause_of(pod("Running", **RUNNING), around) is None
 
 
@@ -127,7 +127,7 @@ def test_a_machine_that_refuses_a_pod_for_the_moment_ends_nothing_where_it_is_ma
     again = PodSurroundings(is_made_again=True)
     state, taken = read_pod(refused, again)
     assert (state.phase, taken, is_refused(refused)) == (PodPhase.STARTING, None, True)
-    assert state.words.startswith("The machine cannot prepare the GPU at the moment")
+    assert state.message.startswith("The machine cannot prepare the GPU at the moment")
     assert str(cause_of(refused, again)) == f"{reason}: requested number of devices unavailable"
     assert read_pod(refused, HERE)[1] is not None
     assert read_pod(refused, PodSurroundings(is_made_again=True, waited="10min"))[1] is not None
@@ -137,13 +137,13 @@ def test_a_machine_that_refuses_a_pod_for_the_moment_ends_nothing_where_it_is_ma
 
 def test_a_kernel_that_runs_has_an_address() -> None:
     state, taken = read_pod(pod("Running", **RUNNING), HERE)
-    assert (state.phase, state.address, state.words, taken) == (PodPhase.RUNNING, "10.0.0.7", "", None)
+    assert (state.phase, state.address, state.message, taken) == (PodPhase.RUNNING, "10.0.0.7", "", None)
 
 
 def test_a_machine_that_does_not_answer_for_a_while_ends_nothing() -> None:
     state, taken = read_pod(pod("Running", **RUNNING), PodSurroundings(node_ready=False))
     assert (state.phase, taken) == (PodPhase.RUNNING, None)
-    assert "does not answer at the moment" in state.words
+    assert "does not answer at the moment" in state.message
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_kernel_that_ended_by_itself_keeps_its_lease(
 ) -> None:
     state, taken = read_pod(found, HERE)
     assert (state.phase, state.exit_code, taken) == (PodPhase.ENDED, code, None)
-    assert words in state.words
+    assert words in state.message
 
 
 TRACEBACK = """Traceback (most recent call last):
@@ -188,8 +188,8 @@ TRACEBACK = """Traceback (most recent call last):
 )
 def test_a_kernel_that_fails_leaves_its_last_output(log: str, words: str) -> None:
     state, _ = read_pod(pod("Failed", **ended(1, "Error", log)), HERE)
-    assert state.words.endswith(words)
-    assert "\n" not in state.words
+    assert state.message.endswith(words)
+    assert "\n" not in state.message
 
 
 DISRUPTED = [
@@ -242,7 +242,7 @@ def test_what_the_cluster_took_is_told(found: dict[str, Any], around: PodSurroun
     assert (state.phase, state.exit_code) == (PodPhase.ENDED, None)
     assert taken is not None
     assert taken.reason is (EndReason.DEVICE_LOST if around.node_ready is None else EndReason.TAKEN)
-    assert words in taken.message == state.words
+    assert words in taken.message == state.message
 
 
 def test_a_deadline_is_told_as_the_end_of_the_longest_lease() -> None:
@@ -254,7 +254,7 @@ def test_a_deadline_is_told_as_the_end_of_the_longest_lease() -> None:
 def test_what_the_pool_ended_itself_was_not_taken() -> None:
     for found in (pod("Running", ending=True, **RUNNING), pod("Running", **RUNNING)):
         state, taken = read_pod(found, PodSurroundings(ended_by_us=True))
-        assert (state.phase, state.words, taken) == (PodPhase.ENDED, "It was ended.", None)
+        assert (state.phase, state.message, taken) == (PodPhase.ENDED, "It was ended.", None)
 
 
 def test_the_version_differs_with_everything_that_is_told_and_with_nothing_else() -> None:
@@ -274,4 +274,4 @@ def test_the_version_differs_with_everything_that_is_told_and_with_nothing_else(
 
 def test_the_clusters_words_are_cut() -> None:
     found = pod(**condition("PodScheduled", "False", "Unschedulable", "x" * 5_000))
-    assert len(read_pod(found, HERE)[0].words) < 400
+    assert len(read_pod(found, HERE)[0].message) < 400

@@ -111,12 +111,12 @@ async def test_a_node_that_does_not_answer_for_a_moment_ends_nothing(
     await until_drained(pool, "n1", drained=True)
     pod = await pool.pod(lease)
     assert pod.phase is PodPhase.RUNNING
-    assert pod.words == (
+    assert pod.message == (
         "Its machine does not answer at the moment. If that continues, the kernel is given up."
     )
     fake.change("nodes", "n1", conditions=[{"type": "Ready", "status": "True"}])
     await until_drained(pool, "n1", drained=False)
-    assert (await pool.pod(lease)).words == ""
+    assert (await pool.pod(lease)).message == ""
 
 
 async def test_a_node_that_is_gone_takes_its_kernels_along(pool: ClusterPool, fake: FakeKubernetes) -> None:

@@ -94,15 +94,15 @@ class PodProcess:
     def seen(self, words: str, phase: PodPhase) -> KernelPod:
         code = self.process.poll() if self.process else None
         if self.taken is not None:
-            found = KernelPod("", PodPhase.ENDED, words=self.taken)
+            found = KernelPod("", PodPhase.ENDED, message=self.taken)
         elif self.process is None:
-            found = KernelPod("", phase, words=words)
+            found = KernelPod("", phase, message=words)
         elif code is None:
             found = KernelPod("", PodPhase.RUNNING, self.address, self.trouble)
         else:
             code = code if code >= 0 else 128 - code
             killed = "It needed more memory than a kernel may have here." if code == 137 else ""
-            found = KernelPod("", PodPhase.ENDED, words=killed, exit_code=code)
+            found = KernelPod("", PodPhase.ENDED, message=killed, exit_code=code)
         return replace(found, version=f"{self.address} {found}")
 
 
@@ -119,7 +119,7 @@ class PodPool(Pool):
         #: Set once the software is there; until then pods wait with these words.
         self.images = threading.Event()
         self.images.set()
-        self.words, self.phase = "Its software is being fetched.", PodPhase.STARTING
+        self.message, self.phase = "Its software is being fetched.", PodPhase.STARTING
         #: Raised by whatever is asked about pods.
         self.fault: GpuPoolError | None = None
         self.encrypted = True
@@ -137,7 +137,7 @@ class PodPool(Pool):
         folder.mkdir(parents=True)
         pod = self.pods[lease_id] = PodProcess(kernel, folder)
         self.launched.append(pod)
-        return pod.seen(self.words, self.phase)
+        return pod.seen(self.message, self.phase)
 
     async def pod(self, lease_id: str, seen: str = "") -> KernelPod:
         end = time.monotonic() + _POLL
@@ -152,7 +152,7 @@ class PodPool(Pool):
                 pod.taken = ""
             if pod.process is None and pod.taken is None and self.images.is_set():
                 pod.start(lease.environment, encrypted=self.encrypted)
-            found = pod.seen(self.words, self.phase)
+            found = pod.seen(self.message, self.phase)
             if found.version != seen or time.monotonic() > end:
                 return found
             await asyncio.sleep(0.02)

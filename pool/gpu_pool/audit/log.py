@@ -88,7 +88,7 @@ class AuditLog:
         minute = self._minute_of(actor.user if actor is not None else "")
         minute.refused += 1
         if minute.refused <= _MOST_REFUSALS:
-            told = {**fields, "reason": error.code, "words": str(error)}
+            told = {**fields, "reason": error.code, "message": str(error)}
             self.write("refused", {**told, "left_out": minute.left_out or None}, actor)
             minute.left_out = 0
         else:

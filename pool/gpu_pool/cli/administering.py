@@ -120,7 +120,7 @@ def _failed(lease_id: str, failure: Failure) -> str:
     """Say how a lease's kernel failed, and where."""
     when = time.strftime("%m-%d %H:%M:%S", time.localtime(failure.at))
     where = f"pod {failure.pod} on {failure.node or 'no machine'}, image {failure.image or 'unknown'}"
-    said = formatting.safe(failure.words, 500)
+    said = formatting.safe(failure.message, 500)
     return f"{lease_id}: its kernel failed at {when}. {said} ({formatting.safe(where, 1_000)})"
 
 

@@ -49,10 +49,10 @@ _NAMES: Final = {
 class ApiAway(Exception):
     """The API server did not answer, or not sensibly. Asking again may help."""
 
-    def __init__(self, words: str, *, too_lax: bool = False) -> None:
+    def __init__(self, message: str, *, too_lax: bool = False) -> None:
         #: Whether nothing but the form of its certificates is amiss, see :func:`connect`.
         self.too_lax = too_lax
-        super().__init__(words)
+        super().__init__(message)
 
 
 class ApiRefused(Exception):

@@ -359,8 +359,8 @@ class KernelPods:
         spec = mapping(now.get("spec"))
         image = next((str(each.get("image")) for each in listing(spec.get("containers"))), "")
         node = str(spec.get("nodeName") or "")
-        failure = Failure(time.time(), state.words, now["metadata"]["name"], node, image)
-        told = (failure.pod, failure.node, failure.image, failure.words)
+        failure = Failure(time.time(), state.message, now["metadata"]["name"], node, image)
+        told = (failure.pod, failure.node, failure.image, failure.message)
         self._log.warning(
             "The kernel of lease %s failed: pod %s on %s, image %s. %s", _lease_of(now), *map(ascii, told)
         )

@@ -51,7 +51,7 @@ _FAILED: Final[Mapping[str, str]] = {
 }
 _SILENT_NODE: Final = "Its machine does not answer at the moment. If that continues, the kernel is given up."
 #: A pod that is gone, and whose end the pool has asked for.
-ENDED: Final = KernelPod("ended", PodPhase.ENDED, words="It was ended.")
+ENDED: Final = KernelPod("ended", PodPhase.ENDED, message="It was ended.")
 _BY_NOTEBOOK: Final = "Your notebook server was stopped, and its kernels with it."
 #: Also what is seen of a pod whose end an earlier run of the service has asked for.
 BY_SOMEBODY: Final = "Somebody who manages the cluster deleted it."
@@ -108,9 +108,9 @@ def read_pod(pod: Manifest, around: PodSurroundings) -> tuple[KernelPod, PodTake
     """Return how a kernel's pod is, and how it was taken away if it was."""
     taken = None if around.ended_by_us else _taken(pod, around)
     if taken is not None:
-        return _value(pod, PodPhase.ENDED, words=taken.message), taken
+        return _value(pod, PodPhase.ENDED, message=taken.message), taken
     if around.is_gone or around.ended_by_us or _is_ending(pod):
-        return _value(pod, PodPhase.ENDED, words="It was ended."), None
+        return _value(pod, PodPhase.ENDED, message="It was ended."), None
     return _living(pod, around), None
 
 
@@ -205,26 +205,26 @@ def _living(pod: Manifest, around: PodSurroundings) -> KernelPod:
     address = str(status.get("podIP") or "")
     container = mapping(_container_status(pod).get("state"))
     if "running" in container and address:
-        words = "" if around.node_ready else _SILENT_NODE
-        return _value(pod, PodPhase.RUNNING, address=address, words=words)
+        message = "" if around.node_ready else _SILENT_NODE
+        return _value(pod, PodPhase.RUNNING, address=address, message=message)
     if is_queued(pod):
-        words = _filled("It waits in the cluster's own queue. {message}", _cut(around.queue))
-        return _value(pod, PodPhase.QUEUED, words=words)
-    return _value(pod, PodPhase.STARTING, words=_why_not_yet(pod, around))
+        message = _filled("It waits in the cluster's own queue. {message}", _cut(around.queue))
+        return _value(pod, PodPhase.QUEUED, message=message)
+    return _value(pod, PodPhase.STARTING, message=_why_not_yet(pod, around))
 
 
 def _ended(pod: Manifest, terminated: Manifest) -> KernelPod:
     found = terminated.get("exitCode")
     code = found if isinstance(found, int) else None
     reason = str(terminated.get("reason") or "")
-    words = f"It ended with status {code}."
+    message = f"It ended with status {code}."
     if reason == "OOMKilled":
-        words = f"It used more than its {_memory(pod)} of memory (not of the GPU), and was ended."
+        message = f"It used more than its {_memory(pod)} of memory (not of the GPU), and was ended."
     elif reason in ("StartError", "ContainerCannotRun"):
-        words = _filled("It could not be started: {message}", _cut(terminated.get("message")))
+        message = _filled("It could not be started: {message}", _cut(terminated.get("message")))
     elif last := _last_output(terminated.get("message")):
-        words = f"It ended with status {code}. Its last output: {last}"
-    return _value(pod, PodPhase.ENDED, words=words, exit_code=code)
+        message = f"It ended with status {code}. Its last output: {last}"
+    return _value(pod, PodPhase.ENDED, message=message, exit_code=code)
 
 
 def _why_not_yet(pod: Manifest, around: PodSurroundings) -> str:
@@ -310,10 +310,10 @@ def _value(
     phase: PodPhase,
     *,
     address: str | None = None,
-    words: str = "",
+    message: str = "",
     exit_code: int | None = None,
 ) -> KernelPod:
     uid = mapping(pod.get("metadata")).get("uid")
-    seen = "\0".join(map(str, (uid, phase.value, address, words, exit_code)))
+    seen = "\0".join(map(str, (uid, phase.value, address, message, exit_code)))
     version = hashlib.blake2s(seen.encode(errors="replace"), digest_size=12).hexdigest()
-    return KernelPod(version, phase, address, words, exit_code)
+    return KernelPod(version, phase, address, message, exit_code)

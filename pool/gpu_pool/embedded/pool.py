@@ -307,13 +307,13 @@ class EmbeddedPool(OpenedPool):
         with self._asked({"lease": lease_id}):
             await self._store.run(LeaseStore.release, lease_id, reason)
 
-    async def revoke(self, lease_id: str, words: str, reason: EndReason = EndReason.REVOKED) -> None:
-        """End a lease, by default in an administrator's name; its holder reads ``words``.
+    async def revoke(self, lease_id: str, message: str, reason: EndReason = EndReason.REVOKED) -> None:
+        """End a lease, by default in an administrator's name; its holder reads ``message``.
 
         Raises ``LeaseGone``.
         """
         with self._asked({"lease": lease_id}):
-            await self._store.run(LeaseStore.revoke, lease_id, words, reason)
+            await self._store.run(LeaseStore.revoke, lease_id, message, reason)
 
     async def effect_of_taking(self, lease_id: str) -> Effect:
         """Say what becomes of a lease's kernel if its slices are taken back now. Raises ``LeaseGone``."""
@@ -323,10 +323,10 @@ class EmbeddedPool(OpenedPool):
         is_kernel = await self._store.run(LeaseStore.has_manager, lease_id)
         return effect_of(lease, await self._activity(lease), is_kernel=is_kernel)
 
-    async def withdraw(self, lease_id: str, words: str, reason: EndReason) -> Lease:
+    async def withdraw(self, lease_id: str, message: str, reason: EndReason) -> Lease:
         """Take a lease's slices from its kernel, which lives on: the lease is parked.
 
-        ``reason`` says by whom: RELEASED by its user, REVOKED by an administrator, whose ``words`` are told.
+        ``reason`` says by whom: RELEASED by its user, REVOKED by an administrator, whose ``message`` are told.
         Raises ``NotAllowed`` where that would end the kernel, and ``LeaseGone``.
         """
         with self._asked({"lease": lease_id}):
@@ -335,16 +335,16 @@ class EmbeddedPool(OpenedPool):
                     "The slice cannot go without its kernel, which has used the GPU.",
                     "Take it back when the kernel is idle, or end the kernel.",
                 )
-            return await self._store.run(LeaseStore.ask_back, lease_id, words, reason, now=True)
+            return await self._store.run(LeaseStore.ask_back, lease_id, message, reason, now=True)
 
-    async def ask_back(self, lease_id: str, words: str, reason: EndReason) -> Lease:
+    async def ask_back(self, lease_id: str, message: str, reason: EndReason) -> Lease:
         """Let a kernel's slice go as soon as it is idle; see :meth:`withdraw`."""
         with self._asked({"lease": lease_id}):
             if not await self._store.run(LeaseStore.has_manager, lease_id):
                 raise BadRequest(
                     "Only a kernel's slice can be taken back when it is idle.", "Take it back now."
                 )
-            return await self._store.run(LeaseStore.ask_back, lease_id, words, reason, now=False)
+            return await self._store.run(LeaseStore.ask_back, lease_id, message, reason, now=False)
 
     async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
         """See ``Pool.drain``."""

@@ -45,7 +45,7 @@ class Scope:
     """A quota, and whose it is."""
 
     #: How to address it, with the verb last: ``You hold``, ``Together, ml101 hold``.
-    words: str
+    subject: str
     quota: Quota
     #: None: everybody's.
     users: frozenset[str] | None = None
@@ -201,7 +201,7 @@ def check(scope: Scope, asked: Account, accounts: Iterable[Account], allowed: Al
         if whole > limit:
             raise _never(scope, kind, limit, whole, allowed)
         raise OverQuota(
-            f"{scope.words} {kind.say(held)}, and {kind.say(limit)} is the most; "
+            f"{scope.subject} {kind.say(held)}, and {kind.say(limit)} is the most; "
             f"you asked for {kind.say(more)} more.",
             f"{_now(kind, limit - held, allowed)} {_when(counted)}",
         )
@@ -258,7 +258,7 @@ def _check_hours(scope: Scope, counted: Sequence[Account]) -> None:
 
 
 def _subject(scope: Scope) -> str:
-    return scope.words.rsplit(" ", 1)[0]
+    return scope.subject.rsplit(" ", 1)[0]
 
 
 def _when(counted: Iterable[Account]) -> str:

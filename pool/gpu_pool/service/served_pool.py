@@ -144,16 +144,16 @@ class ServedPool(Protocol):
     async def effect_of_taking(self, lease_id: str) -> Effect:
         """Say what becomes of a lease's kernel if its slices are taken back now. Raises ``LeaseGone``."""
 
-    async def withdraw(self, lease_id: str, words: str, reason: EndReason) -> Lease:
+    async def withdraw(self, lease_id: str, message: str, reason: EndReason) -> Lease:
         """Take a lease's slices from its kernel, which lives on: the lease is parked.
 
         Raises ``NotAllowed`` where that would end the kernel, and ``LeaseGone``.
         """
 
-    async def ask_back(self, lease_id: str, words: str, reason: EndReason) -> Lease:
+    async def ask_back(self, lease_id: str, message: str, reason: EndReason) -> Lease:
         """Let a kernel's slices go as soon as it is idle."""
 
-    async def revoke(self, lease_id: str, words: str, reason: EndReason = EndReason.REVOKED) -> None:
+    async def revoke(self, lease_id: str, message: str, reason: EndReason = EndReason.REVOKED) -> None:
         """End a lease, and tell its user why. Raises ``LeaseGone``."""
 
     # -- The pool ----------------------------------------------------------

@@ -171,14 +171,14 @@ class LeaseStore(RequestStore):
         values = {"number": row["number"], "home": home, "now": self._clock.wall(), "queued": queued}
         self._db.run("park", values)
         self._devices.give_back(row["slices"])
-        why = {"reason": row["asked_back"], "words": row["notice"] or None} if row["asked_back"] else {}
+        why = {"reason": row["asked_back"], "message": row["notice"] or None} if row["asked_back"] else {}
         self._db.audit_buffer.decided("parked", row, parts, why)
         self._queue.serve()
 
-    def ask_back(self, lease_id: str, words: str, reason: EndReason, *, now: bool) -> Lease:
+    def ask_back(self, lease_id: str, message: str, reason: EndReason, *, now: bool) -> Lease:
         """Ask a held lease's slices back, for when its kernel is idle; or park it ``now``.
 
-        ``reason`` and ``words`` tell its user, and the history, by whom and why. Those of an
+        ``reason`` and ``message`` tell its user, and the history, by whom and why. Those of an
         administrator (REVOKED) stay whatever its user asks for afterwards.
         """
         with self._db.transaction(self.give_up_at):
@@ -187,13 +187,13 @@ class LeaseStore(RequestStore):
                 raise BadRequest(f"The lease is {row['state']}: it holds no slice.")
             is_by_admin = row["asked_back"] == EndReason.REVOKED.value
             if not is_by_admin or reason is not EndReason.RELEASED:
-                values = {"number": row["number"], "notice": plain(words), "reason": reason.value}
+                values = {"number": row["number"], "notice": plain(message), "reason": reason.value}
                 self._db.run("ask_back", values)
             if now:
                 self._park(self._leases.row(lease_id))
             else:
                 self._db.audit_buffer.decided(
-                    "asked-back", row, (), {"reason": reason.value, "words": words or None}
+                    "asked-back", row, (), {"reason": reason.value, "message": message or None}
                 )
             return self._leases.lease(lease_id)
 
@@ -221,11 +221,11 @@ class LeaseStore(RequestStore):
                 reason = EndReason(row["asked_back"])  # it was not for its idleness alone
             self._release(row, reason, asked=asked)
 
-    def revoke(self, lease_id: str, words: str, reason: EndReason = EndReason.REVOKED) -> None:
+    def revoke(self, lease_id: str, message: str, reason: EndReason = EndReason.REVOKED) -> None:
         """End somebody's lease, and keep for its holder why."""
         with self._db.transaction(self.give_up_at):
             row = self._leases.row(lease_id)
-            told = {"number": row["number"], "id": lease_id, "notice": plain(words)}
+            told = {"number": row["number"], "id": lease_id, "notice": plain(message)}
             self._db.run("set_notice", {**told, "ending": reason.value})
             self._release(self._leases.row(lease_id), reason)
 
@@ -251,7 +251,7 @@ class LeaseStore(RequestStore):
         self._db.run("remember", values)
         self._db.run("delete_lease", values)
         self._devices.give_back(row["slices"])
-        why = {"reason": row["ending"] or reason.value, "words": row["notice"] or None}
+        why = {"reason": row["ending"] or reason.value, "message": row["notice"] or None}
         self._db.audit_buffer.decided("ended", row, self._devices.read(row["slices"]), why, asked=asked)
 
     def drain(self, device: str, drained: bool) -> DeviceStatus:
@@ -276,12 +276,12 @@ class LeaseStore(RequestStore):
             self._db.run("set_notice", {"number": number, "id": lease_id, "notice": notice, "ending": reason})
             row = self._leases.live(lease_id)
             if notice and row is not None:
-                event, why = "ending" if ending else "warned", {"words": notice, "reason": reason}
+                event, why = "ending" if ending else "warned", {"message": notice, "reason": reason}
                 self._db.audit_buffer.decided(event, row, (), why, asked=False)
 
     def record_failure(self, lease_id: str, failure: Failure) -> None:
         """Record how the lease's kernel has failed, also where the lease has ended with it."""
-        texts = failure.words, failure.pod, failure.node, failure.image
+        texts = failure.message, failure.pod, failure.node, failure.image
         kept = Failure(failure.at, *(plain(each, _MOST_OF_FAILURE) for each in texts))
         values = {
             "number": int(lease_id.partition("-")[0]),

@@ -178,9 +178,9 @@ class PodRun(KernelRun):
             self._finish()
 
     def _look(self, pod: KernelPod) -> None:
-        before, self._progress = self._progress, pod.words
-        if self._relay is not None and pod.phase is PodPhase.RUNNING and pod.words != before:
-            self._relay.tell(pod.words or _FINE_AGAIN)
+        before, self._progress = self._progress, pod.message
+        if self._relay is not None and pod.phase is PodPhase.RUNNING and pod.message != before:
+            self._relay.tell(pod.message or _FINE_AGAIN)
         if self._queued:
             self._counts_from = asyncio.get_running_loop().time()
         self._queued = pod.phase is PodPhase.QUEUED
@@ -188,18 +188,18 @@ class PodRun(KernelRun):
             self._address.set_result(pod.address)
         elif not self._address.done():
             say = messages.waiting if self._queued else messages.starting
-            self._tell(say(self._lease_client.size, pod.words))
+            self._tell(say(self._lease_client.size, pod.message))
 
     async def _account_for(self, pod: KernelPod) -> None:
         """Take note of why the pod has ended."""
         if pod.exit_code is None:
-            await self._note_taken(pod.words)
+            await self._note_taken(pod.message)
             return
         status = f"It ended with exit status {pod.exit_code}."
-        self._fault = f"The kernel ended before it was ready. {pod.words or status}"
+        self._fault = f"The kernel ended before it was ready. {pod.message or status}"
         if pod.exit_code != 0 and self._killing is None:
             self.exit_message = (
-                f"The kernel ended by itself, and its variables are gone. {pod.words or status}"
+                f"The kernel ended by itself, and its variables are gone. {pod.message or status}"
             )
 
     async def _note_taken(self, message: str) -> None:

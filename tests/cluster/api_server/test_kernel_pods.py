@@ -116,7 +116,7 @@ async def test_a_kernel_that_fails_leaves_its_last_output_to_its_user_and_to_the
     lease = await held(pool)
     await pool.launch(lease.id, command("sh", "-c", "echo begun; echo no module of that name >&2; exit 3"))
     pod = await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.ENDED)
-    assert (pod.exit_code, pod.words) == (
+    assert (pod.exit_code, pod.message) == (
         3,
         "It ended with status 3. Its last output: begun no module of that name",
     )
@@ -129,7 +129,7 @@ async def test_a_kernel_that_ends_by_itself_leaves_its_lease(pool: ClusterPool) 
     lease = await held(pool)
     await pool.launch(lease.id, command("sh", "-c", "exit 3"))
     pod = await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.ENDED)
-    assert (pod.exit_code, pod.words) == (3, "It ended with status 3.")
+    assert (pod.exit_code, pod.message) == (3, "It ended with status 3.")
     assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
     await pool.launch(lease.id, command())
     await running(pool, lease.id)
@@ -144,7 +144,7 @@ async def test_a_kernel_is_ended_and_its_lease_is_kept(
     await pool.end_pod(lease.id)
     assert (await pool.pod(lease.id)).phase is PodPhase.ENDED
     await until(lambda: not kernels(card, namespace), 120)
-    assert (await pool.pod(lease.id)).words == "It was ended."
+    assert (await pool.pod(lease.id)).message == "It was ended."
     assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
 
 
@@ -155,7 +155,7 @@ async def test_out_of_memory_is_told(pool: ClusterPool, card: Cluster, namespace
     await running(pool, lease.id)
     card.agent.kill(namespace, kernels(card, namespace)[0]["metadata"]["name"])
     pod = await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.ENDED)
-    assert "more than its 4Gi of memory (not of the GPU)" in pod.words
+    assert "more than its 4Gi of memory (not of the GPU)" in pod.message
 
 
 def evict(card: Cluster, namespace: str, name: str) -> None:
@@ -202,7 +202,7 @@ async def test_an_image_that_is_not_there_is_told_until_it_is(
     try:
         lease = await held(pool)
         await pool.launch(lease.id, command())
-        await until_pod(pool, lease.id, lambda pod: "software cannot be fetched" in pod.words)
+        await until_pod(pool, lease.id, lambda pod: "software cannot be fetched" in pod.message)
     finally:
         card.agent.images["example.org/notebook:1"] = "there"
     await running(pool, lease.id)

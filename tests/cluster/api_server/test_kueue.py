@@ -138,7 +138,7 @@ async def test_kernels_wait_for_kueue_run_and_are_evicted(
     name = f"gpu-pool-{first.id}-1"
     assert kueue.get("pod", "-n", namespace, name)["metadata"]["labels"][QUEUE_LABEL] == "gpu-pool-ml"
     say(kueue, namespace, name, FULL)
-    await until_pod(pool, first.id, lambda pod: FULL in pod.words)
+    await until_pod(pool, first.id, lambda pod: FULL in pod.message)
     admit(kueue, namespace, name)
     assert (await running(pool, first.id)).address
     await until(lambda: pool._kernels.is_queued(first.id) is False)

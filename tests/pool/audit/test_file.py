@@ -127,7 +127,7 @@ from pathlib import Path
 from gpu_pool.audit import Actor, AuditLog, acting
 log = AuditLog(Path(sys.argv[1]))
 for number in range(300):
-    log.write("line", {"words": sys.argv[2] * 400, "number": number}, None)
+    log.write("line", {"message": sys.argv[2] * 400, "number": number}, None)
 """
 
 
@@ -135,7 +135,9 @@ def test_processes_and_threads_that_write_at_once_tear_no_line(log: Path) -> Non
     others = [subprocess.Popen([sys.executable, "-c", _WRITES, log, letter]) for letter in "abc"]
     audit = AuditLog(log)
     threads = [
-        threading.Thread(target=lambda: [audit.write("line", {"words": "d" * 400}, None) for _ in range(200)])
+        threading.Thread(
+            target=lambda: [audit.write("line", {"message": "d" * 400}, None) for _ in range(200)]
+        )
         for _ in range(2)
     ]
     for thread in threads:
@@ -145,4 +147,4 @@ def test_processes_and_threads_that_write_at_once_tear_no_line(log: Path) -> Non
     assert {each.wait(60) for each in others} == {0}
     found = lines(log)
     assert len(found) == 3 * 300 + 400
-    assert all(set(line["words"]) in ({"a"}, {"b"}, {"c"}, {"d"}) for line in found)
+    assert all(set(line["message"]) in ({"a"}, {"b"}, {"c"}, {"d"}) for line in found)

@@ -98,7 +98,7 @@ async def test_each_decision_in_a_lease_s_life_is_told(pool: EmbeddedPool, log: 
     assert every[3]["request_id"] == every[2]["request_id"]
     assert every[3]["waited"] >= 0
     assert (every[4]["before"], every[4]["request"]) == ("50%", "20%")
-    assert every[8]["words"] == "The card is needed?elsewhere."
+    assert every[8]["message"] == "The card is needed?elsewhere."
     assert every[9]["device"] == "SIM-V100"
 
 
@@ -108,7 +108,7 @@ async def test_slices_that_are_taken_back_are_told_with_who_and_why(pool: Embedd
         await pool.attach(mine, Process.current(), grace=5.0)
         await pool.ask_back(mine, "When you can.", EndReason.REVOKED)
         await pool.withdraw(mine, "The exam began.", EndReason.REVOKED)
-    assert told(log, "reason", "words")[1:] == [
+    assert told(log, "reason", "message")[1:] == [
         ("asked-back", "revoked", "When you can."),
         ("parked", "revoked", "The exam began."),
     ]
@@ -153,7 +153,7 @@ async def test_refusals_are_told_with_their_reason_and_once(pool: EmbeddedPool, 
     refused, other = lines(log)[2:]
     assert (refused["event"], refused["reason"]) == ("refused", "over-quota")
     assert (refused["user"], refused["course"], refused["request"]) == ("ada", "ml", "50%")
-    assert "wait for 1 slices already" in refused["words"]
+    assert "wait for 1 slices already" in refused["message"]
     assert (other["reason"], other["device"]) == ("bad-request", "7")
 
 

@@ -55,7 +55,7 @@ async def test_one_pods_end_is_noted_once_and_the_next_ones_in_its_place(tmp_pat
 async def test_what_a_terminal_could_choke_on_and_what_is_too_long_is_not_kept(tmp_path: Path) -> None:
     async with embedded(tmp_path / "store.db") as pool:
         lease_id = await take(pool, "2%", "fails")
-        await note(pool, lease_id, dataclasses.replace(FAILED, words="\x1b[2Jred\n" + "x" * 9_000))
+        await note(pool, lease_id, dataclasses.replace(FAILED, message="\x1b[2Jred\n" + "x" * 9_000))
         failure = (await pool.get_lease(lease_id)).failure
         assert failure is not None
-        assert failure.words == "?[2Jred?" + "x" * 492
+        assert failure.message == "?[2Jred?" + "x" * 492

@@ -21,6 +21,7 @@ from gpu_pool.store import schema
 from gpu_pool.store.database import APPLICATION_ID, Database
 from gpu_pool.store.errors import StoreUnusable
 from gpu_pool.store.schema import migrations, statements
+from gpu_pool_client import Failure
 from support.pools import embedded, identity, running, take
 
 #: A schema after the newest, as a release to come might have it.
@@ -114,6 +115,16 @@ async def test_a_store_of_every_schema_so_far_is_upgraded(
         await take(pool, "2%", "new")
     assert rows(path, "SELECT DISTINCT shade FROM lease") == [("grey",)]
     assert rows(path, "PRAGMA user_version") == [(NEWEST + 1,)]
+
+
+async def test_what_a_kernel_failed_of_is_still_known(path: Path) -> None:
+    async with embedded(restored((SCHEMAS / "0004.sql").read_text(), path)) as pool:
+        failures = [each.failure for each in (await pool.history())]
+    assert failures[-1] == Failure(
+        1795416897.0, 'It said "words": and ended.', pod="kernel-1", node="n1", image="notebook:1"
+    )
+    known = rows(path, "SELECT failure FROM lease UNION SELECT failure FROM history")
+    assert not any('"words": ' in text for (text,) in known)
 
 
 async def use(path: Path) -> None:

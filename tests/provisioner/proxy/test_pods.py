@@ -91,7 +91,7 @@ async def test_the_first_cell_reads_what_a_starting_pod_does(
         assert "KeyboardInterrupt" in (await interrupted.done()).outputs[0]
         cell = page.run("print('well')")
         await cell.shows("being fetched")
-        pods.words = "It is being started."
+        pods.message = "It is being started."
         await cell.shows("It is being started.")
         pods.images.set()
         assert (await cell.done()).outputs == ["well\n"]
@@ -173,7 +173,7 @@ async def test_the_time_in_the_clusters_own_queue_does_not_count(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
     pods.images.clear()
-    pods.words, pods.phase = "You are number 3 there.", PodPhase.QUEUED
+    pods.message, pods.phase = "You are number 3 there.", PodPhase.QUEUED
     km = manager(jupyter_env.install("two", start_timeout=5.0))
     await km.start_kernel()
     began = time.monotonic()
@@ -181,7 +181,7 @@ async def test_the_time_in_the_clusters_own_queue_does_not_count(
         cell = page.run("print('well')")
         await cell.shows("Waiting for a GPU slice of 2%. You are number 3 there.")
         await until(lambda: time.monotonic() > began + 5.5)  # longer than a start may take
-        pods.words, pods.phase = "Its software is being fetched.", PodPhase.STARTING
+        pods.message, pods.phase = "Its software is being fetched.", PodPhase.STARTING
         await cell.shows("The wait for a GPU slice of 2% is over. Its software is being fetched.")
         pods.images.set()
         assert (await cell.done()).outputs == ["well\n"]

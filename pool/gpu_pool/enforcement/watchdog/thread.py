@@ -144,7 +144,7 @@ class WatchdogThread:
     def _tell_of_end(self, unmanaged: UnmanagedProcess) -> None:
         log = audit_log(self._rules.audit_log)
         if log is not None:
-            what = {"user": unmanaged.user, "device": unmanaged.device.uuid, "words": str(unmanaged)}
+            what = {"user": unmanaged.user, "device": unmanaged.device.uuid, "message": str(unmanaged)}
             log.write("unmanaged-process-ended", {**what, "process": unmanaged.process.pid}, None)
 
     def _write(self, news: Mapping[str, Measured], now: float) -> None:

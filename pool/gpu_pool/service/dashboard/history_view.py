@@ -226,7 +226,7 @@ def _row(row: EndedLease) -> PastRow:
         peak="" if row.peak_mib is None else memory(row.peak_mib),
         reason=why_over(row.reason),
         note=row.note,
-        failure="" if row.failure is None else row.failure.words,
+        failure="" if row.failure is None else row.failure.message,
     )
 
 

@@ -44,7 +44,7 @@ async def test_warnings_and_ends_are_told_in_nobodys_name(tmp_path: Path, nvml: 
     assert [each["event"] for each in told] == ["warned", "warned", "ending", "ended"]
     assert {each["lease"] for each in told} == {lease.id}
     assert {each["user"] for each in told} == {"ada"}
-    assert "What ran was interrupted." in told[1]["words"]
+    assert "What ran was interrupted." in told[1]["message"]
     assert [each.get("reason") for each in told[2:]] == ["over-memory", "over-memory"]
     assert not any("by" in each for each in told)
 

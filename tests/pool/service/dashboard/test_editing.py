@@ -102,7 +102,7 @@ class TestSaving:
             {"event": "refused", "course": None, "change": None, "by": "turing"},
             {"event": "course", "course": "ml", "change": "text", "by": "turing"},
         ]
-        assert "only an administrator may change this" in lines[1]["words"]
+        assert "only an administrator may change this" in lines[1]["message"]
 
 
 class TestWhoMay:

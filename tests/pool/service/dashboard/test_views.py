@@ -253,7 +253,7 @@ class TestHistory:
         assert (first.waited, first.held, first.gpu_hours) == ("1h", "1h", "0.50")
 
     def test_how_its_kernel_failed_is_a_part_of_why_it_ended(self) -> None:
-        failure = Failure(at=1.0, words="It ended with status 1.", pod="p", node="n", image="i")
+        failure = Failure(at=1.0, message="It ended with status 1.", pod="p", node="n", image="i")
         (row,) = history_view.past_rows([past(reason="not-ready", failure=failure)])
         assert row.why.endswith(". Its kernel failed: It ended with status 1.")
 
