@@ -326,7 +326,8 @@ class EmbeddedPool(OpenedPool):
     async def withdraw(self, lease_id: str, message: str, reason: EndReason) -> Lease:
         """Take a lease's slices from its kernel, which lives on: the lease is parked.
 
-        ``reason`` says by whom: RELEASED by its user, REVOKED by an administrator, whose ``message`` are told.
+        ``reason`` says by whom: RELEASED by its user, REVOKED by an administrator, who says why in
+        ``message``.
         Raises ``NotAllowed`` where that would end the kernel, and ``LeaseGone``.
         """
         with self._asked({"lease": lease_id}):
