@@ -141,15 +141,15 @@ async def test_a_request_that_fails_ends_nothing_that_another_of_its_key_was_gra
 async def test_the_history_keeps_how_long_what_was_held_and_why_it_ended(tmp_path: Path) -> None:
     path, now = tmp_path / "store.db", [1000.0]
     database = Database(path)
-    book = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
-    book.register([V100])
-    lease = book.request(parse_request("50%"), ME, "key")
+    lease_store = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
+    lease_store.register([V100])
+    lease = lease_store.request(parse_request("50%"), ME, "key")
     now[0] += 60
-    book.park(lease.id)
+    lease_store.park(lease.id)
     now[0] += 1000
-    book.resume(lease.id)
+    lease_store.resume(lease.id)
     now[0] += 30
-    book.release(lease.id, EndReason.REVOKED)
+    lease_store.release(lease.id, EndReason.REVOKED)
     database.close()
     with sqlite3.connect(path) as store:
         row = store.execute("SELECT held_seconds, ended_at, reason, slices, user FROM history").fetchone()
@@ -160,20 +160,20 @@ async def test_the_history_keeps_how_long_what_was_held_and_why_it_ended(tmp_pat
 async def test_a_grant_that_nobody_picks_up_ends(tmp_path: Path) -> None:
     now = [1000.0]
     database = Database(tmp_path / "store.db")
-    book = LeaseStore(database, PoolSettings(attach_within=120), Clock(lambda: now[0], lambda: now[0]))
-    book.register([V100])
-    first = book.request(parse_request("1"), ME, "first")
-    second = book.request(parse_request("1"), ME, "second")
+    lease_store = LeaseStore(database, PoolSettings(attach_within=120), Clock(lambda: now[0], lambda: now[0]))
+    lease_store.register([V100])
+    first = lease_store.request(parse_request("1"), ME, "first")
+    second = lease_store.request(parse_request("1"), ME, "second")
     now[0] += 119
-    book.look()
-    assert book.lease(second.id).state is LeaseState.WAITING
+    lease_store.look()
+    assert lease_store.lease(second.id).state is LeaseState.WAITING
     now[0] += 2
-    book.look()
-    assert book.lease(first.id).end_reason is EndReason.NEVER_ATTACHED
-    assert book.lease(second.id).state is LeaseState.HELD
+    lease_store.look()
+    assert lease_store.lease(first.id).end_reason is EndReason.NEVER_ATTACHED
+    assert lease_store.lease(second.id).state is LeaseState.HELD
     now[0] += 119
-    book.look()
-    assert book.lease(second.id).state is LeaseState.HELD, "its own time began when it was granted"
+    lease_store.look()
+    assert lease_store.lease(second.id).state is LeaseState.HELD, "its own time began when it was granted"
     database.close()
 
 
@@ -191,33 +191,33 @@ async def test_renewing_does_not_prolong_what_nothing_is_attached_to(
 ) -> None:
     now = [1000.0]
     database = Database(tmp_path / "store.db")
-    book = LeaseStore(database, PoolSettings(attach_within=120), Clock(lambda: now[0], lambda: now[0]))
-    book.register([V100])
-    lease = book.request(parse_request("1"), ME, "key")
+    lease_store = LeaseStore(database, PoolSettings(attach_within=120), Clock(lambda: now[0], lambda: now[0]))
+    lease_store.register([V100])
+    lease = lease_store.request(parse_request("1"), ME, "key")
     for ttl in renewals:
-        book.renew(lease.id, ttl)
+        lease_store.renew(lease.id, ttl)
     now[0] += after
-    book.look()
-    assert book.lease(lease.id).end_reason is reason
+    lease_store.look()
+    assert lease_store.lease(lease.id).end_reason is reason
     database.close()
 
 
 async def test_renewing_does_not_prolong_the_grace_after_a_death(tmp_path: Path) -> None:
     now = [1000.0]
     database = Database(tmp_path / "store.db")
-    book = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
-    book.register([V100])
-    lease = book.request(parse_request("1"), ME, "key")
+    lease_store = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
+    lease_store.register([V100])
+    lease = lease_store.request(parse_request("1"), ME, "key")
     dead = replace(Process.current(), start=1)
-    book.attach(lease.id, dead, ready_within=None, grace=10)
-    book.look()
-    book.renew(lease.id, None)
+    lease_store.attach(lease.id, dead, ready_within=None, grace=10)
+    lease_store.look()
+    lease_store.renew(lease.id, None)
     now[0] += 9
-    book.look()
-    assert book.lease(lease.id).state is LeaseState.HELD
+    lease_store.look()
+    assert lease_store.lease(lease.id).state is LeaseState.HELD
     now[0] += 2
-    book.look()
-    assert book.lease(lease.id).end_reason is EndReason.PROCESS_GONE
+    lease_store.look()
+    assert lease_store.lease(lease.id).end_reason is EndReason.PROCESS_GONE
     database.close()
 
 
@@ -227,19 +227,19 @@ async def test_renewing_does_not_prolong_the_grace_after_a_death(tmp_path: Path)
 async def test_what_is_about_to_end_is_not_parked(tmp_path: Path, why: str, reason: EndReason) -> None:
     now = [1000.0]
     database = Database(tmp_path / "store.db")
-    book = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
-    book.register([V100])
-    lease = book.request(parse_request("1"), ME, "key")
+    lease_store = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
+    lease_store.register([V100])
+    lease = lease_store.request(parse_request("1"), ME, "key")
     if reason is EndReason.PROCESS_GONE:
-        book.attach(lease.id, replace(Process.current(), start=1), ready_within=None, grace=10)
-        book.look()
+        lease_store.attach(lease.id, replace(Process.current(), start=1), ready_within=None, grace=10)
+        lease_store.look()
     else:
-        book.attach(lease.id, Process.current(), ready_within=10, grace=0)
+        lease_store.attach(lease.id, Process.current(), ready_within=10, grace=0)
     with pytest.raises(NotAllowed, match=f"cannot be lent to others: its process {why}"):
-        book.park(lease.id)
+        lease_store.park(lease.id)
     now[0] += 11
-    book.look()
-    assert book.lease(lease.id).end_reason is reason
+    lease_store.look()
+    assert lease_store.lease(lease.id).end_reason is reason
     database.close()
 
 
@@ -247,32 +247,32 @@ async def test_what_is_about_to_end_is_not_parked(tmp_path: Path, why: str, reas
 async def test_parking_lifts_no_deadline(tmp_path: Path, ttl: float | None, reason: EndReason) -> None:
     now = [1000.0]
     database = Database(tmp_path / "store.db")
-    book = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
-    book.register([V100])
-    lease = book.request(parse_request("1"), ME, "key")
+    lease_store = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
+    lease_store.register([V100])
+    lease = lease_store.request(parse_request("1"), ME, "key")
     if ttl is not None:
-        book.attach(lease.id, Process.current(), ready_within=None, grace=0)
-        book.renew(lease.id, ttl)
-    assert book.park(lease.id).state is LeaseState.PARKED
+        lease_store.attach(lease.id, Process.current(), ready_within=None, grace=0)
+        lease_store.renew(lease.id, ttl)
+    assert lease_store.park(lease.id).state is LeaseState.PARKED
     now[0] += 121
-    book.look()
-    assert book.lease(lease.id).end_reason is reason
+    lease_store.look()
+    assert lease_store.lease(lease.id).end_reason is reason
     database.close()
 
 
 async def test_waiters_of_one_machine_share_one_look(tmp_path: Path) -> None:
     now = [1000.0]
     database = Database(tmp_path / "store.db")
-    book = LeaseStore(database, PoolSettings(attach_within=5), Clock(lambda: now[0], lambda: now[0]))
-    book.register([V100])
-    lease = book.request(parse_request("1"), ME, "first")
-    book.look(at_most_every=10)
+    lease_store = LeaseStore(database, PoolSettings(attach_within=5), Clock(lambda: now[0], lambda: now[0]))
+    lease_store.register([V100])
+    lease = lease_store.request(parse_request("1"), ME, "first")
+    lease_store.look(at_most_every=10)
     now[0] += 9
-    book.look(at_most_every=10)
-    assert book.lease(lease.id).state is LeaseState.HELD
+    lease_store.look(at_most_every=10)
+    assert lease_store.lease(lease.id).state is LeaseState.HELD
     now[0] += 2
-    book.look(at_most_every=10)
-    assert book.lease(lease.id).state is LeaseState.ENDED
+    lease_store.look(at_most_every=10)
+    assert lease_store.lease(lease.id).state is LeaseState.ENDED
     database.close()
 
 

@@ -27,18 +27,18 @@ class Pool:
         self._database = Database(path)
         # Leases of tests are attached to nothing.
         chosen = PoolSettings(attach_within=1e9, **settings)
-        self.book = LeaseStore(self._database, chosen, Clock(lambda: self.now, lambda: self.now))
-        self.book.register([device(index) for index in range(gpus)])
+        self.lease_store = LeaseStore(self._database, chosen, Clock(lambda: self.now, lambda: self.now))
+        self.lease_store.register([device(index) for index in range(gpus)])
 
     def ask(self, text: str, user: str = "ada", course: str | None = None) -> Lease:
         self.now += 0.001
-        return self.book.request(parse_request(text), Holder(user, course), f"{user}-{self.now}")
+        return self.lease_store.request(parse_request(text), Holder(user, course), f"{user}-{self.now}")
 
     def state(self, lease: Lease) -> LeaseState:
-        return self.book.lease(lease.id).state
+        return self.lease_store.lease(lease.id).state
 
     def end(self, lease: Lease) -> None:
-        self.book.release(lease.id, EndReason.RELEASED)
+        self.lease_store.release(lease.id, EndReason.RELEASED)
 
     def close(self) -> None:
         self._database.close()
@@ -63,7 +63,7 @@ def test_a_request_that_has_waited_long_is_not_overtaken_any_more(pools: Any) ->
     whole = pool.ask("1")
     assert pool.state(pool.ask("2%", "eve")) is LeaseState.HELD
     pool.now += 601
-    pool.book.look(at_most_every=1)
+    pool.lease_store.look(at_most_every=1)
     pool.end(half[1])
     assert pool.state(whole) is LeaseState.HELD
 
@@ -94,7 +94,7 @@ def test_places_in_line_are_the_order_of_turn(pools: Any) -> None:
     pool = pools(courses={"urgent": {"priority": 1}, "other": {}})
     pool.ask("1", "bob", "other")
     later, sooner = pool.ask("1", "ada", "other"), pool.ask("1", "eve", "urgent")
-    assert [pool.book.lease(lease.id).position for lease in (sooner, later)] == [1, 2]
+    assert [pool.lease_store.lease(lease.id).position for lease in (sooner, later)] == [1, 2]
 
 
 def test_the_longest_lease(pools: Any) -> None:
@@ -103,21 +103,21 @@ def test_the_longest_lease(pools: Any) -> None:
     waiting = pool.ask("2%", course="ml101")
     assert lease.terms.ends_at == pytest.approx(START + 7200, abs=1)
     pool.now += 7200
-    pool.book.look()
+    pool.lease_store.look()
     assert pool.state(lease) is LeaseState.HELD, "whoever ends the kernel has a moment to do so"
     pool.now += 31
-    pool.book.look()
-    assert pool.book.lease(lease.id).end_reason is EndReason.TOO_LONG
-    assert pool.book.lease(waiting.id).terms.ends_at == pytest.approx(pool.now + 7200, abs=1)
+    pool.lease_store.look()
+    assert pool.lease_store.lease(lease.id).end_reason is EndReason.TOO_LONG
+    assert pool.lease_store.lease(waiting.id).terms.ends_at == pytest.approx(pool.now + 7200, abs=1)
 
 
 def test_parked_time_does_not_count(pools: Any) -> None:
     pool = pools(courses={"ml101": {"longest_lease": "2h"}})
     lease = pool.ask("1", course="ml101")
     pool.now += 3600
-    assert pool.book.park(lease.id).terms.ends_at is None
+    assert pool.lease_store.park(lease.id).terms.ends_at is None
     pool.now += 36_000
-    assert pool.book.resume(lease.id).terms.ends_at == pytest.approx(pool.now + 3600, abs=1)
+    assert pool.lease_store.resume(lease.id).terms.ends_at == pytest.approx(pool.now + 3600, abs=1)
 
 
 def test_a_course_that_does_not_exist(pools: Any) -> None:
@@ -151,7 +151,7 @@ def test_over_quota_is_told_apart_from_full(pools: Any, settings: dict[str, Any]
         pool.ask("50%", course="ml101")
     with pytest.raises(OverQuota):
         pool.ask("50%", course="of my own invention" if "courses" not in settings else "ml101")
-    assert not pool.book.status("").queue
+    assert not pool.lease_store.status("").queue
     pool.end(first)
     assert pool.ask("50%", course="ml101").state is LeaseState.HELD
 

@@ -233,12 +233,12 @@ asyncio.run(main())
     assert f"has been locked for 0 seconds. Process {os.getpid()} has it" in message
 
 
-def test_the_desk_is_never_held_while_waiting(tmp_path: Path) -> None:
+def test_the_lock_is_not_taken_by_whoever_waits(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with FairLock(path):
-        desk = os.open(path, os.O_RDWR)
-        fcntl.flock(desk, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(desk)
+        descriptor = os.open(path, os.O_RDWR)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
 
 
 def test_a_lock_that_could_not_be_taken_holds_nobody_up(

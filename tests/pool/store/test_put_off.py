@@ -27,35 +27,35 @@ async def thread(tmp_path: Path) -> AsyncIterator[StoreThread]:
 
     def open_store(give_up_at: float | None) -> tuple[Database, LeaseStore]:
         database = Database(path)
-        book = LeaseStore(database, PoolSettings())
-        book.register([V100])
-        return database, book
+        lease_store = LeaseStore(database, PoolSettings())
+        lease_store.register([V100])
+        return database, lease_store
 
     thread = StoreThread(path, open_store)
     yield thread
     await thread.close()
 
 
-def ask(book: LeaseStore, key: str = "key") -> Lease:
-    return book.request(parse_request("2%"), ME, key)
+def ask(lease_store: LeaseStore, key: str = "key") -> Lease:
+    return lease_store.request(parse_request("2%"), ME, key)
 
 
-def read(book: LeaseStore) -> list[str]:
-    return [lease.key for lease in book.status("").leases]
+def read(lease_store: LeaseStore) -> list[str]:
+    return [lease.key for lease in lease_store.status("").leases]
 
 
-def withdraw(book: LeaseStore) -> None:
-    book.release_key("key", EndReason.WITHDRAWN)
+def withdraw(lease_store: LeaseStore) -> None:
+    lease_store.release_key("key", EndReason.WITHDRAWN)
 
 
 def failing(decide: Decide, *errors: Exception) -> Decide:
     """Return a decision that fails so, time after time, before it is made."""
     left = [*errors]
 
-    def once(book: LeaseStore) -> object:
+    def once(lease_store: LeaseStore) -> object:
         if left:
             raise left.pop(0)
-        return decide(book)
+        return decide(lease_store)
 
     return once
 
@@ -97,7 +97,7 @@ async def test_one_that_fails_is_dropped_and_stops_nobody(
     thread: StoreThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease = await thread.run(ask)
-    thread.run_later(failing(lambda book: book.renew("none", None), FULL))
+    thread.run_later(failing(lambda lease_store: lease_store.renew("none", None), FULL))
     thread.run_later(failing(withdraw, FULL))
     with caplog.at_level(logging.WARNING):
         assert await thread.run(read) == []

@@ -52,8 +52,8 @@ def test_nobody_empties_a_pool_of_simulated_devices_that_is_in_use(
     tmp_path: Path, devices: tuple[object, ...]
 ) -> None:
     path = tmp_path / "store.db"
-    with opened(path) as book:
-        book.register(ONE)
+    with opened(path) as lease_store:
+        lease_store.register(ONE)
     with opened(path) as user, opened(path) as other:
         user.register(devices)  # type: ignore[arg-type]
         other.forget_simulated()

@@ -22,19 +22,19 @@ from support.pools import ME, V100, embedded
 SMALL = parse_request("2%")
 
 
-class Desk:
+class OpenStore:
     """A connection to a store of one V100."""
 
     def __init__(self, path: Path) -> None:
         self.database = Database(path)
-        self.book = LeaseStore(self.database, PoolSettings())
-        self.book.register([V100])
+        self.lease_store = LeaseStore(self.database, PoolSettings())
+        self.lease_store.register([V100])
 
     def keys(self) -> list[str]:
-        return [lease.key for lease in self.book.status("").leases]
+        return [lease.key for lease in self.lease_store.status("").leases]
 
     def ask_and_fail(self) -> None:
-        self.book.request(SMALL, ME, "a")
+        self.lease_store.request(SMALL, ME, "a")
         raise ZeroDivisionError
 
     def drain_and_fail(self) -> None:
@@ -44,79 +44,83 @@ class Desk:
 
 
 @pytest.fixture
-def desks(tmp_path: Path) -> Iterator[tuple[Desk, Desk]]:
-    one, other = Desk(tmp_path / "store.db"), Desk(tmp_path / "store.db")
+def stores(tmp_path: Path) -> Iterator[tuple[OpenStore, OpenStore]]:
+    one, other = OpenStore(tmp_path / "store.db"), OpenStore(tmp_path / "store.db")
     yield one, other
     one.database.close()
     other.database.close()
 
 
-def test_others_see_a_block_at_its_end_and_as_a_whole(desks: tuple[Desk, Desk]) -> None:
-    here, there = desks
+def test_others_see_a_block_at_its_end_and_as_a_whole(stores: tuple[OpenStore, OpenStore]) -> None:
+    here, there = stores
     with here.database.together():
-        lease = here.book.request(SMALL, ME, "a")
-        here.book.request(SMALL, ME, "b")
-        here.book.release(lease.id, EndReason.RELEASED)
+        lease = here.lease_store.request(SMALL, ME, "a")
+        here.lease_store.request(SMALL, ME, "b")
+        here.lease_store.release(lease.id, EndReason.RELEASED)
         assert here.keys() == ["b"]
         assert there.keys() == []
     assert there.keys() == ["b"]
-    assert there.book.lease(lease.id).end_reason is EndReason.RELEASED
+    assert there.lease_store.lease(lease.id).end_reason is EndReason.RELEASED
 
 
-def test_what_fails_is_undone_alone(desks: tuple[Desk, Desk]) -> None:
-    here, there = desks
+def test_what_fails_is_undone_alone(stores: tuple[OpenStore, OpenStore]) -> None:
+    here, there = stores
     with here.database.together():
-        here.book.request(SMALL, ME, "a")
+        here.lease_store.request(SMALL, ME, "a")
         with pytest.raises(ZeroDivisionError):
             here.drain_and_fail()
-        here.book.request(SMALL, ME, "b")
+        here.lease_store.request(SMALL, ME, "b")
     assert there.keys() == ["a", "b"]
-    assert not there.book.status("").devices[0].drained
+    assert not there.lease_store.status("").devices[0].drained
 
 
-def test_of_a_block_that_fails_nothing_is_left_and_the_next_one_works(desks: tuple[Desk, Desk]) -> None:
-    here, there = desks
+def test_of_a_block_that_fails_nothing_is_left_and_the_next_one_works(
+    stores: tuple[OpenStore, OpenStore],
+) -> None:
+    here, there = stores
     with pytest.raises(ZeroDivisionError), here.database.together():
         here.ask_and_fail()
     assert here.keys() == there.keys() == []
-    there.book.request(SMALL, ME, "b")
+    there.lease_store.request(SMALL, ME, "b")
     assert here.keys() == ["b"]
 
 
-def test_a_transaction_that_sqlite_has_undone_is_told_to_all_that_follow(desks: tuple[Desk, Desk]) -> None:
-    here, there = desks
+def test_a_transaction_that_sqlite_has_undone_is_told_to_all_that_follow(
+    stores: tuple[OpenStore, OpenStore],
+) -> None:
+    here, there = stores
     block = here.database.together()
     block.__enter__()
-    here.book.request(SMALL, ME, "a")
+    here.lease_store.request(SMALL, ME, "a")
     # As SQLite does by itself where the disk is full.
     here.database._connection.execute("ROLLBACK")
     with pytest.raises(StoreUnusable, match="could not be written"):
-        here.book.request(SMALL, ME, "b")
+        here.lease_store.request(SMALL, ME, "b")
     with pytest.raises(StoreUnusable):
         block.__exit__(None, None, None)
     assert here.keys() == there.keys() == []
 
 
-def test_why_sqlite_has_undone_a_block_is_told_to_all_of_it(desks: tuple[Desk, Desk]) -> None:
-    here, there = desks
+def test_why_sqlite_has_undone_a_block_is_told_to_all_of_it(stores: tuple[OpenStore, OpenStore]) -> None:
+    here, there = stores
     block = here.database.together()
     block.__enter__()
-    here.book.request(SMALL, ME, "a")
+    here.lease_store.request(SMALL, ME, "a")
     with pytest.raises(NoSpace), here.database.transaction():
         _undo(here)
     with pytest.raises(NoSpace):
-        here.book.request(SMALL, ME, "b")
+        here.lease_store.request(SMALL, ME, "b")
     with pytest.raises(NoSpace):
         block.__exit__(None, None, None)
     assert here.keys() == there.keys() == []
 
 
 def test_a_block_that_is_closed_in_its_middle_is_kept(tmp_path: Path) -> None:
-    here = Desk(tmp_path / "store.db")
+    here = OpenStore(tmp_path / "store.db")
     with here.database.together():
-        here.book.request(SMALL, ME, "a")
+        here.lease_store.request(SMALL, ME, "a")
         here.database.close()
-    there = Desk(tmp_path / "store.db")
+    there = OpenStore(tmp_path / "store.db")
     assert there.keys() == ["a"]
     there.database.close()
 
@@ -162,7 +166,7 @@ async def test_jobs_are_done_together_and_told_so_if_that_fails() -> None:
     worker.stop()
 
 
-def _undo(desk: Desk) -> None:
+def _undo(store: OpenStore) -> None:
     """Do as SQLite does by itself where the disk is full."""
-    desk.database._connection.execute("ROLLBACK")
+    store.database._connection.execute("ROLLBACK")
     raise sqlite3.OperationalError("database or disk is full")

@@ -1,0 +1,153 @@
+"""What is told of all leases at once is what is told of each, though little of it is made anew."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpu_pool.clock import Clock
+from gpu_pool.courses import Courses, parse_course
+from gpu_pool.settings import PoolSettings
+from gpu_pool.store import reclaim
+from gpu_pool.store.database import Database
+from gpu_pool.store.leases import LeaseStore
+from gpu_pool_client import EndReason, Failure, GpuPoolError, Holder, Lease, Process, parse_request
+from support.pools import device
+
+ME = Process.current()
+POOL = [device(index) for index in range(2)]
+COURSE = """
+title: Deep learning
+slices: [{name: Some, request: 30%}, {name: All, request: 2}]
+longest_lease: 2h
+"""
+
+
+class ClockedStore:
+    """A store with clocks of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.wall, self.uptime = 1e9, 1e6
+        self.database = Database(path)
+        clock = Clock(lambda: self.wall, lambda: self.uptime)
+        self.lease_store = LeaseStore(self.database, PoolSettings(max_waiting=1000), clock)
+        self.lease_store.register(POOL)
+
+    def follow(self, text: str) -> None:
+        self.lease_store.follow(Courses({"deep": parse_course("deep.yaml", text.encode())}))
+
+    def ask(self, text: str, key: str, holder: Holder | None = None) -> Lease:
+        return self.lease_store.request(parse_request(text), holder or Holder("ada", process=ME), key)
+
+    def told(self) -> list[Lease]:
+        status = self.lease_store.status("")
+        return [*status.leases, *status.queue]
+
+
+@pytest.fixture
+def clocked(tmp_path: Path) -> Iterator[ClockedStore]:
+    opened = ClockedStore(tmp_path / "store.db")
+    yield opened
+    opened.database.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happens_each_lease_is_told_of_as_by_itself(seed: int, clocked: ClockedStore) -> None:
+    dice = random.Random(seed)
+    ids: list[str] = []
+
+    def one() -> str:
+        return dice.choice(ids)
+
+    steps = [
+        lambda: ids.append(clocked.ask(dice.choice(["30%", "1", "2"]), f"key-{len(ids)}").id),
+        lambda: clocked.lease_store.release(one(), EndReason.RELEASED),
+        lambda: clocked.lease_store.park(one()),
+        lambda: clocked.lease_store.resume(one()),
+        lambda: clocked.lease_store.attach(one(), ME, None, 5.0),
+        lambda: clocked.lease_store.renew(one(), 60.0),
+        lambda: clocked.lease_store.resize(one(), parse_request("20%")),
+        lambda: clocked.lease_store.set_notice(one(), f"words {dice.random()}"),
+        lambda: clocked.lease_store.record_failure(
+            one(), Failure(1.0, "words", f"pod-{dice.random()}", "n1", "i")
+        ),
+    ]
+    for _ in range(120):
+        try:
+            (steps[0] if not ids else dice.choice([steps[0], *steps]))()
+        except GpuPoolError:
+            continue  # not everything can be done with every lease
+        clocked.wall += dice.random()
+        told = clocked.told()
+        assert told == [clocked.lease_store.lease(lease.id) for lease in told]
+
+
+def test_the_end_of_a_lease_is_told_by_the_clock_as_it_is_now(clocked: ClockedStore) -> None:
+    clocked.follow(COURSE)
+    lease = clocked.ask("30%", "key", Holder("ada", "deep", process=ME))
+    assert clocked.told() == [lease]
+    assert lease.terms.ends_at == clocked.wall + 7_200
+    clocked.wall += 500.0  # set, while no time has passed
+    [told] = clocked.told()
+    assert told.terms.ends_at == clocked.wall + 7_200
+
+
+def test_a_lease_is_told_of_in_the_terms_of_its_course_as_they_are_now(clocked: ClockedStore) -> None:
+    clocked.follow(COURSE)
+    clocked.ask("1", "held", Holder("ada", "deep", process=ME))
+    clocked.ask("2", "waits", Holder("ada", "deep", process=ME))
+    assert [lease.terms.idle_limit for lease in clocked.told()] == [None, None]
+    clocked.follow(COURSE + "idle_limit: 30min\n")
+    assert [lease.terms.idle_limit for lease in clocked.told()] == [1_800.0, 1_800.0]
+
+
+def test_a_device_is_everywhere_what_it_is_now(clocked: ClockedStore) -> None:
+    lease = clocked.ask("30%", "key")
+    assert clocked.told() == [*clocked.lease_store.measured_use.held()] == [lease]
+    clocked.lease_store.register([replace(each, driver="570.2") for each in POOL])
+    held, told = clocked.lease_store.measured_use.held(), clocked.told()
+    assert told == [*held] == [clocked.lease_store.lease(lease.id)]
+    assert told[0].slices[0].device.driver == "570.2"
+    assert clocked.lease_store.measured_use.held() is held
+
+
+def test_what_has_not_changed_is_not_made_anew(clocked: ClockedStore) -> None:
+    for number in range(4):
+        clocked.ask("1", f"key-{number}")
+    before = clocked.told()
+    clocked.ask("1", "another")
+    assert all(now is then for now, then in zip(clocked.told(), before, strict=False))
+
+
+def test_a_look_reads_each_process_once_however_many_wait_for_it(
+    clocked: ClockedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [Process(ME.pid, start, ME.boot, ME.namespace) for start in (1, 2)]
+    for number in range(30):
+        clocked.ask("2", f"key-{number}", Holder("ada", process=[ME, *others][number % 3]))
+    judged: list[str] = []
+
+    def judge(text: str, liveness_lock: str, liveness: object) -> bool:
+        judged.append(text)
+        return False
+
+    monkeypatch.setattr(reclaim, "_is_dead", judge)
+    assert reclaim.look(clocked.database, clocked.uptime).dead == frozenset()
+    assert len(judged) == len(set(judged)) == 3
+    monkeypatch.undo()
+    clocked.lease_store.look()
+    assert all(lease.holder.process == ME for lease in clocked.told())
+
+
+@pytest.mark.parametrize("name", ["lives", "overdue"])
+def test_a_look_does_not_go_through_the_line(name: str, clocked: ClockedStore) -> None:
+    connection = clocked.database._connection
+    sql = clocked.database._sql[name]
+    plan = connection.execute(f"EXPLAIN QUERY PLAN {sql}", {"now": 0, "margin": 0}).fetchall()
+    scans = {row["detail"] for row in plan if "SCAN" in row["detail"] and "lease" in row["detail"]}
+    # The index that has no more than what is held; older versions of SQLite say SCAN TABLE.
+    assert {scan.rpartition(" ")[2] for scan in scans} == {"lease_held"}
