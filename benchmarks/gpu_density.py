@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tests.support.gpu import NOT_GIVEN, Full, Occupant, Room, memory_of, used_mib
+from tests.support.gpu import NOT_GIVEN, Full, Occupant, SharedDevice, memory_of, used_mib
 from tests.support.gpu_child import Failed
 
 from benchmarks.gpu_plan import TURNS, Plan
@@ -40,19 +40,19 @@ def measure(plan: Plan) -> Iterator[Row]:
     """Yield one row for each number of processes and each way of sharing."""
     for number, sharing in enumerate(plan.sharings):
         part = plan.within(1 / (len(plan.sharings) - number))
-        with part.room(sharing) as room:
-            for row in _grow(part, room):
+        with part.shared(sharing) as shared:
+            for row in _grow(part, shared):
                 yield {"sharing": sharing, **row}
 
 
-def _grow(plan: Plan, room: Room) -> Iterator[Row]:
+def _grow(plan: Plan, shared: SharedDevice) -> Iterator[Row]:
     occupants: list[Occupant] = []
     for count in [each for each in COUNTS if each <= plan.most]:
         if plan.is_over:
             return
         begun = len(occupants)
         try:
-            row = _start(plan, room, occupants, count)
+            row = _start(plan, shared, occupants, count)
             if len(occupants) == begun:
                 return  # no more of them fit
             yield {"processes": len(occupants), **row, **_together(plan, occupants)}
@@ -61,13 +61,13 @@ def _grow(plan: Plan, room: Room) -> Iterator[Row]:
             return
 
 
-def _start(plan: Plan, room: Room, occupants: list[Occupant], count: int) -> Row:
+def _start(plan: Plan, shared: SharedDevice, occupants: list[Occupant], count: int) -> Row:
     """Start processes, all at once, until there are ``count`` of them or no more fit."""
     before = 0 if plan.device.simulated else used_mib(plan.device)
     new: list[Occupant] = []
     try:
         while len(occupants) < count:
-            new.append(room.take(SIZE))
+            new.append(shared.take(SIZE))
             occupants.append(new[-1])
             new[-1].child.tell(START.format(where=plan.where))
     except Full:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.support.gpu import Room, opened
+from tests.support.gpu import SharedDevice, opened
 
 from gpu_pool_client import Device
 
@@ -67,17 +67,17 @@ class Plan:
 
     def draw(self) -> None:
         """Draw the images that all processes learn from."""
-        with self.room(TURNS) as room:
+        with self.shared(TURNS) as shared:
             sizes = f"{self.training_images}, {self.testing_images}"
-            room.take("10%").child.ask(f"{self.load}gpu_task.save({str(self.images)!r}, {sizes})")
+            shared.take("10%").child.ask(f"{self.load}gpu_task.save({str(self.images)!r}, {sizes})")
 
     @contextlib.contextmanager
-    def room(self, sharing: str) -> Iterator[Room]:
+    def shared(self, sharing: str) -> Iterator[SharedDevice]:
         """Divide the device in one way of sharing, for as long as this lasts."""
         folder = Path(tempfile.mkdtemp(dir=self.scratch))
         with opened(TIER_OF[sharing]) as tier:
-            room = Room(folder, self.device, tier)
+            shared = SharedDevice(folder, self.device, tier)
             try:
-                yield room
+                yield shared
             finally:
-                room.close()
+                shared.close()

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tests.support.gpu import NOT_GIVEN, Room, memory_of
+from tests.support.gpu import NOT_GIVEN, SharedDevice, memory_of
 from tests.support.gpu_child import Failed
 
 from benchmarks.gpu_plan import Plan
@@ -25,17 +25,17 @@ def measure(plan: Plan) -> Iterator[Row]:
     """Yield one row for each training: how the GPU was shared, the slice, and what was measured."""
     for _ in range(plan.rounds):
         for sharing in plan.sharings:
-            with plan.room(sharing) as room:
+            with plan.shared(sharing) as shared:
                 for size in SIZES:
                     if plan.is_over:
                         return
-                    yield {"sharing": sharing, "size": size, **_train(plan, room, size)}
+                    yield {"sharing": sharing, "size": size, **_train(plan, shared, size)}
 
 
-def _train(plan: Plan, room: Room, size: str) -> Row:
+def _train(plan: Plan, shared: SharedDevice, size: str) -> Row:
     """Train once. What fails is a row, too: the rest is measured all the same."""
     try:
-        occupant = room.take(size)
+        occupant = shared.take(size)
     except NOT_GIVEN as failure:
         return {"failed": str(failure)[:500]}
     try:
@@ -47,7 +47,7 @@ def _train(plan: Plan, room: Room, size: str) -> Row:
     else:
         return {**found, "granted_mib": occupant.lease.memory_mib}
     finally:
-        room.leave(occupant)
+        shared.leave(occupant)
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:

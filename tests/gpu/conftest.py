@@ -12,12 +12,12 @@ import pytest
 from gpu_pool.devices import discover
 from gpu_pool.enforcement import Tier
 from gpu_pool_client import Device
-from support.gpu import TIERS, Room, hidden_processes, opened, torch_facts, why_not
+from support.gpu import TIERS, SharedDevice, hidden_processes, opened, torch_facts, why_not
 
 # The benchmarks are tested, too, and are nowhere installed.
 sys.path.append(str(Path(__file__).parents[2]))
 
-Rooms = Callable[..., Room]
+ShareDevice = Callable[..., SharedDevice]
 
 
 @pytest.fixture(scope="session")
@@ -52,25 +52,25 @@ def seen(device: Device) -> None:
 
 
 @pytest.fixture
-def rooms(device: Device, torch: object, tmp_path: Path) -> Iterator[Rooms]:
-    """Make pools that divide the device: ``rooms(tier, **settings)``."""
-    made: list[Room] = []
+def share_device(device: Device, torch: object, tmp_path: Path) -> Iterator[ShareDevice]:
+    """Make pools that divide the device: ``share_device(tier, **settings)``."""
+    made: list[SharedDevice] = []
 
-    def make(tier: Tier | None = None, **settings: Any) -> Room:
+    def make(tier: Tier | None = None, **settings: Any) -> SharedDevice:
         folder = tmp_path / f"{len(made)}"
         folder.mkdir()
-        made.append(Room(folder, device, tier, **settings))
+        made.append(SharedDevice(folder, device, tier, **settings))
         return made[-1]
 
     yield make
-    for room in made:
-        room.close()
+    for shared in made:
+        shared.close()
 
 
 @pytest.fixture
-def room(rooms: Rooms) -> Room:
+def shared(share_device: ShareDevice) -> SharedDevice:
     """Divide the device with nothing but the caps of the frameworks."""
-    return rooms()
+    return share_device()
 
 
 @pytest.fixture(params=TIERS)
@@ -84,6 +84,6 @@ def tier(request: pytest.FixtureRequest, device: Device, torch: object) -> Itera
 
 
 @pytest.fixture
-def tiered(tier: Tier, rooms: Rooms) -> Room:
+def tiered(tier: Tier, share_device: ShareDevice) -> SharedDevice:
     """Divide the device by each tier; the processes on it end before the tier does."""
-    return rooms(tier)
+    return share_device(tier)

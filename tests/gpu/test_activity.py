@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_pool_client import Activity, LeaseState, NotAllowed
-from support.gpu import Occupant, Room, run, until
+from support.gpu import Occupant, SharedDevice, run, until
 
 pytestmark = pytest.mark.gpu
 
@@ -28,45 +28,45 @@ worker.start()
 """
 
 
-def activity(room: Room, occupant: Occupant) -> Activity:
-    return run(room.pool.activity(occupant.lease.id))
+def activity(shared: SharedDevice, occupant: Occupant) -> Activity:
+    return run(shared.pool.activity(occupant.lease.id))
 
 
-def test_a_process_that_only_imported_pytorch_has_not_initialised_cuda(room: Room) -> None:
-    occupant = room.take("10%")
+def test_a_process_that_only_imported_pytorch_has_not_initialised_cuda(shared: SharedDevice) -> None:
+    occupant = shared.take("10%")
     occupant.child.ask("import torch")
-    assert activity(room, occupant).initialised is False
+    assert activity(shared, occupant).initialised is False
 
 
-def test_a_process_that_initialised_cuda_is_seen_to_have(room: Room) -> None:
-    occupant = room.take("10%")
+def test_a_process_that_initialised_cuda_is_seen_to_have(shared: SharedDevice) -> None:
+    occupant = shared.take("10%")
     occupant.child.ask("import torch; torch.cuda.init()")
-    assert activity(room, occupant).initialised is True
+    assert activity(shared, occupant).initialised is True
 
 
-def test_a_process_works_while_it_computes_and_not_long_after(room: Room, seen: None) -> None:
-    occupant = room.take("10%")
+def test_a_process_works_while_it_computes_and_not_long_after(shared: SharedDevice, seen: None) -> None:
+    occupant = shared.take("10%")
     occupant.child.ask(START)
-    until(lambda: activity(room, occupant).working is False)
+    until(lambda: activity(shared, occupant).working is False)
     occupant.child.ask(COMPUTE)
-    until(lambda: activity(room, occupant).working is True)
+    until(lambda: activity(shared, occupant).working is True)
     occupant.child.ask("stop.set(); worker.join()")
-    until(lambda: activity(room, occupant).working is False, within=60)
+    until(lambda: activity(shared, occupant).working is False, within=60)
 
 
-def test_an_unused_slice_is_lent_and_comes_back_on_the_same_device(room: Room) -> None:
-    occupant = room.take("10%")
+def test_an_unused_slice_is_lent_and_comes_back_on_the_same_device(shared: SharedDevice) -> None:
+    occupant = shared.take("10%")
     occupant.child.ask("import torch")
-    assert run(room.pool.park(occupant.lease.id)).state is LeaseState.PARKED
-    back = run(room.pool.resume(occupant.lease.id))
+    assert run(shared.pool.park(occupant.lease.id)).state is LeaseState.PARKED
+    back = run(shared.pool.resume(occupant.lease.id))
     assert back.state is LeaseState.HELD
     assert [part.device for part in back.slices] == [part.device for part in occupant.lease.slices]
     assert occupant.child.ask(f"{START}\nanswer = torch.cuda.is_initialized()") is True
 
 
-def test_a_slice_is_not_lent_once_its_process_has_initialised_cuda(room: Room) -> None:
-    occupant = room.take("10%")
+def test_a_slice_is_not_lent_once_its_process_has_initialised_cuda(shared: SharedDevice) -> None:
+    occupant = shared.take("10%")
     occupant.child.ask(START)
     with pytest.raises(NotAllowed, match="initialised CUDA"):
-        run(room.pool.park(occupant.lease.id))
-    assert run(room.pool.get_lease(occupant.lease.id)).state is LeaseState.HELD
+        run(shared.pool.park(occupant.lease.id))
+    assert run(shared.pool.get_lease(occupant.lease.id)).state is LeaseState.HELD

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Device
-from support.gpu import TIERS, Full, Room, opened, run, torch_facts, why_not
+from support.gpu import TIERS, Full, SharedDevice, opened, run, torch_facts, why_not
 from support.gpu_child import Child, Failed
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +28,10 @@ def child() -> Iterator[Child]:
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Iterator[Room]:
-    room = Room(tmp_path, SIMULATED)
-    yield room
-    room.close()
+def shared(tmp_path: Path) -> Iterator[SharedDevice]:
+    shared = SharedDevice(tmp_path, SIMULATED)
+    yield shared
+    shared.close()
 
 
 def test_a_child_keeps_its_variables_and_outlives_its_errors(child: Child) -> None:
@@ -59,14 +59,14 @@ def test_a_child_that_does_not_answer_is_not_waited_for(child: Child) -> None:
     child.kill()
 
 
-def test_processes_take_slices_until_the_device_is_full_and_give_them_back(room: Room) -> None:
-    occupants = [room.take("50%"), room.take("50%")]
+def test_processes_take_slices_until_the_device_is_full_and_give_them_back(shared: SharedDevice) -> None:
+    occupants = [shared.take("50%"), shared.take("50%")]
     assert occupants[0].child.ask("import os; answer = os.environ['GPU_POOL_SLICE']") == "50%"
     with pytest.raises(Full):
-        room.take("50%")
-    room.leave(occupants[0])
-    assert run(room.pool.status()).devices[0].leases == 1
-    room.take("50%")
+        shared.take("50%")
+    shared.leave(occupants[0])
+    assert run(shared.pool.status()).devices[0].leases == 1
+    shared.take("50%")
 
 
 def test_a_tier_that_cannot_be_used_says_why() -> None:
@@ -78,8 +78,8 @@ def test_a_tier_that_cannot_be_used_says_why() -> None:
 
 def benchmark(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the benchmarks as a person does: at the root of the sources."""
-    rooms = (ROOT / name for name in ("kernels", "pool", "pool_client", "provisioner", "spawner"))
-    path = os.pathsep.join([*map(str, rooms), os.environ.get("PYTHONPATH", "")])
+    folders = (ROOT / name for name in ("kernels", "pool", "pool_client", "provisioner", "spawner"))
+    path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", str(folder), *arguments],
         cwd=ROOT,

@@ -10,7 +10,7 @@ import pytest
 
 import gpu_pool_kernels
 from gpu_pool_client import Device
-from support.gpu import Room, memory_of, used_mib
+from support.gpu import SharedDevice, memory_of, used_mib
 
 pytestmark = pytest.mark.gpu
 
@@ -24,8 +24,8 @@ from _gpu_pool_inkernel import facts
 """
 
 
-def test_a_process_sees_the_one_device_of_its_slice(room: Room, torch: Mapping[str, Any]) -> None:
-    occupant = room.take("10%")
+def test_a_process_sees_the_one_device_of_its_slice(shared: SharedDevice, torch: Mapping[str, Any]) -> None:
+    occupant = shared.take("10%")
     seen = occupant.child.ask(
         "import torch; answer = torch.cuda.device_count(), torch.cuda.get_device_name(0)"
     )
@@ -37,8 +37,10 @@ def test_pytorch_has_about_the_memory_told(device: Device, torch: Mapping[str, A
     assert torch["total_mib"] == pytest.approx(device.memory_mib, rel=0.03)
 
 
-def test_a_context_takes_no_more_than_the_smallest_slice_that_is_granted(room: Room, device: Device) -> None:
-    occupant = room.take("10%", caps=False)
+def test_a_context_takes_no_more_than_the_smallest_slice_that_is_granted(
+    shared: SharedDevice, device: Device
+) -> None:
+    occupant = shared.take("10%", caps=False)
     before = used_mib(device)
     occupant.child.ask("import torch; torch.cuda.init(); torch.cuda.synchronize()")
     told = memory_of(device, occupant.child.pid)
@@ -49,8 +51,10 @@ def test_a_context_takes_no_more_than_the_smallest_slice_that_is_granted(room: R
     )
 
 
-def test_gpu_magic_tells_the_memory_that_the_driver_tells(room: Room, device: Device, seen: None) -> None:
-    occupant = room.take("10%")
+def test_gpu_magic_tells_the_memory_that_the_driver_tells(
+    shared: SharedDevice, device: Device, seen: None
+) -> None:
+    occupant = shared.take("10%")
     code = "import torch; held = torch.ones(512 << 18, device='cuda'); torch.cuda.synchronize()"
     used, words = occupant.child.ask(
         f"{FACTS}{code}; answer = facts.Slice().used_mib, facts.Slice().memory()"

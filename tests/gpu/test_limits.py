@@ -11,7 +11,7 @@ import pytest
 from gpu_pool.enforcement.watchdog.escalation import Tolerance
 from gpu_pool_client import Device
 from gpu_pool_client._framework_caps import installed_frameworks, usable_mib
-from support.gpu import Occupant, Room, memory_of, until
+from support.gpu import Occupant, SharedDevice, memory_of, until
 
 pytestmark = pytest.mark.gpu
 
@@ -78,7 +78,7 @@ def held_to_its_memory(occupant: Occupant, torch: Mapping[str, Any]) -> Occupant
 
 @pytest.mark.parametrize("size", ["2%", "10%", "50%"])
 def test_a_process_past_its_slice_runs_out_of_memory_and_its_neighbour_goes_on(
-    tiered: Room, torch: Mapping[str, Any], size: str
+    tiered: SharedDevice, torch: Mapping[str, Any], size: str
 ) -> None:
     neighbour, greedy = tiered.take(size), held_to_its_memory(tiered.take(size), torch)
     neighbour.child.ask(COMPUTE)
@@ -93,9 +93,9 @@ def test_a_process_past_its_slice_runs_out_of_memory_and_its_neighbour_goes_on(
 
 
 def test_the_caps_of_the_installed_pytorch_are_set_stated_and_understood(
-    room: Room, torch: Mapping[str, Any]
+    shared: SharedDevice, torch: Mapping[str, Any]
 ) -> None:
-    occupant = room.take("10%")
+    occupant = shared.take("10%")
     major, minor = (int(part) for part in torch["torch"].split(".")[:2])
     if (major, minor) < (2, 10):
         assert "PYTORCH_CUDA_ALLOC_CONF" not in occupant.environ
@@ -106,22 +106,26 @@ def test_the_caps_of_the_installed_pytorch_are_set_stated_and_understood(
     assert occupant.child.ask("import torch; answer = torch.ones(3, device='cuda').sum().item()") == 3.0
 
 
-def test_the_version_of_pytorch_is_told_without_importing_it(torch: Mapping[str, Any], room: Room) -> None:
-    occupant = room.take("2%")
+def test_the_version_of_pytorch_is_told_without_importing_it(
+    torch: Mapping[str, Any], shared: SharedDevice
+) -> None:
+    occupant = shared.take("2%")
     python = occupant.child.ask("import sys; answer = sys.executable")
     # PyTorch's own word may have a local part, such as +cu130, that its package has not.
     assert installed_frameworks(python)["torch"].partition("+")[0] == torch["torch"].partition("+")[0]
 
 
-def test_the_caps_leave_all_of_the_slice_but_the_context(room: Room, torch: Mapping[str, Any]) -> None:
-    occupant = held_to_its_memory(room.take("10%"), torch)
+def test_the_caps_leave_all_of_the_slice_but_the_context(
+    shared: SharedDevice, torch: Mapping[str, Any]
+) -> None:
+    occupant = held_to_its_memory(shared.take("10%"), torch)
     assert fill(occupant)["mib"] == pytest.approx(usable_mib(occupant.lease.slices[0]), rel=0.05)
 
 
 def test_who_fills_a_slice_up_to_its_caps_and_computes_on_it_stays_within_it(
-    room: Room, torch: Mapping[str, Any], device: Device, seen: None
+    shared: SharedDevice, torch: Mapping[str, Any], device: Device, seen: None
 ) -> None:
-    occupant = held_to_its_memory(room.take("2%"), torch)
+    occupant = held_to_its_memory(shared.take("2%"), torch)
     # Matrices and a convolution first: their libraries take memory that PyTorch's cap does not count.
     occupant.child.ask(
         "import torch\n"
@@ -136,7 +140,7 @@ def test_who_fills_a_slice_up_to_its_caps_and_computes_on_it_stays_within_it(
     assert Tolerance().allows(used, occupant.lease.memory_mib)
 
 
-def test_a_process_that_drops_its_variables_is_held_by_mps_all_the_same(tiered: Room) -> None:
+def test_a_process_that_drops_its_variables_is_held_by_mps_all_the_same(tiered: SharedDevice) -> None:
     if tiered.tier.name not in ("mps", "cgroups"):
         pytest.skip("these limits can be dropped; that is why they are called cooperative")
     occupant = tiered.take("10%", caps=False)

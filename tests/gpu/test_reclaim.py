@@ -10,7 +10,7 @@ import pytest
 
 from gpu_pool.enforcement.watchdog import find_unmanaged
 from gpu_pool_client import Device, EndReason, Process
-from support.gpu import Occupant, Room, memory_of, run, until, used_mib
+from support.gpu import Occupant, SharedDevice, memory_of, run, until, used_mib
 
 pytestmark = pytest.mark.gpu
 
@@ -26,43 +26,43 @@ answer = child.pid
 """
 
 
-def ended(room: Room, occupant: Occupant) -> Callable[[], bool]:
+def ended(shared: SharedDevice, occupant: Occupant) -> Callable[[], bool]:
     def condition() -> bool:
-        return occupant.lease.id not in {lease.id for lease in run(room.pool.status()).leases}
+        return occupant.lease.id not in {lease.id for lease in run(shared.pool.status()).leases}
 
     return condition
 
 
-def held_milli(room: Room) -> int:
-    [status] = run(room.pool.status()).devices
+def held_milli(shared: SharedDevice) -> int:
+    [status] = run(shared.pool.status()).devices
     return status.held_milli
 
 
-def test_a_killed_process_gives_back_its_slice_and_its_memory(room: Room, device: Device) -> None:
+def test_a_killed_process_gives_back_its_slice_and_its_memory(shared: SharedDevice, device: Device) -> None:
     before = used_mib(device)
-    occupant = room.take("10%")
+    occupant = shared.take("10%")
     occupant.child.ask("import torch; held = torch.ones(1 << 28, device='cuda'); torch.cuda.synchronize()")
     until(lambda: used_mib(device) > before + 1024)
     occupant.child.kill()
-    until(ended(room, occupant))
-    assert held_milli(room) == 0
+    until(ended(shared, occupant))
+    assert held_milli(shared) == 0
     until(lambda: used_mib(device) < before + 128)
-    again = room.take("1")
+    again = shared.take("1")
     assert again.child.ask("import torch; answer = torch.ones(3, device='cuda').sum().item()") == 3.0
 
 
 def test_what_a_kernel_leaves_on_the_gpu_is_named_and_the_slice_is_back(
-    room: Room, device: Device, seen: None
+    shared: SharedDevice, device: Device, seen: None
 ) -> None:
-    occupant = room.take("10%")
+    occupant = shared.take("10%")
     left = Process.of(occupant.child.ask(DETACH))
     assert left is not None
     try:
         occupant.child.kill()
-        until(ended(room, occupant))
-        assert run(room.pool.get_lease(occupant.lease.id)).end_reason is EndReason.PROCESS_GONE
+        until(ended(shared, occupant))
+        assert run(shared.pool.get_lease(occupant.lease.id)).end_reason is EndReason.PROCESS_GONE
         until(lambda: (memory_of(device, left.pid) or 0) >= 512)
-        assert left in [each.process for each in find_unmanaged([device], run(room.pool.status()).leases)]
+        assert left in [each.process for each in find_unmanaged([device], run(shared.pool.status()).leases)]
     finally:
         os.kill(left.pid, signal.SIGKILL)
     until(lambda: memory_of(device, left.pid) is None)

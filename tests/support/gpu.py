@@ -70,7 +70,7 @@ class Full(Exception):
     """The pool has no such slice free."""
 
 
-#: What :meth:`Room.take` may raise.
+#: What :meth:`SharedDevice.take` may raise.
 NOT_GIVEN: Final = (Full, GpuPoolError, TierFailed)
 
 
@@ -88,7 +88,7 @@ class Occupant:
         return self.environ["GPU_POOL_ENFORCED"]
 
 
-class Room:
+class SharedDevice:
     """One device, divided by a pool with a store of its own in ``folder``; ``settings`` are the pool's."""
 
     def __init__(self, folder: Path, device: Device, tier: Tier | None = None, **settings: Any) -> None:
@@ -104,8 +104,7 @@ class Room:
 
     def take(self, size: str, *, caps: bool = True) -> Occupant:
         """Start a process on a slice, with a kernel's framework caps or without. Raises ``NOT_GIVEN``."""
-        wish = self.pool.request(parse_request(size), Holder("a student"), uuid.uuid4().hex)
-        lease = run(wish)
+        lease = run(self.pool.request(parse_request(size), Holder("a student"), uuid.uuid4().hex))
         self._is_open = True
         if lease.state is not LeaseState.HELD:
             run(self.pool.release(lease.id))

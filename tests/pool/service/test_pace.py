@@ -63,9 +63,9 @@ async def test_a_users_history_is_read_once_at_a_time(
 
         monkeypatch.setattr(pool, "history", history)
         heartbeats = Heartbeats(10, LOG)
-        desk = AuthorizedPool(pool, LeaseChanges(pool, LOG, heartbeats), heartbeats, LOG, 10)
+        authorized = AuthorizedPool(pool, LeaseChanges(pool, LOG, heartbeats), heartbeats, LOG, 10)
         callers = [Caller(name, False, name, Process.current()) for name in ("ada", "ada", "ada", "bob")]
-        await asyncio.gather(*(desk.history(caller, 0.0) for caller in callers))
+        await asyncio.gather(*(authorized.history(caller, 0.0) for caller in callers))
     assert most == {"ada": 1, "bob": 1, "all": 2}
 
 
