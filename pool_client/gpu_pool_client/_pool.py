@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
+from gpu_pool_client._background import give_back
 from gpu_pool_client._errors import BadRequest, NotAllowed, PoolUnreachable
-from gpu_pool_client._giving_back import give_back
 from gpu_pool_client._processes import Process, account_of
 from gpu_pool_client._requests import SliceRequest, parse_request
 from gpu_pool_client._values import (

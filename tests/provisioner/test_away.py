@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_client import Holder, OverQuota, _giving_back, connect, parse_request
+from gpu_pool_client import Holder, OverQuota, _background, connect, parse_request
 from gpu_pool_provisioner.kernel_slice import KernelSlice
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill
 from support.pools import until
@@ -21,7 +21,7 @@ __all__ = ["children"]
 async def test_a_slice_is_given_back_once_the_service_is_back(
     children: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_giving_back, "_SOON", 0.1)
+    monkeypatch.setattr(_background, "_SOON", 0.1)
     async with serving(children, tmp_path / "service", "") as service, connect(service.url) as pool:
         mine = KernelSlice(service.url, parse_request("2%"))
         await mine.take(Holder("ada"))
@@ -39,7 +39,7 @@ async def test_a_slice_is_given_back_once_the_service_is_back(
 async def test_a_slice_is_given_back_once_the_service_hears_its_user_again(
     jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_giving_back, "_SOON", 0.1)
+    monkeypatch.setattr(_background, "_SOON", 0.1)
     mine = KernelSlice(jupyter_env.url, parse_request("2%"))
     await mine.take(Holder("ada"))
     await mine.attach_here(3600)

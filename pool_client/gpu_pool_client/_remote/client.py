@@ -12,8 +12,8 @@ from urllib.parse import quote, urlencode
 
 from pydantic import TypeAdapter, ValidationError
 
+from gpu_pool_client._background import WAITS, give_back, is_given_back, keep
 from gpu_pool_client._errors import GpuPoolError, OverQuota, PoolUnreachable
-from gpu_pool_client._giving_back import WAITS, give_back, is_given_back, keep
 from gpu_pool_client._pool import Pool
 from gpu_pool_client._processes import Process
 from gpu_pool_client._remote import bodies

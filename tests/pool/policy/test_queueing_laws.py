@@ -195,7 +195,7 @@ def test_everybody_stands_in_line_once(line: list[Waiter]) -> None:
 
 
 @given(occupied)
-def test_giving_back_undoes_granting(held: list[Holding]) -> None:
+def test_background_undoes_granting(held: list[Holding]) -> None:
     empty = statuses([])
     for each in held:
         parts = each.parts

@@ -29,7 +29,7 @@ from gpu_pool_client import (
     PoolUnreachable,
     Process,
     TimedOut,
-    _giving_back,
+    _background,
     connect,
 )
 from gpu_pool_client._remote import client
@@ -206,7 +206,7 @@ async def lossy(
     await pool.status()
     monkeypatch.setattr(client, "_FIRST_RETRY_FOR", 0.2)
     monkeypatch.setattr(client, "_RETRY_FOR", 0.2)
-    monkeypatch.setattr(_giving_back, "_SOON", 0.5)
+    monkeypatch.setattr(_background, "_SOON", 0.5)
     way = LossyWay(service)
     server = await asyncio.start_unix_server(way.lead, folder / "way.sock")
     yield way, connect(f"unix:{folder}/way.sock")
@@ -258,7 +258,7 @@ async def test_a_request_that_nobody_heard_is_not_made_later(
     service: Service, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_RETRY_FOR", 0.2)
-    monkeypatch.setattr(_giving_back, "_SOON", 0.2)
+    monkeypatch.setattr(_background, "_SOON", 0.2)
     await pool.status()
     await service.end()
     with pytest.raises(PoolUnreachable):

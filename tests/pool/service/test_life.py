@@ -20,7 +20,7 @@ from gpu_pool_client import (
     Pool,
     PoolUnreachable,
     TimedOut,
-    _giving_back,
+    _background,
     connect,
     parse_request,
 )
@@ -109,7 +109,7 @@ async def test_who_gives_up_while_it_is_away_is_withdrawn_once_it_is_back(
     service: Service, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_RETRY_FOR", 0.1)
-    monkeypatch.setattr(_giving_back, "_SOON", 0.1)
+    monkeypatch.setattr(_background, "_SOON", 0.1)
     held = await take(pool, "1", "held")
     acquiring = asyncio.create_task(pool.acquire(parse_request("1"), ME, "next", 3))
 
