@@ -31,7 +31,6 @@ WAITS: Final = 5.0
 _SOON: Final = 2.0
 _SELDOM: Final = 30.0
 
-
 #: Stands for each that is still to be given back, by its name.
 _jobs: Final[dict[Hashable, object]] = {}
 #: The try that is under way, by the same name. Used on the background loop alone.
