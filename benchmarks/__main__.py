@@ -32,7 +32,7 @@ NAMES = (
     "journey",
     "pod_starts",
     "cluster",
-    "guard",
+    "watchdog",
     "service",
     "rush",
     "tokens",

@@ -35,7 +35,7 @@ class Terms:
     #: How long the user may say "I'm still using it" at once.
     keep_at_most: float = 7_200.0
     #: Whether the pool watches over the lease: it may warn its user, and take the slice back at any time.
-    guarded: bool = False
+    revocable: bool = False
     #: Whether its kernel runs in a pod that the pool starts, by :meth:`~gpu_pool_client.Pool.launch`.
     in_pod: bool = False
 
@@ -47,7 +47,7 @@ class Terms:
     @property
     def has_limits(self) -> bool:
         """Whether anything may be taken away while the kernel lives."""
-        return self.guarded or self.ends_at is not None or self.idle_limit is not None
+        return self.revocable or self.ends_at is not None or self.idle_limit is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class EndReason(str, Enum):
     """Its device is no longer on this machine."""
     NOT_ENFORCED = "not-enforced"
     """It was granted, and its limits could not be enforced."""
-    BROKEN = "not-restored"
+    NOT_RESTORED = "not-restored"
     """What it kept on its device while it was parked could not be brought back."""
     TOO_LONG = "longest-lease"
     """It was held for as long as its course allows."""
@@ -215,7 +215,7 @@ _WHY_OVER: Final = {
     EndReason.REVOKED: "an administrator took it back",
     EndReason.DEVICE_LOST: "its GPU is gone",
     EndReason.NOT_ENFORCED: "its limits could not be set up",
-    EndReason.BROKEN: "what it kept while it was parked could not be brought back",
+    EndReason.NOT_RESTORED: "what it kept while it was parked could not be brought back",
     EndReason.TOO_LONG: "it was held for as long as its course allows",
     EndReason.IDLE: "its kernel was idle",
     EndReason.OVER_MEMORY: "it used more GPU memory than it was granted",

@@ -56,7 +56,7 @@ async def test_the_devices_are_those_of_the_nodes_and_leases_say_what_holds_them
     ]
     lease = await held(pool)
     assert lease.terms.in_pod
-    assert lease.terms.guarded
+    assert lease.terms.revocable
     assert "HAMi's hook" in lease.enforcement.memory.by
     waiting = [await take(pool, "1", f"key-{number}") for number in range(3)]
     assert (await pool.get_lease(waiting[-1])).terms.in_pod

@@ -45,7 +45,7 @@ def test_a_context_takes_no_more_than_the_smallest_slice_that_is_granted(
     occupant.child.ask("import torch; torch.cuda.init(); torch.cuda.synchronize()")
     told = memory_of(device, occupant.child.pid)
     context = used_mib(device) - before if told is None else told
-    # Within what the guard forgives, and not so much more that memory is left unused.
+    # Within what the watchdog forgives, and not so much more that memory is left unused.
     assert context - 64 <= device.context_mib <= context * 1.5, (
         f"a context takes {context} MiB here, not {device.context_mib}: see gpu_pool/devices/inventory.py"
     )

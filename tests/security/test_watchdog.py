@@ -9,8 +9,8 @@ import pytest
 from gpu_pool_client import Device, EndReason, Lease, LeaseState, Process
 from support import nvml_stub
 from support.disguises import OTHER, STUDENT, disguised, needs_root, with_disguised_child
-from support.guarded import Guarded, guarded
 from support.pools import until
+from support.watchdog import WatchedPool, watched_pool
 
 pytestmark = needs_root
 V100 = Device("GPU-0", 0, "Tesla V100-SXM2-32GB", 32768)
@@ -23,7 +23,7 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
 
 
-async def is_ended(there: Guarded, lease: Lease, worker: Process) -> bool:
+async def is_ended(there: WatchedPool, lease: Lease, worker: Process) -> bool:
     """Whether a process is its lease's, whose user is warned, and is ended with it."""
     there.scene(CARD, f"process {worker.pid} 30000")
     assert there.look(10, times=2)["unmanaged"] == []
@@ -39,13 +39,13 @@ async def is_ended(there: Guarded, lease: Lease, worker: Process) -> bool:
 async def test_a_child_of_a_lease_does_not_hide_behind_a_name(
     tmp_path: Path, nvml: Path, name: bytes
 ) -> None:
-    async with guarded(tmp_path, nvml, V100) as there:
+    async with watched_pool(tmp_path, nvml, V100) as there:
         with with_disguised_child(name) as (kernel, worker):
             assert await is_ended(there, await there.hold("2%", kernel), worker)
 
 
 async def test_what_was_started_on_a_lease_does_not_hide_behind_a_name(tmp_path: Path, nvml: Path) -> None:
-    async with guarded(tmp_path, nvml, V100) as there:
+    async with watched_pool(tmp_path, nvml, V100) as there:
         with disguised(b"kernel") as kernel:
             lease = await there.hold("2%", kernel)
             with disguised(b"dcgm\rUid:\t0", environ={"GPU_POOL_LEASE": lease.id}) as worker:
@@ -56,7 +56,7 @@ async def test_what_was_started_on_a_lease_does_not_hide_behind_a_name(tmp_path:
 async def test_a_process_without_a_lease_is_unmanaged_by_whatever_name(
     tmp_path: Path, nvml: Path, name: bytes
 ) -> None:
-    async with guarded(tmp_path, nvml, V100, end_unmanaged=True) as there:
+    async with watched_pool(tmp_path, nvml, V100, end_unmanaged=True) as there:
         await there.pool.status()
         with disguised(name) as unmanaged:
             there.scene(CARD, f"process {unmanaged.pid} 30000")
@@ -71,7 +71,7 @@ async def test_a_process_without_a_lease_is_unmanaged_by_whatever_name(
 
 
 async def test_memory_is_not_charged_to_the_lease_of_another_user(tmp_path: Path, nvml: Path) -> None:
-    async with guarded(tmp_path, nvml, V100) as there:
+    async with watched_pool(tmp_path, nvml, V100) as there:
         with disguised(b"kernel", OTHER) as victims:
             lease = await there.hold("2%", victims)
             name = b"a\rUid:\t%d" % OTHER

@@ -1,4 +1,4 @@
-"""What makes the limits of held leases real: the tiers, the guard, and what parked leases keep."""
+"""What makes the limits of held leases real: the tiers, the watchdog, and what parked leases keep."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Enforcer:
         self._path = path
         self._settings = settings
         self._owner = owner
-        #: Taken by whichever thread starts the guard, and never let go of.
-        self._unguarded = threading.Lock()
+        #: Taken by whichever thread starts the watchdog, and never let go of.
+        self._unwatched = threading.Lock()
         self._tended = 0.0
-        self._guard: WatchdogThread | None = None
+        self._watchdog: WatchdogThread | None = None
 
     def adapt(self, devices: Iterable[Device]) -> tuple[Device, ...]:
         """Make devices ready; return them as placement is to see them. Raises ``PoolUnreachable``."""
@@ -63,14 +63,14 @@ class Enforcer:
         if self._isolation.acts:
             self._isolation.recover(held(lease_store))
         for lease_id in self._memory.recover(lambda each: _state(lease_store, each)):
-            lease_store.release(lease_id, EndReason.BROKEN)
+            lease_store.release(lease_id, EndReason.NOT_RESTORED)
 
     def state(self, lease: Lease) -> Lease:
         """Return a lease with the truth about its limits, and whether it is watched over."""
         lease = self._isolation.state(lease)
-        is_guarded = self._owner or self._isolation.in_pods
-        if is_guarded or (self._settings.watchdog in ("warn", "end") and not lease.simulated):
-            return replace(lease, terms=replace(lease.terms, guarded=True))
+        is_watched = self._owner or self._isolation.in_pods
+        if is_watched or (self._settings.watchdog in ("warn", "end") and not lease.simulated):
+            return replace(lease, terms=replace(lease.terms, revocable=True))
         return lease
 
     async def hand_out(self, lease: Lease) -> Lease:
@@ -130,8 +130,8 @@ class Enforcer:
 
     async def close(self) -> None:
         """Enforce nothing that needs this process any more: devices on which no lease lives are as before."""
-        if self._guard is not None:
-            await asyncio.to_thread(self._guard.stop)
+        if self._watchdog is not None:
+            await asyncio.to_thread(self._watchdog.stop)
         if self._isolation.acts:
             with contextlib.suppress(PoolUnreachable):
                 await self._leave(await self._store.run(held))
@@ -165,23 +165,23 @@ class Enforcer:
             ) from error
 
     def _watch_over(self) -> None:
-        """Start the guard with the first lease on a real device: no other has anything to measure."""
-        if not self._unguarded.acquire(blocking=False):
+        """Start the watchdog with the first lease on a real device: no other has anything to measure."""
+        if not self._unwatched.acquire(blocking=False):
             return
         # Imported here because it costs some 40 ms, which simulated devices need not pay.
         from gpu_pool.enforcement.watchdog import OwnStore, WatchdogRules, WatchdogThread
 
-        self._guard = WatchdogThread(
+        self._watchdog = WatchdogThread(
             OwnStore(self._path, self._settings),
             WatchdogRules.of(self._settings, auto="end" if self._owner else "off"),
-            guards=_all if self._owner else _kept_here,
+            watches=_all if self._owner else _kept_here,
             state=self._isolation.state,
             evict=self._evict,
         )
-        self._guard.start()
+        self._watchdog.start()
 
     def _evict(self, lease: Lease, pids: Sequence[int]) -> None:
-        """Take processes off the lease's devices; called by the guard, in its thread."""
+        """Take processes off the lease's devices; called by the watchdog, in its thread."""
         if self._isolation.acts:
             self._tiers.call(lambda: self._isolation.evict(lease, pids), self._settings.enforced_within)
 
@@ -190,7 +190,7 @@ class Enforcer:
         try:
             await moving
         except Lost:
-            raise gone(await self._end(lease_id, EndReason.BROKEN)) from None
+            raise gone(await self._end(lease_id, EndReason.NOT_RESTORED)) from None
 
     async def _end(self, lease_id: str, reason: EndReason) -> Lease:
         await self._store.run(LeaseStore.release, lease_id, reason, asked=False)

@@ -35,7 +35,7 @@ _TRY_AGAIN: Final = 30.0
 #: Seconds in which a pool may still do what it was asked for and has not answered.
 _PARKS_WITHIN: Final = 600.0
 #: Seconds between two looks at a lease that the pool watches over: its warnings are read that late.
-_GUARDED_EVERY: Final = 2.0
+_REVOCABLE_EVERY: Final = 2.0
 _USED_MEANWHILE: Final = "The kernel was ended: it used the GPU after its slice had been taken back."
 #: What a kernel publishes to say that it is in use, see gpu_pool_kernels.inkernel.keep_alive.
 KEEP: Final = "gpu_pool_keep"
@@ -69,7 +69,7 @@ class IdleCuller:
                 self._relay.tell(step.message)
                 self._warned |= {step.warns_of}
             self._changed.clear()
-            again_in = min(step.again_in, _GUARDED_EVERY) if self._may_be_parked() else step.again_in
+            again_in = min(step.again_in, _REVOCABLE_EVERY) if self._may_be_parked() else step.again_in
             try:
                 await asyncio.wait_for(self._changed.wait(), again_in)
             except asyncio.TimeoutError:
@@ -99,7 +99,11 @@ class IdleCuller:
             step = expiry_policy.step(self._terms, await self._seen(lease), time.monotonic())
             if step.message == expiry_policy.ASKED_BACK:
                 step = replace(step, message=f"{step.message} {lease.message}")
-            return replace(step, again_in=min(step.again_in, _GUARDED_EVERY)) if lease.terms.guarded else step
+            return (
+                replace(step, again_in=min(step.again_in, _REVOCABLE_EVERY))
+                if lease.terms.revocable
+                else step
+            )
         except LeaseGone as error:
             return taken(error.reason)
         except NOT_NOW as error:

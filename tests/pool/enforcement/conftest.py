@@ -9,7 +9,7 @@ import pytest
 from gpu_pool_client import Device
 from support import mps_stub, nvml_stub
 from support.cuda_stub import Driver
-from support.guarded import Guarded, guarded
+from support.watchdog import WatchedPool, watched_pool
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def there(tmp_path: Path, nvml: Path) -> AsyncIterator[Guarded]:
-    """Guard a pool of one V100."""
-    async with guarded(tmp_path, nvml, Device("GPU-0", 0, "Tesla V100-SXM2-32GB", 32768)) as made:
+async def there(tmp_path: Path, nvml: Path) -> AsyncIterator[WatchedPool]:
+    """Watch a pool of one V100."""
+    async with watched_pool(tmp_path, nvml, Device("GPU-0", 0, "Tesla V100-SXM2-32GB", 32768)) as made:
         yield made
 
 

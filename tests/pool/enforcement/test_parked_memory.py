@@ -109,7 +109,7 @@ async def test_what_cannot_be_brought_back_is_ended_and_not_left_broken(
     with pytest.raises(LeaseGone):
         await pool.resume(lease.id)
     await until(lambda: Process.of(pid) is None)
-    assert (await pool.get_lease(lease.id)).end_reason is EndReason.BROKEN
+    assert (await pool.get_lease(lease.id)).end_reason is EndReason.NOT_RESTORED
 
 
 async def test_it_stays_parked_in_host_memory_while_something_else_has_its_memory(

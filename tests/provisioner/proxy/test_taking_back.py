@@ -51,7 +51,7 @@ def served(jupyter_env: JupyterEnv, course: Any, monkeypatch: pytest.MonkeyPatch
     course(idle_limit="1h")
     monkeypatch.setattr(pool, "open_embedded", open_pool)
     monkeypatch.setattr(activity, "_CUDA_DEVICE", CUDA)
-    monkeypatch.setattr(supervisor, "_GUARDED_EVERY", 0.2)
+    monkeypatch.setattr(supervisor, "_REVOCABLE_EVERY", 0.2)
     monkeypatch.setattr(expiry_policy, "_PAUSE", 0.2)
     monkeypatch.setattr(expiry_policy, "_MAY_WORK", 0.2)  # nobody can say what this card does
     return jupyter_env

@@ -31,7 +31,7 @@ _log = logging.getLogger("gpu_pool.watchdog")
 
 @dataclass(frozen=True, slots=True)
 class WatchdogRules:
-    """What a guard does."""
+    """What a watchdog does."""
 
     #: None: leases are measured and nothing else.
     tolerance: Tolerance | None = None
@@ -58,7 +58,7 @@ class WatchdogRules:
 
 
 class WatchdogStore(WatchdogActions, Protocol):
-    """What a guard needs of a pool's store; its methods may raise ``PoolUnreachable``."""
+    """What a watchdog needs of a pool's store; its methods may raise ``PoolUnreachable``."""
 
     def held(self) -> Sequence[Lease]:
         """Return the held leases: the very same sequence while nothing about them has changed."""
@@ -74,9 +74,9 @@ class WatchdogStore(WatchdogActions, Protocol):
 
 
 class WatchdogThread:
-    """Guards the leases of a pool, in a thread of its own.
+    """Watches the leases of a pool, in a thread of its own.
 
-    ``guards`` says which leases are this guard's to measure and to evaluate; of
+    ``watches`` says which leases are this watchdog's to measure and to evaluate; of
     the others it only needs to know that they are there. ``state`` completes a
     lease with the truth about its limits (``Isolation.state``), as ``evict`` is
     given it; it is evaluated whatever these are.
@@ -87,14 +87,14 @@ class WatchdogThread:
         store: WatchdogStore,
         rules: WatchdogRules,
         *,
-        guards: Callable[[Lease], bool] = lambda _: True,
+        watches: Callable[[Lease], bool] = lambda _: True,
         state: Callable[[Lease], Lease] = lambda lease: lease,
         evict: Evict = lambda _lease, _pids: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._rules = rules
-        self._guards = guards
+        self._watches = watches
         self._state = state
         self._clock = clock
         self._sampler = ProcessSampler(clock=clock)
@@ -107,14 +107,14 @@ class WatchdogThread:
         self._mine: Sequence[Lease] = ()
         self._complaint = ""
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gpu-pool-guard", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="gpu-pool-watchdog", daemon=True)
         #: The processes that use a device of the pool and hold no lease there.
         self.unmanaged: tuple[UnmanagedProcess, ...] = ()
         #: What keeps it from seeing everything, in words.
         self.problems: tuple[str, ...] = ()
 
     def start(self) -> None:
-        """Begin to look. A guard is started once."""
+        """Begin to look. A watchdog is started once."""
         self._thread.start()
 
     def stop(self, within: float = 5.0) -> None:
@@ -129,7 +129,7 @@ class WatchdogThread:
         leases, devices = self._store.held(), self._store.devices()
         if leases is not self._leases:
             self._leases = leases
-            self._mine = [self._state(lease) for lease in leases if self._guards(lease)]
+            self._mine = [self._state(lease) for lease in leases if self._watches(lease)]
         sample = self._sampler.sample(devices)
         self.problems = sample.problems
         found = self._attributor.attribute(sample.uses, leases)
@@ -157,7 +157,7 @@ class WatchdogThread:
             try:
                 self.look()
                 self._complain(*self.problems)
-            # A guard that has died guards nothing: whatever is wrong, it is said, and the next look tried.
+            # One that has died watches nothing: whatever is wrong, it is said, and the next look tried.
             except Exception as error:  # noqa: BLE001, PERF203
                 self._complain(f"{type(error).__name__}: {error}")
         with contextlib.suppress(Exception):  # said already, by the look before
@@ -176,7 +176,7 @@ class WatchdogThread:
 class OwnStore:
     """A connection of its own to the store at ``path``, opened when it is first needed.
 
-    So a guard and whoever else in the process decides about leases never wait
+    So a watchdog and whoever else in the process decides about leases never wait
     for each other's thread, only for each other's transactions.
     """
 

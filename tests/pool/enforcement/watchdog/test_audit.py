@@ -1,4 +1,4 @@
-"""What a guard does to leases and to unmanaged processes, in the audit log."""
+"""What a watchdog does to leases and to unmanaged processes, in the audit log."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import Device
-from support.guarded import guarded
 from support.pools import identity, running, until
+from support.watchdog import watched_pool
 
 V100 = Device("GPU-0", 0, "Tesla V100-SXM2-32GB", 32768)
 CARD = "gpu GPU-0 Tesla V100-SXM2-32GB"
@@ -33,7 +33,7 @@ def lines(log: Path) -> list[dict[str, Any]]:
 
 async def test_warnings_and_ends_are_told_in_nobodys_name(tmp_path: Path, nvml: Path) -> None:
     log = tmp_path / "audit.jsonl"
-    async with guarded(tmp_path, nvml, V100, audit_log=str(log)) as there:
+    async with watched_pool(tmp_path, nvml, V100, audit_log=str(log)) as there:
         with running(STUBBORN) as kernel:
             assert kernel.stdout
             assert kernel.stdout.readline() == "ready\n"
@@ -57,7 +57,7 @@ def sleeper(user: str) -> subprocess.Popen[bytes]:
 async def test_unmanaged_processes_that_are_ended_are_told(tmp_path: Path, nvml: Path) -> None:
     log = tmp_path / "audit.jsonl"
     settings = {"end_unmanaged": True, "audit_log": str(log)}
-    async with guarded(tmp_path, nvml, V100, **settings) as there:
+    async with watched_pool(tmp_path, nvml, V100, **settings) as there:
         await there.pool.status()
         with sleeper("nobody") as unmanaged:
             there.scene(CARD, f"process {unmanaged.pid} 500")

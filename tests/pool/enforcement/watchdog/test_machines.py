@@ -1,4 +1,4 @@
-"""Machines, drivers and unmanaged processes, as a guard meets them."""
+"""Machines, drivers and unmanaged processes, as a watchdog meets them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from gpu_pool_client import Device
 from support import nvml_stub
-from support.guarded import Guarded, guarded
 from support.pools import identity, running, until
+from support.watchdog import WatchedPool, watched_pool
 
 V100 = Device("GPU-0", 0, "Tesla V100-SXM2-32GB", 32768)
 CARD = "gpu GPU-0 Tesla V100-SXM2-32GB"
@@ -26,7 +26,7 @@ def sleeper(user: int, **environment: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["/bin/sleep", "600"], user=user, env=environment)
 
 
-async def test_a_process_without_a_lease_is_reported_once_and_left_alone(there: Guarded) -> None:
+async def test_a_process_without_a_lease_is_reported_once_and_left_alone(there: WatchedPool) -> None:
     with running() as kernel, running() as unmanaged:
         await there.hold("2%", identity(kernel))
         there.scene(CARD, f"process {kernel.pid} 300", f"process {unmanaged.pid} 5000")
@@ -43,7 +43,7 @@ async def test_a_process_without_a_lease_is_reported_once_and_left_alone(there: 
 async def test_unmanaged_processes_are_ended_where_that_is_wanted_but_for_those_of_root_and_displays(
     tmp_path: Path, nvml: Path
 ) -> None:
-    async with guarded(tmp_path, nvml, V100, end_unmanaged=True) as there:
+    async with watched_pool(tmp_path, nvml, V100, end_unmanaged=True) as there:
         await there.pool.status()
         nobody, drawing, root = sleeper(NOBODY), sleeper(NOBODY), sleeper(0)
         try:
@@ -63,7 +63,7 @@ async def test_unmanaged_processes_are_ended_where_that_is_wanted_but_for_those_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
-async def test_nobody_can_charge_their_memory_to_the_lease_of_another_user(there: Guarded) -> None:
+async def test_nobody_can_charge_their_memory_to_the_lease_of_another_user(there: WatchedPool) -> None:
     with running() as kernel:
         lease = await there.hold("2%", identity(kernel))
         forger = sleeper(NOBODY, GPU_POOL_LEASE=lease.id)
@@ -80,7 +80,7 @@ async def test_a_card_that_falls_off_the_bus_is_a_problem_and_nobodys_fault(
     tmp_path: Path, nvml: Path
 ) -> None:
     other = replace(V100, uuid="GPU-1", index=1)
-    async with guarded(tmp_path, nvml, V100, other) as there:
+    async with watched_pool(tmp_path, nvml, V100, other) as there:
         with running() as kernel, running() as neighbour:
             one = await there.hold("1 index=0", identity(kernel), "one")
             two = await there.hold("50% index=1", identity(neighbour), "two")
@@ -109,7 +109,7 @@ async def test_a_card_that_falls_off_the_bus_is_a_problem_and_nobodys_fault(
 async def test_a_driver_without_a_function_is_a_problem(tmp_path: Path, absent: str, words: str) -> None:
     library = nvml_stub.build(tmp_path, absent)
     with running() as kernel:
-        async with guarded(tmp_path, library, V100) as there:
+        async with watched_pool(tmp_path, library, V100) as there:
             await there.hold("2%", identity(kernel))
             there.scene(CARD, f"process {kernel.pid} 9000")
             assert words in there.look(10, times=20)["problems"][0]
@@ -121,14 +121,14 @@ async def test_a_driver_without_the_lists_of_graphics_and_mps_will_do(tmp_path: 
         tmp_path, "nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"
     )
     with running() as kernel:
-        async with guarded(tmp_path, library, V100) as there:
+        async with watched_pool(tmp_path, library, V100) as there:
             lease = await there.hold("2%", identity(kernel))
             there.scene(CARD, f"process {kernel.pid} 900")
             assert there.look(10, times=2)["problems"] == []
             assert (await there.pool.get_lease(lease.id)).notice
 
 
-async def test_a_driver_that_comes_back_is_used_again(there: Guarded) -> None:
+async def test_a_driver_that_comes_back_is_used_again(there: WatchedPool) -> None:
     with running() as kernel:
         lease = await there.hold("2%", identity(kernel))
         there.scene("fail nvmlInitWithFlags 4")
@@ -164,7 +164,7 @@ async def test_each_lease_is_charged_what_it_uses_of_its_own_device(
     tmp_path: Path, nvml: Path, machine: str
 ) -> None:
     devices, cards = MACHINES[machine]
-    async with guarded(tmp_path, nvml, *devices) as there:
+    async with watched_pool(tmp_path, nvml, *devices) as there:
         with running() as kernel, running() as neighbour:
             for number, (process, size) in enumerate([(kernel, "50%"), (neighbour, "50%")]):
                 await there.hold(f"{size} memory>=4GiB", identity(process), f"key-{number}")

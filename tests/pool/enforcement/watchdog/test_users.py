@@ -1,4 +1,4 @@
-"""Whose processes a guard touches: those of the lease's user, and no other's; and who cannot hide from it."""
+"""Whose processes a watchdog touches: its lease's user's, and no other's; and who cannot hide from it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Device, EndReason, Holder, Lease, LeaseState, Process, parse_request
-from support.guarded import Guarded, guarded
 from support.pools import ENDS_ITS_FIRST_THREAD, identity, running, until
+from support.watchdog import WatchedPool, watched_pool
 
 V100 = Device("GPU-0", 0, "Tesla V100-SXM2-32GB", 32768)
 CARD = "gpu GPU-0 Tesla V100-SXM2-32GB"
@@ -38,7 +38,7 @@ sys.stdin.read()
 NAMED = "printf {} >/proc/$$/comm; echo named; read x"
 
 
-async def test_a_process_whose_first_thread_has_ended_is_guarded_like_any_other(there: Guarded) -> None:
+async def test_a_process_whose_first_thread_has_ended_is_guarded_like_any_other(there: WatchedPool) -> None:
     with running(ENDS_ITS_FIRST_THREAD) as kernel:
         assert kernel.stdout is not None
         lease = await there.hold("2%", identity(kernel))
@@ -52,7 +52,7 @@ async def test_a_process_whose_first_thread_has_ended_is_guarded_like_any_other(
 
 @only_root
 async def test_a_process_of_another_user_is_unmanaged_and_outlives_what_it_descends_from(
-    there: Guarded,
+    there: WatchedPool,
 ) -> None:
     with running(WITH_ANOTHERS) as kernel:
         assert kernel.stdout is not None
@@ -68,11 +68,11 @@ async def test_a_process_of_another_user_is_unmanaged_and_outlives_what_it_desce
         os.kill(anothers.pid, signal.SIGKILL)
 
 
-async def keep(there: Guarded, keeper: Process) -> Lease:
+async def keep(there: WatchedPool, keeper: Process) -> Lease:
     return await there.pool.request(parse_request("2%"), Holder("ada", process=keeper), "key")
 
 
-async def test_a_lease_with_nothing_attached_is_judged_by_its_keeper(there: Guarded) -> None:
+async def test_a_lease_with_nothing_attached_is_judged_by_its_keeper(there: WatchedPool) -> None:
     with running(WITH_ITS_OWN) as keeper:
         assert keeper.stdout is not None
         child = Process.of(int(keeper.stdout.readline()))
@@ -92,7 +92,7 @@ async def test_a_lease_with_nothing_attached_is_judged_by_its_keeper(there: Guar
     assert (await there.pool.get_lease(lease.id)).end_reason is EndReason.OVER_MEMORY
 
 
-async def test_what_else_a_keeper_has_started_is_not_its_leases(there: Guarded) -> None:
+async def test_what_else_a_keeper_has_started_is_not_its_leases(there: WatchedPool) -> None:
     with running(WITH_ITS_OWN) as server:
         assert server.stdout is not None
         other = int(server.stdout.readline())
@@ -105,7 +105,7 @@ async def test_what_else_a_keeper_has_started_is_not_its_leases(there: Guarded) 
             os.kill(other, signal.SIGKILL)
 
 
-async def test_a_server_is_not_its_leases_once_a_kernel_is_attached(there: Guarded) -> None:
+async def test_a_server_is_not_its_leases_once_a_kernel_is_attached(there: WatchedPool) -> None:
     with running() as server, running() as kernel:
         lease = await keep(there, identity(server))
         there.scene(CARD, f"process {server.pid} 900")
@@ -128,7 +128,7 @@ def named(name: str, user: int) -> subprocess.Popen[bytes]:
 @only_root
 @pytest.mark.parametrize("name", ["dcgm", "nvidia-cuda-mps", "Xorg"])
 async def test_unmanaged_processes_do_not_hide_behind_a_name(tmp_path: Path, nvml: Path, name: str) -> None:
-    async with guarded(tmp_path, nvml, V100, end_unmanaged=True) as there:
+    async with watched_pool(tmp_path, nvml, V100, end_unmanaged=True) as there:
         await there.pool.status()
         for user, listed, ends in ((NOBODY, True, True), (0, name == "Xorg", False)):
             with named(name, user) as process:

@@ -1,4 +1,4 @@
-"""The guard over real processes, told of their memory by a stand-in for the driver."""
+"""The watchdog over real processes, told of their memory by a stand-in for the driver."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Device, EndReason, Holder, LeaseState, Process, parse_request
-from support.guarded import Guarded, guarded
 from support.pools import identity, running, until
+from support.watchdog import WatchedPool, watched_pool
 
 V100 = Device("GPU-0", 0, "Tesla V100-SXM2-32GB", 32768)
 CARD = "gpu GPU-0 Tesla V100-SXM2-32GB"
 
 
-async def test_peak_mean_and_time_on_the_device_are_kept_in_the_history(there: Guarded) -> None:
+async def test_peak_mean_and_time_on_the_device_are_kept_in_the_history(there: WatchedPool) -> None:
     with running() as kernel:
         lease = await there.hold("50%", identity(kernel))
         there.scene(CARD)
@@ -34,7 +34,7 @@ async def test_peak_mean_and_time_on_the_device_are_kept_in_the_history(there: G
     assert (row.peak_mib, row.mean_mib, row.device_seconds, row.touched) == (4000, 2000.0, 3.0, 1)
 
 
-async def test_what_never_touched_the_gpu_is_told_from_what_was_not_measured(there: Guarded) -> None:
+async def test_what_never_touched_the_gpu_is_told_from_what_was_not_measured(there: WatchedPool) -> None:
     with running() as kernel:
         there.scene(CARD)
         lease = await there.hold("2%", identity(kernel))
@@ -51,11 +51,11 @@ async def test_what_never_touched_the_gpu_is_told_from_what_was_not_measured(the
 
 async def test_a_measurement_goes_on_when_the_guard_is_started_again(tmp_path: Path, nvml: Path) -> None:
     with running() as kernel:
-        async with guarded(tmp_path, nvml, V100) as first:
+        async with watched_pool(tmp_path, nvml, V100) as first:
             lease = await first.hold("50%", identity(kernel))
             first.scene(CARD, f"process {kernel.pid} 1000")
             first.look(5, times=2)
-        async with guarded(tmp_path, nvml, V100) as second:
+        async with watched_pool(tmp_path, nvml, V100) as second:
             second.scene(CARD, f"process {kernel.pid} 3000")
             second.look(1)  # the first look stands for one second
             await second.pool.release(lease.id)
@@ -64,7 +64,9 @@ async def test_a_measurement_goes_on_when_the_guard_is_started_again(tmp_path: P
     assert (row.peak_mib, row.device_seconds) == (3000, 7.0)
 
 
-async def test_memory_that_the_driver_does_not_tell_is_neither_counted_nor_too_much(there: Guarded) -> None:
+async def test_memory_that_the_driver_does_not_tell_is_neither_counted_nor_too_much(
+    there: WatchedPool,
+) -> None:
     with running() as kernel:
         lease = await there.hold("2%", identity(kernel))
         there.scene(CARD, f"process {kernel.pid} -")
@@ -89,7 +91,7 @@ while True:
 STUBBORN = KERNEL.format(term="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
 
 
-async def test_what_stays_over_its_memory_is_warned_then_interrupted_then_ended(there: Guarded) -> None:
+async def test_what_stays_over_its_memory_is_warned_then_interrupted_then_ended(there: WatchedPool) -> None:
     with running(STUBBORN) as kernel:
         assert kernel.stdout is not None
         child = int(kernel.stdout.readline())
@@ -122,7 +124,7 @@ async def test_what_stays_over_its_memory_is_warned_then_interrupted_then_ended(
     assert (ended.state, ended.end_reason) == (LeaseState.ENDED, EndReason.OVER_MEMORY)
 
 
-async def test_a_kernel_that_dies_of_it_is_not_restarted_and_the_reason_is_kept(there: Guarded) -> None:
+async def test_a_kernel_that_dies_of_it_is_not_restarted_and_the_reason_is_kept(there: WatchedPool) -> None:
     with running(KERNEL.format(term="")) as kernel:
         assert kernel.stdout is not None
         kernel.stdout.readline()
@@ -137,7 +139,7 @@ async def test_a_kernel_that_dies_of_it_is_not_restarted_and_the_reason_is_kept(
     assert (await there.pool.get_lease(lease.id)).end_reason is EndReason.OVER_MEMORY
 
 
-async def test_going_back_under_takes_the_notice_back_and_begins_anew(there: Guarded) -> None:
+async def test_going_back_under_takes_the_notice_back_and_begins_anew(there: WatchedPool) -> None:
     with running(STUBBORN) as kernel:
         lease = await there.hold("2%", identity(kernel))
         for _ in range(3):
@@ -154,12 +156,12 @@ async def test_going_back_under_takes_the_notice_back_and_begins_anew(there: Gua
 
 async def test_a_notice_of_an_earlier_guard_is_taken_back(tmp_path: Path, nvml: Path) -> None:
     with running() as kernel:
-        async with guarded(tmp_path, nvml, V100) as first:
+        async with watched_pool(tmp_path, nvml, V100) as first:
             lease = await first.hold("2%", identity(kernel))
             first.scene(CARD, f"process {kernel.pid} 900")
             first.look(10, times=2)
             assert (await first.pool.get_lease(lease.id)).notice
-        async with guarded(tmp_path, nvml, V100) as second:
+        async with watched_pool(tmp_path, nvml, V100) as second:
             second.scene(CARD)
             second.look()
             assert (await second.pool.get_lease(lease.id)).notice == ""
@@ -167,7 +169,7 @@ async def test_a_notice_of_an_earlier_guard_is_taken_back(tmp_path: Path, nvml: 
 
 async def test_warning_alone_ends_nothing(tmp_path: Path, nvml: Path) -> None:
     with running() as kernel:
-        async with guarded(tmp_path, nvml, V100, watchdog="warn") as there:
+        async with watched_pool(tmp_path, nvml, V100, watchdog="warn") as there:
             lease = await there.hold("2%", identity(kernel))
             there.scene(CARD, f"process {kernel.pid} 900")
             there.look(100, times=10)
@@ -205,7 +207,7 @@ def orphan(kernel: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("known_by", ["an earlier look", "its environment"])
 async def test_what_has_lost_its_parents_still_belongs_to_the_lease(
-    there: Guarded, monkeypatch: pytest.MonkeyPatch, known_by: str
+    there: WatchedPool, monkeypatch: pytest.MonkeyPatch, known_by: str
 ) -> None:
     lease = await there.pool.request(parse_request("2%"), Holder("ada"), "key")
     if known_by == "its environment":
@@ -227,7 +229,7 @@ async def test_what_has_lost_its_parents_still_belongs_to_the_lease(
     assert (await there.history()).device_seconds >= 70
 
 
-async def test_one_process_may_hold_several_slices_of_a_device(there: Guarded) -> None:
+async def test_one_process_may_hold_several_slices_of_a_device(there: WatchedPool) -> None:
     with running() as shell:
         leases = [await there.hold("2%", identity(shell), f"key-{n}") for n in range(2)]
         there.scene(CARD, f"process {shell.pid} 1300")
@@ -239,7 +241,7 @@ async def test_one_process_may_hold_several_slices_of_a_device(there: Guarded) -
         assert "uses 1400MiB of GPU 0's memory, and was granted 1310MiB" in "".join(notices)
 
 
-async def test_through_mps_and_in_two_lists_a_process_counts_once(there: Guarded) -> None:
+async def test_through_mps_and_in_two_lists_a_process_counts_once(there: WatchedPool) -> None:
     with running() as kernel:
         lease = await there.hold("2%", identity(kernel))
         there.scene(CARD, f"process {kernel.pid} 400", f"process {kernel.pid} 600 mps")
@@ -250,7 +252,7 @@ async def test_through_mps_and_in_two_lists_a_process_counts_once(there: Guarded
     assert (await there.history()).peak_mib == 600
 
 
-async def test_a_parked_lease_keeps_what_was_measured_and_loses_its_notice(there: Guarded) -> None:
+async def test_a_parked_lease_keeps_what_was_measured_and_loses_its_notice(there: WatchedPool) -> None:
     with running() as kernel:
         lease = await there.hold("2%", identity(kernel))
         there.scene(CARD, f"process {kernel.pid} 900")

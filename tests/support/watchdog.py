@@ -1,4 +1,4 @@
-"""A guard in a process of its own, whose NVML is the stub and whose clock is the test's."""
+"""A watchdog in a process of its own, whose NVML is the stub and whose clock is the test's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool_client import Device, EndedLease, Holder, Lease, Process, parse_request
 from support.pools import embedded
 
-_GUARD = """
+_WATCHDOG = """
 import json, logging, sys
 from pathlib import Path
 from gpu_pool.devices import sampling
@@ -33,24 +33,24 @@ sampling.FIRST_NAMESPACE = pid_namespace()  # the tests may run in a container
 settings = PoolSettings(**json.loads(sys.argv[2]))
 store = OwnStore(Path(sys.argv[1]), settings)
 rules = WatchdogRules.of(settings, auto="end")
-guard = WatchdogThread(store, rules, evict=lambda lease, pids: evicted.extend(pids), clock=lambda: now[0])
+watchdog = WatchdogThread(store, rules, evict=lambda lease, pids: evicted.extend(pids), clock=lambda: now[0])
 for line in sys.stdin:
     now[0] += float(line)
-    guard.look()
-    told = {"unmanaged": [each.process.pid for each in guard.unmanaged], "problems": guard.problems}
+    watchdog.look()
+    told = {"unmanaged": [each.process.pid for each in watchdog.unmanaged], "problems": watchdog.problems}
     print(json.dumps({**told, "logged": logged, "evicted": evicted}), flush=True)
-guard.start()
-guard.stop()
+watchdog.start()
+watchdog.stop()
 """
 
 
 @dataclass
-class Guarded:
-    """A pool, the cards that the driver tells of, and the guard."""
+class WatchedPool:
+    """A pool, the cards that the driver tells of, and the watchdog."""
 
     pool: EmbeddedPool
     folder: Path
-    guard: subprocess.Popen[str]
+    watchdog: subprocess.Popen[str]
 
     def scene(self, *lines: str) -> None:
         """Change what the driver says, at once."""
@@ -69,33 +69,35 @@ class Guarded:
         return row
 
     def look(self, seconds: float = 1.0, times: int = 1) -> dict[str, Any]:
-        """Let so much time pass and the guard look, so many times; return what it says at last."""
-        assert self.guard.stdin is not None
-        assert self.guard.stdout is not None
+        """Let so much time pass and the watchdog look, so many times; return what it says at last."""
+        assert self.watchdog.stdin is not None
+        assert self.watchdog.stdout is not None
         said = ""
         for _ in range(times):
-            self.guard.stdin.write(f"{seconds}\n")
-            self.guard.stdin.flush()
-            said = self.guard.stdout.readline()
+            self.watchdog.stdin.write(f"{seconds}\n")
+            self.watchdog.stdin.flush()
+            said = self.watchdog.stdout.readline()
         found: dict[str, Any] = json.loads(said)
         return found
 
 
 @asynccontextmanager
-async def guarded(folder: Path, library: Path, *devices: Device, **settings: Any) -> AsyncIterator[Guarded]:
-    """Guard a pool of these devices, in ``folder``; ``library`` is where the stub was built.
+async def watched_pool(
+    folder: Path, library: Path, *devices: Device, **settings: Any
+) -> AsyncIterator[WatchedPool]:
+    """Watch a pool of these devices, in ``folder``; ``library`` is where the stub was built.
 
-    When the guard has ended it must have complained about nothing.
+    When the watchdog has ended it must have complained about nothing.
     """
     pool = embedded(folder / "store.db", *devices)
-    guard = _start(folder, library, settings)
+    watchdog = _start(folder, library, settings)
     try:
-        yield Guarded(pool, folder, guard)
-        _, complaints = guard.communicate(timeout=120)
-        assert (complaints, guard.returncode) == ("", 0)
+        yield WatchedPool(pool, folder, watchdog)
+        _, complaints = watchdog.communicate(timeout=120)
+        assert (complaints, watchdog.returncode) == ("", 0)
     finally:
-        guard.kill()
-        guard.communicate()
+        watchdog.kill()
+        watchdog.communicate()
         await pool.close()
 
 
@@ -104,7 +106,7 @@ def _start(folder: Path, library: Path, settings: dict[str, Any]) -> subprocess.
     scenario.write_text("driver 550.54.14\n")
     stub = {"LD_LIBRARY_PATH": str(library), "NVML_STUB_SCENARIO": str(scenario)}
     return subprocess.Popen(
-        [sys.executable, "-c", _GUARD, str(folder / "store.db"), json.dumps(settings)],
+        [sys.executable, "-c", _WATCHDOG, str(folder / "store.db"), json.dumps(settings)],
         env={**os.environ, **stub},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -72,20 +72,20 @@ draft = scenario.with_name("draft")
 draft.write_text("\\n".join(text))
 draft.replace(scenario)
 clock = [0.0]
-guard = WatchdogThread(OwnStore(path, settings), WatchdogRules.of(settings, "end"), clock=lambda: clock[0])
+watchdog = WatchdogThread(OwnStore(path, settings), WatchdogRules.of(settings, "end"), clock=lambda: clock[0])
 times = []
 for _ in range(looks + 1):
     clock[0] += 1
     began = time.process_time()
-    guard.look()
+    watchdog.look()
     times.append(time.process_time() - began)
 seen = sum(len(each) for each in on_device.values())
-assert (seen, guard.unmanaged, guard.problems) == (leases, (), ())
+assert (seen, watchdog.unmanaged, watchdog.problems) == (leases, (), ())
 print(json.dumps(times), flush=True)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.killpg(0, signal.SIGTERM)
-guard.start()
-guard.stop()
+watchdog.start()
+watchdog.stop()
 database.close()
 """
 
