@@ -105,7 +105,7 @@ class PoolView:
 
 
 class _Outcome(NamedTuple):
-    """What somebody meets who asks, in words, see :class:`Supply`."""
+    """What somebody meets who asks, in words, see :class:`PoolSupply`."""
 
     wait: str = ""
     refusal: str = ""

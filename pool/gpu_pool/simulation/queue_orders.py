@@ -8,7 +8,7 @@ from typing import Final
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue import Decision, Situation, Waiter, decide
 
-#: A rule that grants: called as ``queueing.decide`` is.
+#: A rule that grants: called as ``decide`` is.
 Order = Callable[[Situation], Decision]
 
 
