@@ -70,5 +70,6 @@ def test_every_name_in_comments_and_docstrings_is_in_the_code() -> None:
 
 
 def test_a_name_that_is_gone_is_found() -> None:
-    source = '"""Uses ``gone`` and ``there()``, see :meth:`Class.lost`."""\nclass Class:\n    there = 1  # as ``left``\n'
+    docstring = '"""Uses ``gone`` and ``there()``, see :meth:`Class.lost`."""'
+    source = f"{docstring}\nclass Class:\n    there = 1  # as ``left``\n"
     assert unknown({"a.py": source}) == ["a.py:1: gone", "a.py:1: Class.lost", "a.py:3: left"]

@@ -99,9 +99,8 @@ class IdleCuller:
             step = expiry_policy.step(self._terms, await self._seen(lease), time.monotonic())
             if step.message == expiry_policy.ASKED_BACK:
                 step = replace(step, message=f"{step.message} {lease.message}")
-            if lease.terms.revocable:
-                step = replace(step, again_in=min(step.again_in, _REVOCABLE_EVERY))
-            return step
+            again_in = min(step.again_in, _REVOCABLE_EVERY) if lease.terms.revocable else step.again_in
+            return replace(step, again_in=again_in)
         except LeaseGone as error:
             return taken(error.reason)
         except NOT_NOW as error:
