@@ -152,6 +152,9 @@ longest_lease: 4h
 idle_limit: 30min
 when_idle: keep
 
+# Modules that kernels have imported when they start, so that the first cell need not wait for them.
+# preload: [numpy, torch]
+
 # When the course runs. Without these lines: always.
 # weeks:
 #   from: 2026-10-12

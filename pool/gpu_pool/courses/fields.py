@@ -37,6 +37,8 @@ _IMAGE: Final = re.compile(
     r"[a-z0-9](?:[a-z0-9._:/-]{0,198}[a-z0-9])?(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?",
     re.ASCII,
 )
+#: As an import statement has it.
+_LONGEST_MODULE: Final = 100
 _YES_OR_NO: Final = {"true": True, "yes": True, "false": False, "no": False}
 _LONGEST_TEXT: Final = 200
 #: Written in place of a home's size where nothing outlives its pod.
@@ -130,6 +132,17 @@ def read_image(value: object) -> str:
     return text
 
 
+def read_module(value: object) -> str:
+    """Read the name of a Python module."""
+    text = read_text(value)
+    if len(text) > _LONGEST_MODULE or not all(part.isidentifier() for part in text.split(".")):
+        raise BadRequest(
+            f"{given(text)} is not the name of a Python module.",
+            "Accepted: a name as import has it, such as numpy or matplotlib.pyplot.",
+        )
+    return text
+
+
 def _schema(*types: str, **more: Any) -> WithJsonSchema:
     return WithJsonSchema({"type": types[0] if len(types) == 1 else list(types), **more})
 
@@ -175,4 +188,7 @@ Idle: TypeAlias = Annotated[
 Kernels: TypeAlias = Annotated[str, PlainValidator(read_kernels), _schema("string", enum=list(KERNELS))]
 Image: TypeAlias = Annotated[
     str, PlainValidator(read_image), _schema("string", examples=["quay.io/jupyter/scipy-notebook:latest"])
+]
+Module: TypeAlias = Annotated[
+    str, PlainValidator(read_module), _schema("string", examples=["numpy", "matplotlib.pyplot"])
 ]

@@ -32,6 +32,7 @@ from gpu_pool.courses.fields import (
     Kernels,
     Line,
     Memory,
+    Module,
     Number,
     Priority,
     Request,
@@ -191,6 +192,10 @@ def _check_number(items: tuple[T, ...]) -> tuple[T, ...]:
     return items
 
 
+def _check_most(items: tuple[T, ...]) -> tuple[T, ...]:
+    return _check_number(items) if items else items
+
+
 class CourseFile(_Part):
     """A course: who may use which slices of the GPUs, how many, and when."""
 
@@ -232,6 +237,23 @@ class CourseFile(_Part):
     keep_at_most: Seconds = Field(
         default=7_200.0, description="How long a user can keep an idle slice at a time."
     )
+    preload: (
+        Annotated[
+            tuple[Module, ...],
+            BeforeValidator(_one_or_more, json_schema_input_type=Module | tuple[Module, ...]),
+            AfterValidator(_check_most),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Python modules that kernels have imported when they start: numpy, torch. On a shared "
+        "machine; kernels in pods start without.",
+    )
+    preload_with_server: Flag = Field(
+        default=False,
+        description="Whether that is prepared when a student's server starts, so that the first kernel has "
+        "them, too; by default after the first one has started.",
+    )
     weeks: Annotated[
         tuple[Period, ...],
         BeforeValidator(_one_or_more, json_schema_input_type=Period | tuple[Period, ...]),
@@ -264,6 +286,13 @@ class CourseFile(_Part):
                 "is missing: weeks and hours need one.", "Add, for example, time_zone: Europe/Berlin."
             )
         return zone
+
+    @field_validator("preload_with_server")
+    @classmethod
+    def _check_preload(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("preload", ()) is None:
+            raise BadRequest("is true, and there is no preload.", "Name modules, such as preload: [numpy].")
+        return value
 
     @property
     def default_slice(self) -> SliceOffer:

@@ -38,6 +38,8 @@ idle_limit: 15min
 when_idle: end
 warn_before: 90s
 keep_at_most: 1h30min
+preload: [numpy, matplotlib.pyplot]
+preload_with_server: yes
 weeks:
   - {from: 2026-10-12, to: 2026-12-18}
   - {from: 2027-01-04, to: 2027-02-12}
@@ -68,9 +70,17 @@ def test_every_field_is_read() -> None:
     assert course.weeks[1].last == date(2027, 2, 12)
     assert course.hours == (WeeklyHours((0,), 540, 720), WeeklyHours((2, 4, 5, 6), 1320, 1560))
     assert course.time_zone == "Europe/Berlin"
+    assert (course.preload, course.preload_with_server) == (("numpy", "matplotlib.pyplot"), True)
     assert course.kubernetes == CourseServer.model_construct(
         image="quay.io/jupyter/scipy-notebook:latest", cpu=0.5, memory=4096, home=10240
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "modules"), [("", None), ("preload: []", ()), ("preload: torch", ("torch",))]
+)
+def test_what_is_preloaded(line: str, modules: tuple[str, ...] | None) -> None:
+    assert read(f"{LEAST}{line}\n").preload == modules
 
 
 def test_queue_quotas_and_terms_get_what_they_need() -> None:

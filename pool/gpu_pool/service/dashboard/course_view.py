@@ -134,12 +134,20 @@ def settings(course: CourseFile) -> tuple[Setting, ...]:
         "when_idle": course.when_idle.value,
         "warn_before": format_duration(course.warn_before),
         "keep_at_most": format_duration(course.keep_at_most),
+        "preload": _preload(course),
+        "preload_with_server": "true" if course.preload_with_server else "false",
         "weeks": " and ".join(f"{each.first} to {each.last}" for each in course.weeks) or "always",
         "hours": "; ".join(map(str, course.hours)) or "at all hours",
         "time_zone": course.time_zone or "none",
     }
     fields = CourseFile.model_fields
     return tuple(Setting(name, value, fields[name].description or "") for name, value in said.items())
+
+
+def _preload(course: CourseFile) -> str:
+    if course.preload is None:
+        return "nothing"
+    return ", ".join(course.preload) or "what every kernel of Python imports"
 
 
 def _who(course: CourseFile) -> str:
