@@ -69,6 +69,7 @@ def install(
     prefix: str | Path | None = None,
     wrap: bool = False,
     preload: Sequence[str] | None = None,
+    with_server: bool = False,
 ) -> list[InstalledKernel]:
     """Install a kernelspec for each size over the kernelspec ``base``, replacing ours of that name.
 
@@ -76,7 +77,8 @@ def install(
     ``prefix``, by default this environment's: the Jupyter of this environment
     is the one that finds our provisioner. With ``wrap`` their command is the
     kernel proxy, for frontends that start kernels without a provisioner. With
-    ``preload`` they are warm: forked from a process that has imported these modules.
+    ``preload`` they are warm: forked from a process that has imported these modules,
+    which ``with_server`` starts with the Jupyter server.
 
     Raises ``BadRequest``, before anything is written, if there is no such base,
     it cannot be one, or the name is taken by a kernelspec that is not ours;
@@ -86,12 +88,15 @@ def install(
     base, folder, spec = _base(base)
     if preload is not None:
         _check_preload(preload, base, spec, wrap=wrap)
+    elif with_server:
+        raise BadRequest("Nothing is to be preloaded with the server.", "Name modules with --preload.")
     wanted = {folder_name(base, size): size for size in sizes}
     for name, size in wanted.items():
         _check_free(kernels / name, base, size)
     try:
         contents = {
-            name: kernel_json(spec, base, size, wrap=wrap, preload=preload) for name, size in wanted.items()
+            name: kernel_json(spec, base, size, wrap=wrap, preload=preload, with_server=with_server)
+            for name, size in wanted.items()
         }
         return [
             write_kernel(kernels / name, base, folder, contents[name], size) for name, size in wanted.items()
@@ -231,12 +236,17 @@ def _check_preload(modules: Sequence[str], base: str, spec: _KernelJSON, *, wrap
         raise BadRequest(
             "Wrapped kernels cannot preload modules.", "Leave out --wrap, or leave out --preload."
         )
-    command = [str(word) for word in spec.get("argv", ())]
-    if wrap_argv(command) == command:
+    if not can_preload(spec):
         raise BadRequest(
             f"The kernel {base!r} cannot preload modules: it is not started by python -m ipykernel_launcher.",
             "Leave out --preload, or choose a Python kernel with --base.",
         )
+
+
+def can_preload(spec: Mapping[str, Any]) -> bool:
+    """Whether the kernels of this kernelspec can have imported modules when they start."""
+    command = [str(word) for word in spec.get("argv", ())]
+    return wrap_argv(command) != command
 
 
 def _check_free(target: Path, base: str, size: SliceRequest) -> None:
@@ -292,8 +302,12 @@ def kernel_json(
     *,
     wrap: bool = False,
     preload: Sequence[str] | None = None,
+    with_server: bool = False,
 ) -> _KernelJSON:
-    """Return the ``kernel.json`` of a kernel on a slice over the kernel ``base``, whose own is ``spec``."""
+    """Return the ``kernel.json`` of a kernel on a slice over the kernel ``base``, whose own is ``spec``.
+
+    The others are as for :func:`install`.
+    """
     metadata = {
         **spec.get("metadata", {}),
         MARKER: {
@@ -318,6 +332,8 @@ def kernel_json(
         config: dict[str, Any] = {"slice": str(size)}
         if preload is not None:
             config["preload"] = list(preload)
+        if with_server:
+            config["preload_with_server"] = True
         metadata["kernel_provisioner"] = {"provisioner_name": PROVISIONER, "config": config}
     return content
 

@@ -31,11 +31,22 @@ from traitlets import Bool, Instance, List, Type, Unicode, default
 from gpu_pool_client import Holder, SliceRequest, connect, parse_request
 from gpu_pool_client._pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
 from gpu_pool_client._processes import account_of
-from gpu_pool_kernels.installer import MARKER, PROVISIONER, kernel_json, provisioner_of, write_kernel
+from gpu_pool_kernels.installer import (
+    MARKER,
+    PROVISIONER,
+    can_preload,
+    kernel_json,
+    provisioner_of,
+    write_kernel,
+)
 from gpu_pool_kernels.naming import by_size, folder_name
 
 #: Lists slices as JSON: ``["2%", "10%"]``. Without it, nothing is added and nothing hidden.
 KERNELS_VARIABLE: Final = "GPU_POOL_KERNELS"
+
+#: What IPython kernels on these slices have imported when they start, as JSON: ``{"modules": ["numpy"]}``,
+#: and with ``"with_server": "2%"`` for which slice that is prepared when the server starts.
+PRELOAD_VARIABLE: Final = "GPU_POOL_PRELOAD"
 
 #: A kernelspec as managers list it: its ``resource_dir``, and its content as ``spec``.
 _Entry = dict[str, Any]
@@ -62,6 +73,9 @@ class OfferedKernels(KernelSpecManager):
         super().__init__(**kwargs)
         #: None where nothing is said of slices; then this is the inner manager, and nothing else.
         self._slices = self._read_slices()
+        self._preload, self._with_server = self._read_preload()
+        #: A server's extension looks in a thread, and everybody else on its event loop.
+        self._looking = threading.Lock()
         self._course = self._followed()
         self._folder = Path(tempfile.mkdtemp(prefix="gpu-pool-kernels-"))
         # At the latest when the process ends.
@@ -82,7 +96,8 @@ class OfferedKernels(KernelSpecManager):
         if self._slices is None:
             return found
         plain = {name: entry for name, entry in found.items() if not _is_on_slice(entry["spec"])}
-        offered = self._offered(plain)
+        with self._looking:
+            offered = self._offered(plain)
         return {**plain, **offered} if self.other_kernels else offered
 
     def find_kernel_specs(self) -> dict[str, str]:
@@ -138,7 +153,10 @@ class OfferedKernels(KernelSpecManager):
             return {}
 
     def _make(self, base: str, entry: _Entry, size: SliceRequest) -> tuple[str, _Entry]:
-        name, content = folder_name(base, size), kernel_json(entry["spec"], base, size)
+        name, spec = folder_name(base, size), entry["spec"]
+        preload = self._preload if can_preload(spec) else None
+        with_server = preload is not None and size == self._with_server
+        content = kernel_json(spec, base, size, preload=preload, with_server=with_server)
         write_kernel(self._folder / name, base, Path(entry["resource_dir"]), content, size)
         return name, {"resource_dir": str(self._folder / name), "spec": content}
 
@@ -161,6 +179,20 @@ class OfferedKernels(KernelSpecManager):
                 "%s is not a list of slices in JSON, so no slices are offered: %s", KERNELS_VARIABLE, error
             )
             return []
+
+
+    def _read_preload(self) -> tuple[list[str] | None, SliceRequest | None]:
+        """Return the modules, and the slice for which they are prepared with the server."""
+        text = os.environ.get(PRELOAD_VARIABLE)
+        if not text:
+            return None, None
+        try:
+            told = json.loads(text)
+            size = told.get("with_server")
+            return [str(name) for name in told["modules"]], parse_request(size) if size else None
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            self.log.warning("%s cannot be read, so nothing is preloaded: %r", PRELOAD_VARIABLE, error)
+            return None, None
 
 
 def _is_on_slice(spec: Mapping[str, Any]) -> bool:

@@ -79,6 +79,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         help="Whether servers wait in Kueue's queues of their courses, which gpu-pool courses export writes.",
     ).tag(config=True)
 
+    kernels_in_pods = True
     _slice: str | None = None
     _profile: Profile | None = None
     _supply: ClusterSupply | None = None

@@ -73,6 +73,8 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
     #: What the Hub knows of the server's user and of what was chosen; set by the Hub.
     user: Any
     user_options: Any
+    #: Whether the kernels of its servers run elsewhere, where nothing can be preloaded.
+    kernels_in_pods = False
     _course: tuple[str, CourseFile] | None = None
 
     @default("server_token_scopes")
@@ -115,7 +117,8 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
     def get_env(self) -> dict[str, str]:
         """Return the server's environment; its course in it cannot be overridden. Called by ``start``."""
         name, course = self._course or (None, None)
-        return with_course(super().get_env(), name, course, self.pool_url)  # type: ignore[misc]
+        environment = super().get_env()  # type: ignore[misc]
+        return with_course(environment, name, course, self.pool_url, in_pods=self.kernels_in_pods)
 
     def get_args(self) -> list[str]:
         """Return what follows the server's command. Called by ``start``."""
@@ -200,17 +203,35 @@ def _leave_to_start(spawner: object, user_options: object) -> None:
 
 #: Lists, in JSON, the slices that a server offers kernels on; see gpu_pool_kernels.offered, which reads it.
 KERNELS_VARIABLE: Final = "GPU_POOL_KERNELS"
+#: Says, in JSON, what these kernels have imported when they start; it is read there, too.
+PRELOAD_VARIABLE: Final = "GPU_POOL_PRELOAD"
 #: The class, in the server's environment, that shows these kernels.
 _MANAGER: Final = "gpu_pool_kernels.offered.OfferedKernels"
 
 
 def with_course(
-    environment: Mapping[str, str], name: str | None, course: CourseFile | None, url: str
+    environment: Mapping[str, str],
+    name: str | None,
+    course: CourseFile | None,
+    url: str,
+    *,
+    in_pods: bool = False,
 ) -> dict[str, str]:
-    """Return a server's environment with its course, and with nothing of any other course."""
+    """Return a server's environment with its course, and with nothing of any other course.
+
+    ``in_pods`` is whether its kernels run elsewhere, so that the server has nothing to prepare for them.
+    """
     slices = [] if course is None else [str(request) for request in course.requests]
-    rest = {key: value for key, value in environment.items() if key != COURSE_VARIABLE}
+    rest = {
+        key: value for key, value in environment.items() if key not in (COURSE_VARIABLE, PRELOAD_VARIABLE)
+    }
     mine = {COURSE_VARIABLE: name} if name else {}
+    if course is not None and course.preload is not None:
+        told: dict[str, object] = {"modules": course.preload}
+        if course.preload_with_server and not in_pods:
+            # Of one slice alone: a process for each would take a multiple of the memory.
+            told["with_server"] = str(course.default_slice.request)
+        mine[PRELOAD_VARIABLE] = json.dumps(told)
     return {**rest, **mine, URL_VARIABLE: url, KERNELS_VARIABLE: json.dumps(slices)}
 
 

@@ -358,6 +358,10 @@ def test_what_is_preloaded_stands_in_the_kernelspec(prefix: Path) -> None:
     assert spec.metadata["kernel_provisioner"]["config"] == config
     (found,) = [each for each in installer.installed() if each.path.is_relative_to(prefix)]
     assert found.preload == ("numpy", "matplotlib.pyplot")
+    installer.install(sizes("2%"), prefix=prefix, preload=[], with_server=True)
+    spec = KernelSpecManager().get_kernel_spec(made.name)
+    config = {"slice": "2%", "preload": [], "preload_with_server": True}
+    assert spec.metadata["kernel_provisioner"]["config"] == config
 
 
 @pytest.mark.parametrize(
@@ -366,10 +370,11 @@ def test_what_is_preloaded_stands_in_the_kernelspec(prefix: Path) -> None:
         (["numpy", "my-module"], {}, "'my-module' is not the name of a Python module"),
         (["numpy"], {"wrap": True}, "Wrapped kernels cannot preload modules"),
         (["numpy"], {"base": "ir"}, "The kernel 'ir' cannot preload modules"),
+        (None, {"with_server": True}, "Nothing is to be preloaded with the server"),
     ],
 )
 def test_what_cannot_be_preloaded_is_refused_before_anything_is_written(
-    prefix: Path, preload: list[str], how: dict[str, Any], message: str
+    prefix: Path, preload: list[str] | None, how: dict[str, Any], message: str
 ) -> None:
     put(prefix, "ir", R)
     with pytest.raises(BadRequest, match=message):

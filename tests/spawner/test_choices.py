@@ -92,8 +92,30 @@ def test_a_server_is_told_its_course_whatever_was_set_before() -> None:
     assert told == {"GPU_POOL_COURSE": "ml", "GPU_POOL_URL": "unix:/p"}
 
 
+PRELOADING = "title: A\nslices: [{name: S, request: 2%}, {name: L, request: 10%, default: true}]\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "in_pods", "told"),
+    [
+        ("", False, None),
+        ("preload: [numpy, torch]", False, {"modules": ["numpy", "torch"]}),
+        ("preload: []", False, {"modules": []}),
+        ("preload: numpy\npreload_with_server: true", False, {"modules": ["numpy"], "with_server": "10%"}),
+        ("preload: numpy\npreload_with_server: true", True, {"modules": ["numpy"]}),
+    ],
+)
+def test_a_server_is_told_what_its_kernels_preload(
+    line: str, in_pods: bool, told: dict[str, object] | None
+) -> None:
+    course = parse_course("a.yaml", f"{PRELOADING}{line}\n".encode())
+    found = mixin.with_course({"GPU_POOL_PRELOAD": "left"}, "a", course, "unix:", in_pods=in_pods)
+    assert json.loads(found.get("GPU_POOL_PRELOAD", "null")) == told
+
+
 def test_the_server_knows_what_the_spawner_says() -> None:
     assert mixin.KERNELS_VARIABLE == offered.KERNELS_VARIABLE
+    assert mixin.PRELOAD_VARIABLE == offered.PRELOAD_VARIABLE
     assert mixin.arguments(cpu_kernels=False) == [
         f"--ServerApp.kernel_spec_manager_class={offered.__name__}.{offered.OfferedKernels.__name__}",
         f"--{offered.OfferedKernels.__name__}.{offered.OfferedKernels.other_kernels.name}=False",

@@ -15,7 +15,7 @@ from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
 from gpu_pool_client import SliceRequest, parse_request
 from gpu_pool_kernels import installer, offered
-from gpu_pool_kernels.offered import KERNELS_VARIABLE, OfferedKernels
+from gpu_pool_kernels.offered import KERNELS_VARIABLE, PRELOAD_VARIABLE, OfferedKernels
 from support.terminal import eventually
 
 PYTHON = {"argv": ["python", "-m", "x", "{resource_dir}"], "display_name": "Course", "language": "python"}
@@ -111,6 +111,44 @@ def test_what_cannot_be_read_offers_nothing_and_stops_nobody(
     put("course", PYTHON)
     monkeypatch.setenv(KERNELS_VARIABLE, text)
     assert not [name for name in names(OfferedKernels()) if "gpu" in name]
+
+
+IPYTHON = {**PYTHON, "argv": ["python", "-m", "ipykernel_launcher", "-f", "{connection_file}"]}
+
+
+def configs(manager: KernelSpecManager) -> dict[str, object]:
+    """Return the provisioner's settings of the kernels on slices, without the slice."""
+    found = {}
+    for name, entry in manager.get_all_specs().items():
+        stanza = entry["spec"]["metadata"].get("kernel_provisioner", {})
+        if stanza.get("provisioner_name") == "gpu-pool":
+            found[name] = {key: value for key, value in stanza["config"].items() if key != "slice"}
+    return found
+
+
+def test_a_course_says_what_its_ipython_kernels_preload(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    put("course", IPYTHON)
+    put("other", PYTHON)
+    monkeypatch.setenv(PRELOAD_VARIABLE, '{"modules": ["numpy"], "with_server": "0.1"}')
+    assert configs(OfferedKernels(inner=KernelSpecManager(ensure_native_kernel=False))) == {
+        "course-gpu-2pct": {"preload": ["numpy"]},
+        "course-gpu-10pct": {"preload": ["numpy"], "preload_with_server": True},
+        "other-gpu-2pct": {},
+        "other-gpu-10pct": {},
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["nonsense", "[]", "{}", "5", '{"modules": 5}', '{"modules": [], "with_server": "x"}']
+)
+def test_what_is_preloaded_and_cannot_be_read_stops_nobody(
+    put: Put, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    put("course", IPYTHON)
+    monkeypatch.setenv(PRELOAD_VARIABLE, text)
+    found = configs(OfferedKernels(inner=KernelSpecManager(ensure_native_kernel=False)))
+    assert found == {"course-gpu-2pct": {}, "course-gpu-10pct": {}}
+    assert "GPU_POOL_PRELOAD cannot be read, so nothing is preloaded" in caplog.text
 
 
 def test_outside_a_course_nothing_changes(put: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

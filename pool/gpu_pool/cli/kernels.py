@@ -69,6 +69,11 @@ def kernels() -> None:
     metavar="MODULES",
     help="Start warm kernels, in which these modules are imported already, such as numpy,torch.",
 )
+@click.option(
+    "--with-server",
+    is_flag=True,
+    help="Import them when a Jupyter server starts, and not only after its first such kernel.",
+)
 @json_option
 def install(
     session: CommandSession,
@@ -79,6 +84,7 @@ def install(
     prefix: Path | None,
     wrap: bool,
     preload: str | None,
+    with_server: bool,
 ) -> int:
     """Install a GPU kernel for each size, based on an existing kernel.
 
@@ -93,7 +99,15 @@ def install(
     requests = [parse_request(size) for size in sizes]
     where = sys.prefix if sys_prefix else prefix
     modules = None if preload is None else [name.strip() for name in preload.split(",") if name.strip()]
-    made = install_kernels(requests, base=base, user=user, prefix=where, wrap=wrap, preload=modules)
+    made = install_kernels(
+        requests,
+        base=base,
+        user=user,
+        prefix=where,
+        wrap=wrap,
+        preload=modules,
+        with_server=with_server,
+    )
     refused = refusals(session, requests)
     if session.as_json:
         never = [
