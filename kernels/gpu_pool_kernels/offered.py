@@ -180,7 +180,6 @@ class OfferedKernels(KernelSpecManager):
             )
             return []
 
-
     def _read_preload(self) -> tuple[list[str] | None, SliceRequest | None]:
         """Return the modules, and the slice for which they are prepared with the server."""
         text = os.environ.get(PRELOAD_VARIABLE)

@@ -13,7 +13,10 @@ from typing import Final
 from traitlets.log import get_logger
 
 from gpu_pool_client import (
+    WHOLE,
+    Device,
     EndReason,
+    Enforcement,
     GpuPoolError,
     Holder,
     Lease,
@@ -21,8 +24,10 @@ from gpu_pool_client import (
     LeaseState,
     OverQuota,
     Pool,
+    PoolStatus,
     PoolUnreachable,
     Process,
+    Slice,
     SliceRequest,
     connect,
 )
@@ -255,6 +260,24 @@ class SliceEnvironment:
         self.variables = now
         names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         return {name: (before.get(name), now.get(name)) for name in names}
+
+
+def expected_lease(request: SliceRequest, holder: Holder, status: PoolStatus) -> Lease:
+    """Return what a request would probably be granted: of each device the same, and enforced as others are.
+
+    It is good for what a slice's environment is like, and for nothing else. The pool is not asked for it.
+    """
+    devices = [each.device for each in status.devices][: request.count]
+    slices = tuple(_cut(request, device) for device in devices)
+    enforcement = next((each.enforcement for each in status.leases if each.slices), Enforcement())
+    return Lease("", "", request, holder, LeaseState.HELD, 0.0, slices=slices, enforcement=enforcement)
+
+
+def _cut(request: SliceRequest, device: Device) -> Slice:
+    milli, memory = request.milli or 0, request.memory_mib
+    if device.mig_profile is not None:
+        memory = device.memory_mib
+    return Slice(device, milli, device.memory_mib * milli // WHOLE if memory is None else memory)
 
 
 def kernel_command(command: list[str], *, installed: bool = False) -> list[str]:

@@ -31,6 +31,7 @@ from typing import Any, Final
 
 from jupyter_client.connect import KernelConnectionInfo, port_names
 from jupyter_client.localinterfaces import is_local_ip
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import default
 
 from gpu_pool_client import (
@@ -54,6 +55,7 @@ from gpu_pool_provisioner.kernel_slice import (
     NOTICE_VARIABLE,
     KernelSlice,
     SliceEnvironment,
+    expected_lease,
     kernel_name,
     printable,
 )
@@ -65,7 +67,13 @@ from gpu_pool_provisioner.proxy.runs import BackendConnection, Launch, ProxiedKe
 from gpu_pool_provisioner.readiness import ReadinessWatch
 from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
 from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE, SliceSettings
-from gpu_pool_provisioner.templates import ForkedProcess, TemplateSettings, templates
+from gpu_pool_provisioner.templates import (
+    ForkedProcess,
+    TemplateProcess,
+    TemplateSettings,
+    say_cold_in_pods,
+    templates,
+)
 
 #: Seconds for which the death of a kernel that nobody restarts by itself is forgiven:
 #: enough for its manager, which looks ten times a second, to see it and restart it on request.
@@ -240,6 +248,25 @@ class GPUPoolProvisioner(SliceSettings):
             self._slice.lease_id = provisioner_info["lease_id"]
             self._started = True
 
+    async def start_template(self, cmd: list[str]) -> TemplateProcess | None:
+        """Start the template of such kernels before there is one; return it, or None where none is started.
+
+        ``cmd`` is a kernel's command. Called by the server's extension. Which variables its slice will
+        have is a guess: where it is wrong, the first kernel starts cold, as it would have anyway.
+        """
+        if not self.slice or self.preload is None:
+            return None
+        environment = (await super(LocalProvisioner, self).pre_launch())["env"]
+        pool = self._new_slice().pool
+        lease = expected_lease(parse_request(self.slice), self._holder(), await pool.status())
+        on_slice = SliceEnvironment(cmd, environment, lease)
+        return await asyncio.to_thread(
+            templates().start_before_kernels,
+            on_slice.command,
+            {"env": {**environment, **on_slice.variables}},
+            self._template_settings(),
+        )
+
     @default("slice")
     def _default_slice(self) -> str:
         return self._variable(DEFAULT_SLICE_VARIABLE)
@@ -346,10 +373,12 @@ class GPUPoolProvisioner(SliceSettings):
 
     async def _fork_kernel(self, cmd: list[str], kwargs: dict[str, Any]) -> ForkedProcess | None:
         """Return a warm kernel's process; None where it is to start as always."""
-        settings = TemplateSettings(
+        return await templates().start_kernel(cmd, self._scrub_kwargs(kwargs), self._template_settings())
+
+    def _template_settings(self) -> TemplateSettings:
+        return TemplateSettings(
             tuple(self.preload), self.max_templates, self.max_template_mib, self.template_idle_timeout
         )
-        return await templates().start_kernel(cmd, self._scrub_kwargs(kwargs), settings)
 
     async def _wait_in_proxy(
         self, kernel_slice: KernelSlice, lease: Lease | None, cmd: list[str], kwargs: dict[str, Any]
@@ -401,6 +430,8 @@ class GPUPoolProvisioner(SliceSettings):
     def _for_pod(
         self, cmd: list[str], kwargs: dict[str, Any], connection: Mapping[str, Any]
     ) -> KernelCommand:
+        if self.preload is not None:
+            say_cold_in_pods()
         argv = self.pod_argv or pod_runs.command_in_pod(cmd, os.path.realpath(self.parent.connection_file))
         variables = pod_runs.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
         folder = pod_runs.folder_in_pod(kwargs.get("cwd"), str(Path.home()))

@@ -161,6 +161,15 @@ class SliceSettings(LocalProvisioner):
         the documentation.
         """,
     )
+    preload_with_server = Bool(
+        False,
+        config=True,
+        help="""Whether they are imported as soon as the Jupyter server has started.
+
+        Then the first kernel has them as well. It takes their memory even if no kernel
+        is started. By default they are imported after the first kernel that needs them has started.
+        """,
+    )
     max_templates = Integer(
         4,
         min=0,

@@ -42,7 +42,11 @@ STARTS_AFTER = 3.0
 _MAX_MESSAGE: Final = 1 << 16
 #: Beginnings of variables that are read when they are needed, not as a module is imported: the notebook's
 #: path, ours, and what the driver reads when it is initialised. All others are part of a template.
-_READ_LATE: Final = ("JPY_SESSION_NAME", "GPU_POOL_", "CUDA_VISIBLE_DEVICES", "PWD", "OLDPWD")
+_READ_LATE: Final = (
+    *("JPY_SESSION_NAME", "GPU_POOL_", "PWD", "OLDPWD"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+)
 #: Arguments of Popen that a template understands. A kernel with others starts cold.
 _UNDERSTOOD: Final = frozenset(("env", "cwd", "stdin", "stdout", "stderr", "independent"))
 # prctl(2)
@@ -298,6 +302,37 @@ def _adopts_anyway() -> bool:
 _Key = tuple[tuple[str, ...], tuple[str, ...], frozenset[tuple[str, str]]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the kernels of one template have in common."""
+
+    key: _Key
+    #: The template's command, by the number of the descriptor by which it is asked.
+    command: Callable[[int], list[str]]
+    #: Its environment.
+    early: Mapping[str, str]
+
+    @classmethod
+    def of(cls, argv: list[str], kwargs: Mapping[str, Any], settings: TemplateSettings) -> _Kind:
+        """Return the kind of a kernel. Raises ``_StartCold`` where it can have no template."""
+        if kwargs.get("env") is None or not _UNDERSTOOD.issuperset(kwargs):
+            raise _StartCold("it is started with arguments that a template does not understand")
+        make = _template_command()
+        made = make(argv, settings.preload, 0, settings.idle_timeout) if make else None
+        if make is None or made is None:
+            raise _StartCold("its command is not one of an IPython kernel")
+        early = {
+            name: value for name, value in _environment(kwargs).items() if not name.startswith(_READ_LATE)
+        }
+
+        def command(control: int) -> list[str]:
+            found = make(argv, settings.preload, control, settings.idle_timeout)
+            assert found is not None
+            return found[1]
+
+        return cls((tuple(made[0]), settings.preload, frozenset(early.items())), command, early)
+
+
 class Templates:
     """The templates of this process, by what their kernels have in common."""
 
@@ -333,52 +368,53 @@ class Templates:
         self, argv: list[str], kwargs: Mapping[str, Any], settings: TemplateSettings
     ) -> TemplateProcess | None:
         """Return the kernel's template if it is ready; where there is none, let one start soon."""
-        if kwargs.get("env") is None or not _UNDERSTOOD.issuperset(kwargs):
-            raise _StartCold("it is started with arguments that a template does not understand")
-        make = _template_command()
-        made = make(argv, settings.preload, 0, settings.idle_timeout) if make else None
-        if make is None or made is None:
-            raise _StartCold("its command is not one of an IPython kernel")
-        early = {
-            name: value for name, value in _environment(kwargs).items() if not name.startswith(_READ_LATE)
-        }
-        key = (tuple(made[0]), settings.preload, frozenset(early.items()))
-
-        def command(control: int) -> list[str]:
-            found = make(argv, settings.preload, control, settings.idle_timeout)
-            assert found is not None
-            return found[1]
-
+        kind = _Kind.of(argv, kwargs, settings)
         with self._lock:
-            found = self._templates.get(key)
+            found = self._templates.get(kind.key)
             if found is not None and found.has_ended and not found.refusal:
-                self._templates.pop(key).end()
+                self._templates.pop(kind.key).end()
                 found = None
-            if found is None and key not in self._starting and settings.max_templates:
-                start = functools.partial(self._start, key, command, early, settings)
+            if found is None and kind.key not in self._starting and settings.max_templates:
                 # Not now, since it would slow the kernel that starts cold.
-                self._starting[key] = threading.Timer(STARTS_AFTER, start)
-                self._starting[key].daemon = True
-                self._starting[key].start()
+                timer = threading.Timer(STARTS_AFTER, self._start, (kind, settings))
+                timer.daemon = True
+                self._starting[kind.key] = timer
+                timer.start()
         return found if found is not None and found.is_ready else None
 
-    def _start(
-        self,
-        key: _Key,
-        command: Callable[[int], list[str]],
-        environment: Mapping[str, str],
-        settings: TemplateSettings,
-    ) -> None:
+    def start_before_kernels(
+        self, argv: list[str], kwargs: Mapping[str, Any], settings: TemplateSettings
+    ) -> TemplateProcess | None:
+        """Start the template of kernels before the first of them, unless it is there or there are enough.
+
+        ``argv`` and ``kwargs`` are those that they will probably have. Returns what was started.
+        """
+        try:
+            kind = _Kind.of(argv, kwargs, settings)
+        except _StartCold as why:
+            get_logger().info("No template starts with the server: %s.", why)
+            return None
         with self._lock:
-            if self._starting.pop(key, None) is None:
+            known = {*self._templates, *self._starting}
+            if kind.key in known or len(known) >= settings.max_templates:
+                return None
+            return self._start_now(kind, settings)
+
+    def _start(self, kind: _Kind, settings: TemplateSettings) -> None:
+        with self._lock:
+            if self._starting.pop(kind.key, None) is None:
                 return  # ended meanwhile
             self._make_room(settings.max_templates)
-            try:
-                self._templates[key] = TemplateProcess(command, environment, settings.max_mib)
-            except OSError as error:
-                get_logger().warning(
-                    "Kernels of this kind start cold: their template did not start: %s", error
-                )
+            self._start_now(kind, settings)
+
+    def _start_now(self, kind: _Kind, settings: TemplateSettings) -> TemplateProcess | None:
+        try:
+            started = TemplateProcess(kind.command, kind.early, settings.max_mib)
+        except OSError as error:
+            get_logger().warning("Kernels of this kind start cold: their template did not start: %s", error)
+            return None
+        self._templates[kind.key] = started
+        return started
 
     def _make_room(self, count: int) -> None:
         """End the templates that were not used for longest, so that one more may start."""
@@ -464,3 +500,9 @@ def _template_command() -> Callable[..., tuple[list[str], list[str]] | None] | N
 def templates() -> Templates:
     """Return the templates of this process."""
     return Templates()
+
+
+@functools.cache
+def say_cold_in_pods() -> None:
+    """Say, once in this process, that nothing is preloaded in pods."""
+    get_logger().info("Kernels in pods start cold: what their kernelspec or course preloads has no effect.")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
 from traitlets.config import Config
 
@@ -93,8 +94,12 @@ def restarting_soon(limit: int = 5) -> Config:
 
 async def answer(manager: AsyncKernelManager, code: str = "", within: float = 120) -> str:
     """Wait until the kernel answers; return what ``code`` prints."""
-    client = manager.client()
-    client.start_channels()
+    return await printed_by(manager.client(), code, within)
+
+
+async def printed_by(client: AsyncKernelClient, code: str = "", within: float = 120) -> str:
+    """Wait until the client's kernel answers; return what ``code`` prints."""
+    client.start_channels(hb=False)  # a kernel that is slow to start has no heart yet
     printed: list[str] = []
 
     def keep(message: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from jupyter_client.asynchronous.client import AsyncKernelClient
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 
 from support.jupyter_env import JupyterEnv, eventually
@@ -23,13 +24,19 @@ class Server:
         self._runtime = jupyter_env.folder / "runtime"
         self._notebooks = jupyter_env.folder / "notebooks"
         self._notebooks.mkdir()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", "--port=0"],
-            cwd=self._notebooks,
-            env={**os.environ, "JUPYTER_TOKEN": TOKEN},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        self._log = jupyter_env.folder / "log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", "--port=0"],
+                cwd=self._notebooks,
+                env={**os.environ, "JUPYTER_TOKEN": TOKEN},
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
 
     async def started(self) -> bool:
         assert self.process.poll() is None
@@ -53,6 +60,13 @@ class Server:
     async def open_notebook(self, name: str, kernel: str, strict: bool = True) -> HTTPResponse:
         body = {"path": name, "name": name, "type": "notebook", "kernel": {"name": kernel}}
         return await self.ask("POST", "api/sessions", body, strict)
+
+    def client_of(self, session: HTTPResponse) -> AsyncKernelClient:
+        """Return a client of the kernel of a notebook that was opened."""
+        kernel_id = json.loads(session.body)["kernel"]["id"]
+        client = AsyncKernelClient(connection_file=str(self._runtime / f"kernel-{kernel_id}.json"))
+        client.load_connection_file()
+        return client
 
     async def ended(self) -> None:
         await asyncio.to_thread(self.process.wait, 120)

@@ -64,8 +64,20 @@ _INLINE = "module://matplotlib_inline.backend_inline"
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
 #: Seconds between two looks at the machine's memory.
 _LOOK_EVERY = 20.0
-#: The part of the machine's memory that must be free, or else templates end: kernels need it more.
+#: The part of the memory that must be free, or else templates end: kernels need it more.
 _FREE_PART = 0.05
+#: By kind of cgroup: the files that say what is used, of what it consists (with the names of what can be
+#: dropped at once), and its limits.
+_MEMORY_FILES = {
+    "cgroup2": (
+        *("memory.current", "memory.stat", "active_file", "inactive_file"),
+        *("memory.max", "memory.high"),
+    ),
+    "cgroup": (
+        *("memory.usage_in_bytes", "memory.stat", "total_active_file", "total_inactive_file"),
+        "memory.limit_in_bytes",
+    ),
+}
 _MAX_MESSAGE = 1 << 20
 _MAX_DESCRIPTORS = 4
 
@@ -315,11 +327,48 @@ def _changed(paths: "Any") -> "Iterator[Any]":
 
 
 def memory_is_short() -> bool:
-    """Whether less of the machine's memory is available than kernels may soon need."""
+    """Whether less memory is available than kernels may soon need: of the machine, or of their cgroup."""
     with open("/proc/meminfo", "rb") as file:
         lines = (line.partition(b":") for line in file)
         found = {name: int(value.split()[0]) for name, _, value in lines}
-    return found.get(b"MemAvailable", 1) < _FREE_PART * found.get(b"MemTotal", 1)
+    if found.get(b"MemAvailable", 1) < _FREE_PART * found.get(b"MemTotal", 1):
+        return True
+    return any(_is_short(folder, names) for folder, names in memory_groups())
+
+
+def memory_groups(process: str = "/proc/self/") -> "Iterator[tuple[str, tuple[str, ...]]]":
+    """Yield the folders of the cgroups that may limit this process' memory, and what their files are called."""
+    mounts = {}
+    for line in Path(process + "mountinfo").read_text("utf-8", "surrogateescape").split("\n"):
+        # proc_pid_mountinfo(5): root and place, then after a dash the kind, the source and its options.
+        before, _, after = (words.split(" ") for words in line.partition(" - "))
+        if after[0] == "cgroup2" or (after[0] == "cgroup" and "memory" in after[-1].split(",")):
+            mounts[after[0]] = before[3], before[4]
+    for line in Path(process + "cgroup").read_text("utf-8", "surrogateescape").split("\n"):
+        _, kinds, own = (line + "::").split(":", 2)
+        kind = "cgroup" if "memory" in kinds.split(",") else "" if kinds else "cgroup2"
+        if kind in mounts and line:
+            root, place = mounts[kind]
+            parts = os.path.relpath(own.rstrip(":"), root).split("/")
+            # One that lies outside of what is mounted here cannot be seen.
+            for count in range(len(parts), -1, -1) if ".." not in parts else ():
+                yield os.path.join(place, *parts[:count]), _MEMORY_FILES[kind]
+
+
+def _is_short(group: str, names: "tuple[str, ...]") -> bool:
+    """Whether a cgroup's memory is nearly used up; no if it has no limit, or cannot be seen."""
+    used, statistics, cached, limits = names[0], names[1], names[2:4], names[4:]
+    try:
+        values = [Path(group, name).read_text().strip() for name in limits]
+        most = min((int(value) for value in values if value != "max"), default=None)
+        if most is None:
+            return False
+        lines = (line.split() for line in Path(group, statistics).read_text().split("\n"))
+        # What the system has read from files and can drop at once is counted as used, too.
+        droppable = sum(int(words[1]) for words in lines if words and words[0] in cached)
+        return most - int(Path(group, used).read_text()) + droppable < _FREE_PART * most
+    except (OSError, ValueError):
+        return False
 
 
 def _statuses(process: str) -> "dict[str, str]":

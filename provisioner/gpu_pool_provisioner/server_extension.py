@@ -1,0 +1,69 @@
+"""What a Jupyter server loads of this package: it starts templates with the server.
+
+The installation switches it on (``jupyter_server_config.d``). It reads the kernelspecs once, in a
+thread, when the server has started. Where none asks for a template with the server,
+nothing else of this package is imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from jupyter_core.utils import ensure_async
+
+#: The provisioner's name in kernelspecs, and its section in the server's configuration.
+_PROVISIONER: Final = "gpu-pool"
+_SECTION: Final = "GPUPoolProvisioner"
+#: Seconds for which one template keeps the next from starting.
+_ONE_AT_A_TIME: Final = 300.0
+
+
+def _load_jupyter_server_extension(server: Any) -> None:
+    """Start templates once the server's event loop runs. Called by jupyter_server, with its application."""
+    server.io_loop.add_callback(start_templates, server)
+
+
+async def start_templates(server: Any) -> None:
+    """Start the templates that kernelspecs ask for, one after the other."""
+    gateway = getattr(server, "gateway_config", None)
+    if gateway is not None and gateway.gateway_enabled:
+        return  # kernels run elsewhere
+    try:
+        specs = await ensure_async(await asyncio.to_thread(server.kernel_spec_manager.get_all_specs))
+        settings = server.config.get(_SECTION, {})
+        asking = sorted(name for name, entry in specs.items() if _asks(entry["spec"], settings))
+    except Exception as error:  # noqa: BLE001 - whoever asks for the kernelspecs next is told
+        server.log.warning("No template starts with the server: %r", error)
+        return
+    for name in asking:
+        await _try_to_start(server, name)
+
+
+def _asks(spec: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Whether a kernelspec, or the server's configuration, asks for its template with the server."""
+    stanza = spec.get("metadata", {}).get("kernel_provisioner")
+    if not isinstance(stanza, dict) or stanza.get("provisioner_name") != _PROVISIONER:
+        return False
+    return bool({**settings, **stanza.get("config", {})}.get("preload_with_server"))
+
+
+async def _try_to_start(server: Any, name: str) -> None:
+    try:
+        await _start_template(server, name)
+    except Exception as error:  # noqa: BLE001 - its kernels start as always
+        why = getattr(error, "message", repr(error))
+        server.log.warning("The template of the kernel %s does not start with the server: %s", name, why)
+
+
+async def _start_template(server: Any, name: str) -> None:
+    # Imported here, since most servers need none of it before their first kernel.
+    from jupyter_client.provisioning.factory import KernelProvisionerFactory
+
+    # As the first kernel's manager would be made, which tells its command and its settings.
+    manager, _, kernel_id = server.kernel_manager.pre_start_kernel(name, {})
+    factory = KernelProvisionerFactory.instance(parent=server.kernel_manager)
+    provisioner: Any = factory.create_provisioner_instance(kernel_id, manager.kernel_spec, parent=manager)
+    template = await provisioner.start_template(manager.format_kernel_cmd())
+    if template is not None and await asyncio.to_thread(template.wait_until_ready, _ONE_AT_A_TIME):
+        server.log.info("The template of the kernel %s is ready: kernels start warm.", name)
