@@ -15,8 +15,8 @@ from jupyter_core.utils import ensure_async
 #: The provisioner's name in kernelspecs, and its section in the server's configuration.
 _PROVISIONER: Final = "gpu-pool"
 _SECTION: Final = "GPUPoolProvisioner"
-#: Seconds for which one template keeps the next from starting.
-_ONE_AT_A_TIME: Final = 300.0
+#: Seconds between two looks at a template that imports.
+_LOOK_EVERY: Final = 0.2
 
 
 def _load_jupyter_server_extension(server: Any) -> None:
@@ -65,5 +65,10 @@ async def _start_template(server: Any, name: str) -> None:
     factory = KernelProvisionerFactory.instance(parent=server.kernel_manager)
     provisioner: Any = factory.create_provisioner_instance(kernel_id, manager.kernel_spec, parent=manager)
     template = await provisioner.start_template(manager.format_kernel_cmd())
-    if template is not None and await asyncio.to_thread(template.wait_until_ready, _ONE_AT_A_TIME):
+    if template is None:
+        return
+    # One at a time. Not in a thread, for which the end of the server would wait.
+    while template.is_importing:  # noqa: ASYNC110
+        await asyncio.sleep(_LOOK_EVERY)
+    if template.is_ready:
         server.log.info("The template of the kernel %s is ready: kernels start warm.", name)

@@ -157,6 +157,11 @@ class TemplateProcess:
         return self._ready.is_set() and not self.refusal
 
     @property
+    def is_importing(self) -> bool:
+        """Whether it is not known yet if kernels can be forked from it."""
+        return not self._ready.is_set()
+
+    @property
     def has_ended(self) -> bool:
         """Whether it is gone: it was idle for long, or memory was short, or somebody ended it."""
         return self._process.poll() is not None

@@ -20,6 +20,7 @@ Whatever is in doubt is not forked; the server then starts the kernel as it alwa
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import importlib.util
@@ -34,7 +35,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any, Iterator  # noqa: UP035 - for Python 3.8
+from typing import Any, Iterator, NamedTuple  # noqa: UP035 - for Python 3.8
 
 #: What every kernel imports until its first cell runs: without these none is warm.
 KERNEL_MODULES = ("ipykernel.kernelapp", "ipykernel.ipkernel", "ipykernel.zmqshell")
@@ -66,20 +67,27 @@ _STATUS = ("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBn
 _LOOK_EVERY = 20.0
 #: The part of the memory that must be free, or else templates end: kernels need it more.
 _FREE_PART = 0.05
-#: By kind of cgroup: the files that say what is used, of what it consists (with the names of what can be
-#: dropped at once), and its limits.
-_MEMORY_FILES = {
-    "cgroup2": (
-        *("memory.current", "memory.stat", "active_file", "inactive_file"),
-        *("memory.max", "memory.high"),
-    ),
-    "cgroup": (
-        *("memory.usage_in_bytes", "memory.stat", "total_active_file", "total_inactive_file"),
-        "memory.limit_in_bytes",
-    ),
-}
 _MAX_MESSAGE = 1 << 20
 _MAX_DESCRIPTORS = 4
+
+
+class MemoryFiles(NamedTuple):
+    """What a cgroup says of its memory."""
+
+    #: The file that says what is used.
+    used: str
+    #: Those of its limits.
+    limits: "tuple[str, ...]"
+    #: What of that which is used can be dropped at once, by its names in ``memory.stat``.
+    droppable: "tuple[str, ...]"
+
+
+_MEMORY_FILES = {
+    "cgroup2": MemoryFiles("memory.current", ("memory.max", "memory.high"), ("active_file", "inactive_file")),
+    "cgroup": MemoryFiles(
+        "memory.usage_in_bytes", ("memory.limit_in_bytes",), ("total_active_file", "total_inactive_file")
+    ),
+}
 
 
 class Template:
@@ -326,55 +334,71 @@ def _changed(paths: "Any") -> "Iterator[Any]":
             yield path, None
 
 
-def memory_is_short() -> bool:
+def memory_is_short(machine: str = "/proc/meminfo", process: str = "/proc/self") -> bool:
     """Whether less memory is available than kernels may soon need: of the machine, or of their cgroup."""
-    with open("/proc/meminfo", "rb") as file:
+    with open(machine, "rb") as file:
         lines = (line.partition(b":") for line in file)
         found = {name: int(value.split()[0]) for name, _, value in lines}
     if found.get(b"MemAvailable", 1) < _FREE_PART * found.get(b"MemTotal", 1):
         return True
-    return any(_is_short(folder, names) for folder, names in memory_groups())
+    return any(_is_short(folder, files) for folder, files in memory_groups(process))
 
 
-def memory_groups(process: str = "/proc/self/") -> "Iterator[tuple[str, tuple[str, ...]]]":
-    """Yield the folders of the cgroups that may limit this process' memory, and what their files are called."""
+def memory_groups(process: str) -> "Iterator[tuple[Path, MemoryFiles]]":
+    """Yield the folders of the cgroups that may limit a process' memory."""
     mounts = {}
-    for line in Path(process + "mountinfo").read_text("utf-8", "surrogateescape").split("\n"):
+    for line in _lines(Path(process, "mountinfo")):
         # proc_pid_mountinfo(5): root and place, then after a dash the kind, the source and its options.
-        before, _, after = (words.split(" ") for words in line.partition(" - "))
-        if after[0] == "cgroup2" or (after[0] == "cgroup" and "memory" in after[-1].split(",")):
-            mounts[after[0]] = before[3], before[4]
-    for line in Path(process + "cgroup").read_text("utf-8", "surrogateescape").split("\n"):
-        _, kinds, own = (line + "::").split(":", 2)
-        kind = "cgroup" if "memory" in kinds.split(",") else "" if kinds else "cgroup2"
-        if kind in mounts and line:
+        before, after = (words.split(" ") for words in line.split(" - ", 1))
+        if after[0] == "cgroup2" or (after[0] == "cgroup" and "memory" in after[2].split(",")):
+            mounts[after[0]] = before[3], Path(before[4])
+    for line in _lines(Path(process, "cgroup")):
+        _, kinds, own = line.split(":", 2)
+        kind = "cgroup" if "memory" in kinds.split(",") else "cgroup2"
+        if kind in mounts and (kind == "cgroup" or not kinds):
             root, place = mounts[kind]
-            parts = os.path.relpath(own.rstrip(":"), root).split("/")
+            below = Path(os.path.relpath(own, root))
             # One that lies outside of what is mounted here cannot be seen.
-            for count in range(len(parts), -1, -1) if ".." not in parts else ():
-                yield os.path.join(place, *parts[:count]), _MEMORY_FILES[kind]
+            for part in (below, *below.parents) if ".." not in below.parts else ():
+                yield place / part, _MEMORY_FILES[kind]
 
 
-def _is_short(group: str, names: "tuple[str, ...]") -> bool:
+def _is_short(group: Path, files: MemoryFiles) -> bool:
     """Whether a cgroup's memory is nearly used up; no if it has no limit, or cannot be seen."""
-    used, statistics, cached, limits = names[0], names[1], names[2:4], names[4:]
     try:
-        values = [Path(group, name).read_text().strip() for name in limits]
-        most = min((int(value) for value in values if value != "max"), default=None)
+        limits = [(group / name).read_text().strip() for name in files.limits]
+        most = min((int(limit) for limit in limits if limit != "max"), default=None)
         if most is None:
             return False
-        lines = (line.split() for line in Path(group, statistics).read_text().split("\n"))
         # What the system has read from files and can drop at once is counted as used, too.
-        droppable = sum(int(words[1]) for words in lines if words and words[0] in cached)
-        return most - int(Path(group, used).read_text()) + droppable < _FREE_PART * most
+        kinds = (line.split() for line in _lines(group / "memory.stat"))
+        droppable = sum(int(size) for kind, size in kinds if kind in files.droppable)
+        used = int((group / files.used).read_text()) - droppable
     except (OSError, ValueError):
         return False
+    return most - used < _FREE_PART * most
+
+
+def _lines(path: Path) -> "list[str]":
+    # At newlines alone: a folder's name may have any other character.
+    return [line for line in path.read_bytes().decode("utf-8", "surrogateescape").split("\n") if line]
 
 
 def _statuses(process: str) -> "dict[str, str]":
     with open(process + "status", "rb") as status:
         pairs = (line.decode("ascii", "replace").partition(":") for line in status.read().split(b"\n"))
         return {name: value.strip() for name, _, value in pairs if name in _STATUS}
+
+
+@contextlib.contextmanager
+def ending_with_server(control: socket.socket) -> "Iterator[None]":
+    """Let the system end this process if the server goes meanwhile: an import may take for ever."""
+    flags = fcntl.fcntl(control, fcntl.F_GETFL)
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    # Its other end closes, and SIGIO arrives, which nobody here handles.
+    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
+    yield
+    fcntl.fcntl(control, fcntl.F_SETFL, flags)
 
 
 def _receive(control: socket.socket) -> "Any":
@@ -439,7 +463,8 @@ def main() -> None:
     if sys.path and sys.path[0] and Path(sys.path[0]).resolve() == folder:
         del sys.path[0]
     template = Template(int(sys.argv[1]), list(filter(None, sys.argv[2].split(","))), float(sys.argv[3]))
-    failed = template.prepare()
+    with ending_with_server(template.control):
+        failed = template.prepare()
     doubt = "; ".join(f"{name}: {why}" for name, why in failed.items()) or template.doubt([])
     _send(template.control, {"failed": doubt} if doubt else {"ready": template.modules})
     argv = None if doubt else template.serve()
