@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -92,10 +93,16 @@ def source_files() -> dict[str, bytes]:
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout: nothing to compare with")
 def test_the_wheel_holds_every_file_of_every_room_and_nothing_else(built: Built) -> None:
     data = f"{'-'.join(built.wheel.name.split('-')[:2])}.data/data"
-    pages = {
-        f"{data}/share/man/man1/{page.name}": page.read_bytes() for page in (ROOT / "docs/man").iterdir()
+    shared = {
+        "docs/man": "share/man/man1",
+        "jupyter-config/server-config": "etc/jupyter/jupyter_server_config.d",
     }
-    assert packed_files(built.wheel) == source_files() | pages
+    others = {
+        f"{data}/{target}/{file.name}": file.read_bytes()
+        for folder, target in shared.items()
+        for file in (ROOT / folder).iterdir()
+    }
+    assert packed_files(built.wheel) == source_files() | others
 
 
 def test_the_wheel_is_typed_and_offers_its_entry_points(built: Built) -> None:
@@ -138,6 +145,18 @@ def test_every_module_imports_where_only_the_wheel_is_installed(installed: Path,
 
 def test_the_manual_pages_are_installed(installed: Path) -> None:
     assert (installed.parent / "share/man/man1/gpu-pool-run.1").exists()
+
+
+def test_a_jupyter_server_loads_our_extension(installed: Path, tmp_path: Path) -> None:
+    command = (installed / "python", "-m", "jupyter_server.extension.serverextension", "list")
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True, check=True
+    )
+    said = done.stdout + done.stderr
+    folder = installed.parent / "etc/jupyter"
+    ours = said.partition(f"Config dir: {folder}")[2].partition("Config dir:")[0]
+    assert "gpu_pool_provisioner enabled" in re.sub("\x1b\\[[0-9]*m", "", ours), said
+    assert "gpu_pool_provisioner  OK" in re.sub("\x1b\\[[0-9]*m", "", ours), said
 
 
 @pytest.mark.parametrize("command", ["gpu-pool", "jupyter-gpu-pool"])
