@@ -86,6 +86,8 @@ _POD_ENDS_WITHIN: Final = 10.0
 #: Seconds for which a start waits for the pool's answer: it can be neither seen nor cancelled in
 #: JupyterLab. From then on a proxy waits.
 _ANSWERS_WITHIN: Final = 5.0
+#: Seconds in which most kernels end once they are asked to. Their manager looks ten times a second.
+_MOSTLY_ENDS_WITHIN: Final = 0.2
 #: Seconds in which a killed process is gone, unless the system holds it.
 _KILLED_WITHIN: Final = 5.0
 
@@ -203,6 +205,13 @@ class GPUPoolProvisioner(SliceSettings):
         while await self.poll() is None:  # noqa: ASYNC110 - as the stock provisioner does
             await asyncio.sleep(0.1)
         return await super().wait()
+
+    async def shutdown_requested(self, restart: bool = False) -> None:
+        """Wait a moment for the kernel's end. Called once it was asked to end, before anybody looks."""
+        await super().shutdown_requested(restart=restart)
+        give_up_at = time.monotonic() + _MOSTLY_ENDS_WITHIN
+        while self._proxy is None and await self.poll() is None and time.monotonic() < give_up_at:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
     async def send_signal(self, signum: int) -> None:
         """Pass a signal on; an interrupt gives up a wait. Also called by kill and terminate."""

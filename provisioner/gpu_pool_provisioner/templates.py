@@ -31,8 +31,14 @@ from traitlets.log import get_logger
 
 from gpu_pool_provisioner.kernel_slice import LAUNCHERS
 
-#: Seconds in which a template must have forked a kernel.
+#: Seconds in which a template must say that it has heard, unless it waits for a processor.
 _ANSWERS_WITHIN: Final = 0.2
+#: Seconds in which it must then have looked at what speaks against a fork, and forked. Slow file systems
+#: take longer to start a kernel cold.
+_FORKS_WITHIN: Final = 5.0
+#: Seconds for which a template may wait for a processor.
+_RUNS_WITHIN: Final = 2.0
+_ENDED: Final = b'{"cold": "the template has ended"}'
 #: Seconds in which a warm kernel must listen. A client that comes before it does waits for its next attempt.
 _LISTENS_WITHIN: Final = 5.0
 #: Seconds for which a template may import.
@@ -222,11 +228,15 @@ class TemplateProcess:
         self._ready.set()
 
     def _ask(self, content: bytes, channel: socket.socket, streams: Sequence[int]) -> int:
-        self._control.settimeout(_ANSWERS_WITHIN)
         try:
             with channel, _adopting():
+                self._control.settimeout(_ANSWERS_WITHIN)
                 socket.send_fds(self._control, [content], [channel.fileno(), *streams])
-                told = json.loads(self._control.recv(_MAX_MESSAGE) or b'{"cold": "the template has ended"}')
+                if self._hears():
+                    self._control.settimeout(_FORKS_WITHIN)
+                    told = json.loads(self._control.recv(_MAX_MESSAGE) or _ENDED)
+                else:
+                    told = json.loads(_ENDED)
         except (OSError, ValueError) as error:
             # Whatever it still forks finds nobody who wants it, and ends.
             self._process.kill()
@@ -239,6 +249,22 @@ class TemplateProcess:
         except ChildProcessError as error:
             raise _StartCold("the kernel that was forked is no child of this server") from error
         return pid
+
+    def _hears(self) -> bool:
+        """Wait until it has heard what it is asked; False if it has ended. Raises ``TimeoutError``."""
+        give_up_at = time.monotonic() + _RUNS_WITHIN
+        while True:
+            try:
+                return bool(self._control.recv(_MAX_MESSAGE))
+            except TimeoutError:  # noqa: PERF203
+                # A kernel that starts cold would have to wait for a processor as well.
+                if time.monotonic() > give_up_at or not _wants_processor(self.pid):
+                    raise
+
+
+def _wants_processor(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] in (b"R", b"D")
 
 
 def _end_kernel(asked: Future[int]) -> None:

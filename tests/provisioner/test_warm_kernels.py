@@ -218,6 +218,39 @@ async def test_its_exit_status_is_its_own(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+async def test_what_was_written_is_there_when_it_has_ended_and_what_was_to_be_done_is_done(
+    spec: Callable[..., str], manager: Managers, tmp_path: Path, warm: bool
+) -> None:
+    name = spec("keeping", keeping="")
+    if warm:
+        await until_ready(manager(name))
+    km = manager(name)
+    assert await start(km) is warm
+    await answer(
+        km,
+        "import atexit, keeping, threading\n"
+        f"def opened(name): return open('{tmp_path}/' + name, 'w')\n"
+        "own = opened('own'); own.write('written')\n"
+        "keeping.file = opened('kept'); keeping.file.write('written')\n"
+        "keeping.raw = open(keeping.file.name + '-bytes', 'wb'); keeping.raw.write(b'written')\n"
+        "atexit.register(lambda: opened('exit').write('written'))\n"
+        "class Deleted:\n"
+        "    def __del__(self, opened=opened): opened('deleted').write('written')\n"
+        "deleted = Deleted()\n"
+        "main = threading.main_thread()\n"
+        "threading.Thread(target=lambda: (main.join(), opened('thread').write('written'))).start()\n",
+    )
+    await km.shutdown_kernel()
+    written = [
+        name
+        for name in ("own", "kept", "kept-bytes", "exit", "deleted", "thread")
+        if (tmp_path / name).read_text() == "written"
+    ]
+    assert written == ["own", "kept", "kept-bytes", "exit", "deleted", "thread"]
+
+
+@pytest.mark.long
 async def test_an_interrupt_reaches_its_cell_and_what_that_has_started(
     spec: Callable[..., str], manager: Managers
 ) -> None:
@@ -448,7 +481,8 @@ async def test_a_file_beside_the_notebook_that_hides_a_preloaded_module(
     name = spec("hidden", hidden="where = 'library'\n")
     await until_ready(manager(name))
     folder = tmp_path / "notebooks"
-    folder.mkdir()
+    (folder / "hidden").mkdir(parents=True)
+    assert await start(manager(name), cwd=str(folder)), "a folder of data hides no module"
     (folder / "hidden.py").write_text("where = 'notebook'\n")
     km = manager(name)
     with caplog.at_level(logging.INFO):
@@ -532,6 +566,47 @@ async def test_a_template_that_does_not_answer_costs_a_moment_and_no_kernel(
     assert "did not answer" in caplog.text
     assert await answer(km, "print(6 * 7)") == "42\n"
     assert template.has_ended, "it is not asked again"
+
+
+#: Lets a template do something between the question and its answer.
+ANSWERING = """
+import __main__, threading, time
+receive = __main__._receive
+def slow(control):
+    heard = receive(control)
+    end = time.monotonic() + 0.7
+    while time.monotonic() < end:
+        {do}
+    return heard
+__main__._receive = slow
+"""
+#: A file system on which looking at a file takes long.
+LOOKING = """
+import os, time
+stat = os.stat
+def slow(path, **options):
+    if str(path).endswith("slow.py"):
+        time.sleep(0.7)
+    return stat(path, **options)
+os.stat = slow
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("source", "warm"),
+    [(ANSWERING.format(do="pass"), True), (ANSWERING.format(do="time.sleep(1)"), False), (LOOKING, True)],
+    ids=["busy", "asleep", "slow file system"],
+)
+async def test_a_template_has_the_time_that_a_busy_machine_takes(
+    spec: Callable[..., str], manager: Managers, monkeypatch: pytest.MonkeyPatch, source: str, warm: bool
+) -> None:
+    name = spec("slow", slow=source)
+    await until_ready(manager(name))
+    monkeypatch.setattr(templates_module, "_ANSWERS_WITHIN", 0.2)
+    km = manager(name)
+    assert await start(km) is warm
+    assert await answer(km, "print(6 * 7)") == "42\n"
 
 
 async def test_a_kernel_that_nobody_wants_any_more_ends_unseen(

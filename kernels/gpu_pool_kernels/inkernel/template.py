@@ -8,6 +8,7 @@ an open socket (``AF_UNIX``, ``SOCK_SEQPACKET``) by which the server asks; each 
 
     → {"ready": [MODULE, ...]}              once everything is imported; or {"failed": why}
     ← {"argv", "env", "cwd"} with the descriptors of a channel and of three standard streams
+    → {"heard": true}                       at once: what follows may take a moment
     → {"pid": 123}                          of a kernel that waits for one byte on the channel
     → {"cold": "why no kernel was forked"}
 
@@ -18,12 +19,15 @@ waits for its end as for any child's, and the end of the template concerns nobod
 Whatever is in doubt is not forked; the server then starts the kernel as it always did.
 """
 
+import atexit
 import contextlib
 import ctypes
 import fcntl
 import gc
 import importlib
+import importlib.machinery
 import importlib.util
+import io
 import json
 import os
 import random
@@ -63,10 +67,14 @@ KNOWN_THREADS = ("numpy", "torch", "tensorflow", "jaxlib", "sklearn")
 _INLINE = "module://matplotlib_inline.backend_inline"
 #: A process is as its parent in these, or it is not what a new child of that parent would be.
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
+#: Seconds for which the imported files need not be looked at again: many kernels may be asked for at once.
+_FILES_GOOD_FOR = 1.0
 #: Seconds between two looks at the machine's memory.
 _LOOK_EVERY = 20.0
 #: The part of the memory that must be free, or else templates end: kernels need it more.
 _FREE_PART = 0.05
+#: Files that keep what was written to them until they are closed.
+_WRITTEN = (io.BufferedRandom, io.BufferedWriter, io.TextIOWrapper)
 _MAX_MESSAGE = 1 << 20
 _MAX_DESCRIPTORS = 4
 
@@ -103,6 +111,8 @@ class Template:
         self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         #: When the files were changed from which everything was imported.
         self.changed = {}  # type: dict[str, int | None]
+        #: When they were last seen unchanged, of ``time.monotonic()``.
+        self.unchanged_at = float("-inf")
         #: The modules that only the preloaded ones have imported, by the first part of their names.
         self.preloaded = set()  # type: set[str]
         self.generators = []  # type: list[Any]
@@ -143,6 +153,7 @@ class Template:
             content, descriptors = self._next()
             if not content:
                 return None
+            _send(self.control, {"heard": True})
             wanted = json.loads(content)
             outdated = self.doubt(descriptors) or self._outdated()
             doubt = outdated or self._shadowed(wanted["cwd"])
@@ -210,9 +221,15 @@ class Template:
             return "the server's processors are not those of before"
         if os.getpriority(os.PRIO_PROCESS, self.server) != os.getpriority(os.PRIO_PROCESS, 0):
             return "the server's priority is not that of before"
+        return self._changed_file()
+
+    def _changed_file(self) -> "str | None":
+        if time.monotonic() < self.unchanged_at + _FILES_GOOD_FOR:
+            return None
         for path, changed in _changed(self.changed):
             if self.changed[path] != changed:
                 return f"{path} has changed"
+        self.unchanged_at = time.monotonic()
         return None
 
     def _shadowed(self, cwd: "str | None") -> "str | None":
@@ -221,7 +238,7 @@ class Template:
         except OSError:
             return None
         for name in names:
-            if name.partition(".")[0] in self.preloaded and (name.endswith(".py") or "." not in name):
+            if name.partition(".")[0] in self.preloaded and _is_module(Path(cwd or os.curdir, name)):
                 return f"{name} in the notebook's folder has the name of a preloaded module"
         return None
 
@@ -294,10 +311,12 @@ class Template:
 
 def _is_generator(candidate: object) -> bool:
     """Whether it is a generator of random numbers: Python's, or what numpy's draw from."""
-    if isinstance(candidate, random.Random):
-        return not isinstance(candidate, random.SystemRandom)
+    # Its type, since an object may do anything when it is asked for its class.
+    kind = type(candidate)
+    if issubclass(kind, random.Random):
+        return not issubclass(kind, random.SystemRandom)
     numpy = sys.modules.get("numpy.random")
-    return numpy is not None and isinstance(candidate, numpy.BitGenerator)
+    return numpy is not None and issubclass(kind, numpy.BitGenerator)
 
 
 def _handled() -> "dict[int, Any]":
@@ -315,6 +334,15 @@ def names_in(folder: str) -> "list[str]":
 
 def _top_levels() -> "set[str]":
     return {name.partition(".")[0] for name in sys.modules}
+
+
+def _is_module(path: Path) -> bool:
+    """Whether Python would import this file or folder rather than one further behind on ``sys.path``."""
+    _, dot, suffix = path.name.partition(".")
+    suffixes = importlib.machinery.all_suffixes()
+    if dot:
+        return dot + suffix in suffixes
+    return any((path / ("__init__" + each)).is_file() for each in suffixes)
 
 
 def _imported_files() -> "Iterator[str]":
@@ -454,6 +482,24 @@ def run(argv: "list[str]", folder: Path) -> None:
     launch = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(launch)
     launch.main()
+    end()
+
+
+def end() -> None:
+    """End this kernel as Python does, except that what was imported is not taken apart.
+
+    That would write to all of the memory that is still shared with the template, and so copy it: half a
+    second with PyTorch, for which everybody would wait who restarts a kernel.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()  # IPython's, among others, which drops what the cells have made
+    gc.collect()
+    files = [each for each in gc.get_objects() if issubclass(type(each), _WRITTEN)]
+    for file in (*files, sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            file.flush()
+    ctypes.CDLL(None).fflush(None)
+    os._exit(0)
 
 
 def main() -> None:
