@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.report import Skipped
-from benchmarks.sizes import PEERS_PYTHON, QUICK
+from benchmarks.sizes import KERNELS_PYTHON, PEERS_PYTHON, QUICK
 from benchmarks.table import Row, facts, printed, written
 
 NAMES = (
     "kernels",
+    "warm",
     "opening",
     "reclaim",
     "store",
@@ -55,6 +56,11 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--peers-python", metavar="PYTHON", help="the Python of an environment that has ray and others"
     )
+    parser.add_argument(
+        "--kernels-python",
+        metavar="PYTHON",
+        help="the Python of warm kernels, with ipykernel and torch or others",
+    )
     found = parser.parse_args(arguments)
     if unknown := sorted(set(found.names) - set(NAMES)):
         parser.error(f"There is no benchmark {', '.join(unknown)}. There are: {', '.join(NAMES)}.")
@@ -85,6 +91,8 @@ def main(arguments: Sequence[str]) -> int:
         os.environ[QUICK] = "1"
     if asked.peers_python:
         os.environ[PEERS_PYTHON] = asked.peers_python
+    if asked.kernels_python:
+        os.environ[KERNELS_PYTHON] = asked.kernels_python
     about = facts(asked.quick)
     found = list(measured(asked.names or [name for name in NAMES if name not in ALONE]))
     rows = [each for each in found if isinstance(each, Row)]

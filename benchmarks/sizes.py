@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 #: Environment variables, so that processes which benchmarks start know it, too.
 QUICK: Final = "BENCHMARKS_QUICK"
 PEERS_PYTHON: Final = "BENCHMARKS_PEERS_PYTHON"
+KERNELS_PYTHON: Final = "BENCHMARKS_KERNELS_PYTHON"
 
 Size = TypeVar("Size")
 

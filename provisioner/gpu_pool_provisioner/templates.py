@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import IO, Any, Final
 
 from traitlets.log import get_logger
@@ -45,6 +46,11 @@ _LISTENS_WITHIN: Final = 5.0
 _IMPORTS_WITHIN: Final = 300.0
 #: Seconds from a kernel's cold start to that of its template.
 STARTS_AFTER = 3.0
+#: Seconds for which a template's start is put off while kernels compute: its imports would slow their cells.
+PAUSES_WITHIN = 60.0
+#: Seconds over which is seen whether they do, and the part of that time below which they do not.
+_PAUSE: Final = 0.5
+_PAUSE_BELOW: Final = 0.2
 _MAX_MESSAGE: Final = 1 << 16
 #: Beginnings of variables that are read when they are needed, not as a module is imported: the notebook's
 #: path, ours, and what the driver reads when it is initialised. All others are part of a template.
@@ -432,6 +438,9 @@ class Templates:
             return self._start_now(kind, settings)
 
     def _start(self, kind: _Kind, settings: TemplateSettings) -> None:
+        put_off_until = time.monotonic() + PAUSES_WITHIN
+        while kind.key in self._starting and time.monotonic() < put_off_until and _children_compute():
+            pass
         with self._lock:
             if self._starting.pop(kind.key, None) is None:
                 return  # ended meanwhile
@@ -467,6 +476,25 @@ class Templates:
             for template in self._templates.values():
                 template.end()
             self._templates.clear()
+
+
+def _children_compute() -> bool:
+    """Look for a moment whether this process' children want a processor; kernels are among them."""
+    before = _times_of_children()
+    time.sleep(_PAUSE)
+    after = _times_of_children()
+    return sum(after[pid] - before.get(pid, 0.0) for pid in after) > _PAUSE_BELOW * _PAUSE
+
+
+def _times_of_children() -> dict[str, float]:
+    """Return for how many seconds each child has run or waited for a processor, where the system tells it."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            for pid in (task / "children").read_text().split():
+                ran, waited, _ = map(int, Path(f"/proc/{pid}/schedstat").read_text().split())
+                found[pid] = (ran + waited) / 1e9
+    return found
 
 
 def _environment(kwargs: Mapping[str, Any]) -> dict[str, str]:

@@ -56,6 +56,7 @@ print(json.dumps(seen))
 def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let templates start at once, have their time on a busy machine, and end with the test."""
     monkeypatch.setattr(templates_module, "STARTS_AFTER", 0.0)
+    monkeypatch.setattr(templates_module, "PAUSES_WITHIN", 0.0)
     monkeypatch.setattr(templates_module, "_ANSWERS_WITHIN", 20.0)
     yield
     templates().end()
@@ -365,7 +366,7 @@ async def test_the_end_of_its_server_ends_it_and_the_template(
         "from jupyter_client.manager import AsyncKernelManager\n"
         "from gpu_pool_provisioner import templates as module\n"
         "async def main():\n"
-        "    module.STARTS_AFTER = 0.0; module._ANSWERS_WITHIN = 20.0\n"
+        "    module.STARTS_AFTER = module.PAUSES_WITHIN = 0.0; module._ANSWERS_WITHIN = 20.0\n"
         f"    first = AsyncKernelManager(kernel_name={name!r})\n"
         "    await first.start_kernel()\n"
         "    while not module.templates().all(): await asyncio.sleep(0.01)\n"
@@ -393,6 +394,22 @@ async def test_the_end_of_its_server_ends_it_and_the_template(
         return not any(is_running(int(pid)) for pid in pids)
 
     await eventually(have_ended)
+
+
+@pytest.mark.long
+async def test_a_template_does_not_start_while_the_first_kernel_computes(
+    spec: Callable[..., str], manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates_module, "PAUSES_WITHIN", 600.0)
+    name = spec()
+    first = manager(name)
+    assert not await start(first)
+    async with frontend(first) as page:
+        code = "import os, time\nwhile os.times().user < 4: pass\nprint(time.time())"
+        cell = await page.run(code).done()
+        assert not templates().all()
+    assert cell.status == "ok"
+    await the_template()
 
 
 # -- In doubt -----------------------------------------------------------------
