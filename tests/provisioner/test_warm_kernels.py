@@ -492,6 +492,25 @@ async def test_an_upgraded_module_makes_a_new_template(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("added", "warm"), [("notes.ipynb", True), ("another.py", False)])
+async def test_a_module_that_is_added_makes_a_new_template_and_a_notebook_does_not(
+    spec: Callable[..., str],
+    manager: Managers,
+    jupyter_env: JupyterEnv,
+    caplog: pytest.LogCaptureFixture,
+    added: str,
+    warm: bool,
+) -> None:
+    name = spec("one", one="")
+    await until_ready(manager(name))
+    modules = jupyter_env.folder / "modules"
+    (modules / added).write_text("")
+    with caplog.at_level(logging.INFO):
+        assert await start(manager(name)) is warm
+    assert (f"what can be imported from {modules} has changed" in caplog.text) is not warm
+
+
+@pytest.mark.long
 async def test_a_file_beside_the_notebook_that_hides_a_preloaded_module(
     spec: Callable[..., str], manager: Managers, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -68,7 +68,7 @@ _INLINE = "module://matplotlib_inline.backend_inline"
 #: A process is as its parent in these, or it is not what a new child of that parent would be.
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
 #: Seconds for which the imported files need not be looked at again: many kernels may be asked for at once.
-_FILES_GOOD_FOR = 1.0
+_FILES_GOOD_FOR = 0.3
 #: Seconds between two looks at the machine's memory.
 _LOOK_EVERY = 20.0
 #: The part of the memory that must be free, or else templates end: kernels need it more.
@@ -111,6 +111,8 @@ class Template:
         self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         #: When the files were changed from which everything was imported.
         self.changed = {}  # type: dict[str, int | None]
+        #: What can be imported from the folders of ``sys.path``.
+        self.importable = {}  # type: dict[str, frozenset[str] | None]
         #: When they were last seen unchanged, of ``time.monotonic()``.
         self.unchanged_at = float("-inf")
         #: The modules that only the preloaded ones have imported, by the first part of their names.
@@ -138,6 +140,7 @@ class Template:
         self.variables = {name: value for name, value in os.environ.items() if given.get(name) != value}
         self.preloaded = _top_levels() - before
         self.changed = dict(_changed(_imported_files()))
+        self.importable = {path: _importable(path) for path in filter(None, sys.path)}
         self.generators = [each for each in gc.get_objects() if _is_generator(each)]
         gc.collect()
         # Kernels share these pages for as long as their collector does not touch them.
@@ -229,6 +232,10 @@ class Template:
         for path, changed in _changed(self.changed):
             if self.changed[path] != changed:
                 return f"{path} has changed"
+        # A package that was added or removed; notebooks and data may be there as well, and change often.
+        for path, names in self.importable.items():
+            if _importable(path) != names:
+                return f"what can be imported from {path} has changed"
         self.unchanged_at = time.monotonic()
         return None
 
@@ -350,8 +357,16 @@ def _imported_files() -> "Iterator[str]":
         file = getattr(module, "__file__", None)
         if isinstance(file, str):
             yield file
-    # A package that was added or removed changes its folder.
-    yield from filter(None, sys.path)
+
+
+def _importable(folder: str) -> "frozenset[str] | None":
+    """Return the names in a folder that say what can be imported from it."""
+    suffixes = (*importlib.machinery.all_suffixes(), ".dist-info", ".egg-info", ".egg-link", ".pth")
+    try:
+        names = names_in(folder)
+    except OSError:
+        return None
+    return frozenset(name for name in names if name.endswith(suffixes) or "." not in name) - {"__pycache__"}
 
 
 def _changed(paths: "Any") -> "Iterator[Any]":
@@ -492,7 +507,8 @@ def end() -> None:
     second with PyTorch, for which everybody would wait who restarts a kernel.
     """
     threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()  # IPython's, among others, which drops what the cells have made
+    with contextlib.suppress(BaseException):  # of which Python has told already
+        atexit._run_exitfuncs()  # IPython's, among others, which drops what the cells have made
     gc.collect()
     files = [each for each in gc.get_objects() if issubclass(type(each), _WRITTEN)]
     for file in (*files, sys.__stdout__, sys.__stderr__):
