@@ -115,7 +115,8 @@ def _measures(
 ) -> Callable[[], Rounds]:
     def measure() -> Rounds:
         rounds: Rounds = in_server("pairs", python, modules, cell, str(count), "yes" if restarts else "")
-        assert all(each["warm"]["is_warm"] for each in rounds), "a kernel that was to be warm started cold"
+        cold = sum(not each["warm"]["is_warm"] for each in rounds)
+        assert not cold, f"{cold} of {count} kernels with {modules} that were to be warm started cold"
         return rounds
 
     return measure

@@ -80,8 +80,8 @@ def specs(folder: Path, python: str, preload: Sequence[str]) -> dict[str, str]:
 def in_server(what: str, python: str, preload: Sequence[str], *arguments: str) -> Any:
     """Run a function of this module in a process of its own, with kernelspecs and a store of its own."""
     with tempfile.TemporaryDirectory() as name:
-        root = str(Path(__file__).parents[1])
-        environment = {**os.environ, **specs(Path(name), python, preload), "PYTHONPATH": root}
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, **specs(Path(name), python, preload), "PYTHONPATH": path}
         command = [sys.executable, "-m", "benchmarks.warm_server", what, *arguments]
         # Kernels write to standard error what a benchmark's reader need not see.
         done = subprocess.run(
@@ -238,4 +238,5 @@ def main(what: str, *arguments: str) -> object:
 
 
 if __name__ == "__main__":
+    os.environ.pop("PYTHONPATH", None)  # this process needs it, and its kernels do not
     print(json.dumps(main(*sys.argv[1:])))
