@@ -39,7 +39,6 @@ class Worker:
     ) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._together = together
-        self._stopped = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, job: Callable[[], object]) -> None:
@@ -74,40 +73,41 @@ class Worker:
         self._jobs.put(None)
 
     def _run(self) -> None:
-        while jobs := self._next():
-            _tell([answer for _, answer in jobs], self._do(jobs))
-            # Hold on to nothing while waiting for the next job.
-            jobs.clear()
-
-    def _next(self) -> list[_Job]:
-        """Wait for a job; return it with those behind it, or none once this is to stop."""
         jobs: list[_Job] = []
-        while not self._stopped and len(jobs) < _MOST_TOGETHER and not (jobs and self._jobs.empty()):
-            job = self._jobs.get()
-            if job is None:
-                self._stopped = True
-            else:
-                jobs.append(job)
-        return jobs
+        while (job := self._jobs.get()) is not None:
+            jobs.append(job)
+            if len(jobs) == _MOST_TOGETHER or self._jobs.empty():
+                self._do(jobs)
+                # Hold on to nothing while waiting for the next job.
+                jobs.clear()
+            del job
+        if jobs:
+            self._do(jobs)
 
-    def _do(self, jobs: list[_Job]) -> list[_Outcome]:
-        outcomes: list[_Outcome] = []
-        try:
-            with self._together() if len(jobs) > 1 else contextlib.nullcontext():
-                for job, _ in jobs:
-                    try:
-                        outcomes.append((job(), None))
-                    except BaseException as error:  # noqa: BLE001, PERF203 - it belongs to whoever asked
-                        outcomes.append((None, error))
-        except BaseException as error:  # noqa: BLE001 - it belongs to those who asked
-            return [(None, error)] * len(jobs)
-        return outcomes
+    def _do(self, jobs: list[_Job]) -> None:
+        """Do what has queued up, and tell those who wait for it."""
+        if len(jobs) == 1:
+            outcomes = [_outcome(jobs[0])]
+        else:
+            try:
+                with self._together():
+                    outcomes = [_outcome(job) for job in jobs]
+            except BaseException as error:  # noqa: BLE001 - it belongs to those who asked
+                outcomes = [(None, error)] * len(jobs)
+        _tell(jobs, outcomes)
 
 
-def _tell(answers: list[_Answer], outcomes: list[_Outcome]) -> None:
+def _outcome(job: _Job) -> _Outcome:
+    try:
+        return job[0](), None
+    except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+        return None, error
+
+
+def _tell(jobs: list[_Job], outcomes: list[_Outcome]) -> None:
     """Pass on outcomes, waking each event loop once."""
     told: dict[asyncio.AbstractEventLoop, list[tuple[_Answer, _Outcome]]] = {}
-    for answer, outcome in zip(answers, outcomes, strict=True):
+    for (_, answer), outcome in zip(jobs, outcomes, strict=True):
         if isinstance(answer, asyncio.Future):
             told.setdefault(answer.get_loop(), []).append((answer, outcome))
         else:

@@ -11,12 +11,13 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from gpu_pool.audit import acting, refusals, this_process
+from gpu_pool.audit import AuditLog, acting, refusals, this_process
 from gpu_pool.devices.activity import activity_of, in_own_thread, uses_cuda
 from gpu_pool.embedded.base import OpenedPool
 from gpu_pool.enforcement.tiers import with_own_caps
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 _POLL: Final = 0.1
 #: How often, at most, all waiters together look for processes that are gone.
 _LOOK: Final = 1.0
+#: Around what is done where decisions are not written down.
+_NOT_AUDITED: Final = contextlib.nullcontext()
 #: Leases that are stated at a stretch.
 _AT_A_TIME: Final = 250
 
@@ -89,8 +92,7 @@ class EmbeddedPool(OpenedPool):
 
         Asked in the name of ``caller``; None for this process, whose user the system knows.
         """
-        what = {"user": holder.user, "course": holder.course, "request": str(request)}
-        with self._asked(what):
+        with self._asked(user=holder.user, course=holder.course, request=request):
             mark = os.urandom(4).hex()
             try:
                 courses = self._course_admission
@@ -150,7 +152,7 @@ class EmbeddedPool(OpenedPool):
             await asyncio.sleep(_POLL)
 
     async def _abandon(self, lease_id: str) -> None:
-        with self._asked({"lease": lease_id}):
+        with self._asked(lease=lease_id):
             self._store.run_later(LeaseStore.release, lease_id, EndReason.WITHDRAWN)
 
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
@@ -251,7 +253,7 @@ class EmbeddedPool(OpenedPool):
         caller: Caller | None = None,
     ) -> Lease:
         """See ``Pool.resize``. Asked in the name of ``caller``, by default this process."""
-        with self._asked({"lease": lease_id, "request": str(request)}):
+        with self._asked(lease=lease_id, request=request):
             return await self._resize(lease_id, request, caller)
 
     async def _resize(
@@ -275,7 +277,7 @@ class EmbeddedPool(OpenedPool):
 
     async def park(self, lease_id: str, *, caller: Caller | None = None) -> Lease:
         """See ``Pool.park``. Asked in the name of ``caller``, by default this process."""
-        with self._asked({"lease": lease_id}):
+        with self._asked(lease=lease_id):
             lease = await self._own(lease_id, caller, "be lent to others")
             if (await self._activity(lease)).initialised is False:
                 return await self._store.run(LeaseStore.park, lease_id)
@@ -299,12 +301,12 @@ class EmbeddedPool(OpenedPool):
 
     async def resume(self, lease_id: str) -> Lease:
         """See ``Pool.resume``."""
-        with self._asked({"lease": lease_id}):
+        with self._asked(lease=lease_id):
             return await self._enforcer.hand_back(await self._store.run(LeaseStore.resume, lease_id))
 
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         """See ``Pool.release``."""
-        with self._asked({"lease": lease_id}):
+        with self._asked(lease=lease_id):
             await self._store.run(LeaseStore.release, lease_id, reason)
 
     async def revoke(self, lease_id: str, message: str, reason: EndReason = EndReason.REVOKED) -> None:
@@ -312,7 +314,7 @@ class EmbeddedPool(OpenedPool):
 
         Raises ``LeaseGone``.
         """
-        with self._asked({"lease": lease_id}):
+        with self._asked(lease=lease_id):
             await self._store.run(LeaseStore.revoke, lease_id, message, reason)
 
     async def effect_of_taking(self, lease_id: str) -> Effect:
@@ -330,7 +332,7 @@ class EmbeddedPool(OpenedPool):
         ``message``.
         Raises ``NotAllowed`` where that would end the kernel, and ``LeaseGone``.
         """
-        with self._asked({"lease": lease_id}):
+        with self._asked(lease=lease_id):
             if await self.effect_of_taking(lease_id) is not Effect.KEEPS_KERNEL:
                 raise NotAllowed(
                     "The slice cannot go without its kernel, which has used the GPU.",
@@ -340,7 +342,7 @@ class EmbeddedPool(OpenedPool):
 
     async def ask_back(self, lease_id: str, message: str, reason: EndReason) -> Lease:
         """Let a kernel's slice go as soon as it is idle; see :meth:`withdraw`."""
-        with self._asked({"lease": lease_id}):
+        with self._asked(lease=lease_id):
             if not await self._store.run(LeaseStore.has_manager, lease_id):
                 raise BadRequest(
                     "Only a kernel's slice can be taken back when it is idle.", "Take it back now."
@@ -349,7 +351,7 @@ class EmbeddedPool(OpenedPool):
 
     async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
         """See ``Pool.drain``."""
-        with self._asked({"device": device}):
+        with self._asked(device=device):
             return await self._store.run(LeaseStore.drain, device, drained)
 
     async def status(self) -> PoolStatus:
@@ -376,13 +378,16 @@ class EmbeddedPool(OpenedPool):
             if number % _AT_A_TIME == 0:
                 await asyncio.sleep(0)
 
-    @contextlib.contextmanager
-    def _asked(self, what: Mapping[str, object]) -> Iterator[None]:
+    def _asked(self, **what: str | SliceRequest | None) -> AbstractContextManager[None]:
         """Do what somebody asks for: if nobody else is known to, this process. Refusals are written down."""
-        if self.audit is None:
-            yield
-            return
-        with acting(None if self._owner else this_process()), refusals(self.audit, what):
+        return _NOT_AUDITED if self.audit is None else self._audited(self.audit, what)
+
+    @contextlib.contextmanager
+    def _audited(self, log: AuditLog, what: Mapping[str, str | SliceRequest | None]) -> Iterator[None]:
+        told = {
+            name: str(value) if isinstance(value, SliceRequest) else value for name, value in what.items()
+        }
+        with acting(None if self._owner else this_process()), refusals(log, told):
             yield
 
 

@@ -83,19 +83,28 @@ def fits(part: Slice, status: DeviceStatus) -> bool:
 def candidates(request: SliceRequest, devices: Iterable[Device], rules: Rules) -> Iterator[Slice]:
     """Yield the request's slice on every device that could ever hold it."""
     for device in devices:
-        # A process can be a client of one MPS daemon, and each device that counts contexts has its own.
-        alone = request.count == 1 or device.contexts is None or bool(device.node)
-        if alone and accepts(request.filters, device):
-            part = cut(request, device, rules)
-            if holds(part, rules):
-                yield part
+        part = _candidate(request, device, rules)
+        if part is not None:
+            yield part
+
+
+def _candidate(request: SliceRequest, device: Device, rules: Rules) -> Slice | None:
+    """Return the request's slice on a device; None where the device could never hold it."""
+    # A process can be a client of one MPS daemon, and each device that counts contexts has its own.
+    alone = request.count == 1 or device.contexts is None or bool(device.node)
+    if not alone or not accepts(request.filters, device):
+        return None
+    part = cut(request, device, rules)
+    return part if holds(part, rules) else None
 
 
 def place(request: SliceRequest, statuses: Sequence[DeviceStatus], rules: Rules) -> tuple[Slice, ...] | None:
     """Choose devices for the request, or None when it does not fit now."""
-    free = {status.device.uuid: status for status in statuses}
-    able = candidates(request, (status.device for status in statuses), rules)
-    fitting = (part for part in able if fits(part, free[part.device.uuid]))
+    fitting = (
+        part
+        for status in statuses
+        if (part := _candidate(request, status.device, rules)) is not None and fits(part, status)
+    )
     if request.count == 1:
         first = next(fitting, None)
         if first is not None and first.device.mig_profile is not None:

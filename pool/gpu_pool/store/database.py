@@ -115,8 +115,10 @@ class Database:
                 files.check_leftovers(path)
                 _create(path)
             files.check_owner(path)
-            self._file = path.stat()
-            if self._file.st_size == 0:
+            found = path.stat()
+            #: How it is told whether the path is still this file's; a text, since each decision asks.
+            self._name, self._file = str(path), (found.st_dev, found.st_ino)
+            if found.st_size == 0:
                 raise sqlite3.DatabaseError("file is not a database")
             lock = path.with_name(path.name + ".lock")
             with contextlib.ExitStack() as opened:
@@ -268,7 +270,7 @@ class Database:
 
     def one(self, name: str, **values: object) -> Any:
         """Return the first row of a statement, or None."""
-        return self.run(name, values).fetchone()
+        return self._connection.execute(self._sql[name], values).fetchone()
 
     def holder(self) -> int | None:
         """Return the pid of the process that last entered a transaction."""
@@ -282,10 +284,11 @@ class Database:
     def _check_still_there(self) -> None:
         """Refuse to go on in a file that others no longer see."""
         try:
-            found = os.stat(self.path)  # noqa: PTH116 - in the path of every decision
+            found = os.stat(self._name)  # noqa: PTH116 - in the path of every decision
+            is_there = (found.st_dev, found.st_ino) == self._file
         except FileNotFoundError:
-            found = None
-        if found is None or not os.path.samestat(found, self._file):
+            is_there = False
+        if not is_there:
             raise StoreUnusable(
                 f"The pool's store, {self.path}, was removed or replaced while it was in use.",
                 "Restart what uses the pool.",

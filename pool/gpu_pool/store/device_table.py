@@ -12,9 +12,6 @@ from gpu_pool.store.database import Database
 from gpu_pool.store.errors import OtherDevices
 from gpu_pool_client import Device, DeviceStatus, Slice
 
-#: What each entry of a lease's slices means.
-_COLUMNS: Final = ("device", "milli", "memory_mib", "contexts")
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ForeignUse:
@@ -130,12 +127,15 @@ class DeviceTable:
 
         ``with_gone``: with those that are its no more, and on which something is still held.
         """
-        rows = [tuple(row) for row in self._db.run("devices")]
-        if any(self._known.get(row[0], (-1,))[0] != row[1] for row in rows):
-            self._read_facts()
-        before = self._statuses
-        self._statuses = {row: before.get(row) or self._status(*row) for row in rows}
-        return [status for row, status in self._statuses.items() if with_gone or self._known[row[0]][1]]
+        before, self._statuses, statuses = self._statuses, {}, []
+        for row in map(tuple, self._db.run("devices").fetchall()):
+            known = self._known.get(row[0])
+            if known is None or known[0] != row[1]:
+                known = self._read_facts()[row[0]]
+            status = self._statuses[row] = before.get(row) or self._status(*row)
+            if with_gone or known[1]:
+                statuses.append(status)
+        return statuses
 
     def _status(
         self,
@@ -167,17 +167,26 @@ class DeviceTable:
 
     def write(self, parts: Sequence[Slice]) -> str:
         """Write slices for a lease's row."""
-        return json.dumps([(self._numbers[p.device.uuid], p.milli, p.memory_mib, p.contexts) for p in parts])
+        # Lists of whole numbers look the same in Python and in JSON.
+        return str([[self._numbers[p.device.uuid], p.milli, p.memory_mib, p.contexts] for p in parts])
 
-    def take(self, slices: str) -> None:
-        """Count the slices of a lease's row as held."""
-        for entry in json.loads(slices):
-            self._db.run("take", dict(zip(_COLUMNS, entry, strict=True)))
+    def take(self, parts: Sequence[Slice]) -> None:
+        """Count slices as held."""
+        for part in parts:
+            self._db.run("take", self._amounts(part))
 
-    def give_back(self, slices: str) -> None:
-        """Count the slices of a lease's row as free again."""
-        for entry in json.loads(slices):
-            self._db.run("give_back", dict(zip(_COLUMNS, entry, strict=True)))
+    def give_back(self, parts: Sequence[Slice]) -> None:
+        """Count slices as free again."""
+        for part in parts:
+            self._db.run("give_back", self._amounts(part))
+
+    def _amounts(self, part: Slice) -> dict[str, int]:
+        return {
+            "device": self._numbers[part.device.uuid],
+            "milli": part.milli,
+            "memory_mib": part.memory_mib,
+            "contexts": part.contexts,
+        }
 
     def read(self, slices: str) -> tuple[Slice, ...]:
         """Read what :meth:`write` wrote."""
@@ -192,13 +201,13 @@ class DeviceTable:
             self._slices[slices] = known
         return known
 
-    def _read_facts(self) -> None:
+    def _read_facts(self) -> Mapping[int, tuple[int, bool, Device]]:
         self._slices.clear()
-        self._statuses.clear()
         for row in self._db.run("device_facts").fetchall():
             device = read_device(row["facts"])
             self._known[row["id"]] = (row["revision"], bool(row["present"]), device)
             self._numbers[device.uuid] = row["id"]
+        return self._known
 
 
 def _is_simulated(row: sqlite3.Row) -> bool:

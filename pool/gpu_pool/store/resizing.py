@@ -76,11 +76,11 @@ class Resizing:
         if parts is None:
             raise self._refusal(row, request, rooms)
         self._use.add(row)
-        slices = self._devices.write(parts)
-        values = {**_asked(row, request, parts), "slices": slices, "now": self._clock.wall()}
+        written = {"slices": self._devices.write(parts), "now": self._clock.wall()}
+        values = {**_asked(row, request, parts), **written}
         self._db.run("resize_held", values)
-        self._devices.give_back(row["slices"])
-        self._devices.take(slices)
+        self._devices.give_back(held)
+        self._devices.take(parts)
 
     def _rooms(self, statuses: Iterable[DeviceStatus], held: Sequence[Slice]) -> Iterator[DeviceStatus]:
         """Yield the devices with what is free there for a lease whose slices have been given back.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextvars import Context, copy_context
 from functools import partial
 from pathlib import Path
@@ -62,29 +62,27 @@ class StoreThread:
         #: Those that were made in the block of calls that is under way, which may still fail as a whole.
         self._in_block: list[_Call] | None = None
 
-    async def run(
+    def run(
         self, function: Callable[Concatenate[LeaseStore, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Call a function with the store and these arguments, and return what it returns.
 
         Raises ``StoreUnusable`` where it could not begin within ``ANSWER_WITHIN`` seconds, or is not
         done soon after. What there was no room for is tried once more: what was written before may have
         been moved together meanwhile.
         """
-        answer: T = await self._answer(_Call(copy_context(), function, args, kwargs), ANSWER_WITHIN)
-        return answer
+        return self._answer(_Call(copy_context(), function, args, kwargs), ANSWER_WITHIN)
 
-    async def run_alone(
+    def run_alone(
         self,
         seconds: float,
         function: Callable[Concatenate[LeaseStore, P], T],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Call a function as :meth:`run` does, within so many seconds, and follow no course files before."""
-        answer: T = await self._answer(_Call(copy_context(), function, args, kwargs, False), seconds)
-        return answer
+        return self._answer(_Call(copy_context(), function, args, kwargs, False), seconds)
 
     async def _answer(self, call: _Call, seconds: float, tries: int = 2) -> Any:
         give_up_at = time.monotonic() + seconds
