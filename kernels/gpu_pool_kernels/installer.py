@@ -249,6 +249,16 @@ def can_preload(spec: Mapping[str, Any]) -> bool:
     return wrap_argv(command) != command
 
 
+def preloading_bases() -> dict[str, str]:
+    """Return the kernels that Jupyter finds and a course's can be made from, with their Python, by name."""
+    specs = KernelSpecManager().get_all_specs()
+    return {
+        name: str(entry["spec"]["argv"][0])
+        for name, entry in specs.items()
+        if can_preload(entry["spec"]) and provisioner_of(entry["spec"]) in (None, "local-provisioner")
+    }
+
+
 def _check_free(target: Path, base: str, size: SliceRequest) -> None:
     """Refuse to replace what is not the same kernel of ours."""
     if not target.exists() and not target.is_symlink():

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -161,6 +161,7 @@ def check_jupyter(session: CommandSession) -> Iterator[Check]:
             f"{sys.executable} -m pip install --force-reinstall --no-deps jupyter-gpu-pool",
         )
     yield from _kernels(session)
+    yield from _course_preloads()
 
 
 def is_served(session: CommandSession) -> bool:
@@ -313,13 +314,47 @@ def _preloads(kernels: Sequence[InstalledKernel]) -> Iterator[Check]:
 def _missing_modules(kernel: InstalledKernel) -> list[str]:
     try:
         spec = json.loads((kernel.path / "kernel.json").read_text(encoding="utf-8"))
-        python = [sys.executable if spec["argv"][0] in ("python", "python3") else str(spec["argv"][0])]
-        # Packages alone are looked for: to look for what is in one would import it.
-        packages = {name: name.partition(".")[0] for name in kernel.preload or ()}
-        command = [*python, "-c", _FIND, *packages.values()]
+        return _missing(str(spec["argv"][0]), kernel.preload or ())
+    except (OSError, ValueError, LookupError, TypeError):
+        return []  # what is wrong with the kernelspec, Jupyter says
+
+
+def _course_preloads() -> Iterator[Check]:
+    """Name the modules that courses preload and a Python of this machine does not have."""
+    from gpu_pool.cli.courses import read_files
+    from gpu_pool.settings import load_settings
+    from gpu_pool_kernels.installer import preloading_bases
+
+    try:
+        settings = load_settings()
+        found = read_files((), settings) if settings.courses_dir else []
+    except GpuPoolError:  # told by other checks
+        return
+    preloads = {each.path: each.course.preload for each in found if each.course and each.course.preload}
+    modules = sorted({name for names in preloads.values() for name in names})
+    for base, python in preloading_bases().items() if modules else ():
+        missing = _missing(python, modules)
+        for path, names in preloads.items():
+            if lacks := [name for name in names if name in missing]:
+                yield Check(
+                    "courses",
+                    "note",
+                    f"course {safe(path.stem)} preloads {safe(', '.join(lacks))}, which the Python of the "
+                    f"kernel {safe(base)} does not have: its kernels start without anything preloaded",
+                    f"Install what is missing there, or leave it out of {safe(str(path), 300)}.",
+                )
+
+
+def _missing(python: str, modules: Collection[str]) -> list[str]:
+    """Return those of the modules that a Python does not have; none where that cannot be told."""
+    # Packages alone are looked for: to look for what is in one would import it.
+    packages = {name: name.partition(".")[0] for name in modules}
+    executable = sys.executable if python in ("python", "python3") else python
+    command = [executable, "-c", _FIND, *packages.values()]
+    try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=_FOUND_WITHIN, check=True)
-    except (OSError, ValueError, LookupError, TypeError, subprocess.SubprocessError):
-        return []  # what is wrong with the kernelspec or its Python, Jupyter says
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
     missing = found.stdout.split()
     return [name for name, package in packages.items() if package in missing]
 

@@ -69,3 +69,21 @@ def test_the_doctor_names_modules_that_a_kernel_cannot_preload(terminal):
     found = " ".join(terminal.run("doctor").stdout.split())
     assert "python3-gpu-2pct preloads no_such_module.part, which its Python does not have" in found
     assert "preloads json" not in found
+
+
+def test_the_doctor_names_modules_that_a_course_cannot_preload(terminal):
+    courses = terminal.folder / "courses"
+    courses.mkdir()
+    for name, line in {"ml": "[json, no_such_module.part]", "good": "[json]", "bad": "[a b]"}.items():
+        text = f"title: {name}\nslices: [{{name: Small, request: 2%}}]\npreload: {line}\n"
+        (courses / f"{name}.yaml").write_text(text)
+    config = terminal.folder / "config/gpu_pool_config.py"
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(f"c.PoolSettings.courses_dir = {str(courses)!r}\n")
+    status, found = checks(terminal, "doctor")
+    assert status == 0
+    said = found["courses", "note"]
+    assert said["text"].startswith(
+        "course ml preloads no_such_module.part, which the Python of the kernel python3 does not have"
+    )
+    assert said["remedy"] == f"Install what is missing there, or leave it out of {courses}/ml.yaml."
