@@ -1,3 +1,3 @@
-from support.fixtures import jupyter_env, manager
+from support.fixtures import jupyter_env, manager, soon, spec
 
-__all__ = ["jupyter_env", "manager"]
+__all__ = ["jupyter_env", "manager", "soon", "spec"]

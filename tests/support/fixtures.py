@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,11 @@ import zmq.asyncio
 from jupyter_client.manager import AsyncKernelManager
 
 from gpu_pool_provisioner import kernel_slice
+from gpu_pool_provisioner import templates as templates_module
 from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE
+from gpu_pool_provisioner.templates import templates
 from support.jupyter_env import JupyterEnv, Managers
+from support.warm_kernels import Spec
 
 
 @pytest.fixture
@@ -54,3 +57,27 @@ async def manager(jupyter_env: JupyterEnv) -> AsyncIterator[Managers]:
             await each._async_kill_kernel()
         await each.cleanup_resources()
     context.destroy(linger=0)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let templates start at once, have their time on a busy machine, and end with the test."""
+    monkeypatch.setattr(templates_module, "STARTS_AFTER", 0.0)
+    monkeypatch.setattr(templates_module, "_ANSWERS_WITHIN", 20.0)
+    yield
+    templates().end()
+
+
+@pytest.fixture
+def spec(jupyter_env: JupyterEnv, soon: None, monkeypatch: pytest.MonkeyPatch) -> Spec:
+    """Return what installs a kernelspec with modules to preload."""
+    modules = jupyter_env.folder / "modules"
+    modules.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(modules))
+
+    def install(*preload: str, name: str = "warm", **sources: Any) -> str:
+        for module, source in sources.items():
+            (modules / f"{module}.py").write_text(source)
+        return jupyter_env.install(name, preload=list(preload))
+
+    return install
