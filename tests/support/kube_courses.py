@@ -28,6 +28,8 @@ kubernetes: {kernels: server, cpu: 500}
 title: Kernels in pods
 who: {groups: [intro]}
 slices: [{name: Small, request: 2%}]
+preload: [numpy]
+preload_with_server: true
 """,
     "brief": """\
 title: Nothing kept

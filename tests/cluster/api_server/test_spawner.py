@@ -239,6 +239,8 @@ async def test_nothing_of_one_course_is_left_in_the_next(cluster: Cluster, hub: 
     assert told["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert (told["GPU_POOL_COURSE"], json.loads(told["GPU_POOL_KERNELS"])) == ("pods", ["2%"])
     assert told["GPU_POOL_URL"].startswith("embedded:")
+    # In pods kernels start cold: the server prepares nothing.
+    assert json.loads(told["GPU_POOL_PRELOAD"]) == {"modules": ["numpy"]}
     await end(hub, "grace")
 
 
