@@ -1,4 +1,4 @@
-"""The whole story in a terminal: a notebook on 2% of a GPU, then fifty kernels on one.
+"""The whole story in a terminal: a notebook on 2% of a GPU, fifty kernels on one, and a warm one.
 
 Run it with ``make demo``. It uses a simulated V100, and a store, kernelspecs
 and settings of its own in a temporary folder, also on a machine with GPUs: so
@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from nbclient.exceptions import CellExecutionError
 
 from gpu_pool_client import GpuPoolError, PoolStatus, connect, format_share, parse_request
 from gpu_pool_kernels.installer import install
+from gpu_pool_provisioner.templates import templates
 
 NOTEBOOK = Path(__file__).with_name("first_slice.ipynb")
 DEVICE = "V100-SXM2-32GB:1"
@@ -92,9 +94,10 @@ def end_what_still_runs() -> None:
 
 
 async def tell() -> None:
-    """Tell the story in its two parts, with one kernel and with many."""
+    """Tell the story in its parts: with one kernel, with many, and with a warm one."""
     prefix = Path(os.environ["GPU_POOL_URL"].removeprefix("embedded:")).parent
     (kernel,) = install([parse_request(SLICE)], prefix=prefix)
+    (warm,) = install([parse_request("3%")], prefix=prefix, preload=[])
     say(f"\n1. {NOTEBOOK.name} on the kernel “{kernel.display_name}”")
     await run_notebook(kernel.name)
     say(f"\n2. {KERNELS} kernels on one GPU")
@@ -102,6 +105,10 @@ async def tell() -> None:
         await fill(manager, kernel.name)
         await one_more(manager, kernel.name)
     await show_pool("all have ended", leases=0)
+    say("\n3. A warm kernel, forked from a process that has imported what it needs")
+    async with kernels() as manager:
+        await restart(manager, warm.name)
+    templates().end()
     check(not psutil.Process().children(), "a process that the demo started still runs")
 
 
@@ -146,6 +153,21 @@ async def one_more(manager: AsyncMultiKernelManager, kernel_name: str) -> None:
     finally:
         client.stop_channels()
     await show_pool("the next has its place", leases=KERNELS)
+
+
+async def restart(manager: AsyncMultiKernelManager, kernel_name: str) -> None:
+    """Show how long a kernel takes to start, and to restart once it is warm."""
+    before = time.monotonic()
+    kernel = await manager.start_kernel(kernel_name=kernel_name)
+    await answers(manager, kernel)
+    cold = time.monotonic() - before
+    while not (found := templates().all()) or found[0].is_importing:  # noqa: ASYNC110 - a process gets ready
+        await asyncio.sleep(0.1)
+    check(found[0].is_ready, found[0].refusal)
+    before = time.monotonic()
+    await manager.restart_kernel(kernel)
+    await answers(manager, kernel)
+    say(f"   Started in {cold:.2f} s; restarted, warm, in {time.monotonic() - before:.2f} s.")
 
 
 async def shown(client: Any) -> str:
