@@ -166,7 +166,7 @@ class TemplateProcess:
     @property
     def is_ready(self) -> bool:
         """Whether kernels can be forked from it."""
-        return self._ready.is_set() and not self.refusal
+        return self._ready.is_set() and not self.refusal and not self.has_ended
 
     @property
     def is_importing(self) -> bool:
@@ -223,7 +223,13 @@ class TemplateProcess:
             told = json.loads(self._control.recv(_MAX_MESSAGE) or b'{"failed": "its process ended"}')
         except (OSError, ValueError) as error:
             told = {"failed": str(error)}
-        if "failed" in told:
+        if "short" in told:
+            # No refusal: a later kernel brings another one, which looks again.
+            get_logger().info(
+                "Kernels of this kind start cold: too little memory is free for their template."
+            )
+            self._process.wait()
+        elif "failed" in told:
             self.refusal = f"its template could not be prepared: {told['failed']}"
         elif (mib := _resident_mib(self.pid)) > self._max_mib:
             self.refusal = f"its template takes {mib} MiB, and max_template_mib is {self._max_mib}"
@@ -283,8 +289,12 @@ def _end_kernel(asked: Future[int]) -> None:
 
 
 def _resident_mib(pid: int) -> int:
-    with open(f"/proc/{pid}/statm", "rb") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
+    """Return how much memory a process takes; 0 if it has just ended."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGESIZE") >> 20
 
 
 @dataclass

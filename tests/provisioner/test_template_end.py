@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_kernels.inkernel import template
+from gpu_pool_provisioner.templates import TemplateProcess
 from support.jupyter_env import JupyterEnv, eventually, is_running
 
 #: Starts a kernel, tells its template's pid, starts another one and runs a cell in it whenever a line comes.
@@ -33,6 +35,7 @@ async def main():
     print(template.pid, flush=True)
     while template.is_importing:
         await asyncio.sleep(0.01)
+    print(template.has_ended, flush=True)
     second = AsyncKernelManager(kernel_name=sys.argv[1])
     await second.start_kernel()
     await answer(second)
@@ -111,6 +114,28 @@ async def test_one_that_still_imports_ends_with_its_server(
     await has_ended(pid)
 
 
+#: A template on a machine whose memory is short.
+SHORT = """
+from gpu_pool_kernels.inkernel import template
+template.memory_is_short = lambda: True
+template.main()
+"""
+
+
+async def test_where_memory_is_short_nothing_is_imported_and_the_next_kernel_may_try_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def command(control: int) -> list[str]:
+        return [sys.executable, "-c", SHORT, str(control), "no_such_module", "600", ""]
+
+    with caplog.at_level(logging.INFO):
+        made = TemplateProcess(command, os.environ, max_mib=4096)
+        assert not await asyncio.to_thread(made.wait_until_ready, 120)
+    assert (made.has_ended, made.refusal) == (True, "")
+    assert "too little memory is free" in caplog.text
+    made.end()
+
+
 @pytest.fixture
 def group() -> Iterator[Path]:
     """Make a cgroup of which the memory can be limited."""
@@ -130,6 +155,15 @@ def group() -> Iterator[Path]:
     pytest.skip("no cgroup whose memory can be limited can be made here")
 
 
+def limit(group: Path, part: float) -> None:
+    """Let the processes of a cgroup have so much of the memory that they use now."""
+    (files,) = {files for folder, files in template.memory_groups("/proc/self") if folder == group.parent}
+    kinds = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+    droppable = sum(int(size) for kind, size in kinds if kind in files.droppable)
+    used = int((group / files.used).read_text()) - droppable
+    (group / files.limits[0]).write_text(str(round(part * used)))
+
+
 @pytest.mark.long
 async def test_one_whose_servers_memory_is_nearly_used_up_ends_and_its_kernel_goes_on(
     jupyter_env: JupyterEnv, start: Callable[..., Server], group: Path
@@ -137,11 +171,7 @@ async def test_one_whose_servers_memory_is_nearly_used_up_ends_and_its_kernel_go
     server = start(jupyter_env.install("warm", preload=[]), ballast=2**29)
     (group / "cgroup.procs").write_text(str(server.process.pid))
     pid = int(await server.says())
-    assert await server.says() == "ForkedProcess"
-    (files,) = {files for folder, files in template.memory_groups(f"/proc/{pid}") if folder == group}
-    kinds = (line.split() for line in (group / "memory.stat").read_text().splitlines())
-    droppable = sum(int(size) for kind, size in kinds if kind in files.droppable)
-    used = int((group / files.used).read_text()) - droppable
-    (group / files.limits[0]).write_text(str(round(1.03 * used)))
+    assert [await server.says(), await server.says()] == ["False", "ForkedProcess"]
+    limit(group, 1.03)
     await has_ended(pid)
     assert await server.asks_its_kernel() == "42"

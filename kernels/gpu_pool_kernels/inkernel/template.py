@@ -6,7 +6,8 @@ It runs in the kernel's environment, with the standard library and ipykernel alo
 ``launch.py`` beside it does, and is a child of the Jupyter server. ``CONTROL`` is the number of
 an open socket (``AF_UNIX``, ``SOCK_SEQPACKET``) by which the server asks; each message is JSON::
 
-    → {"ready": [MODULE, ...]}              once everything is imported; or {"failed": why}
+    → {"ready": [MODULE, ...]}              once everything is imported; or {"failed": why}; or at once
+                                            {"short": true} where memory is, and then it ends
     ← {"argv", "env", "cwd"} with the descriptors of a channel and of three standard streams
     → {"heard": true}                       at once: what follows may take a moment
     → {"pid": 123}                          of a kernel that waits for one byte on the channel
@@ -525,6 +526,9 @@ def main() -> None:
     if sys.path and sys.path[0] and Path(sys.path[0]).resolve() == folder:
         del sys.path[0]
     template = Template(int(sys.argv[1]), list(filter(None, sys.argv[2].split(","))), float(sys.argv[3]))
+    if memory_is_short():
+        _send(template.control, {"short": True})
+        return
     with ending_with_server(template.control):
         failed = template.prepare()
     doubt = "; ".join(f"{name}: {why}" for name, why in failed.items()) or template.doubt([])
