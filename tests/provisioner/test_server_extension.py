@@ -80,6 +80,19 @@ async def test_the_first_kernel_of_a_server_is_warm(install: Install, start_serv
 
 
 @pytest.mark.long
+async def test_the_servers_configuration_may_ask_for_all_kernels(
+    jupyter_env: JupyterEnv, install: Install, start_server: Any
+) -> None:
+    jupyter_env.install("two")
+    config = jupyter_env.folder / "config/jupyter_server_config.json"
+    asked = {"preload": ["large"], "preload_with_server": True}
+    config.write_text(json.dumps({**json.loads(config.read_text()), "GPUPoolProvisioner": asked}))
+    server = await start_server()
+    await says(server, "The template of the kernel two is ready")
+    assert await printed(server, await server.open_notebook("one.ipynb", "two")) == "True\n"
+
+
+@pytest.mark.long
 async def test_the_caps_of_its_slice_are_known_beforehand(
     jupyter_env: JupyterEnv, install: Install, start_server: Any
 ) -> None:
