@@ -404,6 +404,8 @@ async def test_a_template_does_not_start_while_the_first_kernel_computes(
     name = spec()
     first = manager(name)
     assert not await start(first)
+    if not templates_module._times_of_children():
+        pytest.skip("this system does not tell how long processes wait for a processor")
     async with frontend(first) as page:
         code = "import os, time\nwhile os.times().user < 4: pass\nprint(time.time())"
         cell = await page.run(code).done()
