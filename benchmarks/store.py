@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import multiprocessing
 import os
 import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
@@ -27,15 +29,25 @@ SECONDS = sized(4.0, 1.0)
 ROUNDS = sized(5, 1)
 MOST_ROUNDS = sized(15, 1)
 DEVICE = Device("SIM-bench", 0, "A100-SXM4-80GB", 81920, simulated=True)
-#: What one acquire and one release write, without any decision, as two bare transactions.
+#: The rows, and their entries in indexes, that one acquire and one release write. A test counts them.
 SAME_ROWS = """
-CREATE TABLE lease (number INTEGER PRIMARY KEY, key TEXT UNIQUE, facts TEXT);
+CREATE TABLE lease (number INTEGER PRIMARY KEY, key TEXT UNIQUE, state TEXT, facts TEXT);
+CREATE INDEX lease_held ON lease (state);
 CREATE TABLE device (id INTEGER PRIMARY KEY, held INTEGER);
-CREATE TABLE history (number INTEGER PRIMARY KEY, key TEXT UNIQUE, facts TEXT);
+CREATE TABLE history (number INTEGER PRIMARY KEY, key TEXT UNIQUE, user TEXT, ended_at REAL, facts TEXT);
+CREATE INDEX history_by_user ON history (user, ended_at);
+CREATE TABLE use (course TEXT, user TEXT, used REAL, PRIMARY KEY (course, user)) WITHOUT ROWID;
+CREATE TABLE course_use (course TEXT PRIMARY KEY, used REAL) WITHOUT ROWID;
 INSERT INTO device VALUES (1, 0);
+INSERT INTO use VALUES ('', 'bench', 0);
+INSERT INTO course_use VALUES ('', 0);
 """
+#: What else is in a lease's row, or as long as it.
+FACTS = "x" * 300
 
-Work = Callable[[Path, int], Iterator[None]]
+#: Does one piece of work, and sets it up at first, for each step. In an event loop that goes on, as a
+#: provisioner's does: starting one anew for each piece would take a tenth of the processor.
+Work = Callable[[Path, int], AsyncIterator[None]]
 Told = SimpleQueue[tuple[int, list[float]]]
 
 
@@ -50,57 +62,66 @@ class Result:
     tail: float
 
 
-def ours(folder: Path, worker: int) -> Iterator[None]:
+async def ours(folder: Path, worker: int) -> AsyncIterator[None]:
     """Acquire and release through the contract, as a provisioner does."""
-    pool = EmbeddedPool(folder / "store.db", find_devices=lambda: Inventory((DEVICE,), "benchmark"))
     request, holder, count = parse_request("1%"), Holder("bench"), 0
-
-    async def pair(key: str) -> None:
-        lease = await pool.request(request, holder, key)
-        assert lease.state is LeaseState.HELD
-        await pool.release(lease.id)
-
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(pool.status())
-    while True:
-        yield
-        loop.run_until_complete(pair(f"{worker}-{count}"))
-        count += 1
+    devices = Inventory((DEVICE,), "benchmark")
+    async with EmbeddedPool(folder / "store.db", find_devices=lambda: devices) as pool:
+        await pool.status()
+        while True:
+            yield
+            lease = await pool.request(request, holder, f"{worker}-{count}")
+            assert lease.state is LeaseState.HELD
+            await pool.release(lease.id)
+            count += 1
 
 
-def one_row(folder: Path, worker: int) -> Iterator[None]:
+async def one_row(folder: Path, worker: int) -> AsyncIterator[None]:
     """Write one row per transaction: the least that SQLite can do."""
-    connection, lock = bare(folder), FairLock(folder / "lock")
-    while True:
-        yield
-        with lock:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("INSERT INTO lease (facts) VALUES (?)", (worker,))
-            connection.execute("COMMIT")
+    with closing(bare(folder)) as connection, closing(FairLock(folder / "lock")) as lock:
+        while True:
+            yield
+            with lock:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("INSERT INTO lease (facts) VALUES (?)", (worker,))
+                connection.execute("COMMIT")
 
 
-def same_rows(folder: Path, worker: int) -> Iterator[None]:
+async def same_rows(folder: Path, worker: int) -> AsyncIterator[None]:
     """Write the rows that an acquire and a release would, alternately, one transaction each."""
-    connection, lock, count = bare(folder), FairLock(folder / "lock"), 0
-    facts = "x" * 300
-    while True:
-        key = f"{worker}-{count}"
-        yield
-        with lock:
-            connection.execute("BEGIN IMMEDIATE")
-            row = connection.execute("INSERT INTO lease (key, facts) VALUES (?, ?)", (key, facts)).lastrowid
-            connection.execute("UPDATE device SET held = held + 1")
-            connection.execute("COMMIT")
-        yield
-        with lock:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute(
-                "INSERT INTO history (key, facts) SELECT key, facts FROM lease WHERE number = ?", (row,)
-            )
-            connection.execute("DELETE FROM lease WHERE number = ?", (row,))
-            connection.execute("UPDATE device SET held = held - 1")
-            connection.execute("COMMIT")
-        count += 1
+    with closing(bare(folder)) as connection, closing(FairLock(folder / "lock")) as lock:
+        for number in itertools.count():
+            yield
+            with lock:
+                row = acquired(connection, f"{worker}-{number}")
+            yield
+            with lock:
+                released(connection, row)
+
+
+def acquired(connection: sqlite3.Connection, key: str) -> int | None:
+    """Write what an acquire does; return the number of its lease."""
+    connection.execute("BEGIN IMMEDIATE")
+    lease = "INSERT INTO lease (key, state, facts) VALUES (?, 'held', ?)"
+    row = connection.execute(lease, (key, FACTS)).lastrowid
+    connection.execute("UPDATE device SET held = held + 1")
+    connection.execute("COMMIT")
+    return row
+
+
+def released(connection: sqlite3.Connection, row: int | None) -> None:
+    """Write what a release does."""
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(
+        "INSERT INTO history (key, user, ended_at, facts) "
+        "SELECT key, 'bench', ?, facts FROM lease WHERE number = ?",
+        (time.time(), row),
+    )
+    connection.execute("DELETE FROM lease WHERE number = ?", (row,))
+    connection.execute("UPDATE device SET held = held - 1")
+    connection.execute("UPDATE use SET used = used + 1 WHERE course = '' AND user = 'bench'")
+    connection.execute("UPDATE course_use SET used = used + 1 WHERE course = ''")
+    connection.execute("COMMIT")
 
 
 def bare(folder: Path) -> sqlite3.Connection:
@@ -135,16 +156,20 @@ def measure(work: Work) -> Result:
 
 
 def _worker(work: Work, folder: Path, number: int, told: Told, start: Barrier) -> None:
-    task, times = work(folder, number), []
-    next(task)
+    told.put(asyncio.run(_times(work(folder, number), start)))
+    # What the work has open ends with the process.
+    os._exit(0)
+
+
+async def _times(work: AsyncIterator[None], start: Barrier) -> tuple[int, list[float]]:
+    times = []
+    await anext(work)
     start.wait()
     end = time.monotonic() + SECONDS
     while (began := time.monotonic()) < end:
-        next(task)
+        await anext(work)
         times.append(time.monotonic() - began)
-    told.put((len(times), times))
-    # The generator's loop and connections end with the process.
-    os._exit(0)
+    return len(times), times
 
 
 def run() -> Iterator[Line]:

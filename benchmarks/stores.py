@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from filelock import FileLock
 
 from benchmarks.report import Line
 from benchmarks.sizes import sized
-from benchmarks.store import PROCESSES, Result, measure
+from benchmarks.store import PROCESSES, Result, Work, measure
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool_client import Device, Holder, LeaseState, Process, parse_request
@@ -27,27 +26,24 @@ ROUNDS = sized(2, 1)
 SIZE = parse_request("2%")
 
 
-def ours(folder: Path, worker: int, held: int) -> Iterator[None]:
+async def ours(folder: Path, worker: int, held: int) -> AsyncIterator[None]:
     """Acquire and release through the contract, with that many leases held by others."""
-    pool = EmbeddedPool(folder / "store.db", find_devices=lambda: Inventory(DEVICES, "benchmark"))
+    devices = Inventory(DEVICES, "benchmark")
     holder = Holder("bench", process=Process.current())
-    loop, count = asyncio.new_event_loop(), 0
-
-    async def pair(key: str) -> None:
-        lease = await pool.request(SIZE, holder, key)
-        assert lease.state is LeaseState.HELD
-        await pool.release(lease.id)
-
-    for number in range(held if worker == 0 else 0):
-        loop.run_until_complete(pool.request(SIZE, holder, f"held-{number}"))
-    loop.run_until_complete(pool.status())
-    while True:
-        yield
-        loop.run_until_complete(pair(f"{worker}-{count}"))
-        count += 1
+    count = 0
+    async with EmbeddedPool(folder / "store.db", find_devices=lambda: devices) as pool:
+        for number in range(held if worker == 0 else 0):
+            await pool.request(SIZE, holder, f"held-{number}")
+        await pool.status()
+        while True:
+            yield
+            lease = await pool.request(SIZE, holder, f"{worker}-{count}")
+            assert lease.state is LeaseState.HELD
+            await pool.release(lease.id)
+            count += 1
 
 
-def json_file(folder: Path, worker: int, held: int) -> Iterator[None]:
+async def json_file(folder: Path, worker: int, held: int) -> AsyncIterator[None]:
     """Acquire and release by writing a file anew, first fit, nothing checked."""
     path, lock, count = folder / "pool.json", FileLock(folder / "pool.lock"), 0
     if worker == 0:
@@ -80,8 +76,7 @@ def written(path: Path, leases: dict[str, dict[str, object]]) -> None:
     draft.replace(path)
 
 
-Store = Callable[[Path, int], Iterator[None]]
-STORES: dict[str, Store] = {
+STORES: dict[str, Work] = {
     "ours": partial(ours, held=0),
     "ours full": partial(ours, held=HELD),
     "JSON": partial(json_file, held=0),

@@ -16,6 +16,7 @@ from support.pools import device
 sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.queues import at_random, backfill, best_fit, observed, shortest_first, worst_fit
+from benchmarks.store import SAME_ROWS, Work, bare, ours, same_rows
 
 V100 = [device(index) for index in range(3)]
 
@@ -50,3 +51,23 @@ def test_what_is_free_beside_others_counts_as_scattered() -> None:
     coming = [Arrival(float(n), "", "", parse_request(size), 100.0) for n, size in enumerate(("40%", "1"))]
     simulate(coming, V100[:2], observed(backfill, seen))
     assert seen[:2] == [0.0, 600 / 1600]
+
+
+async def pages_written(work: Work, folder: Path, log: str, steps: int) -> int:
+    """Return the pages that some steps of a benchmark's work write, entries in indexes included."""
+    doing, before = work(folder, 0), 0
+    for step in range(2 * steps + 1):  # the first sets it up, and the others come twice: nothing is cold
+        before = (folder / log).stat().st_size if step == steps + 1 else before
+        await anext(doing)
+    written = (folder / log).stat().st_size - before
+    await doing.aclose()
+    return written // (4096 + 24)
+
+
+async def test_bare_transactions_of_the_same_rows_write_as_many_pages_as_a_pair(tmp_path: Path) -> None:
+    connection = bare(tmp_path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.executescript(SAME_ROWS)
+    of_a_pair = await pages_written(ours, tmp_path, "store.db-wal", 1)
+    assert await pages_written(same_rows, tmp_path, "bare.db-wal", 2) == of_a_pair > 0
+    connection.close()

@@ -88,6 +88,8 @@ class Isolation:
         statements = [tier.describe(part) for tier, part in self._parts(lease)]
         variables = {name: value for each in statements for name, value in each.variables.items()}
         enforcement = statements[0].enforcement if len(statements) == 1 else _weakest(statements)
+        if not variables and enforcement == lease.enforcement:  # as it is where nothing is enforced
+            return lease
         return replace(lease, variables=variables, enforcement=enforcement)
 
     def must_open(self, lease: Lease) -> bool:
