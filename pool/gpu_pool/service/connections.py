@@ -9,6 +9,7 @@ those who hold slices.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import logging
 import time
@@ -309,6 +310,8 @@ _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 #: Bits of the network that one subscriber of IPv6 has, who may use all of its addresses (RFC 6177).
 _SUBSCRIBER_BITS: Final = 64
+#: Characters of the longest address, of IPv6 with one of IPv4 in it.
+_LONGEST_ADDRESS: Final = 45
 
 
 def read_networks(texts: Iterable[str], setting: str) -> tuple[Network, ...]:
@@ -350,8 +353,15 @@ def client_address(peer: str, forwarded: str, trusted: Collection[Network]) -> s
 
 def _read(text: str) -> _Address | None:
     """Return an address; an IPv4 one also where a listener on IPv6 sees it as one of its own."""
+    address = text.partition("%")[0]
+    return _parse(address) if len(address) <= _LONGEST_ADDRESS else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str) -> _Address | None:
+    """Parse an address, each once as long as it is in use: every request is asked for its own."""
     try:
-        found = ipaddress.ip_address(text.partition("%")[0])
+        found = ipaddress.ip_address(text)
     except ValueError:
         return None
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
