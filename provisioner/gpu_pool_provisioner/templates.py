@@ -90,7 +90,12 @@ class ForkedProcess:
         self.stdin: IO[bytes] | None = None
         self.stdout: IO[bytes] | None = None
         self.stderr: IO[bytes] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+
+    def __del__(self) -> None:
+        # Nobody else would wait for its end.
+        if self.poll() is None:
+            _dropped.append(self)
 
     def poll(self) -> int | None:
         """Return the exit status, negative for a signal's number; None while it runs."""
@@ -118,7 +123,7 @@ class ForkedProcess:
         """Send a signal, unless it has ended."""
         # Until it has been waited for, its pid is nobody else's.
         with self._lock:
-            if self.returncode is None:
+            if self.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, signum)
 
@@ -129,6 +134,17 @@ class ForkedProcess:
     def kill(self) -> None:
         """End it at once."""
         self.send_signal(signal.SIGKILL)
+
+
+#: Processes that run, and whose managers are gone.
+_dropped: Final[list[ForkedProcess]] = []
+
+
+def _wait_for_dropped() -> None:
+    """Wait for the end of processes whose managers are gone, as ``subprocess`` does for its own."""
+    for process in _dropped[:]:
+        if process.poll() is not None:
+            _dropped.remove(process)
 
 
 class TemplateProcess:
@@ -190,6 +206,11 @@ class TemplateProcess:
         self._process.kill()
         self._process.wait()
         self._executor.shutdown(wait=False)
+
+    def forget(self) -> None:
+        """Leave it to the process that has forked this one, whose child it is."""
+        self._control.close()
+        self._process.returncode = 0  # nothing to wait for
 
     async def fork(
         self, argv: Sequence[str], environment: Mapping[str, str], cwd: str | None, streams: Sequence[int]
@@ -396,6 +417,7 @@ class Templates:
         ``argv`` and ``kwargs`` are those of ``jupyter_client.launcher.launch_kernel``.
         """
         try:
+            _wait_for_dropped()
             template = self._find(argv, kwargs, settings)
             if template is None:
                 return None
@@ -487,6 +509,11 @@ class Templates:
                 template.end()
             self._templates.clear()
 
+    def forget(self) -> None:
+        """Leave all to the process that has forked this one."""
+        for template in self._templates.values():
+            template.forget()
+
 
 def _children_compute() -> bool:
     """Look for a moment whether this process' children want a processor; kernels are among them."""
@@ -518,6 +545,7 @@ class _Streams:
 
     def __init__(self, kwargs: Mapping[str, Any], opened: contextlib.ExitStack) -> None:
         self._opened = opened
+        self._until_kept = opened.enter_context(contextlib.ExitStack())
         self._ours: list[IO[bytes] | None] = []
         # jupyter_client gives a kernel without input one that has ended.
         self.theirs = [self._input(kwargs.get("stdin"))]
@@ -525,7 +553,8 @@ class _Streams:
             self.theirs.append(self._output(standard, kwargs.get(name)))
 
     def keep(self) -> list[IO[bytes] | None]:
-        """Return this process' ends of the pipes of standard output and error."""
+        """Return this process' ends of the pipes of standard output and error, which are closed otherwise."""
+        self._until_kept.pop_all()
         return self._ours
 
     def _input(self, given: Any) -> int:
@@ -540,7 +569,7 @@ class _Streams:
         if given == subprocess.PIPE:
             reading, writing = os.pipe()
             self._opened.callback(os.close, writing)
-            self._ours.append(os.fdopen(reading, "rb"))
+            self._ours.append(self._until_kept.enter_context(os.fdopen(reading, "rb")))
             return writing
         self._ours.append(None)
         if given is None:
@@ -575,3 +604,16 @@ def templates() -> Templates:
 def say_cold_in_pods() -> None:
     """Say, once in this process, that nothing is preloaded in pods."""
     get_logger().info("Kernels in pods start cold: what their kernelspec or course preloads has no effect.")
+
+
+def _forget_templates() -> None:
+    """Forget what a process that was forked from this one has not: the threads, and its own children."""
+    if templates.cache_info().currsize:
+        templates().forget()
+        templates.cache_clear()
+    _adoption.lock, _adoption.count = threading.Lock(), 0
+    _adopts_anyway.cache_clear()
+    _dropped.clear()
+
+
+os.register_at_fork(after_in_child=_forget_templates)

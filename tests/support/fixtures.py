@@ -63,6 +63,7 @@ async def manager(jupyter_env: JupyterEnv) -> AsyncIterator[Managers]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let templates start at once, have their time on a busy machine, and end with the test."""
     monkeypatch.setattr(templates_module, "STARTS_AFTER", 0.0)
+    monkeypatch.setattr(templates_module, "PAUSES_WITHIN", 0.0)
     monkeypatch.setattr(templates_module, "_ANSWERS_WITHIN", 20.0)
     yield
     templates().end()

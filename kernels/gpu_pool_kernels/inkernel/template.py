@@ -68,6 +68,8 @@ KNOWN_THREADS = ("numpy", "torch", "tensorflow", "jaxlib", "sklearn")
 _INLINE = "module://matplotlib_inline.backend_inline"
 #: A process is as its parent in these, or it is not what a new child of that parent would be.
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
+#: A smaller seed of numpy's was chosen by somebody.
+_LEAST_ENTROPY = 1 << 64
 #: Seconds for which the imported files need not be looked at again: many kernels may be asked for at once.
 _FILES_GOOD_FOR = 0.3
 #: Seconds between two looks at the machine's memory.
@@ -119,12 +121,14 @@ class Template:
         #: The modules that only the preloaded ones have imported, by the first part of their names.
         self.preloaded = set()  # type: set[str]
         self.generators = []  # type: list[Any]
-        #: The variables that modules have set as they were imported.
-        self.variables = {}  # type: dict[str, str]
+        #: The variables that this process was started with.
+        self.given = _given_variables()
+        #: Those that were set otherwise since, by Python itself (site) or by modules; None if removed.
+        self.variables = {}  # type: dict[str, str | None]
 
     def prepare(self) -> "dict[str, str]":
         """Import everything; return what could not be imported, with the error's words."""
-        given = {**os.environ, "MPLBACKEND": os.environ.get("MPLBACKEND", _INLINE)}
+        backend = os.environ.get("MPLBACKEND")
         for name in KERNEL_MODULES:
             importlib.import_module(name)
         for name in OPTIONAL_MODULES:
@@ -132,17 +136,24 @@ class Template:
                 importlib.import_module(name)
         before = _top_levels()
         failed = {}
-        os.environ["MPLBACKEND"] = given["MPLBACKEND"]
-        for name in self.modules:
-            try:
-                importlib.import_module(name)
-            except BaseException as error:  # noqa: BLE001, PERF203 - SystemExit of a program, too
-                failed[name] = f"{type(error).__name__}: {error!s:.200}"
-        self.variables = {name: value for name, value in os.environ.items() if given.get(name) != value}
+        os.environ.setdefault("MPLBACKEND", _INLINE)
+        with noting_seeds() as seeded:
+            for name in self.modules:
+                try:
+                    importlib.import_module(name)
+                except BaseException as error:  # noqa: BLE001, PERF203 - SystemExit of a program, too
+                    failed[name] = f"{type(error).__name__}: {error!s:.200}"
+        if backend is None:
+            os.environ.pop("MPLBACKEND", None)  # a kernel sets it itself
+        names = {*self.given, *os.environ}
+        now = {name: os.environ.get(name) for name in names}
+        self.variables = {name: value for name, value in now.items() if self.given.get(name) != value}
         self.preloaded = _top_levels() - before
         self.changed = dict(_changed(_imported_files()))
         self.importable = {path: _importable(path) for path in filter(None, sys.path)}
-        self.generators = [each for each in gc.get_objects() if _is_generator(each)]
+        # One that was given a seed draws the same in all kernels, as it does in those that start cold.
+        found = [each for each in gc.get_objects() if _is_generator(each) and each not in seeded]
+        self.generators = [each for each in found if not _has_own_seed(each)]
         gc.collect()
         # Kernels share these pages for as long as their collector does not touch them.
         gc.freeze()
@@ -189,7 +200,9 @@ class Template:
             return f"the preloaded modules have started threads: {names:.200}"
         if len(names_in("/proc/self/task")) > 1 and not any(name in sys.modules for name in KNOWN_THREADS):
             return "the preloaded modules have started threads of their own"
-        return self._opened({0, 1, 2, self.control.fileno(), *expected}) or self._driver()
+        if _has_children():
+            return "the preloaded modules have started processes"
+        return self._opened({0, 1, 2, self.control.fileno(), *expected}) or self._mapped()
 
     def _opened(self, expected: "set[int]") -> "str | None":
         for name in names_in("/proc/self/fd"):
@@ -201,11 +214,14 @@ class Template:
                 return f"the preloaded modules have opened {what:.200}"
         return None
 
-    def _driver(self) -> "str | None":
+    def _mapped(self) -> "str | None":
         with open("/proc/self/maps", "rb") as maps:
             for line in maps:
                 if b"/dev/nvidia" in line or b"/libcuda.so" in line:
                     return "the preloaded modules have opened the GPU's driver"
+                # proc_pid_maps(5): a kernel would write to what other kernels read.
+                if line.split(b" ", 2)[1] == b"rw-s":
+                    return "the preloaded modules have memory that they share with other processes"
         return None
 
     def _outdated(self) -> "str | None":
@@ -293,13 +309,25 @@ class Template:
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
-        os.environ.clear()
-        os.environ.update({**self.variables, **wanted["env"]})
+        with contextlib.suppress(AttributeError):  # Python before 3.8, and a name that is not public
+            threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+        self.set_variables(wanted["env"])
         if wanted["cwd"] is not None:
             os.chdir(wanted["cwd"])
         self.draw_anew()
         show_command(wanted["argv"])
         tell_when_bound(channel)
+
+    def set_variables(self, wanted: "dict[str, str]") -> None:
+        """Let the environment be what it would be had everything been imported in it."""
+        # Who has changed a variable here would have changed it there, if it was the same.
+        changed = {
+            name: value
+            for name, value in self.variables.items()
+            if wanted.get(name) == self.given.get(name)
+        }
+        os.environ.clear()
+        os.environ.update({n: v for n, v in {**wanted, **changed}.items() if v is not None})
 
     def draw_anew(self) -> None:
         """Seed every generator of random numbers that was there before the fork."""
@@ -327,12 +355,54 @@ def _is_generator(candidate: object) -> bool:
     return numpy is not None and issubclass(kind, numpy.BitGenerator)
 
 
+@contextlib.contextmanager
+def noting_seeds() -> "Iterator[list[random.Random]]":
+    """Yield what will be the generators of Python's own that were given a seed in this block."""
+    seeded = []  # type: list[random.Random]
+    original = random.Random.seed
+
+    def seed(self: random.Random, a: Any = None, *arguments: Any, **named: Any) -> None:
+        original(self, a, *arguments, **named)
+        if a is not None:
+            seeded.append(self)
+
+    random.Random.seed = seed  # type: ignore[method-assign]
+    try:
+        yield seeded
+    finally:
+        random.Random.seed = original  # type: ignore[method-assign]
+
+
+def _has_own_seed(generator: Any) -> bool:
+    """Whether a generator of numpy's was given a seed; one that was not has 128 bits from the system."""
+    legacy = sys.modules.get("numpy.random.mtrand")
+    if legacy is None or isinstance(generator, random.Random) or generator is legacy._rand._bit_generator:
+        return False
+    sequence = getattr(generator, "seed_seq", getattr(generator, "_seed_seq", None))
+    entropy = getattr(sequence, "entropy", None)
+    return not isinstance(entropy, int) or entropy < _LEAST_ENTROPY
+
+
+def _given_variables() -> "dict[str, str]":
+    """Return the variables that this process was started with, whatever has become of them."""
+    lines = os.fsdecode(Path("/proc/self/environ").read_bytes()).split("\0")
+    return {name: value for name, equals, value in (line.partition("=") for line in lines) if equals}
+
+
 def _handled() -> "dict[int, Any]":
     """Return the handlers of all signals that may have one."""
     return {
         number: signal.getsignal(number)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
     }
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def names_in(folder: str) -> "list[str]":
@@ -534,8 +604,10 @@ def main() -> None:
     doubt = "; ".join(f"{name}: {why}" for name, why in failed.items()) or template.doubt([])
     _send(template.control, {"failed": doubt} if doubt else {"ready": template.modules})
     argv = None if doubt else template.serve()
-    if argv is not None:
-        run(argv, folder)
+    if argv is None:
+        # What modules do at the end of a process is up to the kernels: they may still use it.
+        os._exit(0)
+    run(argv, folder)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,260 @@
+"""Templates, their kernels and their server as processes: who ends with whom, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_pool_provisioner import templates as templates_module
+from gpu_pool_provisioner.templates import ForkedProcess, templates
+from support.frontend import frontend
+from support.jupyter_env import JupyterEnv, Managers, answer, eventually, is_running, kill
+from support.warm_kernels import Spec, start, started_warm, the_template, until_ready
+
+pytestmark = pytest.mark.usefixtures("soon")
+
+
+@pytest.mark.long
+async def test_the_end_of_its_template_does_not_concern_it(spec: Spec, manager: Managers) -> None:
+    warm = await started_warm(spec, manager)
+    (template,) = templates().all()
+    kill(template.pid)
+
+    async def has_ended() -> bool:
+        return template.has_ended
+
+    await eventually(has_ended)
+    assert await answer(warm, "print(6 * 7)") == "42\n"
+
+
+#: A Jupyter server that starts a kernel, and once its template is ready does something else.
+SERVER = """
+import asyncio, concurrent.futures, multiprocessing, sys
+from jupyter_client.manager import AsyncKernelManager
+from gpu_pool_provisioner import templates as module
+async def kind():
+    manager = AsyncKernelManager(kernel_name={name!r})
+    await manager.start_kernel(independent=True)  # so that the kernels of a child are of the same kind
+    started = type(manager.provisioner.process).__name__
+    client = manager.client()
+    client.start_channels()
+    await client.wait_for_ready(timeout=120)
+    client.stop_channels()
+    await manager.shutdown_kernel(now=True)
+    return started
+def kind_in_child():
+    return asyncio.run(kind())
+async def main():
+    module.STARTS_AFTER = module.PAUSES_WITHIN = 0.0; module._ANSWERS_WITHIN = 20.0
+    await kind()
+    while not module.templates().all(): await asyncio.sleep(0.01)
+    (template,) = module.templates().all()
+    assert await asyncio.to_thread(template.wait_until_ready, 60)
+    {then}
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+async def run_server(folder: Path, name: str, then: str) -> list[str]:
+    """Return the words that a server prints."""
+    program = folder / "server.py"
+    program.write_text(SERVER.format(name=name, then=then))
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, program), stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        printed, _ = await asyncio.wait_for(server.communicate(), 120)
+    finally:
+        if server.returncode is None:
+            server.kill()
+            await server.wait()
+    return printed.decode().split()
+
+
+@pytest.mark.long
+async def test_a_process_that_is_forked_from_a_server_leaves_its_templates_alone(
+    tmp_path: Path, spec: Spec
+) -> None:
+    """As nbclient's users do who run many notebooks at once."""
+    in_child = (
+        "print(await kind())\n"
+        "    context = multiprocessing.get_context('fork')\n"
+        "    with concurrent.futures.ProcessPoolExecutor(1, context) as executor:\n"
+        "        print(executor.submit(kind_in_child).result(60))\n"
+        "    print(await kind())"
+    )
+    assert await run_server(tmp_path, spec(), in_child) == ["ForkedProcess", "Popen", "ForkedProcess"]
+
+
+@pytest.mark.long
+async def test_the_end_of_its_server_ends_it_and_the_template(tmp_path: Path, spec: Spec) -> None:
+    name = spec()
+    program = tmp_path / "server.py"
+    program.write_text(
+        "import asyncio, sys\n"
+        "from jupyter_client.manager import AsyncKernelManager\n"
+        "from gpu_pool_provisioner import templates as module\n"
+        "async def main():\n"
+        "    module.STARTS_AFTER = module.PAUSES_WITHIN = 0.0; module._ANSWERS_WITHIN = 20.0\n"
+        f"    first = AsyncKernelManager(kernel_name={name!r})\n"
+        "    await first.start_kernel()\n"
+        "    while not module.templates().all(): await asyncio.sleep(0.01)\n"
+        "    (template,) = module.templates().all()\n"
+        "    assert await asyncio.to_thread(template.wait_until_ready, 60)\n"
+        f"    second = AsyncKernelManager(kernel_name={name!r})\n"
+        "    await second.start_kernel()\n"
+        "    kind = type(second.provisioner.process).__name__\n"
+        "    print(kind, second.provisioner.pid, template.pid, flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, program, stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert server.stdout is not None
+        kind, *pids = (await asyncio.wait_for(server.stdout.readline(), 120)).decode().split()
+        assert kind == "ForkedProcess"
+    finally:
+        server.kill()
+        await server.wait()
+
+    async def have_ended() -> bool:
+        return not any(is_running(int(pid)) for pid in pids)
+
+    await eventually(have_ended)
+
+
+@pytest.mark.long
+async def test_there_are_no_more_templates_than_allowed(
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = jupyter_env.install("warm", preload=[], max_templates=1)
+    first = await until_ready(manager(name))
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert not await start(manager(name))
+
+    async def is_replaced() -> bool:
+        return [each for each in templates().all() if each is not first] != []
+
+    await eventually(is_replaced)
+    assert len(templates().all()) == 1
+    assert first.has_ended
+
+
+@pytest.mark.long
+async def test_an_idle_template_ends_and_the_next_kernel_brings_another(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    name = jupyter_env.install("warm", preload=[], template_idle_timeout=1)
+    assert not await start(manager(name))
+    first = await the_template()
+
+    async def has_ended() -> bool:
+        return first.has_ended
+
+    await eventually(has_ended)
+    assert not await start(manager(name))
+
+    async def is_new() -> bool:
+        return [each for each in templates().all() if each is not first] != []
+
+    await eventually(is_new)
+
+
+async def test_a_kernel_that_nobody_wants_any_more_ends_unseen(spec: Spec, manager: Managers) -> None:
+    await started_warm(spec, manager)
+    (template,) = templates().all()
+    read, write = os.pipe()
+    before = children()
+    fork = asyncio.create_task(template.fork(["no", "command"], {}, None, [read, write, write]))
+    await asyncio.sleep(0)
+    fork.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fork
+
+    async def are_gone() -> bool:
+        return children() == before
+
+    await eventually(are_gone)
+    os.close(read)
+    os.close(write)
+    assert not template.has_ended
+
+
+def children() -> set[str]:
+    """Return the pids of this process' children."""
+    return {
+        pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
+    }
+
+
+async def test_streams_of_a_kernel_that_starts_cold_after_all_are_not_left_open(
+    spec: Spec, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = spec()
+    template = await until_ready(manager(name))
+    before = pipes()
+    monkeypatch.setattr(templates_module, "_ANSWERS_WITHIN", 0.2)
+    os.kill(template.pid, signal.SIGSTOP)
+    km = manager(name)
+    assert not await start(km, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert len(pipes() - before) == 2
+    await km.shutdown_kernel(now=True)
+    assert pipes() <= before
+
+
+def pipes() -> set[str]:
+    """Return the pipes that this process has open."""
+    opened = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the folder's own
+            opened.add(str(descriptor.readlink()))
+    return {each for each in opened if each.startswith("pipe:")}
+
+
+def test_a_kernel_whose_manager_is_gone_is_waited_for_all_the_same() -> None:
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "600"], {})
+    dropped = ForkedProcess(pid, ["sleep", "600"])
+    assert dropped.poll() is None
+    del dropped
+    kill(pid)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    templates_module._wait_for_dropped()  # as before every start
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_process_that_somebody_else_has_waited_for_is_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    process = ForkedProcess(pid, ["true"])
+    os.waitpid(pid, 0)
+    sent: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda *_: sent.append(1))
+    process.kill()
+    assert (sent, process.poll()) == ([], 0)
+
+
+@pytest.mark.long
+async def test_a_template_does_not_start_while_the_first_kernel_computes(
+    spec: Spec, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates_module, "PAUSES_WITHIN", 600.0)
+    name = spec()
+    first = manager(name)
+    assert not await start(first)
+    if not templates_module._times_of_children():
+        pytest.skip("this system does not tell how long processes wait for a processor")
+    async with frontend(first) as page:
+        code = "import os, time\nwhile os.times().user < 4: pass\nprint(time.time())"
+        cell = await page.run(code).done()
+        assert not templates().all()
+    assert cell.status == "ok"
+    await the_template()
