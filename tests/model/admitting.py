@@ -108,14 +108,6 @@ class Admitting:
         """Return what is granted for a request. Raises for what cannot be granted at all."""
         return request
 
-    def unsayable(self, request: SliceRequest) -> type[GpuPoolError] | None:
-        """Return the error for what cannot be granted at all, or None."""
-        try:
-            self.counted_as(request)
-        except GpuPoolError as error:
-            return type(error)
-        return None
-
     def _check(self, asked: SliceRequest, user: str, course: str | None) -> None:
         request = self.counted_as(asked)
         admission.check_rules(request, self.rules)
