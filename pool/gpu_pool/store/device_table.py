@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from gpu_pool.store.database import Database
 from gpu_pool.store.errors import OtherDevices
@@ -170,23 +170,11 @@ class DeviceTable:
         # Lists of whole numbers look the same in Python and in JSON.
         return str([[self._numbers[p.device.uuid], p.milli, p.memory_mib, p.contexts] for p in parts])
 
-    def take(self, parts: Sequence[Slice]) -> None:
-        """Count slices as held."""
+    def count(self, how: Literal["take", "give_back"], parts: Sequence[Slice]) -> None:
+        """Count slices as held, or as free again."""
         for part in parts:
-            self._db.run("take", self._amounts(part))
-
-    def give_back(self, parts: Sequence[Slice]) -> None:
-        """Count slices as free again."""
-        for part in parts:
-            self._db.run("give_back", self._amounts(part))
-
-    def _amounts(self, part: Slice) -> dict[str, int]:
-        return {
-            "device": self._numbers[part.device.uuid],
-            "milli": part.milli,
-            "memory_mib": part.memory_mib,
-            "contexts": part.contexts,
-        }
+            amounts = {"milli": part.milli, "memory_mib": part.memory_mib, "contexts": part.contexts}
+            self._db.run(how, {"device": self._numbers[part.device.uuid], **amounts})
 
     def read(self, slices: str) -> tuple[Slice, ...]:
         """Read what :meth:`write` wrote."""

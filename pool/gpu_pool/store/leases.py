@@ -170,7 +170,7 @@ class LeaseStore(RequestStore):
         self._use.add(row)
         values = {"number": row["number"], "home": home, "now": self._clock.wall(), "queued": queued}
         self._db.run("park", values)
-        self._devices.give_back(parts)
+        self._devices.count("give_back", parts)
         why = {"reason": row["asked_back"], "message": row["notice"] or None} if row["asked_back"] else {}
         self._db.audit_buffer.decided("parked", row, parts, why)
         self._queue.serve()
@@ -251,7 +251,7 @@ class LeaseStore(RequestStore):
         self._use.add(row)
         self._db.run("remember", values)
         self._db.run("delete_lease", values)
-        self._devices.give_back(parts)
+        self._devices.count("give_back", parts)
         why = {"reason": row["ending"] or reason.value, "message": row["notice"] or None}
         self._db.audit_buffer.decided("ended", row, parts, why, asked=asked)
 

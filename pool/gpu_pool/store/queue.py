@@ -139,7 +139,7 @@ class StoredQueue:
         row = self._db.one("lease_by_number", number=waiter.number)
         granted = self._leases.granted(row, parts)
         self._db.run("grant", {"number": waiter.number, **granted})
-        self._devices.take(parts)
+        self._devices.count("take", parts)
         waited = {"waited": round(max(0.0, now - waiter.since), 3)}
         self._db.audit_buffer.decided("granted", row, parts, waited, asked=False)
 

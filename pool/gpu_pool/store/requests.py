@@ -209,7 +209,7 @@ class RequestStore:
         row.update(state="held", turn=None, waiting_since=None, first_held_at=granted["now"])
         row.update(held_at=granted.pop("now"), **granted)
         self._db.run("insert_lease", row)
-        self._devices.take(parts)
+        self._devices.count("take", parts)
         self._db.audit_buffer.decided("granted", row, parts, {"waited": 0.0})
 
     def _insert_waiting(self, row: dict[str, Any]) -> None:

@@ -79,8 +79,8 @@ class Resizing:
         written = {"slices": self._devices.write(parts), "now": self._clock.wall()}
         values = {**_asked(row, request, parts), **written}
         self._db.run("resize_held", values)
-        self._devices.give_back(held)
-        self._devices.take(parts)
+        self._devices.count("give_back", held)
+        self._devices.count("take", parts)
 
     def _rooms(self, statuses: Iterable[DeviceStatus], held: Sequence[Slice]) -> Iterator[DeviceStatus]:
         """Yield the devices with what is free there for a lease whose slices have been given back.
