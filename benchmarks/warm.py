@@ -20,6 +20,8 @@ from benchmarks.warm_server import in_server
 PAIRS = sized(20, 1)
 #: Of kernels that import a library, which take seconds.
 LARGE_PAIRS = sized(5, 1)
+#: Of those of which nothing is promised.
+OTHER_PAIRS = sized(3, 1)
 BURST = sized(50, 3)
 #: Rounds of many kernels at once, and in how many of them stock kernels are started as well.
 BURSTS, BESIDE_STOCK = sized(20, 1), sized(5, 1)
@@ -93,11 +95,12 @@ def run() -> Iterator[Line]:
     yield from until_decided(lambda: _bursts(python), _many, 1, 1)
     there = [each for each in LIBRARIES if has(python, each.modules)]
     for library in there:
-        measure = _measures(python, library.modules, library.cell, LARGE_PAIRS, restarts=True)
+        count = LARGE_PAIRS if library.of_cell else OTHER_PAIRS
+        measure = _measures(python, library.modules, library.cell, count, restarts=True)
         yield from until_decided(measure, lambda rounds, of=library: _with_library(of, rounds), 1, MORE)  # type: ignore[misc]
     largest = next((each for each in there if each.of_memory), Library((), "None", does="nothing"))
     yield from until_decided(
-        lambda: _first(python, largest), lambda rounds: _firsts(largest, rounds), FIRSTS, MORE * FIRSTS
+        lambda: _first(python, largest), lambda rounds: _firsts(largest, rounds), FIRSTS, 2 * FIRSTS
     )
     yield _idle(python, largest)
     if left_out := [each.name for each in LIBRARIES if each not in there]:
