@@ -322,9 +322,7 @@ class Template:
         """Let the environment be what it would be had everything been imported in it."""
         # Who has changed a variable here would have changed it there, if it was the same.
         changed = {
-            name: value
-            for name, value in self.variables.items()
-            if wanted.get(name) == self.given.get(name)
+            name: value for name, value in self.variables.items() if wanted.get(name) == self.given.get(name)
         }
         os.environ.clear()
         os.environ.update({n: v for n, v in {**wanted, **changed}.items() if v is not None})
