@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from support import warm_suite
-from support.suites import outcomes, required, unpacked
+from support.suites import differing, outcomes, required, unpacked
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -75,24 +75,30 @@ def test_whatever_passes_with_stock_kernels_passes_with_warm_ones(
     paths = [here, *([required(suite.requirements, cache)] if suite.requirements else [])]
     variables = {"PYTHONPATH": os.pathsep.join(map(str, paths))}
 
+    report = tmp_path / "kernels.json"
+
     def run(name: str, *options: str, **more: str) -> dict[str, str]:
         own = tmp_path / name
-        own.mkdir()
+        own.mkdir(exist_ok=True)
         return outcomes(folder, suite.files, own, [*suite.options, *options], **variables, **more)
 
-    stock = run("stock", JUPYTER_DEFAULT_PROVISIONER_NAME="local-provisioner")
-    assert list(stock.values()).count("passed") >= suite.tests
-    report = tmp_path / "kernels.json"
-    warm = run(
-        "warm",
-        *("-p", warm_suite.__name__),
-        **{warm_suite.REPORT: str(report)},
-        JUPYTER_DEFAULT_PROVISIONER_NAME="gpu-pool",
-        GPU_POOL_DEFAULT_SLICE="1%",
-        GPU_POOL_DEVICES="A100-SXM4-80GB:1",
-        GPU_POOL_URL=f"embedded:{tmp_path}/pool/store.db",
-    )
-    assert warm == stock
+    def stock() -> dict[str, str]:
+        found = run("stock", JUPYTER_DEFAULT_PROVISIONER_NAME="local-provisioner")
+        assert list(found.values()).count("passed") >= suite.tests
+        return found
+
+    def warm() -> dict[str, str]:
+        return run(
+            "warm",
+            *("-p", warm_suite.__name__),
+            **{warm_suite.REPORT: str(report)},
+            JUPYTER_DEFAULT_PROVISIONER_NAME="gpu-pool",
+            GPU_POOL_DEFAULT_SLICE="1%",
+            GPU_POOL_DEVICES="A100-SXM4-80GB:1",
+            GPU_POOL_URL=f"embedded:{tmp_path}/pool/store.db",
+        )
+
+    assert differing(stock, warm) == []
     started: dict[str, Any] = json.loads(report.read_text())
     print(f"{suite.project}: {len(started['warm'])} warm kernels, {len(started['cold'])} cold ones")
     assert len(started["warm"]) >= suite.kernels

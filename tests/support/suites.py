@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree
@@ -65,3 +65,19 @@ def outcomes(
         )
         for case in cases
     }
+
+
+def differing(stock: Callable[[], dict[str, str]], ours: Callable[[], dict[str, str]]) -> list[str]:
+    """Run a suite both ways; return the tests that come out otherwise with ours.
+
+    Where there are any it is done once more, and those are returned that differ both times: some tests of
+    others watch the clock, and fail by chance on a machine that is busy with more tests.
+    """
+    names: set[str] | None = None
+    for _ in range(2):
+        expected, found = stock(), ours()
+        differ = {name for name in {*expected, *found} if expected.get(name) != found.get(name)}
+        names = differ if names is None else names & differ
+        if not names:
+            break
+    return [f"{name}: stock {expected.get(name)}, ours {found.get(name)}" for name in sorted(names or ())]
