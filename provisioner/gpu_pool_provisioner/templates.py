@@ -59,6 +59,9 @@ _READ_LATE: Final = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
 )
+#: The variable in whose place the template's kernels show those that are their own, and for how many bytes.
+_PLACE: Final = "GPU_POOL_TEMPLATE"
+_PLACE_FOR: Final = 1 << 14
 #: Arguments of Popen that a template understands. A kernel with others starts cold.
 _UNDERSTOOD: Final = frozenset(("env", "cwd", "stdin", "stdout", "stderr", "independent"))
 # prctl(2)
@@ -140,11 +143,21 @@ class ForkedProcess:
 _dropped: Final[list[ForkedProcess]] = []
 
 
+#: The process groups of templates that did not answer: a kernel that nobody wants may end in them.
+_given_up: Final[set[int]] = set()
+
+
 def _wait_for_dropped() -> None:
-    """Wait for the end of processes whose managers are gone, as ``subprocess`` does for its own."""
+    """Wait for the end of processes that nobody asks for, as ``subprocess`` does for its own."""
     for process in _dropped[:]:
         if process.poll() is not None:
             _dropped.remove(process)
+    for group in tuple(_given_up):
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-group, os.WNOHANG)[0]:
+                pass
+            continue
+        _given_up.discard(group)
 
 
 class TemplateProcess:
@@ -157,7 +170,7 @@ class TemplateProcess:
         with theirs:
             self._process = subprocess.Popen(
                 command(theirs.fileno()),
-                env=dict(environment),
+                env={_PLACE: "-" * _PLACE_FOR, **environment},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -273,8 +286,11 @@ class TemplateProcess:
         except (OSError, ValueError) as error:
             # Whatever it still forks finds nobody who wants it, and ends.
             self._process.kill()
+            self._process.wait()
+            _given_up.add(self.pid)
             raise _StartCold(f"the template did not answer ({error or type(error).__name__})") from error
         if "pid" not in told:
+            _given_up.add(self.pid)
             raise _StartCold(told["cold"])
         pid = int(told["pid"])
         try:
@@ -614,6 +630,7 @@ def _forget_templates() -> None:
     _adoption.lock, _adoption.count = threading.Lock(), 0
     _adopts_anyway.cache_clear()
     _dropped.clear()
+    _given_up.clear()
 
 
 os.register_at_fork(after_in_child=_forget_templates)

@@ -245,3 +245,16 @@ async def test_a_module_that_is_added_makes_a_new_template_and_a_notebook_does_n
     with caplog.at_level(logging.INFO):
         assert await start(manager(name)) is warm
     assert (f"what can be imported from {modules} has changed" in caplog.text) is not warm
+
+
+async def test_an_environment_that_is_too_long_to_be_shown(
+    spec: Spec, manager: Managers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = spec()
+    await until_ready(manager(name))
+    monkeypatch.setenv("GPU_POOL_OWN", "-" * 20_000)
+    km = manager(name)
+    with caplog.at_level(logging.INFO):
+        assert not await start(km)
+    assert "too long to be shown" in caplog.text
+    assert await answer(km, "import os; print(len(os.environ['GPU_POOL_OWN']))") == "20000\n"

@@ -14,6 +14,7 @@ import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
 from jupyter_client.manager import AsyncKernelManager
 
+from gpu_pool.devices.activity import environment_of
 from gpu_pool_client import EndReason, Process
 from gpu_pool_provisioner.templates import templates
 from support.frontend import frontend
@@ -52,6 +53,13 @@ print(json.dumps(seen))
 """
 
 
+#: Variables that are set by a kernel itself, or by what it imports.
+SET_BY_IPYKERNEL = {
+    *(b"CLICOLOR", b"CLICOLOR_FORCE", b"FORCE_COLOR", b"GIT_PAGER", b"MPLBACKEND", b"PAGER", b"TERM"),
+    *(b"PYDEVD_USE_FRAME_EVAL", b"LINES", b"COLUMNS"),
+}
+
+
 async def facts(manager: AsyncKernelManager) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(await answer(manager, FACTS))
     return found
@@ -74,6 +82,28 @@ async def test_a_warm_kernel_is_as_a_cold_one(spec: Spec, manager: Managers) -> 
     assert of_warm["environment"] == of_cold["environment"]
     assert of_warm == of_cold
     assert of_warm["parent"] == os.getpid()
+
+
+async def test_its_environment_is_seen_by_others(
+    spec: Spec, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the pool, for one, which reads there what a kernel was told of its limits."""
+    monkeypatch.setenv("LANGUAGE", "de:en")
+    name = spec()
+    await until_ready(manager(name))
+    km = manager(name)
+    assert await start(km)
+    code = "import os; print(*(f'{n}={v}' for n, v in os.environ.items()), sep='\\0', end='')"
+    own = set((await answer(km, code)).encode().split(b"\0"))
+    seen = set(environment_of(km.provisioner.pid))
+    assert names(own) >= {b"LANGUAGE", b"GPU_POOL_LEASE", b"CUDA_VISIBLE_DEVICES"}
+    # What a program sets for itself is seen nowhere.
+    assert names(own - seen) <= SET_BY_IPYKERNEL
+    assert names(seen - own) - SET_BY_IPYKERNEL <= {b"GPU_POOL_TEMPLATE", b"GPU_POOL_NOTICE", b""}
+
+
+def names(variables: set[bytes]) -> set[bytes]:
+    return {each.partition(b"=")[0] for each in variables}
 
 
 async def test_its_lease_is_attached_to_its_own_process(

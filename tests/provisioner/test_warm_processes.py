@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_pool_client import Process
 from gpu_pool_provisioner import templates as templates_module
 from gpu_pool_provisioner.templates import ForkedProcess, templates
 from support.frontend import frontend
@@ -258,3 +260,85 @@ async def test_a_template_does_not_start_while_the_first_kernel_computes(
         assert not templates().all()
     assert cell.status == "ok"
     await the_template()
+
+
+#: Strikes a template at one point of the first fork that it is asked for.
+STRIKING = """
+import __main__ as main, os, signal
+owner, name = {owner}, {name!r}
+original, receive, template, asked = getattr(owner, name), main._receive, os.getpid(), []
+def hear(control):
+    heard = receive(control)
+    asked.append(1)
+    return heard
+def struck(*arguments):
+    if asked and {wanted}:
+        {how}
+    return original(*arguments)
+main._receive = hear
+setattr(owner, name, struck)
+"""
+#: Points of a fork: before it, between its two forks, before and after the pid is told, in the new kernel
+#: before and after it has been asked for, and before it has bound its ports.
+POINTS = {
+    "heard": ("main.Template", "doubt", "True"),
+    "before": ("main.Template", "fork", "True"),
+    "between": ("os", "waitpid", "os.getpid() == template"),
+    "pid": ("main", "_send", "'pid' in arguments[1]"),
+    "told": ("main.Template", "_next", "os.getpid() == template"),
+    "begun": ("main.Template", "become_kernel", "True"),
+    "unbound": ("main", "tell_when_bound", "True"),
+}
+BLOWS = {
+    "killed": "os.kill(template, signal.SIGKILL)",
+    "stopped": "os.kill(template, signal.SIGSTOP)",
+    "out of memory": "if os.getpid() == template: raise MemoryError",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("blow", BLOWS)
+@pytest.mark.parametrize("point", POINTS)
+async def test_whatever_befalls_a_template_a_kernel_starts_and_nothing_is_left(
+    spec: Spec,
+    manager: Managers,
+    jupyter_env: JupyterEnv,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+    blow: str,
+) -> None:
+    owner, function, wanted = POINTS[point]
+    how = BLOWS[blow]
+    name = spec("striking", striking=STRIKING.format(owner=owner, name=function, wanted=wanted, how=how))
+    first = manager(name)
+    await until_ready(first)
+    for limit in ("_ANSWERS_WITHIN", "_FORKS_WITHIN", "_RUNS_WITHIN"):
+        monkeypatch.setattr(templates_module, limit, 0.5)
+    km = manager(name)
+    await start(km)
+    assert await answer(km, "print(6 * 7)") == "42\n"
+    kernels = {first.provisioner.pid, km.provisioner.pid}
+    assert {lease.process for lease in await jupyter_env.leases()} == {Process.of(pid) for pid in kernels}
+    await km.restart_kernel()
+    assert await answer(km, "print(6 * 7)") == "42\n"
+    templates().end()
+
+    async def are_alone() -> bool:
+        templates_module._wait_for_dropped()  # as before every start
+        return children() == {str(first.provisioner.pid), str(km.provisioner.pid)}
+
+    await eventually(are_alone)
+
+
+async def test_a_machine_that_forks_nothing_more_costs_no_template(
+    spec: Spec, manager: Managers, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = "import os\ndef fork(): raise BlockingIOError(11, 'no more processes')\nos.fork = fork\n"
+    name = spec("forking", forking=source)
+    template = await until_ready(manager(name))
+    km = manager(name)
+    with caplog.at_level(logging.INFO):
+        assert not await start(km)
+    assert "no more processes" in caplog.text
+    assert template.is_ready
+    assert not template.has_ended

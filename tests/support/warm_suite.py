@@ -37,7 +37,7 @@ class _Keep(logging.Handler):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    templates_module.STARTS_AFTER = 0.0
+    templates_module.STARTS_AFTER = templates_module.PAUSES_WITHIN = 0.0
     # Of a machine that is busy with other tests.
     templates_module._ANSWERS_WITHIN = 20.0
     GPUPoolProvisioner.__init__ = _init_with_templates

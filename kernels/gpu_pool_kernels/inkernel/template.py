@@ -68,6 +68,9 @@ KNOWN_THREADS = ("numpy", "torch", "tensorflow", "jaxlib", "sklearn")
 _INLINE = "module://matplotlib_inline.backend_inline"
 #: A process is as its parent in these, or it is not what a new child of that parent would be.
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
+#: The variable in whose place a kernel's own are shown, for who reads ``/proc/PID/environ``.
+PLACE = "GPU_POOL_TEMPLATE"
+_FILLER = PLACE.encode() + b"="
 #: A smaller seed of numpy's was chosen by somebody.
 _LEAST_ENTROPY = 1 << 64
 #: Seconds for which the imported files need not be looked at again: many kernels may be asked for at once.
@@ -123,6 +126,8 @@ class Template:
         self.generators = []  # type: list[Any]
         #: The variables that this process was started with.
         self.given = _given_variables()
+        self.given.pop(PLACE, None)
+        os.environ.pop(PLACE, None)
         #: Those that were set otherwise since, by Python itself (site) or by modules; None if removed.
         self.variables = {}  # type: dict[str, str | None]
 
@@ -171,7 +176,7 @@ class Template:
             _send(self.control, {"heard": True})
             wanted = json.loads(content)
             outdated = self.doubt(descriptors) or self._outdated()
-            doubt = outdated or self._shadowed(wanted["cwd"])
+            doubt = outdated or self._shadowed(wanted["cwd"]) or self._unshowable(wanted["env"])
             if doubt is not None:
                 _send(self.control, {"cold": doubt})
             elif self.fork():
@@ -266,6 +271,15 @@ class Template:
                 return f"{name} in the notebook's folder has the name of a preloaded module"
         return None
 
+    def _unshowable(self, wanted: "dict[str, str]") -> "str | None":
+        place = place_of_variables()
+        fits = place is not None and len(self._shown(wanted)) <= place[1]
+        return None if fits else "its own variables are too long to be shown"
+
+    def _shown(self, wanted: "dict[str, str]") -> bytes:
+        own = {name: value for name, value in wanted.items() if self.given.get(name) != value}
+        return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in own.items()) + _FILLER
+
     # -- The fork ------------------------------------------------------------
 
     def fork(self) -> bool:
@@ -274,7 +288,13 @@ class Template:
         # Python warns of the threads that :meth:`doubt` has found harmless.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            between = os.fork()
+            try:
+                between = os.fork()
+            except OSError as error:  # the user's processes, or the memory
+                os.close(reading)
+                os.close(writing)
+                _send(self.control, {"cold": f"no process could be forked: {error}"})
+                return False
             if between == 0:
                 try:
                     kernel = os.fork()
@@ -298,10 +318,11 @@ class Template:
     def become_kernel(self, wanted: "dict[str, Any]", descriptors: "list[int]") -> None:
         """Be what a new process of the server with this command would be."""
         channel = socket.socket(fileno=descriptors[0])
-        os.setsid()
         self.control.close()
         if channel.recv(1) != b"1":
-            os._exit(0)  # the server has started another kernel meanwhile
+            # The server has started another kernel meanwhile. It waits for what ends in this group.
+            os._exit(0)
+        os.setsid()
         for standard, given in enumerate(descriptors[1:]):
             os.dup2(given, standard)
             os.close(given)
@@ -312,6 +333,10 @@ class Template:
         with contextlib.suppress(AttributeError):  # Python before 3.8, and a name that is not public
             threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
         self.set_variables(wanted["env"])
+        place = place_of_variables()
+        if place is not None:
+            # Nothing ends early: some readers stop at an empty variable.
+            ctypes.memmove(place[0], self._shown(wanted["env"]).ljust(place[1], b"-"), place[1])
         if wanted["cwd"] is not None:
             os.chdir(wanted["cwd"])
         self.draw_anew()
@@ -527,14 +552,30 @@ def _send(control: socket.socket, message: "dict[str, Any]") -> None:
     control.send(json.dumps(message).encode())
 
 
+def _addresses() -> "list[int]":
+    """Return where this process' command and its environment begin and end."""
+    with open("/proc/self/stat", "rb") as file:
+        numbers = file.read().rpartition(b")")[2].split()
+    # proc_pid_stat(5): these are the fields 48 to 51, and the third is the first here.
+    return [int(each) for each in numbers[45:49]]
+
+
+def place_of_variables() -> "tuple[int, int] | None":
+    """Return the address and the length of the variable in whose place a kernel's own are shown.
+
+    Nobody has kept a pointer to it, as libraries may have to others.
+    """
+    _, _, start, end = _addresses()
+    block = ctypes.string_at(start, end - start) if 0 < start < end else b""
+    place = block.find(_FILLER)
+    return (start + place, block.index(b"\0", place) - place) if place >= 0 else None
+
+
 def show_command(argv: "list[str]") -> None:
     """Let ``ps`` show this command: it is written over the template's own, which is longer."""
     with contextlib.suppress(AttributeError):  # before Python 3.10
         sys.orig_argv[:] = argv
-    with open("/proc/self/stat", "rb") as file:
-        numbers = file.read().rpartition(b")")[2].split()
-    # proc_pid_stat(5): arg_start and arg_end are the fields 48 and 49, and the third is the first here.
-    start, end = int(numbers[45]), int(numbers[46])
+    start, end, _, _ = _addresses()
     command = b"".join(os.fsencode(word) + b"\0" for word in argv)
     if 0 < len(command) <= end - start:
         ctypes.memmove(start, command.ljust(end - start, b"\0"), end - start)
