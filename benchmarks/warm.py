@@ -134,7 +134,7 @@ def _starts(processes: Sequence[Rounds]) -> list[Line]:
     of = "a warm kernel's start to its first {}, to the stock provisioner"
     return [
         compared(of.format("reply"), _paired(processes, "reply", 1000), "medians", 0.3, unit="ms"),
-        compared(of.format("cell's"), _paired(processes, "execute", 1000), "medians", 0.3, unit="ms"),
+        compared(of.format("cell's reply"), _paired(processes, "execute", 1000), "medians", 0.3, unit="ms"),
     ]
 
 
