@@ -21,7 +21,8 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
 
 from benchmarks.kernels import first_reply, pid_of
-from gpu_pool_provisioner.templates import ForkedProcess, TemplateProcess, templates
+from gpu_pool_provisioner.forked import ForkedProcess
+from gpu_pool_provisioner.templates import TemplateProcess, templates
 
 #: Seconds for a cell that imports what is large.
 CELL_WITHIN = 300.0

@@ -51,6 +51,7 @@ from gpu_pool_client._background import background_loop, in_background
 from gpu_pool_client._pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
 from gpu_pool_client._processes import account_of
 from gpu_pool_provisioner import advice
+from gpu_pool_provisioner.forked import ForkedProcess
 from gpu_pool_provisioner.kernel_slice import (
     NOTICE_VARIABLE,
     KernelSlice,
@@ -68,7 +69,6 @@ from gpu_pool_provisioner.readiness import ReadinessWatch
 from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
 from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE, SliceSettings
 from gpu_pool_provisioner.templates import (
-    ForkedProcess,
     TemplateProcess,
     TemplateSettings,
     say_cold_in_pods,

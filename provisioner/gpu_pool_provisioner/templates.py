@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import json
 import os
@@ -21,15 +20,16 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from traitlets.log import get_logger
 
+from gpu_pool_provisioner.forked import ForkedProcess, Streams, adopting, unwanted_groups, wait_for_unwanted
 from gpu_pool_provisioner.kernel_slice import LAUNCHERS
 
 #: Seconds in which a template must say that it has heard, unless it waits for a processor.
@@ -64,9 +64,6 @@ _PLACE: Final = "GPU_POOL_TEMPLATE"
 _PLACE_FOR: Final = 1 << 14
 #: Arguments of Popen that a template understands. A kernel with others starts cold.
 _UNDERSTOOD: Final = frozenset(("env", "cwd", "stdin", "stdout", "stderr", "independent"))
-# prctl(2)
-_PR_SET_CHILD_SUBREAPER: Final = 36
-_PR_GET_CHILD_SUBREAPER: Final = 37
 
 
 class _StartCold(Exception):
@@ -81,83 +78,6 @@ class TemplateSettings:
     max_templates: int
     max_mib: int
     idle_timeout: float
-
-
-class ForkedProcess:
-    """A child that :class:`subprocess.Popen` did not start: of its methods those that jupyter_client uses."""
-
-    def __init__(self, pid: int, args: Sequence[str]) -> None:
-        self.pid = pid
-        self.args = list(args)
-        self.returncode: int | None = None
-        self.stdin: IO[bytes] | None = None
-        self.stdout: IO[bytes] | None = None
-        self.stderr: IO[bytes] | None = None
-        self._lock = threading.RLock()
-
-    def __del__(self) -> None:
-        # Nobody else would wait for its end.
-        if self.poll() is None:
-            _dropped.append(self)
-
-    def poll(self) -> int | None:
-        """Return the exit status, negative for a signal's number; None while it runs."""
-        with self._lock:
-            if self.returncode is None:
-                try:
-                    pid, status = os.waitpid(self.pid, os.WNOHANG)
-                except ChildProcessError:  # somebody else has waited for it
-                    self.returncode = 0
-                else:
-                    if pid:
-                        self.returncode = os.waitstatus_to_exitcode(status)
-            return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status once it has ended. Raises ``subprocess.TimeoutExpired``."""
-        give_up_at = None if timeout is None else time.monotonic() + timeout
-        while (status := self.poll()) is None:
-            if give_up_at is not None and time.monotonic() > give_up_at:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            time.sleep(0.01)
-        return status
-
-    def send_signal(self, signum: int) -> None:
-        """Send a signal, unless it has ended."""
-        # Until it has been waited for, its pid is nobody else's.
-        with self._lock:
-            if self.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, signum)
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it at once."""
-        self.send_signal(signal.SIGKILL)
-
-
-#: Processes that run, and whose managers are gone.
-_dropped: Final[list[ForkedProcess]] = []
-
-
-#: The process groups of templates that did not answer: a kernel that nobody wants may end in them.
-_given_up: Final[set[int]] = set()
-
-
-def _wait_for_dropped() -> None:
-    """Wait for the end of processes that nobody asks for, as ``subprocess`` does for its own."""
-    for process in _dropped[:]:
-        if process.poll() is not None:
-            _dropped.remove(process)
-    for group in tuple(_given_up):
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-group, os.WNOHANG)[0]:
-                pass
-            continue
-        _given_up.discard(group)
 
 
 class TemplateProcess:
@@ -275,7 +195,7 @@ class TemplateProcess:
 
     def _ask(self, content: bytes, channel: socket.socket, streams: Sequence[int]) -> int:
         try:
-            with channel, _adopting():
+            with channel, adopting():
                 self._control.settimeout(_ANSWERS_WITHIN)
                 socket.send_fds(self._control, [content], [channel.fileno(), *streams])
                 if self._hears():
@@ -287,10 +207,10 @@ class TemplateProcess:
             # Whatever it still forks finds nobody who wants it, and ends.
             self._process.kill()
             self._process.wait()
-            _given_up.add(self.pid)
+            unwanted_groups.add(self.pid)
             raise _StartCold(f"the template did not answer ({error or type(error).__name__})") from error
         if "pid" not in told:
-            _given_up.add(self.pid)
+            unwanted_groups.add(self.pid)
             raise _StartCold(told["cold"])
         pid = int(told["pid"])
         try:
@@ -334,55 +254,6 @@ def _resident_mib(pid: int) -> int:
     return pages * os.sysconf("SC_PAGESIZE") >> 20
 
 
-@dataclass
-class _Adoption:
-    """Whether what loses its parent below this process becomes its child."""
-
-    lock: threading.Lock
-    #: Who needs it at the moment.
-    count: int = 0
-
-
-_adoption: Final = _Adoption(threading.Lock())
-
-
-@contextlib.contextmanager
-def _adopting() -> Iterator[None]:
-    """Let what loses its parent below this process become its child, for as long as the block lasts."""
-    if _adopts_anyway():
-        yield
-        return
-    with _adoption.lock:
-        _adoption.count += 1
-        if _adoption.count == 1:
-            _set_subreaper(1)
-    try:
-        yield
-    finally:
-        with _adoption.lock:
-            _adoption.count -= 1
-            if _adoption.count == 0:
-                _set_subreaper(0)
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _set_subreaper(value: int) -> None:
-    if _libc().prctl(_PR_SET_CHILD_SUBREAPER, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
-
-
-@functools.cache
-def _adopts_anyway() -> bool:
-    """Whether somebody else has made this process adopt; first asked before we ever do."""
-    found = ctypes.c_int()
-    _libc().prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
-    return bool(found.value)
-
-
 _Key = tuple[tuple[str, ...], tuple[str, ...], frozenset[tuple[str, str]]]
 
 
@@ -401,6 +272,8 @@ class _Kind:
         """Return the kind of a kernel. Raises ``_StartCold`` where it can have no template."""
         if kwargs.get("env") is None or not _UNDERSTOOD.issuperset(kwargs):
             raise _StartCold("it is started with arguments that a template does not understand")
+        if kwargs.get("stdin") == subprocess.PIPE:
+            raise _StartCold("its standard input is a pipe")
         make = _template_command()
         made = make(argv, settings.preload, 0, settings.idle_timeout) if make else None
         if make is None or made is None:
@@ -433,12 +306,12 @@ class Templates:
         ``argv`` and ``kwargs`` are those of ``jupyter_client.launcher.launch_kernel``.
         """
         try:
-            _wait_for_dropped()
+            wait_for_unwanted()
             template = self._find(argv, kwargs, settings)
             if template is None:
                 return None
             with contextlib.ExitStack() as opened:
-                streams = _Streams(kwargs, opened)
+                streams = Streams(kwargs, opened)
                 pid = await template.fork(argv, _environment(kwargs), kwargs.get("cwd"), streams.theirs)
                 process = ForkedProcess(pid, argv)
                 process.stdout, process.stderr = streams.keep()
@@ -556,52 +429,6 @@ def _environment(kwargs: Mapping[str, Any]) -> dict[str, str]:
     return {**kwargs["env"], **parent}
 
 
-class _Streams:
-    """A kernel's standard streams, as ``Popen`` would make them."""
-
-    def __init__(self, kwargs: Mapping[str, Any], opened: contextlib.ExitStack) -> None:
-        self._opened = opened
-        self._until_kept = opened.enter_context(contextlib.ExitStack())
-        self._ours: list[IO[bytes] | None] = []
-        # jupyter_client gives a kernel without input one that has ended.
-        self.theirs = [self._input(kwargs.get("stdin"))]
-        for standard, name in ((1, "stdout"), (2, "stderr")):
-            self.theirs.append(self._output(standard, kwargs.get(name)))
-
-    def keep(self) -> list[IO[bytes] | None]:
-        """Return this process' ends of the pipes of standard output and error, which are closed otherwise."""
-        self._until_kept.pop_all()
-        return self._ours
-
-    def _input(self, given: Any) -> int:
-        if given is None:
-            reading, writing = os.pipe()
-            os.close(writing)
-            self._opened.callback(os.close, reading)
-            return reading
-        return self._descriptor(given)
-
-    def _output(self, standard: int, given: Any) -> int:
-        if given == subprocess.PIPE:
-            reading, writing = os.pipe()
-            self._opened.callback(os.close, writing)
-            self._ours.append(self._until_kept.enter_context(os.fdopen(reading, "rb")))
-            return writing
-        self._ours.append(None)
-        if given is None:
-            return standard
-        return self.theirs[1] if given == subprocess.STDOUT else self._descriptor(given)
-
-    def _descriptor(self, given: Any) -> int:
-        if given == subprocess.DEVNULL:
-            descriptor = os.open(os.devnull, os.O_RDWR)
-            self._opened.callback(os.close, descriptor)
-            return descriptor
-        if given == subprocess.PIPE:
-            raise _StartCold("its standard input is a pipe")
-        return given if isinstance(given, int) else int(given.fileno())
-
-
 @functools.cache
 def _template_command() -> Callable[..., tuple[list[str], list[str]] | None] | None:
     for point in entry_points(group=LAUNCHERS, name="template"):
@@ -623,14 +450,10 @@ def say_cold_in_pods() -> None:
 
 
 def _forget_templates() -> None:
-    """Forget what a process that was forked from this one has not: the threads, and its own children."""
+    """Forget what a process that was forked from this one has not."""
     if templates.cache_info().currsize:
         templates().forget()
         templates.cache_clear()
-    _adoption.lock, _adoption.count = threading.Lock(), 0
-    _adopts_anyway.cache_clear()
-    _dropped.clear()
-    _given_up.clear()
 
 
 os.register_at_fork(after_in_child=_forget_templates)

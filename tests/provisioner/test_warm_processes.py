@@ -15,7 +15,8 @@ import pytest
 
 from gpu_pool_client import Process
 from gpu_pool_provisioner import templates as templates_module
-from gpu_pool_provisioner.templates import ForkedProcess, templates
+from gpu_pool_provisioner.forked import ForkedProcess, wait_for_unwanted
+from gpu_pool_provisioner.templates import templates
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, is_running, kill
 from support.warm_kernels import Spec, start, started_warm, the_template, until_ready
@@ -232,7 +233,7 @@ def test_a_kernel_whose_manager_is_gone_is_waited_for_all_the_same() -> None:
     del dropped
     kill(pid)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    templates_module._wait_for_dropped()  # as before every start
+    wait_for_unwanted()  # as before every start
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -326,7 +327,7 @@ async def test_whatever_befalls_a_template_a_kernel_starts_and_nothing_is_left(
     templates().end()
 
     async def are_alone() -> bool:
-        templates_module._wait_for_dropped()  # as before every start
+        wait_for_unwanted()  # as before every start
         return children() == {str(first.provisioner.pid), str(km.provisioner.pid)}
 
     await eventually(are_alone)

@@ -8,7 +8,8 @@ from typing import Any
 
 from jupyter_client.manager import AsyncKernelManager
 
-from gpu_pool_provisioner.templates import ForkedProcess, TemplateProcess, templates
+from gpu_pool_provisioner.forked import ForkedProcess
+from gpu_pool_provisioner.templates import TemplateProcess, templates
 from support.jupyter_env import Managers, eventually
 
 #: Installs a kernelspec with modules to preload: ``spec(*modules, **sources)``.

@@ -18,8 +18,9 @@ from typing import Any, Final
 import pytest
 
 from gpu_pool_provisioner import templates as templates_module
+from gpu_pool_provisioner.forked import ForkedProcess
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
-from gpu_pool_provisioner.templates import ForkedProcess, Templates, TemplateSettings, templates
+from gpu_pool_provisioner.templates import Templates, TemplateSettings, templates
 
 REPORT: Final = "GPU_POOL_TEST_WARM_KERNELS"
 
