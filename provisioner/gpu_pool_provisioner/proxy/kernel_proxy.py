@@ -64,6 +64,7 @@ class KernelProxy:
         self._life: asyncio.Task[None] | None = None
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.TimerHandle | None = None
+        self._is_being_restarted = False
 
     @property
     def closed(self) -> bool:
@@ -269,10 +270,12 @@ class KernelProxy:
             self._run.close()
             self._run = None
         self._pending.hold_all(answering=False)
-        self._close_in(self._kernel.grace + MARGIN)
+        self._close_in(None if self._is_being_restarted else self._kernel.grace + MARGIN)
 
     async def being_restarted(self, *, within: float | None = None) -> None:
         """Stay open while the kernel is restarted, until :meth:`start` or for so many seconds more."""
+        # Its process has ended, which may still be to be seen here.
+        self._is_being_restarted = within is None
         if self._phase is Phase.DOWN:
             self._close_in(None if within is None else within + self._kernel.grace + MARGIN)
 

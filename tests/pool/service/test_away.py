@@ -15,6 +15,7 @@ from gpu_pool_client import Holder, PoolUnreachable, parse_request
 from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner import provisioner
 from gpu_pool_provisioner.kernel_slice import KernelSlice
+from gpu_pool_provisioner.proxy import kernel_proxy
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.settings import default_outage_timeout
@@ -145,6 +146,32 @@ async def test_a_kernel_that_is_restarted_meanwhile_has_its_slice_afterwards(
         await service.start()
         assert (await cell.done()).outputs == [f"{lease.id}\n"]
     assert (await served.only_lease()).process.pid == km.provisioner.pid
+
+
+@pytest.mark.long
+async def test_a_kernel_whose_end_is_seen_late_keeps_its_slice_over_a_restart(
+    served: JupyterEnv, service: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[KernelProxy] = []
+    down, being_restarted = KernelProxy._down, KernelProxy.being_restarted
+
+    async def restarted_before_its_end_is_seen(self: KernelProxy, *, within: float | None = None) -> None:
+        await being_restarted(self, within=within)
+        while ended:
+            down(ended.pop())
+
+    monkeypatch.setattr(KernelProxy, "_down", lambda proxy: ended.append(proxy))
+    monkeypatch.setattr(KernelProxy, "being_restarted", restarted_before_its_end_is_seen)
+    monkeypatch.setattr(kernel_proxy, "MARGIN", 3.0)  # with the grace, less than the restart takes
+    km = manager(served.install("half", "50%", outage_timeout=600))
+    await km.start_kernel()
+    assert await answer(km, "print(1)") == "1\n"
+    lease, proxy = await served.only_lease(), km.provisioner._proxy
+    await service.end(signal.SIGKILL)
+    await km.restart_kernel(now=True)
+    assert km.provisioner._proxy is proxy  # one that has closed would have given the slice back
+    await service.start()
+    assert await answer(km, "import os; print(os.environ['GPU_POOL_LEASE'])") == f"{lease.id}\n"
 
 
 async def test_a_kernel_that_waits_is_restarted_and_asks_once(
