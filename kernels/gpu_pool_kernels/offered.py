@@ -75,7 +75,7 @@ class OfferedKernels(KernelSpecManager):
         self._slices = self._read_slices()
         self._preload, self._with_server = self._read_preload()
         #: A server's extension looks in a thread, and everybody else on its event loop.
-        self._looking = threading.Lock()
+        self._lock = threading.Lock()
         self._course = self._followed()
         self._folder = Path(tempfile.mkdtemp(prefix="gpu-pool-kernels-"))
         # At the latest when the process ends.
@@ -96,7 +96,7 @@ class OfferedKernels(KernelSpecManager):
         if self._slices is None:
             return found
         plain = {name: entry for name, entry in found.items() if not _is_on_slice(entry["spec"])}
-        with self._looking:
+        with self._lock:
             offered = self._offered(plain)
         return {**plain, **offered} if self.other_kernels else offered
 

@@ -265,6 +265,7 @@ class GPUPoolProvisioner(SliceSettings):
         """
         if not self.slice or self.preload is None:
             return None
+        # A kernel's environment without what LocalProvisioner does besides: it would choose ports.
         environment = (await super(LocalProvisioner, self).pre_launch())["env"]
         pool = self._new_slice().pool
         lease = expected_lease(parse_request(self.slice), self._holder(), await pool.status())

@@ -29,6 +29,7 @@ from typing import Any, Final
 
 from traitlets.log import get_logger
 
+from gpu_pool_client import _procfs
 from gpu_pool_provisioner.forked import ForkedProcess, Streams, adopting, unwanted_groups, wait_for_unwanted
 from gpu_pool_provisioner.kernel_slice import LAUNCHERS
 
@@ -232,8 +233,8 @@ class TemplateProcess:
 
 
 def _wants_processor(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0] in (b"R", b"D")
+    found = _procfs.stat(pid)
+    return found is not None and found.state in (b"R", b"D")
 
 
 def _end_kernel(asked: Future[int]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.suites import differing, outcomes, unpacked
+from support.suites import outcomes, unpacked
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -33,17 +33,15 @@ def test_whatever_passes_with_the_stock_provisioner_passes_with_ours(
 ) -> None:
     assert list(stock.values()).count("passed") > 30
 
-    def ours() -> dict[str, str]:
-        return outcomes(
-            suite,
-            FILES,
-            tmp_path,
-            OPTIONS,
-            JUPYTER_DEFAULT_PROVISIONER_NAME="gpu-pool",
-            GPU_POOL_DEFAULT_SLICE=size,
-            GPU_POOL_DEVICES="A100-SXM4-80GB:1",
-            GPU_POOL_URL=f"embedded:{tmp_path}/pool/store.db",
-        )
-
-    assert differing(lambda: stock, ours) == []
+    ours = outcomes(
+        suite,
+        FILES,
+        tmp_path,
+        OPTIONS,
+        JUPYTER_DEFAULT_PROVISIONER_NAME="gpu-pool",
+        GPU_POOL_DEFAULT_SLICE=size,
+        GPU_POOL_DEVICES="A100-SXM4-80GB:1",
+        GPU_POOL_URL=f"embedded:{tmp_path}/pool/store.db",
+    )
+    assert ours == stock
     assert (tmp_path / "pool" / "store.db").exists() == bool(size)

@@ -47,7 +47,7 @@ class Enforcer:
         self._settings = settings
         self._owner = owner
         #: Taken by whichever thread starts the watchdog, and never let go of.
-        self._unwatched = threading.Lock()
+        self._watchdog_claim = threading.Lock()
         self._tended = 0.0
         self._watchdog: WatchdogThread | None = None
 
@@ -166,7 +166,7 @@ class Enforcer:
 
     def _watch_over(self) -> None:
         """Start the watchdog with the first lease on a real device: no other has anything to measure."""
-        if not self._unwatched.acquire(blocking=False):
+        if not self._watchdog_claim.acquire(blocking=False):
             return
         # Imported here because it costs some 40 ms, which simulated devices need not pay.
         from gpu_pool.enforcement.watchdog import OwnStore, WatchdogRules, WatchdogThread
