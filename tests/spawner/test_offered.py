@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
+from gpu_pool.courses import folder as course_folder
 from gpu_pool_client import SliceRequest, parse_request
 from gpu_pool_kernels import installer, offered
 from gpu_pool_kernels.offered import KERNELS_VARIABLE, PRELOAD_VARIABLE, OfferedKernels
@@ -178,6 +179,9 @@ def file(put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(offered, "_EVERY", 0.0)
     monkeypatch.setattr(offered, "_FIRST_ANSWER_WITHIN", 60.0)
+    # The pool of the question before may still be there, and with it what it knows of the folder.
+    monkeypatch.setattr(course_folder, "_LOOK", 0.0)
+    monkeypatch.setattr(course_folder, "_SETTLED", 0.0)
     file = tmp_path / "cs101.yaml"
     file.write_text(COURSE)
     return file
@@ -200,10 +204,11 @@ def on_slices_after_an_answer(manager: OfferedKernels) -> list[str]:
 def test_a_course_that_changes_is_followed(file: Path) -> None:
     manager = OfferedKernels()
     assert on_slices(manager) == ["course-gpu-2pct", "course-gpu-10pct"]
-    folder = Path(manager.get_kernel_spec("course-gpu-10pct").resource_dir)
+    resources = Path(manager.get_kernel_spec("course-gpu-10pct").resource_dir)
     file.write_text(COURSE.replace("2%", "20%"))
     assert on_slices_after_an_answer(manager) == ["course-gpu-10pct", "course-gpu-20pct"]
-    assert {path.name for path in folder.parent.glob("course-*")} == {"course-gpu-10pct", "course-gpu-20pct"}
+    made = {path.name for path in resources.parent.glob("course-*")}
+    assert made == {"course-gpu-10pct", "course-gpu-20pct"}
     with pytest.raises(NoSuchKernel):
         manager.get_kernel_spec("course-gpu-2pct")
     # A file with an error, or none: the pool's last word holds.
