@@ -147,7 +147,7 @@ def settings(course: CourseFile) -> tuple[Setting, ...]:
 def _preload(course: CourseFile) -> str:
     if course.preload is None:
         return "nothing"
-    return ", ".join(course.preload) or "what every kernel of Python imports"
+    return ", ".join(course.preload) or "what every Python kernel imports"
 
 
 def _who(course: CourseFile) -> str:
