@@ -34,10 +34,12 @@ MUTATION_ARGS ?=
 PACKAGES := kernels/gpu_pool_kernels pool/gpu_pool pool_client/gpu_pool_client provisioner/gpu_pool_provisioner spawner/gpu_pool_spawner
 # The Python for make test-gpu. Nothing is installed into it.
 GPU_PYTHON ?= python3
+# Holds a file to the schema of who reads it; the program has the schemas with it.
+CHECK := $(BIN)/check-jsonschema --builtin-schema vendor.
 SOURCES := $(CURDIR)/kernels:$(CURDIR)/pool:$(CURDIR)/pool_client:$(CURDIR)/provisioner:$(CURDIR)/spawner
 
 .DEFAULT_GOAL := help
-.PHONY: help lab hub demo test test-all test-hub test-gpu test-cluster matrix soak chaos mutation lint format types docs man bench clean
+.PHONY: help lab hub demo test test-all test-hub test-gpu test-cluster matrix soak chaos mutation lint format types docs man dist bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,8 +100,15 @@ mutation: $(VENV)/.ready-mutation ## change the pure modules in small ways and s
 	@cp -r $(PACKAGES) tests docs pyproject.toml build/mutation
 	@cd build/mutation && $(abspath $(BIN))/mutmut run $(MUTATION_ARGS); $(abspath $(BIN))/python tests/mutation.py
 
-lint: $(VENV)/.ready-dev ## check style and formatting
+lint: $(VENV)/.ready-dev ## check style and formatting, and the files that other programs read
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && echo "Style and formatting are as they should be."
+	@$(CHECK)github-workflows .github/workflows/*.yml
+	@$(CHECK)github-issue-forms .github/ISSUE_TEMPLATE/problem.yml .github/ISSUE_TEMPLATE/wish.yml
+	@$(CHECK)github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	@$(CHECK)dependabot .github/dependabot.yml
+	@$(CHECK)readthedocs .readthedocs.yaml
+	@$(CHECK)citation-file-format CITATION.cff
+	@if command -v actionlint >/dev/null; then actionlint; fi
 
 format: $(VENV)/.ready-dev ## put style and formatting right where that can be done
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
@@ -113,6 +122,11 @@ docs: $(VENV)/.ready-dev ## build the documentation, warnings being errors
 
 man: $(VENV)/.ready-dev ## write the manual pages anew from the program's help
 	@$(BIN)/python docs/man.py
+
+dist: $(VENV)/.ready-dev ## build the sdist and the wheel into dist/, as they are published
+	@rm -rf dist
+	@$(BIN)/python -m build
+	@$(BIN)/twine check --strict dist/*
 
 bench: $(VENV)/.ready-bench ## print this project's speed against its yardsticks, as ratios (a quarter of an hour)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
