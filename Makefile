@@ -109,6 +109,7 @@ lint: $(VENV)/.ready-dev ## check style and formatting, and the files that other
 	@$(CHECK)readthedocs .readthedocs.yaml
 	@$(CHECK)citation-file-format CITATION.cff
 	@if command -v actionlint >/dev/null; then actionlint; fi
+	@if command -v helm >/dev/null; then helm lint --strict charts/gpu-pool; fi
 
 format: $(VENV)/.ready-dev ## put style and formatting right where that can be done
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .

@@ -130,7 +130,7 @@ class LocalPod:
                 path.chmod(path.stat().st_mode | (0o2770 if path.is_dir() else 0o660))
 
     def _settings(self) -> list[Path]:
-        return [path for each in self._folders.values() for path in each.glob("*.py")]
+        return [path for each in self._folders.values() for path in each.glob("gpu_pool_config.*")]
 
     def _here(self, text: str) -> str:
         here = {**self._folders, **self.replaced}

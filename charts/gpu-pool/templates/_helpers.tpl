@@ -1,0 +1,30 @@
+{{- define "gpu-pool.labels" -}}
+app.kubernetes.io/name: gpu-pool
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "gpu-pool.selector" -}}
+app.kubernetes.io/name: gpu-pool
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "gpu-pool.courses" -}}
+{{ .Values.coursesConfigMap | default (printf "%s-courses" .Values.name) }}
+{{- end }}
+
+{{/* Names of cluster-wide objects end with the namespace: another Hub's differ. */}}
+{{- define "gpu-pool.clusterName" -}}
+{{ printf "%s-%s" .Values.name .Release.Namespace }}
+{{- end }}
+
+{{/* The settings, as gpu_pool_config.json. The rights and Kueue go together. */}}
+{{- define "gpu-pool.config" -}}
+{{- $fixed := dict
+      "ServeApp" (dict "bind" "0.0.0.0:8888")
+      "PoolSettings" (dict "courses_dir" "/etc/gpu-pool/courses")
+      "KubernetesSettings" (dict "kueue" .Values.rbac.kueue) -}}
+{{- mergeOverwrite (deepCopy .Values.config) $fixed | toPrettyJson -}}
+{{- end }}

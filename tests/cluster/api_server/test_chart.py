@@ -1,0 +1,207 @@
+"""``charts/gpu-pool``: the same as the examples, refused where it is wrong, and upgraded without a loss."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tornado.httpclient import AsyncHTTPClient
+from traitlets.config import Config
+
+from gpu_pool.cluster.dialects import dialect_names
+from gpu_pool.cluster.settings import KubernetesSettings
+from support.charts import CHART, COURSE, ROOT, helm, kinds, rendered_chart, try_helm
+from support.clusters import hami
+from support.control_plane import Cluster
+from support.kube_examples import EXAMPLES, LocalPod, copied, kubeconfig_of, one, rendered, secret
+from support.pools import until
+from support.ports import free_port
+
+CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding")
+
+
+def test_helm_finds_nothing_wrong_with_it() -> None:
+    helm("lint", "--strict", CHART)
+
+
+def test_its_version_is_the_programs() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    (version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+
+
+def test_it_makes_what_the_examples_make(tmp_path: Path) -> None:
+    """There are two ways to install the service, and one truth about what it needs."""
+    examples = rendered(copied(tmp_path, "physics", monitoring=True))
+    chart = rendered_chart("physics", COURSE, "--set", "monitoring.enabled=true")
+    for kind in kinds(examples) - {"ConfigMap"}:
+        for given in (each for each in examples if each["kind"] == kind):
+            made = one(chart, kind, given["metadata"]["name"])
+            assert bare(made) == bare(given), given["metadata"]["name"]
+    assert kinds(chart) == kinds(examples)
+
+
+def bare(given: dict[str, Any]) -> Any:
+    """Return an object without what the two call differently: labels of a release, names of settings."""
+    text = json.dumps({key: value for key, value in given.items() if key != "metadata"}, sort_keys=True)
+    text = re.sub(r'"app\.kubernetes\.io/instance": "pool", ', "", text)
+    text = re.sub(r'"gpu-pool-settings[^"]*"', '"gpu-pool-settings"', text)
+    text = re.sub(r'"annotations": \{"checksum/settings": "[0-9a-f]+"\}, ', "", text)
+    # What is the default of Kubernetes for an image with a version.
+    return json.loads(text.replace('"imagePullPolicy": "IfNotPresent", ', ""))
+
+
+def test_its_settings_are_those_of_the_examples() -> None:
+    lines = (EXAMPLES / "service" / "gpu_pool_config.py").read_text()
+    example = Config()
+    exec(compile(lines, "gpu_pool_config.py", "exec"), {"get_config": lambda: example})
+    assert {**settings(rendered_chart("physics")), "KubernetesSettings": None} == {
+        **json.loads(json.dumps(example)),
+        "KubernetesSettings": None,
+    }
+    kubernetes = settings(rendered_chart("physics"))["KubernetesSettings"]
+    assert kubernetes == {**example["KubernetesSettings"], "kueue": False}
+
+
+def settings(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        one(objects, "ConfigMap", "gpu-pool-settings")["data"]["gpu_pool_config.json"]
+    )
+    return found
+
+
+def test_every_dialect_has_a_file_of_values_whose_settings_are_accepted() -> None:
+    files = {path.stem: path for path in (CHART / "dialects").iterdir()}
+    assert files.keys() == set(dialect_names()) - {"auto"}
+    for name, path in files.items():
+        given = settings(rendered_chart("physics", "--values", str(path)))["KubernetesSettings"]
+        chosen = KubernetesSettings(config=Config(KubernetesSettings=given))
+        assert chosen.dialect == name
+        assert chosen.dialect_options.container == "kernel"
+        assert given.keys() <= KubernetesSettings.class_traits(config=True).keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--set", "imgae.tag=1"], "imgae"),
+        (["--set", "store.size=much"], "store"),
+        (["--set", "config.PoolSetings.course_required=true"], "PoolSetings"),
+        (["--set", "networkPolicy.apiServerPorts={70000}"], "apiServerPorts"),
+        (["--set", "name=GPU_Pool"], "name"),
+        ([COURSE, "--set", "coursesConfigMap=elsewhere"], "Courses are given twice"),
+    ],
+)
+def test_values_that_are_wrong_are_refused_by_name(options: list[str], said: str) -> None:
+    done = try_helm("template", "pool", CHART, *options)
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_what_an_administrator_chooses_is_in_it() -> None:
+    objects = rendered_chart(
+        "physics",
+        *("--set", "store.storageClass=fast", "--set", "store.size=5Gi"),
+        *("--set", "hub.serviceAccount=", "--set", "rbac.kueue=true", "--set", "networkPolicy.enabled=false"),
+        *("--set", "image.name=registry.example.org/gpu-pool-service", "--set", "image.tag=0.2.0-rc1"),
+        *("--set", "imagePullSecrets[0].name=registry-password"),
+    )
+    claim = one(objects, "PersistentVolumeClaim", "gpu-pool-store")
+    assert claim["spec"]["storageClassName"] == "fast"
+    assert claim["spec"]["resources"]["requests"]["storage"] == "5Gi"
+    pod = one(objects, "Deployment", "gpu-pool")["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "registry.example.org/gpu-pool-service:0.2.0-rc1"
+    assert pod["imagePullSecrets"] == [{"name": "registry-password"}]
+    assert settings(objects)["KubernetesSettings"]["kueue"] is True
+    kueue = [
+        rule
+        for rule in one(objects, "ClusterRole", "gpu-pool-physics")["rules"]
+        if "kueue" in rule["apiGroups"][0]
+    ]
+    assert len(kueue) == 2
+    assert "NetworkPolicy" not in kinds(objects)
+    assert not [each for each in objects if "hub" in each["metadata"]["name"]]
+
+
+def test_a_change_of_the_settings_and_nothing_else_restarts_the_service() -> None:
+    def pod(*options: str) -> Any:
+        return one(rendered_chart("physics", *options), "Deployment", "gpu-pool")["spec"]["template"]
+
+    assert pod() == pod(COURSE)
+    assert pod() != pod("--set", "config.PoolSettings.max_share=0.5")
+
+
+def test_two_releases_in_one_cluster_have_no_object_in_common() -> None:
+    of_each = [
+        {
+            (each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"])
+            for each in rendered_chart(name)
+        }
+        for name in ("physics", "history")
+    ]
+    assert of_each[0].isdisjoint(of_each[1])
+
+
+@pytest.fixture
+def installed(cluster: Cluster, namespace: str) -> Iterator[str]:
+    """Install the chart into a namespace that is restricted; return its name."""
+    cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    upgrade(cluster, namespace)
+    yield namespace
+    try_helm("uninstall", "pool", "--namespace", namespace, kubeconfig=cluster.kubeconfig)
+
+
+def upgrade(cluster: Cluster, namespace: str, *options: str) -> None:
+    words = ("upgrade", "--install", "pool", CHART, "--namespace", namespace, COURSE)
+    helm(*words, *options, kubeconfig=cluster.kubeconfig)
+
+
+def store_claim(cluster: Cluster, namespace: str) -> str:
+    return cluster.kubectl(
+        *("-n", namespace, "get", "pvc", "gpu-pool-store"), "-o", "jsonpath={.metadata.uid}"
+    )
+
+
+def test_the_store_outlives_upgrade_rollback_and_uninstallation(cluster: Cluster, installed: str) -> None:
+    first = store_claim(cluster, installed)
+    assert first
+    upgrade(cluster, installed, "--set", "config.PoolSettings.max_share=0.5")
+    helm("rollback", "pool", "--namespace", installed, kubeconfig=cluster.kubeconfig)
+    assert store_claim(cluster, installed) == first
+    helm("uninstall", "pool", "--namespace", installed, kubeconfig=cluster.kubeconfig)
+    assert store_claim(cluster, installed) == first
+    # And whoever installs it again has it.
+    helm(
+        *("upgrade", "--install", "pool", CHART, "--namespace", installed),
+        *(COURSE, "--set", "store.existingClaim=gpu-pool-store"),
+        kubeconfig=cluster.kubeconfig,
+    )
+    assert store_claim(cluster, installed) == first
+
+
+@pytest.mark.long
+async def test_the_service_starts_as_the_chart_says_and_with_its_rights_alone(
+    cluster: Cluster, installed: str, tmp_path: Path
+) -> None:
+    if cluster.agent is None:
+        pytest.skip("this cluster has nodes of its own (KUBECONFIG)")
+    cluster.add(hami("chart-1", gpus=1, count=50))
+    objects = rendered_chart(installed, COURSE)
+    token = secret("hub", **{"hub.services.gpu-pool.apiToken": "0" * 32})
+    pod = LocalPod([*objects, token], "gpu-pool", tmp_path / "p")
+    port = free_port()
+    pod.replaced["0.0.0.0:8888"] = f"127.0.0.1:{port}"
+    kubeconfig = kubeconfig_of(cluster, "gpu-pool", installed, tmp_path / "config")
+    with pod.running({"KUBECONFIG": str(kubeconfig)}) as process:
+        await until(lambda: ": Serving " in pod.log or process.poll() is not None, 120)
+        assert process.poll() is None, pod.log
+        path = pod.container["readinessProbe"]["httpGet"]["path"]
+        answer = await AsyncHTTPClient().fetch(f"http://127.0.0.1:{port}{path}", request_timeout=120)
+        assert json.loads(answer.body)["status"] == "ok"
+    said = re.findall(r".*(?:ERROR|WARNING|orbidden).*", pod.log)
+    assert [line for line in said if "LimitNOFILE" not in line] == []
