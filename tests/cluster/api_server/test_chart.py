@@ -167,6 +167,7 @@ def store_claim(cluster: Cluster, namespace: str) -> str:
     )
 
 
+@pytest.mark.long
 def test_the_store_outlives_upgrade_rollback_and_uninstallation(cluster: Cluster, installed: str) -> None:
     first = store_claim(cluster, installed)
     assert first
