@@ -35,6 +35,7 @@ class Laws:
             *_amounts(status),
             *_line(status),
             *_processes(kernels, live),
+            *_templates(self.world),
             *(f"{each} has ended {number} times" for each, number in ended.items() if number > 1),
             *(f"{each} has ended and lives" for each in ended.keys() & live.keys()),
             *(f"{each} is forgotten" for each in self.seen - ended.keys() - live.keys()),
@@ -81,7 +82,9 @@ def _processes(kernels: dict[int, str], live: dict[str, Lease]) -> list[str]:
     problems = []
     for pid, lease_id in kernels.items():
         lease = live.get(lease_id)
-        if lease is None or lease.state is LeaseState.ENDED:
+        if not lease_id:
+            problems.append(f"kernel {pid} runs on no lease")
+        elif lease is None or lease.state is LeaseState.ENDED:
             problems.append(f"kernel {pid} runs on {lease_id}, which has ended")
         elif lease.process is None or lease.process.pid != pid:
             problems.append(f"kernel {pid} runs on {lease_id}, which is tied to {lease.process}")
@@ -91,6 +94,15 @@ def _processes(kernels: dict[int, str], live: dict[str, Lease]) -> list[str]:
         if lease.state is LeaseState.HELD and lease.process is not None and not lease.process.is_alive():
             problems.append(f"{lease.id} outlives its kernel")
     return problems
+
+
+def _templates(world: World) -> list[str]:
+    servers = {school.process.pid for school in world.schools if school.process is not None and school.alive}
+    return [
+        f"template {seen.pid} outlives its server, and its parent is {seen.parent}"
+        for seen in world.templates()
+        if seen.parent not in servers
+    ]
 
 
 def _file(store: Path, releases: int) -> list[str]:

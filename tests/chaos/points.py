@@ -1,9 +1,9 @@
-"""Where a process can be struck: named points of a lease's life, in the service and in Jupyter's server.
+"""Where a process can be struck: named points of a lease's life, and of a warm kernel's start.
 
-``arm`` is called in a process before it imports anything else of the project.
-It wraps the functions below; nothing of the project knows of it. A point is
-struck by writing a file of its name: the first process that comes by takes the
-file away, and does what it says.
+``arm`` is called in a process before it imports anything else of the project, and ``arm_template``
+in one that has imported it. They wrap the functions below; nothing of the project knows of it. A point
+is struck by writing a file of its name: the first process that comes by takes the file away, and does
+what it says.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+#: Names the folder of a world in the environment of all its processes. Nothing of the project's own, which
+#: a template would not have.
+MARK: Final = "CHAOS_WORLD"
+#: The folder in it where points are struck.
+STRIKES: Final = "strikes"
 #: In the service as it comes up in a later release: before the store is changed, within, and after.
 UPGRADE: Final = (
     "gpu_pool.store.schema:upgrade:before",
@@ -64,6 +69,26 @@ SERVER: Final = (
     "gpu_pool_provisioner.proxy.parking:Parking.begin:before",
     "gpu_pool_client._remote.client:RemotePool.request:after",
     "gpu_pool_client._remote.client:RemotePool.release:before",
+    "gpu_pool_provisioner.templates:TemplateProcess._import:before",
+    "gpu_pool_provisioner.templates:Templates._find:after",
+    "gpu_pool_provisioner.templates:TemplateProcess._ask:before",
+    "gpu_pool_provisioner.templates:TemplateProcess._hears:after",
+    "gpu_pool_provisioner.templates:TemplateProcess._ask:after",
+    "gpu_pool_provisioner.templates:TemplateProcess.fork:after",
+)
+#: In a template, from the end of its imports to the pid that it tells.
+TEMPLATE: Final = (
+    "gpu_pool_kernels.inkernel.template:Template.doubt:before",
+    "gpu_pool_kernels.inkernel.template:Template.fork:before",
+    "os:waitpid:before",
+    "gpu_pool_kernels.inkernel.template:_send:before",
+    "gpu_pool_kernels.inkernel.template:_send:after",
+)
+#: In a template or in what it has just forked, whichever comes first, and in the new kernel.
+FORKED: Final = (
+    "os:fork:after",
+    "gpu_pool_kernels.inkernel.template:Template.become_kernel:before",
+    "gpu_pool_kernels.inkernel.template:Template.become_kernel:after",
 )
 #: In the service of a cluster: from the request for a slice to the end of its kernel's pod.
 CLUSTER: Final = (
@@ -99,8 +124,8 @@ CLUSTER_ENDS: Final = (
     "gpu_pool.store.leases:LeaseStore._end:after",
 )
 #: What can happen there: the process is killed, its client's connection is closed, it stands still, or it
-#: does so until the file of the point's name with ``.go`` is there.
-KILL, CUT, STALL, HOLD = "kill", "cut", "stall", "hold"
+#: does so until the file of the point's name with ``.go`` is there; it is stopped, or has no memory left.
+KILL, CUT, STALL, HOLD, STOP, NO_MEMORY = "kill", "cut", "stall", "hold", "stop", "no memory"
 #: The point at which a connection can be closed.
 CUTTABLE: Final = "gpu_pool.service.handler:Handler.prepare:after"
 _STALL_SECONDS: Final = 2.0
@@ -123,12 +148,15 @@ def arm(points: tuple[str, ...], folder: Path) -> None:
     _let_the_clock_be_set(folder / "clock")
     _let_the_network_be_slow(folder / "slow")
     for point in points:
-        module, path, moment = point.split(":")
-        owner: Any = importlib.import_module(module)
-        *parents, name = path.split(".")
-        for parent in parents:
-            owner = getattr(owner, parent)
-        setattr(owner, name, _wrapped(getattr(owner, name), folder / point, before=moment == "before"))
+        _wrap(importlib.import_module(point.partition(":")[0]), point, folder)
+
+
+def arm_template(folder: Path) -> None:
+    """Wrap the points of this process, a template that imports what its kernels need."""
+    for point in (*TEMPLATE, *FORKED):
+        module = point.partition(":")[0]
+        # It was started by its path.
+        _wrap(sys.modules["__main__" if module.startswith("gpu_pool") else module], point, folder)
 
 
 def be_of_release(folder: Path) -> None:
@@ -145,6 +173,14 @@ def strike(folder: Path, point: str, how: str) -> None:
     # Whole or not at all.
     (folder / ".new").write_text(how)
     (folder / ".new").rename(folder / point)
+
+
+def _wrap(owner: Any, point: str, folder: Path) -> None:
+    _, path, moment = point.split(":")
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    setattr(owner, name, _wrapped(getattr(owner, name), folder / point, before=moment == "before"))
 
 
 def _wrapped(function: Callable[..., Any], file: Path, *, before: bool) -> Callable[..., Any]:
@@ -189,6 +225,10 @@ def _come_by(path: str, args: tuple[Any, ...]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == CUT:
         args[0].request.connection.stream.close()
+    elif how == STOP:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == NO_MEMORY:
+        raise MemoryError
     elif how == HOLD:
         while not os.path.exists(f"{path}.go"):  # noqa: PTH110
             time.sleep(0.05)

@@ -12,7 +12,7 @@ from typing import Final
 
 from chaos import points
 from chaos.laws import Laws
-from chaos.world import SIZES, School, World, gone
+from chaos.world import KINDS, SIZES, School, World, gone, spec_name
 from gpu_pool_client import Pool
 from support.jupyter_env import eventually
 
@@ -21,7 +21,14 @@ _MOST_KERNELS: Final = 6
 #: Blows between two rests.
 _ROUND: Final = 30
 #: Seconds that the world has to come to rest.
-_REST_WITHIN: Final = 90.0
+_REST_WITHIN: Final = 180.0
+#: Seconds in which somebody comes by every point, while kernels start, work and end: some are passed seldom.
+_HIT_WITHIN: Final = 600.0
+#: Seconds in which a kernel answers a cell.
+_ANSWERS_WITHIN: Final = 120.0
+#: What can happen to a template.
+_BLOWS: Final = (points.KILL, points.STOP, points.STALL, points.NO_MEMORY)
+_POINTS: Final = (*points.SERVICE, *points.SERVER, *points.TEMPLATE, *points.FORKED)
 
 
 class Schedule:
@@ -32,7 +39,9 @@ class Schedule:
         self.laws = Laws(world)
         self.told: list[str] = []
         self._random = random.Random(seed)
-        self._due = [*points.SERVICE, *points.SERVER]
+        #: How many kernels a server started while nothing but its templates was struck, and how many warm.
+        self.started = self.warm = 0
+        self._due = [*_POINTS]
         self._random.shuffle(self._due)
         self._under_way: set[asyncio.Task[object]] = set()
         #: What can happen, and how often relative to each other.
@@ -47,6 +56,8 @@ class Schedule:
             self._kill_service: 1,
             self._upgrade_service: 1,
             self._stop_something: 2,
+            self._break_template: 2,
+            self._strike_template: 3,
             self._break_disk: 1,
             self._jump: 1,
             self._strike: 8,
@@ -86,6 +97,59 @@ class Schedule:
         file = self.world.strikes / "hit"
         return {line.split()[0] for line in file.read_text().splitlines()} if file.exists() else set()
 
+    async def strike_templates_alone(self) -> None:
+        """Strike nothing but templates: every kernel starts, answers, restarts, and keeps what it has.
+
+        Called at rest. In the end no kernel is left.
+        """
+        await self.empty()
+        await self._renew_servers()
+        school = self._random.choice(self.world.schools)
+        await self._until_warm(school)
+        kernels = []
+        for _ in range(4):
+            await self._strike_template()
+            kernels.append(await self._started(school))
+        self.world.spare()
+        for seen in self.world.templates():
+            self._kill(seen.pid, "template")
+        for kernel in kernels:
+            assert await self._answer(school, kernel, "kept") == "42", "it keeps what a cell has made"
+            await self._strike_template()
+            assert await school.ask("POST", f"api/kernels/{kernel}/restart", {}) is not None
+            assert await self._answer(school, kernel, "6 * 7", "del kept") == ""
+            assert await self._answer(school, kernel, "6 * 7") == "42"
+        await self.world.mend()
+        await self.empty()
+
+    async def _until_warm(self, school: School) -> None:
+        """Start kernels until one is warm."""
+
+        async def is_warm() -> bool:
+            before = self.warm
+            kernel = await self._started(school)
+            await school.ask("DELETE", f"api/kernels/{kernel}")
+            return self.warm > before
+
+        await eventually(is_warm)
+
+    async def _started(self, school: School) -> str:
+        """Start a kernel, have it run a cell, and return its id."""
+        asked = await school.ask("POST", "api/kernels", {"name": spec_name("warm", SIZES[0])})
+        assert asked is not None, "a kernel does not start because of a template"
+        kernel = str(asked["id"])
+        self.started += 1
+        imported = "'chaos.preloaded' in __import__('sys').modules"
+        self.warm += await self._answer(school, kernel, imported, "kept = 42") == "True"
+        return kernel
+
+    async def _answer(self, school: School, kernel: str, expression: str, code: str = "") -> str:
+        """Return what a kernel says of an expression once it has run a cell; nothing where that failed."""
+        reply = await school.run(kernel, code, _ANSWERS_WITHIN, found=expression)
+        if reply["status"] != "ok":
+            return ""
+        return str(reply["user_expressions"]["found"].get("data", {}).get("text/plain", ""))
+
     async def empty(self) -> None:
         """End every kernel in peace; then nothing is held, waited for or running."""
 
@@ -102,30 +166,36 @@ class Schedule:
     async def strike_at(self, point: str) -> None:
         """Let kernels live through everything until somebody was killed at this point, and mend it."""
         self._tell(f"kill at {point}")
+        if point in (*points.TEMPLATE, *points.FORKED):
+            await self._renew_servers()
         points.strike(self.world.strikes, point, points.KILL)
 
         async def is_hit() -> bool:
             for _ in range(3):
-                await self._start_kernel("45%")
+                await self._start_kernel("45%", self._random.choice(["tiny", "warm"]))
             for school in self.world.schools:
                 for kernel in await school.kernels():
                     self._later(school.work(kernel))
             await self._restart_kernel()
             await self._end_kernel()
-            if point in points.UPGRADE:
-                await self._upgrade_service()
             self.world.revive()
             return point in self.hit
 
-        await eventually(is_hit, within=_REST_WITHIN)
+        if point in points.UPGRADE:
+            # It comes by as it starts, however long that takes: who starts it again keeps it from there.
+            await self._upgrade_service()
+            assert self.world.service is not None
+            await gone(self.world.service)
+        await eventually(is_hit, within=_HIT_WITHIN)
         await self.rest()
 
     # -- Blows -------------------------------------------------------------
 
-    async def _start_kernel(self, size: str = "") -> None:
+    async def _start_kernel(self, size: str = "", kind: str = "") -> None:
         school, size = self._random.choice(self.world.schools), size or self._random.choice(SIZES)
+        (any_kind,) = self._random.choices([*KINDS], [*KINDS.values()])
         if school.alive and len(await school.kernels(within=1)) < _MOST_KERNELS:
-            self._ask(school, "POST", "api/kernels", {"name": f"k{size.rstrip('%')}"})
+            self._ask(school, "POST", "api/kernels", {"name": spec_name(kind or any_kind, size)})
 
     async def _use_kernel(self) -> None:
         school = self._random.choice(self.world.schools)
@@ -153,8 +223,14 @@ class Schedule:
         if kernels:
             self._kill(self._random.choice(kernels), "kernel")
 
-    async def _kill_server(self) -> None:
-        school = self._random.choice(self.world.schools)
+    async def _renew_servers(self) -> None:
+        """Start servers that have refused no template: they try none again that was killed as it imported."""
+        for school in self.world.schools:
+            await self._kill_server(school)
+        await eventually(self.world.answers)
+
+    async def _kill_server(self, school: School | None = None) -> None:
+        school = school or self._random.choice(self.world.schools)
         if school.process is not None and school.alive:
             self._kill(school.process.pid, "server")
             await gone(school.process)
@@ -172,14 +248,26 @@ class Schedule:
         await self._kill_service()
 
     async def _stop_something(self) -> None:
-        pids = sorted(pid for pid, _ in self.world.processes())
+        pids = sorted(seen.pid for seen in self.world.processes())
         if pids:
-            pid = self._random.choice(pids)
-            self._tell(f"stop {pid}")
-            self.world.stop(pid)
-            asyncio.get_running_loop().call_later(
-                self._random.uniform(0.2, 3.0), lambda: self.world.go_on(pid)
-            )
+            self._stop_for_a_moment(self._random.choice(pids))
+
+    def _stop_for_a_moment(self, pid: int) -> None:
+        self._tell(f"stop {pid}")
+        self.world.stop(pid)
+        asyncio.get_running_loop().call_later(self._random.uniform(0.2, 3.0), lambda: self.world.go_on(pid))
+
+    async def _break_template(self) -> None:
+        pids = sorted(seen.pid for seen in self.world.templates())
+        if pids and self._random.random() < 0.5:
+            self._kill(self._random.choice(pids), "template")
+        elif pids:
+            self._stop_for_a_moment(self._random.choice(pids))
+
+    async def _strike_template(self) -> None:
+        point, how = self._random.choice(points.TEMPLATE), self._random.choice(_BLOWS)
+        self._tell(f"{how} at {point}")
+        points.strike(self.world.strikes, point, how)
 
     async def _break_disk(self) -> None:
         full = self._random.random() < 0.5
@@ -199,7 +287,7 @@ class Schedule:
     async def _strike(self) -> None:
         """Kill at one of the points, each once before any of them again."""
         hit = self.hit
-        self._due = [each for each in self._due if each not in hit] or [*points.SERVICE, *points.SERVER]
+        self._due = [each for each in self._due if each not in hit] or [*_POINTS]
         point = self._random.choice(self._due)
         how = points.KILL if self._random.random() < 0.7 or point in self._due else points.STALL
         self._tell(f"{how} at {point}")

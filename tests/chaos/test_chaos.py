@@ -40,17 +40,20 @@ async def test_nothing_is_lost_granted_twice_or_left_behind(schedule: Schedule) 
     rounds = 0
     while time.monotonic() < end:
         await schedule.round()
+        if rounds % 3 == 0:
+            await schedule.strike_templates_alone()
         rounds += 1
     schedule.world.set_clock(0)
     await schedule.empty()
     print(f"{rounds} rounds, {len(schedule.hit)} points hit")
+    print(f"where templates alone were struck {schedule.warm} of {schedule.started} kernels were warm")
 
 
 @pytest.mark.long
 @pytest.mark.skipif("CHAOS_MINUTES" not in os.environ, reason="it takes a quarter of an hour: make chaos")
 @pytest.mark.timeout(3600)
 async def test_every_point_of_a_lease_s_life_is_struck(schedule: Schedule) -> None:
-    for point in (*points.SERVICE, *points.SERVER):
+    for point in (*points.SERVICE, *points.SERVER, *points.TEMPLATE, *points.FORKED):
         await schedule.strike_at(point)
         print(f"struck: {point}")
     await schedule.empty()

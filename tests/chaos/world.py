@@ -14,21 +14,39 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 
-from gpu_pool_client import Pool, Process, connect
-from support.jupyter_env import TINY, eventually
+from chaos.points import MARK, STRIKES
+from gpu_pool_client import Pool, _procfs, connect
+from gpu_pool_kernels.launching import TEMPLATE
+from support.jupyter_env import IPYKERNEL, TINY, eventually
 
 TOKEN: Final = "a token for this test"
 #: Slices that the kernels of this world ask for.
 SIZES: Final = ("5%", "20%", "45%")
-#: Marks every process of a world, in its environment.
-MARK: Final = "GPU_POOL_CHAOS_WORLD"
+#: The kinds of kernels in this world by how often they are asked for, and their settings. One of the
+#: templates has to make room for the third.
+KINDS: Final = {"warm": 6, "soon": 2, "rare": 1, "tiny": 3}
+_CONFIG: Final[dict[str, dict[str, Any]]] = {
+    "warm": {"preload": ["decimal", "chaos.preloaded"], "max_templates": 2},
+    "soon": {"preload": ["chaos.preloaded"], "max_templates": 2, "preload_with_server": True},
+    "rare": {"preload": ["decimal"], "max_templates": 2},
+    "tiny": {},
+}
+#: What every kernel of this world is submitted: the tiny one takes anything.
+_CELL: Final = "cell = 6 * 7"
 _SETTINGS: Final = """
 c.PoolSettings.courses = {"lab": {"idle_limit": "1s", "warn_before": "1s"}}
+"""
+#: A server whose templates start as soon as they are wanted.
+_SERVER: Final = """
+from gpu_pool_provisioner import templates
+templates.STARTS_AFTER = templates.PAUSES_WITHIN = 0.0
+from jupyter_server.serverapp import main
+main(sys.argv[1:])
 """
 _START: Final = """
 import sys
@@ -44,6 +62,24 @@ sys.exit(main({arguments!r}))
 """
 #: SQLite's log alone grows to 16 MiB before it is used anew, where nobody ends in peace.
 _DISK_MIB: Final = 32
+
+
+class Seen(NamedTuple):
+    """A process."""
+
+    pid: int
+    parent: int
+    environment: dict[str, str]
+    command: list[str]
+
+    def has(self, word: str) -> bool:
+        """Whether this is a word of its command."""
+        return word in self.command
+
+
+def spec_name(kind: str, size: str) -> str:
+    """Return the name of a kernelspec."""
+    return f"{kind}{size.rstrip('%')}"
 
 
 @dataclass(repr=False)
@@ -66,7 +102,7 @@ class School:
         code = _START.format(
             points="SERVER",
             strikes=str(self.strikes),
-            start="from jupyter_server.serverapp import main\nmain(sys.argv[1:])",
+            start=_SERVER,
         )
         with open(self.folder / "log", "a") as log:
             self.process = subprocess.Popen(
@@ -104,13 +140,20 @@ class School:
 
     async def work(self, kernel: str) -> None:
         """Submit a cell to a kernel, and stay for a moment."""
-        client = AsyncKernelClient()
         with contextlib.suppress(OSError, ValueError, Empty):  # it may be ending
+            await self.run(kernel, _CELL, within=3)
+
+    async def run(self, kernel: str, code: str, within: float, **expressions: str) -> dict[str, Any]:
+        """Run a cell; return the reply to it. Raises ``Empty`` where there is none in time."""
+        client = AsyncKernelClient()
+        try:
             client.load_connection_file(str(self.folder / "runtime" / f"kernel-{kernel}.json"))
             client.start_channels(stdin=False, hb=False, control=False)
-            client.execute("hello")
-            await client.get_shell_msg(timeout=3)
-        client.stop_channels()
+            client.execute(code, user_expressions=expressions)
+            reply = await client.get_shell_msg(timeout=within)
+            return dict(reply["content"])
+        finally:
+            client.stop_channels()
 
 
 @dataclass(repr=False)
@@ -131,13 +174,14 @@ class World:
         # Only root can have a disk of its own; without one it is not broken.
         mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MIB}m,mode=700", "tmpfs", str(self.disk)]
         self.mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-        self.strikes = self.folder / "strikes"
+        self.strikes = self.folder / STRIKES
         self.strikes.mkdir()
         self.environment = self._environment()
         (self.folder / "config").mkdir()
         (self.folder / "config" / "gpu_pool_config.py").write_text(_SETTINGS)
-        for size in SIZES:
-            self._install(size)
+        for kind in KINDS:
+            for size in SIZES:
+                self._install(kind, size)
         for number in range(2):
             place = self.folder / f"school{number}"
             place.mkdir()
@@ -161,21 +205,23 @@ class World:
             "PYTHONPATH": str(Path(__file__).parents[1]),
             "JUPYTER_CONFIG_DIR": str(self.folder / "config"),
             "JUPYTER_DATA_DIR": str(self.folder / "data"),
+            "IPYTHONDIR": str(self.folder / "ipython"),
             "JUPYTER_TOKEN": TOKEN,
             "GPU_POOL_DEVICES": "V100-SXM2-32GB:1",
             "GPU_POOL_URL": self.url,
             "GPU_POOL_COURSE": "lab",
         }
 
-    def _install(self, size: str) -> None:
-        stanza = {"provisioner_name": "gpu-pool", "config": {"slice": size}}
+    def _install(self, kind: str, size: str) -> None:
+        stanza = {"provisioner_name": "gpu-pool", "config": {"slice": size, **_CONFIG[kind]}}
+        is_tiny = kind == "tiny"
         spec = {
-            "argv": TINY,
-            "display_name": size,
-            "language": "tiny",
+            "argv": TINY if is_tiny else IPYKERNEL,
+            "display_name": f"{kind} {size}",
+            "language": "tiny" if is_tiny else "python",
             "metadata": {"kernel_provisioner": stanza},
         }
-        folder = self.folder / "data" / "kernels" / f"k{size.rstrip('%')}"
+        folder = self.folder / "data" / "kernels" / spec_name(kind, size)
         folder.mkdir(parents=True)
         (folder / "kernel.json").write_text(json.dumps(spec))
 
@@ -183,12 +229,11 @@ class World:
 
     async def mend(self) -> None:
         """Let everything run and answer again."""
-        for point in self.strikes.glob("gpu_pool*"):
-            point.unlink(missing_ok=True)
+        self.spare()
         self.fill_disk(full=False)
         self.lock_disk(read_only=False)
         self.slow_network(0.0)
-        for pid in tuple(self.stopped):
+        for pid in (*self.stopped, *(seen.pid for seen in self.processes())):
             self.go_on(pid)
         await eventually(self.answers, within=120)
 
@@ -219,6 +264,11 @@ class World:
             self.service = subprocess.Popen(
                 [sys.executable, "-c", code], env=self.environment, stdout=log, stderr=log
             )
+
+    def spare(self) -> None:
+        """Let nobody be struck any more."""
+        for point in self.strikes.glob("*:*"):
+            point.unlink(missing_ok=True)
 
     # -- Breaking ----------------------------------------------------------
 
@@ -262,28 +312,31 @@ class World:
             os.kill(pid, signal.SIGCONT)
 
     def kernels(self) -> dict[int, str]:
-        """Return the live kernels' pids with the leases that they were launched on."""
+        """Return the live kernels' pids with the leases that they were launched on; empty for none."""
         return {
-            pid: environment["GPU_POOL_LEASE"]
-            for pid, environment in self.processes()
-            if "GPU_POOL_LEASE" in environment
+            seen.pid: seen.environment.get("GPU_POOL_LEASE", "")
+            for seen in self.processes()
+            if "GPU_POOL_LEASE" in seen.environment or seen.has(IPYKERNEL[2]) or seen.has(TINY[1])
         }
 
-    def processes(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield the processes of this world with their environments."""
-        for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit():
-                continue
+    def templates(self) -> list[Seen]:
+        """Return the templates, and what they have just forked."""
+        return [seen for seen in self.processes() if seen.has(str(TEMPLATE))]
+
+    def processes(self) -> Iterator[Seen]:
+        """Yield the processes of this world."""
+        for pid in _procfs.pids():
             with contextlib.suppress(OSError):
-                words = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+                words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
                 environment = dict(word.split("=", 1) for word in words if "=" in word)
-                process = Process.of(int(folder.name))
-                if environment.get(MARK) == str(self.folder) and process and process.is_alive():
-                    yield process.pid, environment
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+                found = _procfs.stat(pid)
+                if environment.get(MARK) == str(self.folder) and found and not found.has_ended:
+                    yield Seen(pid, found.parent, environment, command)
 
     def end(self) -> None:
         """Kill whatever is left."""
-        for pid in (*self.stopped, *(pid for pid, _ in self.processes())):
+        for pid in (*self.stopped, *(seen.pid for seen in self.processes())):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for process in (self.service, *(school.process for school in self.schools)):
