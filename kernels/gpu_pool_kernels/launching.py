@@ -15,8 +15,8 @@ from typing import Final
 #: Run by path, with the kernel's own interpreter.
 LAUNCHER: Final = Path(__file__).parent / "inkernel" / "launch.py"
 
-#: Run by path as well: forks kernels that have imported modules already.
-TEMPLATE: Final = Path(__file__).parent / "inkernel" / "template.py"
+#: What it is told in place of a module: to fork kernels that have imported modules already.
+TEMPLATE: Final = "template"
 
 #: What a kernel loads where this project is installed beside it.
 EXTENSION: Final = "gpu_pool_kernels.inkernel"
@@ -65,12 +65,12 @@ def template_argv(
     ``control`` is the number of a descriptor by which the template is asked. After
     ``idle_timeout`` seconds without a question it ends.
     """
-    if str(LAUNCHER) not in argv or not TEMPLATE.is_file():
+    if str(LAUNCHER) not in argv or not LAUNCHER.is_file():
         return None
     position = argv.index(str(LAUNCHER))
     # A kernel writes its own command over the template's, which therefore must not be shorter.
     padding = "-" * (sum(len(word.encode()) + 1 for word in argv[position:]) + _LONGER_NAMES)
-    own = [str(TEMPLATE), str(control), ",".join(modules), f"{idle_timeout:.0f}", padding]
+    own = [str(LAUNCHER), TEMPLATE, str(control), ",".join(modules), f"{idle_timeout:.0f}", padding]
     return argv[:position], [*argv[:position], *own]
 
 

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from gpu_pool_kernels.inkernel.launch import PACKAGE
+
 #: Names the folder of a world in the environment of all its processes. Nothing of the project's own, which
 #: a template would not have.
 MARK: Final = "CHAOS_WORLD"
@@ -154,9 +156,9 @@ def arm(points: tuple[str, ...], folder: Path) -> None:
 def arm_template(folder: Path) -> None:
     """Wrap the points of this process, a template that imports what its kernels need."""
     for point in (*TEMPLATE, *FORKED):
-        module = point.partition(":")[0]
-        # It was started by its path.
-        _wrap(sys.modules["__main__" if module.startswith("gpu_pool") else module], point, folder)
+        # It runs in an environment of its own, under a private name.
+        module = point.partition(":")[0].replace("gpu_pool_kernels.inkernel", PACKAGE)
+        _wrap(sys.modules[module], point, folder)
 
 
 def be_of_release(folder: Path) -> None:

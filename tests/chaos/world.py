@@ -321,7 +321,7 @@ class World:
 
     def templates(self) -> list[Seen]:
         """Return the templates, and what they have just forked."""
-        return [seen for seen in self.processes() if seen.has(str(TEMPLATE))]
+        return [seen for seen in self.processes() if seen.has(TEMPLATE)]
 
     def processes(self) -> Iterator[Seen]:
         """Yield the processes of this world."""

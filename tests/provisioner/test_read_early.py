@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool_kernels.launching import TEMPLATE
+from gpu_pool_kernels.launching import LAUNCHER
 from gpu_pool_provisioner.templates import _READ_LATE
 from support.compiled import shared_library
 from support.libraries import kernels_python
@@ -49,10 +49,13 @@ def names_read(python: str, modules: str, folder: Path) -> set[str]:
 
 
 def test_none_is_read_by_what_every_template_imports(tmp_path: Path) -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import template as t; print(*t.KERNEL_MODULES)"
-    found = subprocess.run(
-        [sys.executable, "-c", code, TEMPLATE.parent], capture_output=True, text=True, check=True
+    folder = str(LAUNCHER.parent)
+    code = (
+        f"import sys; sys.path.insert(0, {folder!r}); import launch, pathlib; "
+        f"launch.register(pathlib.Path({folder!r})); "
+        "from _gpu_pool_inkernel import template; print(*template.KERNEL_MODULES)"
     )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     read = names_read(sys.executable, ",".join(found.stdout.split()), tmp_path)
     assert "IPYTHONDIR" in read or "PATH" in read
     assert [name for name in read if name.startswith(_READ_LATE)] == []

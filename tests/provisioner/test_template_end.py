@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool_kernels.inkernel import template
+from gpu_pool_kernels.inkernel import free_memory
 from gpu_pool_provisioner.templates import TemplateProcess
 from support.jupyter_env import JupyterEnv, eventually, is_running
 
@@ -116,8 +116,8 @@ async def test_one_that_still_imports_ends_with_its_server(
 
 #: A template on a machine whose memory is short.
 SHORT = """
-from gpu_pool_kernels.inkernel import template
-template.memory_is_short = lambda: True
+from gpu_pool_kernels.inkernel import free_memory, template
+free_memory.is_short = lambda: True
 template.main()
 """
 
@@ -126,7 +126,7 @@ async def test_where_memory_is_short_nothing_is_imported_and_the_next_kernel_may
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def command(control: int) -> list[str]:
-        return [sys.executable, "-c", SHORT, str(control), "no_such_module", "600", ""]
+        return [sys.executable, "-c", SHORT, "template", str(control), "no_such_module", "600", ""]
 
     with caplog.at_level(logging.INFO):
         made = TemplateProcess(command, os.environ, max_mib=4096)
@@ -139,7 +139,7 @@ async def test_where_memory_is_short_nothing_is_imported_and_the_next_kernel_may
 @pytest.fixture
 def group() -> Iterator[Path]:
     """Make a cgroup of which the memory can be limited."""
-    for folder, files in template.memory_groups("/proc/self"):
+    for folder, files in free_memory.groups_of("/proc/self"):
         made = folder / f"gpu-pool-test-{os.getpid()}"
         with suppress(OSError):
             made.mkdir()
@@ -157,7 +157,7 @@ def group() -> Iterator[Path]:
 
 def limit(group: Path, part: float) -> None:
     """Let the processes of a cgroup have so much of the memory that they use now."""
-    (files,) = {files for folder, files in template.memory_groups("/proc/self") if folder == group.parent}
+    (files,) = {files for folder, files in free_memory.groups_of("/proc/self") if folder == group.parent}
     kinds = (line.split() for line in (group / "memory.stat").read_text().splitlines())
     droppable = sum(int(size) for kind, size in kinds if kind in files.droppable)
     used = int((group / files.used).read_text()) - droppable

@@ -87,7 +87,7 @@ def template_of(server: Server) -> int | None:
         for task in Path(f"/proc/{server.process.pid}/task").iterdir()
         for pid in (task / "children").read_text().split()
     ]
-    found = [pid for pid in children if b"template.py\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = [pid for pid in children if b"\0template\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     return found[0] if len(found) == 1 else None
 
 

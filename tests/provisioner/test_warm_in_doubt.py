@@ -176,15 +176,16 @@ async def test_a_template_that_does_not_answer_costs_a_moment_and_no_kernel(
 
 #: Lets a template do something between the question and its answer.
 ANSWERING = """
-import __main__, threading, time
-receive = __main__._receive
+import threading, time
+import _gpu_pool_inkernel.template as template
+receive = template._receive
 def slow(control):
     heard = receive(control)
     end = time.monotonic() + 0.7
     while time.monotonic() < end:
         {do}
     return heard
-__main__._receive = slow
+template._receive = slow
 """
 
 

@@ -267,7 +267,7 @@ async def test_a_template_does_not_start_while_the_first_kernel_computes(
 
 #: Strikes a template at one point of the first fork that it is asked for.
 STRIKING = """
-import __main__ as main, os, signal
+import _gpu_pool_inkernel.template as main, os, signal
 owner, name = {owner}, {name!r}
 original, receive, template, asked = getattr(owner, name), main._receive, os.getpid(), []
 def hear(control):

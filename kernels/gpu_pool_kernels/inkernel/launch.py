@@ -4,8 +4,11 @@
 ``python -m ipykernel_launcher -f FILE``. The module sees the same ``sys.path``
 and ``sys.argv``, except that the arguments ask IPython for our extension. If
 ours cannot be loaded, the kernel starts without it.
+
+``python launch.py template ...`` runs ``template.py`` of this folder.
 """
 
+import importlib
 import runpy
 import sys
 from pathlib import Path
@@ -48,11 +51,17 @@ def first_path() -> str:
 
 
 def main() -> None:
-    """Run the module named on the command line."""
+    """Run the module named on the command line, or the template of kernels."""
     folder = Path(__file__).resolve().parent
+    is_template = sys.argv[1] == "template"
     # With -I, -P or PYTHONSAFEPATH Python puts neither this folder nor the other there.
     if sys.path and sys.path[0] and Path(sys.path[0]).resolve() == folder:
-        sys.path[0] = first_path()
+        # What a template imports is found from no folder but those that all its kernels have.
+        sys.path[:1] = [] if is_template else [first_path()]
+    if is_template:
+        register(folder)
+        importlib.import_module(PACKAGE + ".template").main()
+        return
     module, arguments = sys.argv[2], sys.argv[3:]
     # First, so that an --ext of the kernelspec's own wins in an IPython that takes only one.
     sys.argv[:] = [module, *extension_arguments(folder), *arguments]

@@ -1,9 +1,9 @@
 """A process that has imported what kernels need, and forks them.
 
-Run as ``python template.py CONTROL MODULE,MODULE IDLE PADDING``.
+Run as ``python launch.py template CONTROL MODULE,MODULE IDLE PADDING``.
 
-It runs in the kernel's environment, with the standard library and ipykernel alone, as
-``launch.py`` beside it does, and is a child of the Jupyter server. ``CONTROL`` is the number of
+It runs in the kernel's environment, with the standard library and ipykernel alone, and is a child of
+the Jupyter server. ``CONTROL`` is the number of
 an open socket (``AF_UNIX``, ``SOCK_SEQPACKET``) by which the server asks; each message is JSON::
 
     → {"ready": [MODULE, ...]}              once everything is imported; or {"failed": why}; or at once
@@ -26,12 +26,9 @@ import ctypes
 import fcntl
 import gc
 import importlib
-import importlib.machinery
-import importlib.util
 import io
 import json
 import os
-import random
 import select
 import signal
 import socket
@@ -40,7 +37,10 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple  # noqa: UP035 - for Python 3.8
+from typing import Any, Iterator  # noqa: UP035 - for Python 3.8
+
+from . import free_memory, launch, random_numbers
+from .imported_files import ImportedFiles, hiding, names_in, top_levels
 
 #: What every kernel imports until its first cell runs: without these none is warm.
 KERNEL_MODULES = ("ipykernel.kernelapp", "ipykernel.ipkernel", "ipykernel.zmqshell")
@@ -71,37 +71,12 @@ _STATUS = ("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBn
 #: The variable in whose place a kernel's own are shown, for who reads ``/proc/PID/environ``.
 PLACE = "GPU_POOL_TEMPLATE"
 _FILLER = PLACE.encode() + b"="
-#: A smaller seed of numpy's was chosen by somebody.
-_LEAST_ENTROPY = 1 << 64
-#: Seconds for which the imported files need not be looked at again: many kernels may be asked for at once.
-_FILES_GOOD_FOR = 0.3
 #: Seconds between two looks at the machine's memory.
 _LOOK_EVERY = 20.0
-#: The part of the memory that must be free, or else templates end: kernels need it more.
-_FREE_PART = 0.05
 #: Files that keep what was written to them until they are closed.
 _WRITTEN = (io.BufferedRandom, io.BufferedWriter, io.TextIOWrapper)
 _MAX_MESSAGE = 1 << 20
 _MAX_DESCRIPTORS = 4
-
-
-class MemoryFiles(NamedTuple):
-    """What a cgroup says of its memory."""
-
-    #: The file that says what is used.
-    used: str
-    #: Those of its limits.
-    limits: "tuple[str, ...]"
-    #: What of that which is used can be dropped at once, by its names in ``memory.stat``.
-    droppable: "tuple[str, ...]"
-
-
-_MEMORY_FILES = {
-    "cgroup2": MemoryFiles("memory.current", ("memory.max", "memory.high"), ("active_file", "inactive_file")),
-    "cgroup": MemoryFiles(
-        "memory.usage_in_bytes", ("memory.limit_in_bytes",), ("total_active_file", "total_inactive_file")
-    ),
-}
 
 
 class Template:
@@ -115,14 +90,10 @@ class Template:
         self.idle = idle
         self.handlers = _handled()
         self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        #: When the files were changed from which everything was imported.
-        self.changed = {}  # type: dict[str, int | None]
-        #: What can be imported from the folders of ``sys.path``.
-        self.importable = {}  # type: dict[str, frozenset[str] | None]
-        #: When they were last seen unchanged, of ``time.monotonic()``.
-        self.unchanged_at = float("-inf")
+        self.files = ImportedFiles()
         #: The modules that only the preloaded ones have imported, by the first part of their names.
         self.preloaded = set()  # type: set[str]
+        #: Generators of random numbers that were given no seed.
         self.generators = []  # type: list[Any]
         #: The variables that this process was started with.
         self.given = _given_variables()
@@ -139,10 +110,10 @@ class Template:
         for name in OPTIONAL_MODULES:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
-        before = _top_levels()
+        before = top_levels()
         failed = {}
         os.environ.setdefault("MPLBACKEND", _INLINE)
-        with noting_seeds() as seeded:
+        with random_numbers.noting_seeds() as seeded:
             for name in self.modules:
                 try:
                     importlib.import_module(name)
@@ -153,12 +124,9 @@ class Template:
         names = {*self.given, *os.environ}
         now = {name: os.environ.get(name) for name in names}
         self.variables = {name: value for name, value in now.items() if self.given.get(name) != value}
-        self.preloaded = _top_levels() - before
-        self.changed = dict(_changed(_imported_files()))
-        self.importable = {path: _importable(path) for path in filter(None, sys.path)}
-        # One that was given a seed draws the same in all kernels, as it does in those that start cold.
-        found = [each for each in gc.get_objects() if _is_generator(each) and each not in seeded]
-        self.generators = [each for each in found if not _has_own_seed(each)]
+        self.preloaded = top_levels() - before
+        self.files = ImportedFiles()
+        self.generators = random_numbers.without_seed(seeded)
         gc.collect()
         # Kernels share these pages for as long as their collector does not touch them.
         gc.freeze()
@@ -176,7 +144,7 @@ class Template:
             _send(self.control, {"heard": True})
             wanted = json.loads(content)
             outdated = self.doubt(descriptors) or self._outdated()
-            doubt = outdated or self._shadowed(wanted["cwd"]) or self._unshowable(wanted["env"])
+            doubt = outdated or self._hidden(wanted["cwd"]) or self._unshowable(wanted["env"])
             if doubt is not None:
                 _send(self.control, {"cold": doubt})
             elif self.fork():
@@ -190,7 +158,7 @@ class Template:
     def _next(self) -> "tuple[bytes, list[int]]":
         """Wait for a question; return nothing once this template is to end."""
         end = time.monotonic() + self.idle
-        while time.monotonic() < end and not memory_is_short():
+        while time.monotonic() < end and not free_memory.is_short():
             if select.select([self.control], [], [], _LOOK_EVERY)[0]:
                 content, descriptors = _receive(self.control)
                 return content, descriptors
@@ -246,30 +214,11 @@ class Template:
             return "the server's processors are not those of before"
         if os.getpriority(os.PRIO_PROCESS, self.server) != os.getpriority(os.PRIO_PROCESS, 0):
             return "the server's priority is not that of before"
-        return self._changed_file()
+        return self.files.change()
 
-    def _changed_file(self) -> "str | None":
-        if time.monotonic() < self.unchanged_at + _FILES_GOOD_FOR:
-            return None
-        for path, changed in _changed(self.changed):
-            if self.changed[path] != changed:
-                return f"{path} has changed"
-        # A package that was added or removed; notebooks and data may be there as well, and change often.
-        for path, names in self.importable.items():
-            if _importable(path) != names:
-                return f"what can be imported from {path} has changed"
-        self.unchanged_at = time.monotonic()
-        return None
-
-    def _shadowed(self, cwd: "str | None") -> "str | None":
-        try:
-            names = names_in(cwd or os.curdir)
-        except OSError:
-            return None
-        for name in names:
-            if name.partition(".")[0] in self.preloaded and _is_module(Path(cwd or os.curdir, name)):
-                return f"{name} in the notebook's folder has the name of a preloaded module"
-        return None
+    def _hidden(self, cwd: "str | None") -> "str | None":
+        name = hiding(cwd or os.curdir, self.preloaded)
+        return f"{name} in the notebook's folder has the name of a preloaded module" if name else None
 
     def _unshowable(self, wanted: "dict[str, str]") -> "str | None":
         place = place_of_variables()
@@ -339,7 +288,7 @@ class Template:
             ctypes.memmove(place[0], self._shown(wanted["env"]).ljust(place[1], b"-"), place[1])
         if wanted["cwd"] is not None:
             os.chdir(wanted["cwd"])
-        self.draw_anew()
+        random_numbers.draw_anew(self.generators)
         show_command(wanted["argv"])
         tell_when_bound(channel)
 
@@ -351,59 +300,6 @@ class Template:
         }
         os.environ.clear()
         os.environ.update({n: v for n, v in {**wanted, **changed}.items() if v is not None})
-
-    def draw_anew(self) -> None:
-        """Seed every generator of random numbers that was there before the fork."""
-        random.seed()
-        for each in self.generators:
-            if isinstance(each, random.Random):
-                each.seed()
-            else:
-                each.state = type(each)().state
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.default_generator.seed()
-        processes = sys.modules.get("multiprocessing.process")
-        if processes is not None:
-            processes.current_process().authkey = os.urandom(32)
-
-
-def _is_generator(candidate: object) -> bool:
-    """Whether it is a generator of random numbers: Python's, or what numpy's draw from."""
-    # Its type, since an object may do anything when it is asked for its class.
-    kind = type(candidate)
-    if issubclass(kind, random.Random):
-        return not issubclass(kind, random.SystemRandom)
-    numpy = sys.modules.get("numpy.random")
-    return numpy is not None and issubclass(kind, numpy.BitGenerator)
-
-
-@contextlib.contextmanager
-def noting_seeds() -> "Iterator[list[random.Random]]":
-    """Yield what will be the generators of Python's own that were given a seed in this block."""
-    seeded = []  # type: list[random.Random]
-    original = random.Random.seed
-
-    def seed(self: random.Random, a: Any = None, *arguments: Any, **named: Any) -> None:
-        original(self, a, *arguments, **named)
-        if a is not None:
-            seeded.append(self)
-
-    random.Random.seed = seed  # type: ignore[method-assign]
-    try:
-        yield seeded
-    finally:
-        random.Random.seed = original  # type: ignore[method-assign]
-
-
-def _has_own_seed(generator: Any) -> bool:
-    """Whether a generator of numpy's was given a seed; one that was not has 128 bits from the system."""
-    legacy = sys.modules.get("numpy.random.mtrand")
-    if legacy is None or isinstance(generator, random.Random) or generator is legacy._rand._bit_generator:
-        return False
-    sequence = getattr(generator, "seed_seq", getattr(generator, "_seed_seq", None))
-    entropy = getattr(sequence, "entropy", None)
-    return not isinstance(entropy, int) or entropy < _LEAST_ENTROPY
 
 
 def _given_variables() -> "dict[str, str]":
@@ -426,99 +322,6 @@ def _has_children() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def names_in(folder: str) -> "list[str]":
-    """Return what is in a folder."""
-    return os.listdir(folder)  # noqa: PTH208 - Path.iterdir takes ten times as long
-
-
-def _top_levels() -> "set[str]":
-    return {name.partition(".")[0] for name in sys.modules}
-
-
-def _is_module(path: Path) -> bool:
-    """Whether Python would import this file or folder rather than one further behind on ``sys.path``."""
-    _, dot, suffix = path.name.partition(".")
-    suffixes = importlib.machinery.all_suffixes()
-    if dot:
-        return dot + suffix in suffixes
-    return any((path / ("__init__" + each)).is_file() for each in suffixes)
-
-
-def _imported_files() -> "Iterator[str]":
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str):
-            yield file
-
-
-def _importable(folder: str) -> "frozenset[str] | None":
-    """Return the names in a folder that say what can be imported from it."""
-    suffixes = (*importlib.machinery.all_suffixes(), ".dist-info", ".egg-info", ".egg-link", ".pth")
-    try:
-        names = names_in(folder)
-    except OSError:
-        return None
-    return frozenset(name for name in names if name.endswith(suffixes) or "." not in name) - {"__pycache__"}
-
-
-def _changed(paths: "Any") -> "Iterator[Any]":
-    for path in paths:
-        try:
-            yield path, os.stat(path).st_mtime_ns  # noqa: PTH116 - Path takes five times as long
-        except OSError:  # noqa: PERF203
-            yield path, None
-
-
-def memory_is_short(machine: str = "/proc/meminfo", process: str = "/proc/self") -> bool:
-    """Whether less memory is available than kernels may soon need: of the machine, or of their cgroup."""
-    with open(machine, "rb") as file:
-        lines = (line.partition(b":") for line in file)
-        found = {name: int(value.split()[0]) for name, _, value in lines}
-    if found.get(b"MemAvailable", 1) < _FREE_PART * found.get(b"MemTotal", 1):
-        return True
-    return any(_is_short(folder, files) for folder, files in memory_groups(process))
-
-
-def memory_groups(process: str) -> "Iterator[tuple[Path, MemoryFiles]]":
-    """Yield the folders of the cgroups that may limit a process' memory."""
-    mounts = {}
-    for line in _lines(Path(process, "mountinfo")):
-        # proc_pid_mountinfo(5): root and place, then after a dash the kind, the source and its options.
-        before, after = (words.split(" ") for words in line.split(" - ", 1))
-        if after[0] == "cgroup2" or (after[0] == "cgroup" and "memory" in after[2].split(",")):
-            mounts[after[0]] = before[3], Path(before[4])
-    for line in _lines(Path(process, "cgroup")):
-        _, kinds, own = line.split(":", 2)
-        kind = "cgroup" if "memory" in kinds.split(",") else "cgroup2"
-        if kind in mounts and (kind == "cgroup" or not kinds):
-            root, place = mounts[kind]
-            below = Path(os.path.relpath(own, root))
-            # One that lies outside of what is mounted here cannot be seen.
-            for part in (below, *below.parents) if ".." not in below.parts else ():
-                yield place / part, _MEMORY_FILES[kind]
-
-
-def _is_short(group: Path, files: MemoryFiles) -> bool:
-    """Whether a cgroup's memory is nearly used up; no if it has no limit, or cannot be seen."""
-    try:
-        limits = [(group / name).read_text().strip() for name in files.limits]
-        most = min((int(limit) for limit in limits if limit != "max"), default=None)
-        if most is None:
-            return False
-        # What the system has read from files and can drop at once is counted as used, too.
-        kinds = (line.split() for line in _lines(group / "memory.stat"))
-        droppable = sum(int(size) for kind, size in kinds if kind in files.droppable)
-        used = int((group / files.used).read_text()) - droppable
-    except (OSError, ValueError):
-        return False
-    return most - used < _FREE_PART * most
-
-
-def _lines(path: Path) -> "list[str]":
-    # At newlines alone: a folder's name may have any other character.
-    return [line for line in path.read_bytes().decode("utf-8", "surrogateescape").split("\n") if line]
 
 
 def _statuses(process: str) -> "dict[str, str]":
@@ -595,17 +398,11 @@ def tell_when_bound(channel: socket.socket) -> None:
     application.log_connection_info = log_connection_info
 
 
-def run(argv: "list[str]", folder: Path) -> None:
-    """Run the kernel as ``launch.py`` in this folder does, which is named in the command."""
-    launcher = str(folder / "launch.py")
-    sys.argv[:] = argv[argv.index(launcher) :]
+def run(argv: "list[str]") -> None:
+    """Run the kernel as ``launch.py`` in this folder does, which its command names as this process' does."""
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
-        sys.path.insert(0, str(folder))
-    spec = importlib.util.spec_from_file_location("_gpu_pool_launch", launcher)
-    assert spec is not None
-    assert spec.loader is not None
-    launch = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(launch)
+        sys.path.insert(0, str(Path(__file__).resolve().parent))
+    sys.argv[:] = argv[argv.index(sys.argv[0]) :]
     launch.main()
     end()
 
@@ -630,12 +427,9 @@ def end() -> None:
 
 def main() -> None:
     """Import what the command line names, and fork kernels until the server closes the socket."""
-    folder = Path(__file__).resolve().parent
-    # This folder is on the path of no kernel while it imports.
-    if sys.path and sys.path[0] and Path(sys.path[0]).resolve() == folder:
-        del sys.path[0]
-    template = Template(int(sys.argv[1]), list(filter(None, sys.argv[2].split(","))), float(sys.argv[3]))
-    if memory_is_short():
+    control, modules, idle = sys.argv[2:5]
+    template = Template(int(control), list(filter(None, modules.split(","))), float(idle))
+    if free_memory.is_short():
         _send(template.control, {"short": True})
         return
     with ending_with_server(template.control):
@@ -646,8 +440,4 @@ def main() -> None:
     if argv is None:
         # What modules do at the end of a process is up to the kernels: they may still use it.
         os._exit(0)
-    run(argv, folder)
-
-
-if __name__ == "__main__":
-    main()
+    run(argv)

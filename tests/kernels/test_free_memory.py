@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool_kernels.inkernel import template
+from gpu_pool_kernels.inkernel import free_memory
 
 GIB = 2**30
 
@@ -46,7 +46,7 @@ class Machine:
 
     @property
     def is_short(self) -> bool:
-        return template.memory_is_short(str(self.meminfo), str(self.process))
+        return free_memory.is_short(str(self.meminfo), str(self.process))
 
 
 @pytest.fixture(params=[1, 2])
@@ -104,4 +104,4 @@ def test_what_cannot_be_read_limits_nothing(machine: Machine) -> None:
 
 
 def test_this_machine_is_read() -> None:
-    assert isinstance(template.memory_is_short(), bool)
+    assert isinstance(free_memory.is_short(), bool)
