@@ -24,6 +24,8 @@ _ROUND: Final = 30
 _REST_WITHIN: Final = 180.0
 #: Seconds in which somebody comes by every point, while kernels start, work and end: some are passed seldom.
 _HIT_WITHIN: Final = 600.0
+#: How often kernels are started, used and restarted until all are ended, and it begins anew.
+_PASSES: Final = 15
 #: Seconds in which a kernel answers a cell.
 _ANSWERS_WITHIN: Final = 120.0
 #: What can happen to a template.
@@ -171,15 +173,23 @@ class Schedule:
         points.strike(self.world.strikes, point, points.KILL)
 
         async def is_hit() -> bool:
-            for _ in range(3):
-                await self._start_kernel("45%", self._random.choice(["tiny", "warm"]))
+            for _ in range(_PASSES):
+                for _ in range(3):
+                    await self._start_kernel("45%", self._random.choice(["tiny", "warm"]))
+                for school in self.world.schools:
+                    for kernel in await school.kernels():
+                        self._later(school.work(kernel))
+                await self._restart_kernel()
+                await self._end_kernel()
+                self.world.revive()
+                if point in self.hit:
+                    return True
+                await asyncio.sleep(0.2)  # so that some are idle for long enough to be parked
+            # Where all wait for others, nobody is granted a slice at once.
             for school in self.world.schools:
                 for kernel in await school.kernels():
-                    self._later(school.work(kernel))
-            await self._restart_kernel()
-            await self._end_kernel()
-            self.world.revive()
-            return point in self.hit
+                    self._ask(school, "DELETE", f"api/kernels/{kernel}", {})
+            return False
 
         if point in points.UPGRADE:
             # It comes by as it starts, however long that takes: who starts it again keeps it from there.
