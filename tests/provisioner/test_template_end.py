@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_kernels.inkernel import free_memory
+from gpu_pool_kernels.launching import LAUNCHER, TEMPLATE
 from gpu_pool_provisioner.templates import TemplateProcess
 from support.jupyter_env import JupyterEnv, eventually, is_running
 
@@ -112,6 +114,17 @@ async def test_one_that_still_imports_ends_with_its_server(
     await eventually(has_begun)
     server.process.kill()
     await has_ended(pid)
+
+
+def test_one_whose_server_has_gone_meanwhile_ends_without_an_error() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.close()
+    with theirs:
+        command = [sys.executable, str(LAUNCHER), TEMPLATE, str(theirs.fileno()), "json", "600", ""]
+        done = subprocess.run(
+            command, pass_fds=[theirs.fileno()], capture_output=True, check=False, timeout=120
+        )
+    assert (done.returncode, b"Error" in done.stderr) == (0, False)
 
 
 #: A template on a machine whose memory is short.

@@ -352,7 +352,9 @@ def _receive(control: socket.socket) -> "Any":
 
 
 def _send(control: socket.socket, message: "dict[str, Any]") -> None:
-    control.send(json.dumps(message).encode())
+    # A server that has gone is noticed where it is asked for the next question.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        control.send(json.dumps(message).encode())
 
 
 def _addresses() -> "list[int]":
