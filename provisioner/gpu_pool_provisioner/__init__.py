@@ -3,4 +3,4 @@
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:
     """Name what a Jupyter server loads of this package. Called by jupyter_server."""
-    return [{"module": "gpu_pool_provisioner.server_extension"}]
+    return [{"module": "gpu_pool_provisioner.server.extension"}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
@@ -14,6 +15,7 @@ from traitlets.log import get_logger
 
 from gpu_pool_client import (
     WHOLE,
+    Activity,
     Device,
     EndReason,
     Enforcement,
@@ -81,11 +83,21 @@ class KernelSlice:
         self.pending_size: SliceRequest | None = None
         #: Why the last change of size came to nothing, for whoever uses the kernel that is launched next.
         self.notice = ""
+        #: The lease as it was last seen, by whomever, and when, by ``time.monotonic()``.
+        self.lease: Lease | None = None
+        self.seen_at = 0.0
+        #: What the kernel's process was last seen to do with its devices.
+        self.activity: Activity | None = None
 
     @property
     def pool(self) -> Pool:
         """The pool at ``url``, opened at the first use."""
         return shared_pool(self.url)
+
+    def see(self, lease: Lease) -> Lease:
+        """Take note of how the lease is, for those who ask; return it."""
+        self.lease, self.seen_at = lease, time.monotonic()
+        return lease
 
     async def take(self, holder: Holder, timeout: float | None = None) -> Lease:
         """Return the lease of before a restart, or a new one, which may still be in the queue.
@@ -96,7 +108,7 @@ class KernelSlice:
         the pool did not answer.
         """
         if self.lease_id is not None:
-            return await self._lease_of_before(self.lease_id)
+            return self.see(await self._lease_of_before(self.lease_id))
         if timeout is None:
             lease = await self.pool.request(self.request, holder, self._key)
         else:
@@ -107,7 +119,7 @@ class KernelSlice:
         self.lease_id = lease.id
         if lease.request.size != self.request.size:
             self.notice = _OTHER_SIZE.format(self.request.of_gpus, lease.request.size)
-        return lease
+        return self.see(lease)
 
     async def take_within(self, holder: Holder, seconds: float) -> Lease | None:
         """Do what :meth:`take` does; return None where the pool has not answered within so many seconds.
@@ -150,7 +162,7 @@ class KernelSlice:
             raise slice_lost(self.request.size, None)
         lease = await self.pool.resize(self.lease_id, request)
         self.request, self.pending_size = request, None
-        return lease
+        return self.see(lease)
 
     async def resize_as_requested(self) -> None:
         """Change to the size that was asked for, if any; where it is refused, the next kernel says so."""
@@ -190,7 +202,7 @@ class KernelSlice:
 
     def forget(self) -> None:
         """Let the next :meth:`take` acquire a new slice."""
-        self.lease_id = self.pending_size = None
+        self.lease_id = self.pending_size = self.lease = self.activity = None
         self._key = uuid.uuid4().hex
 
     def renew_key(self) -> None:
@@ -252,6 +264,11 @@ class SliceEnvironment:
         self.variables: Mapping[str, str] = slice_environment(
             lease, self._python, self._environment, hook=self._hook
         )
+
+    @property
+    def takes_changes(self) -> bool:
+        """Whether the running kernel can be told of other variables."""
+        return self._hook
 
     def change(self, lease: Lease) -> dict[str, tuple[str | None, str | None]]:
         """Return what changes with the lease: by name the value before and now, None for none."""

@@ -68,6 +68,7 @@ from gpu_pool_provisioner.proxy.runs import BackendConnection, Launch, ProxiedKe
 from gpu_pool_provisioner.readiness import ReadinessWatch
 from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
 from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE, SliceSettings
+from gpu_pool_provisioner.slice_control import SliceControl
 from gpu_pool_provisioner.templates import (
     TemplateProcess,
     TemplateSettings,
@@ -112,6 +113,8 @@ class GPUPoolProvisioner(SliceSettings):
     _watch: ReadinessWatch | None = None
     #: Where the running kernel asks for another size of its slice.
     _resize_requests: ResizeRequests | None = None
+    #: What the running kernel was told of its slice.
+    _on_slice: SliceEnvironment | None = None
     #: Speaks for the kernel before its process, and in front of it.
     _proxy: KernelProxy | None = None
     #: The ports and keys on which the proxy listens.
@@ -257,6 +260,23 @@ class GPUPoolProvisioner(SliceSettings):
             self._slice.lease_id = provisioner_info["lease_id"]
             self._started = True
 
+    @property
+    def slice_control(self) -> SliceControl | None:
+        """What the server's pages see of the kernel's slice and do with it; None where it has none."""
+        if self._slice is None:
+            return None
+        is_ready = self._watch is None or not self._watch.is_alive()
+        return SliceControl(self._slice, self._proxy, self._on_slice, is_ready=is_ready)
+
+    @property
+    def kernel_slice(self) -> KernelSlice | None:
+        """The kernel's slice; None where it has none."""
+        return self._slice
+
+    def slice_holder(self) -> Holder:
+        """Return who asks for this kernel's slice."""
+        return self._holder()
+
     async def start_template(self, cmd: list[str]) -> TemplateProcess | None:
         """Start the template of such kernels before there is one; return it, or None where none is started.
 
@@ -353,7 +373,7 @@ class GPUPoolProvisioner(SliceSettings):
     ) -> int:
         """Launch the kernel's process with its slice's environment; return its pid. Raises ``OSError``."""
         environment = kwargs["env"]
-        on_slice = SliceEnvironment(cmd, environment, lease)
+        on_slice = self._on_slice = SliceEnvironment(cmd, environment, lease)
         connection_file = self.parent.connection_file
         if self._resize_requests is not None and self._resize_requests.connection_file != connection_file:
             self._resize_requests.close()

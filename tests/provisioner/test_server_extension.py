@@ -172,7 +172,7 @@ def test_where_nobody_asks_nothing_is_loaded(
         "from types import SimpleNamespace\n"
         "from jupyter_client.kernelspec import KernelSpecManager\n"
         "from jupyter_client.multikernelmanager import AsyncMultiKernelManager\n"
-        "from gpu_pool_provisioner.server_extension import start_templates\n"
+        "from gpu_pool_provisioner.server.extension import start_templates\n"
         "kernels = AsyncMultiKernelManager(kernel_spec_manager=KernelSpecManager())\n"
         "server = SimpleNamespace(config={}, log=logging.getLogger(), kernel_manager=kernels,\n"
         "    kernel_spec_manager=kernels.kernel_spec_manager)\n"
@@ -182,4 +182,4 @@ def test_where_nobody_asks_nothing_is_loaded(
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ("gpu_pool_client" in done.stdout.split()) == loaded, done.stderr
     if not loaded:
-        assert done.stdout.split() == ["gpu_pool_provisioner", "gpu_pool_provisioner.server_extension"]
+        assert done.stdout.split() == ["gpu_pool_provisioner", "gpu_pool_provisioner.server.extension"]

@@ -82,6 +82,8 @@ class ExpiryStep:
     if_idle: bool = False
     #: Whether its slice has gone already, because it was asked to be parked and the answer was lost.
     is_parked: bool = False
+    #: The value of the ``EndReason`` with which the pool has ended the lease already, if it has.
+    ended_as: str | None = None
 
 
 _END_OF_LEASE: Final = ExpiryStep(ExpiryAction.END, LEASE_ENDED, reason=EndReason.TOO_LONG)
@@ -95,6 +97,21 @@ def idle_at(terms: Terms, seen: KernelObservation) -> float | None:
     if terms.idle_limit is None or seen.busy:
         return None
     return max(seen.idle_since + terms.idle_limit, seen.kept_until, seen.postponed_until)
+
+
+def given_back_at(terms: Terms, seen: KernelObservation) -> tuple[float | None, bool]:
+    """Return when an idle kernel loses its slice if nothing is done with it, and whether it is ended then."""
+    at = idle_at(terms, seen)
+    if at is None or seen.activity.initialised is False or _is_movable(seen):
+        return at, False
+    if terms.when_idle is WhenIdle.KEEP or _may_work(terms, seen):
+        return None, False
+    return at, True
+
+
+def keeps_variables(activity: Activity) -> bool:
+    """Whether a kernel that does so with its device can be parked, as far as that can be known before."""
+    return activity.initialised is False or (activity.movable and activity.working is False)
 
 
 def keep(terms: Terms, wanted: float, now: float) -> tuple[float, str]:

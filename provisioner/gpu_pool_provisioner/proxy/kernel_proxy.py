@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from jupyter_client.session import Session
 from traitlets.log import get_logger
 
-from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, PoolUnreachable
+from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, NotAllowed, PoolUnreachable
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import Channel, bind_front, close_all
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
@@ -30,7 +30,8 @@ from gpu_pool_provisioner.proxy.runs import (
     ProcessRun,
     ProxiedKernel,
 )
-from gpu_pool_provisioner.proxy.supervisor import RunSupervisor
+from gpu_pool_provisioner.proxy.supervisor import IdleCuller, RunSupervisor
+from gpu_pool_provisioner.slice_state import IdleState, ProxyState, SliceEnd, SlicePhase
 
 
 class KernelProxy:
@@ -61,6 +62,8 @@ class KernelProxy:
         self._end_message = ""
         #: How the kernel before came to its end, where that was no doing of anybody here.
         self._exit_message = ""
+        #: Why it has no slice, until it has one again, however many cells have been told.
+        self._end: SliceEnd | None = None
         self._life: asyncio.Task[None] | None = None
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.TimerHandle | None = None
@@ -80,6 +83,78 @@ class KernelProxy:
     @property
     def _resuming(self) -> bool:
         return self._supervisor is not None and self._supervisor.resuming
+
+    @property
+    def state(self) -> ProxyState:
+        """How things stand. May be read by any thread, and costs next to nothing."""
+        supervisor, client = self._supervisor, self._lease_client
+        phase, outlook = self._slice_phase(supervisor), client.outlook
+        return ProxyState(
+            phase,
+            self._message(phase) if outlook is None else outlook.why,
+            client.position,
+            outlook,
+            supervisor.idle_state if supervisor is not None else IdleState(),
+            self._end if phase is not SlicePhase.HELD else None,
+            self.in_pod,
+        )
+
+    def _slice_phase(self, supervisor: RunSupervisor | None) -> SlicePhase:
+        lease = self._lease_client.seen
+        if self._phase is Phase.WAITING:
+            known = {LeaseState.WAITING: SlicePhase.WAITING, LeaseState.HELD: SlicePhase.STARTING}
+            return known.get(lease.state, SlicePhase.ASKING) if lease is not None else SlicePhase.ASKING
+        if self._phase is Phase.LAUNCHING or (self._phase is Phase.DOWN and self._is_being_restarted):
+            return SlicePhase.STARTING
+        if self._phase is not Phase.RUNNING:
+            return SlicePhase.NONE
+        parking = supervisor.parking if supervisor is not None else None
+        if parking is not None and parking.resuming:
+            return SlicePhase.RESUMING
+        return SlicePhase.PARKED if parking is not None and parking.is_parked else SlicePhase.HELD
+
+    def _message(self, phase: SlicePhase) -> str:
+        """Return what the kernel's user should read now."""
+        lease = self._lease_client.seen
+        if phase is SlicePhase.NONE:
+            return self._end.message if self._end is not None else ""
+        if phase in (SlicePhase.HELD, SlicePhase.PARKED) and lease is not None:
+            parked = messages.PARKED if phase is SlicePhase.PARKED else ""
+            return lease.message or parked
+        return self._pending.text
+
+    def somebody_looks(self) -> None:
+        """Find out why the kernel waits, and for how long, also before a cell does."""
+        self._somebody_looks.set()
+
+    async def keep(self, seconds: int) -> str:
+        """Count the kernel as in use for so long; return what its user reads. Raises ``NotAllowed``."""
+        return self._culler().keep(seconds)
+
+    async def give_back(self) -> str:
+        """Let the slice go as soon as the kernel is idle; return what its user reads, as :meth:`keep`."""
+        return self._culler().give_back(self._lease_client.last_activity)
+
+    def _culler(self) -> IdleCuller:
+        if self._supervisor is None:
+            raise NotAllowed("This kernel has no GPU slice now.", "Run a cell to ask for one.")
+        return self._supervisor.culler
+
+    async def resize(self, grant: Callable[[], Awaitable[Mapping[str, Any]]]) -> Mapping[str, Any]:
+        """Let a running kernel have another size, which ``grant`` asks for; return what that returns.
+
+        Raises ``NotAllowed`` where the kernel is at work, or has no slice now.
+        """
+        if self._supervisor is None:
+            raise NotAllowed("This kernel has no GPU slice now.", "Run a cell to ask for one.")
+        return await self._supervisor.resize(grant)
+
+    async def leave_queue(self) -> str:
+        """Give up the wait, as an interrupt does; return what its user reads. Raises ``NotAllowed``."""
+        if self._phase is not Phase.WAITING and not self._resuming:
+            raise NotAllowed("This kernel does not wait for a GPU slice.")
+        await self.interrupt()
+        return messages.left_queue(self._lease_client.size)
 
     async def open(self, front: dict[str, Channel] | None = None) -> None:
         """Listen on the kernel's ports, unless somebody has done so already and passes them as ``front``.
@@ -133,6 +208,7 @@ class KernelProxy:
         if self._phase is Phase.WAITING:
             self._receive(Phase.GIVEN_UP)
             self._pending.refuse(messages.gave_up(self._lease_client.size))
+            self._end = SliceEnd(None, messages.left_queue(self._lease_client.size))
             self._pending.show("")
             if self._life is not None:
                 self._life.cancel()
@@ -183,10 +259,12 @@ class KernelProxy:
                 return
         except (NotStartedError, PoolUnreachable) as error:
             get_logger().error("No kernel was started for the GPU lease %s: %s", lease.id, error)
+            self._end = SliceEnd(EndReason.NOT_READY.value, str(error))
             await self._start_over(messages.not_run(str(error)), EndReason.NOT_READY)
             return
         except (NotReadyError, OSError, GpuPoolError) as error:
             get_logger().error("The kernel with the GPU lease %s is not running: %s", lease.id, error)
+            self._end = SliceEnd(getattr(error, "reason", None), str(error))
             self._pending.refuse(messages.not_run(str(error)))
         self._down()
 
@@ -195,6 +273,7 @@ class KernelProxy:
         if self._phase is not Phase.WAITING:
             return
         self._receive(Phase.GIVEN_UP)
+        self._end = SliceEnd(getattr(error, "reason", None), str(error))
         self._pending.refuse(messages.not_run(str(error)))
         self._pending.show("")
         await self._lease_client.give_up(EndReason.WITHDRAWN)
@@ -207,7 +286,7 @@ class KernelProxy:
         self._run, self.standing_in = run, not run.is_process
         try:
             self._pending.introduction = await run.until_ready(self._kernel)
-            self._phase = Phase.RUNNING
+            self._phase, self._end = Phase.RUNNING, None
             run.relay.begin()
             if self._exit_message:
                 run.relay.tell(self._exit_message)
@@ -239,6 +318,7 @@ class KernelProxy:
         self._exit_message = "" if self._kernel.ending() else run.exit_message
         if step is None:
             return False
+        self._end = SliceEnd(step.ended_as or step.reason.value, step.message)
         await self._start_over(messages.gone(step.message), step.reason)
         return True
 

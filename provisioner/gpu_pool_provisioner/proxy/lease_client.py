@@ -22,6 +22,7 @@ from gpu_pool_client import (
     KernelPod,
     Lease,
     LeaseGone,
+    Outlook,
     OverQuota,
     Pool,
     PoolUnreachable,
@@ -191,11 +192,32 @@ class LeaseClient:
         self.tell: Callable[[str], None] = _tell_nobody
         #: When the pool was first asked, by ``time.monotonic()``, where that was before :meth:`ask`.
         self.away_since: float | None = None
+        #: Why the lease waits, as the pool said last; None where it has not said, or does not answer.
+        self.outlook: Outlook | None = None
+        self._entry: QueueEntry | None = None
 
     @property
     def size(self) -> str:
         """The slice that is waited for: ``2%``."""
         return self._kernel_slice.request.size
+
+    @property
+    def seen(self) -> Lease | None:
+        """The lease as it was last seen, by whomever; None before there is one."""
+        return self._kernel_slice.lease
+
+    @property
+    def last_activity(self) -> Activity:
+        """What the kernel's process was last seen to do with its device."""
+        return self._kernel_slice.activity or Activity()
+
+    @property
+    def position(self) -> int | None:
+        """The position in the queue as it was last seen; None where the lease does not wait."""
+        if self._entry is None:
+            return None
+        lease = self.seen
+        return self._entry.position or (lease.position if lease else None)
 
     async def ask(self) -> Lease:
         """Join the queue, at its end; where the pool is away, tell so and wait for it.
@@ -236,21 +258,32 @@ class LeaseClient:
 
         Raises ``LeaseGone`` when it has ended. Cancelling leaves it in the queue.
         """
-        with queue_watch_of(self._kernel_slice.pool).entry(lease_id) as entry:
+        with self._queued(lease_id) as entry:
             last: tuple[float, int | None] = (0.0, None)
             while not entry.left.is_set():
                 if not somebody_looks.is_set():
                     await first_of(somebody_looks.wait(), entry.until_left(_SELDOM))
                 elif entry.fault is not None:
+                    self.outlook = None
                     tell(messages.unreachable(self.size, entry.fault))
                     await entry.until_left(_SOON)
                 else:
                     last = await self._explain(lease_id, entry, last, tell)
                     await entry.until_left(max(_SOON, (entry.position or 0) / 2))
-        return await retry(
+        held = await retry(
             lambda: self._kernel_slice.pool.wait(lease_id),
             lambda error: tell(messages.unreachable(self.size, error)),
         )
+        return self._kernel_slice.see(held)
+
+    @contextlib.contextmanager
+    def _queued(self, lease_id: str) -> Iterator[QueueEntry]:
+        """Watch the queue for as long as the context lasts, also for those who ask for :attr:`position`."""
+        try:
+            with queue_watch_of(self._kernel_slice.pool).entry(lease_id) as self._entry:
+                yield self._entry
+        finally:
+            self._entry = self.outlook = None
 
     async def _explain(
         self,
@@ -271,6 +304,7 @@ class LeaseClient:
         except NOT_NOW as error:
             tell(messages.unreachable(self.size, error))
             return last
+        self.outlook = outlook
         tell(messages.waiting(self.size, str(outlook)))
         return now, outlook.position
 
@@ -298,19 +332,21 @@ class LeaseClient:
 
     async def lease(self) -> Lease:
         """Return the lease as it is now. Raises ``LeaseGone``, and what is ``NOT_NOW``."""
-        return await self._kernel_slice.pool.get_lease(self._held)
+        return self._kernel_slice.see(await self._kernel_slice.pool.get_lease(self._held))
 
     async def activity(self) -> Activity:
         """Return what the kernel's process does with its device, as the pool sees it."""
-        return await self._kernel_slice.pool.activity(self._held)
+        activity = await self._kernel_slice.pool.activity(self._held)
+        self._kernel_slice.activity = activity
+        return activity
 
     async def park(self) -> Lease:
         """Lend the slice to others, or leave the queue for it. Raises ``NotAllowed`` where it holds state."""
-        return await self._kernel_slice.pool.park(self._held)
+        return self._kernel_slice.see(await self._kernel_slice.pool.park(self._held))
 
     async def resume(self) -> Lease:
         """Ask for the parked slice again; it may have to wait in the queue."""
-        return await self._kernel_slice.pool.resume(self._held)
+        return self._kernel_slice.see(await self._kernel_slice.pool.resume(self._held))
 
     async def launch(self, kernel: KernelCommand) -> KernelPod:
         """Let the pool start the kernel in a pod, in place of one before; see ``Pool.launch``."""
@@ -342,6 +378,7 @@ class LeaseClient:
     async def give_up(self, reason: EndReason) -> None:
         """Leave the queue, or give the slice back. The next :meth:`ask` begins anew."""
         lease_id, self._kernel_slice.lease_id = self._kernel_slice.lease_id, None
+        self._kernel_slice.lease = self._kernel_slice.activity = None
         self._kernel_slice.renew_key()
         await self._kernel_slice.give_back(reason, lease_id=lease_id)
 

@@ -94,6 +94,11 @@ def gave_up(size: str) -> str:
     return f"You stopped waiting for {_slice(size)}; this cell did not run. Run it again to wait again."
 
 
+def left_queue(size: str) -> str:
+    """Say the same where there may be no cell."""
+    return f"You stopped waiting for {_slice(size)}. Run a cell to wait again."
+
+
 def interrupted(size: str) -> str:
     """Say what an interrupt did when the slice had come already."""
     return f"Interrupted while the kernel with {_slice(size)} was starting; this cell did not run."
@@ -104,9 +109,12 @@ def gone(reason: str) -> str:
     return f"{reason} Its variables are gone. Run the cell again to start a new kernel."
 
 
+PARKED: Final = "This kernel was idle, and its GPU slice was lent to others; its variables are kept."
+
+
 def resuming(waiting: str, taken: str = "") -> str:
     """Say what a cell of a parked kernel waits for; ``taken`` says who took its slice, if anybody did."""
-    why = taken or "This kernel was idle, and its GPU slice was lent to others; its variables are kept."
+    why = taken or PARKED
     return f"{why} {waiting}"
 
 

@@ -7,7 +7,7 @@ held: no cell runs without the slice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import zmq
@@ -37,6 +37,12 @@ _HARMLESS: Final = (
     *(b'"shutdown_request"', b'"interrupt_request"', b'"kernel_info_request"', b'"usage_request"'),
     *(b'"create_subshell_request"', b'"delete_subshell_request"', b'"list_subshell_request"'),
 )
+#: Changes the variables of a Python kernel's slice, by what the kernel's extension has for that.
+_CHANGE: Final = (
+    "__import__('importlib').import_module('.resize', get_ipython().find_line_magic('gpu').__module__"
+    ".rpartition('.')[0]).apply({!r})"
+)
+_AT_WORK: Final = "The size of a kernel's GPU slice cannot change while it runs a cell."
 _POISONED: Final = (
     "While this kernel's GPU slice was lent to others, something in it looked for a GPU and found none. "
     "If CUDA now says that there is no device, restart the kernel."
@@ -57,6 +63,8 @@ class Parking:
         self._given_up = asyncio.Event()
         #: Whether something was submitted, and the slice is asked for again.
         self.resuming = False
+        #: Whether its slice has gone.
+        self.is_parked = False
         #: Whether the pool said that it cannot be parked.
         self.is_refused = False
         #: Whether it was asked and did not answer, so that the slice may have gone, or go later.
@@ -88,7 +96,7 @@ class Parking:
         self._hold_back()
         # Asked again, the pool moves away what it may have moved back when it could not answer.
         if not (await self._is_idle() and await self._parked()):
-            self._moved = await self._initialised()
+            self._moved, self.is_parked = await self._initialised(), True
             self._wanted.set()
 
     async def finds_idle(self) -> bool:
@@ -107,6 +115,22 @@ class Parking:
         self._relay_again()
         return False
 
+    async def while_idle(self, grant: Callable[[], Awaitable[Mapping[str, Any]]]) -> Mapping[str, Any]:
+        """Call ``grant`` while nothing is passed on, and tell the kernel the variables that it answers with.
+
+        Raises ``NotAllowed`` where the kernel is at work, and what ``grant`` raises.
+        """
+        self._hold_back()
+        try:
+            if not await self._is_idle():
+                raise NotAllowed(_AT_WORK, "Try again when its cells have ended.")
+            answer = await grant()
+            if answer.get("variables"):
+                self._run.relay.run_silently(_CHANGE.format(dict(answer["variables"])))
+            return answer
+        finally:
+            self._relay_again()
+
     def _hold_back(self) -> None:
         self._front["shell"].on_message = self._hold
         self._front["control"].on_message = self._control
@@ -124,7 +148,7 @@ class Parking:
             self.is_unanswered = isinstance(error, PoolUnreachable)
             get_logger().info("The slice of an idle kernel is kept: %s", error)
             return False
-        self._taken = parked.message
+        self._taken, self.is_parked = parked.message, True
         self._show_devices(_NONE)
         return True
 

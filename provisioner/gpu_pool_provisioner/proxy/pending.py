@@ -75,6 +75,11 @@ class PendingKernel:
         front["iopub"].on_message = self._greet
 
     @property
+    def text(self) -> str:
+        """What the waiting cell shows, or would show if there were one."""
+        return self._text
+
+    @property
     def holds_code(self) -> bool:
         """Whether code waits to be run."""
         return any(held.is_execution for held in self._held)

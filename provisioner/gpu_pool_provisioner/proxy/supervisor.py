@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from traitlets.log import get_logger
 
 from gpu_pool_client import (
+    Activity,
     Lease,
     LeaseGone,
     LeaseState,
+    NotAllowed,
     Terms,
 )
 from gpu_pool_client._values import why_over
 from gpu_pool_provisioner.kernel_slice import NOT_NOW
 from gpu_pool_provisioner.proxy import expiry_policy
 from gpu_pool_provisioner.proxy.channels import Channels
-from gpu_pool_provisioner.proxy.events import before
+from gpu_pool_provisioner.proxy.events import before, first_of
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep, KernelObservation
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.parking import Parking
 from gpu_pool_provisioner.proxy.pending import PendingKernel
 from gpu_pool_provisioner.proxy.relay import Relay
 from gpu_pool_provisioner.proxy.runs import KernelRun
+from gpu_pool_provisioner.slice_state import IdleState
 
 #: Seconds until the next look at a kernel whose slice is gone while it works.
 _SOON: Final = 0.5
@@ -36,6 +39,16 @@ _TRY_AGAIN: Final = 30.0
 _PARKS_WITHIN: Final = 600.0
 #: Seconds between two looks at a lease that the pool watches over: its warnings are read that late.
 _REVOCABLE_EVERY: Final = 2.0
+_GIVES_BACK: Final = "This kernel gives its GPU slice back as soon as it is idle"
+_GOES_PARKED: Final = f"{_GIVES_BACK}; its variables are kept."
+_GOES_ENDED: Final = (
+    f"{_GIVES_BACK}, and ends then, with its variables: what it may keep on the GPU cannot be moved away."
+)
+_STAYS: Final = (
+    "This kernel keeps its GPU slice: what it keeps on the GPU cannot be moved away. Restart it or shut it "
+    "down to give the slice back; its variables are gone then."
+)
+_NO_IDLE_LIMIT: Final = "Nothing needs to be done: this kernel keeps its GPU slice however long it is idle."
 _USED_MEANWHILE: Final = "The kernel was ended: it used the GPU after its slice had been taken back."
 #: What a kernel publishes to say that it is in use, see gpu_pool_kernels.inkernel.keep_alive.
 KEEP: Final = "gpu_pool_keep"
@@ -56,19 +69,62 @@ class IdleCuller:
         self._kept = False
         #: Until when the pool may park the lease because this side has asked for it and heard no answer.
         self._parks_until = 0.0
+        #: Whether its user asked for the slice to go as soon as the kernel is idle; and knows that it ends.
+        self._gives_back = False
+        self._may_end = False
         self._changed = asyncio.Event()
         relay.messages[KEEP] = self._keep
+
+    @property
+    def idle_state(self) -> IdleState:
+        """What idleness will come to, by what was last seen of the kernel."""
+        seen = replace(self._heard(None), activity=self._lease_client.last_activity)
+        gives_back_at, ends = expiry_policy.given_back_at(self._terms, seen)
+        return IdleState(
+            None if seen.busy else seen.idle_since,
+            self._kept_until or None,
+            gives_back_at,
+            ends,
+            self._gives_back,
+        )
+
+    def keep(self, wanted: int) -> str:
+        """Count the kernel as in use for so many seconds at most; return what its user reads."""
+        now = time.monotonic()
+        if not self._terms.acts_when_idle:
+            return _NO_IDLE_LIMIT
+        seconds, answer = expiry_policy.keep(self._terms, wanted, now)
+        self._kept_until = now + seconds
+        self._gives_back = False
+        self._changed.set()
+        return answer
+
+    def give_back(self, activity: Activity) -> str:
+        """Let the slice go as soon as the kernel is idle; return what its user reads.
+
+        ``activity`` is what the kernel does with its device, by which its user was told what that costs.
+        """
+        self._gives_back, self._kept_until = True, 0.0
+        self._may_end = not expiry_policy.keeps_variables(activity)
+        self._changed.set()
+        return _GOES_ENDED if self._may_end else _GOES_PARKED
+
+    async def is_given_back(self) -> None:
+        """Return once the user has asked for the slice to go as soon as the kernel is idle."""
+        while not self._gives_back:
+            self._changed.clear()
+            await self._changed.wait()
 
     async def time_is_up(self) -> ExpiryStep:
         """Return when the slice is to be parked or the kernel ended; warn before that."""
         while True:
+            self._changed.clear()
             step = await self._look()
             if step.act in (ExpiryAction.PARK, ExpiryAction.END):
                 return step
             if step.act is ExpiryAction.WARN:
                 self._relay.tell(step.message)
                 self._warned |= {step.warns_of}
-            self._changed.clear()
             again_in = min(step.again_in, _REVOCABLE_EVERY) if self._may_be_parked() else step.again_in
             try:
                 await asyncio.wait_for(self._changed.wait(), again_in)
@@ -98,7 +154,9 @@ class IdleCuller:
             self._terms = _on_our_clock(lease.terms)
             step = expiry_policy.step(self._terms, await self._seen(lease), time.monotonic())
             if step.message == expiry_policy.ASKED_BACK:
-                step = replace(step, message=f"{step.message} {lease.message}")
+                if lease.asked_back is None and not self._may_end:
+                    return self._stay()
+                step = replace(step, message=f"{step.message} {lease.message}".rstrip())
             again_in = min(step.again_in, _REVOCABLE_EVERY) if lease.terms.revocable else step.again_in
             return replace(step, again_in=again_in)
         except LeaseGone as error:
@@ -119,6 +177,12 @@ class IdleCuller:
             if self._relay.busy
             else ExpiryStep(ExpiryAction.PARK)
         )
+
+    def _stay(self) -> ExpiryStep:
+        """Keep a slice that its user gave back only for as long as variables are kept."""
+        self._gives_back = False
+        self._relay.tell(_STAYS)
+        return ExpiryStep(ExpiryAction.NOTHING)
 
     def _may_be_parked(self) -> bool:
         return time.monotonic() < self._parks_until
@@ -143,7 +207,7 @@ class IdleCuller:
         at = expiry_policy.idle_at(self._terms, seen)
         return at is not None and now >= at - self._terms.warn_before
 
-    def _heard(self, lease: Lease) -> KernelObservation:
+    def _heard(self, lease: Lease | None) -> KernelObservation:
         """Return what is known of the kernel without a look at its device."""
         return KernelObservation(
             self._relay.busy,
@@ -151,7 +215,7 @@ class IdleCuller:
             self._kept_until,
             self._postponed_until,
             kept=self._kept,
-            asked_back=lease.asked_back is not None,
+            asked_back=self._gives_back or (lease is not None and lease.asked_back is not None),
             warned=self._warned,
         )
 
@@ -160,11 +224,7 @@ class IdleCuller:
         wanted = content.get("seconds")
         if not isinstance(wanted, int) or wanted <= 0:
             return
-        now = time.monotonic()
-        seconds, answer = expiry_policy.keep(self._terms, wanted, now)
-        self._kept_until = now + seconds
-        self._changed.set()
-        self._relay.tell(answer)
+        self._relay.tell(self.keep(wanted))
 
 
 def _on_our_clock(terms: Terms) -> Terms:
@@ -174,12 +234,15 @@ def _on_our_clock(terms: Terms) -> Terms:
     return replace(terms, ends_at=terms.ends_at - time.time() + time.monotonic())
 
 
+async def _until_done(end: asyncio.Future[None]) -> None:
+    await asyncio.wait([end])
+
+
 def taken(reason: str | None, message: str = "") -> ExpiryStep:
     """Return what is to be done when the pool has taken the slice; ``message`` says why, if anybody does."""
     why = f": {why_over(reason)}" if reason else ""
-    return ExpiryStep(
-        ExpiryAction.END, f"The kernel was ended, since its GPU slice is over{why}. {message}".rstrip()
-    )
+    text = f"The kernel was ended, since its GPU slice is over{why}. {message}".rstrip()
+    return ExpiryStep(ExpiryAction.END, text, ended_as=reason)
 
 
 class RunSupervisor:
@@ -193,6 +256,28 @@ class RunSupervisor:
         self._front = front
         self._pending = pending
         self._parking: Parking | None = None
+        self._culler: IdleCuller | None = None
+        #: Set unless the size changes just now.
+        self._may_park = asyncio.Event()
+        self._may_park.set()
+
+    @property
+    def parking(self) -> Parking | None:
+        """How the kernel is parked, or about to be; None while it has its slice."""
+        return self._parking
+
+    @property
+    def idle_state(self) -> IdleState:
+        """What idleness will come to."""
+        culler = self._culler
+        return culler.idle_state if culler is not None else IdleState()
+
+    @property
+    def culler(self) -> IdleCuller:
+        """Watches a kernel that has its slice. Raises ``NotAllowed`` where there is none."""
+        if self._culler is None or self._parking is not None:
+            raise NotAllowed("This kernel's GPU slice is lent to others.", "Run a cell to ask for it again.")
+        return self._culler
 
     @property
     def resuming(self) -> bool:
@@ -206,14 +291,19 @@ class RunSupervisor:
 
     async def until_over(self, lease: Lease) -> ExpiryStep | None:
         """Return once the kernel is over: None if it ended by itself, else what its terms say."""
-        culler = IdleCuller(lease, self._run.relay, self._lease_client)
-        while lease.terms.has_limits:
+        culler = self._culler = IdleCuller(lease, self._run.relay, self._lease_client)
+        while True:
+            if not lease.terms.has_limits:  # nothing comes of anything before its user asks
+                await first_of(_until_done(self._run.end), culler.is_given_back())
+                if self._run.end.done():
+                    return self._run.taken
             step: ExpiryStep | None = await before(self._run.end, culler.time_is_up())
             if step is None:
                 return self._run.taken
             if step.act is ExpiryAction.END and not step.if_idle:
                 return step
-            self._parking = Parking(self._lease_client, self._run, self._front, self._pending)
+            await self._may_park.wait()
+            self._parking = self._new_parking()
             try:
                 if step.act is ExpiryAction.END:
                     if await before(self._run.end, self._parking.finds_idle()):
@@ -230,9 +320,27 @@ class RunSupervisor:
                 self._parking = None
             if resumed is None:
                 return self._run.taken
-            lease, culler = resumed, IdleCuller(resumed, self._run.relay, self._lease_client)
-        await self._run.end
-        return self._run.taken
+            lease = resumed
+            culler = self._culler = IdleCuller(lease, self._run.relay, self._lease_client)
+
+    async def resize(self, grant: Callable[[], Awaitable[Mapping[str, Any]]]) -> Mapping[str, Any]:
+        """Let the kernel have another size, which ``grant`` asks for; return what that returns.
+
+        Nothing is passed on to the kernel meanwhile, so that no code runs with the variables of a slice that
+        it has no more. Raises ``NotAllowed`` where the kernel is at work, or has no slice now.
+        """
+        if not self._may_park.is_set():
+            raise NotAllowed("This kernel's size is being changed already.", "Try again in a moment.")
+        if self._parking is not None:
+            raise NotAllowed("This kernel's GPU slice is lent to others.", "Run a cell to ask for it again.")
+        self._may_park.clear()
+        try:
+            return await self._new_parking().while_idle(grant)
+        finally:
+            self._may_park.set()
+
+    def _new_parking(self) -> Parking:
+        return Parking(self._lease_client, self._run, self._front, self._pending)
 
     async def _parks(self, step: ExpiryStep, parking: Parking) -> bool:
         """Park the kernel, or complete that where its slice has gone; return whether it is parked."""

@@ -1,8 +1,8 @@
-"""What a Jupyter server loads of this package: it starts templates with the server.
+"""What a Jupyter server loads of this package: it answers pages, and starts templates with the server.
 
 The installation switches it on (``jupyter_server_config.d``). It reads the kernelspecs once, in a
 thread, when the server has started. Where none asks for a template with the server,
-nothing else of this package is imported.
+nothing else of this package is imported before a page asks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _LOOK_EVERY: Final = 0.2
 
 
 def _load_jupyter_server_extension(server: Any) -> None:
-    """Start templates once the server's event loop runs. Called by jupyter_server, with its application."""
+    """Answer pages; start templates once the event loop runs. Called by jupyter_server, with its application."""
+    from gpu_pool_provisioner.server.handlers import add_handlers
+
+    add_handlers(server)
     server.io_loop.add_callback(start_templates, server)
 
 

@@ -1,0 +1,148 @@
+"""What pages are told of slices, as JSON has it. Pure: values in, dictionaries out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpu_pool_client import Activity, Lease, Outlook, format_share
+from gpu_pool_provisioner.proxy.expiry_policy import keeps_variables
+from gpu_pool_provisioner.slice_state import KernelSliceState, SlicePhase
+
+#: Turns a time of ``time.monotonic()`` into Unix seconds.
+Clock = Callable[[float], float]
+
+#: Where a kernel's slice is its own, and where it has asked for one.
+_HAS_SLICE: Final = (SlicePhase.HELD, SlicePhase.STARTING)
+_WAITS: Final = (SlicePhase.WAITING, SlicePhase.RESUMING, SlicePhase.ASKING)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelName:
+    """What people call a kernel."""
+
+    kernel_id: str
+    kernelspec: str
+    display_name: str
+    #: The path of its session; None where it has none.
+    notebook: str | None
+
+
+def slice_of(name: KernelName, state: KernelSliceState, sizes: Sequence[str], clock: Clock) -> dict[str, Any]:
+    """Return a Slice of the API; ``sizes`` are those that the kernel may ask for."""
+    proxy, lease = state.proxy, state.lease
+    size = _size(state)
+    return {
+        "kernel_id": name.kernel_id,
+        "kernel_name": name.kernelspec,
+        "display_name": name.display_name,
+        "notebook": name.notebook,
+        "state": proxy.phase.value,
+        "size": size,
+        "pending_size": state.pending.size if state.pending is not None else None,
+        "message": proxy.message,
+        **_queue(state),
+        **_times(state, clock),
+        **_devices(lease, proxy.phase),
+        **_limits(lease, state.activity, proxy.phase),
+        **_end(state),
+        "actions": actions(state, [each for each in sizes if each != size]),
+    }
+
+
+def _size(state: KernelSliceState) -> str:
+    lease = state.lease
+    return lease.request.size if lease is not None else state.request.size
+
+
+def _queue(state: KernelSliceState) -> dict[str, Any]:
+    proxy, lease = state.proxy, state.lease
+    waits = proxy.phase in _WAITS
+    return {
+        "position": proxy.position if waits else None,
+        "expected_wait": expected_wait(proxy.outlook) if waits else None,
+        "requested_at": lease.requested_at if lease is not None else None,
+    }
+
+
+def expected_wait(outlook: Outlook | None) -> list[float] | None:
+    """Return the soonest and the latest, in seconds; None where nothing is known."""
+    return None if outlook is None or outlook.wait is None else [round(each, 1) for each in outlook.wait]
+
+
+def _times(state: KernelSliceState, clock: Clock) -> dict[str, Any]:
+    lease, idle = state.lease, state.proxy.idle
+    held = state.proxy.phase is SlicePhase.HELD
+
+    def at(seconds: float | None) -> float | None:
+        return None if seconds is None or not held else clock(seconds)
+
+    terms = lease.terms if lease is not None else None
+    return {
+        "held_at": lease.held_at if lease is not None and state.proxy.phase in _HAS_SLICE else None,
+        "ends_at": terms.ends_at if terms is not None else None,
+        "idle_since": at(idle.idle_since),
+        "idle_limit": terms.idle_limit if terms is not None and terms.acts_when_idle else None,
+        "gives_back_at": at(idle.gives_back_at),
+        "ends_when_idle": held and idle.ends,
+        "kept_until": at(idle.kept_until),
+        "asked_back": held
+        and (idle.gives_back_when_idle or (lease is not None and lease.asked_back is not None)),
+    }
+
+
+def _devices(lease: Lease | None, phase: SlicePhase) -> dict[str, Any]:
+    slices = lease.slices if lease is not None and phase in _HAS_SLICE else ()
+    names = [part.device for part in slices]
+    return {
+        "devices": [
+            {"name": each.label.removesuffix(" (simulated)"), "simulated": each.simulated} for each in names
+        ],
+        "node": names[0].node if names else "",
+    }
+
+
+def _limits(lease: Lease | None, activity: Activity | None, phase: SlicePhase) -> dict[str, Any]:
+    held = lease is not None and phase in _HAS_SLICE and bool(lease.slices)
+    memory = compute = None
+    if lease is not None and held:
+        memory, compute = lease.enforcement.memory, lease.enforcement.compute
+    return {
+        "memory": {
+            "granted_mib": sum(part.memory_mib for part in lease.slices) if lease is not None and held else 0,
+            "used_mib": activity.memory_mib if activity is not None and held else None,
+            "strength": memory.strength.value if memory is not None else "none",
+            "by": memory.by if memory is not None else "",
+        },
+        "compute": {
+            "share": format_share(lease.slices[0].milli) if lease is not None and held else "",
+            "strength": compute.strength.value if compute is not None else "none",
+            "by": compute.by if compute is not None else "",
+        },
+    }
+
+
+def _end(state: KernelSliceState) -> dict[str, Any]:
+    end = state.proxy.end
+    if end is None or (end.reason is None and state.proxy.phase is not SlicePhase.NONE):
+        return {"end_reason": None, "end_message": ""}
+    return {"end_reason": end.reason, "end_message": end.message}
+
+
+def actions(state: KernelSliceState, sizes: list[str]) -> dict[str, Any]:
+    """Return what is possible now, and what it costs."""
+    phase, lease = state.proxy.phase, state.lease
+    found: dict[str, Any] = {}
+    if phase is SlicePhase.HELD and not state.is_direct and lease is not None and lease.terms.acts_when_idle:
+        found["keep"] = {}
+    if state.resizes_live and sizes:
+        found["resize"] = {"sizes": sizes, "keeps_variables": True}
+    if phase in (SlicePhase.HELD, SlicePhase.PARKED, SlicePhase.RESUMING, SlicePhase.NONE) and sizes:
+        found["restart"] = {"sizes": sizes, "keeps_variables": False}
+    if phase is SlicePhase.HELD:
+        kept = not state.is_direct and keeps_variables(state.activity or Activity())
+        found["give-back"] = {"keeps_variables": kept, "shuts_down": state.is_direct}
+    if phase in _WAITS and not state.is_direct:
+        found["leave-queue"] = {"keeps_variables": True}
+    return found

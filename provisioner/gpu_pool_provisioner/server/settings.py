@@ -1,0 +1,24 @@
+"""What can be configured of the pages' part: as ``GPUPoolServer`` in the Jupyter server's configuration."""
+
+from __future__ import annotations
+
+from traitlets import Integer
+from traitlets.config import Configurable
+
+from gpu_pool_client._traits import Seconds
+
+
+class GPUPoolServer(Configurable):
+    """How a Jupyter server tells its pages of the slices of its kernels."""
+
+    max_streams = Integer(
+        500, min=1, config=True, help="Pages that listen at once. One more is refused, and may ask again."
+    )
+    memory_every = Seconds(
+        5.0,
+        min=1,
+        max=600,
+        config=True,
+        where="It is set in the server's configuration.",
+        help="Seconds between two measurements of the GPU memory that a kernel uses, while a page listens.",
+    )

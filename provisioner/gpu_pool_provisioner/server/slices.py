@@ -1,0 +1,215 @@
+"""The slices of this server's kernels, and the pages that listen to them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from jupyter_core.utils import ensure_async
+
+from gpu_pool_client import NotAllowed
+from gpu_pool_client._background import background_loop
+from gpu_pool_provisioner.kernel_slice import kernel_name
+from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
+from gpu_pool_provisioner.server import model
+from gpu_pool_provisioner.server.pool_watch import PoolWatch
+from gpu_pool_provisioner.server.settings import GPUPoolServer
+from gpu_pool_provisioner.slice_control import SliceControl
+
+#: Seconds between two looks at this server's kernels while a page listens: a page is told no more often.
+_TICK: Final = 0.25
+#: Seconds between two looks at the notebooks of the kernels.
+_SESSIONS_EVERY: Final = 2.0
+#: Seconds for which a pool is watched after the last page has gone.
+_LINGER: Final = 10.0
+#: Seconds by which the clock may differ from what it was before it counts as having been set.
+_CLOCK_SET: Final = 1.0
+
+
+class NoSuchKernelError(Exception):
+    """There is no kernel of that id, or it has no slice."""
+
+
+class Listener:
+    """One page that listens. It is told the newest state alone, however slowly it reads."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._changed = asyncio.Event()
+
+    def tell(self, text: str) -> None:
+        """Have it told, in place of what it has not been told yet."""
+        self._text = text
+        self._changed.set()
+
+    async def next(self) -> str:
+        """Return what it is to be told next, once there is something."""
+        await self._changed.wait()
+        self._changed.clear()
+        return self._text
+
+
+class Slices:
+    """What this server knows of its kernels' slices. To be used on the server's event loop."""
+
+    def __init__(self, server: Any) -> None:
+        """Take the Jupyter server's application."""
+        self._server = server
+        self._settings = GPUPoolServer(config=server.config)
+        self._listeners: set[Listener] = set()
+        self._watching: asyncio.Task[None] | None = None
+        self._pools: dict[str, tuple[PoolWatch, concurrent.futures.Future[None]]] = {}
+        self._needed_until = 0.0
+        self._text = ""
+        self._paths: dict[str, str] = {}
+        self._sessions_at = 0.0
+        self._clock = WallClock()
+
+    # -- Telling -----------------------------------------------------------
+
+    async def state(self) -> str:
+        """Return the State as JSON, and go on watching for some seconds."""
+        self._needed_until = time.monotonic() + _LINGER
+        self._text = await self._look()
+        self._watch()
+        return self._text
+
+    @contextmanager
+    def listening(self) -> Iterator[Listener]:
+        """Tell a page of every change while the context lasts. Raises ``NotAllowed`` for one too many."""
+        most = self._settings.max_streams
+        if len(self._listeners) >= most:
+            raise NotAllowed(
+                f"{most} pages listen to this server already, which is the limit.",
+                "Close some of its pages. The limit is c.GPUPoolServer.max_streams.",
+            )
+        listener = Listener()
+        self._listeners.add(listener)
+        try:
+            if self._text and self._watching is not None:
+                listener.tell(self._text)
+            else:
+                self._text = ""  # whatever is found now is told to all
+            self._watch()
+            yield listener
+        finally:
+            self._listeners.discard(listener)
+            self._needed_until = time.monotonic() + _LINGER
+
+    def _watch(self) -> None:
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._keep_looking())
+
+    async def _keep_looking(self) -> None:
+        try:
+            while self._listeners or time.monotonic() < self._needed_until:
+                await self._tell_changes()
+                await asyncio.sleep(_TICK)
+        finally:
+            self._watching, self._text = None, ""
+            self._watch_pools({})
+
+    async def _tell_changes(self) -> None:
+        try:
+            text = await self._look()
+        except Exception:
+            self._server.log.exception("Looking at the GPU slices of this server's kernels failed.")
+            return
+        if text != self._text:
+            self._text = text
+            for listener in self._listeners:
+                listener.tell(text)
+
+    # -- Looking -----------------------------------------------------------
+
+    async def _look(self) -> str:
+        kernels = self._kernels()
+        await self._read_sessions(kernels)
+        slices, by_pool = [], dict[str, dict[str, GPUPoolProvisioner]]()
+        for kernel_id, provisioner in kernels.items():
+            control = provisioner.slice_control
+            if control is None:
+                continue
+            control.somebody_looks()
+            state = control.state
+            by_pool.setdefault(state.url, {})[kernel_id] = provisioner
+            name = self._name(kernel_id, provisioner)
+            slices.append(model.slice_of(name, state, self._sizes(provisioner), self._clock))
+        self._watch_pools(by_pool)
+        pools = [{"url": url, **self._pool(url)} for url in sorted(by_pool)]
+        return json.dumps({"slices": slices, "pools": pools})
+
+    def _kernels(self) -> dict[str, GPUPoolProvisioner]:
+        """Return the provisioners of this server's kernels that are ours."""
+        manager = self._server.kernel_manager
+        kernels = {each: manager.get_kernel(each) for each in manager.list_kernel_ids()}
+        found = {kernel_id: getattr(kernel, "provisioner", None) for kernel_id, kernel in kernels.items()}
+        return {
+            kernel_id: provisioner
+            for kernel_id, provisioner in found.items()
+            if isinstance(provisioner, GPUPoolProvisioner)
+        }
+
+    async def _read_sessions(self, kernels: Mapping[str, object]) -> None:
+        """Learn which notebook a kernel belongs to."""
+        is_known = kernels.keys() <= self._paths.keys()
+        every = _SESSIONS_EVERY if is_known else _TICK * 2
+        if not kernels or time.monotonic() < self._sessions_at + every:
+            return
+        self._sessions_at = time.monotonic()
+        sessions = await ensure_async(self._server.session_manager.list_sessions())
+        self._paths = {each["kernel"]["id"]: each["path"] for each in reversed(sessions) if each["kernel"]}
+
+    def _name(self, kernel_id: str, provisioner: GPUPoolProvisioner) -> model.KernelName:
+        manager = self._server.kernel_manager.get_kernel(kernel_id)
+        display = kernel_name(provisioner.kernel_spec.display_name)
+        return model.KernelName(kernel_id, manager.kernel_name, display, self._paths.get(kernel_id))
+
+    def _sizes(self, provisioner: GPUPoolProvisioner) -> list[str]:
+        return []
+
+    # -- Pools -------------------------------------------------------------
+
+    def _watch_pools(self, needed: Mapping[str, Mapping[str, GPUPoolProvisioner]]) -> None:
+        for url in self._pools.keys() - needed.keys():
+            self._pools.pop(url)[1].cancel()
+        for url, provisioners in needed.items():
+            if url not in self._pools:
+                watch = PoolWatch(url, self._settings.memory_every)
+                running = asyncio.run_coroutine_threadsafe(watch.run(), background_loop())
+                self._pools[url] = watch, running
+            slices = {name: each.kernel_slice for name, each in provisioners.items()}
+            self._pools[url][0].slices = {name: each for name, each in slices.items() if each is not None}
+
+    def _pool(self, url: str) -> dict[str, Any]:
+        state = self._pools[url][0].state
+        return {"reachable": state.reachable, "simulated": state.simulated, "message": state.message}
+
+    # -- Doing -------------------------------------------------------------
+
+    def control(self, kernel_id: str) -> SliceControl:
+        """Return what may be done about a kernel's slice. Raises ``NoSuchKernelError``."""
+        provisioner = self._kernels().get(kernel_id)
+        control = provisioner.slice_control if provisioner is not None else None
+        if control is None:
+            raise NoSuchKernelError(kernel_id)
+        return control
+
+
+class WallClock:
+    """Turns times of ``time.monotonic()`` into Unix seconds: always the same ones, unless somebody sets it."""
+
+    def __init__(self) -> None:
+        self._ahead = time.time() - time.monotonic()
+
+    def __call__(self, seconds: float) -> float:
+        """Return the Unix seconds of a time by ``time.monotonic()``."""
+        ahead = time.time() - time.monotonic()
+        if abs(ahead - self._ahead) > _CLOCK_SET:
+            self._ahead = ahead
+        return round(seconds + self._ahead, 1)

@@ -1,0 +1,151 @@
+"""What may be done from outside about one kernel's slice: what ``%gpu`` does within it, by the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_pool_client import LeaseState, NotAllowed, parse_request
+from gpu_pool_client._background import in_background
+from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment
+from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
+from gpu_pool_provisioner.resizing import grant, resize_at_restart
+from gpu_pool_provisioner.slice_state import KernelSliceState, ProxyState, SlicePhase
+
+_NO_PROXY = (
+    "Nothing stands in front of this kernel: its GPU slice cannot be taken back while it lives, and so it "
+    "cannot be lent either."
+)
+_IN_PLACE = "This kernel cannot be told of another size while it runs."
+
+
+@dataclass(frozen=True, slots=True)
+class SizeChange:
+    """What came of asking for another size."""
+
+    granted: bool
+    #: Whether it changes when the kernel is restarted.
+    at_restart: bool
+    #: What its user reads.
+    message: str
+
+
+class SliceControl:
+    """One kernel's slice, as it is now. Its methods may be called on any event loop."""
+
+    def __init__(
+        self,
+        kernel_slice: KernelSlice,
+        proxy: KernelProxy | None,
+        on_slice: SliceEnvironment | None,
+        *,
+        is_ready: bool,
+    ) -> None:
+        """``on_slice`` is what the running kernel was told; ``is_ready`` is whether it has answered."""
+        self._slice = kernel_slice
+        self._proxy = proxy
+        self._on_slice = on_slice
+        self._is_ready = is_ready
+
+    @property
+    def state(self) -> KernelSliceState:
+        """How things stand, by what was last seen. Costs next to nothing."""
+        kernel_slice, proxy = self._slice, self._proxy
+        state = proxy.state if proxy is not None else self._direct()
+        return KernelSliceState(
+            kernel_slice.url,
+            kernel_slice.request,
+            kernel_slice.pending_size,
+            kernel_slice.lease,
+            kernel_slice.seen_at,
+            kernel_slice.activity,
+            state,
+            is_direct=proxy is None,
+            resizes_live=self._resizes_live(state.phase),
+        )
+
+    def _direct(self) -> ProxyState:
+        lease = self._slice.lease
+        if lease is None:
+            return ProxyState(SlicePhase.ASKING)
+        if lease.state is not LeaseState.HELD:
+            return ProxyState(SlicePhase.NONE, lease.message)
+        return ProxyState(SlicePhase.HELD if self._is_ready else SlicePhase.STARTING, lease.message)
+
+    def _resizes_live(self, phase: SlicePhase) -> bool:
+        told = self._on_slice is not None and self._on_slice.takes_changes
+        if self._proxy is None:
+            return False  # what is submitted to it cannot be held back meanwhile
+        return phase is SlicePhase.WAITING or (phase is SlicePhase.HELD and told and not self._proxy.in_pod)
+
+    def somebody_looks(self) -> None:
+        """Find out why the kernel waits, and for how long, also before a cell does. Called by the server."""
+        if self._proxy is not None:
+            self._proxy.somebody_looks()
+
+    async def keep(self, seconds: int) -> str:
+        """Count the kernel as in use for so many seconds; return what its user reads. As ``%gpu keep``.
+
+        Raises ``NotAllowed`` where it has no slice now.
+        """
+        if self._proxy is None:
+            return "Nothing needs to be done: this kernel keeps its GPU slice for as long as it lives."
+        return await in_background(self._proxy.keep(seconds))
+
+    async def give_back(self) -> str:
+        """Let the slice go as soon as the kernel is idle; return what its user reads.
+
+        Raises ``NotAllowed`` where there is nothing to give back, or nothing in front of the kernel.
+        """
+        if self._proxy is None:
+            raise NotAllowed(_NO_PROXY, "Shut the kernel down to give the slice back.")
+        return await in_background(self._proxy.give_back())
+
+    async def leave_queue(self) -> str:
+        """Give up the wait; return what its user reads. Raises ``NotAllowed`` where there is none."""
+        if self._proxy is None:
+            raise NotAllowed("This kernel does not wait for a GPU slice.")
+        return await in_background(self._proxy.leave_queue())
+
+    async def resize(self, size: str) -> SizeChange:
+        """Change the size, at once or at the next restart, as ``%gpu use`` does.
+
+        Raises ``BadRequest`` where ``size`` is none, ``NotAllowed`` while the kernel works, and the pool's
+        other refusals of what waits.
+        """
+        wanted, state = parse_request(size), self.state
+        phase = state.proxy.phase
+        if phase is SlicePhase.WAITING:
+            lease = await in_background(self._slice.resize(wanted))
+            return SizeChange(True, False, f"This kernel now waits for {lease.request.of_gpus}.")
+        if self._slice.lease_id is None:
+            self._slice.request = wanted
+            return SizeChange(True, False, f"The next cell asks for {wanted.of_gpus}.")
+        if state.resizes_live:
+            return await in_background(self._resize_live(size))
+        message = resize_at_restart(self._slice, size)
+        return SizeChange(True, True, message if state.proxy.in_pod else f"{_IN_PLACE} {_then(size)}")
+
+    async def _resize_live(self, size: str) -> SizeChange:
+        assert self._proxy is not None
+        answer = await self._proxy.resize(lambda: self._grant(size))
+        return SizeChange(bool(answer["granted"]), self._slice.pending_size is not None, answer["message"])
+
+    async def _grant(self, size: str) -> Mapping[str, Any]:
+        assert self._on_slice is not None
+        return await grant(self._slice, self._on_slice, size)
+
+    def resize_at_restart(self, size: str) -> None:
+        """Let the next restart change the size. Raises ``BadRequest``."""
+        self._slice.pending_size = parse_request(size)
+
+    def size_after_restart(self, size: str) -> SizeChange:
+        """Say whether a restart has brought the size that was asked for before it."""
+        granted = self._slice.request == parse_request(size)
+        message = f"The kernel restarts with {self._slice.request.of_gpus}."
+        return SizeChange(granted, False, message if granted else self._slice.notice or message)
+
+
+def _then(size: str) -> str:
+    return f"Restart the kernel: it then changes to {size}, if that is free."

@@ -1,0 +1,120 @@
+"""A real Jupyter Server with the extension for pages, and pages that ask it and listen to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tornado.httpclient import HTTPRequest, HTTPResponse
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+from support.jupyter_env import JupyterEnv, eventually
+from support.server import TOKEN, Server
+
+State = dict[str, Any]
+
+
+class Page:
+    """A page that listens."""
+
+    def __init__(self) -> None:
+        self.states: list[State] = []
+
+    @property
+    def last(self) -> State:
+        return self.states[-1] if self.states else {"slices": [], "pools": []}
+
+    async def sees(self, is_so: Callable[[State], Any], within: float = 120.0) -> State:
+        """Return the first state from now on of which this holds; what was seen last counts."""
+
+        async def does() -> bool:
+            return bool(self.states) and bool(is_so(self.last))
+
+        try:
+            await eventually(does, within)
+        except AssertionError:
+            raise AssertionError(json.dumps(self.states[-3:], indent=1)) from None
+        return self.last
+
+    async def sees_slice(self, within: float = 120.0, **wanted: Any) -> State:
+        """Return the slice of the only kernel once it is like that."""
+
+        def is_so(state: State) -> bool:
+            return any(all(each[name] == value for name, value in wanted.items()) for each in state["slices"])
+
+        found = await self.sees(is_so, within)
+        return next(each for each in found["slices"] if all(each[n] == v for n, v in wanted.items()))
+
+    async def listen(self, connection: WebSocketClientConnection) -> None:
+        while (text := await connection.read_message()) is not None:
+            self.states.append(json.loads(text))
+
+
+class PagesServer(Server):
+    """A Jupyter server, asked as its pages ask."""
+
+    def __init__(self, jupyter_env: JupyterEnv, **config: Any) -> None:
+        folder = jupyter_env.folder / "config"
+        folder.mkdir(exist_ok=True)
+        enabled = {"ServerApp": {"jpserver_extensions": {"gpu_pool_provisioner": True}}, **config}
+        (folder / "jupyter_server_config.json").write_text(json.dumps(enabled))
+        super().__init__(jupyter_env)
+
+    @property
+    def url(self) -> str:
+        return str(json.loads(self._files()[0].read_text())["url"])
+
+    async def start(self, name: str, kernel: str) -> str:
+        """Open a notebook and return its kernel's id."""
+        return str(json.loads((await self.open_notebook(name, kernel)).body)["kernel"]["id"])
+
+    async def connect(self, **headers: str) -> WebSocketClientConnection:
+        request = HTTPRequest(
+            self.url.replace("http", "ws", 1) + "gpu-pool/api/events",
+            headers=headers or {"Authorization": f"token {TOKEN}"},
+        )
+        return await websocket_connect(request)
+
+    @asynccontextmanager
+    async def page(self) -> AsyncIterator[Page]:
+        """Listen as a page does, while the context lasts."""
+        page, connection = Page(), await self.connect()
+        listening = asyncio.create_task(page.listen(connection))
+        try:
+            yield page
+        finally:
+            connection.close()
+            with suppress(asyncio.CancelledError):
+                await listening
+
+    async def state(self) -> State:
+        return json.loads((await self.ask("GET", "gpu-pool/api/slices")).body)  # type: ignore[no-any-return]
+
+    async def post(self, kernel_id: str, action: str, **body: Any) -> HTTPResponse:
+        return await self.ask("POST", f"gpu-pool/api/slices/{kernel_id}/{action}", body, strict=False)
+
+    async def done(self, kernel_id: str, action: str, **body: Any) -> State:
+        """Do something that is possible, and return the answer."""
+        answer = await self.post(kernel_id, action, **body)
+        assert answer.code == 200, answer.body
+        return json.loads(answer.body)  # type: ignore[no-any-return]
+
+
+@asynccontextmanager
+async def serving_pages(jupyter_env: JupyterEnv, **config: Any) -> AsyncIterator[PagesServer]:
+    """Run a server."""
+    server = PagesServer(jupyter_env, **config)
+    try:
+        await eventually(server.started, within=120)
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def log_of(server: PagesServer) -> str:
+    return Path(server._log).read_text()
