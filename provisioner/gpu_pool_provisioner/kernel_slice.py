@@ -14,9 +14,7 @@ from typing import Final
 from traitlets.log import get_logger
 
 from gpu_pool_client import (
-    WHOLE,
     Activity,
-    Device,
     EndReason,
     Enforcement,
     GpuPoolError,
@@ -29,11 +27,11 @@ from gpu_pool_client import (
     PoolStatus,
     PoolUnreachable,
     Process,
-    Slice,
     SliceRequest,
     connect,
 )
 from gpu_pool_client._framework_caps import slice_environment
+from gpu_pool_client._free import cut
 
 #: What a kernel is to show its user below the first cell; see gpu_pool_kernels.inkernel.extension.
 NOTICE_VARIABLE: Final = "GPU_POOL_NOTICE"
@@ -285,16 +283,9 @@ def expected_lease(request: SliceRequest, holder: Holder, status: PoolStatus) ->
     It is good for what a slice's environment is like, and for nothing else. The pool is not asked for it.
     """
     devices = [each.device for each in status.devices][: request.count]
-    slices = tuple(_cut(request, device) for device in devices)
+    slices = tuple(cut(request, device) for device in devices)
     enforcement = next((each.enforcement for each in status.leases if each.slices), Enforcement())
     return Lease("", "", request, holder, LeaseState.HELD, 0.0, slices=slices, enforcement=enforcement)
-
-
-def _cut(request: SliceRequest, device: Device) -> Slice:
-    milli, memory = request.milli or 0, request.memory_mib
-    if device.mig_profile is not None:
-        memory = device.memory_mib
-    return Slice(device, milli, device.memory_mib * milli // WHOLE if memory is None else memory)
 
 
 def kernel_command(command: list[str], *, installed: bool = False) -> list[str]:

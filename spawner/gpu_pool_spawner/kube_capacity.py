@@ -14,8 +14,8 @@ from typing import Final
 
 from gpu_pool.cluster.dialects import Dialect, Manifest, Node, Pod, PodParts, usage
 from gpu_pool.cluster.dialects.objects import quantity
-from gpu_pool.courses.arithmetic import accepting, free_slices, whole_requests
 from gpu_pool_client import DeviceStatus
+from gpu_pool_client._free import accepting, free_slices, whole_requests
 from gpu_pool_spawner.kube_profiles import Profile
 
 #: The room where nothing bounds it that the cluster shows.

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 from gpu_pool.courses import parse_course
-from gpu_pool.courses.arithmetic import free_now
 from gpu_pool_client import DeviceStatus, parse_request
+from gpu_pool_client._free import free_now
 from gpu_pool_spawner.choices import OwnCourses
 from gpu_pool_spawner.page import ServerChoice, SpawnPage, say_size, spawn_page
 from gpu_pool_spawner.pool_view import PoolSupply

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from gpu_pool.courses.model import CourseFile, SliceOffer
 from gpu_pool.policy import placement
@@ -14,9 +13,7 @@ from gpu_pool.policy.sharing import Quota
 from gpu_pool.simulation import ORDERS, Arrival, figures, simulate
 from gpu_pool.simulation.report import WaitFigures
 from gpu_pool_client import Device, DeviceStatus, Slice, SliceRequest, format_duration
-
-#: Those of a pool whose settings are not known, such as at the Hub.
-_PLAIN_RULES: Final = Rules(lease_contexts=1)
+from gpu_pool_client._free import free_slices, whole_requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,50 +97,6 @@ def _each(request: SliceRequest, device: Device, rules: Rules) -> int:
         return 1
     empty = DeviceStatus(device, 0, 0, 0, 0, rules.device_milli)
     return free_slices(empty, part.milli, part.memory_mib, part.contexts)
-
-
-def free_slices(status: DeviceStatus, milli: int, memory_mib: int, contexts: int = 1) -> int:
-    """Return how many slices of this size a device has free; of 0 any number is free."""
-    free = [status.free_milli // max(1, milli)]
-    if memory_mib and status.device.memory_mib:
-        free.append(status.free_memory_mib // memory_mib)
-    if status.free_contexts is not None and contexts:
-        free.append(status.free_contexts // contexts)
-    return min(free)
-
-
-def whole_requests(slices: Sequence[int], count: int) -> int:
-    """Return how many requests for ``count`` devices devices with so many ``slices`` each can serve.
-
-    The parts of one request lie on different devices.
-    """
-    most = sum(slices) // count
-    while most and sum(min(number, most) for number in slices) < most * count:
-        most -= 1
-    return most
-
-
-def accepting(request: SliceRequest, statuses: Iterable[DeviceStatus]) -> list[DeviceStatus]:
-    """Return the devices that the request's filters let it onto, whatever is free of them."""
-    return [each for each in statuses if placement.accepts(request.filters, each.device)]
-
-
-def free_now(request: SliceRequest, statuses: Iterable[DeviceStatus]) -> int:
-    """Return how many such requests these devices could grant now, quotas and the queue left aside.
-
-    For people to read: what is granted, the pool decides.
-    """
-    return whole_requests([_free_on(request, each) for each in accepting(request, statuses)], request.count)
-
-
-def _free_on(request: SliceRequest, status: DeviceStatus) -> int:
-    device, part = status.device, placement.cut(request, status.device, _PLAIN_RULES)
-    is_larger = part.milli > device.milli or part.memory_mib > device.memory_mib
-    if is_larger or not placement.fits(part, status):
-        return 0
-    if device.mig_profile is not None:
-        return int(not status.leases)
-    return free_slices(status, part.milli, part.memory_mib)
 
 
 def _allowed(quota: Quota, request: SliceRequest, devices: Sequence[Device], rules: Rules) -> int | None:

@@ -7,47 +7,22 @@ NVLink, then those on one NUMA node.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, islice
 
 from gpu_pool.policy.queue_state import Rules
-from gpu_pool_client import WHOLE, Device, DeviceStatus, Filters, Slice, SliceRequest
+from gpu_pool_client import WHOLE, Device, DeviceStatus, Slice, SliceRequest, _free
+from gpu_pool_client._free import accepts as accepts
+from gpu_pool_client._free import fits as fits
 
 #: Sets of devices compared for one request; beyond it the first that fit are taken.
 _MAX_COMBINATIONS = 5_000
 
 
-def accepts(filters: Filters, device: Device) -> bool:
-    """Whether the filters of a request let it onto this device."""
-    if filters.model and filters.model.lower() not in device.model.lower().replace(" ", "-"):
-        return False
-    if filters.memory_mib and device.memory_mib < filters.memory_mib:
-        return False
-    if filters.driver and _version(device.driver) < filters.driver:
-        return False
-    return not filters.index or device.index in filters.index
-
-
 def cut(request: SliceRequest, device: Device, rules: Rules) -> Slice:
-    """Return the slice that the request means on this device, whether or not it fits.
-
-    Shares are rounded down to whole MiB; a request for memory alone is charged
-    compute in proportion, rounded up. A MIG instance is granted as a whole, to
-    whoever asks for no more of a GPU than it is.
-    """
-    if device.mig_profile is not None:
-        milli = max(device.milli, request.milli or 0)
-        memory = max(device.memory_mib, request.memory_mib or 0)
-    elif request.milli is not None:
-        milli, memory = request.milli, device.memory_mib * request.milli // WHOLE
-    else:
-        memory = request.memory_mib or 0
-        milli = -(-memory * WHOLE // max(1, device.memory_mib))
-    # On a node of a cluster a slot is a pod's.
-    contexts = 0 if device.contexts is None else 1 if device.node else rules.lease_contexts
-    return Slice(device, milli, memory, contexts)
+    """Return the slice that the request means on this device, whether or not it fits; see ``_free.cut``."""
+    return _free.cut(request, device, rules.lease_contexts)
 
 
 def holds(part: Slice, rules: Rules) -> bool:
@@ -63,20 +38,6 @@ def holds(part: Slice, rules: Rules) -> bool:
         least <= part.memory_mib <= most
         and part.milli <= min(device.milli, rules.max_milli)
         and (device.contexts is None or part.contexts <= device.contexts)
-    )
-
-
-def fits(part: Slice, status: DeviceStatus) -> bool:
-    """Whether the slice fits into what is free of its device now."""
-    contexts = status.free_contexts
-    # Where all slices must be of one size, that is the size of those held there already.
-    n = status.leases if status.device.one_size else 0
-    return (
-        not status.drained
-        and part.memory_mib <= status.unheld_memory_mib
-        and part.milli <= status.unheld_milli
-        and (contexts is None or part.contexts <= contexts)
-        and (n == 0 or (n * part.milli, n * part.memory_mib) == (status.held_milli, status.held_memory_mib))
     )
 
 
@@ -172,10 +133,6 @@ def _closeness(parts: Sequence[Slice]) -> tuple[int, int]:
     linked = sum(b.uuid in a.nvlink or a.uuid in b.nvlink for a, b in pairs)
     near = sum(a.numa_node is not None and a.numa_node == b.numa_node for a, b in pairs)
     return linked, near
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"[0-9]+", text))
 
 
 def give_back(statuses: Sequence[DeviceStatus], parts: Sequence[Slice]) -> list[DeviceStatus]:

@@ -1,0 +1,103 @@
+"""What a request means on a device, and how many of it are free: pure functions over a pool's status."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from gpu_pool_client._requests import WHOLE, Filters, SliceRequest
+from gpu_pool_client._values import Device, DeviceStatus, Slice
+
+
+def accepts(filters: Filters, device: Device) -> bool:
+    """Whether the filters of a request let it onto this device."""
+    if filters.model and filters.model.lower() not in device.model.lower().replace(" ", "-"):
+        return False
+    if filters.memory_mib and device.memory_mib < filters.memory_mib:
+        return False
+    if filters.driver and _version(device.driver) < filters.driver:
+        return False
+    return not filters.index or device.index in filters.index
+
+
+def cut(request: SliceRequest, device: Device, lease_contexts: int = 1) -> Slice:
+    """Return the slice that the request means on this device, whether or not it fits.
+
+    Shares are rounded down to whole MiB; a request for memory alone is charged
+    compute in proportion, rounded up. A MIG instance is granted as a whole, to
+    whoever asks for no more of a GPU than it is. ``lease_contexts`` is how many context slots a lease takes
+    of a device that counts them.
+    """
+    if device.mig_profile is not None:
+        milli = max(device.milli, request.milli or 0)
+        memory = max(device.memory_mib, request.memory_mib or 0)
+    elif request.milli is not None:
+        milli, memory = request.milli, device.memory_mib * request.milli // WHOLE
+    else:
+        memory = request.memory_mib or 0
+        milli = -(-memory * WHOLE // max(1, device.memory_mib))
+    # On a node of a cluster a slot is a pod's.
+    contexts = 0 if device.contexts is None else 1 if device.node else lease_contexts
+    return Slice(device, milli, memory, contexts)
+
+
+def fits(part: Slice, status: DeviceStatus) -> bool:
+    """Whether the slice fits into what is free of its device now."""
+    contexts = status.free_contexts
+    # Where all slices must be of one size, that is the size of those held there already.
+    n = status.leases if status.device.one_size else 0
+    return (
+        not status.drained
+        and part.memory_mib <= status.unheld_memory_mib
+        and part.milli <= status.unheld_milli
+        and (contexts is None or part.contexts <= contexts)
+        and (n == 0 or (n * part.milli, n * part.memory_mib) == (status.held_milli, status.held_memory_mib))
+    )
+
+
+def free_slices(status: DeviceStatus, milli: int, memory_mib: int, contexts: int = 1) -> int:
+    """Return how many slices of this size a device has free; of 0 any number is free."""
+    free = [status.free_milli // max(1, milli)]
+    if memory_mib and status.device.memory_mib:
+        free.append(status.free_memory_mib // memory_mib)
+    if status.free_contexts is not None and contexts:
+        free.append(status.free_contexts // contexts)
+    return min(free)
+
+
+def whole_requests(slices: Sequence[int], count: int) -> int:
+    """Return how many requests for ``count`` devices devices with so many ``slices`` each can serve.
+
+    The parts of one request lie on different devices.
+    """
+    most = sum(slices) // count
+    while most and sum(min(number, most) for number in slices) < most * count:
+        most -= 1
+    return most
+
+
+def accepting(request: SliceRequest, statuses: Iterable[DeviceStatus]) -> list[DeviceStatus]:
+    """Return the devices that the request's filters let it onto, whatever is free of them."""
+    return [each for each in statuses if accepts(request.filters, each.device)]
+
+
+def free_now(request: SliceRequest, statuses: Iterable[DeviceStatus]) -> int:
+    """Return how many such requests these devices could grant now, quotas and the queue left aside.
+
+    For people to read: what is granted, the pool decides.
+    """
+    return whole_requests([_free_on(request, each) for each in accepting(request, statuses)], request.count)
+
+
+def _free_on(request: SliceRequest, status: DeviceStatus) -> int:
+    device, part = status.device, cut(request, status.device)
+    is_larger = part.milli > device.milli or part.memory_mib > device.memory_mib
+    if is_larger or not fits(part, status):
+        return 0
+    if device.mig_profile is not None:
+        return int(not status.leases)
+    return free_slices(status, part.milli, part.memory_mib)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"[0-9]+", text))
