@@ -39,7 +39,7 @@ CHECK := $(BIN)/check-jsonschema --builtin-schema vendor.
 SOURCES := $(CURDIR)/kernels:$(CURDIR)/pool:$(CURDIR)/pool_client:$(CURDIR)/provisioner:$(CURDIR)/spawner
 
 .DEFAULT_GOAL := help
-.PHONY: help lab hub demo test test-all test-hub test-gpu test-cluster matrix soak chaos mutation lint format types docs man dist bench clean
+.PHONY: help lab hub demo test test-all test-hub test-gpu test-cluster matrix soak chaos mutation lint format types labextension docs man dist bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -117,6 +117,9 @@ format: $(VENV)/.ready-dev ## put style and formatting right where that can be d
 types: $(VENV)/.ready-dev ## check the types and which package imports which
 	@$(BIN)/mypy && $(BIN)/mypy examples && $(BIN)/lint-imports
 
+labextension: $(VENV)/.ready-lab ## build what JupyterLab shows of slices anew, and install it into .venv (needs Node.js)
+	@GPU_POOL_LABEXTENSION=required $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+
 docs: $(VENV)/.ready-dev ## build the documentation, warnings being errors
 	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 	@echo "The documentation is in docs/_build/html/index.html"
@@ -134,6 +137,7 @@ bench: $(VENV)/.ready-bench ## print this project's speed against its yardsticks
 
 clean: ## remove .venv and everything built
 	@rm -rf $(VENV) .venv-hub build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf labextension/node_modules labextension/lib labextension/dist labextension/build
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The tests that need JupyterHub's proxy are skipped where it is not.
@@ -163,6 +167,9 @@ node_modules/.bin/configurable-http-proxy:
 $(VENV)/.ready-%: pyproject.toml | $(BIN)/python
 	@echo "Installing jupyter-gpu-pool[$*] into $(VENV); this takes a minute or two, once."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@[ -e labextension/dist/package.json ] || { \
+		echo "JupyterLab does not show slices here: building its extension needs Node.js, npm and npm's registry."; \
+		echo "Everything else works without it. 'make labextension' tries again."; }
 	@touch $@
 
 $(BIN)/python:

@@ -1,0 +1,138 @@
+/**
+ * What the server extension answers, see its server/openapi.yaml.
+ *
+ * Times are Unix seconds, durations seconds, memory MiB.
+ */
+
+/** How firm a limit is: `none` means that use is only counted. */
+export type Strength = 'hard' | 'cooperative' | 'none';
+
+/**
+ * Where a kernel is with its slice.
+ *
+ * - `asking`: the pool has not answered yet
+ * - `waiting`: in the queue
+ * - `starting`: the slice is there, the kernel is on its way
+ * - `held`: the kernel runs on its slice
+ * - `parked`: the slice was lent to others, the variables are kept
+ * - `resuming`: parked, and in the queue again
+ * - `none`: the kernel gave up, or its slice is over
+ */
+export type SliceState =
+  | 'asking'
+  | 'waiting'
+  | 'starting'
+  | 'held'
+  | 'parked'
+  | 'resuming'
+  | 'none';
+
+export interface IMemory {
+  granted_mib: number;
+  /** null where it cannot be measured. */
+  used_mib: number | null;
+  strength: Strength;
+  /** What enforces it, for instance "MPS". */
+  by: string;
+}
+
+export interface ICompute {
+  share: string;
+  strength: Strength;
+  by: string;
+}
+
+export interface IDevice {
+  name: string;
+  simulated: boolean;
+}
+
+/** What may be done with a slice now; what is missing cannot be done. */
+export interface IActions {
+  keep?: Record<string, never>;
+  resize?: { sizes: string[]; keeps_variables: boolean };
+  restart?: { sizes: string[]; keeps_variables: boolean };
+  'give-back'?: { keeps_variables: boolean; shuts_down: boolean };
+  'leave-queue'?: { keeps_variables: boolean };
+}
+
+export interface ISlice {
+  kernel_id: string;
+  /** The name of the kernelspec. */
+  kernel_name: string;
+  display_name: string;
+  /** The path of the session, if the kernel has one. */
+  notebook: string | null;
+  state: SliceState;
+  size: string;
+  /** The size that applies from the next restart. */
+  pending_size: string | null;
+  /** What the person should read now, perhaps nothing. */
+  message: string;
+  position: number | null;
+  /** The soonest and the latest that is expected, in seconds. */
+  expected_wait: [number, number] | null;
+  requested_at: number | null;
+  held_at: number | null;
+  ends_at: number | null;
+  idle_since: number | null;
+  idle_limit: number | null;
+  gives_back_at: number | null;
+  ends_when_idle: boolean;
+  kept_until: number | null;
+  asked_back: boolean;
+  devices: IDevice[];
+  node: string;
+  memory: IMemory | null;
+  compute: ICompute | null;
+  end_reason: string | null;
+  end_message: string;
+  actions: IActions;
+}
+
+export interface IPool {
+  url: string;
+  reachable: boolean;
+  simulated: boolean;
+  message: string;
+}
+
+export interface IState {
+  slices: ISlice[];
+  pools: IPool[];
+}
+
+/** The last ten minutes, oldest first. */
+export interface IMemoryHistory {
+  samples: [number, number][];
+  granted_mib: number;
+}
+
+/** A kernel of the launcher. */
+export interface IOffer {
+  size: string;
+  /** Thousandths of one GPU. */
+  milli: number;
+  memory_mib: number | null;
+  /** How many would be granted at once. */
+  free_now: number | null;
+  /** The position in the queue that a request would have now. */
+  position: number | null;
+  expected_wait: [number, number] | null;
+  /** Why it would be refused. */
+  message: string;
+  simulated: boolean;
+}
+
+export interface IOffers {
+  /** By the name of the kernelspec. */
+  kernels: Record<string, IOffer>;
+  message: string;
+}
+
+/** What a change of size came to. */
+export interface IResized {
+  granted: boolean;
+  at_restart: boolean;
+  message: string;
+}

@@ -1,0 +1,3 @@
+import { JupyterFrontEndPlugin } from '@jupyterlab/application';
+
+export const kernelStatusPlugins: JupyterFrontEndPlugin<any>[] = [];
