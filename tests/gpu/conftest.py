@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from gpu_pool.devices import discover
 from gpu_pool.enforcement import Tier
 from gpu_pool_client import Device
+from support import entry_points
 from support.gpu import TIERS, SharedDevice, hidden_processes, opened, torch_facts, why_not
 
 # The benchmarks are tested, too, and are nowhere installed.
@@ -87,3 +90,46 @@ def tier(request: pytest.FixtureRequest, device: Device, torch: object) -> Itera
 def tiered(tier: Tier, share_device: ShareDevice) -> SharedDevice:
     """Divide the device by each tier; the processes on it end before the tier does."""
     return share_device(tier)
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let Jupyter find this project, which may run from its sources."""
+    missing = [name for name in ("jupyter_client", "ipykernel") if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    if entry_points.are_there():
+        yield
+        return
+    folder = tmp_path_factory.mktemp("installed")
+    entry_points.write(folder)
+    sys.path.append(str(folder))
+    yield
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture
+def install(installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Install kernels on slices of the GPU, for this test alone: ``install(size, **config)``."""
+    for name, value in {
+        "JUPYTER_PATH": str(tmp_path),
+        "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"),
+        "JUPYTER_CONFIG_DIR": str(tmp_path / "config"),
+        "IPYTHONDIR": str(tmp_path / "ipython"),
+        "GPU_POOL_URL": f"embedded:{tmp_path}/store.db",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    def install(size: str, **config: Any) -> str:
+        name = f"slice-{len(list(tmp_path.glob('kernels/*')))}"
+        spec = tmp_path / "kernels" / name
+        spec.mkdir(parents=True)
+        provisioner = {"provisioner_name": "gpu-pool", "config": {"slice": size, **config}}
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        facts = {"argv": argv, "display_name": name, "language": "python"}
+        (spec / "kernel.json").write_text(
+            json.dumps({**facts, "metadata": {"kernel_provisioner": provisioner}})
+        )
+        return name
+
+    return install

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Device
+from support import entry_points
 from support.gpu import TIERS, Full, SharedDevice, opened, run, torch_facts, why_not
 from support.gpu_child import Child, Failed
 
@@ -74,6 +76,21 @@ def test_a_tier_that_cannot_be_used_says_why() -> None:
     assert {why_not(tier, SIMULATED) for tier in TIERS[1:]} == {"the device is simulated"}
     with opened("framework caps") as tier:
         assert tier.adapt(SIMULATED) == SIMULATED
+
+
+def test_entry_points_of_the_sources_are_those_of_an_installation(tmp_path: Path) -> None:
+    entry_points.write(tmp_path)
+    (written,) = importlib.metadata.distributions(path=[str(tmp_path)])
+    found = {(each.group, each.name): each.value for each in written.entry_points}
+    assert found["gpu_pool.kernel_launchers", "template"] == "gpu_pool_kernels.launching:template_argv"
+    assert written.name == "jupyter-gpu-pool"
+    if entry_points.are_there():
+        of_it = importlib.metadata.distribution(written.name).entry_points
+        installed = {(each.group, each.name): each.value for each in of_it}
+        assert (
+            found.items()
+            == {key: value for key, value in installed.items() if "scripts" not in key[0]}.items()
+        )
 
 
 def benchmark(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
