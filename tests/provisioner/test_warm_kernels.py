@@ -16,6 +16,7 @@ from jupyter_client.manager import AsyncKernelManager
 
 from gpu_pool.devices.activity import environment_of
 from gpu_pool_client import EndReason, Process
+from gpu_pool_kernels import launching
 from gpu_pool_provisioner.templates import templates
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill, restarting_soon
@@ -271,3 +272,13 @@ async def test_many_at_once_are_all_warm_and_all_different(spec: Spec, manager: 
 async def test_without_preload_nothing_is_forked(jupyter_env: JupyterEnv, manager: Managers) -> None:
     assert not await start(manager(jupyter_env.install("cold")))
     assert not templates().all()
+
+
+async def test_one_of_an_installation_that_is_found_by_a_link(
+    spec: Spec, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "linked"
+    link.symlink_to(launching.LAUNCHER.parent)
+    monkeypatch.setattr(launching, "LAUNCHER", link / launching.LAUNCHER.name)
+    km = await started_warm(spec, manager)
+    assert str(link) in await answer(km, "print(open('/proc/self/cmdline').read())")

@@ -400,11 +400,11 @@ def tell_when_bound(channel: socket.socket) -> None:
     application.log_connection_info = log_connection_info
 
 
-def run(argv: "list[str]") -> None:
-    """Run the kernel as ``launch.py`` in this folder does, which its command names as this process' does."""
+def run(argv: "list[str]", launcher: str) -> None:
+    """Run the kernel as ``launch.py`` in this folder does, which its command names as ``launcher``."""
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
         sys.path.insert(0, str(Path(__file__).resolve().parent))
-    sys.argv[:] = argv[argv.index(sys.argv[0]) :]
+    sys.argv[:] = argv[argv.index(launcher) :]
     launch.main()
     end()
 
@@ -429,7 +429,7 @@ def end() -> None:
 
 def main() -> None:
     """Import what the command line names, and fork kernels until the server closes the socket."""
-    control, modules, idle = sys.argv[2:5]
+    launcher, _, control, modules, idle = sys.argv[:5]
     template = Template(int(control), list(filter(None, modules.split(","))), float(idle))
     if free_memory.is_short():
         _send(template.control, {"short": True})
@@ -442,4 +442,4 @@ def main() -> None:
     if argv is None:
         # What modules do at the end of a process is up to the kernels: they may still use it.
         os._exit(0)
-    run(argv)
+    run(argv, launcher)
