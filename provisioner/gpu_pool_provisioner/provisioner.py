@@ -273,6 +273,10 @@ class GPUPoolProvisioner(SliceSettings):
         """The kernel's slice; None where it has none."""
         return self._slice
 
+    def wanted_slice(self) -> KernelSlice | None:
+        """Return the slice that such a kernel would ask for; None for none. Raises ``BadRequest``."""
+        return self._new_slice() if self.slice else None
+
     def slice_holder(self) -> Holder:
         """Return who asks for this kernel's slice."""
         return self._holder()

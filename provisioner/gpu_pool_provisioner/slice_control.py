@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_pool_client import LeaseState, NotAllowed, parse_request
+from gpu_pool_client import LeaseState, NotAllowed, SliceRequest, parse_request
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
@@ -136,13 +136,16 @@ class SliceControl:
         assert self._on_slice is not None
         return await grant(self._slice, self._on_slice, size)
 
-    def resize_at_restart(self, size: str) -> None:
-        """Let the next restart change the size. Raises ``BadRequest``."""
-        self._slice.pending_size = parse_request(size)
+    def resize_at_restart(self, size: SliceRequest) -> None:
+        """Let the next restart change the size."""
+        if self._slice.lease_id is None:  # it asks for another slice then
+            self._slice.request = size
+        else:
+            self._slice.pending_size = size
 
-    def size_after_restart(self, size: str) -> SizeChange:
+    def size_after_restart(self, size: SliceRequest) -> SizeChange:
         """Say whether a restart has brought the size that was asked for before it."""
-        granted = self._slice.request == parse_request(size)
+        granted = self._slice.request == size
         message = f"The kernel restarts with {self._slice.request.of_gpus}."
         return SizeChange(granted, False, message if granted else self._slice.notice or message)
 

@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from jupyter_client.asynchronous.client import AsyncKernelClient
 from tornado.httpclient import HTTPRequest, HTTPResponse
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
+from support.frontend import Frontend, listening
 from support.jupyter_env import JupyterEnv, eventually
 from support.server import TOKEN, Server
 
@@ -65,6 +67,10 @@ class PagesServer(Server):
         super().__init__(jupyter_env)
 
     @property
+    def runtime(self) -> Path:
+        return self._runtime
+
+    @property
     def url(self) -> str:
         return str(json.loads(self._files()[0].read_text())["url"])
 
@@ -83,13 +89,13 @@ class PagesServer(Server):
     async def page(self) -> AsyncIterator[Page]:
         """Listen as a page does, while the context lasts."""
         page, connection = Page(), await self.connect()
-        listening = asyncio.create_task(page.listen(connection))
+        hearing = asyncio.create_task(page.listen(connection))
         try:
             yield page
         finally:
             connection.close()
             with suppress(asyncio.CancelledError):
-                await listening
+                await hearing
 
     async def state(self) -> State:
         return json.loads((await self.ask("GET", "gpu-pool/api/slices")).body)  # type: ignore[no-any-return]
@@ -116,5 +122,10 @@ async def serving_pages(jupyter_env: JupyterEnv, **config: Any) -> AsyncIterator
         server.process.wait()
 
 
-def log_of(server: PagesServer) -> str:
-    return Path(server._log).read_text()
+@asynccontextmanager
+async def cells(server: PagesServer, kernel_id: str) -> AsyncIterator[Frontend]:
+    """Submit cells to a kernel of a server, as a notebook does."""
+    client = AsyncKernelClient(connection_file=str(server.runtime / f"kernel-{kernel_id}.json"))
+    client.load_connection_file()
+    async with listening(client) as frontend:
+        yield frontend

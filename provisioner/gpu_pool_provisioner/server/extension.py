@@ -20,7 +20,7 @@ _LOOK_EVERY: Final = 0.2
 
 
 def _load_jupyter_server_extension(server: Any) -> None:
-    """Answer pages; start templates once the event loop runs. Called by jupyter_server, with its application."""
+    """Answer pages; start templates when the event loop runs. Called by jupyter_server with its app."""
     from gpu_pool_provisioner.server.handlers import add_handlers
 
     add_handlers(server)

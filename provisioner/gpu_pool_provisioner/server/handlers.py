@@ -9,6 +9,8 @@ import asyncio
 import importlib
 import json
 import sys
+from collections.abc import Awaitable
+from http.client import responses
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_core.utils import ensure_async
@@ -26,6 +28,27 @@ if TYPE_CHECKING:
 AUTH_RESOURCE: Final = "kernels"
 #: What is answered where no kernel of ours runs, so that nothing needs to be loaded.
 _NOTHING: Final = json.dumps({"slices": [], "pools": []})
+_NO_OFFERS: Final = json.dumps({"kernels": {}, "message": ""})
+_KERNEL: Final = r"(?P<kernel_id>[^/]+)"
+_ACTION: Final = r"(?P<action>keep|resize|give-back|leave-queue)"
+_NO_KERNEL: Final = "This server has no kernel of that id with a GPU slice."
+_LOOK: Final = "GET gpu-pool/api/slices lists those that it has."
+#: Bytes of what a page sends at most.
+_LONGEST_BODY: Final = 10_000
+#: Statuses of the pool's errors, by their code. What is "not allowed" is so as things stand.
+_STATUS: Final = {
+    "bad-request": 400,
+    "never-fits": 422,
+    "not-allowed": 409,
+    "over-quota": 429,
+    "timed-out": 409,
+    "pool-unreachable": 503,
+    "lease-gone": 409,
+}
+#: Why a socket is closed, by RFC 6455; reasons have 123 bytes at most.
+_TRY_AGAIN_LATER: Final = 1013
+_INTERNAL_ERROR: Final = 1011
+_TOO_MANY: Final = "{} pages listen already, which is the limit (c.GPUPoolServer.max_streams). Close some."
 #: Loaded with the first kernel of ours.
 _PROVISIONER: Final = "gpu_pool_provisioner.provisioner"
 _SLICES: Final = "gpu_pool_provisioner.server.slices"
@@ -42,6 +65,9 @@ def add_handlers(server: Any) -> None:
         ".*$",
         [
             (url_path_join(base, "slices"), SlicesHandler, pages),
+            (url_path_join(base, rf"slices/{_KERNEL}/memory"), MemoryHandler, pages),
+            (url_path_join(base, rf"slices/{_KERNEL}/{_ACTION}"), ActionHandler, pages),
+            (url_path_join(base, "offers"), OffersHandler, pages),
             (url_path_join(base, "events"), EventsHandler, pages),
         ],
     )
@@ -52,6 +78,8 @@ class Pages:
 
     def __init__(self, server: Any) -> None:
         self._server = server
+        #: The sockets that are told.
+        self.streams: set[EventsHandler] = set()
         self._slices: Slices | None = None
         self._loading: asyncio.Task[Slices] | None = None
 
@@ -61,6 +89,13 @@ class Pages:
             self._loading = self._loading or asyncio.create_task(self._load())
             self._slices = await asyncio.shield(self._loading)
         return self._slices
+
+    @property
+    def most_streams(self) -> int:
+        """How many pages may listen at once."""
+        from gpu_pool_provisioner.server.settings import GPUPoolServer
+
+        return int(GPUPoolServer(config=self._server.config).max_streams)
 
     @property
     def is_used(self) -> bool:
@@ -95,6 +130,37 @@ class PoolHandler(APIHandler):
         """Take what the handlers share."""
         self.pages = pages
 
+    async def slices(self) -> Slices:
+        """Return the slices of this server's kernels. Raises ``HTTPError`` where no kernel can have one."""
+        slices = await self.pages.slices()
+        if slices is None:
+            raise web.HTTPError(404, _NO_KERNEL)
+        return slices
+
+    async def answer(self, work: Awaitable[dict[str, Any]]) -> None:
+        """Answer with what comes of ``work``, or with its error."""
+        from gpu_pool_client import GpuPoolError
+        from gpu_pool_provisioner.server.slices import NoSuchKernelError
+
+        try:
+            self.finish(json.dumps(await work))
+        except GpuPoolError as error:
+            self.fail(_STATUS.get(error.code, 500), error.message, error.remedy)
+        except NoSuchKernelError:
+            self.fail(404, _NO_KERNEL, _LOOK)
+
+    def fail(self, status: int, message: str, advice: str = "") -> None:
+        """Answer with an error."""
+        self.set_status(status)
+        self.set_header("Content-Type", "application/json")
+        self.finish(json.dumps({"message": message, "advice": advice}))
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Answer with an error of the server's own, such as a missing token. Called by tornado."""
+        error = kwargs.get("exc_info", (None, None, None))[1]
+        said = (error.log_message or error.reason) if isinstance(error, web.HTTPError) else ""
+        self.fail(status_code, str(said or responses.get(status_code, "Unknown error")))
+
 
 class SlicesHandler(PoolHandler):
     """The slices of this server's kernels."""
@@ -105,6 +171,62 @@ class SlicesHandler(PoolHandler):
         """Return the State."""
         slices = await self.pages.slices()
         self.finish(_NOTHING if slices is None else await slices.state())
+
+
+class OffersHandler(PoolHandler):
+    """What is free for the kernels that can be started here."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return the Offer of each kernel that gets a slice."""
+        slices = await self.pages.slices()
+        self.finish(_NO_OFFERS if slices is None else json.dumps(await slices.offers.look()))
+
+
+class MemoryHandler(PoolHandler):
+    """The GPU memory that a kernel has used."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, kernel_id: str) -> None:
+        """Return what was measured in the last ten minutes."""
+        slices = await self.slices()
+
+        async def memory() -> dict[str, Any]:
+            return slices.memory(kernel_id)
+
+        await self.answer(memory())
+
+
+class ActionHandler(PoolHandler):
+    """Does something about a kernel's slice."""
+
+    _track_activity = True
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str, action: str) -> None:
+        """Do it, and say what comes of it."""
+        size = len(self.request.body)
+        if size > _LONGEST_BODY:
+            self.fail(413, f"What was sent has {size} bytes.", f"Send {_LONGEST_BODY} at most.")
+            return
+        await self.answer(self._do(await self.slices(), kernel_id, action))
+
+    async def _do(self, slices: Slices, kernel_id: str, action: str) -> dict[str, Any]:
+        from gpu_pool_provisioner.server import bodies
+
+        slices.control(kernel_id)  # of one that there is not, nothing else is of interest
+        text = self.request.body
+        if action == "keep":
+            return await slices.keep(kernel_id, bodies.read(bodies.KeepBody, text))
+        if action == "resize":
+            return await slices.resize(kernel_id, bodies.read(bodies.ResizeBody, text))
+        bodies.read(bodies.Body, text)
+        if action == "give-back":
+            return await slices.give_back(kernel_id)
+        return await slices.leave_queue(kernel_id)
 
 
 class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
@@ -128,6 +250,11 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     async def open(self) -> None:
         """Begin to tell the page."""
         super().open()
+        most = self.pages.most_streams
+        if len(self.pages.streams) >= most:
+            self.close(_TRY_AGAIN_LATER, _TOO_MANY.format(most))
+            return
+        self.pages.streams.add(self)
         self._telling = asyncio.create_task(self._tell())
 
     async def _tell(self) -> None:
@@ -142,11 +269,15 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
                     await self.write_message(await listener.next())
         except WebSocketClosedError:
             return
+        except Exception:  # the page connects again, and nothing is told meanwhile that is not so
+            self.log.exception("Telling a page of GPU slices failed.")
+            self.close(_INTERNAL_ERROR)
 
     def on_message(self, message: str | bytes) -> None:
         """Ignore what the page says: it has nothing to say."""
 
     def on_close(self) -> None:
         """Tell it no more."""
+        self.pages.streams.discard(self)
         if self._telling is not None:
             self._telling.cancel()

@@ -8,18 +8,22 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from jupyter_core.utils import ensure_async
 
-from gpu_pool_client import NotAllowed
+from gpu_pool_client import parse_request
 from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner.kernel_slice import kernel_name
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.server import model
+from gpu_pool_provisioner.server.bodies import KeepBody, ResizeBody
+from gpu_pool_provisioner.server.offers import Offers, refuse_hopeless
 from gpu_pool_provisioner.server.pool_watch import PoolWatch
 from gpu_pool_provisioner.server.settings import GPUPoolServer
 from gpu_pool_provisioner.slice_control import SliceControl
+from gpu_pool_provisioner.slice_state import IdleState, KernelSliceState
 
 #: Seconds between two looks at this server's kernels while a page listens: a page is told no more often.
 _TICK: Final = 0.25
@@ -69,6 +73,7 @@ class Slices:
         self._paths: dict[str, str] = {}
         self._sessions_at = 0.0
         self._clock = WallClock()
+        self.offers = Offers(server)
 
     # -- Telling -----------------------------------------------------------
 
@@ -81,13 +86,7 @@ class Slices:
 
     @contextmanager
     def listening(self) -> Iterator[Listener]:
-        """Tell a page of every change while the context lasts. Raises ``NotAllowed`` for one too many."""
-        most = self._settings.max_streams
-        if len(self._listeners) >= most:
-            raise NotAllowed(
-                f"{most} pages listen to this server already, which is the limit.",
-                "Close some of its pages. The limit is c.GPUPoolServer.max_streams.",
-            )
+        """Tell a page of every change while the context lasts."""
         listener = Listener()
         self._listeners.add(listener)
         try:
@@ -136,10 +135,10 @@ class Slices:
             if control is None:
                 continue
             control.somebody_looks()
-            state = control.state
+            state = self._with_idleness(kernel_id, control.state)
             by_pool.setdefault(state.url, {})[kernel_id] = provisioner
             name = self._name(kernel_id, provisioner)
-            slices.append(model.slice_of(name, state, self._sizes(provisioner), self._clock))
+            slices.append(model.slice_of(name, state, self.offers.sizes(provisioner), self._clock))
         self._watch_pools(by_pool)
         pools = [{"url": url, **self._pool(url)} for url in sorted(by_pool)]
         return json.dumps({"slices": slices, "pools": pools})
@@ -165,13 +164,19 @@ class Slices:
         sessions = await ensure_async(self._server.session_manager.list_sessions())
         self._paths = {each["kernel"]["id"]: each["path"] for each in reversed(sessions) if each["kernel"]}
 
+    def _with_idleness(self, kernel_id: str, state: KernelSliceState) -> KernelSliceState:
+        """Add since when a kernel is idle that nothing stands in front of, as the server itself sees it."""
+        kernel = self._server.kernel_manager.get_kernel(kernel_id)
+        last = getattr(kernel, "last_activity", None)
+        if not state.is_direct or last is None or getattr(kernel, "execution_state", "") != "idle":
+            return state
+        idle = IdleState(idle_since=last.timestamp() - self._clock.ahead)
+        return replace(state, proxy=replace(state.proxy, idle=idle))
+
     def _name(self, kernel_id: str, provisioner: GPUPoolProvisioner) -> model.KernelName:
         manager = self._server.kernel_manager.get_kernel(kernel_id)
         display = kernel_name(provisioner.kernel_spec.display_name)
         return model.KernelName(kernel_id, manager.kernel_name, display, self._paths.get(kernel_id))
-
-    def _sizes(self, provisioner: GPUPoolProvisioner) -> list[str]:
-        return []
 
     # -- Pools -------------------------------------------------------------
 
@@ -200,16 +205,60 @@ class Slices:
             raise NoSuchKernelError(kernel_id)
         return control
 
+    async def keep(self, kernel_id: str, body: KeepBody) -> dict[str, Any]:
+        """Count a kernel as in use. Raises ``NoSuchKernelError`` and ``NotAllowed``, as all of these."""
+        return {"message": await self.control(kernel_id).keep(body.seconds)}
+
+    async def leave_queue(self, kernel_id: str) -> dict[str, Any]:
+        """Let a kernel's user give up the wait."""
+        return {"message": await self.control(kernel_id).leave_queue()}
+
+    async def give_back(self, kernel_id: str) -> dict[str, Any]:
+        """Let a kernel's slice go as soon as it is idle, or shut the kernel down."""
+        control = self.control(kernel_id)
+        if not control.state.is_direct:
+            return {"message": await control.give_back()}
+        await ensure_async(self._server.kernel_manager.shutdown_kernel(kernel_id))
+        return {"message": "The kernel was shut down, and its GPU slice went back to the pool."}
+
+    async def resize(self, kernel_id: str, body: ResizeBody) -> dict[str, Any]:
+        """Change a kernel's size. Also raises what the pool refuses it with."""
+        control = self.control(kernel_id)
+        if not body.restart:
+            return asdict(await control.resize(body.size))
+        provisioner = self._kernels()[kernel_id]
+        assert provisioner.kernel_slice is not None
+        wanted = parse_request(body.size)
+        await refuse_hopeless(provisioner.kernel_slice, wanted, provisioner.slice_holder())
+        control.resize_at_restart(wanted)
+        await ensure_async(self._server.kernel_manager.restart_kernel(kernel_id))
+        return asdict(self.control(kernel_id).size_after_restart(wanted))
+
+    def memory(self, kernel_id: str) -> dict[str, Any]:
+        """Return a kernel's memory over the last minutes, and go on watching."""
+        state = self.control(kernel_id).state
+        self._needed_until = time.monotonic() + _LINGER
+        self._watch()
+        watch = self._pools.get(state.url)
+        samples = watch[0].samples.get(kernel_id, ()) if watch is not None else ()
+        granted = sum(part.memory_mib for part in state.lease.slices) if state.lease is not None else 0
+        return {"samples": [list(each) for each in tuple(samples)], "granted_mib": granted}
+
 
 class WallClock:
-    """Turns times of ``time.monotonic()`` into Unix seconds: always the same ones, unless somebody sets it."""
+    """Turns times of ``time.monotonic()`` into Unix seconds, the same ones unless somebody sets the clock."""
 
     def __init__(self) -> None:
         self._ahead = time.time() - time.monotonic()
 
-    def __call__(self, seconds: float) -> float:
-        """Return the Unix seconds of a time by ``time.monotonic()``."""
+    @property
+    def ahead(self) -> float:
+        """By how many seconds Unix time is ahead of ``time.monotonic()``."""
         ahead = time.time() - time.monotonic()
         if abs(ahead - self._ahead) > _CLOCK_SET:
             self._ahead = ahead
-        return round(seconds + self._ahead, 1)
+        return self._ahead
+
+    def __call__(self, seconds: float) -> float:
+        """Return the Unix seconds of a time by ``time.monotonic()``."""
+        return round(seconds + self.ahead, 1)

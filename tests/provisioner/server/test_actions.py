@@ -1,0 +1,125 @@
+"""What pages do about a kernel's slice: what ``%gpu`` does, by the same code."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpu_pool_client import LeaseState
+from support.jupyter_env import JupyterEnv, eventually
+from support.slice_pages import PagesServer, cells, serving_pages
+
+pytestmark = pytest.mark.long
+
+
+async def test_a_kernel_is_kept_and_given_back_as_soon_as_it_is_idle(
+    jupyter_env: JupyterEnv, course: Any
+) -> None:
+    course(idle_limit="15min", keep_at_most="1h")
+    async with serving_pages(jupyter_env) as pages, pages.page() as page:
+        kernel_id = await pages.start("one.ipynb", jupyter_env.install("two"))
+        held = await page.sees_slice(state="held")
+        assert held["actions"]["keep"] == {}
+        assert held["gives_back_at"] == pytest.approx(held["idle_since"] + 900, abs=0.2)
+        said = (await pages.done(kernel_id, "keep", seconds=7200))["message"]
+        assert said.startswith("This kernel keeps its GPU slice for 1h, the most that its course allows")
+        kept = (await page.sees(lambda state: state["slices"][0]["kept_until"]))["slices"][0]
+        assert kept["gives_back_at"] == kept["kept_until"]
+        async with cells(pages, kernel_id) as frontend:
+            await frontend.run("kept = 42").done()
+            at_work = frontend.run("import time; time.sleep(3)")
+            await page.sees_slice(idle_since=None)
+            assert "its variables are kept" in (await pages.done(kernel_id, "give-back"))["message"]
+            asked = await page.sees_slice(asked_back=True)
+            assert asked["state"] == "held"
+            await at_work.done()
+            await page.sees_slice(state="parked", asked_back=False)
+            assert (await frontend.run("print(kept)").done()).outputs == ["42\n"]
+            await page.sees_slice(state="held")
+
+
+async def test_a_kernel_without_limits_gives_its_slice_back_too(
+    jupyter_env: JupyterEnv, pages: PagesServer
+) -> None:
+    name, held = jupyter_env.install("all", "1"), await jupyter_env.fill("1")
+    async with pages.page() as page:
+        kernel_id = await pages.start("one.ipynb", name)
+        await page.sees_slice(state="waiting")
+        await jupyter_env.pool.release(held.id)
+        await page.sees_slice(state="held")
+        assert "however long it is idle" in (await pages.done(kernel_id, "keep", seconds=60))["message"]
+        async with cells(pages, kernel_id) as frontend:
+            await frontend.run("kept = 42").done()
+            await pages.done(kernel_id, "give-back")
+            await page.sees_slice(state="parked")
+            other = await jupyter_env.fill("1")
+            assert other.state is LeaseState.HELD
+            await jupyter_env.pool.release(other.id)
+            assert (await frontend.run("print(kept)").done()).outputs == ["42\n"]
+
+
+async def test_the_size_changes_at_once_and_the_kernel_knows(jupyter_env: JupyterEnv, course: Any) -> None:
+    course(idle_limit="15min")
+    jupyter_env.install("ten", "10%")
+    async with serving_pages(jupyter_env) as pages, pages.page() as page:
+        kernel_id = await pages.start("one.ipynb", jupyter_env.install("two"))
+        found = await page.sees(
+            lambda state: "resize" in state["slices"][0]["actions"] if state["slices"] else False
+        )
+        assert found["slices"][0]["actions"]["resize"] == {"sizes": ["10%"], "keeps_variables": True}
+        async with cells(pages, kernel_id) as frontend:
+            await frontend.run("import os; kept = 42").done()
+            changed = await pages.done(kernel_id, "resize", size="10%")
+            assert (changed["granted"], changed["at_restart"]) == (True, False)
+            code = "print(kept, os.environ['GPU_POOL_SLICE'], os.environ['GPU_POOL_MEMORY_MIB'])"
+            assert (await frontend.run(code).done()).outputs == ["42 10% 3276\n"]
+            await page.sees_slice(size="10%")
+            refused = await pages.done(kernel_id, "resize", size="2x50%")
+            assert refused["granted"] is False
+            working = frontend.run("import time; time.sleep(3)")
+            await page.sees_slice(idle_since=None)
+            busy = await pages.post(kernel_id, "resize", size="2%")
+            assert busy.code == 409
+            assert "while it runs a cell" in json.loads(busy.body)["message"]
+            assert (await working.done()).status == "ok"
+
+
+async def test_a_restart_brings_another_size(jupyter_env: JupyterEnv, pages: PagesServer) -> None:
+    jupyter_env.install("ten", "10%")
+    async with pages.page() as page:
+        kernel_id = await pages.start("one.ipynb", jupyter_env.install("two"))
+        await page.sees(lambda state: state["slices"] and "restart" in state["slices"][0]["actions"])
+        never = await pages.post(kernel_id, "resize", size="8", restart=True)
+        assert never.code == 422, never.body
+        done = await pages.done(kernel_id, "resize", size="10%", restart=True)
+        assert done == {
+            "granted": True,
+            "at_restart": False,
+            "message": "The kernel restarts with 10% of a GPU.",
+        }
+        await page.sees_slice(state="held", size="10%")
+        async with cells(pages, kernel_id) as frontend:
+            cell = frontend.run("import os; print(os.environ['GPU_POOL_SLICE'])")
+            assert (await cell.done()).outputs == ["10%\n"]
+        # Where it is not free, the kernel restarts with what it has, and says so.
+        await jupyter_env.fill("80%")
+        less = await pages.done(kernel_id, "resize", size="50%", restart=True)
+        assert less["granted"] is False
+        assert "This kernel still has 10% of a GPU" in less["message"]
+
+
+async def test_one_that_waits_asks_for_less(jupyter_env: JupyterEnv, pages: PagesServer) -> None:
+    jupyter_env.install("ten", "10%")
+    await jupyter_env.fill("80%")
+    async with pages.page() as page:
+        kernel_id = await pages.start("one.ipynb", jupyter_env.install("half", "50%"))
+        await page.sees(lambda state: state["slices"] and "resize" in state["slices"][0]["actions"])
+        assert (await pages.done(kernel_id, "resize", size="10%"))["granted"]
+        await page.sees_slice(state="held", size="10%")
+        await eventually(lambda: _has(jupyter_env, 900))
+
+
+async def _has(jupyter_env: JupyterEnv, milli: int) -> bool:
+    return sum(each.held_milli for each in (await jupyter_env.pool.status()).devices) == milli
