@@ -80,9 +80,9 @@ class Slices:
     async def state(self) -> str:
         """Return the State as JSON, and go on watching for some seconds."""
         self._needed_until = time.monotonic() + _LINGER
-        self._text = await self._look()
+        self._tell(text := await self._look())
         self._watch()
-        return self._text
+        return text
 
     @contextmanager
     def listening(self) -> Iterator[Listener]:
@@ -119,6 +119,10 @@ class Slices:
         except Exception:
             self._server.log.exception("Looking at the GPU slices of this server's kernels failed.")
             return
+        self._tell(text)
+
+    def _tell(self, text: str) -> None:
+        """Tell the pages if that is new."""
         if text != self._text:
             self._text = text
             for listener in self._listeners:
