@@ -40,6 +40,7 @@ NAMES = (
     "servers",
     "courses",
     "dashboard",
+    "pages",
     "load",
 )
 #: Each takes as long as all others together: measured only where it is named.

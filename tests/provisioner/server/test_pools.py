@@ -27,15 +27,18 @@ _WATCHES = ("status", "activity")
 async def _answered(service: Service, *handlers: str) -> int:
     """Return how many requests a service has answered."""
     text = (await ask(service.socket, "GET", "/metrics", None, 60)).body.decode()
-    found = re.findall(r'^gpu_pool_answers_total\{handler="(\w+)".*\} ([0-9.]+)', text, re.MULTILINE)
+    counted = r'^gpu_pool_requests_total\{outcome="\w+",request="(\w+)"\} ([0-9.]+)'
+    found = re.findall(counted, text, re.MULTILINE)
     assert found, text
     return sum(int(float(number)) for name, number in found if not handlers or name in handlers)
 
 
-async def test_two_hundred_pages_cost_a_pool_one_watch(jupyter_env: JupyterEnv, children: ForkServer) -> None:
+async def test_two_hundred_pages_cost_a_pool_one_watch(
+    jupyter_env: JupyterEnv, children: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("prometheus_client")
     async with serving(children, jupyter_env.folder / "service") as service:
-        os.environ["GPU_POOL_URL"] = service.url  # the fixture sets it back
+        monkeypatch.setenv("GPU_POOL_URL", service.url)
         async with serving_pages(jupyter_env) as pages:
             await pages.start("one.ipynb", jupyter_env.install("two"))
             connections = [await pages.connect() for _ in range(_PAGES)]
@@ -56,10 +59,10 @@ async def test_two_hundred_pages_cost_a_pool_one_watch(jupyter_env: JupyterEnv, 
 
 
 async def test_a_pool_that_is_away_is_told_as_such_and_everything_goes_on(
-    jupyter_env: JupyterEnv, children: ForkServer
+    jupyter_env: JupyterEnv, children: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(children, jupyter_env.folder / "service") as service:
-        os.environ["GPU_POOL_URL"] = service.url
+        monkeypatch.setenv("GPU_POOL_URL", service.url)
         other = f"embedded:{jupyter_env.folder}/pool/store.db"
         async with serving_pages(jupyter_env) as pages, pages.page() as page:
             served = await pages.start("one.ipynb", jupyter_env.install("served"))
@@ -82,10 +85,10 @@ async def test_a_pool_that_is_away_is_told_as_such_and_everything_goes_on(
 
 
 async def test_a_pool_that_hangs_holds_up_neither_the_server_nor_another_pool(
-    jupyter_env: JupyterEnv, children: ForkServer
+    jupyter_env: JupyterEnv, children: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(children, jupyter_env.folder / "service") as service:
-        os.environ["GPU_POOL_URL"] = service.url
+        monkeypatch.setenv("GPU_POOL_URL", service.url)
         other = f"embedded:{jupyter_env.folder}/pool/store.db"
         async with serving_pages(jupyter_env) as pages, pages.page() as page:
             jupyter_env.install("served")
@@ -116,10 +119,10 @@ async def _reachable(page: Page, url: str, wanted: bool) -> None:
 
 
 async def test_a_slice_that_an_administrator_takes_back_says_so(
-    jupyter_env: JupyterEnv, children: ForkServer
+    jupyter_env: JupyterEnv, children: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(children, jupyter_env.folder / "service") as service:
-        os.environ["GPU_POOL_URL"] = service.url
+        monkeypatch.setenv("GPU_POOL_URL", service.url)
         async with serving_pages(jupyter_env) as pages, pages.page() as page:
             await pages.start("one.ipynb", jupyter_env.install("two"))
             await page.sees_slice(state="held")
