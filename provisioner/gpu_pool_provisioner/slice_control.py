@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_pool_client import LeaseState, NotAllowed, SliceRequest, parse_request
-from gpu_pool_client._background import in_background
+from gpu_pool_client._background import background_loop, in_background
+from gpu_pool_client._values import why_over
 from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.resizing import grant, resize_at_restart
-from gpu_pool_provisioner.slice_state import KernelSliceState, ProxyState, SlicePhase
+from gpu_pool_provisioner.slice_state import KernelSliceState, ProxyState, SliceEnd, SlicePhase
 
 _NO_PROXY = (
     "Nothing stands in front of this kernel: its GPU slice cannot be taken back while it lives, and so it "
@@ -70,7 +71,10 @@ class SliceControl:
         if lease is None:
             return ProxyState(SlicePhase.ASKING)
         if lease.state is not LeaseState.HELD:
-            return ProxyState(SlicePhase.NONE, lease.message)
+            reason = lease.end_reason.value if lease.end_reason is not None else None
+            why = f": {why_over(reason)}" if reason is not None else ""
+            text = f"This kernel's GPU slice is over{why}. {lease.notice}".rstrip()
+            return ProxyState(SlicePhase.NONE, text, end=SliceEnd(reason, text))
         return ProxyState(SlicePhase.HELD if self._is_ready else SlicePhase.STARTING, lease.message)
 
     def _resizes_live(self, phase: SlicePhase) -> bool:
@@ -81,8 +85,9 @@ class SliceControl:
 
     def somebody_looks(self) -> None:
         """Find out why the kernel waits, and for how long, also before a cell does. Called by the server."""
-        if self._proxy is not None:
-            self._proxy.somebody_looks()
+        proxy = self._proxy
+        if proxy is not None and not proxy.is_looked_at:
+            background_loop().call_soon_threadsafe(proxy.somebody_looks)
 
     async def keep(self, seconds: int) -> str:
         """Count the kernel as in use for so many seconds; return what its user reads. As ``%gpu keep``.

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from tornado.httpclient import HTTPRequest, HTTPResponse
@@ -59,10 +59,12 @@ class Page:
 class PagesServer(Server):
     """A Jupyter server, asked as its pages ask."""
 
+    ENABLED: ClassVar = {"jpserver_extensions": {"gpu_pool_provisioner": True}}
+
     def __init__(self, jupyter_env: JupyterEnv, **config: Any) -> None:
         folder = jupyter_env.folder / "config"
         folder.mkdir(exist_ok=True)
-        enabled = {"ServerApp": {"jpserver_extensions": {"gpu_pool_provisioner": True}}, **config}
+        enabled = {"ServerApp": self.ENABLED, **config}
         (folder / "jupyter_server_config.json").write_text(json.dumps(enabled))
         super().__init__(jupyter_env)
 

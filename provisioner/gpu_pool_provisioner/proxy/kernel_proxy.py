@@ -123,6 +123,11 @@ class KernelProxy:
             return lease.message or parked
         return self._pending.text
 
+    @property
+    def is_looked_at(self) -> bool:
+        """Whether somebody has looked, or run a cell. As with :attr:`state`, any thread may ask."""
+        return self._somebody_looks.is_set()
+
     def somebody_looks(self) -> None:
         """Find out why the kernel waits, and for how long, also before a cell does."""
         self._somebody_looks.set()

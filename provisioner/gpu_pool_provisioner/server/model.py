@@ -15,6 +15,7 @@ Clock = Callable[[float], float]
 
 #: Where a kernel's slice is its own, and where it has asked for one.
 _HAS_SLICE: Final = (SlicePhase.HELD, SlicePhase.STARTING)
+_NO_LEASE: Final = (SlicePhase.NONE, SlicePhase.ASKING)
 _WAITS: Final = (SlicePhase.WAITING, SlicePhase.RESUMING, SlicePhase.ASKING)
 
 
@@ -81,7 +82,7 @@ def _times(state: KernelSliceState, clock: Clock) -> dict[str, Any]:
     terms = lease.terms if lease is not None else None
     return {
         "held_at": lease.held_at if lease is not None and state.proxy.phase in _HAS_SLICE else None,
-        "ends_at": terms.ends_at if terms is not None else None,
+        "ends_at": terms.ends_at if terms is not None and state.proxy.phase not in _NO_LEASE else None,
         "idle_since": at(idle.idle_since),
         "idle_limit": terms.idle_limit if terms is not None and terms.acts_when_idle else None,
         "gives_back_at": at(idle.gives_back_at),

@@ -72,6 +72,8 @@ class Slices:
         self._text = ""
         self._paths: dict[str, str] = {}
         self._sessions_at = 0.0
+        #: The kernels whose notebooks were asked for last.
+        self._seen: set[str] = set()
         self._clock = WallClock()
         self.offers = Offers(server)
 
@@ -160,11 +162,10 @@ class Slices:
 
     async def _read_sessions(self, kernels: Mapping[str, object]) -> None:
         """Learn which notebook a kernel belongs to."""
-        is_known = kernels.keys() <= self._paths.keys()
-        every = _SESSIONS_EVERY if is_known else _TICK * 2
-        if not kernels or time.monotonic() < self._sessions_at + every:
+        is_same = kernels.keys() == self._seen
+        if not kernels or (is_same and time.monotonic() < self._sessions_at + _SESSIONS_EVERY):
             return
-        self._sessions_at = time.monotonic()
+        self._sessions_at, self._seen = time.monotonic(), set(kernels)
         sessions = await ensure_async(self._server.session_manager.list_sessions())
         self._paths = {each["kernel"]["id"]: each["path"] for each in reversed(sessions) if each["kernel"]}
 

@@ -102,6 +102,7 @@ async def test_no_more_pages_listen_than_may(jupyter_env: JupyterEnv) -> None:
         assert await over.read_message() is None
         assert over.close_code == 1013
         assert "max_streams" in str(over.close_reason)
+        over.close()
         open_.pop().close()
 
         async def is_told() -> bool:

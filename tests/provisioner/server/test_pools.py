@@ -27,7 +27,7 @@ _WATCHES = ("status", "activity")
 async def _answered(service: Service, *handlers: str) -> int:
     """Return how many requests a service has answered."""
     text = (await ask(service.socket, "GET", "/metrics", None, 60)).body.decode()
-    counted = r'^gpu_pool_requests_total\{outcome="\w+",request="(\w+)"\} ([0-9.]+)'
+    counted = r'^gpu_pool_requests_total\{outcome="[^"]*",request="([^"]*)"\} ([0-9.]+)'
     found = re.findall(counted, text, re.MULTILINE)
     assert found, text
     return sum(int(float(number)) for name, number in found if not handlers or name in handlers)
@@ -68,6 +68,7 @@ async def test_a_pool_that_is_away_is_told_as_such_and_everything_goes_on(
             served = await pages.start("one.ipynb", jupyter_env.install("served"))
             await pages.start("two.ipynb", jupyter_env.install("own", pool_url=other))
             await _reachable(page, service.url, True)
+            await page.sees(lambda state: {each["state"] for each in state["slices"]} == {"held"})
             await service.end(signal.SIGKILL)
             await _reachable(page, service.url, False)
             assert page.last["pools"][0] == {
