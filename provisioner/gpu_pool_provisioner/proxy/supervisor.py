@@ -91,11 +91,11 @@ class IdleCuller:
     def keep(self, wanted: int) -> str:
         """Count the kernel as in use for so many seconds at most; return what its user reads."""
         now = time.monotonic()
+        self._gives_back = False
         if not self._terms.acts_when_idle:
             return _NO_IDLE_LIMIT
         seconds, answer = expiry_policy.keep(self._terms, wanted, now)
         self._kept_until = now + seconds
-        self._gives_back = False
         self._changed.set()
         return answer
 

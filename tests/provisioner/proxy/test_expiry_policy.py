@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from gpu_pool_client import Activity, EndReason, Terms, WhenIdle
-from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, KernelObservation, keep, step
+from gpu_pool_provisioner.proxy.expiry_policy import (
+    ExpiryAction,
+    KernelObservation,
+    given_back_at,
+    keep,
+    keeps_variables,
+    step,
+)
 
 NOW = 1_000_000.0
 IDLE = KernelObservation(busy=False, idle_since=NOW, activity=Activity(initialised=False, working=False))
@@ -137,3 +144,42 @@ def test_who_keeps_a_kernel_is_told_the_earliest_end(terms: Terms, seconds: floa
     kept, told = keep(terms, 10_800, NOW)
     assert kept == seconds
     assert told.startswith(f"This kernel keeps its GPU slice {answer}")
+
+
+@pytest.mark.parametrize(
+    ("terms", "seen", "expected"),
+    [
+        (PARKS, IDLE, (NOW + 600, False)),
+        (PARKS, replace(IDLE, kept_until=NOW + 900), (NOW + 900, False)),
+        (PARKS, replace(IDLE, busy=True), (None, False)),
+        (PARKS, ON_THE_DEVICE, (None, False)),
+        (PARKS, replace(IDLE, activity=Activity()), (None, False)),
+        (ENDS, ON_THE_DEVICE, (NOW + 600, True)),
+        (ENDS, replace(IDLE, activity=Activity(True, working=False, movable=True)), (NOW + 600, False)),
+        (ENDS, replace(IDLE, activity=Activity(True, working=True)), (None, False)),
+        (Terms(), IDLE, (None, False)),
+    ],
+)
+def test_what_is_announced_is_what_is_done(
+    terms: Terms, seen: KernelObservation, expected: tuple[float | None, bool]
+) -> None:
+    at, ends = given_back_at(terms, seen)
+    assert (at, ends) == expected
+    if at is not None:
+        warned = replace(seen, warned=frozenset({step(terms, seen, at - 1).warns_of}))
+        assert step(terms, warned, at - 0.1).act in (ExpiryAction.NOTHING, ExpiryAction.WARN)
+        assert step(terms, warned, at).act is (ExpiryAction.END if ends else ExpiryAction.PARK)
+
+
+@pytest.mark.parametrize(
+    ("activity", "kept"),
+    [
+        (Activity(initialised=False), True),
+        (Activity(), False),
+        (Activity(initialised=True, working=False), False),
+        (Activity(initialised=True, working=False, movable=True), True),
+        (Activity(initialised=True, working=True, movable=True), False),
+    ],
+)
+def test_variables_are_kept_where_the_kernel_can_be_parked(activity: Activity, kept: bool) -> None:
+    assert keeps_variables(activity) is kept
