@@ -35,7 +35,9 @@ STOCK = {
     "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
     "language": "python",
 }
-OURS = {"kernel_provisioner": {"provisioner_name": "gpu-pool", "config": {"slice": "2%"}}}
+OURS = {
+    "kernel_provisioner": {"provisioner_name": "gpu-pool", "config": {"slice": "2%", "unattended": False}}
+}
 
 
 def prepare(folder: Path) -> dict[str, str]:

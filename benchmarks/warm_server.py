@@ -57,7 +57,7 @@ class Burst:
 
 def specs(folder: Path, python: str, preload: Sequence[str]) -> dict[str, str]:
     """Write the kernelspecs; return the environment in which they are found."""
-    ours = {"slice": "2%"}
+    ours = {"slice": "2%", "unattended": False}
     for name, config in (("stock", None), ("cold", ours), ("warm", {**ours, "preload": list(preload)})):
         provisioner = {"provisioner_name": "gpu-pool", "config": config}
         spec = {

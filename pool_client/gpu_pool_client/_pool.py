@@ -40,7 +40,14 @@ BACKENDS: Final = "gpu_pool.backends"
 URL_VARIABLE: Final = "GPU_POOL_URL"
 #: The variable that names the course in whose name slices are asked for.
 COURSE_VARIABLE: Final = "GPU_POOL_COURSE"
+#: The variable that says whether what asks for slices is batch work.
+BATCH_VARIABLE: Final = "GPU_POOL_BATCH"
 DEFAULT_URL: Final = "embedded:"
+
+
+def is_yes(value: str) -> bool:
+    """Whether a variable says yes: ``1``, ``true``, ``yes`` or ``on``."""
+    return value.strip().lower() in ("1", "true", "yes", "on")
 
 
 class Pool(abc.ABC):

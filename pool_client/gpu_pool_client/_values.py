@@ -330,6 +330,8 @@ class Holder:
     #: What the lease is for, in words a person recognises: a kernel's name, a command.
     kernel: str | None = None
     process: Process | None = None
+    #: Whether it is batch work, such as grading: it comes after all that is not, whatever its priority.
+    batch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

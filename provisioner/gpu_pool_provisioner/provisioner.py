@@ -26,14 +26,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from string import Template
 from typing import Any, Final
 
 from jupyter_client.connect import KernelConnectionInfo, port_names
 from jupyter_client.localinterfaces import is_local_ip
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
-from traitlets import default
-
 from gpu_pool_client import (
     EndReason,
     GpuPoolError,
@@ -67,7 +64,7 @@ from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.runs import BackendConnection, Launch, ProxiedKernel
 from gpu_pool_provisioner.readiness import ReadinessWatch
 from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
-from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE, SliceSettings
+from gpu_pool_provisioner.settings import SliceSettings
 from gpu_pool_provisioner.slice_control import SliceControl
 from gpu_pool_provisioner.templates import (
     TemplateProcess,
@@ -75,6 +72,7 @@ from gpu_pool_provisioner.templates import (
     say_cold_in_pods,
     templates,
 )
+from gpu_pool_provisioner.unattended import UnattendedStart, is_unattended
 
 #: Seconds for which the death of a kernel that nobody restarts by itself is forgiven:
 #: enough for its manager, which looks ten times a second, to see it and restart it on request.
@@ -115,6 +113,8 @@ class GPUPoolProvisioner(SliceSettings):
     _resize_requests: ResizeRequests | None = None
     #: What the running kernel was told of its slice.
     _on_slice: SliceEnvironment | None = None
+    #: Waits for the slice where nobody watches the kernel, from when it was asked for until the kernel runs.
+    _unattended: UnattendedStart | None = None
     #: Speaks for the kernel before its process, and in front of it.
     _proxy: KernelProxy | None = None
     #: The ports and keys on which the proxy listens.
@@ -148,6 +148,8 @@ class GPUPoolProvisioner(SliceSettings):
             is_direct = terms is not None and not terms.has_limits and not terms.in_pod
             if lease is None or self._proxy is not None or not is_direct:
                 await self._wait_in_proxy(self._slice, lease, cmd, kwargs)
+                if self._unattended is not None and self._proxy is not None:
+                    await in_background(self._unattended.until_running(self._proxy))
             else:
                 await self._launch_on(self._slice, lease, cmd, kwargs)
                 await self._attach_kernel(self._slice.pool, lease.id)
@@ -170,6 +172,8 @@ class GPUPoolProvisioner(SliceSettings):
         if self._slice is not None and restart:
             await self._keep_slice(self._slice)
         elif self._slice is not None:
+            if self._unattended is not None:
+                await in_background(self._unattended.give_up())
             in_pod = self._proxy is not None and self._proxy.in_pod
             await self._leave_proxy()  # first: nobody would give back what is still being asked for
             # A process that the system does not let die still has its slice, until the pool sees it gone.
@@ -301,20 +305,6 @@ class GPUPoolProvisioner(SliceSettings):
             self._template_settings(),
         )
 
-    @default("slice")
-    def _default_slice(self) -> str:
-        return self._variable(DEFAULT_SLICE_VARIABLE)
-
-    def _variable(self, name: str) -> str:
-        """Return a variable as the kernel will have it: its kernelspec's (``env``), or else this server's.
-
-        What stands in ``${...}`` is put in from this server's, as Jupyter does. Empty if it is not set.
-        """
-        stanza = getattr(self.kernel_spec, "env", None) or {}
-        if name in stanza:
-            return Template(str(stanza[name])).safe_substitute(os.environ)
-        return os.environ.get(name, "")
-
     def _new_slice(self) -> KernelSlice:
         url = self.pool_url or self._variable(URL_VARIABLE) or DEFAULT_URL
         return KernelSlice(url, parse_request(self.slice))
@@ -323,6 +313,9 @@ class GPUPoolProvisioner(SliceSettings):
         """Return the slice's lease; None where a proxy is to wait until the pool answers."""
         try:
             wanted = self._slice = self._slice or self._new_slice()
+            if is_unattended(self):
+                self._unattended = UnattendedStart(self, wanted, self._holder())
+                return await in_background(self._unattended.until_held())
             if not self.kernel_proxy:
                 return await wanted.take(self._holder(), self.wait_timeout)
             self._asked_at = time.monotonic()
@@ -342,7 +335,7 @@ class GPUPoolProvisioner(SliceSettings):
         """Return who asks for the slice: the user of this process, with names as a pool keeps them."""
         name = f"{kernel_name(self.kernel_spec.display_name, 180)} [{str(self.kernel_id)[:8]}]"
         course = self.course or self._variable(COURSE_VARIABLE) or None
-        return Holder(printable(account_of(os.getuid())), course, name, Process.current())
+        return Holder(printable(account_of(os.getuid())), course, name, Process.current(), self.batch)
 
     async def _kernels_that_fit(self, error: TimedOut, wanted: KernelSlice) -> list[str]:
         try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from string import Template
 from typing import Final
 
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, CUnicode, Integer, List, Unicode, default
 
+from gpu_pool_client._pool import BATCH_VARIABLE, is_yes
 from gpu_pool_client._traits import Seconds
 
 #: Names the slice of kernels whose kernelspec says nothing about one.
@@ -53,7 +55,7 @@ class SliceSettings(LocalProvisioner):
         help="""Whether a kernel for which no slice is free starts all the same, and waits in the queue.
 
         Its first cell shows its position in the queue and runs once it has its slice. If
-        false, the start fails after wait_timeout. A kernel whose slice can be
+        false, the start fails after wait_timeout, unless nobody watches the kernel. A kernel whose slice can be
         taken back, as by gpu-pool serve, is relayed to in either case.
         """,
     )
@@ -66,6 +68,37 @@ class SliceSettings(LocalProvisioner):
         help="""Seconds to wait for a slice before a start fails, where there is no kernel proxy. At most 30:
 
         a start that waits can be neither seen nor cancelled in JupyterLab.
+        """,
+    )
+    unattended = Bool(
+        None,
+        allow_none=True,
+        config=True,
+        help="""Whether nobody watches the kernel, so that its start waits for its slice, and not its first cell.
+
+        By default that is found out: nobody watches a kernel whose manager has no
+        parent, as of nbclient, papermill, nbconvert, jupyter-scheduler and nbgrader.
+        Jupyter's servers and consoles are their manager's parent.
+        """,
+    )
+    unattended_wait = Seconds(
+        3600.0,
+        min=0,
+        max=604_800,
+        config=True,
+        where=_WHERE,
+        help="""Seconds for which the start of a kernel that nobody watches waits for its slice. At most 604800.
+
+        After that, and with 0 at once if nothing is free, the start fails. By default
+        an hour. How the queue stands is written into the program's log meanwhile.
+        """,
+    )
+    batch = Bool(
+        config=True,
+        help="""Whether kernels are batch work, which comes after all that is not.
+
+        For graders and scheduled notebooks. By default what $GPU_POOL_BATCH says: 1 or
+        true for yes. A course may say so as well.
         """,
     )
     outage_timeout = Seconds(
@@ -195,3 +228,21 @@ class SliceSettings(LocalProvisioner):
     @default("outage_timeout")
     def _default_outage_timeout(self) -> float:
         return default_outage_timeout()
+
+    @default("slice")
+    def _default_slice(self) -> str:
+        return self._variable(DEFAULT_SLICE_VARIABLE)
+
+    @default("batch")
+    def _default_batch(self) -> bool:
+        return is_yes(self._variable(BATCH_VARIABLE))
+
+    def _variable(self, name: str) -> str:
+        """Return a variable as the kernel will have it: its kernelspec's (``env``), or else this server's.
+
+        What stands in ``${...}`` is put in from this server's, as Jupyter does. Empty if it is not set.
+        """
+        stanza = getattr(self.kernel_spec, "env", None) or {}
+        if name in stanza:
+            return Template(str(stanza[name])).safe_substitute(os.environ)
+        return os.environ.get(name, "")

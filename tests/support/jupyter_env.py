@@ -45,7 +45,11 @@ class JupyterEnv:
         return shared_pool(self.url)
 
     def install(self, name: str, size: str = "2%", argv: Sequence[str] = IPYKERNEL, **config: Any) -> str:
-        """Write a kernelspec whose kernels get a slice, and return its name; ``name`` is what people read."""
+        """Write a kernelspec whose kernels get a slice, and return its name; ``name`` is what people read.
+
+        A test's bare kernel manager stands for a server's: somebody watches, unless it says ``unattended``.
+        """
+        config.setdefault("unattended", False)
         language, environment = config.pop("language", "python"), config.pop("env", {})
         metadata, interrupt_mode = config.pop("metadata", {}), config.pop("interrupt_mode", "signal")
         stanza = {"provisioner_name": "gpu-pool", "config": {"slice": size, **config}}

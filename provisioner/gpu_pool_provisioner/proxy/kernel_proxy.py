@@ -18,6 +18,7 @@ from traitlets.log import get_logger
 from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, NotAllowed, PoolUnreachable
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import Channel, bind_front, close_all
+from gpu_pool_provisioner.proxy.events import first_of
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.pending import PendingKernel, PendingKernelCalls
 from gpu_pool_provisioner.proxy.pod_runs import NotStartedError, PodRun, pod_connection
@@ -53,6 +54,8 @@ class KernelProxy:
         self._run: KernelRun | None = None
         self._backend: BackendConnection | None = None
         self._phase = Phase.DOWN
+        #: Set once the real kernel has answered since the last :meth:`start`.
+        self._runs = asyncio.Event()
         #: Whether the proxy is all there is of the kernel: it lives, and has no process.
         self.standing_in = False
         #: Whether the kernel runs in a pod, as far as its lease is known.
@@ -193,6 +196,7 @@ class KernelProxy:
         if self._life is not None:
             lease = None  # whoever read it may have done so before that life, in its last moment, parked it
         self._close_in(None)
+        self._runs.clear()
         self.standing_in, self._end_message = True, ""  # who restarts it knows that it has ended
         self._ended.clear()
         self._receive(Phase.WAITING)
@@ -202,6 +206,13 @@ class KernelProxy:
     async def ended(self) -> None:
         """Return once the kernel has ended, or has been stopped while it waited."""
         await self._ended.wait()
+
+    async def until_running(self) -> None:
+        """Return once the real kernel answers. Raises ``NotReadyError``, which says why it does not."""
+        if self._life is not None:
+            await first_of(self._runs.wait(), asyncio.wait([self._life]))
+        if not self._runs.is_set():
+            raise NotReadyError(self._end.message if self._end else "It was ended while it was starting.")
 
     async def interrupt(self) -> None:
         """Give up the wait, or what was submitted to a kernel that is just starting; or interrupt a pod's."""
@@ -292,6 +303,7 @@ class KernelProxy:
         try:
             self._pending.introduction = await run.until_ready(self._kernel)
             self._phase, self._end = Phase.RUNNING, None
+            self._runs.set()
             run.relay.begin()
             if self._exit_message:
                 run.relay.tell(self._exit_message)

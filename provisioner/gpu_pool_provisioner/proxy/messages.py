@@ -17,6 +17,7 @@ NOT_GRANTED: Final = "GpuSliceNotGranted"
 NO_ANSWER: Final = "The GPU pool does not answer at the moment."
 #: Characters in a line of a cell's output that fit into a small window.
 _COLUMNS: Final = 76
+_WAY_OUT: Final = "Interrupt the kernel to give up."
 
 #: What is answered at once while nothing runs, by type of request. Whatever is
 #: not here is held for the kernel.
@@ -71,12 +72,17 @@ def introduction(language: str, argv: Sequence[str], *, debugger: bool) -> dict[
 
 def waiting(size: str, outlook: str) -> str:
     """Say what a cell waits for, what it needs, and the way out."""
-    return f"Waiting for {_slice(size)}. {outlook} Interrupt the kernel to give up."
+    return f"Waiting for {slice_of(size)}. {outlook} {_WAY_OUT}"
+
+
+def in_log(text: str) -> str:
+    """Return what a waiting cell shows as a program's log has it, where there is no kernel to interrupt."""
+    return text.removesuffix(_WAY_OUT).rstrip()
 
 
 def starting(size: str, progress: str = "") -> str:
     """Say that the wait is over; ``progress`` says in sentences what is going on."""
-    return f"The wait for {_slice(size)} is over. {progress or 'The kernel is starting.'}"
+    return f"The wait for {slice_of(size)} is over. {progress or 'The kernel is starting.'}"
 
 
 def unreachable(size: str, error: GpuPoolError) -> str:
@@ -91,7 +97,7 @@ def away(size: str, why: str, waited: str) -> str:
 
 def gave_up(size: str) -> str:
     """Say what an interrupt did."""
-    return f"You stopped waiting for {_slice(size)}; this cell did not run. Run it again to wait again."
+    return f"You stopped waiting for {slice_of(size)}; this cell did not run. Run it again to wait again."
 
 
 def left_queue(size: str) -> str:
@@ -101,7 +107,7 @@ def left_queue(size: str) -> str:
 
 def interrupted(size: str) -> str:
     """Say what an interrupt did when the slice had come already."""
-    return f"Interrupted while the kernel with {_slice(size)} was starting; this cell did not run."
+    return f"Interrupted while the kernel with {slice_of(size)} was starting; this cell did not run."
 
 
 def gone(reason: str) -> str:
@@ -123,7 +129,7 @@ def not_run(reason: str) -> str:
     return f"This cell did not run. {reason}"
 
 
-def _slice(size: str) -> str:
+def slice_of(size: str) -> str:
     """Say a size in words: whole GPUs are written as their number."""
     if not size.isdigit():
         return f"a GPU slice of {size}"
