@@ -21,6 +21,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_core.paths import jupyter_data_dir
 
 from gpu_pool_client import BadRequest, SliceRequest, parse_request
+from gpu_pool_client._pool import BATCH_VARIABLE
 from gpu_pool_kernels.launching import wrap_argv
 from gpu_pool_kernels.naming import by_size, display_name, folder_name, logo
 
@@ -70,6 +71,7 @@ def install(
     wrap: bool = False,
     preload: Sequence[str] | None = None,
     with_server: bool = False,
+    batch: bool = False,
 ) -> list[InstalledKernel]:
     """Install a kernelspec for each size over the kernelspec ``base``, replacing ours of that name.
 
@@ -78,7 +80,8 @@ def install(
     is the one that finds our provisioner. With ``wrap`` their command is the
     kernel proxy, for frontends that start kernels without a provisioner. With
     ``preload`` they are warm: forked from a process that has imported these modules,
-    which ``with_server`` starts with the Jupyter server.
+    which ``with_server`` starts with the Jupyter server. With ``batch`` they come after
+    all that is not batch work, and have names of their own.
 
     Raises ``BadRequest``, before anything is written, if there is no such base,
     it cannot be one, or the name is taken by a kernelspec that is not ours;
@@ -90,12 +93,14 @@ def install(
         _check_preload(preload, base, spec, wrap=wrap)
     elif with_server:
         raise BadRequest("Nothing is to be preloaded with the server.", "Name modules with --preload.")
-    wanted = {folder_name(base, size): size for size in sizes}
+    wanted = {folder_name(base, size, batch=batch): size for size in sizes}
     for name, size in wanted.items():
         _check_free(kernels / name, base, size)
     try:
         contents = {
-            name: kernel_json(spec, base, size, wrap=wrap, preload=preload, with_server=with_server)
+            name: kernel_json(
+                spec, base, size, wrap=wrap, preload=preload, with_server=with_server, batch=batch
+            )
             for name, size in wanted.items()
         }
         return [
@@ -313,6 +318,7 @@ def kernel_json(
     wrap: bool = False,
     preload: Sequence[str] | None = None,
     with_server: bool = False,
+    batch: bool = False,
 ) -> _KernelJSON:
     """Return the ``kernel.json`` of a kernel on a slice over the kernel ``base``, whose own is ``spec``.
 
@@ -331,19 +337,23 @@ def kernel_json(
     }
     content = {
         **spec,
-        "display_name": display_name(spec.get("display_name") or base, size),
+        "display_name": display_name(spec.get("display_name") or base, size, batch=batch),
         "env": {**spec.get("env", {}), BASE_VARIABLE: base},
         "metadata": metadata,
     }
     if wrap:
         metadata.pop("kernel_provisioner", None)
         content["argv"] = _wrapped(content, size)
+        if batch:
+            content["env"][BATCH_VARIABLE] = "1"
     else:
         config: dict[str, Any] = {"slice": str(size)}
         if preload is not None:
             config["preload"] = list(preload)
         if with_server:
             config["preload_with_server"] = True
+        if batch:
+            config["batch"] = True
         metadata["kernel_provisioner"] = {"provisioner_name": PROVISIONER, "config": config}
     return content
 

@@ -33,20 +33,20 @@ _LINE: Final = """\
 """
 
 
-def display_name(base: str, request: SliceRequest) -> str:
+def display_name(base: str, request: SliceRequest, *, batch: bool = False) -> str:
     """Name a kernel for people: ``Python 3 (ipykernel)`` and 2% make ``Python 3 (GPU  2%)``."""
-    parts = [_size(request), *_filters(request.filters)]
+    parts = [_size(request), *_filters(request.filters), *(["batch"] if batch else [])]
     return f"{base.removesuffix(_SUFFIX)} ({', '.join(parts)})"
 
 
-def folder_name(base: str, request: SliceRequest) -> str:
+def folder_name(base: str, request: SliceRequest, *, batch: bool = False) -> str:
     """Name a kernelspec's folder; different requests have different names.
 
     The model comes last because it is the only free text: what precedes it
     cannot be mistaken for a part of it. It is compared without case everywhere.
     """
     filters = request.filters
-    parts = [base, "gpu", _slug(request)]
+    parts = [base, "gpu", _slug(request), *(["batch"] if batch else [])]
     if filters.memory_mib is not None:
         parts.append(f"memory{format_memory(filters.memory_mib)}")
     if filters.driver is not None:

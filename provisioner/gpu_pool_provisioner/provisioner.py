@@ -31,6 +31,7 @@ from typing import Any, Final
 from jupyter_client.connect import KernelConnectionInfo, port_names
 from jupyter_client.localinterfaces import is_local_ip
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+
 from gpu_pool_client import (
     EndReason,
     GpuPoolError,

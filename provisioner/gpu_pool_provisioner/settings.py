@@ -55,8 +55,9 @@ class SliceSettings(LocalProvisioner):
         help="""Whether a kernel for which no slice is free starts all the same, and waits in the queue.
 
         Its first cell shows its position in the queue and runs once it has its slice. If
-        false, the start fails after wait_timeout, unless nobody watches the kernel. A kernel whose slice can be
-        taken back, as by gpu-pool serve, is relayed to in either case.
+        false, the start fails after wait_timeout (or unattended_wait, see there). A
+        kernel whose slice can be taken back, as by gpu-pool serve, is relayed to in
+        either case.
         """,
     )
     wait_timeout = Seconds(
@@ -74,7 +75,7 @@ class SliceSettings(LocalProvisioner):
         None,
         allow_none=True,
         config=True,
-        help="""Whether nobody watches the kernel, so that its start waits for its slice, and not its first cell.
+        help="""Whether nobody watches the kernel: then its start waits for its slice, not its first cell.
 
         By default that is found out: nobody watches a kernel whose manager has no
         parent, as of nbclient, papermill, nbconvert, jupyter-scheduler and nbgrader.
@@ -87,10 +88,10 @@ class SliceSettings(LocalProvisioner):
         max=604_800,
         config=True,
         where=_WHERE,
-        help="""Seconds for which the start of a kernel that nobody watches waits for its slice. At most 604800.
+        help="""Seconds for which the start of a kernel that nobody watches waits for its slice.
 
-        After that, and with 0 at once if nothing is free, the start fails. By default
-        an hour. How the queue stands is written into the program's log meanwhile.
+        By default an hour, at most 604800. After that, and with 0 at once if nothing
+        is free, the start fails. How the queue stands is written into the program's log meanwhile.
         """,
     )
     batch = Bool(

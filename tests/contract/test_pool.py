@@ -366,3 +366,26 @@ async def test_the_history_says_what_became_of_every_lease(pool: Pool) -> None:
         (user, "", 20, "revoked"),
     ]
     assert await pool.history(rows[-1].ended_at + 1) == []
+
+
+async def test_batch_work_comes_after_all_that_is_not(pool: Pool) -> None:
+    held = await take(pool, "1", key())
+    grader = Holder("ada", batch=True)
+    batch = await pool.request(HALF, grader, key())
+    later = await pool.request(HALF, ME, key())
+    assert batch.holder.batch
+    assert not later.holder.batch
+    assert [lease.id for lease in (await pool.status()).queue] == [later.id, batch.id]
+    assert "This request is batch work" in (await pool.explain(batch.id)).why
+    assert "batch" not in (await pool.explain(later.id)).why
+    meets = [await pool.forecast(HALF, each) for each in (grader, ME)]
+    assert [outlook and outlook.position for outlook in meets] == [3, 2]
+    # A kernel of a grader's that was parked comes back as what it was.
+    await pool.release(held)
+    await pool.park(batch.id)
+    await take(pool, "50%", key())
+    await pool.resume(batch.id)
+    last = await take(pool, "50%", key())
+    assert [lease.id for lease in (await pool.status()).queue] == [last, batch.id]
+    await pool.release(batch.id)
+    assert (await pool.get_lease(batch.id)).holder.batch

@@ -351,6 +351,17 @@ def test_the_logo_shows_the_size(size: str, filled: str | None, words: list[str]
     assert [ring for ring in rings if ring] == ([filled] if filled else [])
 
 
+def test_a_batch_kernel_is_beside_the_others(prefix: Path) -> None:
+    installer.install(sizes("2%"), prefix=prefix)
+    (batch,) = installer.install(sizes("2%"), prefix=prefix, batch=True)
+    assert (batch.name, batch.display_name) == ("python3-gpu-2pct-batch", "Python 3 (GPU  2%, batch)")
+    stanza = KernelSpecManager().get_kernel_spec(batch.name).metadata["kernel_provisioner"]
+    assert stanza["config"] == {"slice": "2%", "batch": True}
+    assert len([each for each in installer.installed() if each.path.is_relative_to(prefix)]) == 2
+    installer.install(sizes("2%"), prefix=prefix, batch=True, wrap=True)
+    assert KernelSpecManager().get_kernel_spec(batch.name).env["GPU_POOL_BATCH"] == "1"
+
+
 def test_what_is_preloaded_stands_in_the_kernelspec(prefix: Path) -> None:
     (made,) = installer.install(sizes("2%"), prefix=prefix, preload=["numpy", "matplotlib.pyplot"])
     spec = KernelSpecManager().get_kernel_spec(made.name)

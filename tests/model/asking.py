@@ -29,16 +29,16 @@ class Asking(Driving):
             self.ask(text, course, who)
             self.settle()
 
-    @rule(text=st.sampled_from(REQUESTS), course=st.sampled_from(COURSES), who=which)
-    def ask(self, text: str, course: str | None, who: int) -> None:
+    @rule(text=st.sampled_from(REQUESTS), course=st.sampled_from(COURSES), who=which, batch=st.booleans())
+    def ask(self, text: str, course: str | None, who: int, batch: bool = False) -> None:
         request = parse_request(text)
         user = self.ground.users[who % len(self.ground.users)]
         refusal = self.model.refusal(request, user, course)
         key = next(self.keys)
         with self.refused(refusal):
-            lease = self.do(self.pool.request(request, Holder(user, course), key))
+            lease = self.do(self.pool.request(request, Holder(user, course, batch=batch), key))
         if refusal is None:
-            self.has_asked(lease.id, key, request, user, course, self.me)
+            self.has_asked(lease.id, key, request, user, course, self.me, batch=batch)
             assert self.model.leases[lease.id].state is lease.state
 
     @precondition(lambda self: self.model.leases)
@@ -67,10 +67,18 @@ class Asking(Driving):
             self.has_asked(answer, key, request, user, course, self.parties[-1])
 
     def has_asked(
-        self, lease_id: str, key: str, request: SliceRequest, user: str, course: str | None, keeper: Life
+        self,
+        lease_id: str,
+        key: str,
+        request: SliceRequest,
+        user: str,
+        course: str | None,
+        keeper: Life,
+        *,
+        batch: bool = False,
     ) -> None:
         assert lease_id not in self.model.leases, "an id was given twice"
-        known = self.model.asked(lease_id, key, request, user, course, keeper)
+        known = self.model.asked(lease_id, key, request, user, course, keeper, batch=batch)
         self.serve()
         if known.state is _WAITING:  # then the pool looks at once for what is over
             self.look()

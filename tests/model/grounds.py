@@ -42,6 +42,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "courses": {
         "cs101": {"weight": 2, "per_user": {"slices": 6, "share": "4"}},
         "thesis": {"priority": 1, "longest_lease": "10min"},
+        "grading": {"priority": 3, "batch": True},
     },
     "groups": {"staff": {"users": ["grace"], "priority": 2, "quota": {"memory": "40GiB"}}},
 }

@@ -30,6 +30,7 @@ class Known:
     #: What it takes, or would take, of all devices together.
     milli: int
     memory_mib: int
+    batch: bool = False
     state: LeaseState = LeaseState.WAITING
     home: frozenset[str] = frozenset()
     reserved: tuple[str, ...] = ()

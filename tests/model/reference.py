@@ -24,14 +24,23 @@ class Reference(Resizing):
     # -- Asking ------------------------------------------------------------
 
     def asked(
-        self, lease_id: str, key: str, request: SliceRequest, user: str, course: str | None, keeper: Life
+        self,
+        lease_id: str,
+        key: str,
+        request: SliceRequest,
+        user: str,
+        course: str | None,
+        keeper: Life,
+        *,
+        batch: bool = False,
     ) -> Known:
         """Take note of a request that was not refused."""
         request = self.counted_as(request)
         milli, memory_mib = self._size(request)
         name = self.sharing.course(course).name
         known = Known(
-            lease_id, key, user, name, request, keeper, self.wall, self.wall, milli, memory_mib
+            lease_id, key, user, name, request, keeper, self.wall, self.wall, milli, memory_mib,
+            batch or self.sharing.is_batch(name),
         )  # fmt: skip
         self.leases[lease_id] = known
         parts = None if self.queue else placement.place(request, self.granted_from(), self.rules)
@@ -147,6 +156,7 @@ class Reference(Resizing):
             known.since,
             self.sharing.priority(known.user, known.course),
             known.reserved,
+            known.batch or self.sharing.is_batch(known.course),
         )
 
     def _grant(self, known: Known, parts: tuple[Slice, ...]) -> None:

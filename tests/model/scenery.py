@@ -24,7 +24,7 @@ REQUESTS = [
 #: Those that fit some pool or other.
 SENSIBLE = REQUESTS[:12]
 LARGE = ["50%", "75%", "1", "2", "2x50%", "20GiB"]
-COURSES = [None, "cs101", "thesis", "lab", "nonsense"]
+COURSES = [None, "cs101", "thesis", "grading", "lab", "nonsense"]
 _LAB = """
 title: Laboratory
 slices: [{{name: Small, request: 2%}}, {{name: Half, request: 50%}}, {{name: Whole, request: 1}}]

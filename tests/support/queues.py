@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hypothesis import strategies as st
+
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue import Decision, Holding, Policy, Situation, Usage, Waiter, decide, order
 from gpu_pool.policy.queue_state import Rules
-from gpu_pool_client import DeviceStatus, Slice, parse_request
+from gpu_pool_client import DeviceStatus, Slice, SliceRequest, parse_request
 from support.pools import device
 
 RULES = Rules()
@@ -58,3 +60,45 @@ def ordered(line: Sequence[Waiter], held: Sequence[Holding] = (), **given: objec
     policy, usage = given.get("policy", Policy()), given.get("usage", Usage())
     found = order(Situation(line, held, statuses(held), RULES, policy, usage, 100.0))  # type: ignore[arg-type]
     return [each.number for each in found]
+
+
+# Queues and what is held beside them, made up.
+requests = st.one_of(
+    st.builds(SliceRequest, count=st.integers(1, 4), milli=st.sampled_from([20, 100, 333, 500, 1000])),
+    st.builds(SliceRequest, memory_mib=st.integers(350, 32768)),
+)
+uuids = [each.uuid for each in V100]
+waiters = st.builds(
+    Waiter,
+    number=st.integers(0, 10_000),
+    request=requests,
+    devices=st.one_of(st.just(frozenset()), st.sampled_from(uuids).map(lambda uuid: frozenset([uuid]))),
+    user=st.sampled_from("abc"),
+    course=st.sampled_from(["", "lab", "class"]),
+    since=st.floats(0, 4000),
+    priority=st.sampled_from([0, 0, 0, 1]),
+    reserved=st.one_of(st.just(()), st.lists(st.sampled_from(uuids), max_size=2).map(tuple)),
+    batch=st.sampled_from([False, False, True]),
+)
+lines = st.lists(waiters, max_size=25, unique_by=lambda each: each.number)
+occupants = st.builds(
+    holding,
+    index=st.integers(0, 3),
+    milli=st.sampled_from([20, 100, 300, 1000]),
+    ends_by=st.one_of(st.none(), st.floats(4000, 20000)),
+    user=st.sampled_from("abc"),
+    course=st.sampled_from(["", "lab"]),
+)
+
+
+def feasible(holdings: list[Holding]) -> list[Holding]:
+    """Leave out what would hold more than there is."""
+    kept: list[Holding] = []
+    for each in holdings:
+        free = {status.device.uuid: status for status in statuses(kept)}
+        if all(placement.fits(part, free[part.device.uuid]) for part in each.parts):
+            kept.append(each)
+    return kept
+
+
+occupied = st.lists(occupants, max_size=15).map(feasible)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,11 +38,16 @@ class Terminal:
             command, env=environment, capture_output=True, text=True, timeout=300, check=False, **settings
         )
 
-    def start(self, *words: str, program: tuple[str, ...] = GPU_POOL) -> subprocess.Popen[str]:
+    def start(
+        self,
+        *words: str,
+        program: tuple[str, ...] = GPU_POOL,
+        environment: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[str]:
         """Start ``gpu-pool WORDS``, or another program, in a process group of its own."""
         process = subprocess.Popen(
             [*program, *words],
-            env=self.environment,
+            env={**self.environment, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -82,9 +82,9 @@ def lease_over(reason: str, notice: str, grace: float) -> str:
 
 
 def holder(who: Holder) -> str:
-    """Say who holds: the user, the course if any, and what for."""
-    course = f" ({who.course})" if who.course else ""
-    return safe(f"{who.user}{course}")
+    """Say who holds: the user, the course if any, and whether it is batch work."""
+    facts = ", ".join(filter(None, (who.course, "batch" if who.batch else "")))
+    return safe(f"{who.user} ({facts})" if facts else who.user)
 
 
 def device_row(status: DeviceStatus) -> list[str]:
@@ -235,6 +235,7 @@ def plain_lease(lease: Lease) -> Plain:
         "user": lease.holder.user,
         "course": lease.holder.course,
         "kernel": lease.holder.kernel,
+        "batch": lease.holder.batch,
         "requested_at": lease.requested_at,
         "held_at": lease.held_at,
         "ended_at": lease.ended_at,

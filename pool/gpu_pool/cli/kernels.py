@@ -47,6 +47,7 @@ def kernels() -> None:
     "gpu-pool kernels install 1.5GiB --base ir --user",
     "gpu-pool kernels install 2% --preload numpy,torch",
     "gpu-pool kernels install 2% --wrap --user",
+    "gpu-pool kernels install 2% --batch",
 )
 @click.argument("sizes", nargs=-1, required=True)
 @click.option(
@@ -74,6 +75,7 @@ def kernels() -> None:
     is_flag=True,
     help="Import them when a Jupyter server starts, and not only after its first such kernel.",
 )
+@click.option("--batch", is_flag=True, help="For graders and the like: they come after all other kernels.")
 @json_option
 def install(
     session: CommandSession,
@@ -85,6 +87,7 @@ def install(
     wrap: bool,
     preload: str | None,
     with_server: bool,
+    batch: bool,
 ) -> int:
     """Install a GPU kernel for each size, based on an existing kernel.
 
@@ -107,6 +110,7 @@ def install(
         wrap=wrap,
         preload=modules,
         with_server=with_server,
+        batch=batch,
     )
     refused = refusals(session, requests)
     if session.as_json:

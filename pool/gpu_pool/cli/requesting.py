@@ -59,13 +59,16 @@ _VERB = "request"
     help="The process whose end releases the slice; by default the one that calls this command.",
 )
 @json_option
-def request(session: CommandSession, size: str, wait: bool, timeout: float | None, pid: int | None) -> int:
+def request(
+    session: CommandSession, size: str, wait: bool, timeout: float | None, batch: bool, pid: int | None
+) -> int:
     """Take a slice for this shell, to use with "exec" and "shell".
 
     It is released when this shell ends, or by "gpu-pool release". In a pipe or
     a $(...), name your shell with --keeper $$.
     """
-    lease = complete(_request(session, parse_request(size), _keeper(pid), timeout if wait else 0))
+    asked = _request(session, parse_request(size), _keeper(pid), timeout if wait else 0, batch)
+    lease = complete(asked)
     if session.as_json:
         show_json(plain_lease(lease))
     else:
@@ -111,10 +114,10 @@ def _keeper(pid: int | None) -> Process:
 
 
 async def _request(
-    session: CommandSession, wanted: SliceRequest, keeper: Process, timeout: float | None
+    session: CommandSession, wanted: SliceRequest, keeper: Process, timeout: float | None, batch: bool
 ) -> Lease:
     async with session.connect() as pool:
-        return await acquire(pool, wanted, new_key(_VERB), "interactive work", keeper, timeout)
+        return await acquire(pool, wanted, new_key(_VERB), "interactive work", keeper, timeout, batch=batch)
 
 
 async def _release(session: CommandSession, lease_ids: tuple[str, ...], all_mine: bool) -> list[Lease]:
@@ -189,7 +192,14 @@ def new_key(verb: str) -> str:
 
 
 async def acquire(
-    pool: Pool, request: SliceRequest, key: str, purpose: str, keeper: Process, timeout: float | None
+    pool: Pool,
+    request: SliceRequest,
+    key: str,
+    purpose: str,
+    keeper: Process,
+    timeout: float | None,
+    *,
+    batch: bool = False,
 ) -> Lease:
     """Return a held lease that lives as long as ``keeper``.
 
@@ -198,7 +208,8 @@ async def acquire(
     long it takes); whatever goes wrong, the request is withdrawn.
     """
     course = os.environ.get(COURSE_VARIABLE)
-    lease = await pool.request(request, Holder(account_of(os.getuid()), course, purpose), key)
+    holder = Holder(account_of(os.getuid()), course, purpose, batch=batch)
+    lease = await pool.request(request, holder, key)
     try:
         if lease.state is not LeaseState.HELD:
             lease = await _wait_in_queue(pool, lease, timeout)

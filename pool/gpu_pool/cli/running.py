@@ -74,6 +74,7 @@ def run(
     command: tuple[str, ...],
     wait: bool,
     timeout: float | None,
+    batch: bool,
     quiet: bool,
     docker: bool,
 ) -> int:
@@ -94,7 +95,7 @@ def run(
     program = DOCKER if docker else command[0]
     check_command(program)
     with WaitingChild() as child:
-        lease = complete(_take(session, request, program, child.process, timeout if wait else 0))
+        lease = complete(_take(session, request, program, child.process, timeout if wait else 0, batch))
         if not quiet:
             note(f"running on {granted(lease)}{at_most(lease, time.time())}")
         if docker:
@@ -181,12 +182,17 @@ def shell(session: CommandSession, lease_id: str | None) -> int:
 
 
 async def _take(
-    session: CommandSession, request: SliceRequest, program: str, keeper: Process, timeout: float | None
+    session: CommandSession,
+    request: SliceRequest,
+    program: str,
+    keeper: Process,
+    timeout: float | None,
+    batch: bool,
 ) -> Lease:
     # The program's name alone: arguments may hold secrets, and others read the list.
     purpose = f"run {Path(program).name}"
     async with session.connect() as pool:
-        return await acquire(pool, request, new_key("run"), purpose, keeper, timeout)
+        return await acquire(pool, request, new_key("run"), purpose, keeper, timeout, batch=batch)
 
 
 async def _held(session: CommandSession, lease_id: str | None) -> Lease:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from gpu_pool_client import BadRequest, Pool, connect, parse_duration
+from gpu_pool_client._pool import BATCH_VARIABLE, is_yes
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -181,8 +183,14 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # older versions of 
 
 
 def waiting_options(function: F) -> F:
-    """Add ``--wait``, ``--no-wait`` and ``--timeout``."""
+    """Add ``--wait``, ``--no-wait``, ``--timeout`` and ``--batch``."""
     for option in (
+        click.option(
+            "--batch",
+            is_flag=True,
+            default=lambda: is_yes(os.environ.get(BATCH_VARIABLE, "")),
+            help="Batch work, such as grading: come after all that is not.",
+        ),
         click.option(
             "--timeout",
             type=Duration(),

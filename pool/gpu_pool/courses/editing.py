@@ -12,7 +12,7 @@ from gpu_pool.courses.text import FileProblem, Tree, read_text
 
 #: What administrators alone may change: who teaches a course, what it gets of the pool beside
 #: the others, and what its servers cost the cluster. All else is its instructors' own.
-RESERVED: Final = ("instructors", "quota", "weight", "priority", "kubernetes")
+RESERVED: Final = ("instructors", "quota", "weight", "priority", "batch", "kubernetes")
 #: Lines of a difference that are shown.
 _MOST_LINES: Final = 400
 _CONTEXT: Final = 3

@@ -27,6 +27,7 @@ from gpu_pool.policy.course_values import (
     read_text,
     read_when_idle,
     read_whole_number,
+    read_yes_or_no,
 )
 from gpu_pool_client import BadRequest, SliceRequest, WhenIdle
 
@@ -39,7 +40,6 @@ _IMAGE: Final = re.compile(
 )
 #: As an import statement has it.
 _LONGEST_MODULE: Final = 100
-_YES_OR_NO: Final = {"true": True, "yes": True, "false": False, "no": False}
 _LONGEST_TEXT: Final = 200
 #: Written in place of a home's size where nothing outlives its pod.
 NO_HOME: Final = "none"
@@ -56,14 +56,6 @@ def read_line(value: object) -> str:
             f"Accepted: 1 to {_LONGEST_TEXT} characters on one line.",
         )
     return text.strip()
-
-
-def read_yes_or_no(value: object) -> bool:
-    """Read yes or no."""
-    text = read_text(value)
-    if text.lower() not in _YES_OR_NO:
-        raise BadRequest(f"{given(text)} is neither true nor false.", "Accepted: true, false.")
-    return _YES_OR_NO[text.lower()]
 
 
 def read_home(value: object) -> int:

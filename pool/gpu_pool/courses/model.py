@@ -222,6 +222,11 @@ class CourseFile(_Part):
         description="Its share of the pool when courses compete, in proportion; 0: only what others leave.",
     )
     priority: Priority = Field(default=0, description="A higher priority comes before all lower ones.")
+    batch: Flag = Field(
+        default=False,
+        description="Whether all that is asked for in its name is batch work, such as grading: "
+        "it comes after everybody else, whatever its priority.",
+    )
     longest_lease: Seconds | None = Field(default=None, description="How long a slice may be kept at most.")
     idle_limit: Seconds | None = Field(
         default=None,
@@ -316,6 +321,7 @@ class CourseFile(_Part):
             name=name,
             weight=self.weight,
             priority=self.priority,
+            batch=self.batch,
             quota=self.quota.quota,
             per_user=self.per_user.quota,
             longest_lease=self.longest_lease,

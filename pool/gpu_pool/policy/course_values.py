@@ -22,6 +22,7 @@ from gpu_pool_client import (
 
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,20})?", re.ASCII)
 _WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,12}", re.ASCII)
+_YES_OR_NO: Final = {"true": True, "yes": True, "false": False, "no": False}
 #: The lowest priority; the highest is not bounded.
 LEAST_PRIORITY: Final = -WHOLE
 #: Characters of a value that are repeated.
@@ -67,6 +68,16 @@ def read_whole_number(value: object, least: int = 0) -> int:
 def read_priority(value: object) -> int:
     """Read a priority."""
     return read_whole_number(value, LEAST_PRIORITY)
+
+
+def read_yes_or_no(value: object) -> bool:
+    """Read yes or no."""
+    if isinstance(value, bool):
+        return value
+    text = read_text(value)
+    if text.lower() not in _YES_OR_NO:
+        raise BadRequest(f"{given(text)} is neither true nor false.", "Accepted: true, false.")
+    return _YES_OR_NO[text.lower()]
 
 
 def read_number(value: object) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -129,16 +130,16 @@ def turns(queue: Iterable[Waiter], shares: FairShares) -> Iterator[Waiter]:
     Whoever takes one charges it to the tally before asking for the next, which
     then comes from whoever has had less.
     """
-    waiters = sorted(queue, key=lambda waiter: (-waiter.priority, waiter.since, waiter.number))
-    for priority in sorted({waiter.priority for waiter in waiters}, reverse=True):
-        yield from _fair_turns([waiter for waiter in waiters if waiter.priority == priority], shares)
+    waiters = sorted(queue, key=lambda waiter: (waiter.rank, waiter.since, waiter.number))
+    for _, equals in itertools.groupby(waiters, key=lambda waiter: waiter.rank):
+        yield from _fair_turns(list(equals), shares)
 
 
 _Users = list[tuple[tuple[float, float, int], deque[Waiter]]]
 
 
 def _fair_turns(arrivals: Sequence[Waiter], shares: FairShares) -> Iterator[Waiter]:
-    """Yield waiters of one priority, given in order of arrival."""
+    """Yield waiters of one rank, given in order of arrival."""
     courses: list[tuple[float, float, int, _Users]] = []
     for course, users in _by_course(arrivals).items():
         entries = [(shares.user_key(waiters[0]), waiters) for waiters in users.values()]
@@ -168,8 +169,4 @@ def _by_course(arrivals: Iterable[Waiter]) -> dict[str, dict[str, deque[Waiter]]
 def first_course(waiters: Sequence[Waiter], shares: FairShares) -> list[Waiter]:
     """Return the waiters of the course whose turn it is."""
     first = next(turns(waiters, shares), None)
-    return (
-        []
-        if first is None
-        else [w for w in waiters if w.course == first.course and w.priority == first.priority]
-    )
+    return [] if first is None else [w for w in waiters if w.course == first.course and w.rank == first.rank]

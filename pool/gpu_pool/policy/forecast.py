@@ -33,6 +33,7 @@ _MOST_EVENTS: Final = 400
 _SPREAD: Final = 0.6180339887498949
 #: What parts of leases differ by that are equal but for the rounding of floats.
 _ROUNDING: Final = 1e-9
+_BATCH: Final = "This request is batch work: it comes after everybody who sits at a notebook."
 #: A course and a size, a course, or all leases.
 _Kind: TypeAlias = tuple[str, int] | str | None
 
@@ -63,6 +64,8 @@ def explain(number: int, now: Situation, drained: Sequence[DeviceStatus] = ()) -
         sentences.append(_emptied(waiter, now.holdings, now.now))
     elif kept:
         sentences.append(_kept(waiter, [s for s in now.statuses if s.device.uuid in kept], now.rules))
+    if waiter.batch:
+        sentences.append(_BATCH)
     return " ".join(filter(None, sentences))
 
 

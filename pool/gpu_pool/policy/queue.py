@@ -2,8 +2,8 @@
 
 ``decide`` says who is granted what now, and which devices are kept free for
 whom; ``order`` says in which order turns come. For long queues ``grant`` says
-the first half of a decision alone. All follow the same rules: higher priorities
-first, then courses by weight, then the users of a course by what they hold and
+the first half of a decision alone. All follow the same rules: batch work last, higher
+priorities first, then courses by weight, then the users of a course by what they hold and
 have used lately, then first come, first served. Whoever cannot be placed is
 passed over, and gets devices emptied for it once it has waited long enough.
 """
@@ -106,11 +106,17 @@ class _Round:
 
     def grant(self) -> None:
         """Grant to everybody who can be placed: those with devices of their own, then by turn."""
-        for waiter in self._turns([w for w in self._waiting.values() if w.reserved]):
+        # Nothing is kept free for batch work while anybody else waits.
+        for waiter in self._turns([w for w in self._not_giving_way() if w.reserved]):
             if self.reservations.keep(waiter):
                 self._try(waiter, self._statuses_of(waiter.reserved))
         while self._grant_by_turn():
             pass
+
+    def _not_giving_way(self) -> list[Waiter]:
+        """Return those who wait and are not batch work; all of them where there is nothing else."""
+        waiting = list(self._waiting.values())
+        return [waiter for waiter in waiting if not waiter.batch] or waiting
 
     def _grant_by_turn(self) -> bool:
         """Go through the queue once; return whether a reservation became needless on the way."""
@@ -144,7 +150,7 @@ class _Round:
 
     def reserve(self, holdings: Sequence[Holding], policy: Policy, now: float) -> None:
         """Empty devices for those who have waited too long, as far as it is their course's turn."""
-        unreserved = [waiter for waiter in self._waiting.values() if not self._is_reserved(waiter)]
+        unreserved = [waiter for waiter in self._not_giving_way() if not self._is_reserved(waiter)]
         late = [waiter for waiter in unreserved if now - waiter.since >= policy.drain_after]
         if self.reservations.full or not late:
             return

@@ -47,6 +47,13 @@ class Waiter:
     priority: int = 0
     #: uuids kept free for it by an earlier decision.
     reserved: tuple[str, ...] = ()
+    #: Whether it comes after all that is not batch work, whatever its priority.
+    batch: bool = False
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """What turns go by before anything else: the least comes first."""
+        return self.batch, -self.priority
 
 
 @dataclass(frozen=True, slots=True)

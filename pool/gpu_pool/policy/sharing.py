@@ -17,6 +17,7 @@ from gpu_pool.policy.course_values import (
     read_share,
     read_when_idle,
     read_whole_number,
+    read_yes_or_no,
 )
 from gpu_pool.policy.queue import Policy
 from gpu_pool_client import BadRequest, NotAllowed, Terms, WhenIdle
@@ -55,6 +56,8 @@ class Course:
     weight: float = 1.0
     #: A higher one comes before all lower ones.
     priority: int = 0
+    #: Whether all that is asked for in its name is batch work.
+    batch: bool = False
     #: Of all its users together.
     quota: Quota = UNLIMITED
     #: Of each of its users.
@@ -122,6 +125,10 @@ class Sharing:
                 highest = group.priority
         return highest
 
+    def is_batch(self, course: str | None) -> bool:
+        """Whether all that is asked for in a course's name is batch work."""
+        return self.courses.get(course or "", self.default).batch
+
     @property
     def has_quotas(self) -> bool:
         """Whether anybody is limited by a quota."""
@@ -186,6 +193,7 @@ _QUOTA: Final[Mapping[str, tuple[str, _Reader | None]]] = {
 _COURSE: Final[Mapping[str, tuple[str, _Reader | None]]] = {
     "weight": ("weight", read_number),
     "priority": ("priority", read_priority),
+    "batch": ("batch", read_yes_or_no),
     "quota": ("quota", None),
     "per_user": ("per_user", None),
     "longest_lease": ("longest_lease", read_duration),

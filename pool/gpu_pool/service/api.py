@@ -105,6 +105,7 @@ ROUTES: Final = (
                     "request": {"type": "string"},
                     "course": {"type": "string"},
                     "anybody": {"enum": ["0", "1"], "default": "0"},
+                    "batch": {"enum": ["0", "1"], "default": "0"},
                 },
             )
         },

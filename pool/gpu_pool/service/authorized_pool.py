@@ -98,7 +98,7 @@ class AuthorizedPool:
         request = parse_request(wanted.request)
         with self.decisions.making(caller, f"request {request}") as outcome:
             course = course_asked_for(caller, wanted.course, others=self._other_courses)
-            holder = Holder(caller.user, course, wanted.kernel, caller.process)
+            holder = Holder(caller.user, course, wanted.kernel, caller.process, wanted.batch)
             lease = await self._pool.request(
                 request,
                 holder,
@@ -170,7 +170,7 @@ class AuthorizedPool:
             return await self._pool.explain(lease_id)
 
     async def forecast(
-        self, caller: Caller, text: str, named: str | None, *, anybody: bool
+        self, caller: Caller, text: str, named: str | None, *, anybody: bool, batch: bool = False
     ) -> Outlook | None:
         """Say what a request of the caller's would meet; to administrators also that of ``anybody``.
 
@@ -184,7 +184,7 @@ class AuthorizedPool:
             )
         request = parse_request(text)
         course = course_asked_for(caller, named, others=self._other_courses)
-        holder = Holder("" if anybody else caller.user, course, process=caller.process)
+        holder = Holder("" if anybody else caller.user, course, None, caller.process, batch)
         async with self._asking(caller):
             return await self._pool.forecast(request, holder, caller=caller)
 

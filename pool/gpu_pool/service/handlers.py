@@ -229,10 +229,12 @@ class ForecastHandler(Handler):
 
     async def get(self) -> None:
         """Say what a request would meet if it were made now."""
-        request, course, anybody = (
-            self.get_query_argument(name, "") for name in ("request", "course", "anybody")
+        request, course, anybody, batch = (
+            self.get_query_argument(name, "") for name in ("request", "course", "anybody", "batch")
         )
-        found = await self.pool.forecast(self.caller, request, course or None, anybody=anybody == "1")
+        found = await self.pool.forecast(
+            self.caller, request, course or None, anybody=anybody == "1", batch=batch == "1"
+        )
         await self.answer(bodies.FORECAST.dump_json(found))
 
 

@@ -31,6 +31,8 @@ class Arrival:
     stay: float
     #: How long it may be held; None where nothing limits it.
     longest: float | None = None
+    #: Whether it is batch work.
+    batch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,12 @@ class Simulation:
         number = len(self._arrivals)
         self._arrivals[number] = arrival
         self._queue[number] = Waiter(
-            number, arrival.request, user=arrival.user, course=arrival.course, since=arrival.at
+            number,
+            arrival.request,
+            user=arrival.user,
+            course=arrival.course,
+            since=arrival.at,
+            batch=arrival.batch,
         )
         heappush(self._events, (arrival.at + self._policy.drain_after, -1))
 

@@ -124,7 +124,7 @@ class LeaseTable:
             id=row["id"],
             key=row["key"],
             request=read_request(row["request"]),
-            holder=Holder(row["user"], row["course"] or None, row["kernel"], read_process(row["keeper"])),
+            holder=_holder(row, read_process(row["keeper"]), batch=course.batch),
             state=LeaseState(row["state"]),
             requested_at=row["requested_at"],
             held_at=row["held_at"],
@@ -206,13 +206,17 @@ def history_row(row: sqlite3.Row) -> EndedLease:
     return EndedLease(**{**row, "failure": failure, "touched": touched})
 
 
+def _holder(row: Row, process: Process | None, *, batch: bool = False) -> Holder:
+    return Holder(row["user"], row["course"] or None, row["kernel"], process, bool(row["batch"]) or batch)
+
+
 def _ended_lease(row: sqlite3.Row) -> Lease:
     """Return the lease of a row of ``history``."""
     return Lease(
         id=row["id"],
         key=row["key"],
         request=read_request(row["request"]),
-        holder=Holder(row["user"], row["course"] or None, row["kernel"], None),
+        holder=_holder(row, None),
         state=LeaseState.ENDED,
         requested_at=row["requested_at"],
         held_at=row["held_at"],

@@ -58,21 +58,21 @@ SELECT * FROM history WHERE key = :key;
 
 -- name: leases
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure
+       process, notice, asked_back, failure, batch
 FROM lease WHERE turn IS NULL ORDER BY number;
 
 -- name: waiting
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure
+       process, notice, asked_back, failure, batch
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters
-SELECT id, number, turn, reserved, request, home, within, user, course, waiting_since
+SELECT id, number, turn, reserved, request, home, within, user, course, waiting_since, batch
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: first_waiters
 -- The first of them.
-SELECT number, turn, reserved, request, home, within, user, course, waiting_since
+SELECT number, turn, reserved, request, home, within, user, course, waiting_since, batch
 FROM lease WHERE turn IS NOT NULL ORDER BY turn LIMIT :most;
 
 -- name: count_waiters
@@ -83,7 +83,7 @@ SELECT count(*) FROM lease WHERE turn IS NOT NULL;
 SELECT DISTINCT request, home, within FROM lease WHERE turn IS NOT NULL;
 
 -- name: reserved
-SELECT number, turn, reserved, request, home, within, user, course, waiting_since
+SELECT number, turn, reserved, request, home, within, user, course, waiting_since, batch
 FROM lease WHERE reserved <> '' ORDER BY turn;
 
 -- name: waiting_of_user
@@ -98,9 +98,9 @@ SELECT coalesce(max(turn), 0) FROM lease WHERE turn IS NOT NULL;
 
 -- name: insert_lease
 INSERT INTO lease (number, id, key, state, turn, waiting_since, slices, within, request, milli, memory_mib, user, course,
-                   kernel, requested_at, first_held_at, held_at, ends_by, keeper, pulse, deadline, deadline_reason)
+                   kernel, requested_at, first_held_at, held_at, ends_by, keeper, pulse, deadline, deadline_reason, batch)
 VALUES (:number, :id, :key, :state, :turn, :waiting_since, :slices, :within, :request, :milli, :memory_mib, :user, :course,
-        :kernel, :requested_at, :held_at, :held_at, :ends_by, :keeper, :pulse, :deadline, :deadline_reason);
+        :kernel, :requested_at, :held_at, :held_at, :ends_by, :keeper, :pulse, :deadline, :deadline_reason, :batch);
 
 -- name: grant
 -- Whoever promised a working process while it waited has had nothing to run until now.
@@ -231,11 +231,11 @@ UPDATE lease SET state = 'waiting', turn = :turn, waiting_since = :now WHERE num
 -- name: remember
 INSERT INTO history (number, id, key, request, milli, user, course, kernel, requested_at, held_at, ended_at,
                      held_seconds, used, reason, note, slices, peak_mib, mib_seconds, memory_seconds, device_seconds,
-                     failure)
+                     failure, batch)
 SELECT number, id, key, request, milli, user, course, kernel, requested_at, first_held_at, :now,
        held_before + coalesce(max(0, :now - held_at), 0),
        used_before + milli * coalesce(max(0, :now - held_at), 0), coalesce(ending, :reason), notice, slices,
-       peak_mib, mib_seconds, memory_seconds, device_seconds, failure
+       peak_mib, mib_seconds, memory_seconds, device_seconds, failure, batch
 FROM lease WHERE number = :number;
 
 -- name: delete_lease

@@ -220,6 +220,7 @@ class StoredQueue:
             since=row["waiting_since"],
             priority=self.sharing.priority(row["user"], row["course"]),
             reserved=tuple(row["reserved"].split(",")) if row["reserved"] else (),
+            batch=bool(row["batch"]) or self.sharing.is_batch(row["course"]),
         )
 
     def _holding(self, row: sqlite3.Row) -> Holding:

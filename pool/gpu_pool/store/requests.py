@@ -172,14 +172,15 @@ class RequestStore:
 
     def _draft(self, request: SliceRequest, holder: Holder, key: str) -> dict[str, Any]:
         """Return what is known of a lease's row before any decision."""
-        me = Process.current()
+        me, course = Process.current(), self._sharing.course(holder.course)
         keeper = holder.process or me
         return {
             "key": key,
             "request": str(request),
             "user": checked_name(holder.user),
             # A name that nobody has configured has no weight and no quota of its own.
-            "course": self._sharing.course(holder.course).name,
+            "course": course.name,
+            "batch": int(holder.batch or course.batch),
             "kernel": holder.kernel and plain(holder.kernel),
             "requested_at": self._clock.wall(),
             "keeper": write_process(keeper),

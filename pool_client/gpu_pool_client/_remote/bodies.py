@@ -70,6 +70,7 @@ class RequestBody(Body):
     key: str
     course: str | None = None
     kernel: str | None = None
+    batch: bool = False
 
 
 class AttachBody(Body):

@@ -67,7 +67,11 @@ class RemotePool(Pool):
     async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
         """See ``Pool.request``."""
         wanted = bodies.RequestBody(
-            request=str(request), key=_text(key), course=_text(holder.course), kernel=_text(holder.kernel)
+            request=str(request),
+            key=_text(key),
+            course=_text(holder.course),
+            kernel=_text(holder.kernel),
+            batch=holder.batch,
         )
         name, attempts = (self.url, "request", key), _Attempts()
         try:
@@ -115,7 +119,7 @@ class RemotePool(Pool):
 
     async def forecast(self, request: SliceRequest, holder: Holder) -> Outlook | None:
         """See ``Pool.forecast``. Administrators alone are told of somebody new, others of themselves."""
-        wanted = {"request": str(request), "course": _text(holder.course) or ""}
+        wanted = {"request": str(request), "course": _text(holder.course) or "", "batch": int(holder.batch)}
         query = urlencode(wanted if holder.user else {**wanted, "anybody": 1})
         return _read(bodies.FORECAST, await self._ask("GET", f"forecast?{query}"))
 

@@ -28,7 +28,7 @@ from jupyter_client.launcher import launch_kernel
 from jupyter_core.paths import jupyter_path
 
 from gpu_pool_client import EndReason, Holder, KernelCommand, Lease, Process, parse_request
-from gpu_pool_client._pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
+from gpu_pool_client._pool import BATCH_VARIABLE, COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE, is_yes
 from gpu_pool_client._processes import account_of
 from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment, shared_pool
 from gpu_pool_provisioner.proxy import messages
@@ -113,7 +113,8 @@ async def _serve(options: argparse.Namespace) -> int:
     resize_requests = accept_resize_requests(options.f, asyncio.get_running_loop())
     wrapped = WrappedKernel(options.argv, options.f, kernel_slice, resize_requests)
     course = os.environ.get(COURSE_VARIABLE)
-    holder = Holder(account_of(os.getuid()), course, _name(options), Process.current())
+    batch = is_yes(os.environ.get(BATCH_VARIABLE, ""))
+    holder = Holder(account_of(os.getuid()), course, _name(options), Process.current(), batch)
     lease_client = LeaseClient(kernel_slice, holder, default_outage_timeout())
     proxy = KernelProxy(kernel, lease_client)
     await proxy.open(front)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -133,6 +134,19 @@ def test_run_waits_in_line_and_then_runs(terminal):
     assert (program.returncode, out) == (0, "ran\n")
     assert errors.startswith("gpu-pool: got 2% of V100-SXM2-32GB (simulated), 655MiB after ")
     assert terminal.is_empty()
+
+
+@pytest.mark.parametrize("how", [("--batch",), ()], ids=["option", "variable"])
+def test_batch_work_is_listed_as_such(terminal, how):
+    held = terminal.hold("100%")
+    environment = {} if how else {"GPU_POOL_BATCH": "1"}
+    program = terminal.start("run", "2%", *how, "--", "true", environment=environment)
+    eventually(lambda: terminal.status().queue)
+    assert [each.holder.batch for each in terminal.status().queue] == [True]
+    assert " (batch) " in terminal.run("status").stdout
+    assert [each["batch"] for each in json.loads(terminal.run("status", "--json").stdout)["queue"]] == [True]
+    terminal.free(held)
+    assert program.wait(60) == 0
 
 
 def test_no_wait_refuses_and_says_what_there_is(terminal):

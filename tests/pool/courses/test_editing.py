@@ -89,3 +89,7 @@ def test_two_long_texts_are_not_searched_for_what_they_share() -> None:
 )
 def test_how_much_changed_is_counted(after: str, words: str) -> None:
     assert how_much(difference("a\nb\n", after)) == words
+
+
+def test_only_an_administrator_says_that_a_course_is_no_batch_work() -> None:
+    assert [field for _, field, _ in changed(TEXT + "batch: true\n", TEXT)] == ["batch"]

@@ -33,6 +33,7 @@ per_user: {slices: 1, share: 50%, memory: 16GiB, gpu_hours_per_week: 2.5, gpu_ho
 quota: {slices: 30, share: 4}
 weight: 2
 priority: -1
+batch: yes
 longest_lease: 2h
 idle_limit: 15min
 when_idle: end
@@ -85,7 +86,7 @@ def test_what_is_preloaded(line: str, modules: tuple[str, ...] | None) -> None:
 
 def test_queue_quotas_and_terms_get_what_they_need() -> None:
     course = read(FULL).course("dl101")
-    assert (course.name, course.weight, course.priority) == ("dl101", 2.0, -1)
+    assert (course.name, course.weight, course.priority, course.batch) == ("dl101", 2.0, -1, True)
     assert course.per_user == Quota(1, 500, 16384, 2.5, 40.0)
     assert course.quota == Quota(slices=30, milli=4000)
     terms = course.terms(None)

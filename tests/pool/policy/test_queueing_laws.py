@@ -10,47 +10,8 @@ from hypothesis import strategies as st
 from gpu_pool.policy import placement, queue
 from gpu_pool.policy.placement import give_back
 from gpu_pool.policy.queue import Holding, Policy, Situation, Usage, Waiter, decide
-from gpu_pool_client import SliceRequest, parse_request
-from support.queues import RULES, V100, decided, granted, holding, ordered, statuses, waiter
-
-requests = st.one_of(
-    st.builds(SliceRequest, count=st.integers(1, 4), milli=st.sampled_from([20, 100, 333, 500, 1000])),
-    st.builds(SliceRequest, memory_mib=st.integers(350, 32768)),
-)
-uuids = [each.uuid for each in V100]
-waiters = st.builds(
-    Waiter,
-    number=st.integers(0, 10_000),
-    request=requests,
-    devices=st.one_of(st.just(frozenset()), st.sampled_from(uuids).map(lambda uuid: frozenset([uuid]))),
-    user=st.sampled_from("abc"),
-    course=st.sampled_from(["", "lab", "class"]),
-    since=st.floats(0, 4000),
-    priority=st.sampled_from([0, 0, 0, 1]),
-    reserved=st.one_of(st.just(()), st.lists(st.sampled_from(uuids), max_size=2).map(tuple)),
-)
-lines = st.lists(waiters, max_size=25, unique_by=lambda each: each.number)
-occupants = st.builds(
-    holding,
-    index=st.integers(0, 3),
-    milli=st.sampled_from([20, 100, 300, 1000]),
-    ends_by=st.one_of(st.none(), st.floats(4000, 20000)),
-    user=st.sampled_from("abc"),
-    course=st.sampled_from(["", "lab"]),
-)
-
-
-def feasible(holdings: list[Holding]) -> list[Holding]:
-    """Leave out what would hold more than there is."""
-    kept: list[Holding] = []
-    for each in holdings:
-        free = {status.device.uuid: status for status in statuses(kept)}
-        if all(placement.fits(part, free[part.device.uuid]) for part in each.parts):
-            kept.append(each)
-    return kept
-
-
-occupied = st.lists(occupants, max_size=15).map(feasible)
+from gpu_pool_client import parse_request
+from support.queues import RULES, decided, granted, lines, occupied, ordered, statuses, uuids, waiter
 
 
 @given(lines, occupied)
@@ -103,7 +64,9 @@ def test_reservations_are_stable_from_decision_to_decision(line: list[Waiter], h
         for each in line
         if each.number not in granted(first)
     ]
-    newcomer = waiter(20_000, "2%", user="new", since=4000.0, priority=1)
+    # Whoever else comes takes from batch work what was kept free for it.
+    is_batch = bool(left) and all(each.batch for each in left)
+    newcomer = waiter(20_000, "2%", user="new", since=4000.0, priority=1, batch=is_batch)
     held = [*held, *(Holding(each.user, each.course, parts) for each, parts in first.grants)]
     second = decided([*left, newcomer], held, now=4001.0)
     assert first.reservations.items() <= second.reservations.items()

@@ -81,6 +81,15 @@ def test_courses_take_turns_by_weight(pools: Any) -> None:
     assert 8 <= served.count("heavy") <= 10, "three quarters, as exactly as whole GPUs allow"
 
 
+def test_all_of_a_course_may_be_batch_work(pools: Any) -> None:
+    pool = pools(courses={"grading": {"priority": 9, "batch": True}, "class": {}})
+    held = pool.ask("1", "ada", "class")
+    graders, student = pool.ask("1", "eve", "grading"), pool.ask("1", "bob", "class")
+    assert pool.lease_store.lease(graders.id).holder.batch
+    pool.end(held)
+    assert [pool.state(lease) for lease in (graders, student)] == [LeaseState.WAITING, LeaseState.HELD]
+
+
 def test_the_user_who_has_had_less_comes_first(pools: Any) -> None:
     pool = pools()
     first = pool.ask("1", "ada")

@@ -260,7 +260,7 @@ def _row(lease: Lease, marks: Mapping[str, Mark], outlook: Outlook | None) -> Le
         user=lease.holder.user,
         course=course,
         mark=marks[course],
-        purpose=lease.holder.kernel or "",
+        purpose=", ".join(filter(None, (lease.holder.kernel, "batch" if lease.holder.batch else ""))),
         size=size_text(lease),
         where=where_text(lease),
         state=state_text(lease),
