@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
+from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from support.jupyter_env import JupyterEnv, eventually
 
@@ -56,6 +57,12 @@ class Server:
             request_timeout=120,
         )
         return await AsyncHTTPClient().fetch(request, raise_error=strict)
+
+    async def connect(self, path: str) -> WebSocketClientConnection:
+        """Open a websocket."""
+        url = json.loads(self._files()[0].read_text())["url"].replace("http", "ws", 1)
+        headers = {"Authorization": f"token {TOKEN}"}
+        return await websocket_connect(HTTPRequest(url + path, headers=headers))
 
     async def open_notebook(self, name: str, kernel: str, strict: bool = True) -> HTTPResponse:
         body = {"path": name, "name": name, "type": "notebook", "kernel": {"name": kernel}}

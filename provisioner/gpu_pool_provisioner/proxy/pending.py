@@ -186,6 +186,17 @@ class PendingKernel:
         self._publish("status", {"execution_state": "busy"}, to)
         self._reply(to, content)
         self._publish("status", {"execution_state": "idle"}, to)
+        self._publish_state(to)
+
+    def _publish_state(self, answered: HeldMessage) -> None:
+        """Say how the kernel is to a frontend that would take it from the last answer, or from none."""
+        waiting = next((held for held in self._held if held.is_execution), None)
+        if waiting is not None:
+            self._publish("status", {"execution_state": "busy"}, waiting)
+        elif answered.message["msg_type"] == "kernel_info_request":
+            # A page that connects again asks only this, and JupyterLab from 4.5 on takes no note of the
+            # state in its answer (PageConfig's untracked_message_types): it would show an unknown kernel.
+            self._publish("status", {"execution_state": "idle"}, None)
 
     def _fail(self, held: HeldMessage, name: str, text: str) -> None:
         self._publish("status", {"execution_state": "busy"}, held)

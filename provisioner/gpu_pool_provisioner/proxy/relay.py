@@ -151,11 +151,16 @@ class Relay:
     def _output(self, frames: list[zmq.Frame]) -> None:
         if len(frames) > _HEADER and _OURS in frames[-_HEADER].bytes and self._take(frames):
             return
-        self._front["iopub"].send(frames)
+        is_short = len(frames[-1]) <= _STATUS_BYTES and len(frames) > 3
+        state = frames[-1].bytes if is_short and b'"execution_state"' in frames[-1].bytes else b""
+        # To its frontends it has been there for long. JupyterLab from 4.5 on would show it as starting
+        # until a cell is run, since it takes no note of how a kernel is that answers kernel_info_request.
+        if b'"starting"' not in state:
+            self._front["iopub"].send(frames)
         if not self._heard.done():
             self._heard.set_result(None)
-        if len(frames[-1]) <= _STATUS_BYTES and len(frames) > 3 and b'"execution_state"' in frames[-1].bytes:
-            self._observe(frames[-3].bytes, frames[-1].bytes)
+        if state:
+            self._observe(frames[-3].bytes, state)
 
     def _hears_questions(self, event: list[zmq.Frame]) -> None:
         if self._connected.done():
