@@ -102,7 +102,7 @@ def gave_up(size: str) -> str:
 
 def left_queue(size: str) -> str:
     """Say the same where there may be no cell."""
-    return f"You stopped waiting for {_slice(size)}. Run a cell to wait again."
+    return f"You stopped waiting for {slice_of(size)}. Run a cell to wait again."
 
 
 def interrupted(size: str) -> str:
