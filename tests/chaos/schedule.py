@@ -142,7 +142,9 @@ class Schedule:
         kernel = str(asked["id"])
         self.started += 1
         imported = "'chaos.preloaded' in __import__('sys').modules"
-        self.warm += await self._answer(school, kernel, imported, "kept = 42") == "True"
+        is_warm = await self._answer(school, kernel, imported, "kept = 42")
+        assert is_warm, "a kernel does not run a cell because of a template"
+        self.warm += is_warm == "True"
         return kernel
 
     async def _answer(self, school: School, kernel: str, expression: str, code: str = "") -> str:
