@@ -121,8 +121,8 @@ class Schedule:
             assert await school.ask("POST", f"api/kernels/{kernel}/restart", {}) is not None
             assert await self._answer(school, kernel, "6 * 7", "del kept") == ""
             assert await self._answer(school, kernel, "6 * 7") == "42"
-        await self.world.mend()
         await self.empty()
+        await self.rest()
 
     async def _until_warm(self, school: School) -> None:
         """Start kernels until one is warm."""
