@@ -24,12 +24,13 @@ from gpu_pool_client._remote.exchange import ask
 # The same server and service as in the tests.
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
+from support.frontend import Frontend
 from support.jupyter_env import JupyterEnv
 from support.service import ForkServer, Service, serving
-from support.slice_pages import PagesServer, serving_pages
+from support.slice_pages import PagesServer, cells, serving_pages
 
 #: Pages, rounds, and seconds for which each number of pages is measured.
-PAGES, ROUNDS, SECONDS = sized((200, 5, 20.0), (20, 1, 2.0))
+PAGES, ROUNDS, SECONDS = sized((200, 3, 20.0), (20, 1, 2.0))
 #: Seconds after which a server whose last page has gone asks nothing more for pages.
 QUIET_AFTER = 12.0
 
@@ -48,7 +49,7 @@ class Used:
 
 @asynccontextmanager
 async def a_server() -> AsyncIterator[tuple[PagesServer, Service]]:
-    """Run a server in which one kernel has its slice and another waits, and the service of its pool."""
+    """Run a server in which one kernel works on its slice and another waits, and the service of its pool."""
     children = ForkServer()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -66,13 +67,23 @@ async def a_server() -> AsyncIterator[tuple[PagesServer, Service]]:
                     jupyter = JupyterEnv(folder, service.url)
                     async with serving_pages(jupyter) as server:
                         async with server.page() as page:
-                            await server.start("held.ipynb", jupyter.install("two"))
+                            works = await server.start("held.ipynb", jupyter.install("two"))
                             await page.sees_slice(state="held")
                             await server.start("waiting.ipynb", jupyter.install("all", "1"))
                             await page.sees_slice(state="waiting", position=1)
-                        yield server, service
+                        async with cells(server, works) as frontend:
+                            working = asyncio.create_task(_work(frontend))
+                            yield server, service
+                            working.cancel()
         finally:
             children.close()
+
+
+async def _work(frontend: Frontend) -> None:
+    """Run two short cells a second: so much changes for pages, and more."""
+    while True:
+        await frontend.run("None").done()
+        await asyncio.sleep(0.5)
 
 
 async def requests_of(service: Service) -> int:
@@ -130,7 +141,7 @@ def run() -> Iterator[Line]:
     yield compared(
         f"the server's processor, {PAGES} pages to one",
         [(each[PAGES].milli, each[1].milli) for each in rounds],
-        "thousandths of a core; one kernel has its slice, another waits",
+        "thousandths of a core; one kernel runs two cells a second, of which pages are told, another waits",
         unit="mcore",
     )
     yield compared(
