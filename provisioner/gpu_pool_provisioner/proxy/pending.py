@@ -5,11 +5,12 @@ It answers with the kernel's own key, so that frontends see nothing unusual.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import zmq
 from jupyter_client.session import Session
@@ -23,6 +24,13 @@ from gpu_pool_provisioner.proxy.channels import (
     ignore,
     read_message,
 )
+
+#: Seconds after which what a waiting cell shows is published again, changed or not: by its messages a Jupyter
+#: server, and by that a culler of a JupyterHub, knows that a kernel is not idle.
+SHOWN_EVERY: Final = 60.0
+#: Seconds for which a waiting cell counts as work after the last message of a frontend. Then nothing is
+#: published of the wait, and a server that nobody has a page of may be culled.
+COUNTS_FOR: Final = 4 * 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,8 @@ class PendingKernel:
         self._text = ""
         #: The cell that shows the notice, and the notice's display_id.
         self._shown: tuple[HeldMessage, str] | None = None
+        #: When something was last published of the wait, and when a frontend was last heard.
+        self._published_at = self._heard_at = time.monotonic()
         front["iopub"].on_message = self._greet
 
     @property
@@ -134,9 +144,13 @@ class PendingKernel:
                 self._show()
 
     def show(self, text: str) -> None:
-        """Show ``text`` in the first waiting cell, in place of what it showed before. Empty: nothing."""
-        if text != self._text:
-            self._text = text
+        """Show ``text`` in the first waiting cell, in place of what it showed before. Empty: nothing.
+
+        To be called once in a while for as long as a cell waits, also with the same text.
+        """
+        now, is_new = time.monotonic(), text != self._text
+        self._text = text
+        if now < self._heard_at + COUNTS_FOR and (is_new or now >= self._published_at + SHOWN_EVERY):
             self._show()
 
     def refuse(self, text: str, name: str = messages.NOT_GRANTED) -> None:
@@ -180,6 +194,7 @@ class PendingKernel:
         except UnreadableMessageError as error:
             get_logger().warning("Ignored what is not a signed message to a kernel: %s", error)
             return None
+        self._heard_at = time.monotonic()
         return HeldMessage(channel, frames, identities, message)
 
     def _answer(self, to: HeldMessage, content: Mapping[str, Any]) -> None:
@@ -209,6 +224,7 @@ class PendingKernel:
         cell = next((held for held in self._held if held.is_cell), None)
         if cell is None or not self._text:
             return
+        self._published_at = time.monotonic()
         if self._shown is not None and self._shown[0] is cell:
             self._publish("update_display_data", messages.display(self._text, self._shown[1]), cell)
             return

@@ -11,7 +11,8 @@ DEVICE = {
     "free_memory_mib", "held_contexts", "free_contexts", "held_by", "node", "unbounded", "context_mib",
 }  # fmt: skip
 LEASE = {
-    "id", "request", "state", "position", "user", "course", "kernel", "batch", "requested_at", "held_at", "ended_at",
+    "id", "request", "state", "position", "user", "course", "kernel", "batch", "requested_at", "held_at",
+    "ended_at",
     "end_reason", "pid", "slices", "enforcement", "ends_at", "simulated", "failure",
 }  # fmt: skip
 
