@@ -58,10 +58,11 @@ class PoolWatch:
     async def _look(self, slices: Mapping[str, KernelSlice]) -> None:
         try:
             pool = shared_pool(self._url)
-            await asyncio.wait_for(self._compare(pool, slices.values()), _ANSWERS_WITHIN)
+            found = await asyncio.wait_for(self._compare(pool, slices.values()), _ANSWERS_WITHIN)
             if time.monotonic() >= self._measured_at + self._memory_every:
                 self._measured_at = time.monotonic()
                 await asyncio.wait_for(self._measure(pool, slices), _ANSWERS_WITHIN)
+            self.state = found
         except GpuPoolError as error:
             self.state = PoolState(False, self.state.simulated, str(error))
         except asyncio.TimeoutError:
@@ -70,11 +71,10 @@ class PoolWatch:
             get_logger().error("Looking at the GPU pool failed.", exc_info=error)
             self.state = PoolState(False, self.state.simulated, _SILENT)
 
-    async def _compare(self, pool: Pool, slices: Iterable[KernelSlice]) -> None:
-        """Take note of leases as the pool has them, unless somebody has seen them since."""
+    async def _compare(self, pool: Pool, slices: Iterable[KernelSlice]) -> PoolState:
+        """Take note of leases as the pool has them, unless somebody has seen them since; return how it is."""
         asked_at = time.monotonic()
         status = await pool.status()
-        self.state = PoolState(True, status.simulated, status.note)
         found = {lease.id: lease for lease in (*status.leases, *status.queue)}
         for each in slices:
             if each.lease_id is None or each.seen_at > asked_at or each.lease is None:
@@ -84,6 +84,7 @@ class PoolWatch:
                 each.see(lease)
             elif each.lease.state is not LeaseState.ENDED:
                 await self._look_for(pool, each, each.lease_id)
+        return PoolState(True, status.simulated, status.note)
 
     async def _look_for(self, pool: Pool, kernel_slice: KernelSlice, lease_id: str) -> None:
         try:
