@@ -109,6 +109,8 @@ class KernelProxy:
             return known.get(lease.state, SlicePhase.ASKING) if lease is not None else SlicePhase.ASKING
         if self._phase is Phase.LAUNCHING or (self._phase is Phase.DOWN and self._is_being_restarted):
             return SlicePhase.STARTING
+        if self._phase is Phase.DOWN and self._end is None and lease and lease.state is LeaseState.HELD:
+            return SlicePhase.HELD  # for as long as its end is forgiven
         if self._phase is not Phase.RUNNING:
             return SlicePhase.NONE
         parking = supervisor.parking if supervisor is not None else None
