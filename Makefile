@@ -110,9 +110,13 @@ lint: $(VENV)/.ready-dev ## check style and formatting, and the files that other
 	@$(CHECK)citation-file-format CITATION.cff
 	@if command -v actionlint >/dev/null; then actionlint; fi
 	@if command -v helm >/dev/null; then helm lint --strict charts/gpu-pool; fi
+	@[ ! -e labextension/node_modules/.bin/eslint ] || ! command -v npm >/dev/null || { \
+		cd labextension && npm run --silent lint:check && echo "So are those of JupyterLab's extension."; }
 
 format: $(VENV)/.ready-dev ## put style and formatting right where that can be done
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
+	@[ ! -e labextension/node_modules/.bin/eslint ] || ! command -v npm >/dev/null || { \
+		cd labextension && npm run --silent lint; }
 
 types: $(VENV)/.ready-dev ## check the types and which package imports which
 	@$(BIN)/mypy && $(BIN)/mypy examples && $(BIN)/lint-imports

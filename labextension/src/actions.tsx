@@ -1,0 +1,197 @@
+import { Dialog, showDialog } from '@jupyterlab/apputils';
+import { TranslationBundle } from '@jupyterlab/translation';
+import * as React from 'react';
+
+import { ApiError } from './api';
+import { ISlice } from './contract';
+import { about, Action, cost, duration, losesVariables, sizeName } from './texts';
+import { ISlices } from './tokens';
+
+/** For how many seconds a slice can be kept. */
+const KEEP = [1800, 3600, 2 * 3600, 4 * 3600];
+
+interface IProps {
+  slice: ISlice;
+  slices: ISlices;
+  trans: TranslationBundle;
+}
+
+interface IOutcome {
+  text: string;
+  isError: boolean;
+}
+
+/** What may be done with a slice now, each with what it costs. */
+export function Actions({ slice, slices, trans }: IProps): JSX.Element {
+  const [outcome, setOutcome] = React.useState<IOutcome | null>(null);
+  const [isBusy, setBusy] = React.useState(false);
+  const id = slice.kernel_id;
+  const offered = slice.actions;
+
+  const act = async (action: Action, label: string, call: () => Promise<string>): Promise<void> => {
+    if (losesVariables(slice, action) && !(await isConfirmed(slice, action, label, trans))) {
+      return;
+    }
+    setBusy(true);
+    setOutcome(null);
+    try {
+      setOutcome({ text: await call(), isError: false });
+    } catch (error) {
+      setOutcome({ text: words(error), isError: true });
+    }
+    setBusy(false);
+  };
+  const resize = (restart: boolean) => async (size: string) =>
+    (await slices.resize(id, size, restart)).message;
+  const row = (
+    action: Action,
+    label: string,
+    call: (choice: string) => Promise<string>,
+    choice?: IChoice
+  ): JSX.Element => (
+    <ActionRow
+      key={action}
+      name={`${action} ${id}`}
+      label={label}
+      cost={cost(slice, action, trans)}
+      loses={losesVariables(slice, action)}
+      choice={choice}
+      isBusy={isBusy}
+      act={chosen => void act(action, label, () => call(chosen))}
+    />
+  );
+  const sizes = (all: string[]): IChoice => ({
+    label: trans.__('Size'),
+    options: all.map(size => [size, sizeName(size, trans)])
+  });
+  return (
+    <div className="jp-GpuSlice-actions">
+      {offered.keep &&
+        row('keep', trans.__('Keep'), seconds => slices.keep(id, Number(seconds)), {
+          label: trans.__('For how long'),
+          options: KEEP.map(seconds => [String(seconds), duration(seconds, trans)])
+        })}
+      {offered.resize?.sizes.length &&
+        row('resize', trans.__('Change the size'), resize(false), sizes(offered.resize.sizes))}
+      {offered.restart?.sizes.length &&
+        row(
+          'restart',
+          trans.__('Restart on this size'),
+          resize(true),
+          sizes(offered.restart.sizes)
+        )}
+      {offered['give-back'] &&
+        row(
+          'give-back',
+          offered['give-back'].shuts_down
+            ? trans.__('Shut down and give back')
+            : trans.__('Give back when idle'),
+          () => slices.giveBack(id)
+        )}
+      {offered['leave-queue'] &&
+        row('leave-queue', trans.__('Leave the queue'), () => slices.leaveQueue(id))}
+      <AskPermission slice={slice} trans={trans} />
+      <div role="status" className="jp-GpuSlice-outcome">
+        {outcome && !outcome.isError && outcome.text}
+      </div>
+      <div role="alert" className="jp-GpuSlice-outcome jp-mod-act">
+        {outcome?.isError && outcome.text}
+      </div>
+    </div>
+  );
+}
+
+interface IChoice {
+  label: string;
+  options: [string, string][];
+}
+
+interface IRowProps {
+  name: string;
+  label: string;
+  cost: string;
+  loses: boolean;
+  choice?: IChoice;
+  isBusy: boolean;
+  act: (choice: string) => void;
+}
+
+/** A button, what it costs, and what there is to choose. */
+function ActionRow({ name, label, cost, loses, choice, isBusy, act }: IRowProps): JSX.Element {
+  const [chosen, choose] = React.useState('');
+  const options = choice?.options ?? [];
+  // What was chosen may not be offered any more.
+  const value = options.some(([each]) => each === chosen) ? chosen : (options[0]?.[0] ?? '');
+  return (
+    <div className="jp-GpuSlice-action">
+      {choice && (
+        <select
+          aria-label={`${label}: ${choice.label}`}
+          value={value}
+          onChange={event => choose(event.target.value)}
+        >
+          {options.map(([each, text]) => (
+            <option key={each} value={each}>
+              {text}
+            </option>
+          ))}
+        </select>
+      )}
+      <button
+        type="button"
+        className={`jp-GpuSlice-button${loses ? ' jp-mod-loses' : ''}`}
+        aria-describedby={`cost ${name}`.replace(/\W/g, '-')}
+        aria-disabled={isBusy}
+        onClick={() => !isBusy && act(value)}
+      >
+        {label}
+      </button>
+      <p id={`cost ${name}`.replace(/\W/g, '-')}>{cost}</p>
+    </div>
+  );
+}
+
+/** Browsers let a page tell of something outside of itself only after its person has said so to a click. */
+function AskPermission({ slice, trans }: Pick<IProps, 'slice' | 'trans'>): JSX.Element | null {
+  const [permission, setPermission] = React.useState(
+    'Notification' in window ? Notification.permission : 'denied'
+  );
+  const waits = slice.state === 'waiting' || slice.state === 'resuming';
+  if (permission !== 'default' || !waits) {
+    return null;
+  }
+  return (
+    <div className="jp-GpuSlice-action">
+      <button
+        type="button"
+        className="jp-GpuSlice-button"
+        onClick={() => void Notification.requestPermission().then(setPermission)}
+      >
+        {trans.__('Tell me outside of this page')}
+      </button>
+      <p>{trans.__('When the slice is here and you look at something else.')}</p>
+    </div>
+  );
+}
+
+async function isConfirmed(
+  slice: ISlice,
+  action: Action,
+  label: string,
+  trans: TranslationBundle
+): Promise<boolean> {
+  const { button } = await showDialog({
+    title: trans.__('%1?', label),
+    body: `${about(slice)}: ${cost(slice, action, trans)}`,
+    buttons: [Dialog.cancelButton(), Dialog.warnButton({ label })],
+    defaultButton: 0
+  });
+  return button.accept;
+}
+
+function words(error: unknown): string {
+  if (error instanceof ApiError) {
+    return [error.message, error.advice].filter(Boolean).join(' ');
+  }
+  return error instanceof Error ? error.message : String(error);
+}

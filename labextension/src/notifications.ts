@@ -1,0 +1,91 @@
+import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { Notification as Shown } from '@jupyterlab/apputils';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+
+import { INotice, Kind, Notices } from './notices';
+import { ISlices } from './tokens';
+
+/** The settings, as in schema/plugin.json. */
+interface ISettings {
+  arrived: boolean;
+  longWait: number;
+  ending: boolean;
+  parked: boolean;
+  ended: boolean;
+  outside: boolean;
+}
+
+const DEFAULTS: ISettings = {
+  arrived: true,
+  longWait: 10,
+  ending: true,
+  parked: true,
+  ended: true,
+  outside: true
+};
+
+/** Milliseconds after which good news goes away by itself; the rest stays until it is read. */
+const SHORT = 15_000;
+
+function show(notice: INotice, settings: ISettings): void {
+  const { title, text, about } = notice;
+  const message = `${about}: ${title}. ${text}`;
+  const options = { autoClose: notice.kind === 'arrived' ? SHORT : (false as const) };
+  if (notice.isWarning) {
+    Shown.warning(message, options);
+  } else {
+    Shown.info(message, options);
+  }
+  if (settings.outside && document.hidden && isAllowed()) {
+    // Several pages of one server tell of the same thing: one notification.
+    const tag = `gpu-pool ${notice.kind} ${notice.kernelId}`;
+    const outside = new Notification(title, { body: `${about}\n${text}`, tag });
+    outside.onclick = () => {
+      window.focus();
+      outside.close();
+    };
+  }
+}
+
+function isAllowed(): boolean {
+  return 'Notification' in window && Notification.permission === 'granted';
+}
+
+export const notificationsPlugin: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-gpu-pool:plugin',
+  description: 'Tells when a GPU slice comes, ends, or is lent to others.',
+  autoStart: true,
+  requires: [ISlices],
+  optional: [ISettingRegistry, ITranslator],
+  activate: async (
+    app: JupyterFrontEnd,
+    slices: ISlices,
+    registry: ISettingRegistry | null,
+    translator: ITranslator | null
+  ) => {
+    const trans = (translator ?? nullTranslator).load('jupyter_gpu_pool');
+    let settings = DEFAULTS;
+    const notices = new Notices(trans, () => settings.longWait);
+    const tell = (): void => {
+      for (const notice of notices.of(slices.state, slices.now())) {
+        if (settings[notice.kind as Kind]) {
+          show(notice, settings);
+        }
+      }
+    };
+    slices.changed.connect(tell);
+    // An end comes nearer without a change.
+    window.setInterval(tell, 30_000);
+    try {
+      const loaded = await registry?.load(notificationsPlugin.id);
+      const read = (): void => {
+        settings = { ...DEFAULTS, ...(loaded?.composite as Partial<ISettings>) };
+      };
+      loaded?.changed.connect(read);
+      read();
+    } catch (error) {
+      console.warn('The settings of GPU slices could not be read; everything is told.', error);
+    }
+  }
+};

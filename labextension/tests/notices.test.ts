@@ -1,0 +1,99 @@
+import * as assert from 'node:assert/strict';
+import { test } from 'node:test';
+
+import { ISlice } from '../src/contract';
+import { INotice, Notices } from '../src/notices';
+import { NOW, slice, trans, waiting } from './support';
+
+/** A page that hears of states, a second after each other unless told otherwise. */
+class Page {
+  notices = new Notices(trans, () => 10);
+  now = NOW;
+
+  hears(...slices: ISlice[]): INotice[] {
+    this.now += 1;
+    return this.notices.of({ slices, pools: [] }, this.now);
+  }
+
+  kinds(...slices: ISlice[]): string[] {
+    return this.hears(...slices).map(each => each.kind);
+  }
+}
+
+test('what was there before the page is no news', () => {
+  assert.deepEqual(new Page().kinds(slice(), slice({ kernel_id: 'j', state: 'parked' })), []);
+});
+
+test('a slice that came after a long wait is told, once', () => {
+  const page = new Page();
+  page.hears(waiting({ requested_at: NOW - 60 }));
+  const [told] = page.hears(slice({ state: 'starting' }));
+  assert.equal(told.kind, 'arrived');
+  assert.equal(told.title, 'Your GPU slice is here');
+  assert.equal(told.text, '2%, after 1 min.');
+  assert.equal(told.about, 'one.ipynb');
+  assert.deepEqual(page.kinds(slice()), []);
+});
+
+test('a short wait is not worth telling', () => {
+  const page = new Page();
+  page.hears(waiting({ requested_at: NOW }));
+  assert.deepEqual(page.kinds(slice()), []);
+});
+
+test('the wait of a parked kernel begins with its cell', () => {
+  const page = new Page();
+  page.hears(slice({ requested_at: NOW - 5000 }));
+  page.hears(slice({ state: 'parked', requested_at: NOW - 5000 }));
+  page.hears(waiting({ state: 'resuming', requested_at: NOW - 5000 }));
+  assert.deepEqual(page.kinds(slice({ requested_at: NOW - 5000 })), []);
+  page.hears(slice({ state: 'parked' }));
+  page.hears(waiting({ state: 'resuming' }));
+  page.now += 60;
+  assert.deepEqual(page.kinds(slice()), ['arrived']);
+});
+
+test('who took it is said in the words of the pool', () => {
+  const page = new Page();
+  page.hears(slice());
+  const [told] = page.hears(slice({ state: 'parked', message: 'Lent to ada.' }));
+  assert.deepEqual([told.kind, told.text, told.isWarning], ['parked', 'Lent to ada.', false]);
+  assert.deepEqual(page.kinds(slice({ state: 'parked', message: 'Lent to bob.' })), []);
+});
+
+test('a slice that was taken away is told, and not one that was given back', () => {
+  const page = new Page();
+  page.hears(slice());
+  const gone = { state: 'none', end_reason: 'revoked', end_message: 'By hopper.' } as const;
+  const [told] = page.hears(slice(gone));
+  assert.deepEqual([told.kind, told.text, told.isWarning], ['ended', 'By hopper.', true]);
+  assert.deepEqual(page.kinds(slice(gone)), []);
+  page.hears(slice());
+  assert.deepEqual(page.kinds(slice({ state: 'none', end_reason: 'released' })), []);
+  page.hears(slice());
+  assert.deepEqual(page.kinds(), []);
+});
+
+test('the end is told before it comes, once for each end', () => {
+  const page = new Page();
+  const ends_at = NOW + 600;
+  assert.match(page.hears(slice({ ends_at }))[0].title, /ends in 9 min/);
+  assert.deepEqual(page.kinds(slice({ ends_at: ends_at + 20 })), []);
+  assert.deepEqual(page.kinds(slice({ ends_at: ends_at + 7200 })), []);
+  page.now += 7200;
+  assert.deepEqual(page.kinds(slice({ ends_at: ends_at + 7200 })), ['ending']);
+  assert.deepEqual(page.kinds(slice({ ends_at: page.now - 300 })), []);
+});
+
+test('a kernel that ends because it is idle is told how to go on', () => {
+  const page = new Page();
+  const idle = { gives_back_at: NOW + 60, ends_when_idle: true };
+  assert.match(page.hears(slice(idle))[0].text, /Run a cell/);
+});
+
+test('a state that is lost and comes back is no news', () => {
+  const page = new Page();
+  page.hears(waiting({ requested_at: NOW - 60 }));
+  page.notices.of(null, page.now);
+  assert.deepEqual(page.kinds(slice()), []);
+});
