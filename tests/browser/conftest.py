@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.async_api import Page, async_playwright, expect
@@ -32,9 +34,19 @@ Snap = Callable[[str], Awaitable[None]]
 
 
 @pytest.fixture
-async def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lab]:
+def lab_config() -> dict[str, Any]:
+    """The Jupyter server's configuration; a test's own fixtures may fill it."""
+    return {}
+
+
+@pytest.fixture
+async def lab(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lab_config: dict[str, Any]
+) -> AsyncIterator[Lab]:
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "jupyter_server_config.json").write_text(json.dumps(lab_config))
     async with running_lab(tmp_path) as lab:
         yield lab
 

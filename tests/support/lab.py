@@ -81,7 +81,7 @@ async def running_lab(folder: Path) -> AsyncIterator[Lab]:
 def _prepare(folder: Path) -> None:
     (folder / "notebooks").mkdir()
     settings = folder / "config" / "labconfig" / "default_setting_overrides.json"
-    settings.parent.mkdir(parents=True)
+    settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text(json.dumps(SETTINGS))
     install([parse_request(size) for size in SIZES], prefix=folder)
 
