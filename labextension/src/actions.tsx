@@ -174,7 +174,7 @@ function AskPermission({ slice, trans }: Pick<IProps, 'slice' | 'trans'>): JSX.E
   );
 }
 
-async function isConfirmed(
+export async function isConfirmed(
   slice: ISlice,
   action: Action,
   label: string,
@@ -189,7 +189,7 @@ async function isConfirmed(
   return button.accept;
 }
 
-function words(error: unknown): string {
+export function words(error: unknown): string {
   if (error instanceof ApiError) {
     return [error.message, error.advice].filter(Boolean).join(' ');
   }

@@ -4,7 +4,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 
 import { ISlice, Strength } from './contract';
 
-type Words = Pick<TranslationBundle, '__' | '_n'>;
+export type Words = Pick<TranslationBundle, '__' | '_n'>;
 
 /** From so many seconds before a slice ends it is told so. */
 export const ENDS_SOON = 15 * 60;

@@ -14,6 +14,7 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 
 from support.hub_with_proxy import REQUIRED, proxy_command
 from support.jupyter_env import eventually
+from support.notebook import card
 from support.ports import free_ports
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]
@@ -121,8 +122,7 @@ async def test_a_class_on_the_pool(chromium: str, hub: str) -> None:
         await expect(student.get_by_text("Theses and projects")).to_have_count(0)
         await student.get_by_role("button", name="Start").click()
         await student.wait_for_url("**/lab**")
-        card = student.locator('.jp-LauncherCard[data-category="Notebook"][title="Python 3 (GPU  2%)"]')
-        await card.click()
+        await card(student, "Python 3 (GPU  2%)").click()
         await until_idle(student, "Python 3 (GPU  2%)")
         cell = student.locator(".jp-Notebook .jp-Cell.jp-mod-active .cm-content")
         await cell.click()

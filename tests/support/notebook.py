@@ -8,7 +8,8 @@ NAMES = ["Python 3 (GPU  2%)", "Python 3 (GPU 10%)", "Python 3 (GPU 50%)", "Pyth
 
 
 def card(page: Page, kernel: str) -> Locator:
-    return page.locator(f'.jp-LauncherCard[data-category="Notebook"][title="{kernel}"]')
+    """Return what starts a notebook: in a section of our own, where our extension is installed."""
+    return page.locator(f'.jp-LauncherCard:not([data-category="Console"])[title^="{kernel}"]')
 
 
 async def start_notebook(page: Page, kernel: str) -> None:
