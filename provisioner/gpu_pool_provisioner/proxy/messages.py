@@ -28,6 +28,8 @@ ANSWERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "complete_request": {"status": "ok", "matches": [], "cursor_start": 0, "cursor_end": 0, "metadata": {}},
     "inspect_request": {"status": "ok", "found": False, "data": {}, "metadata": {}},
     "is_complete_request": {"status": "unknown"},
+    # jupyter-resource-usage shows a reason in place of figures.
+    "usage_request": {"status": "ok", "reason": "the kernel waits for its GPU slice"},
 }
 
 #: What frontends need to show and save code of a language before its kernel has

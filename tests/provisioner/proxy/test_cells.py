@@ -40,6 +40,24 @@ async def test_a_held_cell_shows_what_it_waits_for_and_then_runs(
     assert lease.process.pid == km.provisioner.pid
 
 
+async def test_a_kernels_use_of_the_machine_is_told_once_it_runs(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        reply = (await page.ask("usage_request", {}, "control").done()).reply
+        assert reply is not None
+        assert reply["content"]["reason"] == "the kernel waits for its GPU slice"
+        cell = page.run("1")
+        await jupyter_env.pool.release(held.id)
+        await cell.done()
+        reply = (await page.ask("usage_request", {}, "control").done()).reply
+        assert reply is not None
+        assert reply["content"]["pid"] == km.provisioner.pid
+
+
 async def test_the_place_in_line_is_updated_in_place(jupyter_env: JupyterEnv, manager: Managers) -> None:
     await jupyter_env.fill("1")
     first, second = manager(jupyter_env.install("most", "90%")), manager(jupyter_env.install("half", "50%"))
