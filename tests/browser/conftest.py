@@ -45,7 +45,7 @@ async def lab(
 ) -> AsyncIterator[Lab]:
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)
-    (tmp_path / "config").mkdir()
+    (tmp_path / "config").mkdir(exist_ok=True)  # a test's own fixtures may have filled it
     (tmp_path / "config" / "jupyter_server_config.json").write_text(json.dumps(lab_config))
     async with running_lab(tmp_path) as lab:
         yield lab

@@ -51,10 +51,16 @@ async def test_a_student_takes_a_slice_and_gives_it_back(page: Page, lab: Lab, s
     await eventually(lab.is_empty)
 
 
-async def test_what_the_pool_does_not_allow_is_refused_in_words(
-    page: Page, lab: Lab, snap: Snap, tmp_path: Path
-) -> None:
+@pytest.fixture
+def small(tmp_path: Path) -> None:
+    """Allow no large slices; before the launcher opens the pool."""
+    (tmp_path / "config").mkdir()
     (tmp_path / "config" / "gpu_pool_config.py").write_text("c.PoolSettings.max_share = 0.1\n")
+
+
+async def test_what_the_pool_does_not_allow_is_refused_in_words(
+    small: None, page: Page, lab: Lab, snap: Snap
+) -> None:
     await start_notebook(page, NAMES[2])
     dialog = page.locator(".jp-Dialog")
     await expect(dialog).to_contain_text("10 percent of a GPU")

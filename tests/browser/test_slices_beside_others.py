@@ -138,8 +138,14 @@ async def test_without_an_answer_the_launcher_starts_kernels_all_the_same(page: 
     await expect(page.locator(".jp-OutputArea-output").first).to_have_text("42")
 
 
-async def test_the_running_panel_gives_slices_back(page: Page, snap: Snap, lab: Lab, tmp_path: Path) -> None:
-    set_course(tmp_path, idle_limit="1h")  # so that a slice can be given back, and the kernel kept
+@pytest.fixture
+def lent(tmp_path: Path) -> None:
+    """Let slices be given back and the kernels kept; before the launcher opens the pool."""
+    (tmp_path / "config").mkdir()
+    set_course(tmp_path, idle_limit="1h")
+
+
+async def test_the_running_panel_gives_slices_back(lent: None, page: Page, snap: Snap, lab: Lab) -> None:
     await start_notebook(page, HALF)
     await run_cell(page, "kept = 42", HALF)
     await choose(page, "File", "New Launcher")

@@ -37,11 +37,17 @@ async def test_a_cell_waits_for_its_slice_and_runs(page: Page, lab: Lab, snap: S
         await expect(page.locator(".jp-OutputArea-output")).to_have_count(1)
 
 
-async def test_a_parked_kernel_comes_back_with_its_variables(
-    page: Page, lab: Lab, snap: Snap, tmp_path: Path
-) -> None:
+@pytest.fixture
+def lent(tmp_path: Path) -> None:
+    """Lend the slices of idle kernels; before the launcher opens the pool."""
     settings = {"PoolSettings": {"default_course": {"idle_limit": "1s"}}}
+    (tmp_path / "config").mkdir()
     (tmp_path / "config" / "gpu_pool_config.json").write_text(json.dumps(settings))
+
+
+async def test_a_parked_kernel_comes_back_with_its_variables(
+    lent: None, page: Page, lab: Lab, snap: Snap
+) -> None:
     await start_notebook(page, WHOLE)
     await run_cell(page, "kept = 42", WHOLE)
 
