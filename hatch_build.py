@@ -41,7 +41,7 @@ class LabExtension(BuildHookInterface[Any]):
                     self.build(folder, built)
         if self.target_name == "sdist":
             build_data["artifacts"].append("/labextension/dist")
-        elif built.exists():
+        elif (built / "package.json").exists():
             target = "share/jupyter/labextensions/jupyter-gpu-pool"
             build_data["shared_data"][str(built)] = target
             build_data["shared_data"][str(folder / "install.json")] = f"{target}/install.json"

@@ -21,7 +21,8 @@ EXTRAS = {
     "kernels": (),
     "pool": ("hub", "kubernetes", "checkpoint"),
     "pool_client": (),
-    "provisioner": (),
+    # Its server extension is loaded by jupyter_server alone.
+    "provisioner": ("lab",),
     "spawner": ("hub", "kubernetes"),
     "examples": ("lab",),
     "tests": ("test",),
