@@ -511,7 +511,8 @@ class GPUPoolProvisioner(SliceSettings):
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.wait(), _KILLED_WITHIN)
         if self._slice is not None:
-            await self._slice.give_back()
+            is_withdrawn = self._lease is None  # this start has not come to hold anything
+            await self._slice.give_back(EndReason.WITHDRAWN if is_withdrawn else EndReason.RELEASED)
             if not self._started:
                 self._slice.forget()
         self._close_reserved()

@@ -55,6 +55,7 @@ def test_one_that_breaks_keeps_nobody_from_being_measured(tmp_path: Path) -> Non
     assert {row["name"] for row in rows(found)} == {"courses"}
 
 
+@pytest.mark.long
 def test_plots_are_drawn_from_the_rows_without_a_display(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     row = {"what": "a grant at 10 held", "ours": 2.0, "yardstick": 1.0, "ratio": 2.0, "unit": "ms/s"}

@@ -51,6 +51,7 @@ def names(wheel: Path) -> list[str]:
     not (SOURCES / "node_modules" / "typescript").exists() or shutil.which("npm") is None,
     reason="what the tests of JupyterLab's extension need is not installed: npm ci in labextension/",
 )
+@pytest.mark.long
 def test_the_tests_in_typescript_pass() -> None:
     assert "# fail 0" in run("npm", "test", cwd=SOURCES)
 

@@ -18,6 +18,7 @@ from support.service import ForkServer, children, serving
 __all__ = ["children"]
 
 
+@pytest.mark.long
 async def test_a_slice_is_given_back_once_the_service_is_back(
     children: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("kernels", "provisioner", "spawner", "pool_client", "pool")
 #: Names of others, of the system or of the libraries that we use, and what stands for an argument.
@@ -62,6 +64,7 @@ def unknown(sources: dict[str, str], known: frozenset[str] = frozenset()) -> lis
     return [f"{path}:{line}: {name}" for path, line, name in named if not there.issuperset(name.split("."))]
 
 
+@pytest.mark.long
 def test_every_name_in_comments_and_docstrings_is_in_the_code() -> None:
     sources = {str(path.relative_to(ROOT)): path.read_text() for path in tracked("*.py")}
     others = tracked("*.sql", "*.js", "*.html", "*.toml", "*.yaml", "Makefile")

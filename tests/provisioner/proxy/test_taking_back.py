@@ -295,6 +295,7 @@ async def has_looked_again(pool: EmbeddedPool, monkeypatch: pytest.MonkeyPatch) 
     await until(lambda: len(looked) > 1)
 
 
+@pytest.mark.long
 async def test_a_cell_that_begins_when_its_kernel_is_about_to_be_ended_is_not_cut_off(
     served: JupyterEnv, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def settings(course: CourseFile) -> tuple[Setting, ...]:
         "quota": "; ".join(limit_texts(course.quota)) or "no limit",
         "weight": f"{course.weight:g}",
         "priority": str(course.priority),
+        "batch": "true" if course.batch else "false",
         "longest_lease": _duration(course.longest_lease),
         "idle_limit": _duration(course.idle_limit),
         "when_idle": course.when_idle.value,
