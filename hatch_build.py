@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 #: What the extension is made of.
 SOURCES = ("core", "schema", "src", "style", ".npmrc", "package-lock.json", "package.json", "tsconfig.json")
+#: The oldest major version of Node.js that the tools of the lock file run on.
+NODE = 18
 #: If "required", a wheel without the extension is a failure. If "skip", it is not built.
 CHOICE = "GPU_POOL_LABEXTENSION"
 #: npm's own are meant for people who watch: it goes on trying for minutes where there is no network.
 NPM = {
     "npm_config_fetch_retries": "1",
     "npm_config_fetch_retry_mintimeout": "1000",
+    "npm_config_fetch_timeout": "15000",
     # What is installed is what the lock file says, which stays as it is.
     "npm_config_save": "false",
 }
@@ -34,8 +38,9 @@ class LabExtension(BuildHookInterface[Any]):
         folder = Path(self.root, "labextension")
         built = folder / "dist"
         if os.environ.get(CHOICE) != "skip" and is_stale(folder, built):
-            with open(folder / ".npmrc") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with open(folder / ".npmrc", "a") as lock:
+                with suppress(OSError):  # some network file systems have no locks
+                    fcntl.flock(lock, fcntl.LOCK_EX)
                 # Who had the lock may have built it.
                 if is_stale(folder, built):
                     self.build(folder, built)
@@ -50,6 +55,7 @@ class LabExtension(BuildHookInterface[Any]):
         """Build it anew; only what npm cannot fetch is forgiven, and said."""
         os.environ.update(NPM)
         try:
+            check_node()
             npm_builder(self.target_name, "standard", path=str(folder), build_cmd=None, npm="npm")
         except (ValueError, subprocess.CalledProcessError) as error:
             if os.environ.get(CHOICE) == "required":
@@ -65,6 +71,15 @@ class LabExtension(BuildHookInterface[Any]):
         except subprocess.CalledProcessError:
             shutil.rmtree(built, ignore_errors=True)
             raise
+
+
+def check_node() -> None:
+    """Raise ``ValueError`` where Node.js is missing, or too old for the compiler."""
+    node = shutil.which("node")
+    said = subprocess.run([node, "--version"], capture_output=True, text=True).stdout if node else ""
+    major = said.strip().lstrip("v").partition(".")[0]
+    if not major.isdigit() or int(major) < NODE:
+        raise ValueError(f"Node.js {NODE} or newer is needed, and here is {said.strip() or 'none'}.")
 
 
 def is_stale(folder: Path, built: Path) -> bool:

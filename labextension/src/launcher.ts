@@ -6,6 +6,7 @@ import { LabIcon } from '@jupyterlab/ui-components';
 import { CommandRegistry } from '@lumino/commands';
 import { Widget } from '@lumino/widgets';
 
+import { ApiError } from './api';
 import { IOffer, IOffers } from './contract';
 import { gpuIcon } from './icon';
 import { kernelIcon } from './kernelIcon';
@@ -39,7 +40,7 @@ class FreeSlices {
 
   /** Ask, unless that was done lately; what has changed is shown. */
   async look(): Promise<void> {
-    if (Date.now() < this.lookedAt + FRESH) {
+    if (this.isMissing || !this.slices.isOffered || Date.now() < this.lookedAt + FRESH) {
       return;
     }
     this.lookedAt = Date.now();
@@ -47,6 +48,8 @@ class FreeSlices {
     try {
       offers = await this.slices.offers();
     } catch (error) {
+      // Without the server's part, nobody will ever answer.
+      this.isMissing = error instanceof ApiError && error.status === 404;
       console.debug('What is free of the GPU pool is not known.', error);
     }
     if (differ(offers, this.offers)) {
@@ -69,6 +72,7 @@ class FreeSlices {
 
   private offers: IOffers | null = null;
   private lookedAt = 0;
+  private isMissing = false;
 }
 
 /**

@@ -94,7 +94,7 @@ export class Notices {
       at === slice.ends_at
         ? this.trans.__('Save what you need: the kernel ends with it.')
         : this.trans.__('The kernel is idle. Run a cell, or keep the slice, to go on.');
-    return [this.notice('ending', slice, title, [slice.message, why])];
+    return [this.notice('ending', slice, title, [why, slice.message])];
   }
 
   private notice(kind: Kind, slice: ISlice, title: string, text: string[]): INotice {

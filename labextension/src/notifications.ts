@@ -28,23 +28,45 @@ const DEFAULTS: ISettings = {
 /** Milliseconds after which good news goes away by itself; the rest stays until it is read. */
 const SHORT = 15_000;
 
+/** The ids of warnings that a slice is about to end, by kernel: a later one takes the place of an earlier. */
+const warnings = new Map<string, string>();
+
 function show(notice: INotice, settings: ISettings): void {
-  const { title, text, about } = notice;
-  const message = `${about}: ${title}. ${text}`;
+  const message = shortened(notice);
   const options = { autoClose: notice.kind === 'arrived' ? SHORT : (false as const) };
-  if (notice.isWarning) {
-    Shown.warning(message, options);
-  } else {
-    Shown.info(message, options);
+  const id = notice.isWarning ? Shown.warning(message, options) : Shown.info(message, options);
+  const earlier = warnings.get(notice.kernelId);
+  if (earlier) {
+    Shown.dismiss(earlier);
+    warnings.delete(notice.kernelId);
+  }
+  if (notice.kind === 'ending') {
+    warnings.set(notice.kernelId, id);
   }
   if (settings.outside && document.hidden && isAllowed()) {
-    // Several pages of one server tell of the same thing: one notification.
-    const tag = `gpu-pool ${notice.kind} ${notice.kernelId}`;
+    showOutside(notice);
+  }
+}
+
+/** JupyterLab shows 140 characters: the file's name without its folders, and nothing twice. */
+function shortened({ about, kind, title, text }: INotice): string {
+  const file = about.split('/').pop();
+  const saysItself = text && (kind === 'parked' || kind === 'ended');
+  return saysItself ? `${file}: ${text}` : `${file}: ${title}. ${text}`;
+}
+
+function showOutside({ about, kernelId, kind, title, text }: INotice): void {
+  // Several pages of one server tell of the same thing: one notification.
+  const tag = `gpu-pool ${kind} ${kernelId}`;
+  try {
     const outside = new Notification(title, { body: `${about}\n${text}`, tag });
     outside.onclick = () => {
       window.focus();
       outside.close();
     };
+  } catch (error) {
+    // Browsers of telephones have the class, and refuse to make one.
+    console.debug('The browser shows no notifications of pages.', error);
   }
 }
 

@@ -94,6 +94,9 @@ export class SlicePanel extends VDomRenderer<FrontSlice> {
 
   private whyNone(): string {
     const { trans, model } = this;
+    if (!model.slices.state) {
+      return trans.__('What the kernel in front has is not known now.');
+    }
     const context = (model.widget as any)?.sessionContext as ISessionContext | undefined;
     return context?.session?.kernel
       ? trans.__(

@@ -49,7 +49,7 @@ export const shownPlugin: JupyterFrontEndPlugin<void> = {
       label: trans.__('Show the GPU Slice'),
       icon: gpuIcon,
       describedBy: { args: { type: 'object', properties: {} } },
-      isVisible: () => slices.isOffered,
+      isVisible: () => slices.state !== null,
       execute: () => app.shell.activateById(PANEL)
     });
     palette?.addItem({ command: OPEN, category: trans.__('Kernel Operations') });
@@ -66,9 +66,9 @@ export const shownPlugin: JupyterFrontEndPlugin<void> = {
     } else {
       addToToolbars(app, () => new SliceStatus(front, trans, open));
     }
-    // Where there are no kernels of the pool, there is nothing to show.
+    // Where there are no kernels of the pool, or the server does not know of them, there is nothing to show.
     const offer = (): void => {
-      if (slices.isOffered && !panel.isAttached) {
+      if (slices.state && !panel.isAttached) {
         app.shell.add(panel, 'right', { rank: 900, type: 'GPU slice' });
       }
     };

@@ -7,6 +7,9 @@ import { IMemoryHistory, IOffers, IResized, ISlice, IState } from './contract';
 import { ISocket, Stream } from './stream';
 import { ISlices } from './tokens';
 
+/** Milliseconds for which a page was out of sight, from which on its socket is opened anew. */
+const AWAY = 60_000;
+
 /** Whether kernels of this kernelspec get their slice from a pool. */
 export function isOfPool(spec: KernelSpec.ISpecModel | undefined): boolean {
   const provisioner = spec?.metadata?.kernel_provisioner as any;
@@ -24,6 +27,14 @@ export class Slices implements ISlices {
     );
     services.kernelspecs.specsChanged.connect(() => this.follow());
     void services.kernelspecs.ready.then(() => this.follow());
+    window.addEventListener('online', () => this.listenAnew());
+    document.addEventListener('visibilitychange', () => {
+      const hiddenFor = document.hidden ? 0 : Date.now() - this.hiddenAt;
+      this.hiddenAt = document.hidden ? Date.now() : Infinity;
+      if (hiddenFor > AWAY) {
+        this.listenAnew();
+      }
+    });
   }
 
   get changed(): ISignal<this, void> {
@@ -105,6 +116,14 @@ export class Slices implements ISlices {
     }
   }
 
+  /** After a sleep or without a network, a socket may be dead for minutes before the browser says so. */
+  private listenAnew(): void {
+    if (this.isFollowing) {
+      this.stream.stop();
+      this.stream.start();
+    }
+  }
+
   private update(state: IState | null, isLive: boolean): void {
     this._state = state;
     this._isLive = isLive;
@@ -125,6 +144,7 @@ export class Slices implements ISlices {
   private _isLive = false;
   private isFollowing = false;
   private ahead = 0;
+  private hiddenAt = Infinity;
 }
 
 export const slicesPlugin: JupyterFrontEndPlugin<ISlices> = {

@@ -8,6 +8,8 @@ export type Words = Pick<TranslationBundle, '__' | '_n'>;
 
 /** From so many seconds before a slice ends it is told so. */
 export const ENDS_SOON = 15 * 60;
+/** The same where it ends since its kernel is idle, as it is between any two cells; at most a third of that time. */
+const IDLE_ENDS_SOON = 5 * 60;
 /** From this part of its memory on, a kernel is about to run out of it. */
 const NEARLY_FULL = 0.95;
 const GIB = 1024;
@@ -95,13 +97,18 @@ export function sizeName(size: string, trans: Words): string {
 
 /** When a held slice ends, or null where that is not near. */
 export function endsAt(slice: ISlice, now: number): number | null {
-  const ends = slice.state === 'held' || slice.state === 'starting' ? [slice.ends_at] : [];
-  if (slice.state === 'held' && slice.ends_when_idle) {
-    ends.push(slice.gives_back_at);
+  const near: number[] = [];
+  const holds = slice.state === 'held' || slice.state === 'starting';
+  if (holds && slice.ends_at !== null && slice.ends_at - now <= ENDS_SOON) {
+    near.push(slice.ends_at);
   }
-  const known = ends.filter((each): each is number => each !== null);
-  const soonest = Math.min(...known);
-  return soonest - now <= ENDS_SOON ? soonest : null;
+  if (slice.state === 'held' && slice.ends_when_idle && slice.gives_back_at !== null) {
+    const soon = Math.min(IDLE_ENDS_SOON, (slice.idle_limit ?? Infinity) / 3);
+    if (slice.gives_back_at - now <= soon) {
+      near.push(slice.gives_back_at);
+    }
+  }
+  return near.length ? Math.min(...near) : null;
 }
 
 /** What stands in the status bar: "2% · 512 of 655 MiB", "3rd in the queue, perhaps 4 min". */

@@ -91,6 +91,16 @@ test('a kernel that ends because it is idle is told how to go on', () => {
   assert.match(page.hears(slice(idle))[0].text, /Run a cell/);
 });
 
+test('an idle kernel is warned shortly before it ends, and not whenever a cell is over', () => {
+  const page = new Page();
+  const idle = { ends_when_idle: true, idle_limit: 900 };
+  assert.deepEqual(page.kinds(slice({ ...idle, gives_back_at: NOW + 900 })), []);
+  assert.deepEqual(page.kinds(slice({ ...idle, gives_back_at: NOW + 400 })), []);
+  assert.deepEqual(page.kinds(slice({ ...idle, gives_back_at: NOW + 200 })), ['ending']);
+  const short = { ends_when_idle: true, idle_limit: 60 };
+  assert.deepEqual(new Page().kinds(slice({ ...short, gives_back_at: NOW + 30 })), []);
+});
+
 test('a state that is lost and comes back is no news', () => {
   const page = new Page();
   page.hears(waiting({ requested_at: NOW - 60 }));
