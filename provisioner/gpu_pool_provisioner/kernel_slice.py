@@ -40,6 +40,8 @@ NOTICE_VARIABLE: Final = "GPU_POOL_NOTICE"
 NOT_NOW: Final = (PoolUnreachable, OverQuota)
 #: Seconds in which a pool hears of a restart. One that is slower may still keep the slice.
 _ATTACHED_WITHIN: Final = 15.0
+#: Seconds in which it changes a size: the process that used the slice has ended, which is forgiven that long.
+_RESIZED_WITHIN: Final = 5.0
 #: Characters of a user's or kernel's name that are kept, as a pool does.
 _LONGEST_NAME: Final = 200
 _OTHER_SIZE: Final = (
@@ -168,7 +170,9 @@ class KernelSlice:
         if size is None:
             return
         try:
-            await self.resize(size)
+            await asyncio.wait_for(self.resize(size), _RESIZED_WITHIN)
+        except asyncio.TimeoutError:
+            self.notice = f"You asked for {size.named}, and the GPU pool did not answer in time: see %gpu."
         except GpuPoolError as error:
             self.notice = f"You asked for {size.named}. This kernel still has {self.request.of_gpus}. {error}"
 

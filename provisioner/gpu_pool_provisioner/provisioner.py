@@ -388,8 +388,7 @@ class GPUPoolProvisioner(SliceSettings):
             URL_VARIABLE: kernel_slice.pool.url,
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(self.parent.kernel_spec_manager.kernel_dirs),
         }
-        if self.process is not None:
-            self.process.poll()  # one that the proxy has ended is still to be reaped
+        await self._end_before()
         kwargs = {**kwargs, "env": {**environment, **ours}}
         warm = await self._fork_kernel(on_slice.command, kwargs) if self.preload is not None else None
         if warm is None:
@@ -398,6 +397,13 @@ class GPUPoolProvisioner(SliceSettings):
             self.process, self.pid, self.pgid = warm, warm.pid, warm.pid  # type: ignore[assignment]
         assert self.process is not None
         return int(self.process.pid)
+
+    async def _end_before(self) -> None:
+        """Reap the process before, and end one that lives: two restarts at once would leave it to nobody."""
+        before, give_up_at = self.process, time.monotonic() + _KILLED_WITHIN
+        while before is not None and before.poll() is None and time.monotonic() < give_up_at:
+            before.kill()
+            await asyncio.sleep(0.01)
 
     async def _fork_kernel(self, cmd: list[str], kwargs: dict[str, Any]) -> ForkedProcess | None:
         """Return a warm kernel's process; None where it is to start as always."""

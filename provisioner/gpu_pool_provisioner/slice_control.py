@@ -122,8 +122,12 @@ class SliceControl:
         wanted, state = parse_request(size), self.state
         phase = state.proxy.phase
         if phase is SlicePhase.WAITING:
-            lease = await in_background(self._slice.resize(wanted))
-            return SizeChange(True, False, f"This kernel now waits for {lease.request.of_gpus}.")
+            assert self._proxy is not None
+            lease = await in_background(self._proxy.resize_waiting(lambda: self._slice.resize(wanted)))
+            does = "waits for" if lease.state is LeaseState.WAITING else "has"
+            return SizeChange(True, False, f"This kernel now {does} {lease.request.of_gpus}.")
+        if phase is SlicePhase.ASKING:
+            raise NotAllowed("The GPU pool has not answered this kernel yet.", "Try again once it has.")
         if self._slice.lease_id is None:
             self._slice.request = wanted
             return SizeChange(True, False, f"The next cell asks for {wanted.of_gpus}.")

@@ -47,7 +47,7 @@ class UnattendedStart:
         self._client = LeaseClient(kernel_slice, holder, settings.outage_timeout)
         self._client.tell = self._say
         self._limit = settings.unattended_wait
-        self._ready_timeout = settings.ready_timeout
+        self._ready_timeout, self._start_timeout = settings.ready_timeout, settings.start_timeout
         self._log = settings.log
         self._began = time.monotonic()
         self._said_at: float | None = None
@@ -109,6 +109,8 @@ class UnattendedStart:
         Raises ``NotReadyError``, saying why it does not, and ``TimedOut`` where that takes too long.
         """
         within = max(self._left, self._ready_timeout + MARGIN)
+        if proxy.in_pod:
+            within += self._start_timeout  # for its node and its image, which the proxy itself limits
         try:
             await asyncio.wait_for(proxy.until_running(), within)
         except NotReadyError as error:

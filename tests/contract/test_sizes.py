@@ -7,6 +7,7 @@ import pytest
 from gpu_pool_client import (
     BadRequest,
     Device,
+    Holder,
     LeaseGone,
     LeaseState,
     NeverFits,
@@ -83,6 +84,17 @@ async def test_nobody_grows_past_those_who_wait_and_what_is_given_back_serves_th
     await pool.resize(lease, parse_request("40%"))
     assert (await pool.get_lease(waiting)).state is LeaseState.HELD
     assert await held_milli(pool) == 1000
+
+
+async def test_batch_work_that_waits_keeps_batch_work_alone_from_growing(pool: Pool) -> None:
+    lease = await take(pool, "10%", key())
+    grading = await pool.request(parse_request("20%"), Holder("grader", batch=True), key())
+    await take(pool, "60%", key())
+    await pool.request(HALF, Holder("grader", batch=True), key())
+    assert grading.state is LeaseState.HELD
+    with pytest.raises(TimedOut, match="others are waiting for it in the queue"):
+        await pool.resize(grading.id, parse_request("25%"))
+    assert (await pool.resize(lease, parse_request("15%"))).slices[0].milli == 150
 
 
 async def test_whoever_waits_keeps_the_place_only_for_no_more_than_before(pool: Pool) -> None:

@@ -63,18 +63,18 @@ class Resizing(Admitting):
         for status in self._present():
             part = own.get(status.device.uuid)
             rest = status if part is None else _without(status, part)
-            if not status.drained and not self._is_waited_for(status.device):
+            if not status.drained and not self._is_waited_for(status.device, known):
                 rooms.append(rest)
             elif part is not None:
                 rooms.append(_nothing_but(part, rest))
         at_home = [each for each in rooms if each.device.uuid in own]
         return placement.place(request, at_home, self.rules) or placement.place(request, rooms, self.rules)
 
-    def _is_waited_for(self, device: Device) -> bool:
+    def _is_waited_for(self, device: Device, by: Known) -> bool:
         return any(
             any(placement.candidates(each.request, [device], self.rules))
             for each in self.queue
-            if not each.home or device.uuid in each.home
+            if (by.batch or not each.batch) and (not each.home or device.uuid in each.home)
         )
 
     def _resize_later(

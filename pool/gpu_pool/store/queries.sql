@@ -82,6 +82,10 @@ SELECT count(*) FROM lease WHERE turn IS NOT NULL;
 -- What those in the queue ask for, and where, each once.
 SELECT DISTINCT request, home, within FROM lease WHERE turn IS NOT NULL;
 
+-- name: waiting_before
+-- The same of those that come before a lease which grows: batch work comes before batch work alone.
+SELECT DISTINCT request, home, within FROM lease WHERE turn IS NOT NULL AND (:batch OR NOT batch);
+
 -- name: reserved
 SELECT number, turn, reserved, request, home, within, user, course, waiting_since, batch
 FROM lease WHERE reserved <> '' ORDER BY turn;

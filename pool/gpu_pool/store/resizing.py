@@ -69,7 +69,7 @@ class Resizing:
 
     def _change_now(self, row: Row, request: SliceRequest, statuses: Sequence[DeviceStatus]) -> None:
         held = self._devices.read(row["slices"])
-        rooms = list(self._rooms(give_back(statuses, held), held))
+        rooms = list(self._rooms(give_back(statuses, held), held, batch=bool(row["batch"])))
         own = {part.device.uuid for part in held}
         at_home = [status for status in rooms if status.device.uuid in own]
         parts = placement.place(request, at_home, self._rules) or placement.place(request, rooms, self._rules)
@@ -82,14 +82,16 @@ class Resizing:
         self._devices.count("give_back", held)
         self._devices.count("take", parts)
 
-    def _rooms(self, statuses: Iterable[DeviceStatus], held: Sequence[Slice]) -> Iterator[DeviceStatus]:
+    def _rooms(
+        self, statuses: Iterable[DeviceStatus], held: Sequence[Slice], *, batch: bool
+    ) -> Iterator[DeviceStatus]:
         """Yield the devices with what is free there for a lease whose slices have been given back.
 
         Where nothing is granted, or others wait for what becomes free, that is what it held itself.
         """
         statuses = list(statuses)
         mine = {part.device.uuid: part for part in held}
-        wanted = self._wanted([status.device for status in statuses])
+        wanted = self._wanted([status.device for status in statuses], batch=batch)
         for status in statuses:
             uuid = status.device.uuid
             if not status.drained and uuid not in wanted:
@@ -97,11 +99,13 @@ class Resizing:
             elif uuid in mine:
                 yield _nothing_but(mine[uuid], status)
 
-    def _wanted(self, devices: Sequence[Device]) -> set[str]:
-        """Return the uuids of the devices on which somebody in the queue could be placed."""
-        shapes = {
-            (row["request"], row["home"] or row["within"]) for row in self._db.run("waiting_for").fetchall()
-        }
+    def _wanted(self, devices: Sequence[Device], *, batch: bool) -> set[str]:
+        """Return the uuids of the devices on which somebody in the queue could be placed.
+
+        Whoever comes after the lease, as batch work does after all other, does not count.
+        """
+        rows = self._db.run("waiting_before", {"batch": batch}).fetchall()
+        shapes = {(row["request"], row["home"] or row["within"]) for row in rows}
         return {
             part.device.uuid
             for request, home in shapes

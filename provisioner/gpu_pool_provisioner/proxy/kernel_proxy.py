@@ -19,7 +19,7 @@ from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, NotAllow
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import Channel, bind_front, close_all
 from gpu_pool_provisioner.proxy.events import first_of
-from gpu_pool_provisioner.proxy.lease_client import LeaseClient
+from gpu_pool_provisioner.proxy.lease_client import LeaseClient, retry
 from gpu_pool_provisioner.proxy.pending import PendingKernel, PendingKernelCalls
 from gpu_pool_provisioner.proxy.pod_runs import NotStartedError, PodRun, pod_connection
 from gpu_pool_provisioner.proxy.runs import (
@@ -67,6 +67,10 @@ class KernelProxy:
         self._exit_message = ""
         #: Why it has no slice, until it has one again, however many cells have been told.
         self._end: SliceEnd | None = None
+        #: Held while the size of what the kernel waits for changes.
+        self._sizing = asyncio.Lock()
+        #: Whether it has changed since the lease was last read.
+        self._is_resized = False
         self._life: asyncio.Task[None] | None = None
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.TimerHandle | None = None
@@ -158,6 +162,17 @@ class KernelProxy:
         if self._supervisor is None:
             raise NotAllowed("This kernel has no GPU slice now.", "Run a cell to ask for one.")
         return await self._supervisor.resize(grant)
+
+    async def resize_waiting(self, change: Callable[[], Awaitable[Lease]]) -> Lease:
+        """Let what the kernel waits for have another size, which ``change`` asks for; return its lease.
+
+        Raises ``NotAllowed`` where it does not wait any more, and what ``change`` raises.
+        """
+        async with self._sizing:
+            if self._phase is not Phase.WAITING:
+                raise NotAllowed("This kernel does not wait for a GPU slice any more.", "Try again.")
+            self._is_resized = True  # also where the answer is lost
+            return await change()
 
     async def leave_queue(self) -> str:
         """Give up the wait, as an interrupt does; return what its user reads. Raises ``NotAllowed``."""
@@ -265,8 +280,9 @@ class KernelProxy:
         try:
             lease = lease or await self._lease_client.ask()
             self.in_pod = lease.terms.in_pod
-            if lease.state is LeaseState.WAITING:
+            while lease.state is LeaseState.WAITING:
                 lease = await self._lease_client.granted(lease.id, self._pending.show, self._somebody_looks)
+                lease = await self._as_resized(lease)
         except GpuPoolError as error:
             await self._refused(error)
             return
@@ -285,6 +301,17 @@ class KernelProxy:
             self._end = SliceEnd(getattr(error, "reason", None), str(error))
             self._pending.refuse(messages.not_run(str(error)))
         self._down()
+
+    async def _as_resized(self, lease: Lease) -> Lease:
+        """Return the lease as it is once nobody changes its size any more."""
+        async with self._sizing:
+            if self._is_resized:
+                self._is_resized = False
+                lease = await retry(self._lease_client.lease, self._show_fault)
+            return lease
+
+    def _show_fault(self, error: GpuPoolError) -> None:
+        self._pending.show(messages.unreachable(self._lease_client.size, error))
 
     async def _refused(self, error: GpuPoolError) -> None:
         """Nothing is to be had: say so, and let the next cell ask again."""

@@ -43,6 +43,7 @@ _CHANGE: Final = (
     ".rpartition('.')[0]).apply({!r})"
 )
 _AT_WORK: Final = "The size of a kernel's GPU slice cannot change while it runs a cell."
+_WHEN_ENDED: Final = "Try again when its cells have ended."
 _POISONED: Final = (
     "While this kernel's GPU slice was lent to others, something in it looked for a GPU and found none. "
     "If CUDA now says that there is no device, restart the kernel."
@@ -69,6 +70,8 @@ class Parking:
         self.is_refused = False
         #: Whether it was asked and did not answer, so that the slice may have gone, or go later.
         self.is_unanswered = False
+        #: Whether the kernel is over: nothing may be passed on to it any more.
+        self.is_over = False
         self._moved = False
         #: Who took the slice, where it was not for its idleness alone.
         self._taken = ""
@@ -118,18 +121,21 @@ class Parking:
     async def while_idle(self, grant: Callable[[], Awaitable[Mapping[str, Any]]]) -> Mapping[str, Any]:
         """Call ``grant`` while nothing is passed on, and tell the kernel the variables that it answers with.
 
-        Raises ``NotAllowed`` where the kernel is at work, and what ``grant`` raises.
+        Raises ``NotAllowed`` where the kernel is at work, and what ``grant`` raises. It may be cancelled.
         """
+        if self._run.relay.busy:
+            raise NotAllowed(_AT_WORK, _WHEN_ENDED)
         self._hold_back()
         try:
             if not await self._is_idle():
-                raise NotAllowed(_AT_WORK, "Try again when its cells have ended.")
+                raise NotAllowed(_AT_WORK, _WHEN_ENDED)
             answer = await grant()
             if answer.get("variables"):
                 self._run.relay.run_silently(_CHANGE.format(dict(answer["variables"])))
             return answer
         finally:
-            self._relay_again()
+            if not self.is_over:
+                self._relay_again()
 
     def _hold_back(self) -> None:
         self._front["shell"].on_message = self._hold

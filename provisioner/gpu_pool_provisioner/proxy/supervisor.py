@@ -260,6 +260,10 @@ class RunSupervisor:
         #: Set unless the size changes just now.
         self._may_park = asyncio.Event()
         self._may_park.set()
+        #: Done once the run is over, by its own end or by its lease's.
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: Holds back what is submitted while the size is being changed.
+        self._resizing: Parking | None = None
 
     @property
     def parking(self) -> Parking | None:
@@ -291,6 +295,15 @@ class RunSupervisor:
 
     async def until_over(self, lease: Lease) -> ExpiryStep | None:
         """Return once the kernel is over: None if it ended by itself, else what its terms say."""
+        try:
+            return await self._until_over(lease)
+        finally:
+            # A change of its size that is under way must not touch what is relayed to the next kernel.
+            if self._resizing is not None:
+                self._resizing.is_over = True
+            self._over.set_result(None)
+
+    async def _until_over(self, lease: Lease) -> ExpiryStep | None:
         culler = self._culler = IdleCuller(lease, self._run.relay, self._lease_client)
         while True:
             if not lease.terms.has_limits:  # nothing comes of anything before its user asks
@@ -302,7 +315,9 @@ class RunSupervisor:
                 return self._run.taken
             if step.act is ExpiryAction.END and not step.if_idle:
                 return step
-            await self._may_park.wait()
+            if not self._may_park.is_set():
+                await before(self._run.end, self._may_park.wait())
+                continue  # its user may have asked to keep it meanwhile
             self._parking = self._new_parking()
             try:
                 if step.act is ExpiryAction.END:
@@ -334,10 +349,15 @@ class RunSupervisor:
         if self._parking is not None:
             raise NotAllowed("This kernel's GPU slice is lent to others.", "Run a cell to ask for it again.")
         self._may_park.clear()
+        self._resizing = self._new_parking()
         try:
-            return await self._new_parking().while_idle(grant)
+            answer = await before(self._over, self._resizing.while_idle(grant))
         finally:
+            self._resizing = None
             self._may_park.set()
+        if answer is None:
+            raise NotAllowed("This kernel has ended.", "Change the size of the next one.")
+        return answer
 
     def _new_parking(self) -> Parking:
         return Parking(self._lease_client, self._run, self._front, self._pending)

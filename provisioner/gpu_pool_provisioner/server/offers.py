@@ -16,8 +16,6 @@ from traitlets import TraitError
 from gpu_pool_client import (
     GpuPoolError,
     Holder,
-    NeverFits,
-    NotAllowed,
     Outlook,
     OverQuota,
     PoolStatus,
@@ -40,8 +38,8 @@ _WITHIN: Final = 5.0
 _SILENT: Final = PoolUnreachable("The GPU pool does not answer at the moment.", "", may_pass=True)
 
 
-#: A request, and the course in whose name it is made.
-Question: TypeAlias = tuple[SliceRequest, str | None]
+#: A request, the course in whose name it is made, and whether it is batch work.
+Question: TypeAlias = tuple[SliceRequest, str | None, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class OfferedKernel:
     @property
     def question(self) -> Question:
         """What a pool is asked of it; kernels of several languages ask for the same."""
-        return self.request, self.holder.course
+        return self.request, self.holder.course, self.holder.batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +160,8 @@ def offered_by(provisioner: GPUPoolProvisioner) -> OfferedKernel | None:
 async def refuse_hopeless(kernel_slice: KernelSlice, request: SliceRequest, holder: Holder) -> None:
     """Raise why a kernel could never have another size, before it is restarted for that.
 
-    What it has now is in its own way; so nothing is said of what is free, or of quotas.
+    What it has now is in its own way; so nothing is said of what is free, or of quotas. A pool that
+    does not answer is a reason, too: the restart would lose the variables, and perhaps the slice.
     """
 
     async def ask() -> None:
@@ -170,9 +169,7 @@ async def refuse_hopeless(kernel_slice: KernelSlice, request: SliceRequest, hold
 
     try:
         await in_background(_within(ask()))
-    except (NeverFits, NotAllowed):
-        raise
-    except GpuPoolError:
+    except OverQuota:
         return
 
 

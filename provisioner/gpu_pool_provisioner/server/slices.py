@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from jupyter_core.utils import ensure_async
 
-from gpu_pool_client import parse_request
+from gpu_pool_client import NotAllowed, parse_request
 from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner.kernel_slice import kernel_name
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
@@ -66,6 +66,8 @@ class Slices:
         self._server = server
         self._settings = GPUPoolServer(config=server.config)
         self._listeners: set[Listener] = set()
+        #: Kernels that are being restarted or shut down from a page.
+        self._ending: set[str] = set()
         self._watching: asyncio.Task[None] | None = None
         self._pools: dict[str, tuple[PoolWatch, concurrent.futures.Future[None]]] = {}
         self._needed_until = 0.0
@@ -223,7 +225,8 @@ class Slices:
         control = self.control(kernel_id)
         if not control.state.is_direct:
             return {"message": await control.give_back()}
-        await ensure_async(self._server.kernel_manager.shutdown_kernel(kernel_id))
+        with self._alone(kernel_id):
+            await ensure_async(self._server.kernel_manager.shutdown_kernel(kernel_id))
         return {"message": "The kernel was shut down, and its GPU slice went back to the pool."}
 
     async def resize(self, kernel_id: str, body: ResizeBody) -> dict[str, Any]:
@@ -234,10 +237,22 @@ class Slices:
         provisioner = self._kernels()[kernel_id]
         assert provisioner.kernel_slice is not None
         wanted = parse_request(body.size)
-        await refuse_hopeless(provisioner.kernel_slice, wanted, provisioner.slice_holder())
-        control.resize_at_restart(wanted)
-        await ensure_async(self._server.kernel_manager.restart_kernel(kernel_id))
+        with self._alone(kernel_id):
+            await refuse_hopeless(provisioner.kernel_slice, wanted, provisioner.slice_holder())
+            control.resize_at_restart(wanted)
+            await ensure_async(self._server.kernel_manager.restart_kernel(kernel_id))
         return asdict(self.control(kernel_id).size_after_restart(wanted))
+
+    @contextmanager
+    def _alone(self, kernel_id: str) -> Iterator[None]:
+        """Restart or shut down a kernel once at a time. Raises ``NotAllowed``."""
+        if kernel_id in self._ending:
+            raise NotAllowed("This kernel is being restarted or shut down already.", "Wait until it is back.")
+        self._ending.add(kernel_id)
+        try:
+            yield
+        finally:
+            self._ending.discard(kernel_id)
 
     def memory(self, kernel_id: str) -> dict[str, Any]:
         """Return a kernel's memory over the last minutes, and go on watching."""

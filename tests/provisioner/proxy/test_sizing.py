@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpu_pool_client import Lease, NotAllowed
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
 
@@ -54,3 +59,70 @@ async def test_a_kernel_that_lends_its_slice_gets_it_back_at_its_new_size(
         await cell.shows("Waiting for a GPU slice of 10%.")
         await jupyter_env.pool.release(other.id)
         assert (await cell.done()).outputs == ["10% 3276\n"]
+
+
+async def test_a_change_of_size_that_outlives_its_kernel_leaves_the_next_one_alone(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    """It holds back what is submitted, and must not hold back what the next kernel is to run."""
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("1")
+        await cell.shows("Waiting for a GPU slice of 2%.")
+        await jupyter_env.pool.release(held.id)
+        await cell.done()
+        os.kill(km.provisioner.pid, signal.SIGSTOP)  # it does not say whether it is idle
+        changing = asyncio.create_task(km.provisioner.slice_control.resize("10%"))
+        await asyncio.sleep(0)
+        await eventually(lambda: is_held_back(km))
+        await km.restart_kernel(now=True)
+        with pytest.raises(NotAllowed, match="has ended"):
+            await changing
+        assert (await page.run(FACTS).done()).outputs == ["2% 655\n"]
+
+
+async def is_held_back(km: Any) -> bool:
+    return km.provisioner.slice_control._proxy._supervisor._resizing is not None
+
+
+async def test_a_size_that_changes_as_the_slice_comes_is_the_one_that_the_kernel_starts_on(
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    pool = km.provisioner.kernel_slice.pool
+    granted, told, own = asyncio.Event(), asyncio.Event(), pool.wait
+
+    async def late(lease_id: str, timeout: float | None = None) -> Lease:
+        lease: Lease = await own(lease_id, timeout)
+        here.call_soon_threadsafe(granted.set)
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(told.wait(), here))
+        return lease
+
+    here = asyncio.get_running_loop()
+    async with frontend(km) as page:
+        cell = page.run(FACTS)
+        await cell.shows("Waiting for a GPU slice of 2%.")
+        monkeypatch.setattr(pool, "wait", late)
+        await jupyter_env.pool.release(held.id)
+        await granted.wait()
+        changed = await km.provisioner.slice_control.resize("10%")
+        assert changed.message == "This kernel now has 10% of a GPU."
+        told.set()
+        assert (await cell.done()).outputs == ["10% 3276\n"]
+
+
+async def test_of_two_restarts_at_once_one_kernel_is_left_and_has_the_slice(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    await asyncio.gather(km.restart_kernel(now=True), km.restart_kernel(now=True), return_exceptions=True)
+    async with frontend(km) as page:
+        done = await page.run("import os; print(os.getpid())").done()
+    lease = await jupyter_env.only_lease()
+    assert lease.process is not None
+    assert done.outputs == [f"{lease.process.pid}\n"]

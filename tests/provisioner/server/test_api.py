@@ -16,6 +16,7 @@ import pytest
 import yaml
 from jsonschema import Draft4Validator
 
+from gpu_pool_client import Holder, parse_request
 from gpu_pool_provisioner.server import handlers
 from support.jupyter_env import JupyterEnv
 from support.server import TOKEN
@@ -77,12 +78,15 @@ async def test_answers_are_as_described(jupyter_env: JupyterEnv, pages: PagesSer
         await page.sees_slice(state="waiting", position=1)
         for state in page.states:
             conforms("State", state)
+    jupyter_env.install("later", "1", batch=True)
+    await jupyter_env.pool.request(parse_request("1"), Holder("grader", batch=True), "grader")
     offers = json.loads((await pages.ask("GET", "gpu-pool/api/offers")).body)
     conforms("Offers", offers)
     kernels = offers["kernels"]
-    assert sorted(kernels) == ["all", "eight", "memory", "plain", "two"]
+    assert sorted(kernels) == ["all", "eight", "later", "memory", "plain", "two"]
     assert (kernels["two"]["free_now"], kernels["two"]["milli"]) == (49, 20)
     assert (kernels["all"]["free_now"], kernels["all"]["position"]) == (0, 2)
+    assert kernels["later"]["position"] == 3  # batch work comes after all that is not
     assert (kernels["memory"]["memory_mib"], kernels["memory"]["milli"]) == (1024, 32)
     assert "this pool has one" in kernels["eight"]["message"]
     assert "does not answer" in offers["message"] or "gpu-pool serve" in offers["message"]
