@@ -40,6 +40,13 @@ Object.defineProperty(document, "hidden", { get: () => true });
 """
 
 
+@pytest.fixture
+def course(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Set what the pool grants to everybody; before the launcher opens it."""
+    (tmp_path / "config").mkdir()
+    set_course(tmp_path, **request.param)
+
+
 async def hold(size: str) -> str:
     async with connect() as pool:
         return (await pool.request(parse_request(size), Holder("somebody else"), key="held")).id
@@ -114,32 +121,32 @@ async def test_a_wait_shows_and_its_end_is_told(page: Page, snap: Snap, lab: Lab
     await expect(status(page)).to_have_text("1 GPU · 32 GiB")
 
 
-async def test_a_slice_that_was_lent_is_told(page: Page, tmp_path: Path) -> None:
-    set_course(tmp_path, idle_limit="1s")
+@pytest.mark.parametrize("course", [{"idle_limit": "1s"}], indirect=True)
+async def test_a_slice_that_was_lent_is_told(course: None, page: Page) -> None:
     await start_notebook(page, WHOLE)
     await run_cell(page, "kept = 42", WHOLE)
-    await expect(told(page, "Your GPU slice was lent to others")).to_be_visible()
+    await expect(told(page, "its GPU slice was lent to others")).to_be_visible()
     await expect(status(page)).to_have_text("parked")
     await expect(page.locator(".jp-GpuSlice-status.jp-mod-act")).to_have_count(0)
 
 
-async def test_the_end_of_a_slice_is_told_before_and_after(page: Page, tmp_path: Path) -> None:
-    set_course(tmp_path, longest_lease="30s")
+@pytest.mark.parametrize("course", [{"longest_lease": "30s"}], indirect=True)
+async def test_the_end_of_a_slice_is_told_before_and_after(course: None, page: Page) -> None:
     await start_notebook(page, SMALL)
     await expect(told(page, "Your GPU slice ends in less than a minute")).to_be_visible()
     await expect(status(page)).to_have_text("2% · ends in less than a minute")
     await expect(page.locator(".jp-GpuSlice-status.jp-mod-act")).to_be_visible()
-    await expect(told(page, "Your GPU slice is gone")).to_be_visible()
+    await expect(told(page, "its GPU slice is over")).to_be_visible()
 
 
-async def test_what_is_switched_off_is_not_told(page: Page, lab: Lab, tmp_path: Path) -> None:
-    set_course(tmp_path, longest_lease="20s")
+@pytest.mark.parametrize("course", [{"longest_lease": "20s"}], indirect=True)
+async def test_what_is_switched_off_is_not_told(course: None, page: Page, lab: Lab, tmp_path: Path) -> None:
     set_up(tmp_path, ending=False)
     await page.goto(lab.url)
     await start_notebook(page, SMALL)
     await expect(status(page)).to_contain_text("ends in")
     # The one is switched off, and the other comes later.
-    await expect(told(page, "Your GPU slice is gone")).to_be_visible()
+    await expect(told(page, "its GPU slice is over")).to_be_visible()
     await expect(told(page, "Your GPU slice ends in")).to_have_count(0)
 
 
@@ -233,8 +240,8 @@ async def test_without_the_server_extension_all_works_as_before(
     await expect(status(new_page)).to_have_count(0)
 
 
-async def test_a_slice_is_kept_and_its_size_changed(page: Page, tmp_path: Path) -> None:
-    set_course(tmp_path, idle_limit="1h")
+@pytest.mark.parametrize("course", [{"idle_limit": "1h"}], indirect=True)
+async def test_a_slice_is_kept_and_its_size_changed(course: None, page: Page) -> None:
     await start_notebook(page, SMALL)
     await run_cell(page, "1", SMALL)
     await status(page).click()
@@ -262,8 +269,8 @@ async def test_a_student_leaves_the_queue(page: Page) -> None:
     await expect(status(page)).to_have_text("no GPU slice")
 
 
-async def test_a_refusal_is_shown_by_what_it_says(page: Page, tmp_path: Path) -> None:
-    set_course(tmp_path, idle_limit="1h")
+@pytest.mark.parametrize("course", [{"idle_limit": "1h"}], indirect=True)
+async def test_a_refusal_is_shown_by_what_it_says(course: None, page: Page) -> None:
     await start_notebook(page, SMALL)
     await run_cell(page, "1", SMALL)
     refused = {"message": "The pool is closed.", "advice": "Come back tomorrow."}
