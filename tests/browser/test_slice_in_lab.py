@@ -136,7 +136,7 @@ async def test_the_end_of_a_slice_is_told_before_and_after(course: None, page: P
     await expect(told(page, "Your GPU slice ends in less than a minute")).to_be_visible()
     await expect(status(page)).to_have_text("2% · ends in less than a minute")
     await expect(page.locator(".jp-GpuSlice-status.jp-mod-act")).to_be_visible()
-    await expect(told(page, "its GPU slice is over")).to_be_visible()
+    await expect(told(page, "The kernel was ended")).to_be_visible()
 
 
 @pytest.mark.parametrize("course", [{"longest_lease": "20s"}], indirect=True)
@@ -146,7 +146,7 @@ async def test_what_is_switched_off_is_not_told(course: None, page: Page, lab: L
     await start_notebook(page, SMALL)
     await expect(status(page)).to_contain_text("ends in")
     # The one is switched off, and the other comes later.
-    await expect(told(page, "its GPU slice is over")).to_be_visible()
+    await expect(told(page, "The kernel was ended")).to_be_visible()
     await expect(told(page, "Your GPU slice ends in")).to_have_count(0)
 
 
