@@ -159,9 +159,9 @@ const runningPlugin: JupyterFrontEndPlugin<void> = {
     translator: ITranslator | null
   ) => {
     const trans = (translator ?? nullTranslator).load('jupyter_gpu_pool');
-    // Where there are no kernels of the pool, or the server does not know of them, there is nothing to list.
+    // Where there are no kernels of the pool, there is nothing to list.
     const offer = (): void => {
-      if (managers && slices.state) {
+      if (managers && slices.isOffered) {
         slices.changed.disconnect(offer);
         managers.add(new SliceSection(app, slices, trans));
       }
