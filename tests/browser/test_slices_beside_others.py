@@ -145,7 +145,6 @@ def lent(tmp_path: Path) -> None:
     set_course(tmp_path, idle_limit="1h")
 
 
-@pytest.mark.xfail(strict=False, reason="did not end on a busy machine; not understood yet")
 async def test_the_running_panel_gives_slices_back(lent: None, page: Page, snap: Snap, lab: Lab) -> None:
     await start_notebook(page, HALF)
     await run_cell(page, "kept = 42", HALF)
@@ -168,7 +167,6 @@ async def test_the_running_panel_gives_slices_back(lent: None, page: Page, snap:
     assert [lease["state"] for lease in (await lab.status())["leases"]] == ["parked"]
 
 
-@pytest.mark.xfail(strict=False, reason="did not end on a busy machine; not understood yet")
 async def test_what_loses_variables_is_asked_for_first(page: Page, lab: Lab) -> None:
     await start_notebook(page, SMALL)
     await run_cell(page, "gone = 1", SMALL)
