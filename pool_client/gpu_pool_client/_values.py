@@ -293,10 +293,14 @@ class Device:
     unbounded: bool = False
 
     @property
+    def name(self) -> str:
+        """The model, and which part of it a MIG instance is."""
+        return f"{self.model} MIG {self.mig_profile}" if self.mig_profile else self.model
+
+    @property
     def label(self) -> str:
         """The name to show to a person; says so when the device is simulated."""
-        mig = f" MIG {self.mig_profile}" if self.mig_profile else ""
-        return f"{self.model}{mig}" + (f" ({SIMULATED})" if self.simulated else "")
+        return f"{self.name} ({SIMULATED})" if self.simulated else self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,12 @@ from gpu_pool_client import (
     parse_request,
 )
 from gpu_pool_provisioner.kernel_slice import kernel_name
+from gpu_pool_provisioner.kernelspecs import config_of
 
 E = TypeVar("E", bound=GpuPoolError)
 
 #: Characters in a line of JupyterLab's dialog that fit into a small window.
 _DIALOG_COLUMNS: Final = 76
-
-#: The name under which kernelspecs ask for this package's provisioner.
-PROVISIONER = "gpu-pool"
 
 
 def with_advice(error: TimedOut, names: Sequence[str], contact: str) -> TimedOut:
@@ -81,22 +79,12 @@ def kernels_that_fit(
 
 
 def slice_of(spec: Mapping[str, Any]) -> SliceRequest | None:
-    """Return the slice that a kernelspec (the content of its kernel.json) asks for, if any.
-
-    Anybody's kernelspec may be malformed: what is not of the right kind asks for nothing.
-    """
-    stanza = _entry(spec.get("metadata"), "kernel_provisioner")
-    if _entry(stanza, "provisioner_name") != PROVISIONER:
-        return None
+    """Return the slice that a kernelspec (the content of its kernel.json) asks for, if any."""
+    config = config_of(spec)
     try:
-        return parse_request(str(_entry(_entry(stanza, "config"), "slice")))
+        return parse_request(str(config.get("slice"))) if config is not None else None
     except BadRequest:
         return None
-
-
-def _entry(mapping: object, key: str) -> object:
-    """Return an entry of what should be a mapping; None if it is not one, or has none."""
-    return mapping.get(key) if isinstance(mapping, Mapping) else None
 
 
 def _share(request: SliceRequest, device_mib: int) -> int:

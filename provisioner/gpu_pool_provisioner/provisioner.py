@@ -282,9 +282,10 @@ class GPUPoolProvisioner(SliceSettings):
         """Return the slice that such a kernel would ask for; None for none. Raises ``BadRequest``."""
         return self._new_slice() if self.slice else None
 
-    def slice_holder(self) -> Holder:
-        """Return who asks for this kernel's slice."""
-        return self._holder()
+    @property
+    def course_name(self) -> str | None:
+        """The course in whose name the slice is asked for; None for none."""
+        return self.course or self._variable(COURSE_VARIABLE) or None
 
     async def start_template(self, cmd: list[str]) -> TemplateProcess | None:
         """Start the template of such kernels before there is one; return it, or None where none is started.
@@ -297,7 +298,7 @@ class GPUPoolProvisioner(SliceSettings):
         # A kernel's environment without what LocalProvisioner does besides: it would choose ports.
         environment = (await super(LocalProvisioner, self).pre_launch())["env"]
         pool = self._new_slice().pool
-        lease = expected_lease(parse_request(self.slice), self._holder(), await pool.status())
+        lease = expected_lease(parse_request(self.slice), self.holder(), await pool.status())
         on_slice = SliceEnvironment(cmd, environment, lease)
         return await asyncio.to_thread(
             templates().start_before_kernels,
@@ -315,12 +316,12 @@ class GPUPoolProvisioner(SliceSettings):
         try:
             wanted = self._slice = self._slice or self._new_slice()
             if is_unattended(self):
-                self._unattended = UnattendedStart(self, wanted, self._holder())
+                self._unattended = UnattendedStart(self, wanted, self.holder())
                 return await in_background(self._unattended.until_held())
             if not self.kernel_proxy:
-                return await wanted.take(self._holder(), self.wait_timeout)
+                return await wanted.take(self.holder(), self.wait_timeout)
             self._asked_at = time.monotonic()
-            return await in_background(wanted.take_within(self._holder(), _ANSWERS_WITHIN))
+            return await in_background(wanted.take_within(self.holder(), _ANSWERS_WITHIN))
         except TimedOut as error:
             fitting = await self._kernels_that_fit(error, wanted)
             advised = advice.with_advice(error, fitting, self.contact)
@@ -332,11 +333,11 @@ class GPUPoolProvisioner(SliceSettings):
                 return None
             raise advice.for_dialog(error) from error
 
-    def _holder(self) -> Holder:
+    def holder(self) -> Holder:
         """Return who asks for the slice: the user of this process, with names as a pool keeps them."""
         name = f"{kernel_name(self.kernel_spec.display_name, 180)} [{str(self.kernel_id)[:8]}]"
-        course = self.course or self._variable(COURSE_VARIABLE) or None
-        return Holder(printable(account_of(os.getuid())), course, name, Process.current(), self.batch)
+        user = printable(account_of(os.getuid()))
+        return Holder(user, self.course_name, name, Process.current(), self.batch)
 
     async def _kernels_that_fit(self, error: TimedOut, wanted: KernelSlice) -> list[str]:
         try:
@@ -447,7 +448,7 @@ class GPUPoolProvisioner(SliceSettings):
             ending=lambda: self.parent.shutting_down,
             start_timeout=self.start_timeout,
         )
-        proxy = KernelProxy(kernel, LeaseClient(kernel_slice, self._holder(), self.outage_timeout))
+        proxy = KernelProxy(kernel, LeaseClient(kernel_slice, self.holder(), self.outage_timeout))
         await in_background(proxy.open())
         self._proxy_connection = dict(self.connection_info)  # type: ignore[assignment]
         return proxy

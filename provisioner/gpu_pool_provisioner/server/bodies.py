@@ -15,22 +15,22 @@ _LONGEST_KEEP: Final = 366 * 86_400
 _MOST_NAMED: Final = 3
 
 
-B = TypeVar("B", bound="Body")
+B = TypeVar("B", bound="EmptyBody")
 
 
-class Body(BaseModel):
+class EmptyBody(BaseModel):
     """What is sent where nothing needs to be said."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class KeepBody(Body):
+class KeepBody(EmptyBody):
     """For how long a kernel counts as in use, in seconds."""
 
     seconds: Annotated[int, Field(ge=1, le=_LONGEST_KEEP)]
 
 
-class ResizeBody(Body):
+class SizeBody(EmptyBody):
     """Another size, and whether the kernel is restarted for it."""
 
     size: Annotated[str, Field(min_length=1, max_length=_LONGEST_SIZE)]
@@ -50,6 +50,6 @@ def read(kind: type[B], text: bytes) -> B:
         raise BadRequest(f"What was sent is not accepted: {said}.", _accepted(kind)) from error
 
 
-def _accepted(kind: type[Body]) -> str:
-    examples = {KeepBody: '{"seconds": 3600}', ResizeBody: '{"size": "10%", "restart": false}'}
+def _accepted(kind: type[EmptyBody]) -> str:
+    examples = {KeepBody: '{"seconds": 3600}', SizeBody: '{"size": "10%", "restart": false}'}
     return f"Send JSON like {examples.get(kind, '{}')}."

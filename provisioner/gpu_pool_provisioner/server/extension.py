@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from jupyter_core.utils import ensure_async
 
-#: The provisioner's name in kernelspecs, and its section in the server's configuration.
-_PROVISIONER: Final = "gpu-pool"
+from gpu_pool_provisioner.kernelspecs import config_of
+
+#: The provisioner's section in the server's configuration.
 _SECTION: Final = "GPUPoolProvisioner"
 #: Seconds between two looks at a template that imports.
 _LOOK_EVERY: Final = 0.2
@@ -45,10 +46,8 @@ async def start_templates(server: Any) -> None:
 
 def _asks(spec: dict[str, Any], settings: dict[str, Any]) -> bool:
     """Whether a kernelspec, or the server's configuration, asks for its template with the server."""
-    stanza = spec.get("metadata", {}).get("kernel_provisioner")
-    if not isinstance(stanza, dict) or stanza.get("provisioner_name") != _PROVISIONER:
-        return False
-    return bool({**settings, **stanza.get("config", {})}.get("preload_with_server"))
+    config = config_of(spec)
+    return config is not None and bool({**settings, **config}.get("preload_with_server"))
 
 
 async def _try_to_start(server: Any, name: str) -> None:

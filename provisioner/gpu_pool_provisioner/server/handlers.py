@@ -21,6 +21,8 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
+from gpu_pool_provisioner.kernelspecs import config_of
+
 if TYPE_CHECKING:
     from gpu_pool_provisioner.server.slices import Slices
 
@@ -67,7 +69,7 @@ def add_handlers(server: Any) -> None:
             (url_path_join(base, "slices"), SlicesHandler, pages),
             (url_path_join(base, rf"slices/{_KERNEL}/memory"), MemoryHandler, pages),
             (url_path_join(base, rf"slices/{_KERNEL}/{_ACTION}"), ActionHandler, pages),
-            (url_path_join(base, "offers"), OffersHandler, pages),
+            (url_path_join(base, "offers"), KernelOffersHandler, pages),
             (url_path_join(base, "events"), EventsHandler, pages),
         ],
     )
@@ -104,19 +106,12 @@ class Pages:
 
     async def _has_kernelspecs(self) -> bool:
         specs = await ensure_async(await asyncio.to_thread(self._server.kernel_spec_manager.get_all_specs))
-        return any(is_ours(entry["spec"]) for entry in specs.values())
+        return any(config_of(entry["spec"]) is not None for entry in specs.values())
 
     async def _load(self) -> Slices:
         module = await asyncio.to_thread(importlib.import_module, _SLICES)
         made: Slices = module.Slices(self._server)
         return made
-
-
-def is_ours(spec: Any) -> bool:
-    """Whether kernels of a kernelspec get slices; anybody's kernelspec may be malformed."""
-    metadata = spec.get("metadata") if isinstance(spec, dict) else None
-    stanza = metadata.get("kernel_provisioner") if isinstance(metadata, dict) else None
-    return isinstance(stanza, dict) and stanza.get("provisioner_name") == "gpu-pool"
 
 
 class PoolHandler(APIHandler):
@@ -173,7 +168,7 @@ class SlicesHandler(PoolHandler):
         self.finish(_NOTHING if slices is None else await slices.state())
 
 
-class OffersHandler(PoolHandler):
+class KernelOffersHandler(PoolHandler):
     """What is free for the kernels that can be started here."""
 
     @web.authenticated
@@ -222,8 +217,8 @@ class ActionHandler(PoolHandler):
         if action == "keep":
             return await slices.keep(kernel_id, bodies.read(bodies.KeepBody, text))
         if action == "resize":
-            return await slices.resize(kernel_id, bodies.read(bodies.ResizeBody, text))
-        bodies.read(bodies.Body, text)
+            return await slices.resize(kernel_id, bodies.read(bodies.SizeBody, text))
+        bodies.read(bodies.EmptyBody, text)
         if action == "give-back":
             return await slices.give_back(kernel_id)
         return await slices.leave_queue(kernel_id)

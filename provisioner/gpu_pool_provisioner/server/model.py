@@ -95,12 +95,10 @@ def _times(state: KernelSliceState, clock: Clock) -> dict[str, Any]:
 
 def _devices(lease: Lease | None, phase: SlicePhase) -> dict[str, Any]:
     slices = lease.slices if lease is not None and phase in _HAS_SLICE else ()
-    names = [part.device for part in slices]
+    devices = [part.device for part in slices]
     return {
-        "devices": [
-            {"name": each.label.removesuffix(" (simulated)"), "simulated": each.simulated} for each in names
-        ],
-        "node": names[0].node if names else "",
+        "devices": [{"name": each.name, "simulated": each.simulated} for each in devices],
+        "node": devices[0].node if devices else "",
     }
 
 

@@ -25,8 +25,8 @@ from gpu_pool_client import (
 from gpu_pool_client._background import in_background
 from gpu_pool_client._free import cut, free_now
 from gpu_pool_provisioner.kernel_slice import KernelSlice, shared_pool
+from gpu_pool_provisioner.kernelspecs import config_of
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
-from gpu_pool_provisioner.server.handlers import is_ours
 from gpu_pool_provisioner.server.model import expected_wait
 
 #: Seconds for which an answer is good enough for somebody who chooses.
@@ -103,13 +103,13 @@ class Offers:
 
     async def _kernels(self) -> dict[str, OfferedKernel]:
         specs = await ensure_async(await asyncio.to_thread(self._server.kernel_spec_manager.get_all_specs))
-        found = {
-            name: self._kernel(name, entry["spec"]) for name, entry in specs.items() if is_ours(entry["spec"])
-        }
+        found = {name: self._kernel(name, entry["spec"]) for name, entry in specs.items()}
         return {name: each for name, each in found.items() if each is not None}
 
     def _kernel(self, name: str, spec: Mapping[str, Any]) -> OfferedKernel | None:
-        config = spec["metadata"]["kernel_provisioner"].get("config", {})
+        config = config_of(spec)
+        if config is None:
+            return None
         known = ("display_name", "language", "env", "metadata")
         fields = {each: spec[each] for each in known if each in spec}
         try:
@@ -125,25 +125,26 @@ class Offers:
 
     def sizes(self, provisioner: GPUPoolProvisioner) -> list[str]:
         """Return the sizes that a kernel may change to, by what was known last; learn them if need be."""
-        kernel = offered_by(provisioner)
-        if kernel is None:
+        kernel_slice = provisioner.kernel_slice
+        if kernel_slice is None:
             return []
-        key = kernel.url, kernel.holder.course
+        key = kernel_slice.url, provisioner.course_name
         asked_at, known = self._sizes.get(key, (-_SIZES_FRESH, list[str]()))
         if self._looking_up is None and time.monotonic() > asked_at + _SIZES_FRESH:
-            self._looking_up = asyncio.create_task(self._learn_sizes(key, kernel))
+            self._looking_up = asyncio.create_task(self._learn_sizes(key, provisioner.holder()))
         return known
 
-    async def _learn_sizes(self, key: tuple[str, str | None], kernel: OfferedKernel) -> None:
+    async def _learn_sizes(self, key: tuple[str, str | None], holder: Holder) -> None:
+        url = key[0]
         known = self._sizes.get(key, (0.0, list[str]()))[1]
         try:
-            requests = await in_background(_within(_offers(kernel)))
+            requests = await in_background(_within(_offers(url, holder)))
             if requests is None:
                 kernels = await self._kernels()
-                requests = [each.request for each in kernels.values() if each.url == kernel.url]
+                requests = [each.request for each in kernels.values() if each.url == url]
             known = list(dict.fromkeys(each.size for each in sorted(requests, key=_order)))
         except GpuPoolError as error:
-            self._server.log.debug("The sizes of %s are not known: %s", kernel.url, error)
+            self._server.log.debug("The sizes of %s are not known: %s", url, error)
         finally:
             self._sizes[key] = time.monotonic(), known
             self._looking_up = None
@@ -154,27 +155,23 @@ def offered_by(provisioner: GPUPoolProvisioner) -> OfferedKernel | None:
     wanted = provisioner.wanted_slice()
     if wanted is None:
         return None
-    return OfferedKernel(wanted.url, wanted.request, provisioner.slice_holder())
+    return OfferedKernel(wanted.url, wanted.request, provisioner.holder())
 
 
-async def refuse_hopeless(kernel_slice: KernelSlice, request: SliceRequest, holder: Holder) -> None:
+async def check_other_size(kernel_slice: KernelSlice, request: SliceRequest, holder: Holder) -> None:
     """Raise why a kernel could never have another size, before it is restarted for that.
 
     What it has now is in its own way; so nothing is said of what is free, or of quotas. A pool that
     does not answer is a reason, too: the restart would lose the variables, and perhaps the slice.
     """
-
-    async def ask() -> None:
-        await kernel_slice.pool.forecast(request, holder)
-
     try:
-        await in_background(_within(ask()))
+        await in_background(_within(kernel_slice.pool.forecast(request, holder)))
     except OverQuota:
         return
 
 
-async def _offers(kernel: OfferedKernel) -> Sequence[SliceRequest] | None:
-    return await shared_pool(kernel.url).offers(kernel.holder)
+async def _offers(url: str, holder: Holder) -> Sequence[SliceRequest] | None:
+    return await shared_pool(url).offers(holder)
 
 
 async def _within(asking: Any) -> Any:

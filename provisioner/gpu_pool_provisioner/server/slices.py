@@ -18,8 +18,8 @@ from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner.kernel_slice import kernel_name
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.server import model
-from gpu_pool_provisioner.server.bodies import KeepBody, ResizeBody
-from gpu_pool_provisioner.server.offers import Offers, refuse_hopeless
+from gpu_pool_provisioner.server.bodies import KeepBody, SizeBody
+from gpu_pool_provisioner.server.offers import Offers, check_other_size
 from gpu_pool_provisioner.server.pool_watch import PoolWatch
 from gpu_pool_provisioner.server.settings import GPUPoolServer
 from gpu_pool_provisioner.slice_control import SliceControl
@@ -229,7 +229,7 @@ class Slices:
             await ensure_async(self._server.kernel_manager.shutdown_kernel(kernel_id))
         return {"message": "The kernel was shut down, and its GPU slice went back to the pool."}
 
-    async def resize(self, kernel_id: str, body: ResizeBody) -> dict[str, Any]:
+    async def resize(self, kernel_id: str, body: SizeBody) -> dict[str, Any]:
         """Change a kernel's size. Also raises what the pool refuses it with."""
         control = self.control(kernel_id)
         if not body.restart:
@@ -238,7 +238,7 @@ class Slices:
         assert provisioner.kernel_slice is not None
         wanted = parse_request(body.size)
         with self._alone(kernel_id):
-            await refuse_hopeless(provisioner.kernel_slice, wanted, provisioner.slice_holder())
+            await check_other_size(provisioner.kernel_slice, wanted, provisioner.holder())
             control.resize_at_restart(wanted)
             await ensure_async(self._server.kernel_manager.restart_kernel(kernel_id))
         return asdict(self.control(kernel_id).size_after_restart(wanted))

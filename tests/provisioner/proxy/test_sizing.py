@@ -6,16 +6,32 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu_pool_client import Lease, NotAllowed
-from support.frontend import frontend
+from support.frontend import Cell, Frontend, frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
 
 FACTS = "import os; print(*[os.environ.get(n) for n in ('GPU_POOL_SLICE', 'GPU_POOL_MEMORY_MIB')])"
+
+
+@asynccontextmanager
+async def waiting_for(
+    jupyter_env: JupyterEnv, manager: Managers, code: str
+) -> AsyncIterator[tuple[Any, Frontend, Cell, str]]:
+    """Run a cell in a kernel that waits; yield the kernel, its frontend, the cell, and what it waits for."""
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run(code)
+        await cell.shows("Waiting for a GPU slice of 2%.")
+        yield km, page, cell, held.id
 
 
 @pytest.fixture
@@ -30,13 +46,8 @@ def lending(jupyter_env: JupyterEnv, tmp_path: Path, monkeypatch: pytest.MonkeyP
 async def test_a_kernel_that_has_waited_changes_its_size_and_is_restarted_with_it(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
-        cell = page.run("%gpu use 10%")
-        await cell.shows("Waiting for a GPU slice of 2%.")
-        await jupyter_env.pool.release(held.id)
+    async with waiting_for(jupyter_env, manager, "%gpu use 10%") as (km, page, cell, held):
+        await jupyter_env.pool.release(held)
         await cell.shows("This kernel now has 10% of a GPU")
         assert (await page.run(FACTS).done()).outputs == ["10% 3276\n"]
         await km.restart_kernel()
@@ -65,17 +76,11 @@ async def test_a_change_of_size_that_outlives_its_kernel_leaves_the_next_one_alo
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
     """It holds back what is submitted, and must not hold back what the next kernel is to run."""
-    held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
-        cell = page.run("1")
-        await cell.shows("Waiting for a GPU slice of 2%.")
-        await jupyter_env.pool.release(held.id)
+    async with waiting_for(jupyter_env, manager, "1") as (km, page, cell, held):
+        await jupyter_env.pool.release(held)
         await cell.done()
         os.kill(km.provisioner.pid, signal.SIGSTOP)  # it does not say whether it is idle
         changing = asyncio.create_task(km.provisioner.slice_control.resize("10%"))
-        await asyncio.sleep(0)
         await eventually(lambda: is_held_back(km))
         await km.restart_kernel(now=True)
         with pytest.raises(NotAllowed, match="has ended"):
@@ -90,24 +95,18 @@ async def is_held_back(km: Any) -> bool:
 async def test_a_size_that_changes_as_the_slice_comes_is_the_one_that_the_kernel_starts_on(
     jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    pool = km.provisioner.kernel_slice.pool
-    granted, told, own = asyncio.Event(), asyncio.Event(), pool.wait
+    granted, told, own = asyncio.Event(), asyncio.Event(), jupyter_env.pool.wait
 
     async def late(lease_id: str, timeout: float | None = None) -> Lease:
-        lease: Lease = await own(lease_id, timeout)
+        lease = await own(lease_id, timeout)
         here.call_soon_threadsafe(granted.set)
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(told.wait(), here))
         return lease
 
     here = asyncio.get_running_loop()
-    async with frontend(km) as page:
-        cell = page.run(FACTS)
-        await cell.shows("Waiting for a GPU slice of 2%.")
-        monkeypatch.setattr(pool, "wait", late)
-        await jupyter_env.pool.release(held.id)
+    async with waiting_for(jupyter_env, manager, FACTS) as (km, _, cell, held):
+        monkeypatch.setattr(km.provisioner.kernel_slice.pool, "wait", late)
+        await jupyter_env.pool.release(held)
         await granted.wait()
         changed = await km.provisioner.slice_control.resize("10%")
         assert changed.message == "This kernel now has 10% of a GPU."
