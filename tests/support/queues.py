@@ -10,6 +10,7 @@ from gpu_pool.policy import placement
 from gpu_pool.policy.queue import Decision, Holding, Policy, Situation, Usage, Waiter, decide, order
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool_client import DeviceStatus, Slice, SliceRequest, parse_request
+from gpu_pool_client._free import fits
 from support.pools import device
 
 RULES = Rules()
@@ -96,7 +97,7 @@ def feasible(holdings: list[Holding]) -> list[Holding]:
     kept: list[Holding] = []
     for each in holdings:
         free = {status.device.uuid: status for status in statuses(kept)}
-        if all(placement.fits(part, free[part.device.uuid]) for part in each.parts):
+        if all(fits(part, free[part.device.uuid]) for part in each.parts):
             kept.append(each)
     return kept
 

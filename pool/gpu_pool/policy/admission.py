@@ -20,6 +20,7 @@ from gpu_pool_client import (
     format_share,
 )
 from gpu_pool_client._drained import ask_about, say_drained
+from gpu_pool_client._free import accepts
 
 #: GPUs of which a message says how much is free.
 _MOST_NAMED = 8
@@ -85,7 +86,7 @@ def check(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> Non
 
 def _accepted(request: SliceRequest, devices: Sequence[Device]) -> list[Device]:
     """Return the devices that the request's filters accept. Raises ``NeverFits`` where these cannot do."""
-    accepted = [device for device in devices if placement.accepts(request.filters, device)]
+    accepted = [device for device in devices if accepts(request.filters, device)]
     if not accepted:
         raise NeverFits(
             f"You asked for {request.named}; no GPU here matches that. There is: {_listing(devices)}.",
@@ -122,7 +123,7 @@ def shortage(
     ``statuses`` are of the devices on which something may be granted, ``drained`` of the others.
     Returns (message, remedy, largest request that would start now or None).
     """
-    drained = [status for status in drained if placement.accepts(request.filters, status.device)]
+    drained = [status for status in drained if accepts(request.filters, status.device)]
     milli = 0 if ahead else placement.largest(statuses, rules)
     largest = SliceRequest(milli=milli).size if milli else None
     freest = sorted(statuses, key=lambda status: -status.free_milli)[:_MOST_NAMED]

@@ -19,6 +19,7 @@ from gpu_pool.policy.queue import Holding, Situation, Waiter, decide
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool_client import DeviceStatus, format_memory, format_share
 from gpu_pool_client._drained import ask_about, say_drained
+from gpu_pool_client._free import accepts
 
 #: Fewer known holding times than this tell nothing.
 FEWEST: Final = 5
@@ -273,7 +274,7 @@ def _free(waiter: Waiter, statuses: Sequence[DeviceStatus], kept: set[str]) -> s
 def _could_be_on(waiter: Waiter, status: DeviceStatus) -> bool:
     """Whether the waiter accepts a device, whatever is free of it."""
     wished = not waiter.devices or status.device.uuid in waiter.devices
-    return wished and placement.accepts(waiter.request.filters, status.device)
+    return wished and accepts(waiter.request.filters, status.device)
 
 
 def _kept(waiter: Waiter, kept: Sequence[DeviceStatus], rules: Rules) -> str:

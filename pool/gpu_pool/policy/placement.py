@@ -13,8 +13,7 @@ from itertools import combinations, islice
 
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool_client import WHOLE, Device, DeviceStatus, Slice, SliceRequest, _free
-from gpu_pool_client._free import accepts as accepts
-from gpu_pool_client._free import fits as fits
+from gpu_pool_client._free import accepts, fits
 
 #: Sets of devices compared for one request; beyond it the first that fit are taken.
 _MAX_COMBINATIONS = 5_000

@@ -10,6 +10,7 @@ from gpu_pool.policy import placement
 from gpu_pool.policy.placement import more
 from gpu_pool.policy.queue_state import Holding, Rules, Waiter
 from gpu_pool_client import Device, DeviceStatus, Slice
+from gpu_pool_client._free import fits
 
 #: Of so many devices one may be reserved: each stands idle for a part of its time. More make
 #: all others wait longer in every workload that was tried, and the large hardly shorter.
@@ -127,6 +128,6 @@ def _fits_at(part: Slice, status: DeviceStatus, ends: Sequence[tuple[float, Slic
     """Return the end after which the slice fits; ``ends`` are in order of time."""
     for at, ended in ends:
         status = more(status, ended)
-        if placement.fits(part, status):
+        if fits(part, status):
             return at
     return math.inf

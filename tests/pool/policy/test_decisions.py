@@ -21,6 +21,7 @@ from gpu_pool_client import (
     format_share,
     parse_request,
 )
+from gpu_pool_client._free import accepts
 from support.pools import device
 
 RULES = Rules()
@@ -68,7 +69,7 @@ def test_filters(text: str, indexes: list[int] | None) -> None:
 
 
 def test_spaces_in_a_model_are_written_as_dashes() -> None:
-    assert placement.accepts(parse_request("2% model=rtx-a6000").filters, device(0, "NVIDIA RTX A6000"))
+    assert accepts(parse_request("2% model=rtx-a6000").filters, device(0, "NVIDIA RTX A6000"))
 
 
 def test_several_devices_prefer_nvlink_then_numa_then_the_lowest_index() -> None:

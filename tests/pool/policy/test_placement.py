@@ -9,6 +9,7 @@ import pytest
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool_client import DeviceStatus, Slice, parse_request
+from gpu_pool_client._free import fits
 from support.pools import device
 
 RULES = Rules()
@@ -49,7 +50,7 @@ def test_the_largest_share_that_is_free(statuses: list[DeviceStatus], rules: Rul
 
 
 @pytest.mark.parametrize(
-    ("milli", "memory_mib", "contexts", "fits"),
+    ("milli", "memory_mib", "contexts", "is_true"),
     [
         (300, 1000, 2, True),
         (301, 1000, 2, False),
@@ -58,9 +59,9 @@ def test_the_largest_share_that_is_free(statuses: list[DeviceStatus], rules: Rul
         (0, 0, 0, True),
     ],
 )
-def test_what_fits_to_the_last_piece(milli: int, memory_mib: int, contexts: int, fits: bool) -> None:
+def test_what_fits_to_the_last_piece(milli: int, memory_mib: int, contexts: int, is_true: bool) -> None:
     status = DeviceStatus(T4, 700, 16384 - 1000, 5, 2)
-    assert placement.fits(Slice(T4, milli, memory_mib, contexts), status) is fits
+    assert fits(Slice(T4, milli, memory_mib, contexts), status) is is_true
 
 
 @pytest.mark.parametrize(

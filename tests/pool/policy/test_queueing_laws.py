@@ -11,6 +11,7 @@ from gpu_pool.policy import placement, queue
 from gpu_pool.policy.placement import give_back
 from gpu_pool.policy.queue import Holding, Policy, Situation, Usage, Waiter, decide
 from gpu_pool_client import parse_request
+from gpu_pool_client._free import fits
 from support.queues import RULES, decided, granted, lines, occupied, ordered, statuses, uuids, waiter
 
 
@@ -19,7 +20,7 @@ def test_nothing_is_ever_granted_twice(line: list[Waiter], held: list[Holding]) 
     left = statuses(held)
     for each, parts in decided(line, held, now=4000.0).grants:
         free = {status.device.uuid: status for status in left}
-        assert all(placement.fits(part, free[part.device.uuid]) for part in parts)
+        assert all(fits(part, free[part.device.uuid]) for part in parts)
         assert len({part.device.uuid for part in parts}) == each.request.count
         assert not each.devices or {part.device.uuid for part in parts} <= each.devices
         left = placement.deduct(left, parts)

@@ -14,7 +14,6 @@ from typing import Final
 
 from gpu_pool.cluster.dialects.base import WHOLE_GPU, DialectOptions, Gpu, Hold, Rounding, SliceStatement
 from gpu_pool.cluster.dialects.objects import Cluster, Manifest, Node
-from gpu_pool.policy.placement import accepts
 from gpu_pool_client import (
     WHOLE,
     BadRequest,
@@ -26,6 +25,7 @@ from gpu_pool_client import (
     format_memory,
     format_share,
 )
+from gpu_pool_client._free import accepts
 
 #: The label that every kubelet sets, and so the last resort for naming nodes.
 HOSTNAME = "kubernetes.io/hostname"

@@ -48,8 +48,8 @@ from gpu_pool.cluster.dialects.gke import STRATEGY
 from gpu_pool.cluster.dialects.hami import REGISTER
 from gpu_pool.cluster.dialects.labels import KINDS, compute_capability, driver_version, memory_mib, model
 from gpu_pool.cluster.dialects.objects import Node, Pod, whole
-from gpu_pool.policy.placement import accepts
 from gpu_pool_client import WHOLE, Device, SliceRequest
+from gpu_pool_client._free import accepts
 
 GPU: Final = "nvidia.com/gpu"
 SHARED: Final = "nvidia.com/gpu.shared"

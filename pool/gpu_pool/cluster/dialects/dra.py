@@ -48,7 +48,6 @@ from gpu_pool.cluster.dialects.base import (
 )
 from gpu_pool.cluster.dialects.labels import content_name
 from gpu_pool.cluster.dialects.objects import Cluster, Manifest, Pod, listing, mapping, mib, quantity
-from gpu_pool.policy.placement import accepts
 from gpu_pool_client import (
     WHOLE,
     BadRequest,
@@ -60,6 +59,7 @@ from gpu_pool_client import (
     SliceRequest,
     Strength,
 )
+from gpu_pool_client._free import accepts
 
 API: Final = "resource.k8s.io/v1"
 DRIVER: Final = "gpu.nvidia.com"

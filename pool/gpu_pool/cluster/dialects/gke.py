@@ -35,8 +35,8 @@ from gpu_pool.cluster.dialects.base import (
 )
 from gpu_pool.cluster.dialects.labels import driver_version, memory_mib
 from gpu_pool.cluster.dialects.objects import Node, Pod, whole
-from gpu_pool.policy.placement import accepts
 from gpu_pool_client import WHOLE, Device, SliceRequest
+from gpu_pool_client._free import accepts
 
 ACCELERATOR: Final = "cloud.google.com/gke-accelerator"
 STRATEGY: Final = "cloud.google.com/gke-gpu-sharing-strategy"
