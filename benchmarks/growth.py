@@ -42,7 +42,7 @@ def prepare(path: Path, held: int, remembered: int = 0) -> tuple[Database, Lease
         filling.executemany(
             "INSERT INTO history VALUES "
             "(?, ?, ?, '1%', 10, 'ada', '', NULL, 0, 0, 1, 1, 10, 'released', '', ?, "
-            "NULL, NULL, NULL, NULL, '')",
+            "NULL, NULL, NULL, NULL, '', 0)",
             (
                 (n, f"{n}-00000000", f"past-{n}", json.dumps([[1, 10, 819, 0]]))
                 for n in range(1, remembered + 1)

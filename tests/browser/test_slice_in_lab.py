@@ -15,12 +15,11 @@ import pytest
 from playwright.async_api import Page, Request, WebSocket, WebSocketRoute, async_playwright, expect
 
 from browser.conftest import OPTIONS, PATIENCE, SCREENSHOTS
-from gpu_pool_client import Holder, connect, parse_request
 from support.lab import Lab
-from support.lab_extension import extension, inaccessible, panel, set_course, set_up, status, told
+from support.lab_extension import course, extension, hold, inaccessible, panel, release, set_up, status, told
 from support.notebook import NAMES, card, run_cell, start_notebook
 
-__all__ = ["extension"]
+__all__ = ["course", "extension"]
 
 Snap = Callable[[str], Awaitable[None]]
 
@@ -38,23 +37,6 @@ window.Notification = class { constructor(title, how) { window.outside.push(`${t
 window.Notification.permission = "granted";
 Object.defineProperty(document, "hidden", { get: () => true });
 """
-
-
-@pytest.fixture
-def course(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Set what the pool grants to everybody; before the launcher opens it."""
-    (tmp_path / "config").mkdir()
-    set_course(tmp_path, **request.param)
-
-
-async def hold(size: str) -> str:
-    async with connect() as pool:
-        return (await pool.request(parse_request(size), Holder("somebody else"), key="held")).id
-
-
-async def release(lease: str) -> None:
-    async with connect() as pool:
-        await pool.release(lease)
 
 
 async def test_the_status_bar_tells_of_the_slice_and_opens_the_panel(page: Page) -> None:
@@ -78,8 +60,9 @@ async def test_keys_open_the_panel_and_lead_back(page: Page) -> None:
     await status(page).focus()
     await page.keyboard.press("Enter")
     await expect(panel(page)).to_be_focused()
+    await expect(panel(page).locator("select").first).to_be_visible()
     await page.keyboard.press("Tab")
-    await expect(panel(page).locator(".jp-GpuSlice-button")).to_be_focused()
+    await expect(panel(page).locator("select").first).to_be_focused()
     await page.keyboard.press("Escape")
     inside = "document.querySelector('.jp-NotebookPanel').contains(document.activeElement)"
     await page.wait_for_function(inside)

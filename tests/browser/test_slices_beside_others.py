@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 from playwright.async_api import Locator, Page, Request, expect
 
-from gpu_pool_client import Holder, connect, parse_request
 from support.jupyter_env import eventually
 from support.lab import Lab
-from support.lab_extension import extension, inaccessible, set_course, status
+from support.lab_extension import course, extension, hold, inaccessible, release, status
 from support.notebook import NAMES, card, run_cell, start_notebook
 
-__all__ = ["extension"]
+__all__ = ["course", "extension"]
 
 Snap = Callable[[str], Awaitable[None]]
 
@@ -44,16 +42,6 @@ window.WebSocket = class extends Real {
   constructor(...how) { super(...how); if (how[0].includes("/channels")) window.sockets.push(this); }
 };
 """
-
-
-async def hold(size: str) -> str:
-    async with connect() as pool:
-        return (await pool.request(parse_request(size), Holder("somebody else"), key=size)).id
-
-
-async def release(lease: str) -> None:
-    async with connect() as pool:
-        await pool.release(lease)
 
 
 async def choose(page: Page, menu: str, item: str) -> None:
@@ -138,14 +126,9 @@ async def test_without_an_answer_the_launcher_starts_kernels_all_the_same(page: 
     await expect(page.locator(".jp-OutputArea-output").first).to_have_text("42")
 
 
-@pytest.fixture
-def lent(tmp_path: Path) -> None:
-    """Let slices be given back and the kernels kept; before the launcher opens the pool."""
-    (tmp_path / "config").mkdir()
-    set_course(tmp_path, idle_limit="1h")
-
-
-async def test_the_running_panel_gives_slices_back(lent: None, page: Page, snap: Snap, lab: Lab) -> None:
+# A slice can then be given back, and the kernel kept.
+@pytest.mark.parametrize("course", [{"idle_limit": "1h"}], indirect=True)
+async def test_the_running_panel_gives_slices_back(course: None, page: Page, snap: Snap, lab: Lab) -> None:
     await start_notebook(page, HALF)
     await run_cell(page, "kept = 42", HALF)
     await choose(page, "File", "New Launcher")

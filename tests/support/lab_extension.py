@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Locator, Page
 
+from gpu_pool_client import Holder, connect, parse_request
 from support.browsers import REQUIRED
 
 ROOT = Path(__file__).parents[2]
@@ -37,10 +38,24 @@ def set_up(folder: Path, **settings: Any) -> None:
     file.write_text(json.dumps(settings))
 
 
-def set_course(folder: Path, **terms: Any) -> None:
-    """Set what the pool of a lab in ``folder`` grants to everybody."""
-    content = {"PoolSettings": {"default_course": terms}}
-    (folder / "config" / "gpu_pool_config.json").write_text(json.dumps(content))
+@pytest.fixture
+def course(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Set what the pool grants to everybody; before the launcher opens it."""
+    content = {"PoolSettings": {"default_course": request.param}}
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "gpu_pool_config.json").write_text(json.dumps(content))
+
+
+async def hold(size: str) -> str:
+    """Hold a slice in somebody else's name; return the lease's id."""
+    async with connect() as pool:
+        return (await pool.request(parse_request(size), Holder("somebody else"), key=size)).id
+
+
+async def release(lease: str) -> None:
+    """Give it back."""
+    async with connect() as pool:
+        await pool.release(lease)
 
 
 def status(page: Page) -> Locator:

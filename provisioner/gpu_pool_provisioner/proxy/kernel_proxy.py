@@ -95,12 +95,12 @@ class KernelProxy:
     def state(self) -> ProxyState:
         """How things stand. May be read by any thread, and costs next to nothing."""
         supervisor, client = self._supervisor, self._lease_client
-        phase, outlook = self._slice_phase(supervisor), client.outlook
+        phase = self._slice_phase(supervisor)
         return ProxyState(
             phase,
-            self._message(phase) if outlook is None else outlook.why,
+            self._message(phase),
             client.position,
-            outlook,
+            client.outlook,
             supervisor.idle_state if supervisor is not None else IdleState(),
             self._end if phase is not SlicePhase.HELD else None,
             self.in_pod,
@@ -130,7 +130,9 @@ class KernelProxy:
         if phase in (SlicePhase.HELD, SlicePhase.PARKED) and lease is not None:
             parked = messages.PARKED if phase is SlicePhase.PARKED else ""
             return lease.message or parked
-        return self._pending.text
+        outlook = self._lease_client.outlook
+        waits = phase in (SlicePhase.WAITING, SlicePhase.RESUMING)
+        return outlook.why if waits and outlook is not None else self._pending.text
 
     @property
     def is_looked_at(self) -> bool:
@@ -239,9 +241,9 @@ class KernelProxy:
         if self._kernel.ending():
             return
         if self._phase is Phase.WAITING:
+            self._end = SliceEnd(None, messages.left_queue(self._lease_client.size))
             self._receive(Phase.GIVEN_UP)
             self._pending.refuse(messages.gave_up(self._lease_client.size))
-            self._end = SliceEnd(None, messages.left_queue(self._lease_client.size))
             self._pending.show("")
             if self._life is not None:
                 self._life.cancel()
@@ -317,8 +319,8 @@ class KernelProxy:
         """Nothing is to be had: say so, and let the next cell ask again."""
         if self._phase is not Phase.WAITING:
             return
-        self._receive(Phase.GIVEN_UP)
         self._end = SliceEnd(getattr(error, "reason", None), str(error))
+        self._receive(Phase.GIVEN_UP)
         self._pending.refuse(messages.not_run(str(error)))
         self._pending.show("")
         await self._lease_client.give_up(EndReason.WITHDRAWN)
