@@ -75,7 +75,8 @@ class SliceControl:
             why = f": {why_over(reason)}" if reason is not None else ""
             text = f"This kernel's GPU slice is over{why}. {lease.notice}".rstrip()
             return ProxyState(SlicePhase.NONE, text, end=SliceEnd(reason, text))
-        return ProxyState(SlicePhase.HELD if self._is_ready else SlicePhase.STARTING, lease.message)
+        phase = SlicePhase.HELD if self._is_ready else SlicePhase.STARTING
+        return ProxyState(phase, lease.message or self._slice.notice)
 
     def _resizes_live(self, phase: SlicePhase) -> bool:
         told = self._on_slice is not None and self._on_slice.takes_changes
@@ -145,18 +146,13 @@ class SliceControl:
         assert self._on_slice is not None
         return await grant(self._slice, self._on_slice, size)
 
-    def resize_at_restart(self, size: SliceRequest) -> None:
-        """Let the next restart change the size."""
+    def resize_at_restart(self, size: SliceRequest) -> SizeChange:
+        """Let the next restart change the size, whether or not that could be done at once."""
         if self._slice.lease_id is None:  # it asks for another slice then
             self._slice.request = size
         else:
             self._slice.pending_size = size
-
-    def size_after_restart(self, size: SliceRequest) -> SizeChange:
-        """Say whether a restart has brought the size that was asked for before it."""
-        granted = self._slice.request == size
-        message = f"The kernel restarts with {self._slice.request.of_gpus}."
-        return SizeChange(granted, False, message if granted else self._slice.notice or message)
+        return SizeChange(True, True, _then(size.size))
 
 
 def _then(size: str) -> str:

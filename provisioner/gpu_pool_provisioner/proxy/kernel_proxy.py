@@ -128,8 +128,9 @@ class KernelProxy:
         if phase is SlicePhase.NONE:
             return self._end.message if self._end is not None else ""
         if phase in (SlicePhase.HELD, SlicePhase.PARKED) and lease is not None:
-            parked = messages.PARKED if phase is SlicePhase.PARKED else ""
-            return lease.message or parked
+            return lease.message or (
+                messages.PARKED if phase is SlicePhase.PARKED else self._lease_client.notice
+            )
         outlook = self._lease_client.outlook
         waits = phase in (SlicePhase.WAITING, SlicePhase.RESUMING)
         return outlook.why if waits and outlook is not None else self._pending.text

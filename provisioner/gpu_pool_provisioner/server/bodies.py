@@ -31,10 +31,10 @@ class KeepBody(EmptyBody):
 
 
 class SizeBody(EmptyBody):
-    """Another size, and whether the kernel is restarted for it."""
+    """Another size, and whether it is to change only when the kernel is restarted."""
 
     size: Annotated[str, Field(min_length=1, max_length=_LONGEST_SIZE)]
-    restart: bool = False
+    at_restart: bool = False
 
 
 def read(kind: type[B], text: bytes) -> B:
@@ -51,5 +51,5 @@ def read(kind: type[B], text: bytes) -> B:
 
 
 def _accepted(kind: type[EmptyBody]) -> str:
-    examples = {KeepBody: '{"seconds": 3600}', SizeBody: '{"size": "10%", "restart": false}'}
+    examples = {KeepBody: '{"seconds": 3600}', SizeBody: '{"size": "10%", "at_restart": false}'}
     return f"Send JSON like {examples.get(kind, '{}')}."

@@ -159,7 +159,7 @@ def offered_by(provisioner: GPUPoolProvisioner) -> OfferedKernel | None:
 
 
 async def check_other_size(kernel_slice: KernelSlice, request: SliceRequest, holder: Holder) -> None:
-    """Raise why a kernel could never have another size, before it is restarted for that.
+    """Raise why a kernel could never have another size, before somebody restarts it for that.
 
     What it has now is in its own way; so nothing is said of what is free, or of quotas. A pool that
     does not answer is a reason, too: the restart would lose the variables, and perhaps the slice.

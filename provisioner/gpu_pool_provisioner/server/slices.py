@@ -66,7 +66,7 @@ class Slices:
         self._server = server
         self._settings = GPUPoolServer(config=server.config)
         self._listeners: set[Listener] = set()
-        #: Kernels that are being restarted or shut down from a page.
+        #: Kernels that are being shut down from a page.
         self._ending: set[str] = set()
         self._watching: asyncio.Task[None] | None = None
         self._pools: dict[str, tuple[PoolWatch, concurrent.futures.Future[None]]] = {}
@@ -225,34 +225,25 @@ class Slices:
         control = self.control(kernel_id)
         if not control.state.is_direct:
             return {"message": await control.give_back()}
-        with self._alone(kernel_id):
+        if kernel_id in self._ending:
+            raise NotAllowed("This kernel is being shut down already.")
+        self._ending.add(kernel_id)
+        try:
             await ensure_async(self._server.kernel_manager.shutdown_kernel(kernel_id))
+        finally:
+            self._ending.discard(kernel_id)
         return {"message": "The kernel was shut down, and its GPU slice went back to the pool."}
 
     async def resize(self, kernel_id: str, body: SizeBody) -> dict[str, Any]:
         """Change a kernel's size. Also raises what the pool refuses it with."""
         control = self.control(kernel_id)
-        if not body.restart:
+        if not body.at_restart:
             return asdict(await control.resize(body.size))
         provisioner = self._kernels()[kernel_id]
         assert provisioner.kernel_slice is not None
         wanted = parse_request(body.size)
-        with self._alone(kernel_id):
-            await check_other_size(provisioner.kernel_slice, wanted, provisioner.holder())
-            control.resize_at_restart(wanted)
-            await ensure_async(self._server.kernel_manager.restart_kernel(kernel_id))
-        return asdict(self.control(kernel_id).size_after_restart(wanted))
-
-    @contextmanager
-    def _alone(self, kernel_id: str) -> Iterator[None]:
-        """Restart or shut down a kernel once at a time. Raises ``NotAllowed``."""
-        if kernel_id in self._ending:
-            raise NotAllowed("This kernel is being restarted or shut down already.", "Wait until it is back.")
-        self._ending.add(kernel_id)
-        try:
-            yield
-        finally:
-            self._ending.discard(kernel_id)
+        await check_other_size(provisioner.kernel_slice, wanted, provisioner.holder())
+        return asdict(control.resize_at_restart(wanted))
 
     def memory(self, kernel_id: str) -> dict[str, Any]:
         """Return a kernel's memory over the last minutes, and go on watching."""

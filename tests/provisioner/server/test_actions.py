@@ -20,8 +20,10 @@ async def test_a_kernel_is_kept_and_given_back_as_soon_as_it_is_idle(
     course(idle_limit="15min", keep_at_most="1h")
     async with serving_pages(jupyter_env) as pages, pages.page() as page:
         kernel_id = await pages.start("one.ipynb", jupyter_env.install("two"))
-        held = await page.sees_slice(state="held")
-        assert held["actions"]["keep"] == {}
+        # Known once the pool has said what the kernel does with its device.
+        seen = await page.sees(lambda state: state["slices"] and state["slices"][0]["gives_back_at"])
+        held = seen["slices"][0]
+        assert (held["state"], held["actions"]["keep"]) == ("held", {})
         assert held["gives_back_at"] == pytest.approx(held["idle_since"] + 900, abs=0.2)
         said = (await pages.done(kernel_id, "keep", seconds=7200))["message"]
         assert said.startswith("This kernel keeps its GPU slice for 1h, the most that its course allows")
@@ -91,23 +93,27 @@ async def test_a_restart_brings_another_size(jupyter_env: JupyterEnv, pages: Pag
     async with pages.page() as page:
         kernel_id = await pages.start("one.ipynb", jupyter_env.install("two"))
         await page.sees(lambda state: state["slices"] and "restart" in state["slices"][0]["actions"])
-        never = await pages.post(kernel_id, "resize", size="8", restart=True)
+        never = await pages.post(kernel_id, "resize", size="8", at_restart=True)
         assert never.code == 422, never.body
-        done = await pages.done(kernel_id, "resize", size="10%", restart=True)
+        done = await pages.done(kernel_id, "resize", size="10%", at_restart=True)
         assert done == {
             "granted": True,
-            "at_restart": False,
-            "message": "The kernel restarts with 10% of a GPU.",
+            "at_restart": True,
+            "message": "Restart the kernel: it then changes to 10%, if that is free.",
         }
-        await page.sees_slice(state="held", size="10%")
+        await page.sees_slice(state="held", size="2%", pending_size="10%")
+        await pages.ask("POST", f"api/kernels/{kernel_id}/restart", {})
+        await page.sees_slice(state="held", size="10%", pending_size=None)
         async with cells(pages, kernel_id) as frontend:
             cell = frontend.run("import os; print(os.environ['GPU_POOL_SLICE'])")
             assert (await cell.done()).outputs == ["10%\n"]
         # Where it is not free, the kernel restarts with what it has, and says so.
         await jupyter_env.fill("80%")
-        less = await pages.done(kernel_id, "resize", size="50%", restart=True)
-        assert less["granted"] is False
-        assert "This kernel still has 10% of a GPU" in less["message"]
+        await pages.done(kernel_id, "resize", size="50%", at_restart=True)
+        await pages.ask("POST", f"api/kernels/{kernel_id}/restart", {})
+        kept = await page.sees(lambda state: "still has" in state["slices"][0]["message"])
+        assert "This kernel still has 10% of a GPU" in kept["slices"][0]["message"]
+        assert kept["slices"][0]["size"] == "10%"
 
 
 async def test_one_that_waits_asks_for_less(jupyter_env: JupyterEnv, pages: PagesServer) -> None:

@@ -69,7 +69,7 @@ NONSENSE: list[tuple[str, Any, str]] = [
     ("resize", {"size": 10}, "size: Input should be a valid string"),
     ("resize", {"size": "%" * 201}, "at most 200"),
     ("resize", {"size": "lots"}, "lots"),
-    ("resize", {"size": "10%", "restart": "yes"}, "restart"),
+    ("resize", {"size": "10%", "at_restart": "yes"}, "at_restart"),
     ("give-back", {"all": True}, "all: Extra inputs"),
     ("leave-queue", "x", "the body"),
 ]

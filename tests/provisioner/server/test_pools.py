@@ -82,7 +82,7 @@ async def test_a_pool_that_is_away_is_told_as_such_and_everything_goes_on(
             async with cells(pages, served) as frontend:
                 assert (await frontend.run("a = 42; print(a)").done()).outputs == ["42\n"]
                 # A restart for another size would lose its variables, and the size cannot change.
-                refused = await pages.post(served, "resize", size="10%", restart=True)
+                refused = await pages.post(served, "resize", size="10%", at_restart=True)
                 assert refused.code == 503, refused.body
                 assert (await frontend.run("print(a)").done()).outputs == ["42\n"]
             await service.start()
