@@ -13,6 +13,7 @@ const KEEP = [1800, 3600, 2 * 3600, 4 * 3600];
 interface IProps {
   slice: ISlice;
   slices: ISlices;
+  restart: () => Promise<void>;
   trans: TranslationBundle;
 }
 
@@ -22,7 +23,7 @@ interface IOutcome {
 }
 
 /** What may be done with a slice now, each with what it costs. */
-export function Actions({ slice, slices, trans }: IProps): JSX.Element {
+export function Actions({ slice, slices, restart, trans }: IProps): JSX.Element {
   const [outcome, setOutcome] = React.useState<IOutcome | null>(null);
   const [isBusy, setBusy] = React.useState(false);
   const id = slice.kernel_id;
@@ -41,8 +42,13 @@ export function Actions({ slice, slices, trans }: IProps): JSX.Element {
     }
     setBusy(false);
   };
-  const resize = (restart: boolean) => async (size: string) =>
-    (await slices.resize(id, size, restart)).message;
+  const resize = async (size: string): Promise<string> =>
+    (await slices.resize(id, size, false)).message;
+  const restartOn = async (size: string): Promise<string> => {
+    await slices.resize(id, size, true);
+    await restart();
+    return trans.__('The kernel was restarted.');
+  };
   const row = (
     action: Action,
     label: string,
@@ -72,14 +78,9 @@ export function Actions({ slice, slices, trans }: IProps): JSX.Element {
           options: KEEP.map(seconds => [String(seconds), duration(seconds, trans)])
         })}
       {offered.resize?.sizes.length &&
-        row('resize', trans.__('Change the size'), resize(false), sizes(offered.resize.sizes))}
+        row('resize', trans.__('Change the size'), resize, sizes(offered.resize.sizes))}
       {offered.restart?.sizes.length &&
-        row(
-          'restart',
-          trans.__('Restart on this size'),
-          resize(true),
-          sizes(offered.restart.sizes)
-        )}
+        row('restart', trans.__('Restart on this size'), restartOn, sizes(offered.restart.sizes))}
       {offered['give-back'] &&
         row(
           'give-back',

@@ -39,6 +39,17 @@ export class FrontSlice extends VDomModel {
     return this._widget;
   }
 
+  /**
+   * Restart that kernel through the page's own connection, so that its running cells are told.
+   *
+   * Does nothing once another kernel is in front.
+   */
+  async restart(kernelId: string): Promise<void> {
+    if (this.kernelId === kernelId) {
+      await this.context?.restartKernel();
+    }
+  }
+
   dispose(): void {
     window.clearInterval(this.timer);
     super.dispose();

@@ -11,7 +11,7 @@ import { IOffer, IOffers } from './contract';
 import { gpuIcon } from './icon';
 import { kernelIcon } from './kernelIcon';
 import { availability, differ, explanation, rank } from './offers';
-import { isOfPool } from './slices';
+import { sizeOf } from './slices';
 import { ISlices } from './tokens';
 
 /** JupyterLab's own command, and ours, which starts the same and says what is free. */
@@ -83,7 +83,7 @@ class FreeSlices {
  */
 function divide(
   model: ILauncher.IModel,
-  isGpu: (kernel: unknown) => boolean,
+  sizeOf: (kernel: unknown) => string | null,
   free: FreeSlices,
   category: string
 ): void {
@@ -92,7 +92,8 @@ function divide(
   const replaced = new WeakMap<ILauncher.IItemOptions, ILauncher.IItemOptions>();
   const divided = (item: ILauncher.IItemOptions): ILauncher.IItemOptions => {
     const kernel = item.args?.kernelName;
-    if (item.command !== CREATE || !isGpu(kernel)) {
+    const size = item.command === CREATE ? sizeOf(kernel) : null;
+    if (size === null) {
       return item;
     }
     void free.look();
@@ -102,7 +103,7 @@ function divide(
       category,
       categoryRank: CATEGORY_RANK
     };
-    ours.rank = rank(free.of(kernel));
+    ours.rank = rank(free.of(kernel), size);
     replaced.set(item, ours);
     return ours;
   };
@@ -161,8 +162,7 @@ const launcherPlugin: JupyterFrontEndPlugin<void> = {
       return resources['logo-svg'] || resources['logo-64x64'];
     };
     addCommand(app.commands, free, logo, trans);
-    const isGpu = (kernel: unknown): boolean => isOfPool(spec(kernel));
-    divide(model, isGpu, free, trans.__('GPU'));
+    divide(model, kernel => sizeOf(spec(kernel)), free, trans.__('GPU'));
   }
 };
 

@@ -54,9 +54,17 @@ export function explanation(name: string, offer: IOffer | undefined, trans: Word
   return [name, ...told].filter(Boolean).join('\n');
 }
 
-/** The place of a kernel in its section: small slices before large ones. */
-export function rank(offer: IOffer | undefined): number {
-  return offer ? offer.milli + (offer.memory_mib ?? 0) / MOST_MIB : Infinity;
+/**
+ * The place of a kernel in its section: small slices before large ones.
+ *
+ * Before the pool has answered, by the size in its kernelspec, as far as that alone says how much it is.
+ */
+export function rank(offer: IOffer | undefined, size = ''): number {
+  if (offer) {
+    return offer.milli + (offer.memory_mib ?? 0) / MOST_MIB;
+  }
+  const [, count, number, percent] = /^(?:(\d+)x)?(\d+(?:\.\d+)?)(%?)(?: |$)/.exec(size) ?? [];
+  return number ? Number(count ?? 1) * Number(number) * (percent ? 10 : 1000) : Infinity;
 }
 
 /** Whether a launcher would show anything else. */

@@ -9,7 +9,7 @@ import { ISlice } from './contract';
 import { FrontSlice } from './front';
 import { gpuIcon } from './icon';
 import { MemoryPlot } from './memory';
-import { about, needsAction, rows, status } from './texts';
+import { about, needsAction, rows, stale, status } from './texts';
 
 export const PANEL = 'jupyter-gpu-pool-panel';
 
@@ -39,17 +39,24 @@ export class SlicePanel extends VDomRenderer<FrontSlice> {
     this.node.focus();
   }
 
+  /** Keep the focus where it is, also when the button that had it is not offered any more. */
+  protected onUpdateRequest(msg: Message): void {
+    const hadFocus = this.node.contains(document.activeElement);
+    super.onUpdateRequest(msg);
+    void this.renderPromise?.then(() => {
+      if (hadFocus && document.activeElement === document.body) {
+        this.node.focus();
+      }
+    });
+  }
+
   protected render(): JSX.Element {
     const { trans, model } = this;
     const { slice, slices } = model;
     return (
       <>
         <h2>{trans.__('GPU slice')}</h2>
-        {!slices.isLive && slices.state && (
-          <p className="jp-GpuSlice-stale">
-            {trans.__('The server does not answer. This is what was known last.')}
-          </p>
-        )}
+        {!slices.isLive && slices.state && <p className="jp-GpuSlice-stale">{stale(trans)}</p>}
         {slice ? this.renderSlice(slice) : <p>{this.whyNone()}</p>}
         {slices.state?.pools
           .filter(pool => !pool.reachable || pool.message)
@@ -87,7 +94,13 @@ export class SlicePanel extends VDomRenderer<FrontSlice> {
           slices={model.slices}
           trans={trans}
         />
-        <Actions key={`do ${slice.kernel_id}`} slice={slice} slices={model.slices} trans={trans} />
+        <Actions
+          key={`do ${slice.kernel_id}`}
+          slice={slice}
+          slices={model.slices}
+          restart={() => model.restart(slice.kernel_id)}
+          trans={trans}
+        />
       </>
     );
   }

@@ -10,10 +10,10 @@ import { ISlices } from './tokens';
 /** Milliseconds for which a page was out of sight, from which on its socket is opened anew. */
 const AWAY = 60_000;
 
-/** Whether kernels of this kernelspec get their slice from a pool. */
-export function isOfPool(spec: KernelSpec.ISpecModel | undefined): boolean {
+/** The size that a kernelspec asks a pool for, empty where it leaves that open; null where it asks none. */
+export function sizeOf(spec: KernelSpec.ISpecModel | undefined): string | null {
   const provisioner = spec?.metadata?.kernel_provisioner as any;
-  return provisioner?.provisioner_name === 'gpu-pool';
+  return provisioner?.provisioner_name === 'gpu-pool' ? `${provisioner.config?.slice ?? ''}` : null;
 }
 
 /** Follows the slices over one socket, as long as there are kernels of the pool. */
@@ -51,7 +51,7 @@ export class Slices implements ISlices {
 
   get isOffered(): boolean {
     const specs = this.services.kernelspecs.specs?.kernelspecs ?? {};
-    return Object.values(specs).some(isOfPool);
+    return Object.values(specs).some(spec => sizeOf(spec) !== null);
   }
 
   now(): number {
@@ -74,8 +74,8 @@ export class Slices implements ISlices {
     return this.tell(kernelId, 'keep', { seconds });
   }
 
-  async resize(kernelId: string, size: string, restart: boolean): Promise<IResized> {
-    return this.ask<IResized>(kernelPath(kernelId, 'resize'), { size, restart });
+  async resize(kernelId: string, size: string, atRestart: boolean): Promise<IResized> {
+    return this.ask<IResized>(kernelPath(kernelId, 'resize'), { size, at_restart: atRestart });
   }
 
   async giveBack(kernelId: string): Promise<string> {
@@ -104,7 +104,7 @@ export class Slices implements ISlices {
       const ahead = at - Date.now() / 1000;
       // The header has whole seconds, and the answer was on its way.
       this.ahead = Math.abs(ahead) > 5 ? ahead : 0;
-      this.update(body, false);
+      this.update(body, true);
     } catch (error) {
       if (error instanceof ApiError && error.status === 404) {
         this.isFollowing = false;

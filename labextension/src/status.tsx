@@ -4,7 +4,7 @@ import * as React from 'react';
 
 import { FrontSlice } from './front';
 import { gpuIcon } from './icon';
-import { announcement, needsAction, status } from './texts';
+import { announcement, needsAction, stale, status } from './texts';
 
 /** A button that says how it stands with the slice in front, and opens the panel. */
 export class SliceStatus extends VDomRenderer<FrontSlice> {
@@ -24,13 +24,21 @@ export class SliceStatus extends VDomRenderer<FrontSlice> {
     }
     const now = slices.now();
     const text = status(slice, now, this.trans);
-    const name = this.trans.__('GPU slice: %1', text);
+    const name = [
+      this.trans.__('GPU slice: %1', text),
+      slices.isLive ? '' : stale(this.trans),
+      slice.message
+    ];
+    const modifiers = [
+      needsAction(slice, now) ? ' jp-mod-act' : '',
+      slices.isLive ? '' : ' jp-mod-stale'
+    ];
     return (
       <button
         type="button"
-        className={`jp-GpuSlice-status${needsAction(slice, now) ? ' jp-mod-act' : ''}`}
-        title={slice.message ? `${name}\n${slice.message}` : name}
-        aria-label={name}
+        className={`jp-GpuSlice-status${modifiers.join('')}`}
+        title={name.filter(Boolean).join('\n')}
+        aria-label={name.slice(0, 2).filter(Boolean).join('. ')}
         onClick={this.open}
       >
         <gpuIcon.react tag="span" className="jp-GpuSlice-icon" elementSize="normal" />

@@ -258,6 +258,11 @@ function times(slice: ISlice, now: number, trans: Words): IRow[] {
   return all.flatMap(([label, at, told]) => (at === null ? [] : [{ label, value: told(at) }]));
 }
 
+/** Said while changes do not arrive. */
+export function stale(trans: Words): string {
+  return trans.__('The server does not answer. This is what was known last.');
+}
+
 export type Action = 'keep' | 'resize' | 'restart' | 'give-back' | 'leave-queue';
 
 /** Whether an action loses the variables, so that it needs to be confirmed. */

@@ -20,7 +20,8 @@ export interface ISlices {
   offers(): Promise<IOffers>;
   /** The rest answer with what the pool says of it, or throw an ApiError. */
   keep(kernelId: string, seconds: number): Promise<string>;
-  resize(kernelId: string, size: string, restart: boolean): Promise<IResized>;
+  /** `atRestart`: not before the kernel is restarted, which is the caller's to do. */
+  resize(kernelId: string, size: string, atRestart: boolean): Promise<IResized>;
   giveBack(kernelId: string): Promise<string>;
   leaveQueue(kernelId: string): Promise<string>;
 }

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -244,12 +245,43 @@ async def test_a_slice_is_kept_and_its_size_changed(course: None, page: Page) ->
     await expect(status(page)).to_contain_text("10% · 3276 MiB")
 
 
+async def test_a_cell_that_runs_is_told_of_a_restart_for_another_size(page: Page) -> None:
+    await start_notebook(page, SMALL)
+    await run_cell(page, "1", SMALL)
+    await page.keyboard.type("import time; print('begun'); time.sleep(3600)")
+    await page.keyboard.press("Control+Enter")
+    await expect(page.locator(".jp-OutputArea-output").last).to_have_text("begun")
+    await status(page).click()
+    await panel(page).get_by_label("Restart on this size: Size").select_option("10%")
+    await panel(page).get_by_role("button", name="Restart on this size").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Restart on this size").click()
+    await expect(panel(page).get_by_role("status")).to_have_text("The kernel was restarted.")
+    await expect(status(page)).to_contain_text("10% · 3276 MiB")
+    await expect(page.locator(".jp-InputPrompt").last).not_to_contain_text("*")
+
+
 async def test_a_student_leaves_the_queue(page: Page) -> None:
     await hold("1")
     await start_notebook(page, WHOLE)
     await status(page).click()
-    await panel(page).get_by_role("button", name="Leave the queue").click()
+    button = panel(page).get_by_role("button", name="Leave the queue")
+    await button.focus()
+    await page.keyboard.press("Enter")
     await expect(status(page)).to_have_text("no GPU slice")
+    await expect(button).to_have_count(0)
+    # Whoever works by the keyboard is still where the button was.
+    await expect(panel(page)).to_be_focused()
+
+
+async def test_what_is_shown_is_marked_once_the_server_is_gone(page: Page, tmp_path: Path) -> None:
+    await start_notebook(page, SMALL)
+    await expect(status(page)).to_have_text("2% · 655 MiB")
+    await expect(page.locator(".jp-GpuSlice-status.jp-mod-stale")).to_have_count(0)
+    (server,) = (tmp_path / "runtime").glob("jpserver-*.json")
+    os.kill(json.loads(server.read_text())["pid"], signal.SIGKILL)
+    await expect(page.locator(".jp-GpuSlice-status.jp-mod-stale")).to_be_visible()
+    await expect(status(page)).to_have_accessible_name(re.compile("The server does not answer"))
+    assert await inaccessible(page, ".jp-GpuSlice-item") == []
 
 
 @pytest.mark.parametrize("course", [{"idle_limit": "1h"}], indirect=True)

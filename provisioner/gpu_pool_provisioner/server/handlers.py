@@ -14,6 +14,7 @@ from http.client import responses
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_core.utils import ensure_async
+from jupyter_server.auth import decorator
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
@@ -25,6 +26,9 @@ from gpu_pool_provisioner.kernelspecs import config_of
 
 if TYPE_CHECKING:
     from gpu_pool_provisioner.server.slices import Slices
+
+#: Marks an endpoint as one that asks for a login, for servers that demand the mark: from 2.13 on.
+_ws_authenticated: Final = getattr(decorator, "ws_authenticated", lambda method: method)
 
 #: Whoever may read or change this server's kernels may do so with their slices.
 AUTH_RESOURCE: Final = "kernels"
@@ -237,6 +241,7 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def set_default_headers(self) -> None:
         """Set none: they are those of pages."""
 
+    @_ws_authenticated
     @authorized("read")  # type: ignore[untyped-decorator]
     async def get(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Open the socket."""

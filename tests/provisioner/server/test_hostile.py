@@ -50,6 +50,17 @@ async def test_who_is_not_logged_in_or_comes_from_elsewhere_is_told_nothing(
     assert (await jupyter_env.only_lease()).slices
 
 
+async def test_a_server_that_demands_a_login_everywhere_has_nothing_to_complain_of(
+    jupyter_env: JupyterEnv,
+) -> None:
+    jupyter_env.install("two")
+    enabled = {**PagesServer.ENABLED, "allow_unauthenticated_access": False}
+    async with serving_pages(jupyter_env, ServerApp=enabled) as pages, pages.page() as page:
+        await page.sees(lambda state: "slices" in state and page.states)
+        assert "gpu_pool_provisioner" in pages.log
+        assert "EventsHandler" not in pages.log
+
+
 async def _logged_in(pages: PagesServer) -> str:
     """Return the cookies of a browser that has logged in by the token in its address."""
     request = HTTPRequest(f"{pages.url}api/me?token={TOKEN.replace(' ', '%20')}", follow_redirects=False)
