@@ -25,6 +25,12 @@ TESTS = [
     *("tests/pool/store", "tests/pool/service/test_client.py", "tests/pool/service/test_hubbed.py"),
 ]
 
+#: Those of JupyterLab's extension.
+LAB_TESTS = [
+    *("tests/browser/test_slice_in_lab.py", "tests/browser/test_slices_beside_others.py"),
+    "tests/browser/test_slice_in_notebook.py",
+]
+
 
 @nox.session(python=PYTHONS[0])
 def oldest(session: nox.Session) -> None:
@@ -46,6 +52,15 @@ def old_hub(session: nox.Session) -> None:
     """Run the Hub's parts with the oldest JupyterHub and KubeSpawner, and the newest of the rest."""
     session.install("--editable", ".[test]", "jupyterhub==5.4.*", "jupyterhub-kubespawner==7.0.*")
     _test(session, "tests/spawner", "tests/pool/service")
+
+
+@nox.session(python=PYTHONS[-2])
+def old_lab(session: nox.Session) -> None:
+    """Show slices in the oldest JupyterLab and Notebook, in a real browser."""
+    session.env["GPU_POOL_LABEXTENSION"] = "required"
+    session.install("--editable", ".[test]", "jupyterlab==4.2.*", "notebook==7.2.*")
+    session.env["GPU_POOL_REQUIRE_BROWSER"] = "1"
+    session.run("pytest", "-n", "2", "-o", "filterwarnings=default", *LAB_TESTS, *session.posargs)
 
 
 @nox.session(python=PYTHONS[-2])

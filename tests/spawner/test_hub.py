@@ -63,6 +63,24 @@ async def test_a_student_works_on_a_slice_of_the_course(
     await hub.api("DELETE", "users/grace/server")
 
 
+async def test_a_page_is_told_of_its_own_servers_slices_and_nobody_elses(
+    hub: Hub, grace: Visitor, ada: Visitor
+) -> None:
+    await grace.choose(course="intro")
+    await eventually(lambda: hub.is_ready("grace"), within=120)
+    address = "/user/grace/gpu-pool/api/slices"
+    await hub.api("POST", "/user/grace/api/kernels", {"name": "python3-gpu-2pct"})
+    await grace.visit("/user/grace/view/none")
+    told = json.loads((await grace.get(address)).body)["slices"]
+    assert [(each["kernel_name"], each["size"]) for each in told] == [("python3-gpu-2pct", "2%")]
+    # The login is that of her server: who is not its user sees nothing.
+    assert (await ada.visit("/user/grace/view/none")).code == 403
+    looked = await ada.get(address)
+    assert looked.code == 403
+    assert b"kernel_name" not in looked.body
+    await hub.api("DELETE", "users/grace/server")
+
+
 @pytest.mark.parametrize(
     ("user", "options", "words"),
     [

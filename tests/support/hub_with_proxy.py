@@ -191,6 +191,13 @@ class Visitor:
         xsrf = urlencode({"_xsrf": self.cookies(path)["_xsrf"]})
         return await self._ask("POST", f"{path}?{xsrf}", urlencode(form))
 
+    async def visit(self, path: str) -> HTTPResponse:
+        """Open a page and go where it leads, as to the Hub's login and back."""
+        answer = await self.get(path)
+        while location := answer.headers.get("Location"):
+            answer = await self.get(location.removeprefix(self._url))
+        return answer
+
     async def spawn_page(self) -> str:
         """Return the HTML of the page on which a course is chosen."""
         return (await self.get(f"/hub/spawn/{self.name}")).body.decode()

@@ -9,9 +9,9 @@ import asyncio
 import importlib
 import json
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from http.client import responses
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from jupyter_core.utils import ensure_async
 from jupyter_server.auth import decorator
@@ -26,9 +26,6 @@ from gpu_pool_provisioner.kernelspecs import config_of
 
 if TYPE_CHECKING:
     from gpu_pool_provisioner.server.slices import Slices
-
-#: Marks an endpoint as one that asks for a login, for servers that demand the mark: from 2.13 on.
-_ws_authenticated: Final = getattr(decorator, "ws_authenticated", lambda method: method)
 
 #: Whoever may read or change this server's kernels may do so with their slices.
 AUTH_RESOURCE: Final = "kernels"
@@ -60,6 +57,15 @@ _PROVISIONER: Final = "gpu_pool_provisioner.provisioner"
 _SLICES: Final = "gpu_pool_provisioner.server.slices"
 #: Seconds between two looks whether a first kernel of ours has been started.
 _LOOK_EVERY: Final = 1.0
+
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def _asks_for_login(method: M) -> M:
+    """Mark a socket's endpoint as one that does so, for servers that demand the mark (from 2.13 on)."""
+    mark = getattr(decorator, "ws_authenticated", None)
+    return method if mark is None else mark(method)
 
 
 def add_handlers(server: Any) -> None:
@@ -241,7 +247,7 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def set_default_headers(self) -> None:
         """Set none: they are those of pages."""
 
-    @_ws_authenticated
+    @_asks_for_login
     @authorized("read")  # type: ignore[untyped-decorator]
     async def get(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Open the socket."""

@@ -23,6 +23,7 @@ from support.kernel_pods import notebook, volume
 from support.kubelet import RealCluster
 from support.node_agent import NodeAgent
 from support.service import ForkServer, Service, children, serving
+from support.slice_pages import cells, serving_pages
 
 __all__ = ["children", "jupyter_env", "manager"]
 
@@ -133,6 +134,27 @@ async def test_a_cell_runs_and_its_kernel_may_nothing_that_it_need_not(
         assert "tmpfs /run/gpu-pool-secret tmpfs ro" in mounted
     await km.shutdown_kernel()
     await none_left(cluster, namespace)
+
+
+async def test_pages_are_told_of_a_kernel_in_a_pod_and_give_its_slice_back(
+    jupyter_env: JupyterEnv, service: Service, cluster: Cluster, namespace: str
+) -> None:
+    async with serving_pages(jupyter_env) as pages, pages.page() as page:
+        kernel_id = await pages.start("one.ipynb", jupyter_env.install("course"))
+        held = await page.sees_slice(state="held", within=LONG)
+        (pod,) = kernels(cluster, namespace)
+        assert held["node"] == pod["spec"]["nodeName"]
+        assert held["devices"]
+        # A pod cannot change its size while it runs.
+        assert "resize" not in held["actions"]
+        later = await pages.done(kernel_id, "resize", size="10%", at_restart=True)
+        assert later["at_restart"]
+        await pages.ask("POST", f"api/kernels/{kernel_id}/restart", {})
+        await page.sees_slice(state="held", size="10%", within=LONG)
+        async with cells(pages, kernel_id) as frontend:
+            assert await said(frontend, "print(6 * 7)") == "42\n"
+        await pages.done(kernel_id, "give-back")
+        await none_left(cluster, namespace)
 
 
 async def test_signals_zombies_and_interrupts_are_as_outside_a_container(
