@@ -18,7 +18,7 @@ from playwright.async_api import Page, Request, WebSocket, WebSocketRoute, async
 from browser.conftest import OPTIONS, PATIENCE, SCREENSHOTS
 from support.lab import Lab
 from support.lab_extension import course, extension, hold, inaccessible, panel, release, set_up, status, told
-from support.notebook import NAMES, card, run_cell, start_notebook
+from support.notebook import NAMES, card, choose, run_cell, start_notebook
 
 __all__ = ["course", "extension"]
 
@@ -49,8 +49,7 @@ async def test_the_status_bar_tells_of_the_slice_and_opens_the_panel(page: Page)
     await expect(panel(page)).to_contain_text("V100-SXM2-32GB (simulated)")
     await expect(panel(page)).to_contain_text("only counted: nothing stops a program from using more")
     assert await inaccessible(page, ".jp-GpuSlice-panel", ".jp-GpuSlice-item") == []
-    await page.get_by_role("menuitem", name="File", exact=True).click()
-    await page.get_by_text("New Launcher", exact=True).click()
+    await choose(page, "File", "New Launcher")
     await expect(status(page)).to_be_hidden()
     await expect(panel(page)).to_contain_text("No notebook or console with a kernel is in front.")
 
@@ -72,9 +71,7 @@ async def test_keys_open_the_panel_and_lead_back(page: Page) -> None:
 async def test_the_panel_can_be_read_in_the_dark_and_in_a_narrow_window(page: Page) -> None:
     await start_notebook(page, SMALL)
     await run_cell(page, "1", SMALL)
-    await page.get_by_role("menuitem", name="Settings", exact=True).click()
-    await page.get_by_text("Theme", exact=True).hover()
-    await page.get_by_text("JupyterLab Dark", exact=True).click()
+    await choose(page, "Settings", "Theme", "JupyterLab Dark")
     await expect(page.locator("body")).to_have_attribute("data-jp-theme-light", "false")
     await status(page).click()
     await expect(panel(page)).to_contain_text("Compute")
@@ -135,8 +132,7 @@ async def test_what_is_switched_off_is_not_told(course: None, page: Page, lab: L
 
 
 async def test_the_settings_editor_has_each_kind(page: Page) -> None:
-    await page.get_by_role("menuitem", name="Settings", exact=True).click()
-    await page.get_by_text("Settings Editor", exact=True).click()
+    await choose(page, "Settings", "Settings Editor")
     await page.get_by_role("searchbox").last.fill("GPU slices")
     await page.get_by_role("tab", name="GPU slices").click()
     for kind in (
@@ -191,8 +187,7 @@ async def test_one_socket_is_open_for_all_notebooks(new_page: Page, lab: Lab) ->
     traffic = Traffic(new_page)
     await open_and_run(new_page, lab, SMALL)
     await expect(status(new_page)).to_be_visible()
-    await new_page.get_by_role("menuitem", name="File", exact=True).click()
-    await new_page.get_by_text("New Launcher", exact=True).click()
+    await choose(new_page, "File", "New Launcher")
     await card(new_page, NAMES[1]).click()
     await expect(status(new_page)).to_contain_text("10%")
     assert (traffic.asked.count("slices"), traffic.asked.count("socket")) == (1, 1)

@@ -11,7 +11,7 @@ from playwright.async_api import Locator, Page, Request, expect
 from support.jupyter_env import eventually
 from support.lab import Lab
 from support.lab_extension import course, extension, hold, inaccessible, release, status
-from support.notebook import NAMES, card, run_cell, start_notebook
+from support.notebook import NAMES, card, choose, run_cell, start_notebook
 
 __all__ = ["course", "extension"]
 
@@ -42,11 +42,6 @@ window.WebSocket = class extends Real {
   constructor(...how) { super(...how); if (how[0].includes("/channels")) window.sockets.push(this); }
 };
 """
-
-
-async def choose(page: Page, menu: str, item: str) -> None:
-    await page.get_by_role("menuitem", name=menu, exact=True).click()
-    await page.get_by_text(item, exact=True).click()
 
 
 def running(page: Page, notebook: str = "") -> Locator:

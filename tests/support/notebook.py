@@ -17,6 +17,13 @@ async def start_notebook(page: Page, kernel: str) -> None:
     await page.locator(".jp-NotebookPanel").wait_for()
 
 
+async def choose(page: Page, menu: str, *items: str) -> None:
+    """Choose something in the main menu, by what leads there."""
+    await page.get_by_role("menuitem", name=menu, exact=True).click()
+    for item in items:
+        await page.locator(".lm-Menu").get_by_text(item, exact=True).click()
+
+
 async def run_cell(page: Page, code: str, kernel: str = NAMES[0]) -> None:
     # Until the kernel is there, JupyterLab may still take the focus away.
     await expect(page.get_by_text(f"{kernel} | Idle")).to_be_visible()
