@@ -102,6 +102,7 @@ mutation: $(VENV)/.ready-mutation ## change the pure modules in small ways and s
 
 lint: $(VENV)/.ready-dev ## check style and formatting, and the files that other programs read
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && echo "Style and formatting are as they should be."
+	@$(BIN)/deptry --no-ansi $(dir $(PACKAGES)) examples
 	@$(CHECK)github-workflows .github/workflows/*.yml
 	@$(CHECK)github-issue-forms .github/ISSUE_TEMPLATE/problem.yml .github/ISSUE_TEMPLATE/wish.yml
 	@$(CHECK)github-issue-config .github/ISSUE_TEMPLATE/config.yml
