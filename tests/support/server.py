@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -21,16 +22,16 @@ TOKEN = "a token for this test"
 
 
 class Server:
-    def __init__(self, jupyter_env: JupyterEnv) -> None:
+    def __init__(self, jupyter_env: JupyterEnv, variables: Mapping[str, str] = MappingProxyType({})) -> None:
         self._runtime = jupyter_env.folder / "runtime"
         self._notebooks = jupyter_env.folder / "notebooks"
-        self._notebooks.mkdir()
+        self._notebooks.mkdir(exist_ok=True)
         self._log = jupyter_env.folder / "log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", "--port=0"],
                 cwd=self._notebooks,
-                env={**os.environ, "JUPYTER_TOKEN": TOKEN},
+                env={**os.environ, "JUPYTER_TOKEN": TOKEN, **variables},
                 stdout=log,
                 stderr=log,
             )
@@ -79,7 +80,7 @@ class Server:
         await asyncio.to_thread(self.process.wait, 120)
 
     def _files(self) -> list[Any]:
-        return sorted(self._runtime.glob("jpserver-*.json"))
+        return sorted(self._runtime.glob(f"jpserver-{self.process.pid}.json"))
 
 
 @pytest.fixture
