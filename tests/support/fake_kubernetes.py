@@ -148,7 +148,9 @@ class FakeKubernetes:
         if method in ("POST", "DELETE") and (refused := self.before_write(method, kind)) is not None:
             return refused
         if method == "LIST":
-            answer = self.before_read(kind) or self._list(kind)
+            # Not "or": an answer of aiohttp's has been false in itself, being an empty mapping.
+            refused = self.before_read(kind)
+            answer = self._list(kind) if refused is None else refused
             await self.while_listing(kind)
             return answer
         if method == "WATCH":

@@ -17,6 +17,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from support.jupyter_env import JupyterEnv, eventually
+from support.ports import free_port
 
 TOKEN = "a token for this test"
 
@@ -27,9 +28,11 @@ class Server:
         self._notebooks = jupyter_env.folder / "notebooks"
         self._notebooks.mkdir(exist_ok=True)
         self._log = jupyter_env.folder / "log"
+        port = free_port()
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", "--port=0"],
+                # A number of its own: an old server would tell in its file that its port is 0.
+                [*(sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root"), f"--port={port}"],
                 cwd=self._notebooks,
                 env={**os.environ, "JUPYTER_TOKEN": TOKEN, **variables},
                 stdout=log,
