@@ -72,6 +72,14 @@ def kernels(session: nox.Session) -> None:
     session.run("pytest", "tests/compatibility", *session.posargs)
 
 
+@nox.session(python=PYTHONS[-2])
+def wheel(session: nox.Session) -> None:
+    """Install the wheel alone into an empty environment of every Python, and do what the README says."""
+    session.install("--editable", ".[test]", "uv")
+    session.env["GPU_POOL_TEST_PYTHONS"] = " ".join(f"python{name}" for name in PYTHONS)
+    session.run("pytest", "-rs", "tests/packaging/test_wheel_alone.py", *session.posargs)
+
+
 def _test(session: nox.Session, *tests: str) -> None:
     # Old releases warn of what newer ones do, new ones of what is to come: neither is a failure here.
     options = ("-n", "4", "--dist", "loadgroup", "-o", "filterwarnings=default")

@@ -17,9 +17,6 @@ from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any, Final
 
-from kubernetes_asyncio.client.exceptions import ApiException
-from kubespawner import KubeSpawner
-from kubespawner.clients import shared_client
 from traitlets import Bool, Dict, TraitError, Unicode, validate
 
 from gpu_pool.cluster.dialects import AUTO, DialectOptions, dialect_names
@@ -30,10 +27,21 @@ from gpu_pool_client._traits import Seconds
 from gpu_pool_spawner import choices, kube_choices, kube_messages
 from gpu_pool_spawner.kube_capacity import ClusterSupply, capacity
 from gpu_pool_spawner.kube_choices import granted_instead, say_next, server_choices
-from gpu_pool_spawner.kube_cluster import cluster_reader_of
 from gpu_pool_spawner.kube_profiles import Profile, configured_pod, faults, pod_of, profile_of, settings_of
 from gpu_pool_spawner.mixin import GPUPoolSpawnerMixin, refusal, with_course
 from gpu_pool_spawner.page import ServerChoice, say_size
+
+try:
+    from kubernetes_asyncio.client.exceptions import ApiException
+    from kubespawner import KubeSpawner
+    from kubespawner.clients import shared_client
+
+    from gpu_pool_spawner.kube_cluster import cluster_reader_of
+except ImportError as error:  # what JupyterHub shows if c.JupyterHub.spawner_class names this class
+    raise ImportError(
+        f"The spawner for Kubernetes is not installed: {error}. "
+        "Install it: pip install 'jupyter-gpu-pool[kubernetes]'."
+    ) from error
 
 #: Seconds between two looks at a pod that is starting.
 _LOOK: Final = 0.5

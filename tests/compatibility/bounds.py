@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 #: What is needed by who tests alone may be of any version.
-EXTRAS = ("", "lab", "hub", "kubernetes", "checkpoint")
+EXTRAS = ("", "lab", "hub", "metrics", "kubernetes", "checkpoint")
 
 
 def is_oldest(requirement: Requirement) -> bool:

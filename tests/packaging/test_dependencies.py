@@ -90,6 +90,8 @@ def test_every_dependency_has_a_lower_bound() -> None:
     declared()
     text = (ROOT / "pyproject.toml").read_text().partition("[project.entry-points")[0]
     lists = re.findall(
-        r"^(?:dependencies|hub|lab|kubernetes|checkpoint) = \[(.*?)\]$", text, re.DOTALL | re.MULTILINE
+        r"^(?:dependencies|hub|lab|metrics|kubernetes|checkpoint) = \[(.*?)\]$",
+        text,
+        re.DOTALL | re.MULTILINE,
     )
     assert [word for words in lists for word in re.findall(r'"([^"]+)"', words) if ">=" not in word] == []

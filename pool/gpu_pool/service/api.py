@@ -26,7 +26,7 @@ from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.metrics import Metrics, MetricsHandler
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.settings import PoolSettings
-from gpu_pool_client import EndReason
+from gpu_pool_client import EndReason, NotAllowed
 from gpu_pool_client._remote import bodies
 from gpu_pool_client._remote.problems import PROBLEM_TYPE, ProblemDocument
 
@@ -272,6 +272,8 @@ class ApiOptions:
     log: logging.Logger
     settings: PoolSettings
     streams: EventStreams
+    #: Or why nothing is counted: the library is not installed.
+    metrics: Metrics | NotAllowed
     #: Names of administrators.
     admins: Collection[str]
     #: What the course files say, as of now.
@@ -280,8 +282,6 @@ class ApiOptions:
     folder: CourseFolder | None = None
     #: Seconds in which a client must have taken its answer.
     taken_within: float = 30.0
-    #: None where nothing is counted, since what counts is not installed.
-    metrics: Metrics | None = None
     #: Networks from which the metrics may be read without a token.
     metrics_from: Collection[Network] = ()
     #: What is to be called when the service stops.
@@ -309,7 +309,7 @@ def api(
         [
             *((re.escape(root) + route.pattern, route.handler, shared) for route in ROUTES),
             (f"{re.escape(prefix)}api/.*", NothingHandler, shared),
-            *([(f"{re.escape(prefix)}metrics", MetricsHandler, counted)] if metrics else []),
+            (f"{re.escape(prefix)}metrics", MetricsHandler, counted),
             *more,
         ],
         default_handler_class=NothingHandler,
@@ -318,6 +318,6 @@ def api(
         streams=options.streams,
         taken_within=timedelta(seconds=options.taken_within),
         # Decisions are logged where they are made.
-        log_function=metrics.answered if metrics else lambda _: None,
+        log_function=metrics.answered if isinstance(metrics, Metrics) else lambda _: None,
         **settings,
     )

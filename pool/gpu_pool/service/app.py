@@ -273,11 +273,11 @@ def _courses(settings: PoolSettings) -> tuple[CourseFolder | None, Callable[[], 
     return folder, folder.look
 
 
-def _metrics(pool: ServedPool, courses: Callable[[], Collection[str]]) -> Metrics | None:
+def _metrics(pool: ServedPool, courses: Callable[[], Collection[str]]) -> Metrics | NotAllowed:
     try:
         return Metrics(pool, courses)
-    except ImportError:  # prometheus_client comes with a JupyterHub, and a socket alone needs none
-        return None
+    except NotAllowed as error:  # the library comes with a JupyterHub, and most who serve a socket need none
+        return error
 
 
 def _read_mode(text: str) -> int:

@@ -13,6 +13,7 @@ from tornado.web import RequestHandler
 
 from gpu_pool.audit import AuditLog
 from gpu_pool.devices.inventory import Reading
+from gpu_pool.extras import needs_extra
 from gpu_pool.service.connections import Network, is_within
 from gpu_pool.service.handler import Handler
 from gpu_pool.service.served_pool import ServedPool
@@ -102,12 +103,15 @@ _WAITS: Final = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 1_800, 3_600, 7_200, 14_400)
 
 
 class Metrics:
-    """The numbers of one pool. ``courses`` are those that are configured, as of now."""
+    """The numbers of one pool. ``courses`` are those that are configured, as of now.
+
+    Raises ``NotAllowed`` where the library is missing: the extra ``[metrics]``.
+    """
 
     def __init__(self, pool: ServedPool, courses: Callable[[], Collection[str]]) -> None:
-        # Only a service that is asked for numbers needs this library.
-        from prometheus_client import CollectorRegistry, Histogram
-        from prometheus_client import Counter as Counting
+        with needs_extra("metrics", "The library for metrics"):
+            from prometheus_client import CollectorRegistry, Histogram
+            from prometheus_client import Counter as Counting
 
         self._pool = pool
         self._courses = courses
@@ -320,8 +324,10 @@ def course_of(name: str | None, known: Collection[str]) -> str:
 class MetricsHandler(Handler):
     """``GET /metrics``: for administrators, and for the networks that may read it without a token."""
 
-    def initialize(self, metrics: Metrics, networks: Iterable[Network], **shared: Any) -> None:  # type: ignore[override]
-        """Take what it is about. Called by tornado."""
+    def initialize(  # type: ignore[override]
+        self, metrics: Metrics | NotAllowed, networks: Iterable[Network], **shared: Any
+    ) -> None:
+        """Take what it is about, or why there is nothing. Called by tornado."""
         super().initialize(**shared)
         self._metrics = metrics
         self._networks = networks
@@ -338,6 +344,8 @@ class MetricsHandler(Handler):
 
     async def get(self) -> None:
         """Answer with all numbers."""
+        if isinstance(self._metrics, NotAllowed):
+            raise self._metrics
         body, media_type = await self._metrics.page()
         self.set_header("Content-Type", media_type)
         self.finish(body)
