@@ -109,6 +109,7 @@ lint: $(VENV)/.ready-dev ## check style and formatting, and the files that other
 	@$(CHECK)dependabot .github/dependabot.yml
 	@$(CHECK)readthedocs .readthedocs.yaml
 	@$(CHECK)citation-file-format CITATION.cff
+	@$(BIN)/python -c 'from rattler_build import Stage0Recipe; Stage0Recipe.from_file("recipe/recipe.yaml").render()'
 	@if command -v actionlint >/dev/null; then actionlint; fi
 	@if command -v helm >/dev/null; then helm lint --strict charts/gpu-pool; fi
 	@[ ! -e labextension/node_modules/.bin/eslint ] || ! command -v npm >/dev/null || { \

@@ -80,6 +80,13 @@ def wheel(session: nox.Session) -> None:
     session.run("pytest", "-rs", "tests/packaging/test_wheel_alone.py", *session.posargs)
 
 
+@nox.session(python=PYTHONS[0])
+def recipe(session: nox.Session) -> None:
+    """Build the recipe for conda-forge and run its tests, on what PyPI has in the place of conda-forge."""
+    session.install("build", "packaging", "py-rattler-build>=0.60", "pyyaml")
+    session.run("python", "tests/compatibility/recipe.py", env={"GPU_POOL_LABEXTENSION": "skip"})
+
+
 def _test(session: nox.Session, *tests: str) -> None:
     # Old releases warn of what newer ones do, new ones of what is to come: neither is a failure here.
     options = ("-n", "4", "--dist", "loadgroup", "-o", "filterwarnings=default")
