@@ -97,9 +97,9 @@ def build(folder: Path) -> None:
     recipe = yaml.safe_load((ROOT / "recipe" / "recipe.yaml").read_text())
     required = [text for part in ("host", "run") for text in recipe["requirements"][part]]
     required = [text for text in required if not re.match(r"python\b", text)]
-    names = {canonicalize_name(text.split()[0]): text.split()[0] for text in required}
+    names: dict[str, str] = {canonicalize_name(text.split()[0]): text.split()[0] for text in required}
     subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
-    pip = [folder / "env/bin/python", "-m", "pip", "install", "--quiet"]
+    pip = (str(folder / "env/bin/python"), "-m", "pip", "install", "--quiet")
     subprocess.run([*pip, *(text.replace(" ", "") for text in required)], check=True)
     channel = Channel(folder / "channel")
     put_python(channel, folder / "python")
