@@ -84,7 +84,7 @@ def wheel(session: nox.Session) -> None:
 def recipe(session: nox.Session) -> None:
     """Build the recipe for conda-forge and run its tests, on what PyPI has in the place of conda-forge."""
     session.install("build", "packaging", "py-rattler-build>=0.60", "pyyaml")
-    session.run("python", "tests/compatibility/recipe.py", env={"GPU_POOL_LABEXTENSION": "skip"})
+    session.run("python", "recipe/build.py", env={"GPU_POOL_LABEXTENSION": "skip"})
 
 
 def _test(session: nox.Session, *tests: str) -> None:

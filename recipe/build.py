@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from rattler_build import Stage0Recipe, ToolConfiguration, assemble_package
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 SUBDIR = "linux-64" if platform.machine() == "x86_64" else "linux-aarch64"
 SHORT = f"{sys.version_info.major}.{sys.version_info.minor}"
 SITE = Path("lib", f"python{SHORT}", "site-packages")
