@@ -21,6 +21,8 @@ nitpick_ignore_regex = [("py:.*", ".*")]
 
 html_theme = "furo"
 html_title = "jupyter-gpu-pool"
+html_static_path = ["_static"]
+html_css_files = ["motion.css"]
 # Prompts are shown, and left out when a reader copies an example.
 copybutton_prompt_text = r"\$ |>>> "
 copybutton_prompt_is_regexp = True

@@ -32,7 +32,7 @@ class Guide:
 
     def commands(self, heading: str) -> list[str]:
         """Return what is to be typed below a heading, command by command."""
-        blocks = re.findall(r"^```console\n(.*?)^```", self._section(heading), re.MULTILINE | re.DOTALL)
+        blocks = re.findall(r"^```console[^\n]*\n(.*?)^```", self._section(heading), re.MULTILINE | re.DOTALL)
         return [self._here(each) for block in blocks for each in re.split(r"^\$ ", block, flags=re.M)[1:]]
 
     def file(self, heading: str, name: str) -> str:
