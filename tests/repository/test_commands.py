@@ -99,6 +99,7 @@ def shell(installed: Path) -> Iterator[Shell]:
 
 
 def _provide(folder: Path) -> None:
+    (folder / "examples").symlink_to(ROOT / "examples")
     shutil.copytree(ROOT / "examples/courses", folder / "courses")
     shutil.copytree(ROOT / "examples/courses", folder / "etc/gpu-pool/courses")
     (folder / "run/gpu-pool").mkdir(parents=True, mode=0o700)
