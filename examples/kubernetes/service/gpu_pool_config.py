@@ -8,7 +8,7 @@ c.ServeApp.bind = "0.0.0.0:8888"
 c.PoolSettings.courses_dir = "/etc/gpu-pool/courses"
 c.PoolSettings.course_required = True
 
-# How the cluster shares its GPUs. "auto" detects it; "gpu-pool doctor --kubernetes" says what it finds.
+# How the cluster shares its GPUs. "auto" detects it; "gpu-pool doctor --cluster" says what it finds.
 c.KubernetesSettings.dialect = "auto"
 # Of the server's home and of kernels: the chart's singleuser.storage.homeMountPath, .uid and .fsGid.
 c.KubernetesSettings.home = "/home/jovyan"

@@ -1,4 +1,4 @@
-"""A cluster from the command line: for ``list --nodes``, ``doctor --kubernetes``, ``courses export``."""
+"""A cluster from the command line: for ``list --nodes``, ``doctor --cluster``, ``courses export``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def nodes_in_use(snapshot: ClusterSnapshot) -> tuple[NodeUse, ...]:
     """Return what is held on each node with GPUs. Raises ``NotAllowed`` where the cluster shows none."""
     choice = choose(snapshot.cluster)
     if choice.dialect is None:
-        raise NotAllowed(str(choice), "See: gpu-pool doctor --kubernetes")
+        raise NotAllowed(str(choice), "See: gpu-pool doctor --cluster")
     return usage(choice.dialect, snapshot.pods)
 
 
@@ -134,14 +134,21 @@ def plain_nodes(nodes: Sequence[NodeUse]) -> list[dict[str, Any]]:
     ]
 
 
-def check_cluster() -> Iterator[Check]:
-    """Look at a cluster: how it shares its GPUs, what it could not show, and what 2% would be there."""
+def check_cluster(namespace: str = "") -> Iterator[Check]:
+    """Look at a cluster: how it shares its GPUs, what it could not show, and what 2% would be there.
+
+    With a namespace, also at what is installed there.
+    """
     try:
         snapshot = look()
     except GpuPoolError as error:
         yield Check("cluster", "broken", error.message, error.remedy)
-    else:
-        yield from checks_of(snapshot)
+        return
+    yield from checks_of(snapshot)
+    if namespace:
+        from gpu_pool.cli.installation import look_at
+
+        yield from complete(look_at(namespace))
 
 
 def checks_of(snapshot: ClusterSnapshot) -> Iterator[Check]:

@@ -11,7 +11,7 @@ import click
 from gpu_pool.cli import screen
 from gpu_pool.cli.checks import Check, check_jupyter, check_machine, check_pool, check_store, is_served
 from gpu_pool.cli.session import CommandSession, json_option, verb
-from gpu_pool_client import Device, GpuPoolError
+from gpu_pool_client import BadRequest, Device, GpuPoolError
 
 _STYLES = {"ok": "green", "note": "yellow", "broken": "bold red"}
 
@@ -23,19 +23,33 @@ def health(session: CommandSession) -> int:
     return _report(session, check_pool(session))
 
 
-@verb("doctor", "gpu-pool doctor", "gpu-pool doctor --json", "gpu-pool doctor --kubernetes")
-@click.option("--kubernetes", is_flag=True, help="Check the cluster in KUBECONFIG instead.")
+@verb("doctor", "gpu-pool doctor", "gpu-pool doctor --json", "gpu-pool doctor --cluster")
+@click.option(
+    "--cluster",
+    "--kubernetes",
+    "cluster",
+    is_flag=True,
+    help="Check the cluster in KUBECONFIG instead: whether it can share its GPUs.",
+)
+@click.option(
+    "--namespace",
+    default="",
+    metavar="NAME",
+    help="With --cluster: also what the installation in this namespace lacks, step by step.",
+)
 @json_option
-def doctor(session: CommandSession, kubernetes: bool) -> int:
+def doctor(session: CommandSession, cluster: bool, namespace: str) -> int:
     """Find out what is broken, and how to fix it.
 
     Checks everything that a slice needs: Python and Jupyter, driver and
     GPUs, the store, the pool, the kernels. Exit status 1 if something is broken.
     """
-    if kubernetes:
+    if namespace and not cluster:
+        raise BadRequest("--namespace is of a cluster.", "gpu-pool doctor --cluster --namespace NAME")
+    if cluster:
         from gpu_pool.cli.cluster import check_cluster
 
-        return _report(session, check_cluster())
+        return _report(session, check_cluster(namespace))
     pool = [*check_pool(session)]
     has_gpus = any(check.name == "devices" and check.state == "ok" for check in pool)
     machine = check_machine(is_client=is_served(session) and has_gpus)

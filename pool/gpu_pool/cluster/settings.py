@@ -41,7 +41,7 @@ class KubernetesSettings(Configurable):
         help="The pool's name: it is on all of its pods. Two pools in one cluster need different names.",
     ).tag(config=True)
     dialect = Unicode(
-        AUTO, help="How this cluster shares its GPUs; auto detects it. See gpu-pool doctor --kubernetes."
+        AUTO, help="How this cluster shares its GPUs; auto detects it. See gpu-pool doctor --cluster."
     ).tag(config=True)
     options = Dict(
         help="""What the nodes do not show: queue, runtime_class, memory_limiter, volcano_memory_factor,

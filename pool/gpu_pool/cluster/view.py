@@ -210,7 +210,7 @@ class ClusterView:
         if dialect is None:
             raise NeverFits(
                 f"You asked for {request.named}; {self.choice}",
-                "Ask the administrator to run gpu-pool doctor --kubernetes.",
+                "Ask the administrator to run gpu-pool doctor --cluster.",
             )
         known = self._translations.get((request, node))
         if known is None:

@@ -87,7 +87,7 @@ def _accepted(request: SliceRequest, gpus: Sequence[Gpu], title: str) -> list[Gp
     if not gpus:
         raise NeverFits(
             f"You asked for {request.named}; no node of this cluster offers GPUs through {title}.",
-            "Ask the administrator, who can look with gpu-pool doctor --kubernetes.",
+            "Ask the administrator, who can look with gpu-pool doctor --cluster.",
         )
     accepted = [gpu for gpu in gpus if accepts(request.filters, gpu.device)]
     if not accepted:

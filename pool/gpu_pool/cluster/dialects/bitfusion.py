@@ -104,7 +104,7 @@ class Bitfusion(Dialect):
         if not self.evidence():
             raise NeverFits(
                 f"You asked for {request.named}; no node of this cluster offers {_GPU}.",
-                "Ask the administrator, who can look with gpu-pool doctor --kubernetes.",
+                "Ask the administrator, who can look with gpu-pool doctor --cluster.",
             )
         if request.memory_mib and request.memory_mib < self.options.context_mib:
             raise NeverFits(

@@ -1,0 +1,253 @@
+"""What an installation in a cluster lacks, step by step: for ``doctor --cluster --namespace``.
+
+It looks with the rights of whoever asks, an administrator, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Final
+
+from gpu_pool.cli.checks import Check
+from gpu_pool.cli.formatting import safe
+from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, connect
+
+#: By which the service is found, whatever it is called.
+_LABEL: Final = "app.kubernetes.io/name=gpu-pool"
+#: Characters of a message of the cluster that are shown.
+_LONG: Final = 400
+_HUB_LABELS: Final = "app=jupyterhub,component=hub"
+#: What the service does in the cluster, as in examples/kubernetes/service/rbac.yaml: verbs, group, resource,
+#: and whether everywhere or in its namespace only.
+RIGHTS: Final = (
+    ("list watch", "", "nodes", True),
+    ("list watch", "", "pods", True),
+    ("list watch", "apiextensions.k8s.io", "customresourcedefinitions", True),
+    ("list watch", "node.k8s.io", "runtimeclasses", True),
+    ("create delete get", "", "pods", False),
+    ("create", "", "secrets", False),
+    ("list", "", "events", False),
+    ("get", "", "persistentvolumeclaims", False),
+)
+#: And where the cluster has dynamic resource allocation.
+DRA_RIGHTS: Final = (
+    ("list watch", "resource.k8s.io", "deviceclasses", True),
+    ("list watch", "resource.k8s.io", "resourceslices", True),
+    ("list watch", "resource.k8s.io", "resourceclaims", True),
+    ("create", "resource.k8s.io", "resourceclaimtemplates", False),
+)
+_APPLY: Final = "kubectl apply -k . in your copy of examples/kubernetes, or helm upgrade --install gpu-pool"
+_HUB: Final = "helm upgrade --install hub jupyterhub/jupyterhub, with values.yaml of examples/kubernetes"
+_VARIABLE: Final = "JUPYTERHUB_API_TOKEN"
+
+
+async def look_at(namespace: str) -> list[Check]:
+    """Return what was found of the installation in a namespace. Raises ``PoolUnreachable``."""
+    api = await connect()
+    try:
+        return [check async for check in _Installation(api, namespace).checks()]
+    except (ApiRefused, ApiAway) as error:
+        return [Check("installation", "broken", f"it cannot be read: {safe(str(error), _LONG)}")]
+    finally:
+        await api.close()
+
+
+class _Installation:
+    """The service and the Hub of one namespace."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self._api, self._namespace = api, namespace
+
+    async def checks(self) -> AsyncIterator[Check]:
+        """Yield one check after the other, as the steps of an installation follow each other."""
+        if await self._core("") is None:
+            yield Check(
+                "namespace",
+                "broken",
+                f"there is no namespace {safe(self._namespace)}",
+                f"kubectl create namespace {self._namespace}, or name yours with --namespace",
+            )
+            return
+        yield Check("namespace", "ok", safe(self._namespace))
+        found = (await self._apps("deployments", labelSelector=_LABEL))["items"]
+        if not found:
+            yield Check("service", "broken", f"there is no Deployment with the label {_LABEL}", _APPLY)
+            yield await self._hub()
+            return
+        deployment, name = found[0], found[0]["metadata"]["name"]
+        pod = deployment["spec"]["template"]["spec"]
+        yield await self._courses(pod)
+        yield await self._store(pod)
+        yield await self._rights(pod)
+        yield await self._policies(name)
+        yield await self._hub()
+        yield await self._token(pod)
+        yield await self._running(deployment)
+
+    async def _courses(self, pod: Mapping[str, Any]) -> Check:
+        name = _volume(pod, "courses", "configMap", "name")
+        found = await self._core(f"configmaps/{name}")
+        if found is None:
+            return Check("courses", "broken", f"there is no ConfigMap {safe(name)}", _APPLY)
+        files = sorted(found.get("data") or {})
+        if not files:
+            remedy = "name the files in kustomization.yaml, or to helm with --set-file courses.NAME=FILE"
+            return Check("courses", "broken", f"{safe(name)} has no course: nobody gets a slice", remedy)
+        return Check("courses", "ok", safe(", ".join(files)))
+
+    async def _store(self, pod: Mapping[str, Any]) -> Check:
+        name = _volume(pod, "store", "persistentVolumeClaim", "claimName")
+        found = await self._core(f"persistentvolumeclaims/{name}")
+        if found is None:
+            return Check("store", "broken", f"there is no claim {safe(name)}", _APPLY)
+        phase = found.get("status", {}).get("phase", "Pending")
+        if phase == "Bound":
+            return Check("store", "ok", f"{safe(name)} is bound")
+        chosen = found["spec"].get("storageClassName")
+        if phase == "Pending" and not chosen:
+            words = f"{safe(name)} names no storage class, and the cluster has no default"
+            remedy = "kubectl get storageclass, then name one in service/store.yaml, or in store.storageClass"
+            return Check("store", "broken", words, remedy)
+        words = f"{safe(name)} is {phase}, of the storage class {safe(chosen or '(none)')}"
+        remedy = f"if the service does not start: kubectl -n {self._namespace} describe pvc {name}"
+        return Check("store", "note", words, remedy)
+
+    async def _rights(self, pod: Mapping[str, Any]) -> Check:
+        account = pod.get("serviceAccountName") or "default"
+        rights = RIGHTS + (DRA_RIGHTS if await self._has_claims() else ())
+        asked = [
+            (verb, group, resource, everywhere)
+            for verbs, group, resource, everywhere in rights
+            for verb in verbs.split()
+        ]
+        answers = await asyncio.gather(*(self._may(account, *each) for each in asked))
+        if None in answers:
+            words = "you may not ask which rights the service has (create subjectaccessreviews)"
+            return Check("rights", "note", words)
+        missing = [
+            f"{verb} {resource}{'' if everywhere else ' here'}"
+            for (verb, _, resource, everywhere), answer in zip(asked, answers, strict=True)
+            if not answer
+        ]
+        if missing:
+            words = f"the service account {safe(account)} may not {', '.join(missing)}"
+            remedy = f"{_APPLY}; the namespace in namespace.yaml must be {self._namespace}"
+            return Check("rights", "broken", words, remedy)
+        return Check("rights", "ok", f"the service account {safe(account)} has all {len(asked)}")
+
+    async def _hub(self) -> Check:
+        items = (await self._apps("deployments", labelSelector=_HUB_LABELS))["items"]
+        if not items:
+            return Check("hub", "broken", "there is no JupyterHub in this namespace", _HUB)
+        if not items[0].get("status", {}).get("readyReplicas"):
+            why = await self._trouble(_HUB_LABELS)
+            return Check("hub", "broken", f"the Hub does not run: {why}", self._describe("deploy/hub"))
+        return Check("hub", "ok", "the Hub runs")
+
+    async def _token(self, pod: Mapping[str, Any]) -> Check:
+        variables = [each for container in pod["containers"] for each in container.get("env", [])]
+        (source,) = [each.get("valueFrom", {}) for each in variables if each["name"] == _VARIABLE] or [{}]
+        wanted = source.get("secretKeyRef")
+        if not wanted:
+            return Check("token", "note", f"the service's {_VARIABLE} does not come from a Secret")
+        try:
+            found = await self._core(f"secrets/{wanted['name']}")
+        except ApiRefused:
+            return Check("token", "note", f"you may not read the Secret {safe(wanted['name'])}")
+        if found is None:
+            words = f"there is no Secret {safe(wanted['name'])}, which JupyterHub's chart makes"
+            return Check("token", "broken", words, _HUB)
+        if not (found.get("data") or {}).get(wanted["key"]):
+            words = f"the Secret {safe(wanted['name'])} has no {safe(wanted['key'])}"
+            remedy = f"JupyterHub's values lack the service gpu-pool (hub.services): {_HUB}"
+            return Check("token", "broken", words, remedy)
+        return Check("token", "ok", f"in the Secret {safe(wanted['name'])}")
+
+    async def _policies(self, name: str) -> Check:
+        path = f"/apis/networking.k8s.io/v1/namespaces/{self._namespace}/networkpolicies"
+        names = {each["metadata"]["name"] for each in (await self._ask(path))["items"]}
+        missing = sorted({name, f"{name}-kernels"} - names)
+        if missing:
+            words = f"there is no NetworkPolicy {safe(' and no '.join(missing))}: any pod reaches kernels"
+            return Check("network", "note", words, _APPLY)
+        return Check("network", "ok", "there are policies; whether the network enforces them cannot be seen")
+
+    async def _running(self, deployment: Mapping[str, Any]) -> Check:
+        name = deployment["metadata"]["name"]
+        if deployment.get("status", {}).get("readyReplicas"):
+            image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
+            return Check("service", "ok", f"runs, of the image {safe(image)}")
+        if deployment["spec"].get("replicas") == 0:
+            remedy = f"kubectl -n {self._namespace} scale deploy/{name} --replicas=1"
+            return Check("service", "broken", "is scaled to none", remedy)
+        labels = deployment["spec"]["selector"]["matchLabels"]
+        why = await self._trouble(",".join(f"{key}={value}" for key, value in labels.items()))
+        return Check("service", "broken", f"does not run: {why}", self._describe(f"deploy/{name}"))
+
+    def _describe(self, what: str) -> str:
+        return f"kubectl -n {self._namespace} logs {what}, and describe pod"
+
+    async def _trouble(self, selector: str) -> str:
+        """Say why the pods with these labels do not run, in the cluster's words."""
+        found = await self._core("pods", labelSelector=selector)
+        troubles = [safe(each, _LONG) for pod in found["items"] for each in _troubles(pod)]
+        return "; ".join(dict.fromkeys(troubles)) or "it has no pod yet, or is just starting"
+
+    async def _has_claims(self) -> bool:
+        try:
+            return bool(await self._api.ask("GET", "/apis/resource.k8s.io/v1"))
+        except ApiRefused:
+            return False
+
+    async def _may(self, account: str, verb: str, group: str, resource: str, everywhere: bool) -> bool | None:
+        """Ask whether a service account of this namespace may do something; None where nobody says."""
+        user = f"system:serviceaccount:{self._namespace}:{account}"
+        groups = ["system:authenticated", "system:serviceaccounts"]
+        groups.append(f"system:serviceaccounts:{self._namespace}")
+        what = {"verb": verb, "group": group, "resource": resource}
+        if not everywhere:
+            what["namespace"] = self._namespace
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "groups": groups, "resourceAttributes": what},
+        }
+        try:
+            answer = await self._api.ask("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+        except ApiRefused:
+            return None
+        return bool(answer["status"]["allowed"])
+
+    async def _core(self, what: str, **query: str) -> Any:
+        return await self._ask(f"/api/v1/namespaces/{self._namespace}/{what}".rstrip("/"), query)
+
+    async def _apps(self, what: str, **query: str) -> Any:
+        return await self._ask(f"/apis/apps/v1/namespaces/{self._namespace}/{what}", query)
+
+    async def _ask(self, path: str, query: Mapping[str, str] | None = None) -> Any:
+        """Return what is there; None if it is not."""
+        try:
+            return await self._api.ask("GET", path, query=query)
+        except ApiRefused as refused:
+            if refused.status == 404:
+                return None
+            raise
+
+
+def _volume(pod: Mapping[str, Any], volume: str, kind: str, key: str) -> str:
+    """Return which object a volume of a pod is; nothing if there is no such volume."""
+    found = [each for each in pod.get("volumes", []) if each["name"] == volume]
+    return str(found[0].get(kind, {}).get(key, "")) if found else ""
+
+
+def _troubles(pod: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what keeps a pod from running."""
+    status = pod.get("status", {})
+    for container in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
+        waiting = container.get("state", {}).get("waiting")
+        if waiting and waiting.get("reason") not in ("ContainerCreating", "PodInitializing"):
+            yield ": ".join(filter(None, (waiting.get("reason"), waiting.get("message"))))
+    for condition in status.get("conditions", []):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            yield str(condition.get("message") or condition.get("reason"))

@@ -1,0 +1,112 @@
+"""``gpu-pool doctor --cluster --namespace``: what an administrator still has to do, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from gpu_pool.cli.checks import Check
+from gpu_pool.cli.installation import DRA_RIGHTS, RIGHTS, look_at
+from support.charts import COURSE, rendered_chart
+from support.control_plane import Cluster
+from support.kube_examples import EXAMPLES, secret
+
+KEY = "hub.services.gpu-pool.apiToken"
+
+
+def test_it_asks_for_the_rights_that_the_examples_give() -> None:
+    given = set()
+    for each in yaml.safe_load_all((EXAMPLES / "service/rbac.yaml").read_text()):
+        for rule in each.get("rules", []) if each else []:
+            for resource in rule["resources"]:
+                verbs = " ".join(rule["verbs"])
+                given.add((verbs, rule["apiGroups"][0], resource, each["kind"] == "ClusterRole"))
+    assert given == {*RIGHTS, *DRA_RIGHTS}
+
+
+def look(namespace: str) -> dict[str, Check]:
+    """Return what the doctor says last of each thing; the first that is broken is "first"."""
+    found = asyncio.run(look_at(namespace))
+    broken = [each for each in found if each.state == "broken"]
+    return {each.name: each for each in found} | {"first": (broken or [Check("nothing", "ok", "")])[0]}
+
+
+def installed(namespace: str, *options: str) -> list[dict[str, Any]]:
+    return rendered_chart(namespace, *options)
+
+
+def hub(namespace: str, ready: int) -> Mapping[str, Any]:
+    labels = {"app": "jupyterhub", "component": "hub"}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "hub", "image": "hub:1"}]}}
+    spec = {"replicas": ready, "selector": {"matchLabels": labels}, "template": pod}
+    about = {"name": "hub", "namespace": namespace, "labels": labels}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": about, "spec": spec}
+
+
+def is_ready(cluster: Cluster, namespace: str, name: str) -> None:
+    """Say of a Deployment what its controller would; there is none for them here."""
+    status = '{"status": {"replicas": 1, "readyReplicas": 1}}'
+    words = ("patch", f"deployment/{name}", "--subresource=status", "--type=merge", "--patch", status)
+    cluster.kubectl("-n", namespace, *words)
+
+
+@pytest.mark.long
+def test_it_leads_from_nothing_to_an_installation_that_runs(
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    assert "kubectl create namespace elsewhere" in look("elsewhere")["first"].remedy
+    nothing = look(namespace)
+    assert nothing["first"].name == "service"
+    assert nothing["hub"].state == "broken"
+    # Without a course, without rights, and with a store that no disk is for.
+    cluster.apply(*installed(namespace, "--set", "rbac.create=false,networkPolicy.enabled=false"))
+    found = look(namespace)
+    assert found["first"].name == "courses"
+    assert "nobody gets a slice" in found["courses"].text
+    assert "names no storage class" in found["store"].text
+    assert "may not list nodes, watch nodes" in found["rights"].text
+    assert "create secrets here" in found["rights"].text
+    assert found["network"].state == "note"
+    # With the chart as it is: what is left is the disk, the Hub and its token.
+    cluster.apply(*installed(namespace, COURSE))
+    found = look(namespace)
+    assert found["first"].name == "store"
+    assert [found[name].state for name in ("courses", "rights", "network")] == ["ok"] * 3
+    assert found["hub"].text == "there is no JupyterHub in this namespace"
+    # A Secret of a Hub whose values do not name the service has no token for it.
+    cluster.apply(hub(namespace, 1), secret("hub", other="x"), namespace=namespace)
+    is_ready(cluster, namespace, "hub")
+    found = look(namespace)
+    assert found["hub"].state == "ok"
+    assert f"has no {KEY}" in found["token"].text
+    cluster.apply(secret("hub", **{KEY: "0" * 32}), namespace=namespace)
+    assert look(namespace)["token"].state == "ok"
+
+
+@pytest.mark.long
+def test_it_says_in_the_clusters_words_why_the_service_does_not_run(
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    objects = installed(namespace, COURSE)
+    cluster.apply(*objects)
+    assert "no pod yet" in look(namespace)["service"].text
+    (deployment,) = (each for each in objects if each["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]
+    about = {"name": "gpu-pool-1", "namespace": namespace, "labels": pod["metadata"]["labels"]}
+    alone = {"containers": [{"name": "service", "image": "x"}], "nodeSelector": {"no": "such"}}
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": alone})
+    waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
+    state = {"name": "service", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+    status = {"status": {"containerStatuses": [{**state, "state": {"waiting": waiting}}]}}
+    words = ("patch", "pod/gpu-pool-1", "--subresource=status", "--type=merge", "--patch", json.dumps(status))
+    cluster.kubectl("-n", namespace, *words)
+    assert "does not run: ImagePullBackOff: no such image" in look(namespace)["service"].text
+    is_ready(cluster, namespace, "gpu-pool")
+    assert look(namespace)["service"].state == "ok"

@@ -1,0 +1,88 @@
+"""The images: the same from every build, without rights, with a list of what is in them, and at work."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from packaging.utils import canonicalize_name
+
+from support.images import Container, layers, script, second_of, target_of
+
+lock = script("lock")
+pytestmark = pytest.mark.timeout(1800)
+
+#: Serves a simulated GPU, asks for its status, grants 2% and ends.
+SERVE = """
+set -e
+export GPU_POOL_DEVICES=V100-SXM2-32GB:1 GPU_POOL_URL=unix:$HOME/run/pool.sock
+gpu-pool serve --store "$HOME/store/store.db" --socket "$HOME/run/pool.sock" >"$HOME/log" 2>&1 &
+service=$!
+until gpu-pool health >/dev/null 2>&1; do kill -0 $service || { cat "$HOME/log"; exit 1; }; done
+gpu-pool run 2% -- sh -c 'echo slice $GPU_POOL_SLICE'
+gpu-pool status --json
+kill $service
+wait $service
+"""
+#: Starts a kernel as a server does, and has it compute.
+KERNEL = """
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel(kernel_name="python3")
+answer = []
+client.execute_interactive("print(6 * 7)", output_hook=lambda m: answer.append(m["content"].get("text")))
+client.stop_channels()
+manager.shutdown_kernel()
+print("cell", *filter(None, answer))
+"""
+
+
+def test_two_builds_have_the_same_layers(image: str) -> None:
+    assert layers(image) == layers(second_of(image))
+
+
+def test_nothing_in_it_runs_as_root_or_becomes_root(container: Container) -> None:
+    assert container.says("id", "-u") == "1000\n"
+    assert container.says("sh", "-c", "find / -xdev -type f -perm /6000 2>/dev/null || true") == ""
+    # What is installed is not for its user to change.
+    writable = "find /usr /etc /opt -xdev -writable -not -type l 2>/dev/null || true"
+    assert container.says("sh", "-c", writable) == ""
+
+
+def test_it_has_what_its_lock_has_and_nothing_else(container: Container, image: str) -> None:
+    installed = json.loads(container.says("python3", "-m", "pip", "list", "--format=json"))
+    found = {canonicalize_name(each["name"]): each["version"] for each in installed}
+    # The base has pip itself, perhaps with what else makes wheels.
+    ours = {"jupyter-gpu-pool": found["jupyter-gpu-pool"], **lock.versions(target_of(image))}
+    assert {name: found[name] for name in found.keys() - {"pip", "setuptools", "wheel"}} == ours
+    assert "No broken requirements" in container.says("python3", "-m", "pip", "check")
+
+
+def test_its_bill_of_materials_lists_our_package_and_what_it_needs(container: Container, image: str) -> None:
+    bill = json.loads(container.says("cat", "/usr/local/share/sbom/gpu-pool.cdx.json"))
+    assert bill["bomFormat"] == "CycloneDX"
+    listed = {canonicalize_name(each["name"]): each["version"] for each in bill["components"]}
+    assert listed.items() >= lock.versions(target_of(image)).items()
+    assert "jupyter-gpu-pool" in listed
+    needs = {each["ref"].partition("==")[0]: each.get("dependsOn", []) for each in bill["dependencies"]}
+    assert any(each.startswith("traitlets==") for each in needs["jupyter-gpu-pool"])
+
+
+def test_a_module_is_not_compiled_anew_at_every_start(container: Container) -> None:
+    """Its times are those of a commit, so a compiled form that goes by its source's time would be stale."""
+    program = "import gpu_pool.cli, sys; print(gpu_pool.cli.__cached__)"
+    path = container.says("python3", "-c", program).strip()
+    header = container.says("python3", "-c", f"print(open({path!r}, 'rb').read(8)[4])")
+    # PEP 552: by the source's hash, which is not checked.
+    assert header == "1\n"
+
+
+def test_it_works_without_root(container: Container, image: str) -> None:
+    if target_of(image) == "service":
+        said = container.says("sh", "-c", SERVE)
+        assert said.startswith("slice 2%\n")
+        (device,) = json.loads(said.partition("\n")[2])["devices"]
+        assert device["model"] == "V100-SXM2-32GB"
+    else:
+        assert container.says("python3", "-c", KERNEL) == "cell 42\n\n"
+        assert container.says("jupyterhub-singleuser", "--version").startswith("5.")
+        assert "python3" in container.says("jupyter", "kernelspec", "list")
