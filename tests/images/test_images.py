@@ -58,7 +58,7 @@ def test_it_has_what_its_lock_has_and_nothing_else(container: Container, image: 
 
 
 def test_its_bill_of_materials_lists_our_package_and_what_it_needs(container: Container, image: str) -> None:
-    bill = json.loads(container.says("cat", "/usr/local/share/sbom/gpu-pool.cdx.json"))
+    bill = json.loads(container.says("cat", "/opt/gpu-pool/sbom.cdx.json"))
     assert bill["bomFormat"] == "CycloneDX"
     listed = {canonicalize_name(each["name"]): each["version"] for each in bill["components"]}
     assert listed.items() >= lock.versions(target_of(image)).items()

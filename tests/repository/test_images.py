@@ -57,7 +57,8 @@ def test_every_target_has_a_lock_and_a_user_who_is_not_root() -> None:
         each.name for each in IMAGES.glob("*.txt")
     }
     for target in build.TARGETS:
-        assert f"install.sh {target} " in stages[target]
+        assert f"install.sh {target}\n" in stages[f"{target}-packages"]
+        assert f"COPY --from={target}-packages " in stages[target]
     for target in (*build.TARGETS, "hub", "notebook"):
         assert re.findall(r"^USER (\S+)$", stages[target], re.MULTILINE)[-1] == "1000"
 

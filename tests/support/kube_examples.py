@@ -62,8 +62,12 @@ def one(objects: Sequence[Mapping[str, Any]], kind: str, name: str) -> Any:
 class LocalPod:
     """A Deployment's container as a process: its command, arguments, variables and volumes."""
 
-    def __init__(self, objects: Sequence[Mapping[str, Any]], name: str, folder: Path) -> None:
+    def __init__(
+        self, objects: Sequence[Mapping[str, Any]], name: str, folder: Path, disks: Path | None = None
+    ) -> None:
         self._objects = objects
+        #: Where claims are: they outlive the pod.
+        self._disks = disks or folder
         self._spec = one(objects, "Deployment", name)["spec"]["template"]["spec"]
         (self.container,) = self._spec["containers"]
         self._folders = {_SHM: _made(folder / "shm", 0o1777)}
@@ -111,7 +115,10 @@ class LocalPod:
     def _volume(self, volume: Mapping[str, Any], folder: Path) -> Path:
         if "configMap" not in volume:
             # As a kubelet makes volumes of a pod with an fsGroup: its group can write them.
-            return _made(folder, 0o2775 if "persistentVolumeClaim" in volume else 0o2777)
+            if "persistentVolumeClaim" not in volume:
+                return _made(folder, 0o2777)
+            disk = self._disks / str(volume["persistentVolumeClaim"]["claimName"])
+            return disk if disk.exists() else _made(disk, 0o2775)
         # As a kubelet writes them: links to a folder that is replaced as a whole.
         data = folder / "..2026"
         data.mkdir(parents=True)

@@ -1,28 +1,21 @@
 #!/bin/sh
-# Run in an image that is being built, as "install.sh LOCK USER GROUP": installs what a lock has, and our wheel;
-# leaves a list of all of it (CycloneDX, a software bill of materials) in /usr/local/share/sbom; and makes the
-# user 1000 of a group by number. What it leaves is the same whenever it runs.
+# Run in a stage of the Containerfile, as "install.sh LOCK": makes a virtual environment of what a lock has, and of
+# our wheel, in /opt/gpu-pool. What it leaves is the same whenever it runs.
 set -eu
-lock=$1 user=$2 group=$3
-PIP="python3 -m pip install --no-cache-dir --no-compile --root-user-action ignore"
+lock=$1 folder=/opt/gpu-pool
 
-$PIP --require-hashes --only-binary :all: -r "/images/$lock.txt"
-$PIP --no-deps --no-index /from-wheel/wheels/*.whl
-python3 -m pip check
+# A user's own packages (pip install --user) are found, too.
+python3 -m venv --system-site-packages "$folder"
+PIP="$folder/bin/python -m pip install --no-cache-dir --no-compile --disable-pip-version-check"
+$PIP --ignore-installed --require-hashes --only-binary :all: -r "/images/$lock.txt"
+$PIP --no-deps --no-index /wheels/*.whl
+"$folder/bin/python" -m pip check
 
 # A module's compiled form has its source's time in it, unless it is told not to. One process, one order.
-packages=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-find "$packages" -name __pycache__ -type d -prune -exec rm -rf {} +
-PYTHONHASHSEED=0 python3 -m compileall -q --invalidation-mode unchecked-hash "$packages" || true
+packages=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+find "$folder" -name __pycache__ -type d -prune -exec rm -rf {} +
+PYTHONHASHSEED=0 "$folder/bin/python" -m compileall -q --invalidation-mode unchecked-hash "$packages" || true
 
-mkdir -p /usr/local/share/sbom
-PYTHONDONTWRITEBYTECODE=1 /from-wheel/tools/bin/python /from-wheel/tools/bin/cyclonedx-py environment \
-    --output-reproducible --output-format JSON \
-    --output-file /usr/local/share/sbom/gpu-pool.cdx.json "$(command -v python3)"
-rm -rf /tmp/* /root/.cache
-
-# useradd would write down the day.
-echo "$user:x:1000:$group::/home/$user:/bin/bash" >>/etc/passwd
-grep -q "^[^:]*:[^:]*:$group:" /etc/group || echo "$user:x:$group:" >>/etc/group
-cp -r /etc/skel "/home/$user"
-chown -R "1000:$group" "/home/$user"
+# A software bill of materials.
+PYTHONDONTWRITEBYTECODE=1 /tools/bin/cyclonedx-py environment --output-reproducible --output-format JSON \
+    --output-file "$folder/sbom.cdx.json" "$folder/bin/python"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from traitlets.config import Config
 
 from gpu_pool.cluster.dialects import dialect_names
 from gpu_pool.cluster.settings import KubernetesSettings
+from gpu_pool_client import LeaseState, Pool, connect
 from support.charts import CHART, COURSE, ROOT, helm, kinds, rendered_chart, try_helm
 from support.clusters import hami
 from support.control_plane import Cluster
 from support.kube_examples import EXAMPLES, LocalPod, copied, kubeconfig_of, one, rendered, secret
-from support.pools import until
+from support.pools import take, until
 from support.ports import free_port
 
 CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding")
@@ -93,6 +95,8 @@ def test_every_dialect_has_a_file_of_values_whose_settings_are_accepted() -> Non
         (["--set", "store.size=much"], "store"),
         (["--set", "config.PoolSetings.course_required=true"], "PoolSetings"),
         (["--set", "networkPolicy.apiServerPorts={70000}"], "apiServerPorts"),
+        # Helm takes it for text, and the service would not start.
+        (["--set", "config.PoolSettings.max_share=0.5"], "max_share"),
         (["--set", "name=GPU_Pool"], "name"),
         ([COURSE, "--set", "coursesConfigMap=elsewhere"], "Courses are given twice"),
     ],
@@ -133,7 +137,7 @@ def test_a_change_of_the_settings_and_nothing_else_restarts_the_service() -> Non
         return one(rendered_chart("physics", *options), "Deployment", "gpu-pool")["spec"]["template"]
 
     assert pod() == pod(COURSE)
-    assert pod() != pod("--set", "config.PoolSettings.max_share=0.5")
+    assert pod() != pod("--set", "config.PoolSettings.max_share=1")
 
 
 def test_two_releases_in_one_cluster_have_no_object_in_common() -> None:
@@ -171,7 +175,7 @@ def store_claim(cluster: Cluster, namespace: str) -> str:
 def test_the_store_outlives_upgrade_rollback_and_uninstallation(cluster: Cluster, installed: str) -> None:
     first = store_claim(cluster, installed)
     assert first
-    upgrade(cluster, installed, "--set", "config.PoolSettings.max_share=0.5")
+    upgrade(cluster, installed, "--set", "config.PoolSettings.max_share=1")
     helm("rollback", "pool", "--namespace", installed, kubeconfig=cluster.kubeconfig)
     assert store_claim(cluster, installed) == first
     helm("uninstall", "pool", "--namespace", installed, kubeconfig=cluster.kubeconfig)
@@ -186,6 +190,46 @@ def test_the_store_outlives_upgrade_rollback_and_uninstallation(cluster: Cluster
 
 
 @pytest.mark.long
+async def test_an_upgrade_and_a_rollback_lose_no_lease(
+    cluster: Cluster, installed: str, tmp_path: Path
+) -> None:
+    """As a Deployment does that has one pod at most: the next begins when the last has gone."""
+    if cluster.agent is None:
+        pytest.skip("this cluster has nodes of its own (KUBECONFIG)")
+    cluster.add(hami("chart-2", gpus=1, count=50))
+    anybody = ("--set", "config.PoolSettings.course_required=false")
+    lease = ""
+    for version, options in enumerate(((), ("--set", "config.PoolSettings.max_share=1"), ())):
+        if version == 2:
+            helm("rollback", "pool", "1", "--namespace", installed, kubeconfig=cluster.kubeconfig)
+        else:
+            upgrade(cluster, installed, *options)
+        objects = rendered_chart(installed, COURSE, *anybody, *options)
+        async with served(cluster, installed, objects, tmp_path / str(version), tmp_path) as (pool, _):
+            if not lease:
+                lease = await take(pool, "2%", "kept")
+            assert (await pool.wait(lease, 60)).state is LeaseState.HELD
+            (kept,) = (await pool.status()).leases
+            assert kept.id == lease
+
+
+@asynccontextmanager
+async def served(
+    cluster: Cluster, namespace: str, objects: list[dict[str, Any]], folder: Path, disks: Path
+) -> AsyncIterator[tuple[Pool, LocalPod]]:
+    """Run the service as a Deployment's pod would, over the disks of the one before; yield its pool."""
+    token = secret("hub", **{"hub.services.gpu-pool.apiToken": "0" * 32})
+    pod = LocalPod([*objects, token], "gpu-pool", folder, disks)
+    pod.replaced["0.0.0.0:8888"] = f"127.0.0.1:{free_port()}"
+    kubeconfig = kubeconfig_of(cluster, "gpu-pool", namespace, folder / "config")
+    with pod.running({"KUBECONFIG": str(kubeconfig)}) as process:
+        await until(lambda: ": Serving " in pod.log or process.poll() is not None, 120)
+        assert process.poll() is None, pod.log
+        async with connect(pod.variables()["GPU_POOL_URL"]) as pool:
+            yield pool, pod
+
+
+@pytest.mark.long
 async def test_the_service_starts_as_the_chart_says_and_with_its_rights_alone(
     cluster: Cluster, installed: str, tmp_path: Path
 ) -> None:
@@ -193,16 +237,10 @@ async def test_the_service_starts_as_the_chart_says_and_with_its_rights_alone(
         pytest.skip("this cluster has nodes of its own (KUBECONFIG)")
     cluster.add(hami("chart-1", gpus=1, count=50))
     objects = rendered_chart(installed, COURSE)
-    token = secret("hub", **{"hub.services.gpu-pool.apiToken": "0" * 32})
-    pod = LocalPod([*objects, token], "gpu-pool", tmp_path / "p")
-    port = free_port()
-    pod.replaced["0.0.0.0:8888"] = f"127.0.0.1:{port}"
-    kubeconfig = kubeconfig_of(cluster, "gpu-pool", installed, tmp_path / "config")
-    with pod.running({"KUBECONFIG": str(kubeconfig)}) as process:
-        await until(lambda: ": Serving " in pod.log or process.poll() is not None, 120)
-        assert process.poll() is None, pod.log
+    async with served(cluster, installed, objects, tmp_path / "p", tmp_path) as (_, pod):
         path = pod.container["readinessProbe"]["httpGet"]["path"]
-        answer = await AsyncHTTPClient().fetch(f"http://127.0.0.1:{port}{path}", request_timeout=120)
+        address = f"http://{pod.replaced['0.0.0.0:8888']}{path}"
+        answer = await AsyncHTTPClient().fetch(address, request_timeout=120)
         assert json.loads(answer.body)["status"] == "ok"
     said = re.findall(r".*(?:ERROR|WARNING|orbidden).*", pod.log)
     assert [line for line in said if "LimitNOFILE" not in line] == []

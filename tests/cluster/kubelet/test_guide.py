@@ -103,6 +103,13 @@ def test_what_the_page_lets_one_look_at(installed: Installation) -> None:
     assert installed.url.removeprefix("http://") in address
 
 
+def test_the_doctor_finds_nothing_missing(installed: Installation) -> None:
+    (said,) = installed.guide.follow("When it does not work", installed.folder)
+    found = {line.split()[1] for line in said.splitlines() if line.startswith("ok ")}
+    installation = {"namespace:", "courses:", "store:", "rights:", "network:", "hub:", "token:", "service:"}
+    assert installation <= found, said
+
+
 async def test_a_student_runs_a_cell_on_two_percent_and_everything_is_given_back(
     installed: Installation, visit: Visit
 ) -> None:
