@@ -17,7 +17,7 @@ from gpu_pool_client import BadRequest, NotAllowed
 #: The one thing that may be chosen: the field of the form, and of ``user_options``.
 COURSE: Final = "course"
 #: What the Hub adds to the addresses of its forms, and so to a link to a page with one.
-_HUBS_OWN: Final = frozenset(("_xsrf",))
+HUBS_OWN: Final = frozenset(("_xsrf",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def options_of_link(query: Mapping[str, Sequence[object]]) -> dict[str, str]:
     Raises ``BadRequest`` where it chooses nothing: the form is shown then. The
     address of a form that was refused is such a link.
     """
-    options = options_of_form({name: values for name, values in query.items() if name not in _HUBS_OWN})
+    options = options_of_form({name: values for name, values in query.items() if name not in HUBS_OWN})
     if not options:
         raise BadRequest("Nothing is chosen yet.")
     return options

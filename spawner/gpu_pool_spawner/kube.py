@@ -1,35 +1,41 @@
 """The spawner for Kubernetes: a course server with or without a slice, and research servers with whole GPUs.
 
-KubeSpawner's own profiles are not used: they are checked when a server starts
-and not before, merge what one choice sets into the next, and let everybody in
-where the list is empty. What stays KubeSpawner's is all the rest of the pod, as
-``c.KubeSpawner`` says it.
+KubeSpawner's own profiles are used where there are any, and courses beside them, see
+``kube_profile_list``. By themselves they would be checked when a server starts and not
+before, merge what one choice sets into the next, and let everybody in where the list is
+empty. What stays KubeSpawner's is all the rest of the pod, as ``c.KubeSpawner`` says it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
+import inspect
 import json
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any, Final
 
-from traitlets import Bool, Dict, TraitError, Unicode, validate
+from tornado.web import HTTPError
+from traitlets import Bool, Dict, TraitError, Unicode, default, validate
 
 from gpu_pool.cluster.dialects import AUTO, DialectOptions, dialect_names
 from gpu_pool.courses import CourseFile
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, SliceRequest
 from gpu_pool_client._durations import format_duration
 from gpu_pool_client._traits import Seconds
-from gpu_pool_spawner import choices, kube_choices, kube_messages
+from gpu_pool_spawner import choices, kube_choices, kube_messages, kube_profile_list
 from gpu_pool_spawner.kube_capacity import ClusterSupply, capacity
 from gpu_pool_spawner.kube_choices import granted_instead, say_next, server_choices
+from gpu_pool_spawner.kube_profile_list import Choice, Listed
 from gpu_pool_spawner.kube_profiles import Profile, configured_pod, faults, pod_of, profile_of, settings_of
 from gpu_pool_spawner.mixin import GPUPoolSpawnerMixin, refusal, with_course
-from gpu_pool_spawner.page import ServerChoice, say_size
+from gpu_pool_spawner.page import ServerChoice, nothing_to_choose, say_size, spawn_page
+from gpu_pool_spawner.pool_view import tell_once
 
 try:
     from kubernetes_asyncio.client.exceptions import ApiException
@@ -78,6 +84,11 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         long as start_timeout, for clusters that add nodes when pods wait.""",
     ).tag(config=True)
 
+    courses_as_profiles = Bool(
+        False,
+        help="""Whether the courses of a user are profiles in KubeSpawner's own form, after those of
+        profile_list. That form is shown, too, where profile_list alone is set.""",
+    ).tag(config=True)
     course_namespace = Unicode(
         help="""The namespace of a course's servers and home directories, such as course-{course}; by
         default all are in c.KubeSpawner.namespace. They must exist, and the Hub needs its rights in each.""",
@@ -87,8 +98,13 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         help="Whether servers wait in Kueue's queues of their courses, which gpu-pool courses export writes.",
     ).tag(config=True)
 
+    #: KubeSpawner's.
+    profile_list: Any
     kernels_in_pods = True
-    _slice: str | None = None
+    #: What was chosen; None while that is not known.
+    _choice: Choice | None = None
+    #: The same, found out before ``start``, and the ``user_options`` of which it was.
+    _early: tuple[Choice, dict[str, object]] | None = None
     _profile: Profile | None = None
     _supply: ClusterSupply | None = None
     #: KubeSpawner's: whether the home's claim is there, so that none is made.
@@ -116,24 +132,45 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
             raise TraitError(f"dialect_options: {error}") from None
         return dict(proposal.value)
 
-    def options_from_form(self, form_data: Mapping[str, Sequence[object]]) -> dict[str, str]:
+    @default("apply_user_options")
+    def _apply_user_options_default(self) -> Any:
+        return _choose_early
+
+    def options_from_form(self, form_data: Mapping[str, Sequence[object]]) -> dict[str, Any]:
         """Return the ``user_options`` that a filled-in form means. Called by the Hub."""
         try:
+            if self._has_profiles:
+                return self._options_of_profiles(form_data)
             return kube_choices.options_of_form(form_data)
         except BadRequest as error:
             raise refusal(error) from None
 
-    def options_from_query(self, query_data: Mapping[str, Sequence[object]]) -> dict[str, str]:
+    def options_from_query(self, query_data: Mapping[str, Sequence[object]]) -> dict[str, Any]:
         """Return the ``user_options`` that a link to the spawn page means. Called by the Hub."""
         try:
-            return kube_choices.options_of_link(query_data)
+            found = self._options_of_profiles(query_data) if self._has_profiles else {}
+            return found if kube_profile_list.PROFILE in found else kube_choices.options_of_link(query_data)
         except BadRequest as error:
             raise refusal(error) from None
 
+    async def course_form(self) -> str:
+        """Return the spawn page's form: KubeSpawner's where there are profiles, or else the courses."""
+        page = await self.page_facts()
+        if not self._has_profiles:
+            return spawn_page(page)
+        listed = await self._listed()
+        found = kube_profile_list.offered(listed, self._courses(), page.mine.open)
+        if self.courses_as_profiles:
+            found += kube_profile_list.course_profiles(page, listed)
+        return str(self._render_options_form(found)) if found else nothing_to_choose(page)
+
     def chosen_course(self) -> str | None:
-        """Return the name of the course that was chosen, and keep the slice. Called by ``start``."""
-        name, self._slice = kube_choices.chosen(self.user_options)
-        return name
+        """Return the name of the course that was chosen. Called by ``start``."""
+        return self._choice.course if self._choice else None
+
+    def needs_course(self) -> bool:
+        """Whether a server must be for a course: one of an administrator's profiles need not be."""
+        return super().needs_course() and not (self._choice and self._choice.profile)
 
     def chosen_before(self) -> object:
         """Return what the form's field had the last time. Called by the form."""
@@ -144,7 +181,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         """Take over what the Hub has kept of the last server. Called by the Hub when it has started anew."""
         configured = self.namespace
         super().load_state(state)
-        if self.course_namespace and self.namespace != configured:
+        if (self.course_namespace or self._has_profiles) and self.namespace != configured:
             self._replaced = {"namespace": configured, **self._replaced}
 
     # Not a coroutine itself: the Hub reads start_timeout as soon as it has called this.
@@ -152,14 +189,18 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         """Start the server in its course, or refuse in words. Called by the Hub in every spawn."""
         self._restore()
         self._profile = None
+        early, self._early = self._early, None
+        self._choice = early[0] if early and early[1] == self.user_options else None
+        if not self._has_profiles:
+            with suppress(BadRequest):  # refused below
+                self._choice = self._own_choice()
         self._replace(self._settings_of_choice())
         return self._watched_start()
 
     async def load_user_options(self) -> None:
-        """Decide what this server gets. Called by KubeSpawner's start, in place of its own profiles."""
-        if self.profile_list:
-            self.log.warning("c.KubeSpawner.profile_list is not used: course files define the servers.")
+        """Decide what this server gets. Called by KubeSpawner's start."""
         try:
+            await self._apply_profile()
             self._profile = await self._checked_profile()
         except GpuPoolError as error:
             raise refusal(error) from None
@@ -224,6 +265,9 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
 
     async def _watched_start(self) -> Any:
         """Start, and give up in words before the Hub does without."""
+        if self._choice is None:
+            self._choice = await self._choose()
+            self._replace(self._settings_of_choice())
         known = self._pvc_exists
         if self.course_namespace:
             # KubeSpawner has seen the home of the last server, which may lie in another namespace.
@@ -270,7 +314,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         self._supply = await self._look()
         if name is None or course is None:
             return None
-        request = kube_choices.request_of(course, self._slice)
+        request = kube_choices.request_of(course, self._choice.piece if self._choice else None)
         if request is None:
             return Profile(name, course)
         if self._supply is None:
@@ -311,10 +355,77 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
                 if error.status != 409:
                     raise
 
+    @property
+    def _has_profiles(self) -> bool:
+        return self.courses_as_profiles or bool(self.profile_list)
+
+    async def _listed(self) -> list[Listed]:
+        """Return the administrator's profiles for this user, and log what is newly wrong with them."""
+        found = self._sorted_dict_values(self.profile_list)
+        if callable(found):
+            found = found(self)
+            found = await found if inspect.isawaitable(found) else found
+        listed: list[Listed] = self._get_initialized_profile_list(list(found or ()))
+        for words in kube_profile_list.faults(listed, self._courses(), each_course=self.courses_as_profiles):
+            tell_once(words)
+        return listed
+
+    def _options_of_profiles(self, given: Mapping[str, Sequence[object]]) -> dict[str, Any]:
+        """Return the ``user_options`` that fields of KubeSpawner's form and of ours mean."""
+        fields = {name: values for name, values in given.items() if name not in choices.HUBS_OWN}
+        ours = {
+            name: values for name, values in fields.items() if name in (choices.COURSE, kube_choices.SLICE)
+        }
+        fields = {name: values for name, values in fields.items() if name not in ours}
+        return {**self._options_from_form(fields), **(kube_choices.options_of_link(ours) if ours else {})}
+
+    def _own_choice(self) -> Choice:
+        return Choice(*kube_choices.chosen(self.user_options))
+
+    async def _choose(self) -> Choice:
+        """Return what was chosen. Refuses what there is not."""
+        try:
+            return await self._choice_among_profiles() if self._has_profiles else self._own_choice()
+        except GpuPoolError as error:
+            raise refusal(error) from None
+
+    async def _choice_among_profiles(self) -> Choice:
+        listed, courses = await self._listed(), self._courses()
+        usable = choices.courses_of(self.user.name, self._groups(), courses, _now()).open
+        choice = kube_profile_list.choose(
+            self.user_options, listed, courses, usable, each_course=self.courses_as_profiles
+        )
+        if choice.course and choice.course != self.user_options.get(choices.COURSE):
+            # Where the pool's service learns for which course a server is.
+            self.user_options = {**self.user_options, choices.COURSE: choice.course}
+            self.orm_spawner.user_options = self.user_options
+        return choice
+
+    async def _apply_profile(self) -> None:
+        """Let KubeSpawner set what the chosen profile sets; what a course file says holds all the same."""
+        profile = self._choice.profile if self._choice else None
+        if profile is None:
+            return
+        # KubeSpawner merges mappings into those that are there, which other spawners may share.
+        self._replace(
+            {name: copy.deepcopy(getattr(self, name, None)) for name in kube_profile_list.overridden(profile)}
+        )
+        configured, self.profile_list = self.profile_list, [profile]
+        try:
+            await super().load_user_options()
+        except (ValueError, TraitError) as error:
+            raise BadRequest(
+                f"The profile {profile['slug']!a} cannot be used like that: {error}",
+                "Choose something else, or ask the administrator.",
+            ) from None
+        finally:
+            self.profile_list = configured
+        self._replace(self._settings_of_choice())
+
     def _settings_of_choice(self) -> dict[str, Any]:
         """Return the settings of the chosen course; none where ``start`` will refuse it."""
+        name = self.chosen_course()
         try:
-            name, _ = kube_choices.chosen(self.user_options)
             course = self._courses().course(name) if name else None
         except GpuPoolError:
             return {}
@@ -325,15 +436,25 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         return {**settings_of(course, configured), **place}
 
     def _replace(self, settings: Mapping[str, Any]) -> None:
-        self._replaced = {name: getattr(self, name) for name in settings}
+        before = {name: getattr(self, name, None) for name in settings}
+        self._replaced = {**before, **self._replaced}
         for name, value in settings.items():
             setattr(self, name, value)
 
     def _restore(self) -> None:
-        """Undo what the last course set, so that nothing of it is left in the next."""
+        """Undo what the last choice set, so that nothing of it is left in the next."""
         for name, value in self._replaced.items():
             setattr(self, name, value)
         self._replaced = {}
+
+
+async def _choose_early(spawner: GPUPoolKubeSpawner, user_options: object) -> None:
+    """Find out what was chosen before the Hub reads ``start_timeout``, which a course may set."""
+    del user_options
+    if spawner._has_profiles:
+        spawner._restore()
+        with suppress(HTTPError):  # refused in start, as where this is not called
+            spawner._early = await spawner._choose(), dict(spawner.user_options)
 
 
 def _now() -> datetime:

@@ -126,6 +126,10 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
 
     async def course_form(self) -> str:
         """Return the spawn page's form: the courses that this user may use now."""
+        return spawn_page(await self.page_facts())
+
+    async def page_facts(self) -> SpawnPage:
+        """Return what the spawn page shows. Called by the form."""
         now = datetime.now(timezone.utc)
         mine = choices.courses_of(self.user.name, self._groups(), self._courses(), now)
         offered = [(name, each) for name, course in mine.open.items() for each in course.requests]
@@ -134,11 +138,15 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
         servers = await self.server_choices(mine.open)
         granted, notes = await self.granted_instead(mine.open), self.server_notes(mine.open)
         without = not self.course_required
-        return spawn_page(SpawnPage(mine, supply, now, without, last, self.contact, servers, granted, notes))
+        return SpawnPage(mine, supply, now, without, last, self.contact, servers, granted, notes)
 
     def chosen_course(self) -> str | None:
         """Return the name of the course in ``user_options``; None for none. Raises ``BadRequest``."""
         return choices.chosen(self.user_options)
+
+    def needs_course(self) -> bool:
+        """Whether the server that is to start must be for a course."""
+        return self.course_required
 
     def chosen_before(self) -> object:
         """Return what the form's field had the last time, in whatever form it was."""
@@ -167,7 +175,7 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
             self._groups(),
             self._courses(),
             datetime.now(timezone.utc),
-            required=self.course_required,
+            required=self.needs_course(),
         )
         return None if name is None or course is None else (name, course)
 

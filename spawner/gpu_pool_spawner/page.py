@@ -85,7 +85,7 @@ class SpawnPage:
 def spawn_page(page: SpawnPage) -> str:
     """Return the form."""
     if not page.mine.open and not page.without:
-        return _NOTE.format(kind="info", text=_none_open(page)) + _NO_BUTTON
+        return nothing_to_choose(page)
     notes = [] if page.mine.open else [_NOTE.format(kind="info", text=_none_open(page))]
     if page.supply is None and page.mine.open.keys() - page.servers.keys():
         notes.append(_NOTE.format(kind="warning", text=_NO_ANSWER))
@@ -96,15 +96,28 @@ def spawn_page(page: SpawnPage) -> str:
     return _FIELDSET.format(legend=legend, inner="".join([*notes, *choices])) + _simulated(page)
 
 
+def nothing_to_choose(page: SpawnPage) -> str:
+    """Return the form of somebody who has nothing to choose, which says why."""
+    # Somebody may be in a course of which there is no profile.
+    text = f"There is no server for you here. {_ask(page.contact)}" if page.mine.open else _none_open(page)
+    return _NOTE.format(kind="info", text=text) + _NO_BUTTON
+
+
 def _course(name: str, course: CourseFile, page: SpawnPage) -> str:
     if name in page.servers:
         return "".join(_server(name, each, page) for each in page.servers[name])
     is_only = len(page.mine.open) == 1 and not page.without
     slices = "".join(_slice(name, offer, page) for offer in course.slices)
-    when = open_now(course, page.now)
-    said = "" if when == "open" else f'<p class="text-body-secondary mb-1">{escape(when)}</p>\n'
+    when = say_until(course, page.now)
+    said = f'<p class="text-body-secondary mb-1">{escape(when)}</p>\n' if when else ""
     about = f'{said}<ul class="list-unstyled mb-0">\n{slices}</ul>{_note(name, page)}'
     return _choice(name, course.title, about, checked=is_only or name == page.last)
+
+
+def say_until(course: CourseFile, now: datetime) -> str:
+    """Say until when a course is open; empty for one that does not close."""
+    when = open_now(course, now)
+    return "" if when == "open" else when
 
 
 def _server(name: str, each: ServerChoice, page: SpawnPage) -> str:
@@ -130,13 +143,18 @@ def _choice(value: str, title: str, about: str, *, checked: bool, usable: bool =
 
 def _slice(course: str, offer: SliceOffer, page: SpawnPage) -> str:
     """Return a slice of a course with what is free of it."""
+    what, free = say_slice(course, offer, page)
+    return _SLICE.format(what=escape(what), free=_FREE.format(words=escape(free)) if free else "")
+
+
+def say_slice(course: str, offer: SliceOffer, page: SpawnPage) -> tuple[str, str]:
+    """Say what a slice of a course is, and how many are free; the latter is empty where nothing is known."""
     request, supply = offer.request, page.supply
     granted = page.granted.get(request, request)
-    free = "" if supply is None else _FREE.format(words=escape(_free(course, request, granted, supply)))
+    free = "" if supply is None else _free(course, request, granted, supply)
     size = say_granted(request, granted)
     # An offer may be called by its size.
-    what = offer.name if offer.name.casefold() == size.casefold() else f"{offer.name}: {size}"
-    return _SLICE.format(what=escape(what), free=free)
+    return offer.name if offer.name.casefold() == size.casefold() else f"{offer.name}: {size}", free
 
 
 def _free(course: str, request: SliceRequest, granted: SliceRequest, supply: PoolSupply) -> str:

@@ -134,6 +134,12 @@ def _say(outlook: Outlook) -> str:
     )
 
 
+@functools.lru_cache(maxsize=256)
+def tell_once(words: str) -> None:
+    """Log what is wrong with the configuration, once."""
+    get_logger().error("%s", words)
+
+
 @functools.cache
 def view_of(url: str) -> PoolView:
     """Return this process's view of the pool at ``url``; all spawners share it."""

@@ -1,0 +1,304 @@
+"""KubeSpawner's profiles beside courses: which there are, and which server a choice means. Pure.
+
+A profile of ``c.KubeSpawner.profile_list`` may be for a course, which is named beside its
+``display_name``, and for one of the course's slices, which a choice may name, too::
+
+    {
+        "display_name": "Machine learning",
+        "course": "ml",
+        "profile_options": {"size": {"display_name": "GPU", "choices": {
+            "small": {"display_name": "A little", "slice": "Small"},
+        }}},
+    }
+
+A course that no profile is for may be a profile of its own, ``course-NAME``. What
+somebody may start is not decided here but by the course that a choice means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Final
+
+from gpu_pool.courses import CourseFile, Courses
+from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed
+from gpu_pool_spawner.choices import COURSE
+from gpu_pool_spawner.kube_choices import SLICE, request_of
+from gpu_pool_spawner.page import ServerChoice, SpawnPage, say_slice, say_until
+
+#: KubeSpawner's names: of what is chosen, and of what was filled in instead of a choice.
+PROFILE: Final = "profile"
+_UNLISTED: Final = "{}--unlisted-choice"
+#: The slugs of the profiles that courses are, and of a server without a course.
+SLUG: Final = "course-{}"
+WITHOUT: Final = "no-course"
+#: What a profile's options cannot be called, since ``user_options`` has these already.
+_RESERVED: Final = frozenset((PROFILE, COURSE, SLICE))
+
+#: A profile as KubeSpawner has it, with its slug and its default choices.
+Listed = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a server is to be."""
+
+    course: str | None = None
+    #: The slice's name or size.
+    piece: str | None = None
+    #: The administrator's profile whose settings it gets.
+    profile: Listed | None = None
+
+
+class HtmlText(str):
+    """What a teacher wrote, for KubeSpawner's templates.
+
+    Its own template takes texts as HTML, and that of jupyterhub-fancy-profiles takes the
+    same texts as JSON: this is the HTML in the one, and the text in the other.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return escape(str.__str__(self))
+
+    def __html__(self) -> str:
+        return str(self)
+
+
+def choose(
+    options: Mapping[str, object],
+    listed: Sequence[Listed],
+    courses: Courses,
+    usable: Collection[str],
+    *,
+    each_course: bool,
+) -> Choice:
+    """Return what ``user_options`` mean.
+
+    Parameters
+    ----------
+    options
+        Whatever somebody has sent.
+    listed
+        The administrator's profiles.
+    courses
+        All that there are.
+    usable
+        The names of those that the user may use now. They decide what is meant where nothing is
+        chosen, and nothing else.
+    each_course
+        Whether every course is a profile, too.
+
+    Raises
+    ------
+    BadRequest
+        For what there is not, or what contradicts itself.
+    NotAllowed
+        For a profile that is not set up as it should be.
+    """
+    slug, course, piece = (_text(options, name) for name in (PROFILE, COURSE, SLICE))
+    free = courses.usable.keys() - _named(listed) if each_course else ()
+    if slug:
+        profile = next((each for each in listed if each["slug"] == slug), None)
+        own = {SLUG.format(name): name for name in free} | ({WITHOUT: None} if each_course else {})
+        if profile is None and slug in own:
+            _agree(slug, "course", own[slug], course)
+            course = own[slug]
+        elif profile is None:
+            raise BadRequest(
+                f"This JupyterHub has no profile {slug[:60]!a}.", "Choose one of those on the spawn page."
+            )
+    elif course:
+        fitting = (each for each in listed if each.get(COURSE) == course)
+        profile = next((each for each in fitting if not piece or each.get(SLICE) in (None, piece)), None)
+        if profile is None and (not each_course or course in _named(listed)):
+            raise BadRequest(
+                f"No profile of this JupyterHub is for {course[:60]!a} with what you chose.",
+                "Choose one of those on the spawn page.",
+            )
+    else:
+        profile = _default([each for each in listed if each.get(COURSE) in (None, *usable)])
+    if profile is not None:
+        return _of_profile(profile, options, courses)
+    _check_known(options, ())
+    return Choice(course, piece)
+
+
+def offered(listed: Sequence[Listed], courses: Courses, usable: Collection[str]) -> list[Listed]:
+    """Return those of the administrator's profiles that somebody may use who may use these courses."""
+    return [
+        each for each in listed if each.get(COURSE) in (None, *usable) and not _fault(each, listed, courses)
+    ]
+
+
+def course_profiles(page: SpawnPage, listed: Sequence[Listed]) -> list[dict[str, Any]]:
+    """Return the courses of the spawn page that no profile is for as profiles, in the page's order."""
+    taken = _named(listed)
+    made = [_of_course(name, each, page) for name, each in page.mine.open.items() if name not in taken]
+    if page.without:
+        made.append({"display_name": "No course", "description": "A server without a GPU.", "slug": WITHOUT})
+    slugs = {each["slug"] for each in listed}
+    return [each for each in made if each["slug"] not in slugs]
+
+
+def faults(listed: Sequence[Listed], courses: Courses, *, each_course: bool) -> Iterator[str]:
+    """Yield what is wrong with the administrator's profiles, in words for an administrator."""
+    for profile in listed:
+        if words := _fault(profile, listed, courses):
+            yield f"The profile {profile['slug']!a} is not offered: {words}"
+    slugs = {each["slug"] for each in listed}
+    for name in courses.usable.keys() - _named(listed) if each_course else ():
+        if SLUG.format(name) in slugs:
+            yield (
+                f"The course {name!a} is not offered as a profile: profile_list has one with the slug "
+                f"{SLUG.format(name)!a}, which is not for this course. Give that one another slug, or name "
+                f'the course in it: "course": "{name}".'
+            )
+
+
+def overridden(profile: Listed) -> set[str]:
+    """Return the names of the spawner's settings that a profile may set, whatever is chosen in it."""
+    return {name for each in _overrides(profile) for name in each}
+
+
+def _of_profile(profile: Listed, options: Mapping[str, object], courses: Courses) -> Choice:
+    slug, course = profile["slug"], profile.get(COURSE)
+    if _fault(profile, [profile], courses):
+        raise NotAllowed(
+            f"The profile {slug!a} is not set up as it should be.",
+            "Tell the administrator: the log of JupyterHub has the reason.",
+        )
+    own = profile.get("profile_options") or {}
+    _check_known(options, [*own, *(_UNLISTED.format(name) for name in own)])
+    piece = profile.get(SLICE)
+    for name, option in own.items():
+        piece = _chosen_of(name, option, options).get(SLICE, piece)
+    asked = _text(options, SLICE)
+    _agree(slug, "course", course, _text(options, COURSE))
+    if piece or not course:
+        _agree(slug, "slice", piece, asked)
+    return Choice(course, piece or asked, profile)
+
+
+def _chosen_of(name: str, option: Mapping[str, Any], options: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return the choice that was made of a profile's option, or its default. Raises ``BadRequest``."""
+    choice, unlisted = _text(options, name), _text(options, _UNLISTED.format(name))
+    choices = option.get("choices") or {}
+    if unlisted:
+        if not (option.get("unlisted_choice") or {}).get("enabled"):
+            raise BadRequest(f"Of {name!a} only what is listed can be chosen.", _which(choices))
+        return {}
+    if choice and choice not in choices:
+        raise BadRequest(f"There is no choice {choice[:60]!a} of {name!a}.", _which(choices))
+    if not choices:
+        raise BadRequest(f"Nothing was chosen of {name!a}.")
+    return _default([choices[choice]] if choice else list(choices.values())) or {}
+
+
+def _which(choices: Collection[str]) -> str:
+    return f"Choose one of {', '.join(map(ascii, choices))}." if choices else ""
+
+
+def _agree(slug: str, what: str, given: str | None, asked: str | None) -> None:
+    if asked and asked != given:
+        said = f"for the {what} {given!a}" if given else f"for no {what}"
+        raise BadRequest(
+            f"The profile {slug!a} is {said}, and you chose the {what} {asked[:60]!a}.",
+            f"Leave the {what} out, or choose another profile.",
+        )
+
+
+def _check_known(options: Mapping[str, object], own: Collection[str]) -> None:
+    # The form's field "profile-option-a--b--c" is one of the profile "a--b", and KubeSpawner takes it for
+    # one of "a", too.
+    unknown = [name for name in options if name not in _RESERVED and name not in own and "--" not in name]
+    if unknown:
+        raise BadRequest(
+            f"A server has no option {str(unknown[0])[:40]!a} here.",
+            f"There are: {', '.join((PROFILE, *own))}.",
+        )
+
+
+def _text(options: Mapping[str, object], name: str) -> str | None:
+    found = options.get(name)
+    if found is not None and not isinstance(found, str):
+        raise BadRequest(f"What was chosen of {name[:40]!a} is not text.")
+    return found or None
+
+
+def _default(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return what KubeSpawner takes where nothing is chosen: what is marked so, or the first."""
+    return next((each for each in found if each.get("default")), found[0] if found else None)
+
+
+def _named(listed: Sequence[Listed]) -> set[Any]:
+    return {each[COURSE] for each in listed if each.get(COURSE)}
+
+
+def _overrides(profile: Listed) -> Iterator[Mapping[str, Any]]:
+    yield profile.get("kubespawner_override") or {}
+    for option in (profile.get("profile_options") or {}).values():
+        for each in (*(option.get("choices") or {}).values(), option.get("unlisted_choice") or {}):
+            yield each.get("kubespawner_override") or {}
+
+
+def _fault(profile: Listed, listed: Sequence[Listed], courses: Courses) -> str:
+    """Say what is wrong with a profile; empty if nothing is."""
+    if next(each for each in listed if each["slug"] == profile["slug"]) is not profile:
+        return "another one has the same slug. Give each a slug of its own."
+    for name in (COURSE, SLICE):
+        if name in overridden(profile):
+            return f'"{name}" is no setting of KubeSpawner. Write it beside display_name.'
+    own = profile.get("profile_options") or {}
+    if taken := _RESERVED & own.keys():
+        return f"an option cannot be called {min(taken)!a}. Give it another name."
+    choices = [each for option in own.values() for each in (option.get("choices") or {}).values()]
+    if any(COURSE in each for each in choices):
+        return "a choice names a course. Make a profile for each course; a choice may name a slice."
+    slices = [each[SLICE] for each in (profile, *choices) if SLICE in each]
+    return _course_fault(profile.get(COURSE), slices, courses)
+
+
+def _course_fault(name: object, slices: Sequence[object], courses: Courses) -> str:
+    if name is None:
+        return "it names a slice, and no course." if slices else ""
+    if not isinstance(name, str) or not all(isinstance(each, str) for each in slices):
+        return "course and slice are names, in quotation marks."
+    try:
+        course = courses.course(name)
+        for each in slices:
+            request_of(course, str(each))
+    except GpuPoolError as error:
+        return str(error)
+    return ""
+
+
+def _of_course(name: str, course: CourseFile, page: SpawnPage) -> dict[str, Any]:
+    """Return a course as a profile."""
+    servers = page.servers.get(name, ())
+    words = [say_until(course, page.now), page.notes.get(name, "")]
+    if not servers:
+        words[1:1] = [", ".join(filter(None, say_slice(name, offer, page))) for offer in course.slices]
+    made: dict[str, Any] = {
+        "display_name": HtmlText(course.title),
+        "description": HtmlText("; ".join(filter(None, words))),
+        "slug": SLUG.format(name),
+    }
+    if servers:
+        made["profile_options"] = {SLICE: {"display_name": "GPU", "choices": _slices(course, servers)}}
+    return made
+
+
+def _slices(course: CourseFile, servers: Sequence[ServerChoice]) -> dict[str, Any]:
+    """Return the slices of a course's servers as choices: a server without room says so, and is refused."""
+    found = {each.value.partition("/")[2]: each for each in servers}
+    usable = [name for name, each in found.items() if each.usable]
+    first = course.default_slice.name
+    default = first if first in usable or not usable else usable[0]
+    return {
+        HtmlText(name): {"display_name": HtmlText(f"{name}: {each.about}"), "default": name == default}
+        for name, each in found.items()
+    }
