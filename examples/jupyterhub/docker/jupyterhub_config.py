@@ -1,4 +1,4 @@
-"""JupyterHub with DockerSpawner: every server is a container, whose kernels have slices of the machine's GPUs.
+"""JupyterHub with DockerSpawner: every server is a container, and its kernels have slices of the GPUs.
 
 docs/administrator/other-spawners.md says what each part is for. Add an
 authenticator, and change what is written in capitals.
@@ -19,7 +19,7 @@ COURSES = "/etc/gpu-pool/courses"
 SOCKET = "/run/gpu-pool/gpu-pool.sock"
 
 
-class CourseSpawner(GPUPoolSpawnerMixin, DockerSpawner):
+class CourseSpawner(GPUPoolSpawnerMixin, DockerSpawner):  # type: ignore[misc]
     """DockerSpawner, with courses."""
 
 
