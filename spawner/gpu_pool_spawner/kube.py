@@ -162,7 +162,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         found = kube_profile_list.offered(listed, self._courses(), page.mine.open)
         if self.courses_as_profiles:
             found += kube_profile_list.course_profiles(page, listed)
-        return str(self._render_options_form(found)) if found else nothing_to_choose(page)
+        return self._kubespawners_form(found) if found else nothing_to_choose(page)
 
     def chosen_course(self) -> str | None:
         """Return the name of the course that was chosen. Called by ``start``."""
@@ -369,6 +369,15 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         for words in kube_profile_list.faults(listed, self._courses(), each_course=self.courses_as_profiles):
             tell_once(words)
         return listed
+
+    def _kubespawners_form(self, profiles: Sequence[Listed]) -> str:
+        """Return KubeSpawner's form, which takes for text whatever was chosen the last time."""
+        kept = self.user_options
+        self.user_options = {name: each for name, each in kept.items() if isinstance(each, str)}
+        try:
+            return str(self._render_options_form(profiles))
+        finally:
+            self.user_options = kept
 
     def _options_of_profiles(self, given: Mapping[str, Sequence[object]]) -> dict[str, Any]:
         """Return the ``user_options`` that fields of KubeSpawner's form and of ours mean."""

@@ -246,6 +246,13 @@ async def test_a_profile_that_is_set_up_wrongly_is_neither_listed_nor_started(
     assert "is not set up as it should be" in await refused(spawner, {"profile": "wrong"})
 
 
+async def test_what_was_chosen_the_last_time_may_be_anything(folder: Path) -> None:
+    spawner = made(folder, PROFILES)
+    spawner.user_options = {"profile": "cpu", "image--unlisted-choice": 5}
+    assert [each["slug"] for each in await rendered(spawner)] == ["cpu", "ml"]
+    assert spawner.user_options == {"profile": "cpu", "image--unlisted-choice": 5}
+
+
 async def test_two_profiles_cannot_have_one_slug(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     taken = {"display_name": "Another", "slug": "course-art"}
     spawner = made(folder, [taken, {**PROFILES[0], "slug": "course-art"}], courses_as_profiles=True)
