@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tornado.web import HTTPError
 
+from gpu_pool_spawner.kube import GPUPoolKubeSpawner
 from support.jupyter_env import eventually
 from support.kube_profile_lists import (
     IMAGES,
@@ -81,6 +82,10 @@ async def test_profiles_may_be_computed_for_each_user(folder: Path, is_async: bo
     assert asked == [spawner.user.name], "computed once for a start"
 
 
+@pytest.mark.skipif(
+    "dict" not in GPUPoolKubeSpawner.class_traits()["profile_list"].info(),
+    reason="this KubeSpawner takes lists and functions only",
+)
 async def test_profiles_may_be_a_mapping(folder: Path) -> None:
     spawner = made(folder, {"b": PROFILES[1], "a": PROFILES[0]})
     assert [each["slug"] for each in await rendered(spawner)] == ["cpu", "ml"]
