@@ -404,10 +404,10 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         choice = kube_profile_list.choose(
             self.user_options, listed, courses, usable, each_course=self.courses_as_profiles
         )
-        if choice.course and choice.course != self.user_options.get(choices.COURSE):
+        resolved = kube_profile_list.resolved(self.user_options, choice)
+        if resolved != self.user_options:
             # Where the pool's service learns for which course a server is.
-            self.user_options = {**self.user_options, choices.COURSE: choice.course}
-            self.orm_spawner.user_options = self.user_options
+            self.user_options = self.orm_spawner.user_options = resolved
         return choice
 
     async def _apply_profile(self) -> None:

@@ -127,6 +127,19 @@ def choose(
     return Choice(course, piece)
 
 
+def resolved(options: Mapping[str, object], choice: Choice) -> dict[str, object]:
+    """Return ``user_options`` with the course and the profile that are meant.
+
+    KubeSpawner checks the other options of a profile only where the profile is named.
+    """
+    found = dict(options)
+    if choice.profile is not None:
+        found[PROFILE] = choice.profile["slug"]
+    if choice.course:
+        found[COURSE] = choice.course
+    return found
+
+
 def offered(listed: Sequence[Listed], courses: Courses, usable: Collection[str]) -> list[Listed]:
     """Return those of the administrator's profiles that somebody may use who may use these courses."""
     return [

@@ -128,6 +128,15 @@ async def test_what_is_started(
     assert spawner.orm_spawner.user_options.get("course", course) == course
 
 
+async def test_the_same_is_started_again_from_what_the_hub_keeps(folder: Path) -> None:
+    small = {"display_name": "Small", "course": "ml", "kubespawner_override": {"image": "small:1"}}
+    large = {**small, "display_name": "Large", "default": True, "kubespawner_override": {"image": "large:1"}}
+    spawner = made(folder, [small, large])
+    for options in ({}, {"course": "ml"}):
+        first = await start(spawner, options)
+        assert (await start(spawner, spawner.orm_spawner.user_options))["image"] == first["image"]
+
+
 @pytest.mark.parametrize(
     ("options", "percentage"),
     [
@@ -163,6 +172,7 @@ async def test_a_course_as_a_profile_has_its_slices(
         ({"profile": "ml", "size": {}}, "is not text"),
         ({"profile": "ml", "size--unlisted-choice": "100%"}, "only what is listed can be chosen"),
         ({"profile": "cpu", "image--unlisted-choice": "evil.org/x"}, "failed validation regex"),
+        ({"image--unlisted-choice": "evil.org/x"}, "failed validation regex"),
         ({"profile": "cpu", "environment": {"CUDA_DISABLE_CONTROL": "true"}}, "no option 'environment'"),
         ({"profile": "no-course"}, "No course was chosen."),
         ({"course": "gone"}, "No course file describes"),
@@ -172,6 +182,14 @@ async def test_what_is_not_offered_is_refused_whoever_asks(
     folder: Path, options: dict[str, object], words: str
 ) -> None:
     assert words in await refused(made(folder, PROFILES, courses_as_profiles=True), options)
+
+
+async def test_what_is_typed_is_checked_where_the_profile_is_not_named(folder: Path) -> None:
+    profile = {"display_name": "Any image", "course": "ml", "profile_options": {"image": IMAGES}}
+    spawner = made(folder, [profile])
+    for options in ({}, {"course": "ml"}, {"profile": "any-image"}):
+        words = await refused(spawner, {**options, "image--unlisted-choice": "evil.org/x"})
+        assert "failed validation regex" in words
 
 
 async def test_a_course_without_a_profile_is_refused_where_courses_are_none(folder: Path) -> None:
