@@ -61,6 +61,12 @@ _MISCONFIGURED: Final = (
     "Tell its administrator: the log of JupyterHub has the reason.",
 )
 
+#: What a user reads where ``profile_list`` is a function that fails.
+_NO_LIST: Final = (
+    "This JupyterHub could not list its profiles.",
+    "Try again; if that does not help, tell its administrator: the log has the reason.",
+)
+
 
 class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc]
     """Starts every user's server as a pod, in a course."""
@@ -360,12 +366,22 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         return self.courses_as_profiles or bool(self.profile_list)
 
     async def _listed(self) -> list[Listed]:
-        """Return the administrator's profiles for this user, and log what is newly wrong with them."""
-        found = self._sorted_dict_values(self.profile_list)
-        if callable(found):
-            found = found(self)
-            found = await found if inspect.isawaitable(found) else found
-        listed: list[Listed] = self._get_initialized_profile_list(list(found or ()))
+        """Return the administrator's profiles for this user, and log what is newly wrong with them.
+
+        Raises a refusal where ``profile_list`` fails.
+        """
+        try:
+            found = self._sorted_dict_values(self.profile_list)
+            found = found(self) if callable(found) else found
+            if inspect.isawaitable(found):
+                # The Hub sets no limit to what comes before start. The other half is for the pod.
+                found = await asyncio.wait_for(found, self.start_timeout / 2)
+            listed: list[Listed] = self._get_initialized_profile_list(list(found or ()))
+        except HTTPError:  # in the administrator's own words
+            raise
+        except Exception:
+            self.log.exception("profile_list gave no profiles for %s", self.user.name)
+            raise refusal(NotAllowed(*_NO_LIST)) from None
         for words in kube_profile_list.faults(listed, self._courses(), each_course=self.courses_as_profiles):
             tell_once(words)
         return listed
@@ -394,12 +410,12 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
     async def _choose(self) -> Choice:
         """Return what was chosen. Refuses what there is not."""
         try:
-            return await self._choice_among_profiles() if self._has_profiles else self._own_choice()
+            return self._among_profiles(await self._listed()) if self._has_profiles else self._own_choice()
         except GpuPoolError as error:
             raise refusal(error) from None
 
-    async def _choice_among_profiles(self) -> Choice:
-        listed, courses = await self._listed(), self._courses()
+    def _among_profiles(self, listed: Sequence[Listed]) -> Choice:
+        courses = self._courses()
         usable = choices.courses_of(self.user.name, self._groups(), courses, _now()).open
         choice = kube_profile_list.choose(
             self.user_options, listed, courses, usable, each_course=self.courses_as_profiles
@@ -462,8 +478,9 @@ async def _choose_early(spawner: GPUPoolKubeSpawner, user_options: object) -> No
     del user_options
     if spawner._has_profiles:
         spawner._restore()
-        with suppress(HTTPError):  # refused in start, as where this is not called
-            spawner._early = await spawner._choose(), dict(spawner.user_options)
+        listed = await spawner._listed()
+        with suppress(GpuPoolError):  # refused in start, as where this is not called
+            spawner._early = spawner._among_profiles(listed), dict(spawner.user_options)
 
 
 def _now() -> datetime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,35 @@ async def test_profiles_may_be_computed_for_each_user(folder: Path, is_async: bo
     "dict" not in GPUPoolKubeSpawner.class_traits()["profile_list"].info(),
     reason="this KubeSpawner takes lists and functions only",
 )
+async def _never(spawner: Any) -> None:
+    del spawner
+    await asyncio.Event().wait()
+
+
+def _broken(spawner: Any) -> None:
+    raise RuntimeError(f"no directory of {spawner.user.name}")
+
+
+@pytest.mark.parametrize("profiles", [_never, _broken])
+async def test_profiles_that_cannot_be_computed_are_refused_in_words(
+    folder: Path, caplog: pytest.LogCaptureFixture, profiles: Any
+) -> None:
+    spawner = made(folder, profiles, start_timeout=1)
+    assert "could not list its profiles" in await refused(spawner, {"profile": "cpu"})
+    with pytest.raises(HTTPError, match="could not list its profiles"):
+        await spawner.get_options_form()
+    assert "profile_list gave no profiles for mock@name" in caplog.text
+
+
+async def test_a_function_of_profiles_may_refuse_in_its_own_words(folder: Path) -> None:
+    def closed(spawner: Any) -> None:
+        del spawner
+        raise HTTPError(403, "Closed on Sundays.")
+
+    with pytest.raises(HTTPError, match="Closed on Sundays"):
+        await made(folder, closed).get_options_form()
+
+
 async def test_profiles_may_be_a_mapping(folder: Path) -> None:
     spawner = made(folder, {"b": PROFILES[1], "a": PROFILES[0]})
     assert [each["slug"] for each in await rendered(spawner)] == ["cpu", "ml"]
