@@ -113,6 +113,8 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
     _early: tuple[Choice, dict[str, object]] | None = None
     _profile: Profile | None = None
     _supply: ClusterSupply | None = None
+    #: The Hub's: whether the server is being stopped.
+    _stop_pending: bool
     #: KubeSpawner's: whether the home's claim is there, so that none is made.
     _pvc_exists: bool
     #: What was configured of the settings that a course has set.
@@ -183,6 +185,15 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         name, piece = self.user_options.get(choices.COURSE), self.user_options.get(kube_choices.SLICE)
         return f"{name}/{piece}" if piece else name
 
+    def clear_state(self) -> None:
+        """Forget the last server. Called by the Hub before all hooks of a start, and after a stop."""
+        # Where the home of a stopped server is, for delete_forever.
+        namespace = self.namespace if self._stop_pending else None
+        self._restore()
+        super().clear_state()
+        if namespace is not None:
+            self._replace({"namespace": namespace})
+
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over what the Hub has kept of the last server. Called by the Hub when it has started anew."""
         configured = self.namespace
@@ -193,7 +204,6 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
     # Not a coroutine itself: the Hub reads start_timeout as soon as it has called this.
     def start(self) -> Any:
         """Start the server in its course, or refuse in words. Called by the Hub in every spawn."""
-        self._restore()
         self._profile = None
         early, self._early = self._early, None
         self._choice = early[0] if early and early[1] == self.user_options else None
@@ -477,7 +487,6 @@ async def _choose_early(spawner: GPUPoolKubeSpawner, user_options: object) -> No
     """Find out what was chosen before the Hub reads ``start_timeout``, which a course may set."""
     del user_options
     if spawner._has_profiles:
-        spawner._restore()
         listed = await spawner._listed()
         with suppress(GpuPoolError):  # refused in start, as where this is not called
             spawner._early = spawner._among_profiles(listed), dict(spawner.user_options)

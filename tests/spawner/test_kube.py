@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kubespawner import KubeSpawner
 from traitlets import TraitError
 
 from gpu_pool.cluster.dialects import choose
@@ -119,16 +120,20 @@ def test_a_server_is_in_the_queue_of_its_course_where_kueue_runs() -> None:
     assert queues[-1]["metadata"]["name"] == "gpu-pool-ml"
 
 
-def test_what_a_course_has_set_is_undone_before_the_next(tmp_path: Path) -> None:
+def test_what_a_course_has_set_is_undone_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "ml.yaml").write_text(TEXT.format("kernels: server, cpu: 2, start_within: 10min"))
     (tmp_path / "plain.yaml").write_text(TEXT.format(""))
-    # As the Hub has it, but with no cluster to connect to.
+    # As the Hub has it, but with no cluster to connect to and no user to name a pod for.
+    monkeypatch.setattr(KubeSpawner, "clear_state", lambda _: None)
     spawner = GPUPoolKubeSpawner.__new__(GPUPoolKubeSpawner)
     spawner.courses_dir, spawner.course_namespace = str(tmp_path), "course-{course}"
     spawner.start_timeout, spawner.namespace, spawner.storage_pvc_ensure = 60, "all", True
 
     def settings_at_start(**options: str) -> tuple[object, ...]:
         spawner.user_options = options
+        spawner.clear_state()
         spawner.start().close()
         return spawner.cpu_limit, spawner.cpu_guarantee, spawner.start_timeout, spawner.namespace
 

@@ -21,10 +21,16 @@ class Api:
 
     def __init__(self) -> None:
         self.homes: list[str] = []
+        self.deleted: list[str] = []
 
     async def create_namespaced_persistent_volume_claim(self, namespace: str, body: Any) -> None:
         assert body.metadata.name
         self.homes.append(namespace)
+
+
+    async def delete_namespaced_persistent_volume_claim(self, name: str, namespace: str) -> None:
+        assert name
+        self.deleted.append(namespace)
 
 
 class Reached(Exception):
@@ -97,6 +103,18 @@ async def test_a_server_without_a_course_is_where_none_is_when_the_hub_has_start
     spawner = made(config, before.get_state())
     assert spawner.namespace == "course-art", "where its server may still run"
     assert await start(spawner, None) == "hub"
+
+
+async def test_a_home_is_deleted_where_the_last_server_had_it(config: Config) -> None:
+    before = made(config)
+    await start(before, "art")
+    before._stop_pending = True
+    before.clear_state()
+    before._stop_pending = False
+    for spawner in (before, made(config, before.get_state())):
+        await spawner.delete_forever()
+        assert spawner.api.deleted.pop() == "course-art"
+        assert await start(spawner, None) == "hub"
 
 
 async def test_the_name_of_a_home_is_kept_where_none_was_needed_or_nothing_started(config: Config) -> None:

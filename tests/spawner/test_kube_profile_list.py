@@ -17,6 +17,7 @@ from support.kube_profile_lists import (
     OTHER,
     PROFILES,
     SERVER,
+    Reached,
     folder,
     made,
     refused,
@@ -254,6 +255,23 @@ async def test_nothing_of_one_profile_is_left_in_the_next(folder: Path) -> None:
     assert "kind" not in spawner.manifest.metadata.labels
     assert container["image"] == "example.org/ml:1"
     assert (spawner.profile_list, spawner.environment) == (PROFILES, {"A": "1", "KIND": "ml"})
+
+
+async def test_what_the_hubs_hooks_set_before_a_start_is_kept(folder: Path) -> None:
+    """As ``auth_state_hook`` and group overrides do, which come before the profile is applied."""
+    own = {"kubespawner_override": {"environment": {"K": "1"}, "mem_limit": "1G"}}
+    spawner = made(folder, [{"display_name": "A", **own}, {"display_name": "B"}])
+    for name, token, limit in (("a", "one", 2**30), ("b", "two", 2**31), ("a", "three", 2**30)):
+        spawner.user_options = {"profile": name}
+        spawner.clear_state()
+        spawner.environment = {**spawner.environment, "TOKEN": token}
+        spawner.mem_limit = "2G"
+        await spawner._run_apply_user_options(spawner.user_options)
+        with pytest.raises(Reached):
+            await spawner.start()
+        (container,) = spawner.manifest.spec.containers
+        assert [each.value for each in container.env if each.name == "TOKEN"] == [token]
+        assert container.resources.limits["memory"] == str(limit)
 
 
 async def test_a_course_decides_how_long_a_start_may_take_before_the_hub_asks(folder: Path) -> None:
