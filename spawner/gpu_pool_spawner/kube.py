@@ -109,8 +109,8 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
     kernels_in_pods = True
     #: What was chosen; None while that is not known.
     _choice: Choice | None = None
-    #: The same, found out before ``start``, and the ``user_options`` of which it was.
-    _early: tuple[Choice, dict[str, object]] | None = None
+    #: The same, found out before ``start``, and of which ``user_options`` and ``profile_list``.
+    _early: tuple[Choice, dict[str, object], object] | None = None
     _profile: Profile | None = None
     _supply: ClusterSupply | None = None
     #: The Hub's: whether the server is being stopped.
@@ -206,7 +206,10 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         """Start the server in its course, or refuse in words. Called by the Hub in every spawn."""
         self._profile = None
         early, self._early = self._early, None
-        self._choice = early[0] if early and early[1] == self.user_options else None
+        self._choice = None
+        # A hook may have changed either since.
+        if early and early[1] == self.user_options and early[2] is self.profile_list:
+            self._choice = early[0]
         if not self._has_profiles:
             with suppress(BadRequest):  # refused below
                 self._choice = self._own_choice()
@@ -486,10 +489,13 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
 async def _choose_early(spawner: GPUPoolKubeSpawner, user_options: object) -> None:
     """Find out what was chosen before the Hub reads ``start_timeout``, which a course may set."""
     del user_options
+    spawner._early = None
     if spawner._has_profiles:
+        profile_list = spawner.profile_list
         listed = await spawner._listed()
         with suppress(GpuPoolError):  # refused in start, as where this is not called
-            spawner._early = spawner._among_profiles(listed), dict(spawner.user_options)
+            choice = spawner._among_profiles(listed)
+            spawner._early = choice, dict(spawner.user_options), profile_list
 
 
 def _now() -> datetime:

@@ -121,10 +121,9 @@ def choose(
             )
     else:
         profile = _default([each for each in listed if each.get(COURSE) in (None, *usable)])
-    if profile is not None:
-        return _of_profile(profile, options, courses)
-    _check_known(options, ())
-    return Choice(course, piece)
+    if not slug:
+        _check_known(options, profile)
+    return Choice(course, piece) if profile is None else _of_profile(profile, options, courses)
 
 
 def resolved(options: Mapping[str, object], choice: Choice) -> dict[str, object]:
@@ -132,12 +131,9 @@ def resolved(options: Mapping[str, object], choice: Choice) -> dict[str, object]
 
     KubeSpawner checks the other options of a profile only where the profile is named.
     """
-    found = dict(options)
-    if choice.profile is not None:
-        found[PROFILE] = choice.profile["slug"]
-    if choice.course:
-        found[COURSE] = choice.course
-    return found
+    found = {name: each for name, each in options.items() if name != COURSE}
+    profile = {} if choice.profile is None else {PROFILE: choice.profile["slug"]}
+    return {**found, **profile, **({COURSE: choice.course} if choice.course else {})}
 
 
 def offered(listed: Sequence[Listed], courses: Courses, usable: Collection[str]) -> list[Listed]:
@@ -185,12 +181,10 @@ def _of_profile(profile: Listed, options: Mapping[str, object], courses: Courses
             "Tell the administrator: the log of JupyterHub has the reason.",
         )
     own = profile.get("profile_options") or {}
-    _check_known(options, [*own, *(_UNLISTED.format(name) for name in own)])
     piece = profile.get(SLICE)
     for name, option in own.items():
         piece = _chosen_of(name, option, options).get(SLICE, piece)
     asked = _text(options, SLICE)
-    _agree(slug, "course", course, _text(options, COURSE))
     if piece or not course:
         _agree(slug, "slice", piece, asked)
     return Choice(course, piece or asked, profile)
@@ -224,14 +218,13 @@ def _agree(slug: str, what: str, given: str | None, asked: str | None) -> None:
         )
 
 
-def _check_known(options: Mapping[str, object], own: Collection[str]) -> None:
-    # The form's field "profile-option-a--b--c" is one of the profile "a--b", and KubeSpawner takes it for
-    # one of "a", too.
-    unknown = [name for name in options if name not in _RESERVED and name not in own and "--" not in name]
-    if unknown:
+def _check_known(options: Mapping[str, object], profile: Listed | None) -> None:
+    own = list((profile or {}).get("profile_options") or {})
+    known = [PROFILE, *own, *(_UNLISTED.format(name) for name in own)]
+    unknown = next((name for name in options if name not in (COURSE, SLICE, *known)), None)
+    if unknown is not None:
         raise BadRequest(
-            f"A server has no option {str(unknown[0])[:40]!a} here.",
-            f"There are: {', '.join((PROFILE, *own))}.",
+            f"A server has no option {str(unknown)[:40]!a} here.", f"There are: {', '.join(known)}."
         )
 
 

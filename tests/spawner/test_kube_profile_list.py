@@ -143,6 +143,10 @@ async def test_who_has_no_profile_reads_why(folder: Path) -> None:
         ({"profile": "course-art"}, None, "art"),
         ({"course": "art"}, None, "art"),
         ({"profile": "cpu"}, None, None),
+        # What the Hub kept before the administrator changed the profile, or from plain KubeSpawner.
+        ({"profile": "ml", "course": "art", "gone": "x", "other--": [None]}, "2", "ml"),
+        ({"profile": "cpu", "course": "ml"}, None, None),
+        ({"profile": "course-art", "environment": {"A": "b"}}, None, "art"),
         ({}, None, None),
     ],
 )
@@ -188,9 +192,7 @@ async def test_a_course_as_a_profile_has_its_slices(
         ({"profile": "bio"}, "You are not in this course."),
         ({"profile": "course-later"}, "It opens on Mon 2101-01-03"),
         ({"course": "bio"}, "You are not in this course."),
-        ({"profile": "cpu", "course": "ml"}, "is for no course, and you chose the course 'ml'"),
         ({"profile": "cpu", "slice": "50%"}, "is for no slice, and you chose the slice '50%'"),
-        ({"profile": "ml", "course": "art"}, "is for the course 'ml', and you chose the course 'art'"),
         ({"profile": "ml", "slice": "50%"}, "is for the slice 'Small', and you chose the slice '50%'"),
         ({"profile": "course-art", "course": "ml"}, "is for the course 'art'"),
         ({"profile": "course-ml"}, "has no profile 'course-ml'"),  # the administrator's is for it
@@ -204,7 +206,8 @@ async def test_a_course_as_a_profile_has_its_slices(
         ({"profile": "ml", "size--unlisted-choice": "100%"}, "only what is listed can be chosen"),
         ({"profile": "cpu", "image--unlisted-choice": "evil.org/x"}, "failed validation regex"),
         ({"image--unlisted-choice": "evil.org/x"}, "failed validation regex"),
-        ({"profile": "cpu", "environment": {"CUDA_DISABLE_CONTROL": "true"}}, "no option 'environment'"),
+        ({"environment": {"CUDA_DISABLE_CONTROL": "true"}}, "no option 'environment'"),
+        ({"course": "ml", "a--b": "c"}, "no option 'a--b'"),
         ({"profile": "no-course"}, "No course was chosen."),
         ({"course": "gone"}, "No course file describes"),
     ],
@@ -290,6 +293,17 @@ async def test_what_a_hook_changes_afterwards_is_what_is_started(folder: Path) -
     spawner.user_options = {"profile": "bio"}
     with pytest.raises(HTTPError, match="You are not in this course"):
         await spawner.start()
+
+
+async def test_profiles_that_a_hook_sets_afterwards_are_those_that_are_started(folder: Path) -> None:
+    spawner = made(folder, PROFILES)
+    spawner.user_options = {"profile": "cpu"}
+    await spawner._run_apply_user_options(spawner.user_options)
+    new = {"display_name": "New", "slug": "cpu", "kubespawner_override": {"image": "new:1"}}
+    spawner.profile_list = [new]
+    with pytest.raises(Reached):
+        await spawner.start()
+    assert spawner.manifest.spec.containers[0].image == "new:1"
 
 
 @pytest.mark.parametrize(
