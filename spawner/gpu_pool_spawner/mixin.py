@@ -124,6 +124,13 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
         """Return what follows the server's command. Called by ``start``."""
         return [*super().get_args(), *arguments(cpu_kernels=self.cpu_kernels)]  # type: ignore[misc]
 
+    async def get_options_form(self) -> Any:
+        """Return the form of the spawn page. Called by the Hub."""
+        form = await super().get_options_form()  # type: ignore[misc]
+        # What a configured function returns may be the default form, which is a function, too.
+        form = form(self) if callable(form) else form
+        return await form if inspect.isawaitable(form) else form
+
     async def course_form(self) -> str:
         """Return the spawn page's form: the courses that this user may use now."""
         return spawn_page(await self.page_facts())
