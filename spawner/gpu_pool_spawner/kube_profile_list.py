@@ -52,14 +52,23 @@ class Choice:
     profile: Listed | None = None
 
 
+#: Characters of HTML, and others that look like them.
+_HARMLESS: Final = str.maketrans("<>\"'", "\u2039\u203a\u201d\u2019")
+
+
 class HtmlText(str):
     """What a teacher wrote, for KubeSpawner's templates.
 
     Its own template takes texts as HTML, and that of jupyterhub-fancy-profiles takes the
-    same texts as JSON: this is the HTML in the one, and the text in the other.
+    same texts as JSON: this is the HTML in the one, and the text in the other. A template
+    that cuts or strips it makes plain text of it, so it has no character that HTML would take
+    for a tag or for the end of an attribute.
     """
 
     __slots__ = ()
+
+    def __new__(cls, text: str) -> HtmlText:  # noqa: D102 - as the class says
+        return super().__new__(cls, text.translate(_HARMLESS))
 
     def __str__(self) -> str:
         return escape(str.__str__(self))
@@ -158,6 +167,11 @@ def faults(listed: Sequence[Listed], courses: Courses, *, each_course: bool) -> 
     for profile in listed:
         if words := _fault(profile, listed, courses):
             yield f"The profile {profile['slug']!a} is not offered: {words}"
+            if each_course and courses.usable.keys() & _named([profile]):
+                yield (
+                    f"The course {profile[COURSE]!a} is not offered as a profile of its own, since "
+                    f"{profile['slug']!a} names it."
+                )
     slugs = {each["slug"] for each in listed}
     for name in courses.usable.keys() - _named(listed) if each_course else ():
         if SLUG.format(name) in slugs:
@@ -240,8 +254,9 @@ def _default(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return next((each for each in found if each.get("default")), found[0] if found else None)
 
 
-def _named(listed: Sequence[Listed]) -> set[Any]:
-    return {each[COURSE] for each in listed if each.get(COURSE)}
+def _named(listed: Sequence[Listed]) -> set[str]:
+    """Return the courses that profiles are for, whether or not these are set up as they should be."""
+    return {name for each in listed if (name := each.get(COURSE)) and isinstance(name, str)}
 
 
 def _overrides(profile: Listed) -> Iterator[Mapping[str, Any]]:
@@ -304,7 +319,12 @@ def _slices(course: CourseFile, servers: Sequence[ServerChoice]) -> dict[str, An
     usable = [name for name, each in found.items() if each.usable]
     first = course.default_slice.name
     default = first if first in usable or not usable else usable[0]
+    requests = {offer.name: str(offer.request) for offer in course.slices}
     return {
-        HtmlText(name): {"display_name": HtmlText(f"{name}: {each.about}"), "default": name == default}
+        # A name that HtmlText changes could not be chosen by it.
+        HtmlText(name if HtmlText(name) == name else requests[name]): {
+            "display_name": HtmlText(f"{name}: {each.about}"),
+            "default": name == default,
+        }
         for name, each in found.items()
     }

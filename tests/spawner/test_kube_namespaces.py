@@ -27,7 +27,6 @@ class Api:
         assert body.metadata.name
         self.homes.append(namespace)
 
-
     async def delete_namespaced_persistent_volume_claim(self, name: str, namespace: str) -> None:
         assert name
         self.deleted.append(namespace)

@@ -13,6 +13,7 @@ from tornado.web import HTTPError
 from gpu_pool_spawner.kube import GPUPoolKubeSpawner
 from support.jupyter_env import eventually
 from support.kube_profile_lists import (
+    COURSES,
     IMAGES,
     OTHER,
     PROFILES,
@@ -28,6 +29,9 @@ from support.kube_profile_lists import (
 
 __all__ = ["folder"]
 
+#: That of SERVER, in which nothing is HTML.
+TITLE = "\u2039b\u203aML\u2039/b\u203a & more"
+
 
 async def test_courses_are_profiles_after_those_there_are(folder: Path) -> None:
     spawner = made(folder, PROFILES[:1], courses_as_profiles=True)
@@ -36,17 +40,38 @@ async def test_courses_are_profiles_after_those_there_are(folder: Path) -> None:
     assert [bool(each.get("default")) for each in listed] == [True, False, False]
     assert listed[1]["description"].startswith("Small: 2% of a GPU")
     choices = listed[2]["profile_options"]["slice"]["choices"]
-    assert list(choices) == ["Small", 'A "large" one']
+    assert list(choices) == ["Small", "50%"]
     assert choices["Small"] == {"display_name": "Small: 2% of a GPU, 100 free now", "default": True}
 
 
 async def test_what_a_teacher_wrote_is_text_in_both_templates(folder: Path) -> None:
     spawner = made(folder, courses_as_profiles=True)
     own = await spawner.get_options_form()
-    assert "<h3>&lt;b&gt;ML&lt;/b&gt; &amp; more</h3>" in own
-    assert '<option value="A &quot;large&quot; one"' in own
+    assert f"<h3>{TITLE.replace('&', '&amp;')}</h3>" in own
+    assert re.search('<option value="50%"[^>]*>A ”large” one: 50% of a GPU', own)
     assert "<b>" not in own
-    assert (await rendered(spawner))[1]["display_name"] == "<b>ML</b> & more"
+    assert (await rendered(spawner))[1]["display_name"] == TITLE
+
+
+@pytest.mark.parametrize("changed", ["|truncate(9)", ".strip()", "|replace('ML', 'MI')", "[:20]", "|e", ""])
+async def test_what_a_teacher_wrote_is_no_html_whatever_a_template_does(folder: Path, changed: str) -> None:
+    spawner = made(folder, courses_as_profiles=True)
+    spawner.profile_form_template = (
+        f"{{% for p in profile_list %}}{{{{ p.display_name{changed} }}}}{{% endfor %}}"
+    )
+    assert not set("<>\"'") & set(await spawner.get_options_form())
+
+
+async def test_a_form_that_is_computed_may_be_the_default_one(folder: Path) -> None:
+    def form(spawner: Any) -> Any:
+        spawner.profile_list = PROFILES[:2]
+        return spawner._options_form_default()
+
+    spawner = made(folder)
+    spawner.options_form = form
+    assert "Machine learning</h3>" in await spawner.get_options_form()
+    spawner.options_form = lambda _: "<p>Another</p>"
+    assert await spawner.get_options_form() == "<p>Another</p>"
 
 
 async def test_a_page_lists_profiles_of_courses_that_may_be_used_now(folder: Path) -> None:
@@ -322,10 +347,16 @@ async def test_profiles_that_a_hook_sets_afterwards_are_those_that_are_started(f
 async def test_a_profile_that_is_set_up_wrongly_is_neither_listed_nor_started(
     folder: Path, caplog: pytest.LogCaptureFixture, profile: dict[str, Any], words: str
 ) -> None:
-    spawner = made(folder, [PROFILES[0], {"display_name": "Wrong", **profile}])
-    for _ in range(2):
-        assert [each["slug"] for each in await rendered(spawner)] == ["cpu"]
-    (said,) = [each.message for each in caplog.records if each.levelname == "ERROR"]
+    for each_course in (False, False, True):
+        spawner = made(
+            folder, [PROFILES[0], {"display_name": "Wrong", **profile}], courses_as_profiles=each_course
+        )
+        named = {profile.get("course")} if isinstance(profile.get("course"), str) else set()
+        free = [f"course-{name}" for name in ("art", "ml") if name not in named]
+        assert [each["slug"] for each in await rendered(spawner)] == ["cpu", *(free if each_course else ())]
+    said, *more = [each.message for each in caplog.records if each.levelname == "ERROR"]
+    kept_from = "is not offered as a profile of its own, since 'wrong' names it."
+    assert [kept_from in each for each in more] == [True for name in named if name in COURSES]
     assert said.startswith("The profile 'wrong' is not offered: ")
     assert words in said
     assert "is not set up as it should be" in await refused(spawner, {"profile": "wrong"})
@@ -341,7 +372,7 @@ async def test_what_was_chosen_the_last_time_may_be_anything(folder: Path) -> No
 async def test_two_profiles_cannot_have_one_slug(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     taken = {"display_name": "Another", "slug": "course-art"}
     spawner = made(folder, [taken, {**PROFILES[0], "slug": "course-art"}], courses_as_profiles=True)
-    assert [each["display_name"] for each in await rendered(spawner)] == ["Another", "<b>ML</b> & more"]
+    assert [each["display_name"] for each in await rendered(spawner)] == ["Another", TITLE]
     assert "another one has the same slug" in caplog.text
     assert "The course 'art' is not offered as a profile: profile_list has one with the slug" in caplog.text
     await start(spawner, {"profile": "course-art"})
