@@ -198,7 +198,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         """Take over what the Hub has kept of the last server. Called by the Hub when it has started anew."""
         configured = self.namespace
         super().load_state(state)
-        if (self.course_namespace or self._has_profiles) and self.namespace != configured:
+        if self._has_namespaces and self.namespace != configured:
             self._replaced = {"namespace": configured, **self._replaced}
 
     # Not a coroutine itself: the Hub reads start_timeout as soon as it has called this.
@@ -213,6 +213,9 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         if not self._has_profiles:
             with suppress(BadRequest):  # refused below
                 self._choice = self._own_choice()
+        within = self._choice.override.get("start_timeout") if self._choice else None
+        if isinstance(within, int):
+            self._replace({"start_timeout": within})
         self._replace(self._settings_of_choice())
         return self._watched_start()
 
@@ -288,7 +291,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
             self._choice = await self._choose()
             self._replace(self._settings_of_choice())
         known = self._pvc_exists
-        if self.course_namespace:
+        if self._has_namespaces:
             # KubeSpawner has seen the home of the last server, which may lie in another namespace.
             self._pvc_exists = False
         starting = asyncio.ensure_future(super().start())
@@ -377,6 +380,11 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
     @property
     def _has_profiles(self) -> bool:
         return self.courses_as_profiles or bool(self.profile_list)
+
+    @property
+    def _has_namespaces(self) -> bool:
+        """Whether the server's namespace may be another one in each start: a profile may set it, too."""
+        return bool(self.course_namespace) or self._has_profiles
 
     async def _listed(self) -> list[Listed]:
         """Return the administrator's profiles for this user, and log what is newly wrong with them.

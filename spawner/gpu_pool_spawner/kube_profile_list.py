@@ -18,6 +18,7 @@ somebody may start is not decided here but by the course that a choice means.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
@@ -50,6 +51,11 @@ class Choice:
     piece: str | None = None
     #: The administrator's profile whose settings it gets.
     profile: Listed | None = None
+
+    @property
+    def override(self) -> Mapping[str, Any]:
+        """What that profile sets, whatever is chosen in it."""
+        return (self.profile or {}).get("kubespawner_override") or {}
 
 
 #: Characters of HTML, and others that look like them.
@@ -122,7 +128,7 @@ def choose(
             )
     elif course:
         fitting = (each for each in listed if each.get(COURSE) == course)
-        profile = next((each for each in fitting if not piece or each.get(SLICE) in (None, piece)), None)
+        profile = next((each for each in fitting if _may_have(each.get(SLICE), piece, course, courses)), None)
         if profile is None and (not each_course or course in _named(listed)):
             raise BadRequest(
                 f"No profile of this JupyterHub is for {course[:60]!a} with what you chose.",
@@ -172,6 +178,11 @@ def faults(listed: Sequence[Listed], courses: Courses, *, each_course: bool) -> 
                     f"The course {profile[COURSE]!a} is not offered as a profile of its own, since "
                     f"{profile['slug']!a} names it."
                 )
+    if listed and courses.usable and not each_course and not _named(listed):
+        yield (
+            "No server can be started in a course: profile_list is set, and no profile names a course. Write "
+            '"course": "NAME" in one, or set c.GPUPoolKubeSpawner.courses_as_profiles = True.'
+        )
     slugs = {each["slug"] for each in listed}
     for name in courses.usable.keys() - _named(listed) if each_course else ():
         if SLUG.format(name) in slugs:
@@ -199,9 +210,19 @@ def _of_profile(profile: Listed, options: Mapping[str, object], courses: Courses
     for name, option in own.items():
         piece = _chosen_of(name, option, options).get(SLICE, piece)
     asked = _text(options, SLICE)
-    if piece or not course:
+    if not course or not _may_have(piece, asked, course, courses):
         _agree(slug, "slice", piece, asked)
     return Choice(course, piece or asked, profile)
+
+
+def _may_have(piece: object, asked: str | None, course: str, courses: Courses) -> bool:
+    """Whether a profile for this slice, or for any, gives what was asked for, by name or by size."""
+    if not asked or piece in (None, asked):
+        return True
+    with suppress(GpuPoolError):
+        found = courses.course(course)
+        return request_of(found, str(piece)) == request_of(found, asked)
+    return False
 
 
 def _chosen_of(name: str, option: Mapping[str, Any], options: Mapping[str, object]) -> Mapping[str, Any]:

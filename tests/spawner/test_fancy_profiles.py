@@ -10,7 +10,7 @@ import pytest
 from playwright.async_api import Route, async_playwright, expect
 
 from support.browsers import chromium
-from support.kube_profile_lists import PROFILES, folder, made, share, start
+from support.kube_profile_lists import PROFILES, TITLE, folder, made, share, start
 
 __all__ = ["chromium", "folder"]
 
@@ -46,15 +46,15 @@ async def test_a_course_and_its_slice_are_chosen_in_that_form(folder: Path, chro
         await page.goto("http://hub.test/hub/spawn/ada")
         titles = page.locator("fieldset h2")
         expect.set_options(timeout=60_000)
-        # What a teacher wrote is shown as it was written.
-        await expect(titles).to_have_text(["CPU only", "Art", "<b>ML</b> & more"])
+        # What a teacher wrote is text, and nothing in it is escaped twice.
+        await expect(titles).to_have_text(["CPU only", "Art", TITLE])
         await page.locator("#profile-course-ml").click()
         await page.get_by_role("combobox", name="GPU").click()
-        await page.get_by_role("option", name='A "large" one: 50% of a GPU, 4 free now').click()
+        await page.get_by_role("option", name="A \u201dlarge\u201d one: 50% of a GPU, 4 free now").click()
         await page.get_by_role("button", name="Start").click()
         await expect(page.get_by_text("Thank you.")).to_be_visible()
         await browser.close()
 
     options = spawner.options_from_form(sent)
-    assert options == {"profile": "course-ml", "slice": 'A "large" one'}
+    assert options == {"profile": "course-ml", "slice": "50%"}
     assert share(await start(spawner, options)) == "50"

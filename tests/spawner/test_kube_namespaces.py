@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kubespawner.spawner
@@ -92,6 +93,20 @@ async def test_a_home_is_made_in_another_namespace_when_the_hub_has_started_anew
     spawner = made(config, before.get_state())
     assert await start(spawner, "bio") == "course-bio"
     assert spawner.api.homes == ["course-bio"]
+
+
+async def test_a_home_is_made_in_the_namespace_of_each_profile(config: Config) -> None:
+    del config.Spawner["course_namespace"]
+    there = {"kubespawner_override": {"namespace": "there"}}
+    config.Spawner.profile_list = [{"display_name": "Here"}, {"display_name": "There", **there}]
+    spawner = made(config)
+    spawner.orm_spawner = SimpleNamespace(name="", server=None, user_options={})
+    for profile, namespace in (("here", "hub"), ("there", "there"), ("here", "hub")):
+        spawner.user_options = {"profile": profile}
+        spawner.clear_state()
+        with pytest.raises(Reached):
+            await spawner.start()
+        assert (spawner.namespace, spawner.api.homes.pop()) == (namespace, namespace)
 
 
 async def test_a_server_without_a_course_is_where_none_is_when_the_hub_has_started_anew(

@@ -18,6 +18,7 @@ from support.kube_profile_lists import (
     OTHER,
     PROFILES,
     SERVER,
+    TITLE,
     Reached,
     folder,
     made,
@@ -28,9 +29,6 @@ from support.kube_profile_lists import (
 )
 
 __all__ = ["folder"]
-
-#: That of SERVER, in which nothing is HTML.
-TITLE = "\u2039b\u203aML\u2039/b\u203a & more"
 
 
 async def test_courses_are_profiles_after_those_there_are(folder: Path) -> None:
@@ -164,7 +162,9 @@ async def test_who_has_no_profile_reads_why(folder: Path) -> None:
         ({"profile": "ml"}, "2", "ml"),
         ({"profile": "ml", "size": "much"}, "50", "ml"),
         ({"profile": "ml", "size": "much", "course": "ml", "slice": "50%"}, "50", "ml"),
+        ({"profile": "ml", "slice": "2%"}, "2", "ml"),
         ({"course": "ml"}, "2", "ml"),
+        ({"course": "ml", "slice": "2%"}, "2", "ml"),
         ({"profile": "course-art"}, None, "art"),
         ({"course": "art"}, None, "art"),
         ({"profile": "cpu"}, None, None),
@@ -311,6 +311,30 @@ async def test_a_course_decides_how_long_a_start_may_take_before_the_hub_asks(fo
     starting.close()
 
 
+async def test_a_profile_decides_how_long_a_start_may_take_where_no_course_does(folder: Path) -> None:
+    own = {"kubespawner_override": {"start_timeout": 1200}}
+    profiles = [{"display_name": "A", **own}, {"display_name": "B"}, {**PROFILES[1], **own}]
+    spawner = made(folder, profiles, start_timeout=60)
+    for name, within in (("a", 1200), ("b", 60), ("ml", 600)):
+        spawner.user_options = {"profile": name}
+        spawner.clear_state()
+        await spawner._run_apply_user_options(spawner.user_options)
+        starting = spawner.start()
+        assert spawner.start_timeout == within
+        starting.close()
+
+
+async def test_profiles_that_leave_no_way_to_a_course_are_logged(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await rendered(made(folder, PROFILES[:1], courses_as_profiles=True))
+    await rendered(made(folder, PROFILES))
+    assert not caplog.text
+    for _ in range(2):
+        await rendered(made(folder, PROFILES[:1]))
+    assert caplog.text.count("No server can be started in a course: profile_list is set") == 1
+
+
 async def test_what_a_hook_changes_afterwards_is_what_is_started(folder: Path) -> None:
     spawner = made(folder, PROFILES)
     spawner.user_options = {"profile": "ml"}
@@ -354,7 +378,8 @@ async def test_a_profile_that_is_set_up_wrongly_is_neither_listed_nor_started(
         named = {profile.get("course")} if isinstance(profile.get("course"), str) else set()
         free = [f"course-{name}" for name in ("art", "ml") if name not in named]
         assert [each["slug"] for each in await rendered(spawner)] == ["cpu", *(free if each_course else ())]
-    said, *more = [each.message for each in caplog.records if each.levelname == "ERROR"]
+    errors = [each.message for each in caplog.records if each.levelname == "ERROR"]
+    said, *more = [each for each in errors if not each.startswith("No server can be started in a course")]
     kept_from = "is not offered as a profile of its own, since 'wrong' names it."
     assert [kept_from in each for each in more] == [True for name in named if name in COURSES]
     assert said.startswith("The profile 'wrong' is not offered: ")

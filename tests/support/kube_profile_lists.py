@@ -25,6 +25,8 @@ who: {groups: [ml]}
 slices: [{name: Small, request: 2%}, {name: "A \\"large\\" one", request: 50%}]
 kubernetes: {kernels: server, cpu: 2, start_within: 10min}
 """
+#: Its title as it is shown: nothing in it is HTML.
+TITLE = "\u2039b\u203aML\u2039/b\u203a & more"
 OTHER = "title: {}\nwho: {{groups: [{}]}}\nslices: [{{name: Small, request: 2%}}]\n"
 COURSES = {
     "ml": SERVER,
