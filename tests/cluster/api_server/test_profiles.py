@@ -123,10 +123,10 @@ async def test_a_profile_without_a_course_goes_on_and_has_no_gpu(hub: KubeHub) -
     [
         ({"profile": "research"}, "You are not in this course."),
         ({"course": "research"}, "You are not in this course."),
-        ({"profile": "cpu-only", "course": "intro"}, "is for no course"),
+        ({"image--unlisted-choice": "example.org/any"}, "no option 'image--unlisted-choice'"),
         ({"profile": "course-later"}, "It opens on Mon 2101-01-03"),
         ({"profile": "course-intro", "slice": "100%"}, "Introduction offers 2% (Small), 90% (Large)"),
-        ({"profile": "course-intro", "kubespawner_override": {"privileged": True}}, "no option"),
+        ({"course": "intro", "kubespawner_override": {"privileged": True}}, "no option"),
         ({"profile": "nothing"}, "has no profile 'nothing'"),
         ({"profile": {}, "slice": 1}, "is not text"),
     ],
