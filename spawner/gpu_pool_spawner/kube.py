@@ -61,12 +61,6 @@ _MISCONFIGURED: Final = (
     "Tell its administrator: the log of JupyterHub has the reason.",
 )
 
-#: What a user reads where ``profile_list`` is a function that fails.
-_NO_LIST: Final = (
-    "This JupyterHub could not list its profiles.",
-    "Try again; if that does not help, tell its administrator: the log has the reason.",
-)
-
 
 class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc]
     """Starts every user's server as a pod, in a course."""
@@ -188,11 +182,10 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
     def clear_state(self) -> None:
         """Forget the last server. Called by the Hub before all hooks of a start, and after a stop."""
         # Where the home of a stopped server is, for delete_forever.
-        namespace = self.namespace if self._stop_pending else None
+        kept = {"namespace": self.namespace} if self._stop_pending else {}
         self._restore()
         super().clear_state()
-        if namespace is not None:
-            self._replace({"namespace": namespace})
+        self._replace(kept)
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over what the Hub has kept of the last server. Called by the Hub when it has started anew."""
@@ -212,9 +205,8 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
             self._choice = early[0]
         if not self._has_profiles:
             with suppress(BadRequest):  # refused below
-                self._choice = self._own_choice()
-        within = self._choice.override.get("start_timeout") if self._choice else None
-        if isinstance(within, int):
+                self._choice = self._chosen(None)
+        if self._choice and isinstance(within := self._choice.override.get("start_timeout"), int):
             self._replace({"start_timeout": within})
         self._replace(self._settings_of_choice())
         return self._watched_start()
@@ -402,7 +394,8 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
             raise
         except Exception:
             self.log.exception("profile_list gave no profiles for %s", self.user.name)
-            raise refusal(NotAllowed(*_NO_LIST)) from None
+            again = "Try again; if that does not help, tell its administrator: the log has the reason."
+            raise refusal(NotAllowed("This JupyterHub could not list its profiles.", again)) from None
         for words in kube_profile_list.faults(listed, self._courses(), each_course=self.courses_as_profiles):
             tell_once(words)
         return listed
@@ -419,23 +412,20 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
     def _options_of_profiles(self, given: Mapping[str, Sequence[object]]) -> dict[str, Any]:
         """Return the ``user_options`` that fields of KubeSpawner's form and of ours mean."""
         fields = {name: values for name, values in given.items() if name not in choices.HUBS_OWN}
-        ours = {
-            name: values for name, values in fields.items() if name in (choices.COURSE, kube_choices.SLICE)
-        }
-        fields = {name: values for name, values in fields.items() if name not in ours}
+        ours = {name: fields.pop(name) for name in (*fields,) if name in (choices.COURSE, kube_choices.SLICE)}
         return {**self._options_from_form(fields), **(kube_choices.options_of_link(ours) if ours else {})}
-
-    def _own_choice(self) -> Choice:
-        return Choice(*kube_choices.chosen(self.user_options))
 
     async def _choose(self) -> Choice:
         """Return what was chosen. Refuses what there is not."""
         try:
-            return self._among_profiles(await self._listed()) if self._has_profiles else self._own_choice()
+            return self._chosen(await self._listed() if self._has_profiles else None)
         except GpuPoolError as error:
             raise refusal(error) from None
 
-    def _among_profiles(self, listed: Sequence[Listed]) -> Choice:
+    def _chosen(self, listed: Sequence[Listed] | None) -> Choice:
+        """Return what was chosen: among these profiles, or without any. Raises what ``choose`` does."""
+        if listed is None:
+            return Choice(*kube_choices.chosen(self.user_options))
         courses = self._courses()
         usable = choices.courses_of(self.user.name, self._groups(), courses, _now()).open
         choice = kube_profile_list.choose(
@@ -502,7 +492,7 @@ async def _choose_early(spawner: GPUPoolKubeSpawner, user_options: object) -> No
         profile_list = spawner.profile_list
         listed = await spawner._listed()
         with suppress(GpuPoolError):  # refused in start, as where this is not called
-            choice = spawner._among_profiles(listed)
+            choice = spawner._chosen(listed)
             spawner._early = choice, dict(spawner.user_options), profile_list
 
 
