@@ -50,11 +50,7 @@ export const shownPlugin: JupyterFrontEndPlugin<void> = {
       icon: gpuIcon,
       describedBy: { args: { type: 'object', properties: {} } },
       isVisible: () => slices.state !== null,
-      execute: () => {
-        app.shell.activateById(PANEL);
-        // The shell of Notebook 7.2 shows it and leaves the focus where it is.
-        panel.activate();
-      }
+      execute: () => app.shell.activateById(PANEL)
     });
     palette?.addItem({ command: OPEN, category: trans.__('Kernel Operations') });
     announce(front, trans);
