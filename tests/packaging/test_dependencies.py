@@ -30,6 +30,8 @@ EXTRAS = {
 }
 #: What the environment of a kernel has, which is not ours.
 OF_KERNELS = {"IPython", "torch"}
+#: What a Hub has whose spawner is another than those of our extras, as its example says.
+OF_HUBS = {"docker", "dockerspawner", "systemdspawner"}
 PACKAGES = ("kernels", "pool", "pool_client", "provisioner", "spawner")
 
 
@@ -57,7 +59,7 @@ def imported(folder: str) -> dict[str, str]:
     found = {}
     for path in (ROOT / folder).rglob("*.py"):
         for name in _imports(ast.parse(path.read_text())):
-            if name not in sys.stdlib_module_names | ours | OF_KERNELS:
+            if name not in sys.stdlib_module_names | ours | OF_KERNELS | OF_HUBS:
                 found[name] = str(path.relative_to(ROOT))
     return found
 
