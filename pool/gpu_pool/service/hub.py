@@ -400,6 +400,11 @@ def hub_place(bind: str, prefix: str) -> HubPlace | None:
     url = os.environ.get("JUPYTERHUB_SERVICE_URL", "")
     if not (bind or url):
         return None
+    if not bind and url.rstrip("/").endswith(":0"):  # so the Hub says of a service without one
+        raise BadRequest(
+            "The JupyterHub that starts this service has no address for it.",
+            'Give the service a "url" in c.JupyterHub.services, such as "http://127.0.0.1:10101".',
+        )
     host, port = _read_bind(bind or url)
     prefix = prefix or os.environ.get("JUPYTERHUB_SERVICE_PREFIX") or _DEFAULT_PREFIX
     prefix = f"/{prefix.strip('/')}/"

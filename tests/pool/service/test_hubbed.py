@@ -62,6 +62,17 @@ def test_a_hub_on_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (place.hub.api, place.hub.path) == (Path("/run/hub.sock"), "/hub/api")
 
 
+def test_a_service_that_the_hub_has_no_address_for_says_where_to_set_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setenv(monkeypatch, JUPYTERHUB_SERVICE_URL="http://127.0.0.1:0/")
+    with pytest.raises(BadRequest, match=r'Give the service a "url" in c\.JupyterHub\.services'):
+        hub_place("", "")
+    place = hub_place("127.0.0.1:10102", "")
+    assert place
+    assert place.port == 10102
+
+
 @pytest.mark.parametrize("bind", ["here", "127.0.0.1", "127.0.0.1:x", ":0", "https://127.0.0.1:1", "["])
 def test_where_nobody_can_listen_is_refused(monkeypatch: pytest.MonkeyPatch, bind: str) -> None:
     setenv(monkeypatch)
