@@ -96,7 +96,16 @@ async def _address(process: asyncio.subprocess.Process, folder: Path) -> str:
 
     async def listens() -> bool:
         assert process.returncode is None, (folder / "log").read_text()
-        return written.exists() and written.read_text().endswith("}")
+        if not written.exists() or not written.read_text().endswith("}"):
+            return False
+        try:  # it is written before somebody listens
+            _, connection = await asyncio.open_connection(
+                "localhost", json.loads(written.read_text())["port"]
+            )
+        except OSError:
+            return False
+        connection.close()
+        return True
 
     await eventually(listens, within=120)
     server = json.loads(written.read_text())
