@@ -235,7 +235,8 @@ class Shell:
             command = command.replace(lease, real)
         for there in _MACHINE:
             command = command.replace(there, f"{self._folder}{there}")
-        return command
+        # Alone, it is root's service of the whole machine.
+        return re.sub(r"\bunix:(?=\s|$)", f"unix:{self._folder}/run/gpu-pool/gpu-pool.sock", command)
 
     def _there(self, printed: str) -> str:
         """Return what was printed as it would be on the machine of the page."""
