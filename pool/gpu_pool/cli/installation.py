@@ -87,6 +87,8 @@ class _Installation:
 
     async def _courses(self, pod: Mapping[str, Any]) -> Check:
         name = _volume(pod, "courses", "configMap", "name")
+        if not name:
+            return Check("courses", "note", "the service mounts no ConfigMap as courses: not looked at")
         found = await self._core(f"configmaps/{name}")
         if found is None:
             return Check("courses", "broken", f"there is no ConfigMap {safe(name)}", _APPLY)
@@ -98,6 +100,9 @@ class _Installation:
 
     async def _store(self, pod: Mapping[str, Any]) -> Check:
         name = _volume(pod, "store", "persistentVolumeClaim", "claimName")
+        if not name:
+            words = "the service has no volume store with a claim: its leases may be lost when its pod ends"
+            return Check("store", "note", words, _APPLY)
         found = await self._core(f"persistentvolumeclaims/{name}")
         if found is None:
             return Check("store", "broken", f"there is no claim {safe(name)}", _APPLY)
@@ -147,8 +152,8 @@ class _Installation:
 
     async def _token(self, pod: Mapping[str, Any]) -> Check:
         variables = [each for container in pod["containers"] for each in container.get("env", [])]
-        (source,) = [each.get("valueFrom", {}) for each in variables if each["name"] == _VARIABLE] or [{}]
-        wanted = source.get("secretKeyRef")
+        sources = [each.get("valueFrom", {}) for each in variables if each["name"] == _VARIABLE]
+        wanted = sources[0].get("secretKeyRef") if sources else None
         if not wanted:
             return Check("token", "note", f"the service's {_VARIABLE} does not come from a Secret")
         try:

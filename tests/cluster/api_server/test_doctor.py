@@ -90,6 +90,23 @@ def test_it_leads_from_nothing_to_an_installation_that_runs(
 
 
 @pytest.mark.long
+def test_a_service_that_somebody_has_made_otherwise_is_no_mistake_of_ours(
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    objects = installed(namespace, COURSE)
+    (deployment,) = (each for each in objects if each["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    pod["volumes"] = [{"name": "store", "emptyDir": {}}]
+    token = [{"name": "JUPYTERHUB_API_TOKEN", "value": "secret"}]
+    pod["containers"] = [{"name": name, "image": "x", "env": token} for name in ("one", "two")]
+    cluster.apply(deployment)
+    found = look(namespace)
+    assert [found[name].state for name in ("courses", "store", "token")] == ["note"] * 3
+    assert "may be lost" in found["store"].text
+
+
+@pytest.mark.long
 def test_it_says_in_the_clusters_words_why_the_service_does_not_run(
     cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
