@@ -176,8 +176,8 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
 
     def chosen_before(self) -> object:
         """Return what the form's field had the last time. Called by the form."""
-        name, piece = self.user_options.get(choices.COURSE), self.user_options.get(kube_choices.SLICE)
-        return f"{name}/{piece}" if piece else name
+        name, slice_name = self.user_options.get(choices.COURSE), self.user_options.get(kube_choices.SLICE)
+        return f"{name}/{slice_name}" if slice_name else name
 
     def clear_state(self) -> None:
         """Forget the last server. Called by the Hub before all hooks of a start, and after a stop."""
@@ -328,7 +328,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         self._supply = await self._look()
         if name is None or course is None:
             return None
-        request = kube_choices.request_of(course, self._choice.piece if self._choice else None)
+        request = kube_choices.request_of(course, self._choice.slice_name if self._choice else None)
         if request is None:
             return Profile(name, course)
         if self._supply is None:

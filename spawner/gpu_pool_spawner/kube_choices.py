@@ -120,33 +120,33 @@ def options_of_link(query: Mapping[str, Sequence[object]]) -> dict[str, str]:
 def chosen(options: Mapping[str, object]) -> tuple[str | None, str | None]:
     """Return the names of the course and of the slice in ``user_options``. Raises ``BadRequest``."""
     name = choices.chosen({key: value for key, value in options.items() if key != SLICE})
-    piece = options.get(SLICE)
-    if piece is not None and not isinstance(piece, str):
+    slice_name = options.get(SLICE)
+    if slice_name is not None and not isinstance(slice_name, str):
         raise BadRequest("The chosen slice is not text.", f'Accepted: {{"{SLICE}": "NAME"}}.')
-    return name, piece or None
+    return name, slice_name or None
 
 
-def request_of(course: CourseFile, piece: str | None) -> SliceRequest | None:
+def request_of(course: CourseFile, slice_name: str | None) -> SliceRequest | None:
     """Return the slice that a server of this course gets; None where its kernels have theirs.
 
     Raises ``BadRequest`` or ``NotAllowed`` for what the course does not offer.
     """
     if course.kubernetes.kernels == "pods":
-        if piece is not None:
+        if slice_name is not None:
             raise BadRequest(
                 f"A server of {course.title} has no slice: each of its kernels gets one.",
                 "Leave the slice out, and choose it when you start a kernel.",
             )
         return None
-    if piece is None:
+    if slice_name is None:
         return course.default_slice.request
-    named = next((offer.request for offer in course.slices if offer.name == piece), None)
-    request = named or parse_request(piece)
+    named = next((offer.request for offer in course.slices if offer.name == slice_name), None)
+    request = named or parse_request(slice_name)
     check_offered(course, request)
     return request
 
 
 def _split(options: Mapping[str, str]) -> dict[str, str]:
-    name, slash, piece = options.get(choices.COURSE, "").partition("/")
-    found = {choices.COURSE: name, SLICE: piece if slash else ""}
+    name, slash, slice_name = options.get(choices.COURSE, "").partition("/")
+    found = {choices.COURSE: name, SLICE: slice_name if slash else ""}
     return {key: value for key, value in found.items() if value}

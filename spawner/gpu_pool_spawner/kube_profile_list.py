@@ -48,7 +48,7 @@ class Choice:
 
     course: str | None = None
     #: The slice's name or size.
-    piece: str | None = None
+    slice_name: str | None = None
     #: The administrator's profile whose settings it gets.
     profile: Listed | None = None
 
@@ -114,7 +114,7 @@ def choose(
     NotAllowed
         For a profile that is not set up as it should be.
     """
-    slug, course, piece = (_text(options, name) for name in (PROFILE, COURSE, SLICE))
+    slug, course, slice_name = (_text(options, name) for name in (PROFILE, COURSE, SLICE))
     free = courses.usable.keys() - _named(listed) if each_course else ()
     if slug:
         profile = next((each for each in listed if each["slug"] == slug), None)
@@ -128,7 +128,9 @@ def choose(
             )
     elif course:
         fitting = (each for each in listed if each.get(COURSE) == course)
-        profile = next((each for each in fitting if _may_have(each.get(SLICE), piece, course, courses)), None)
+        profile = next(
+            (each for each in fitting if _may_have(each.get(SLICE), slice_name, course, courses)), None
+        )
         if profile is None and (not each_course or course in _named(listed)):
             raise BadRequest(
                 f"No profile of this JupyterHub is for {course[:60]!a} with what you chose.",
@@ -138,7 +140,7 @@ def choose(
         profile = _default([each for each in listed if each.get(COURSE) in (None, *usable)])
     if not slug:
         _check_known(options, profile)
-    return Choice(course, piece) if profile is None else _of_profile(profile, options, courses)
+    return Choice(course, slice_name) if profile is None else _of_profile(profile, options, courses)
 
 
 def resolved(options: Mapping[str, object], choice: Choice) -> dict[str, object]:
@@ -206,22 +208,22 @@ def _of_profile(profile: Listed, options: Mapping[str, object], courses: Courses
             "Tell the administrator: the log of JupyterHub has the reason.",
         )
     own = profile.get("profile_options") or {}
-    piece = profile.get(SLICE)
+    slice_name = profile.get(SLICE)
     for name, option in own.items():
-        piece = _chosen_of(name, option, options).get(SLICE, piece)
+        slice_name = _chosen_of(name, option, options).get(SLICE, slice_name)
     asked = _text(options, SLICE)
-    if not course or not _may_have(piece, asked, course, courses):
-        _agree(slug, "slice", piece, asked)
-    return Choice(course, piece or asked, profile)
+    if not course or not _may_have(slice_name, asked, course, courses):
+        _agree(slug, "slice", slice_name, asked)
+    return Choice(course, slice_name or asked, profile)
 
 
-def _may_have(piece: object, asked: str | None, course: str, courses: Courses) -> bool:
+def _may_have(slice_name: object, asked: str | None, course: str, courses: Courses) -> bool:
     """Whether a profile for this slice, or for any, gives what was asked for, by name or by size."""
-    if not asked or piece in (None, asked):
+    if not asked or slice_name in (None, asked):
         return True
     with suppress(GpuPoolError):
         found = courses.course(course)
-        return request_of(found, str(piece)) == request_of(found, asked)
+        return request_of(found, str(slice_name)) == request_of(found, asked)
     return False
 
 

@@ -48,17 +48,17 @@ def test_anything_else_is_refused(options: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("piece", "request_"),
+    ("slice_name", "request_"),
     [(None, "2%"), ("Two", "2"), ("2", "2"), ("Small", "2%"), ("5%", "5%"), ("2%", "2%")],
 )
-def test_a_slice_is_chosen_by_name_or_by_size(piece: str | None, request_: str) -> None:
-    assert request_of(SERVER, piece) == parse_request(request_)
+def test_a_slice_is_chosen_by_name_or_by_size(slice_name: str | None, request_: str) -> None:
+    assert request_of(SERVER, slice_name) == parse_request(request_)
 
 
-@pytest.mark.parametrize("piece", ["Huge", "20%", "3", "1 model=A100"])
-def test_a_slice_that_is_not_offered_is_refused(piece: str) -> None:
+@pytest.mark.parametrize("slice_name", ["Huge", "20%", "3", "1 model=A100"])
+def test_a_slice_that_is_not_offered_is_refused(slice_name: str) -> None:
     with pytest.raises(GpuPoolError):
-        request_of(SERVER, piece)
+        request_of(SERVER, slice_name)
 
 
 def test_a_server_whose_kernels_have_slices_has_none() -> None:

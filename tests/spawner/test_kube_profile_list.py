@@ -329,7 +329,8 @@ async def test_profiles_that_leave_no_way_to_a_course_are_logged(
 ) -> None:
     await rendered(made(folder, PROFILES[:1], courses_as_profiles=True))
     await rendered(made(folder, PROFILES))
-    assert not caplog.text
+    # A pool that is slow to answer is only warned about.
+    assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == []
     for _ in range(2):
         await rendered(made(folder, PROFILES[:1]))
     assert caplog.text.count("No server can be started in a course: profile_list is set") == 1
