@@ -13,7 +13,8 @@ const KEEP = [1800, 3600, 2 * 3600, 4 * 3600];
 interface IProps {
   slice: ISlice;
   slices: ISlices;
-  restart: () => Promise<void>;
+  /** Restarts the kernel; false where it is not in front any more. */
+  restart: () => Promise<boolean>;
   trans: TranslationBundle;
 }
 
@@ -45,9 +46,8 @@ export function Actions({ slice, slices, restart, trans }: IProps): JSX.Element 
   const resize = async (size: string): Promise<string> =>
     (await slices.resize(id, size, false)).message;
   const restartOn = async (size: string): Promise<string> => {
-    await slices.resize(id, size, true);
-    await restart();
-    return trans.__('The kernel was restarted.');
+    const { message } = await slices.resize(id, size, true);
+    return (await restart()) ? trans.__('The kernel was restarted.') : message;
   };
   const row = (
     action: Action,

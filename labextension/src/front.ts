@@ -42,12 +42,14 @@ export class FrontSlice extends VDomModel {
   /**
    * Restart that kernel through the page's own connection, so that its running cells are told.
    *
-   * Does nothing once another kernel is in front.
+   * Does nothing, and returns false, once another kernel is in front.
    */
-  async restart(kernelId: string): Promise<void> {
-    if (this.kernelId === kernelId) {
-      await this.context?.restartKernel();
+  async restart(kernelId: string): Promise<boolean> {
+    if (!this.context || this.kernelId !== kernelId) {
+      return false;
     }
+    await this.context.restartKernel();
+    return true;
   }
 
   dispose(): void {

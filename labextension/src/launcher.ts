@@ -83,7 +83,7 @@ class FreeSlices {
  */
 function divide(
   model: ILauncher.IModel,
-  sizeOf: (kernel: unknown) => string | null,
+  requested: (kernel: unknown) => string | null,
   free: FreeSlices,
   category: string
 ): void {
@@ -92,7 +92,7 @@ function divide(
   const replaced = new WeakMap<ILauncher.IItemOptions, ILauncher.IItemOptions>();
   const divided = (item: ILauncher.IItemOptions): ILauncher.IItemOptions => {
     const kernel = item.args?.kernelName;
-    const size = item.command === CREATE ? sizeOf(kernel) : null;
+    const size = item.command === CREATE ? requested(kernel) : null;
     if (size === null) {
       return item;
     }

@@ -24,21 +24,16 @@ export class SliceStatus extends VDomRenderer<FrontSlice> {
     }
     const now = slices.now();
     const text = status(slice, now, this.trans);
-    const name = [
-      this.trans.__('GPU slice: %1', text),
-      slices.isLive ? '' : stale(this.trans),
-      slice.message
-    ];
-    const modifiers = [
-      needsAction(slice, now) ? ' jp-mod-act' : '',
-      slices.isLive ? '' : ' jp-mod-stale'
-    ];
+    const name = this.trans.__('GPU slice: %1', text);
+    const label = slices.isLive ? name : `${name}. ${stale(this.trans)}`;
+    const act = needsAction(slice, now) ? ' jp-mod-act' : '';
+    const old = slices.isLive ? '' : ' jp-mod-stale';
     return (
       <button
         type="button"
-        className={`jp-GpuSlice-status${modifiers.join('')}`}
-        title={name.filter(Boolean).join('\n')}
-        aria-label={name.slice(0, 2).filter(Boolean).join('. ')}
+        className={`jp-GpuSlice-status${act}${old}`}
+        title={slice.message ? `${label}\n${slice.message}` : label}
+        aria-label={label}
         onClick={this.open}
       >
         <gpuIcon.react tag="span" className="jp-GpuSlice-icon" elementSize="normal" />
