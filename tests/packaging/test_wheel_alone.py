@@ -52,7 +52,8 @@ client.stop_channels()
 manager.shutdown_kernel()
 """
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+# One process, and so one wheel and one environment for each Python.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("wheel_alone")]
 
 
 @dataclass(frozen=True)

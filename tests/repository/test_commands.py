@@ -121,6 +121,7 @@ def _environment(folder: Path, installed: Path) -> dict[str, str]:
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("commands")  # one process, and so one environment
 @pytest.mark.parametrize("page", TYPED)
 def test_commands_print_what_the_page_shows(page: str, shell: Shell) -> None:
     left_out = []

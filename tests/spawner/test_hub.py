@@ -11,6 +11,8 @@ from support.hub_with_proxy import Hub, Visitor, error_on
 from support.jupyter_env import eventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+# One process, and so one Hub.
+pytestmark += [pytest.mark.xdist_group("hub")]
 
 
 async def test_the_page_shows_the_courses_of_a_user_that_are_open(hub: Hub, ada: Visitor) -> None:
