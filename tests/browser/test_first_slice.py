@@ -10,16 +10,11 @@ from playwright.async_api import Page, expect
 
 from support.jupyter_env import eventually
 from support.lab import Lab
-from support.notebook import NAMES, card, run_cell, start_notebook
+from support.notebook import NAMES, card, choose, run_cell, start_notebook
 
 Snap = Callable[[str], Awaitable[None]]
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]
-
-
-async def choose(page: Page, menu: str, item: str) -> None:
-    await page.get_by_role("menuitem", name=menu, exact=True).click()
-    await page.get_by_role("menuitem", name=item, exact=True).click()
 
 
 async def test_a_student_takes_a_slice_and_gives_it_back(page: Page, lab: Lab, snap: Snap) -> None:

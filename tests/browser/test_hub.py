@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
-from support.hub_with_proxy import REQUIRED, proxy_command
+from support.hub_with_proxy import need_proxy
 from support.jupyter_env import eventually
 from support.notebook import card
 from support.ports import free_ports
@@ -26,10 +26,7 @@ PORTS = ("PORT", "HUB_PORT", "PROXY_PORT", "SERVICE_PORT")
 @pytest.fixture
 async def hub(tmp_path: Path) -> AsyncIterator[str]:
     """Run what ``make hub`` runs; give its address."""
-    proxy = proxy_command()
-    if proxy is None:
-        words = "configurable-http-proxy or node is missing (npm install configurable-http-proxy)"
-        pytest.fail(words) if os.environ.get(REQUIRED) else pytest.skip(words)
+    need_proxy()
     ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
     path = [str(Path(sys.executable).parent), str(ROOT / "node_modules/.bin"), os.environ["PATH"]]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GPU_POOL_")}

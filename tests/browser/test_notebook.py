@@ -11,7 +11,7 @@ from playwright.async_api import Page, expect
 from gpu_pool_client import Holder, connect, parse_request
 from support.jupyter_env import eventually
 from support.lab import Lab
-from support.notebook import NAMES
+from support.notebook import NAMES, choose
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -35,6 +35,5 @@ async def test_a_cell_waits_for_its_slice_and_runs(page: Page, lab: Lab, tmp_pat
         await expect(output).to_contain_text("You are next in the queue")
         await pool.release(held.id)
         await expect(output).to_have_text("It runs")
-    await page.get_by_role("menuitem", name="Kernel", exact=True).click()
-    await page.get_by_role("menuitem", name="Shut Down Kernel", exact=True).click()
+    await choose(page, "Kernel", "Shut Down Kernel")
     await eventually(lab.is_empty)

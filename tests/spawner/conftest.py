@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
-from support.hub_with_proxy import REQUIRED, Hub, Visitor, proxy_command
+from support.hub_with_proxy import Hub, Visitor, need_proxy
 
 INTRO = """\
 title: Introduction
@@ -48,9 +47,7 @@ FILES = {"intro": INTRO, "thesis": THESIS, "over": OVER, "later": LATER}
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Hub]:
     """Run a Hub with four courses over a simulated V100."""
-    if proxy_command() is None:
-        words = "configurable-http-proxy or node is missing (npm install configurable-http-proxy)"
-        pytest.fail(words) if os.environ.get(REQUIRED) else pytest.skip(words)
+    need_proxy()
     hub = Hub(tmp_path_factory.mktemp("hub"), {"intro": ["ada", "grace"]}, FILES)
     await hub.start()
     try:

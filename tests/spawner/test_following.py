@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from support.hub_with_proxy import REQUIRED, Hub, proxy_command
+from support.hub_with_proxy import Hub, need_proxy
 from support.jupyter_env import eventually
 from support.service import ForkServer, children, serving
 
@@ -23,9 +22,7 @@ COURSE = "title: Introduction\nslices: [{name: Small, request: 2%}]\n"
 @pytest.fixture
 async def hub(children: ForkServer, tmp_path: Path) -> AsyncIterator[Hub]:
     """Run a Hub with one course, whose pool is a service that follows the same files."""
-    if proxy_command() is None:
-        words = "configurable-http-proxy or node is missing (npm install configurable-http-proxy)"
-        pytest.fail(words) if os.environ.get(REQUIRED) else pytest.skip(words)
+    need_proxy()
     courses = tmp_path / "hub/courses"
     followed = f"c.PoolSettings.courses_dir = {str(courses)!r}\n"
     async with serving(children, tmp_path / "pool", followed, "--mode=0666") as service:

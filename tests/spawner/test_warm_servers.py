@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
-from support.hub_with_proxy import REQUIRED, Hub, proxy_command
+from support.hub_with_proxy import Hub, need_proxy
 from support.jupyter_env import eventually, printed_by
 from support.service import ForkServer, children, serving
 
@@ -31,9 +30,7 @@ EXTENSION = {"ServerApp": {"jpserver_extensions": {"gpu_pool_provisioner": True}
 @pytest.fixture
 async def hub(children: ForkServer, tmp_path: Path) -> AsyncIterator[Hub]:
     """Run a Hub with one course, whose pool is a service that follows the same files."""
-    if proxy_command() is None:
-        words = "configurable-http-proxy or node is missing (npm install configurable-http-proxy)"
-        pytest.fail(words) if os.environ.get(REQUIRED) else pytest.skip(words)
+    need_proxy()
     followed = f"c.PoolSettings.courses_dir = {str(tmp_path / 'hub/courses')!r}\n"
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules/module_of_the_course.py").write_text("")

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from traitlets.config.loader import Config, PyFileConfigLoader
+
 from gpu_pool_client import Lease, LeaseState, connect
 from support.hub_with_proxy import Hub
 from support.jupyter_env import eventually
@@ -44,6 +46,16 @@ c.JupyterHub.load_roles.append(
 )
 {more}
 """
+
+
+def configuration(example: Path, of: str) -> Config:
+    """Return what an example configures; fail if its spawner is no ``of`` with courses and these traits."""
+    found: Config = PyFileConfigLoader(str(example)).load_config()
+    spawner = found.JupyterHub.spawner_class
+    assert [each.__name__ for each in spawner.__mro__[1:3]] == ["GPUPoolSpawnerMixin", of]
+    for name in (of, "GPUPoolSpawnerMixin"):
+        assert set(found[name]) <= set(spawner.class_traits())
+    return found
 
 
 @asynccontextmanager

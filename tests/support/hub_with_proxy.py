@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
+import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
 from support.jupyter_env import eventually
@@ -72,6 +73,13 @@ def proxy_command() -> list[str] | None:
     beside = ROOT / "node_modules" / ".bin" / "configurable-http-proxy"
     found = shutil.which("configurable-http-proxy") or (str(beside) if beside.exists() else None)
     return [found] if found and shutil.which("node") else None
+
+
+def need_proxy() -> None:
+    """Skip the test where that is missing; fail it where a Hub is required."""
+    if proxy_command() is None:
+        words = "configurable-http-proxy or node is missing (npm install configurable-http-proxy)"
+        pytest.fail(words) if os.environ.get(REQUIRED) else pytest.skip(words)
 
 
 class Hub:

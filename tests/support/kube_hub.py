@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from support.control_plane import Cluster
-from support.hub_with_proxy import ROOT, Hub
+from support.hub_with_proxy import ROOT, Hub, need_proxy
+from support.kube_courses import COURSES, GROUPS
 
 RIGHTS = ROOT / "examples" / "kubernetes" / "hub-rbac.yaml"
 _CONFIG = """
@@ -31,6 +34,18 @@ c.KubeSpawner.delete_grace_period = 5
 """
 
 
+@asynccontextmanager
+async def running_kube_hub(cluster: Cluster, folder: Path, config: str = "") -> AsyncIterator[KubeHub]:
+    """Run a Hub over the cluster, with more of a configuration."""
+    need_proxy()
+    hub = await asyncio.to_thread(KubeHub, cluster, folder, config)
+    await hub.start()
+    try:
+        yield hub
+    finally:
+        await hub.end()
+
+
 class KubeHub(Hub):
     """A Hub that may do in the cluster what the example allows it."""
 
@@ -38,8 +53,6 @@ class KubeHub(Hub):
         self,
         cluster: Cluster,
         folder: Path,
-        groups: Mapping[str, list[str]],
-        courses: Mapping[str, str],
         config: str = "",
     ) -> None:
         self.namespace = f"hub-{secrets.token_hex(4)}"
@@ -51,7 +64,7 @@ class KubeHub(Hub):
         filled = _CONFIG.format(hub=address, namespace=self.namespace, image=cluster.image)
         environment = {"KUBECONFIG": str(self._log_in(folder))}
         config = filled + config.replace("NAMESPACE", self.namespace)
-        super().__init__(folder, groups, courses, config=config, environment=environment)
+        super().__init__(folder, GROUPS, COURSES, config=config, environment=environment)
 
     async def end(self) -> None:
         """End it, and all its servers with their namespaces."""

@@ -14,10 +14,8 @@ from playwright.async_api import async_playwright, expect
 from support.browsers import chromium
 from support.clusters import hami, node
 from support.control_plane import Cluster
-from support.hub_with_proxy import REQUIRED, proxy_command
 from support.jupyter_env import eventually
-from support.kube_courses import COURSES, GROUPS
-from support.kube_hub import KubeHub
+from support.kube_hub import KubeHub, running_kube_hub
 
 __all__ = ["chromium"]
 
@@ -49,19 +47,11 @@ c.GPUPoolKubeSpawner.place_within = 20
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hub(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[KubeHub]:
     """Run a Hub with profiles over a HAMi card of 32 GiB, and a node without GPUs."""
-    if proxy_command() is None:
-        words = "configurable-http-proxy or node is missing (npm install configurable-http-proxy)"
-        pytest.fail(words) if os.environ.get(REQUIRED) else pytest.skip(words)
     card = hami("hami-1", gpus=1, count=50)
     card["status"]["allocatable"] |= {"nvidia.com/gpumem": "32768", "nvidia.com/gpucores": "100"}
     await asyncio.to_thread(cluster.add, card, node("cpu-1", taints=[]))
-    folder = tmp_path_factory.mktemp("hub")
-    hub = await asyncio.to_thread(KubeHub, cluster, folder, GROUPS, COURSES, _CONFIG)
-    await hub.start()
-    try:
+    async with running_kube_hub(cluster, tmp_path_factory.mktemp("hub"), _CONFIG) as hub:
         yield hub
-    finally:
-        await hub.end()
 
 
 async def test_a_course_is_chosen_on_the_page_of_kubespawner(hub: KubeHub, chromium: str) -> None:

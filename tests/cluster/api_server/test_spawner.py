@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +12,9 @@ import pytest_asyncio
 
 from support.clusters import hami, listed, node, plain, resource_slice
 from support.control_plane import Cluster
-from support.hub_with_proxy import REQUIRED, Visitor, error_on, proxy_command
+from support.hub_with_proxy import Visitor, error_on
 from support.jupyter_env import eventually
-from support.kube_courses import COURSES, GROUPS
-from support.kube_hub import KubeHub
+from support.kube_hub import KubeHub, running_kube_hub
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900), pytest.mark.long]
 
@@ -38,8 +35,8 @@ homed = {
 }
 c.Spawner.group_overrides = {"homed": {"groups": ["homed"], "spawner_override": homed}}
 """
-    async for each in running(cluster, tmp_path_factory.mktemp("hub"), config):
-        yield each
+    async with running_kube_hub(cluster, tmp_path_factory.mktemp("hub"), config) as hub:
+        yield hub
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -53,21 +50,9 @@ c.Spawner.group_overrides = {"claims": claims}
 c.GPUPoolKubeSpawner.course_namespace = "NAMESPACE-{course}"
 c.GPUPoolKubeSpawner.kueue = True
 """
-    async for each in running(cluster, tmp_path_factory.mktemp("research"), config):
-        await asyncio.to_thread(each.add_namespace, f"{each.namespace}-research")
-        yield each
-
-
-async def running(cluster: Cluster, folder: Path, config: str = "") -> AsyncIterator[KubeHub]:
-    if proxy_command() is None:
-        words = "configurable-http-proxy or node is missing (npm install configurable-http-proxy)"
-        pytest.fail(words) if os.environ.get(REQUIRED) else pytest.skip(words)
-    hub = await asyncio.to_thread(KubeHub, cluster, folder, GROUPS, COURSES, config)
-    await hub.start()
-    try:
+    async with running_kube_hub(cluster, tmp_path_factory.mktemp("research"), config) as hub:
+        await asyncio.to_thread(hub.add_namespace, f"{hub.namespace}-research")
         yield hub
-    finally:
-        await hub.end()
 
 
 async def logged_in(hub: KubeHub, name: str) -> Visitor:
