@@ -140,9 +140,9 @@ docs: $(VENV)/.ready-dev ## build the documentation, warnings being errors
 man: $(VENV)/.ready-dev ## write the manual pages anew from the program's help
 	@$(BIN)/python docs/man.py
 
-dist: $(VENV)/.ready-dev ## build the sdist and the wheel into dist/, as they are published
+dist: $(VENV)/.ready-dev ## build the sdist and the wheel into dist/, as they are published (needs Node.js)
 	@rm -rf dist
-	@$(BIN)/python -m build
+	@GPU_POOL_LABEXTENSION=required $(BIN)/python -m build
 	@$(BIN)/twine check --strict dist/*
 
 lock: $(VENV)/.ready-lock ## write the lock files of the images anew (see docs/developer/images.md)
@@ -192,7 +192,9 @@ node_modules/.bin/configurable-http-proxy:
 # One stamp per extra of pyproject.toml, made again when that file changes.
 $(VENV)/.ready-%: pyproject.toml | $(BIN)/python
 	@echo "Installing jupyter-gpu-pool[$*] into $(VENV); this takes a minute or two, once."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' || { \
+		echo "pip could not install it, and says above why. It needs a package index, so a network, or a mirror"; \
+		echo "that pip is configured for. Run make again once it has one."; exit 1; }
 	@[ -e labextension/dist/package.json ] || { \
 		echo "JupyterLab does not show slices here: building its extension needs Node.js, npm and npm's registry."; \
 		echo "Everything else works without it. 'make labextension' tries again."; }

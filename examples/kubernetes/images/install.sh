@@ -12,6 +12,7 @@ $PIP --no-deps --no-index /wheels/*.whl
 "$folder/bin/python" -m pip check
 
 # A module's compiled form has its source's time in it, unless it is told not to. One process, one order.
+# A file that is not valid Python, such as a template in a package, is printed and passed over, as pip does.
 packages=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 find "$folder" -name __pycache__ -type d -prune -exec rm -rf {} +
 PYTHONHASHSEED=0 "$folder/bin/python" -m compileall -q --invalidation-mode unchecked-hash "$packages" || true

@@ -36,7 +36,7 @@ LOCKS: dict[str, tuple[tuple[str, ...] | None, tuple[str, ...]]] = {
     "tools": (None, ("cyclonedx-bom>=7", "hatch-jupyter-builder>=0.9", "hatchling>=1.27")),
     "service": (("hub", "kubernetes"), ()),
     "notebook-cpu": ((), _NOTEBOOK),
-    "notebook-pytorch": ((), (*_NOTEBOOK, "torch>=2.8")),
+    "notebook-pytorch": ((), (*_NOTEBOOK, "torch>=2.8", "numpy")),
 }
 _HEADER = "# Made by `make lock`: change examples/kubernetes/images/lock.py or pyproject.toml instead.\n"
 
