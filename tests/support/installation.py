@@ -3,7 +3,7 @@
 Its commands are typed as they stand there. In the place of a registry, images are handed to the node;
 in that of the chart's own images, which no index of packages has, stand those of ``support.images``; the
 chart's pre-puller, whose images are missing too, is left out. Homes and the store are on disks of this
-machine. The bridge between pods enforces no NetworkPolicy.
+machine. What enforces NetworkPolicies: ``support.kubelet``.
 """
 
 from __future__ import annotations
@@ -40,11 +40,18 @@ def missing() -> str:
         return f"no coredns in {ASSETS}: pods would not find services"
     if shutil.which("helm", path=os.pathsep.join([str(ASSETS), os.environ["PATH"]])) is None:
         return f"no helm in {ASSETS} or on the PATH"
-    if not (Path(os.environ.get(CHART, "")) / "Chart.yaml").is_file():
-        return f"no chart of Zero to JupyterHub: {CHART} names its folder"
+    if why := no_chart():
+        return why
     if not (ROOT / "node_modules/configurable-http-proxy").is_dir():
         return "no node_modules/configurable-http-proxy (npm install configurable-http-proxy)"
     return ""
+
+
+def no_chart() -> str:
+    """Return why there is no chart of Zero to JupyterHub here, in words; nothing if there is."""
+    if (Path(os.environ.get(CHART, "")) / "Chart.yaml").is_file():
+        return ""
+    return f"no chart of Zero to JupyterHub: {CHART} names its folder"
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,8 @@ class Installation:
     folder: Path
     #: What the commands below each heading printed.
     printed: dict[str, list[str]]
+    #: The page of the chart of the service, ``docs/administrator/helm.md``.
+    helm: Guide
 
     @property
     def url(self) -> str:
@@ -111,16 +120,18 @@ class Installation:
 
 
 @contextmanager
-def installing(cluster: RealCluster, folder: Path) -> Iterator[Installation]:
-    """Follow the page from its beginning to the end of step 6."""
-    guide = Guide("administrator/kubernetes.md", cluster.kubeconfig, _replaced(folder))
-    made = Installation(cluster, guide, copied(folder, NAMESPACE), {})
+def installing(cluster: RealCluster, folder: Path, *, by_helm: bool = False) -> Iterator[Installation]:
+    """Follow the page from its beginning to the end of step 6; the service also ``by_helm``, by its page."""
+    copy, replaced = copied(folder, NAMESPACE), _replaced(folder)
+    guide = Guide("administrator/kubernetes.md", cluster.kubeconfig, replaced)
+    helm = Guide("administrator/helm.md", cluster.kubeconfig, {**replaced, "my-cluster/": f"{copy}/"})
+    made = Installation(cluster, guide, copy, {}, helm)
     disks = _disks(folder)
     cluster.apply(*disks)
     # One machine here has the GPU, and everything else besides.
     cluster.kubectl("taint", "node", "--all", "nvidia.com/gpu-")
     try:
-        _follow(made)
+        _follow(made, by_helm)
         yield made
     finally:
         cluster.kubectl("delete", "-k", str(made.folder), "--ignore-not-found", "--timeout=120s")
@@ -129,14 +140,18 @@ def installing(cluster: RealCluster, folder: Path) -> Iterator[Installation]:
         cluster.kubectl("delete", *names, "--timeout=120s")
 
 
-def _follow(made: Installation) -> None:
+def _follow(made: Installation, by_helm: bool) -> None:
     for heading in ("What must be there", "1. Images"):
         made.follow(heading, ROOT)
     _hand_over_images(made)
     _write_names(made.folder)
     _make_kernels_small(made.folder / "courses/intro-ml.yaml")
-    for heading in ("3. Courses", "4. The service"):
-        made.follow(heading)
+    made.follow("3. Courses")
+    if by_helm:
+        # The chart is in the clone; the second command of that heading shows a mistake.
+        made.helm.type(made.helm.commands("Install")[0], ROOT)
+    else:
+        made.follow("4. The service")
     # From now on: what the chart, the Hub and the service make keeps the strictest rules.
     level = "pod-security.kubernetes.io/enforce=restricted"
     made.cluster.kubectl("label", "namespace", NAMESPACE, level)

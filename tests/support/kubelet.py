@@ -4,7 +4,8 @@ etcd, kube-apiserver, kube-scheduler, kube-controller-manager, kube-proxy and a
 kubelet of ``KUBEBUILDER_ASSETS``, over the system's containerd, runc and CNI
 plugins, all within namespaces of their own (``support.namespaces``), so that
 several can run at once. If there is a ``coredns`` beside them, pods find services
-by their names, and nothing outside the cluster::
+by their names, and nothing outside the cluster; if there is a ``kube-router``, its
+firewall enforces NetworkPolicies, otherwise nothing does::
 
     with real_cluster(folder, [image_archive]) as cluster:   # as root; a minute
         cluster.kubectl("get", "nodes")
@@ -54,6 +55,7 @@ _SYSTEM = (
     "conntrack",
 )
 _CNI = Path("/usr/lib/cni")
+_FIREWALL = ASSETS / "kube-router"
 NODE = "node-1"
 #: What pods stand on: does nothing but take over their orphans.
 PAUSE = "localhost/pause:1"
@@ -63,6 +65,13 @@ _SOCKET = "/run/containerd/containerd.sock"
 def has_names() -> bool:
     """Whether pods of such a cluster find services by their names."""
     return os.access(ASSETS / "coredns", os.X_OK)
+
+
+def no_firewall() -> str:
+    """Return why NetworkPolicies are not enforced in such a cluster, in words; nothing if they are."""
+    if not os.access(_FIREWALL, os.X_OK):
+        return f"no kube-router in {ASSETS}: nothing enforces NetworkPolicies"
+    return "" if shutil.which("ipset") else "no ipset (Debian has a package of this name)"
 
 
 def missing() -> str:
@@ -138,6 +147,7 @@ def real_cluster(folder: Path, images: Sequence[Path] = ()) -> Iterator[RealClus
             cluster.ctr("images", "import", archive)
         programs.node()
         _await(lambda: _is_ready(cluster), 120, lambda: cluster.log("kubelet")[-3_000:])
+        programs.firewall()
         yield cluster
 
 
@@ -258,6 +268,15 @@ class _Programs:
             "iptables": {"minSyncPeriod": "100ms"},
         }
         self._start(ASSETS / "kube-proxy", f"--config={self._write('proxy.json', proxy)}")
+
+    def firewall(self) -> None:
+        """Start what enforces NetworkPolicies, where there is such a program."""
+        if not no_firewall():
+            self._start(
+                _FIREWALL, "--run-firewall=true", "--run-router=false", "--run-service-proxy=false",
+                f"--kubeconfig={self._kubeconfig}", f"--hostname-override={NODE}", "--enable-ipv6=false",
+                f"--service-cluster-ip-range={self._machine.services}", "--metrics-port=0",
+            )  # fmt: skip
 
     def _write(self, name: str, settings: Mapping[str, Any]) -> Path:
         path = self._folder / name

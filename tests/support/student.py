@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +18,10 @@ from support.jupyter_env import eventually
 
 #: Seconds in which a pod is there, on two cores that have other things to do.
 LONG = 300
+
+
+#: Logs somebody in by name.
+Visit = Callable[[str], Awaitable["Student"]]
 
 
 class Student(Visitor):
@@ -77,17 +81,31 @@ class Student(Visitor):
         answer = await self._server("POST", "sessions", about)
         assert answer.code == 201, answer.body.decode()
         made = json.loads(answer.body)
-        where = f"/user/{self.name}/api/kernels/{made['kernel']['id']}/channels"
+        try:
+            async with self._page(made["kernel"]["id"]) as page:
+                yield page
+        finally:
+            assert (await self._server("DELETE", f"sessions/{made['id']}")).code == 204
+
+    @asynccontextmanager
+    async def again(self, page: Notebook) -> AsyncIterator[Notebook]:
+        """Connect to a notebook's kernel once more, as its page does when it has lost the connection."""
+        async with self._page(page.kernel) as connected:
+            yield connected
+
+    @asynccontextmanager
+    async def _page(self, kernel: str) -> AsyncIterator[Notebook]:
+        where = f"/user/{self.name}/api/kernels/{kernel}/channels"
         cookies = "; ".join(f"{key}={value}" for key, value in self.cookies(where).items())
         address = self._url.replace("http", "ws", 1) + where
-        page = Notebook(await websocket_connect(HTTPRequest(address, headers={"Cookie": cookies})))
+        connection = await websocket_connect(HTTPRequest(address, headers={"Cookie": cookies}))
+        page = Notebook(kernel, connection)
         listening = asyncio.create_task(page.listen())
         try:
             yield page
         finally:
             page.close()
             await listening
-            assert (await self._server("DELETE", f"sessions/{made['id']}")).code == 204
 
     async def _server(self, method: str, path: str, body: object = None) -> HTTPResponse:
         return await self.call(method, f"/user/{self.name}/api/{path}", body)
@@ -102,7 +120,8 @@ class Student(Visitor):
 class Notebook:
     """A notebook in a browser."""
 
-    def __init__(self, connection: WebSocketClientConnection) -> None:
+    def __init__(self, kernel: str, connection: WebSocketClientConnection) -> None:
+        self.kernel = kernel
         self._connection, self._session = connection, uuid.uuid4().hex
         self._cells: dict[str, Cell] = {}
 

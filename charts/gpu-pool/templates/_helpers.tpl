@@ -22,6 +22,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{/* The settings, as gpu_pool_config.json. The rights and Kueue go together. */}}
 {{- define "gpu-pool.config" -}}
+{{- range $class, $names := dict
+      "ServeApp" (list "bind" "store" "socket")
+      "PoolSettings" (list "courses_dir")
+      "KubernetesSettings" (list "kueue") }}
+{{- range $names }}
+{{- if hasKey (index $.Values.config $class | default dict) . }}
+{{- fail (printf "config.%s.%s is the chart's own%s. Take it out of \"config\"." $class . (ternary ": set rbac.kueue" "" (eq . "kueue"))) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $fixed := dict
       "ServeApp" (dict "bind" "0.0.0.0:8888")
       "PoolSettings" (dict "courses_dir" "/etc/gpu-pool/courses")

@@ -98,6 +98,9 @@ def test_every_dialect_has_a_file_of_values_whose_settings_are_accepted() -> Non
         # Helm takes it for text, and the service would not start.
         (["--set", "config.PoolSettings.max_share=0.5"], "max_share"),
         (["--set", "name=GPU_Pool"], "name"),
+        # The service would not read it: the chart says where it listens, and whether Kueue decides.
+        (["--set", "config.ServeApp.bind=127.0.0.1:1"], "config.ServeApp.bind is the chart's own"),
+        (["--set", "config.KubernetesSettings.kueue=true"], "set rbac.kueue"),
         ([COURSE, "--set", "coursesConfigMap=elsewhere"], "Courses are given twice"),
     ],
 )
@@ -105,6 +108,33 @@ def test_values_that_are_wrong_are_refused_by_name(options: list[str], said: str
     done = try_helm("template", "pool", CHART, *options)
     assert done.returncode != 0
     assert said in done.stderr
+
+
+def test_texts_are_in_it_as_they_are_written(tmp_path: Path) -> None:
+    """Blanks before a file's first word, quotes, another document, or names that YAML takes for numbers."""
+    course = '\n   title: "{{ fail }}"\n---\nkind: Secret\n'
+    lines = "\n  # Python's\nx = 'a\\tb'\r\n---\n"
+    chosen = {
+        "courses": {"evil": course},
+        "extraConfig": lines,
+        "image": {"name": "a\n  command: [sh]", "tag": "1e3"},
+        "hub": {"tokenSecret": {"name": "1234", "key": "a: b"}, "serviceAccount": "0x10"},
+        "store": {"storageClass": "true"},
+        "priorityClassName": "null",
+    }
+    values = tmp_path / "values.yaml"
+    values.write_text(json.dumps(chosen))
+    objects = rendered_chart("physics", "--values", str(values))
+    assert one(objects, "ConfigMap", "gpu-pool-courses")["data"] == {"evil.yaml": course}
+    assert one(objects, "ConfigMap", "gpu-pool-settings")["data"]["gpu_pool_config.py"] == lines
+    pod = one(objects, "Deployment", "gpu-pool")["spec"]["template"]["spec"]
+    assert pod["priorityClassName"] == "null"
+    assert pod["containers"][0]["image"] == "a\n  command: [sh]:1e3"
+    token = pod["containers"][0]["env"][-1]["valueFrom"]["secretKeyRef"]
+    assert token == {"name": "1234", "key": "a: b"}
+    assert one(objects, "RoleBinding", "gpu-pool-hub")["subjects"][0]["name"] == "0x10"
+    assert one(objects, "PersistentVolumeClaim", "gpu-pool-store")["spec"]["storageClassName"] == "true"
+    assert "Secret" not in kinds(objects)
 
 
 def test_what_an_administrator_chooses_is_in_it() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,9 @@ import pytest
 from support.clusters import hami
 from support.control_plane import Cluster
 from support.images import build_notebook, name_of
-from support.kubelet import missing, real_cluster
+from support.installation import PASSWORD, Installation
+from support.kubelet import RealCluster, missing, real_cluster
+from support.student import Student, Visit
 
 _HERE = Path(__file__).parent
 
@@ -49,6 +51,29 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         node["status"]["allocatable"] |= {"nvidia.com/gpumem": "32768", "nvidia.com/gpucores": "100"}
         cluster.show(node)
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def own_cluster(cluster: Cluster) -> RealCluster:
+    """Return the cluster where it is the test's own, with its images and a node that it may change."""
+    if not isinstance(cluster, RealCluster):
+        pytest.skip("this cluster is not the test's own (KUBECONFIG)")
+    return cluster
+
+
+@pytest.fixture
+async def visit(installed: Installation) -> AsyncIterator[Visit]:
+    """Log people in; their servers are stopped in the end."""
+    people = []
+
+    async def log_in(name: str) -> Student:
+        people.append(Student(installed.url, name, PASSWORD))
+        await people[-1].log_in()
+        return people[-1]
+
+    yield log_in
+    for each in people:
+        await each.stop_server()
 
 
 @pytest.fixture

@@ -200,22 +200,20 @@ async def test_a_kernel_that_cannot_start_says_why(
 async def test_what_is_not_there_yet_is_waited_for_and_told(
     jupyter_env: JupyterEnv,
     manager: Managers,
-    cluster: Cluster,
+    own_cluster: RealCluster,
     namespace: str,
     children: ForkServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not isinstance(cluster, RealCluster):
-        pytest.skip("this cluster's images are not the test's own (KUBECONFIG)")
     # Neither the home nor the image is there.
     folder = tmp_path / "later"
     disk, claim = volume(f"claim-{USER}", namespace, "ReadWriteMany")
     disk["spec"]["hostPath"] = {"path": str(folder), "type": "Directory"}
     disk["spec"]["persistentVolumeReclaimPolicy"] = "Retain"
     del claim["metadata"]["annotations"]
-    cluster.apply(disk, claim, notebook(USER, namespace, image=cluster.image), namespace=namespace)
-    settings = of_cluster(cluster, namespace, 'c.KubernetesSettings.image = "localhost/later:1"\n')
+    own_cluster.apply(disk, claim, notebook(USER, namespace, image=own_cluster.image), namespace=namespace)
+    settings = of_cluster(own_cluster, namespace, 'c.KubernetesSettings.image = "localhost/later:1"\n')
     async with serving(children, tmp_path / "service", settings) as service:
         monkeypatch.setenv("GPU_POOL_URL", service.url)
         km = manager(jupyter_env.install("course"))
@@ -225,7 +223,7 @@ async def test_what_is_not_there_yet_is_waited_for_and_told(
             await cell.shows("Your home folder cannot be connected at the moment")
             make_home(folder, tmp_path)
             await cell.shows("software cannot be fetched at the moment")
-            await asyncio.to_thread(cluster.ctr, "images", "tag", cluster.image, "localhost/later:1")
+            await asyncio.to_thread(own_cluster.ctr, "images", "tag", own_cluster.image, "localhost/later:1")
             assert (await cell.done(within=3 * LONG)).outputs[-1] == "42\n"
         await km.shutdown_kernel()
     told = service.log
@@ -236,14 +234,14 @@ async def test_what_is_not_there_yet_is_waited_for_and_told(
 async def test_a_lost_machine_is_told_and_given_up_and_what_comes_back_ends(
     jupyter_env: JupyterEnv,
     manager: Managers,
-    cluster: Cluster,
+    own_cluster: RealCluster,
     namespace: str,
     home: Path,
     children: ForkServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = of_cluster(cluster, namespace, "c.KubernetesSettings.lost_after = 5\n")
+    settings = of_cluster(own_cluster, namespace, "c.KubernetesSettings.lost_after = 5\n")
     async with serving(children, tmp_path / "service", settings) as service:
         monkeypatch.setenv("GPU_POOL_URL", service.url)
         km = manager(jupyter_env.install("course"))
@@ -251,12 +249,12 @@ async def test_a_lost_machine_is_told_and_given_up_and_what_comes_back_ends(
         async with frontend(km) as page:
             assert await said(page, "print(1)") == "1\n"
             cell = page.run("import time; time.sleep(600)")
-            with another_node(cluster, tmp_path), node_silent(cluster):
+            with another_node(own_cluster, tmp_path), node_silent(own_cluster):
                 await cell.shows("Its machine does not answer at the moment.")
                 told = " ".join("".join((await cell.done(within=LONG)).outputs).split())
                 assert "no longer answered" in told
         # The node ends what it was told to end meanwhile.
-        await none_left(cluster, namespace)
+        await none_left(own_cluster, namespace)
 
 
 @contextmanager
@@ -268,10 +266,8 @@ def another_node(cluster: Cluster, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def node_silent(cluster: Cluster) -> Iterator[None]:
+def node_silent(cluster: RealCluster) -> Iterator[None]:
     """Keep the node from being heard of, as if its cable had been pulled; its containers go on."""
-    if not isinstance(cluster, RealCluster):
-        pytest.skip("this cluster's kubelet is not the test's own (KUBECONFIG)")
     cluster.signal("kubelet", signal.SIGSTOP)
     try:
         yield
