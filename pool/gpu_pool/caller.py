@@ -34,6 +34,8 @@ class Caller:
     process: Process
     #: Who may be judged by what the system says of processes; None for callers over TCP.
     peer: Peer | None = None
+    #: What the system calls the user, where the pool calls them by another name: the Hub's.
+    account: str | None = None
     #: The Hub's groups that the user is in; None where no Hub says it.
     groups: frozenset[str] | None = None
     #: The user's server that asks, by the name that the Hub gives it; None for all else.

@@ -94,13 +94,8 @@ def _arrivals(
 
     known = WORKLOADS.get(workload)
     if known is not None:
-        title = f"{known.name}: {known.about}"
-        return (
-            title,
-            arrivals(known, seed),
-            parse_devices(devices or known.devices, _DEVICES),
-            dict(known.weights),
-        )
+        gpus = parse_devices(devices or known.devices, _DEVICES)
+        return known.title(gpus), arrivals(known, seed), gpus, dict(known.weights)
     path = Path(workload)
     if not path.is_file() or path.stat().st_size > _MAX_FILE:
         names = ", ".join(WORKLOADS)

@@ -49,7 +49,8 @@ class CourseAdmission:
             return ()
         if caller is not None and caller.groups is not None:
             return caller.groups
-        return await asyncio.to_thread(system_groups, holder.user)
+        account = None if caller is None else caller.account
+        return await asyncio.to_thread(system_groups, account or holder.user)
 
     async def check_of(
         self, request: SliceRequest, holder: Holder, caller: Caller | None

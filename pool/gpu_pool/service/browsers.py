@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from jupyterhub.services.auth import HubOAuth, HubOAuthCallbackHandler, HubOAuthenticated
 from tornado.web import HTTPError, RequestHandler, StaticFileHandler
@@ -24,6 +24,12 @@ from gpu_pool.service.hub import HubIdentity, HubPlace, UnknownToken
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool_client import GpuPoolError
 from gpu_pool_client._remote.problems import ProblemDocument, problem_of
+
+#: Where the Hub did not answer, or does not know the token by which the service completes logins.
+_NO_LOGIN_REMEDY: Final = (
+    "If that does not help after a minute, tell whoever looks after this JupyterHub: the pool's service must "
+    "be restarted if its token at the JupyterHub has been changed."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,14 @@ class Callback(_Quiet, HubOAuthCallbackHandler):  # type: ignore[misc] # as abov
 
     def get_current_user(self) -> None:
         """Return nobody: who has a login already is found out by the page. Called by tornado."""
+
+    def write_error(self, status_code: int, **_: Any) -> None:
+        """Say what helps somebody whose login was not completed. Called by tornado."""
+        message = "Your login to the GPU pool was not completed. Open its page again."
+        if status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            message += f" {_NO_LOGIN_REMEDY}"
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.finish(message)
 
 
 class BrowserPage(_Quiet):

@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from tornado.httputil import HTTPServerRequest
 
@@ -142,6 +142,14 @@ def _account(uid: int) -> str | None:
         return None
 
 
+class PeerName(NamedTuple):
+    """What a pool calls the user of a process at the other end of a socket. See ``Caller``."""
+
+    user: str
+    mark: str
+    account: str | None = None
+
+
 class PeerIdentity:
     """Knows callers by the credentials of their connection (see ``http_server.PeerServer``).
 
@@ -152,9 +160,8 @@ class PeerIdentity:
         self,
         own_uid: int,
         admins: Collection[str],
-        named: Callable[[Peer], tuple[str, str]] = lambda peer: (
-            name_of(user_name(peer.uid)),
-            str(peer.uid),
+        named: Callable[[Peer], PeerName] = lambda peer: PeerName(
+            name_of(user_name(peer.uid)), str(peer.uid)
         ),
     ) -> None:
         self._own_uid = own_uid
@@ -190,11 +197,11 @@ class PeerIdentity:
             )
         if peer.contained and peer.uid in (0, self._own_uid):
             return Caller(f"uid-{peer.uid}", False, f"c{peer.uid}", peer.process, peer)
-        user, mark = self._named(peer)
+        user, mark, account = self._named(peer)
         # What an administrator runs as another uid, in a container for instance, is none.
         is_named = account_name(peer.uid) is not None and user in self._admins
         is_admin = not peer.contained and (peer.uid in (0, self._own_uid) or is_named)
-        return Caller(user, is_admin, mark, peer.process, peer)
+        return Caller(user, is_admin, mark, peer.process, peer, account=account)
 
 
 #: Lines of OWNER:FIRST:COUNT; the owner is a name or a uid.

@@ -25,7 +25,7 @@ from pydantic import AliasPath, BaseModel, Field, ValidationError, field_validat
 from tornado.httputil import HTTPServerRequest
 
 from gpu_pool.caller import Caller, Peer
-from gpu_pool.service.callers import account_name, user_name
+from gpu_pool.service.callers import PeerName, account_name, user_name
 from gpu_pool.service.connections import client_of
 from gpu_pool.service.heartbeats import remote_process
 from gpu_pool.service.tokens import Client, FairSemaphore, KnownTokens, WaitingClients, digest_of
@@ -449,7 +449,7 @@ def _read_api(url: str) -> tuple[Where, str]:
     )
 
 
-def named_by(system_users: str) -> Callable[[Peer], tuple[str, str]]:
+def named_by(system_users: str) -> Callable[[Peer], PeerName]:
     """Return what names the users of the socket: by the Hub's name where ``system_users`` says it is theirs.
 
     ``system_users`` is what the Hub's users are called on this machine, with
@@ -461,14 +461,14 @@ def named_by(system_users: str) -> Callable[[Peer], tuple[str, str]]:
     if system_users and not found:
         raise BadRequest(f"system_users is {system_users!a}.", f"Accepted: a name with {_USERNAME} in it.")
 
-    def named(peer: Peer) -> tuple[str, str]:
+    def named(peer: Peer) -> PeerName:
         name = user_name(peer.uid)
         user = name[len(before) : len(name) - len(after)]
         is_account = account_name(peer.uid) is not None and peer.uid != 0 and not peer.contained
         is_theirs = is_account and user and name == f"{before}{user}{after}"
         if found and is_theirs:
             known = name_of(user, apart_from="/")
-            return known, mark_of(known)
-        return name_of(f"local/{name}"), str(peer.uid)
+            return PeerName(known, mark_of(known), name)
+        return PeerName(name_of(f"local/{name}"), str(peer.uid))
 
     return named

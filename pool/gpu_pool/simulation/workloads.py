@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import NormalDist
 from typing import Final
 
 from gpu_pool.simulation.engine import Arrival
-from gpu_pool_client import WHOLE, parse_request
+from gpu_pool_client import WHOLE, Device, parse_request
 
 _NORMAL = NormalDist()
 
@@ -100,6 +100,7 @@ class Workload:
     """Everything that decides who arrives when."""
 
     name: str
+    #: Who comes, and what they ask for.
     about: str
     #: As in ``GPU_POOL_DEVICES``.
     devices: str
@@ -110,10 +111,16 @@ class Workload:
     #: The weights of the courses; 1 for those not named.
     weights: Mapping[str, float] = field(default_factory=dict)
 
+    def title(self, devices: Sequence[Device]) -> str:
+        """Return what its figures on these devices are headed with: who comes, and to how much."""
+        gpus = sum(device.milli for device in devices) / WHOLE
+        load = sum(group.load for group in self.groups) / gpus
+        return f"{self.name}: {self.about}; {gpus:g} GPU{'s' * (gpus != 1)}, load {load:.2g}"
+
 
 ONE_SIZE: Final = Workload(
     name="one-size",
-    about="60 students, some much more eager than others, who all ask for 2% of one GPU; load 0.95",
+    about="60 students, some much more eager than others, who all ask for 2% of a GPU",
     devices="V100-SXM2-32GB:1",
     groups=(
         ArrivalGroup("class", 60, {"2%": 1.0}, 0.95, 40 * _MINUTE, 1.0, longest=4 * _HOUR, eagerness=0.95),
@@ -124,7 +131,7 @@ ONE_SIZE: Final = Workload(
 
 MIXED: Final = Workload(
     name="mixed",
-    about="60% ask for 2%, 25% for 10%, 10% for 25 to 50%, 5% for a whole GPU; 4 GPUs, load 0.7",
+    about="60% ask for 2%, 25% for 10%, 10% for 25 to 50%, 5% for a whole GPU",
     devices="V100-SXM2-32GB:4",
     groups=(
         ArrivalGroup(
@@ -143,8 +150,7 @@ MIXED: Final = Workload(
 
 RESEARCH: Final = Workload(
     name="research",
-    about="100 students who ask for 2%, and 8 researchers of three times the weight"
-    " for whole GPUs; 4 GPUs, load 0.7",
+    about="100 students who ask for 2%, and 8 researchers of three times the weight for whole GPUs",
     devices="V100-SXM2-32GB:4",
     groups=(
         ArrivalGroup("class", 100, {"2%": 1.0}, 1.0, 40 * _MINUTE, 1.0, longest=4 * _HOUR),

@@ -8,12 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPResponse
 from http.cookiejar import CookieJar
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode, urljoin
 from urllib.request import HTTPCookieProcessor, HTTPRedirectHandler, Request, build_opener
 
-from support.hub import ADMIN, PREFIX, SECRET, Hub, HubService
+import pytest
+
+from support.hub import ADMIN, PREFIX, SECRET, Hub, HubService, serving_hub
+from support.service import ForkServer
 
 
 class NoRedirects(HTTPRedirectHandler):
@@ -120,6 +124,18 @@ async def test_a_login_that_the_service_did_not_begin_is_refused(behind_hub: Hub
     for query in ("", "?error=x", "?code=stolen", "?code=stolen&state=made-up"):
         assert (await Browser().open(callback + query))[0] in (400, 403)
     assert "stolen" not in behind_hub.service.log
+
+
+async def test_a_login_that_the_hub_does_not_complete_says_what_helps(
+    children: ForkServer, hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The Hub has another token for the service, as after a rotation until the service is restarted.
+    monkeypatch.setattr("support.hub.SECRET", "0123456789abcdef" * 2)
+    async with serving_hub(children, hub, folder / "pool") as service:
+        status, where, body = await Browser().log_in(service, "ada")
+    assert (status, where.partition("?")[0]) == (500, f"{service.url}/oauth_callback")
+    assert "Open its page again." in body
+    assert "must be restarted if its token" in body
 
 
 async def test_logins_leave_no_secret_in_the_log(behind_hub: HubService) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.caller import Peer
-from gpu_pool.service.callers import user_name
+from gpu_pool.service.callers import PeerName, user_name
 from gpu_pool.service.hub import hub_place, mark_of, named_by
 from gpu_pool_client import BadRequest
 from gpu_pool_client._remote.exchange import ServerAddress
@@ -109,8 +109,10 @@ NOBODY = user_name(65534)
     ],
 )
 def test_whose_account_is_a_hub_users(system_users: str, uid: int, contained: bool, user: str) -> None:
-    mark = str(uid) if user.startswith("local/") else mark_of(user)
-    assert named_by(system_users)(Peer(uid, None, contained)) == (user, mark)
+    theirs = PeerName(user, mark_of(user), user_name(uid))
+    local = PeerName(user, str(uid))
+    expected = local if user.startswith("local/") else theirs
+    assert named_by(system_users)(Peer(uid, None, contained)) == expected
 
 
 def test_what_says_nothing_of_a_name_is_refused() -> None:

@@ -32,6 +32,13 @@ HOUR = 3600.0
 V100 = [device(index) for index in range(4)]
 
 
+def test_the_heading_says_on_how_many_gpus_and_how_loaded_they_are() -> None:
+    mixed = WORKLOADS["mixed"]
+    assert mixed.title(V100).endswith("5% for a whole GPU; 4 GPUs, load 0.7")
+    assert mixed.title(V100 * 2).endswith("; 8 GPUs, load 0.35")
+    assert WORKLOADS["one-size"].title(V100[:1]).endswith("2% of a GPU; 1 GPU, load 0.95")
+
+
 def backlog(course: str, size: str, seed: int, users: int = 5) -> list[Arrival]:
     """Return more requests than the pool could grant in an hour, waiting from the first minute on."""
     stream = random.Random(f"{course}/{seed}")
