@@ -74,7 +74,7 @@ def chosen(options: Mapping[str, object]) -> str | None:
 def check(
     name: str | None, user: str, groups: Collection[str], courses: Courses, at: datetime, *, required: bool
 ) -> CourseFile | None:
-    """Return the course of a server that is to be started; None for a server without one.
+    """Return the course of a server that is about to start; None for a server without one.
 
     Raises ``NotAllowed``, or ``BadRequest`` where a course is required and none was chosen.
     """

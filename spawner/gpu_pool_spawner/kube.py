@@ -12,7 +12,6 @@ import asyncio
 import copy
 import inspect
 import json
-import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,21 +20,21 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from tornado.web import HTTPError
-from traitlets import Bool, Dict, TraitError, Unicode, default, validate
+from traitlets import TraitError, default
 
-from gpu_pool.cluster.dialects import AUTO, DialectOptions, dialect_names
+from gpu_pool.cluster.dialects import DialectOptions
 from gpu_pool.courses import CourseFile
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, SliceRequest
 from gpu_pool_client._durations import format_duration
-from gpu_pool_client._traits import Seconds
 from gpu_pool_spawner import choices, kube_choices, kube_messages, kube_profile_list
 from gpu_pool_spawner.kube_capacity import ClusterSupply, capacity
 from gpu_pool_spawner.kube_choices import granted_instead, say_next, server_choices
 from gpu_pool_spawner.kube_profile_list import Choice, Listed
 from gpu_pool_spawner.kube_profiles import Profile, configured_pod, faults, pod_of, profile_of, settings_of
+from gpu_pool_spawner.kube_settings import KubeSettings
 from gpu_pool_spawner.mixin import GPUPoolSpawnerMixin, refusal, with_course
 from gpu_pool_spawner.page import ServerChoice, nothing_to_choose, say_size, spawn_page
-from gpu_pool_spawner.pool_view import tell_once
+from gpu_pool_spawner.pool_view import log_once
 
 try:
     from kubernetes_asyncio.client.exceptions import ApiException
@@ -51,10 +50,8 @@ except ImportError as error:  # what JupyterHub shows if c.JupyterHub.spawner_cl
 
 #: Seconds between two looks at a pod that is starting.
 _LOOK: Final = 0.5
-#: Seconds before the Hub's own timeout, which says nothing, at which a start is given up with words.
+#: Seconds before the Hub's own timeout, which says nothing, at which a start is given up with a reason.
 _BEFORE_TIMEOUT: Final = 2.0
-#: A namespace's name has 63 characters at most, and a course's 50.
-_NAMESPACE: Final = re.compile(r"(?:[a-z0-9][a-z0-9-]{0,12})?\{course\}", re.ASCII)
 #: What a student reads where the configuration would lift a limit; the log has the reason.
 _MISCONFIGURED: Final = (
     "The configuration of this JupyterHub would lift the limits of GPU slices.",
@@ -62,41 +59,8 @@ _MISCONFIGURED: Final = (
 )
 
 
-class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc]
+class GPUPoolKubeSpawner(KubeSettings, KubeSpawner):  # type: ignore[misc]
     """Starts every user's server as a pod, in a course."""
-
-    dialect = Unicode(
-        AUTO,
-        help=f"How the cluster shares GPUs: {AUTO} (detected), or the name of a dialect: aliyun, "
-        "bitfusion, device-plugin, dra, gke, hami, kai, koordinator, volcano, or another package's.",
-    ).tag(config=True)
-    dialect_options = Dict(
-        help="What the nodes do not show, such as {'queue': 'students'} for KAI and Volcano.",
-    ).tag(config=True)
-    refuse_when_full = Bool(
-        True,
-        help="""Whether a server with a slice is refused at once if no GPU has enough free. Set it to False
-        if the cluster adds nodes when pods wait.""",
-    ).tag(config=True)
-    place_within = Seconds(
-        60,
-        help="""Seconds within which a pod must have a node; otherwise its start is given up. 0 means as
-        long as start_timeout, for clusters that add nodes when pods wait.""",
-    ).tag(config=True)
-
-    courses_as_profiles = Bool(
-        False,
-        help="""Whether the courses of a user are profiles in KubeSpawner's own form, after those of
-        profile_list. That form is shown, too, where profile_list alone is set.""",
-    ).tag(config=True)
-    course_namespace = Unicode(
-        help="""The namespace of a course's servers and home directories, such as course-{course}; by
-        default all are in c.KubeSpawner.namespace. They must exist, and the Hub needs its rights in each.""",
-    ).tag(config=True)
-    kueue = Bool(
-        False,
-        help="Whether servers wait in Kueue's queues of their courses, which gpu-pool courses export writes.",
-    ).tag(config=True)
 
     #: KubeSpawner's.
     profile_list: Any
@@ -113,26 +77,6 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
     _pvc_exists: bool
     #: What was configured of the settings that a course has set.
     _replaced: Mapping[str, Any] = {}
-
-    @validate("dialect")
-    def _check_dialect(self, proposal: Any) -> str:
-        if proposal.value not in (accepted := (AUTO, *dialect_names())):
-            raise TraitError(f"dialect is {proposal.value!r}. Accepted: {', '.join(accepted)}.")
-        return str(proposal.value)
-
-    @validate("course_namespace")
-    def _check_namespace(self, proposal: Any) -> str:
-        if proposal.value and not _NAMESPACE.fullmatch(proposal.value):
-            raise TraitError(f"course_namespace is {proposal.value!r}. Accepted: course-{{course}}, say.")
-        return str(proposal.value)
-
-    @validate("dialect_options")
-    def _check_options(self, proposal: Any) -> dict[str, Any]:
-        try:
-            DialectOptions(**proposal.value)
-        except (TypeError, BadRequest) as error:
-            raise TraitError(f"dialect_options: {error}") from None
-        return dict(proposal.value)
 
     @default("apply_user_options")
     def _apply_user_options_default(self) -> Any:
@@ -196,7 +140,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
 
     # Not a coroutine itself: the Hub reads start_timeout as soon as it has called this.
     def start(self) -> Any:
-        """Start the server in its course, or refuse in words. Called by the Hub in every spawn."""
+        """Start the server in its course, or refuse and say why. Called by the Hub in every spawn."""
         self._profile = None
         early, self._early = self._early, None
         self._choice = None
@@ -206,8 +150,8 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         if not self._has_profiles:
             with suppress(BadRequest):  # refused below
                 self._choice = self._chosen(None)
-        if self._choice and isinstance(within := self._choice.override.get("start_timeout"), int):
-            self._replace({"start_timeout": within})
+        if self._choice and self._choice.start_timeout is not None:
+            self._replace({"start_timeout": self._choice.start_timeout})
         self._replace(self._settings_of_choice())
         return self._watched_start()
 
@@ -278,7 +222,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         return {name: kube_messages.NO_HOME for name, each in courses.items() if each.kubernetes.home == 0}
 
     async def _watched_start(self) -> Any:
-        """Start, and give up in words before the Hub does without."""
+        """Start, and give up with a reason before the Hub gives up without one."""
         if self._choice is None:
             self._choice = await self._choose()
             self._replace(self._settings_of_choice())
@@ -351,11 +295,10 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
         """Return what the cluster has, and log what it cannot give of what servers are offered."""
         api = shared_client("CoreV1Api").api_client
         options = DialectOptions(**self.dialect_options)
-        snapshot = cluster_reader_of(api, self.dialect, options)
-        supply = await snapshot.look(fresh=fresh)
+        supply = await cluster_reader_of(api, self.dialect, options).look(fresh=fresh)
         if supply is not None:
             for words in faults(self._courses(), configured_pod(self), supply.dialect):
-                snapshot.tell(words)
+                log_once(words)
         return supply
 
     async def _make_claim_templates(self) -> None:
@@ -397,7 +340,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
             again = "Try again; if that does not help, tell its administrator: the log has the reason."
             raise refusal(NotAllowed("This JupyterHub could not list its profiles.", again)) from None
         for words in kube_profile_list.faults(listed, self._courses(), each_course=self.courses_as_profiles):
-            tell_once(words)
+            log_once(words)
         return listed
 
     def _kubespawners_form(self, profiles: Sequence[Listed]) -> str:
@@ -485,7 +428,7 @@ class GPUPoolKubeSpawner(GPUPoolSpawnerMixin, KubeSpawner):  # type: ignore[misc
 
 
 async def _choose_early(spawner: GPUPoolKubeSpawner, user_options: object) -> None:
-    """Find out what was chosen before the Hub reads ``start_timeout``, which a course may set."""
+    """Find out what was chosen before the Hub reads ``start_timeout``, which it may set."""
     del user_options
     spawner._early = None
     if spawner._has_profiles:

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import time
 from typing import Final
 
 from kubernetes_asyncio.client import ApiClient
-from traitlets.log import get_logger
 
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
 from gpu_pool.cluster.dialects import AUTO, Cluster, DialectOptions, Manifest
 from gpu_pool.cluster.dialects.choosing import Memory, away, look
 from gpu_pool.cluster.snapshot import NODES, list_all, list_pods, list_sources
 from gpu_pool_spawner.kube_capacity import ClusterSupply
+from gpu_pool_spawner.pool_view import log_once
 
 #: Seconds for which nodes and pods, and for which definitions and classes, are believed.
 _FRESH: Final = 2.0
 _FRESH_CLASSES: Final = 300.0
 #: Seconds within which the API server answers.
 _WITHIN: Final = 10.0
-_MOST_TOLD: Final = 200
 #: Seconds for which a node that shows no GPUs any more has them and gives none out: a server with a slice
 #: is told that there is no room now, and not that there never is.
 _AWAY_FOR: Final = 180.0
@@ -43,7 +43,6 @@ class ClusterReader:
         self._asked_at = 0.0
         self._classes: dict[str, list[Manifest]] = {}
         self._classes_at = -_FRESH_CLASSES
-        self._told: set[str] = set()
         self._known: Memory = {}
 
     async def look(self, *, fresh: bool = False) -> ClusterSupply | None:
@@ -59,36 +58,33 @@ class ClusterReader:
         try:
             return await asyncio.wait_for(self._read(), _WITHIN)
         except asyncio.TimeoutError:
-            self.tell(f"The cluster does not answer within {_WITHIN:.0f} s.")
+            _warn(f"The cluster does not answer within {_WITHIN:.0f} s.")
         except (ApiAway, ApiRefused) as error:
-            self.tell(f"The cluster's nodes cannot be read, so no GPU can be granted: {error}")
+            _warn(f"The cluster's nodes cannot be read, so no GPU can be granted: {error}")
         return None
 
     async def _read(self) -> ClusterSupply | None:
         nodes = await list_all(self._api, NODES, cached=True)
         if time.monotonic() - self._classes_at > _FRESH_CLASSES:
-            self._classes = await list_sources(self._api, _CLASSES, self._tell_unreadable, cached=True)
+            self._classes = await list_sources(self._api, _CLASSES, _warn_unreadable, cached=True)
             self._classes_at = time.monotonic()
         asked = _CLAIMS if self._classes["device_classes"] else ()
-        claims = await list_sources(self._api, asked, self._tell_unreadable, cached=True)
+        claims = await list_sources(self._api, asked, _warn_unreadable, cached=True)
         shown, now = Cluster.read(nodes, **self._classes, **claims), time.monotonic()
         choice, _, self._known = look(self._known, shown, self._options, self._dialect, now, _AWAY_FOR)
-        self.tell(str(choice))
+        _warn(str(choice))
         if choice.dialect is None:
             return None
-        pods = await list_pods(self._api, self._tell_unreadable, cached=True)
+        pods = await list_pods(self._api, _warn_unreadable, cached=True)
         return ClusterSupply(choice.dialect, pods, away(self._known))
 
-    def _tell_unreadable(self, problem: str) -> None:
-        self.tell(f"No permission to read this part of the cluster; it is treated as empty: {problem}")
 
-    def tell(self, words: str) -> None:
-        """Log it, once."""
-        if words not in self._told:
-            # Words with numbers in them come in many forms: some are repeated once in a while.
-            self._told = self._told if len(self._told) < _MOST_TOLD else set()
-            self._told.add(words)
-            get_logger().warning("GPUs of the cluster: %s", words)
+def _warn_unreadable(problem: str) -> None:
+    _warn(f"No permission to read this part of the cluster; it is treated as empty: {problem}")
+
+
+def _warn(text: str) -> None:
+    log_once(f"GPUs of the cluster: {text}", logging.WARNING)
 
 
 @functools.cache

@@ -29,9 +29,10 @@ from gpu_pool_spawner.choices import COURSE
 from gpu_pool_spawner.kube_choices import SLICE, request_of
 from gpu_pool_spawner.page import ServerChoice, SpawnPage, say_slice, say_until
 
-#: KubeSpawner's names: of what is chosen, and of what was filled in instead of a choice.
+#: KubeSpawner's names: of what is chosen, of what was filled in instead of a choice, and of what either sets.
 PROFILE: Final = "profile"
 _UNLISTED: Final = "{}--unlisted-choice"
+_OVERRIDE: Final = "kubespawner_override"
 #: The slugs of the profiles that courses are, and of a server without a course.
 SLUG: Final = "course-{}"
 WITHOUT: Final = "no-course"
@@ -51,11 +52,9 @@ class Choice:
     slice_name: str | None = None
     #: The administrator's profile whose settings it gets.
     profile: Listed | None = None
-
-    @property
-    def override(self) -> Mapping[str, Any]:
-        """What that profile sets, whatever is chosen in it."""
-        return (self.profile or {}).get("kubespawner_override") or {}
+    #: Seconds that the profile, or a choice in it, gives the start; None where neither says. KubeSpawner sets
+    #: them only after the Hub has read its own.
+    start_timeout: int | None = None
 
 
 #: Characters of HTML, and others that look like them.
@@ -171,7 +170,7 @@ def course_profiles(page: SpawnPage, listed: Sequence[Listed]) -> list[dict[str,
 
 
 def faults(listed: Sequence[Listed], courses: Courses, *, each_course: bool) -> Iterator[str]:
-    """Yield what is wrong with the administrator's profiles, in words for an administrator."""
+    """Yield what is wrong with the profiles, as an administrator reads it in the log."""
     for profile in listed:
         if words := _fault(profile, listed, courses):
             yield f"The profile {profile['slug']!a} is not offered: {words}"
@@ -208,17 +207,22 @@ def _of_profile(profile: Listed, options: Mapping[str, object], courses: Courses
             "Tell the administrator: the log of JupyterHub has the reason.",
         )
     own = profile.get("profile_options") or {}
-    slice_name = profile.get(SLICE)
-    for name, option in own.items():
-        slice_name = _chosen_of(name, option, options).get(SLICE, slice_name)
+    # As KubeSpawner applies them: what comes later holds.
+    parts = [profile, *(_chosen_of(name, option, options) for name, option in own.items())]
+    slice_name = _last([each.get(SLICE) for each in parts])
+    within = _last([_override(each).get("start_timeout") for each in parts])
     asked = _text(options, SLICE)
     if not course or not _may_have(slice_name, asked, course, courses):
         _agree(slug, "slice", slice_name, asked)
-    return Choice(course, slice_name or asked, profile)
+    return Choice(course, slice_name or asked, profile, within if isinstance(within, int) else None)
+
+
+def _last(found: Sequence[Any]) -> Any:
+    return next((each for each in reversed(found) if each is not None), None)
 
 
 def _may_have(slice_name: object, asked: str | None, course: str, courses: Courses) -> bool:
-    """Whether a profile for this slice, or for any, gives what was asked for, by name or by size."""
+    """Whether a profile for this slice, or for any, gives what was asked for by name or size."""
     if not asked or slice_name in (None, asked):
         return True
     with suppress(GpuPoolError):
@@ -234,7 +238,7 @@ def _chosen_of(name: str, option: Mapping[str, Any], options: Mapping[str, objec
     if unlisted:
         if not (option.get("unlisted_choice") or {}).get("enabled"):
             raise BadRequest(f"Of {name!a} only what is listed can be chosen.", _which(choices))
-        return {}
+        return {_OVERRIDE: _override(option["unlisted_choice"])}
     if choice and choice not in choices:
         raise BadRequest(f"There is no choice {choice[:60]!a} of {name!a}.", _which(choices))
     if not choices:
@@ -282,11 +286,16 @@ def _named(listed: Sequence[Listed]) -> set[str]:
     return {name for each in listed if (name := each.get(COURSE)) and isinstance(name, str)}
 
 
+def _override(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a profile sets whatever is chosen in it, or what a choice sets."""
+    return part.get(_OVERRIDE) or {}
+
+
 def _overrides(profile: Listed) -> Iterator[Mapping[str, Any]]:
-    yield profile.get("kubespawner_override") or {}
+    yield _override(profile)
     for option in (profile.get("profile_options") or {}).values():
         for each in (*(option.get("choices") or {}).values(), option.get("unlisted_choice") or {}):
-            yield each.get("kubespawner_override") or {}
+            yield _override(each)
 
 
 def _fault(profile: Listed, listed: Sequence[Listed], courses: Courses) -> str:

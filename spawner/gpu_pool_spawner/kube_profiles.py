@@ -76,7 +76,7 @@ def configured_pod(spawner: Any) -> dict[str, Any]:
 
 
 def faults(courses: Courses, configured: Manifest, dialect: Dialect) -> Iterator[str]:
-    """Yield what would fail at a start, in words for an administrator.
+    """Yield what would fail at a start, as an administrator reads it in the log.
 
     That is what is ``configured`` for every pod and would lift a limit, and every
     slice of a server that this cluster cannot give.
@@ -84,12 +84,12 @@ def faults(courses: Courses, configured: Manifest, dialect: Dialect) -> Iterator
     try:
         check(configured, dialect.table.bans)
     except GpuPoolError as error:
-        yield f"no server can start with this configuration: {error}"
+        yield f"No server can start with this configuration: {error}"
     for name, course in courses.usable.items():
         for offer in course.slices if course.kubernetes.kernels == "server" else ():
             words = _refusal(offer.request, dialect)
             if words:
-                yield f"course {name}, slice {offer.name}, cannot be given: {words}"
+                yield f"The slice {offer.name} of the course {name} cannot be given on this cluster: {words}"
 
 
 def _refusal(request: SliceRequest, dialect: Dialect) -> str:
@@ -102,7 +102,7 @@ def _refusal(request: SliceRequest, dialect: Dialect) -> str:
 
 
 def settings_of(course: CourseFile, configured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the spawner's settings that a course file decides, by name.
+    """Return the spawner's settings that a course file decides.
 
     What is guaranteed is what the administrator has configured, and never more
     than the limit; where nothing is configured, it is the limit.

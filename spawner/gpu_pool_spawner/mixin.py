@@ -1,8 +1,8 @@
-"""What any spawner class becomes a spawner for courses with.
+"""What turns any spawner class into a spawner for courses.
 
-The order in which the Hub calls a spawner, of which ``start`` alone is passed
-by every spawn, whether it comes from the form, from a link, by the REST API, by
-an administrator or of itself::
+The order in which the Hub calls a spawner. Only ``start`` is part of every spawn,
+whether it comes from the form, from a link, by the REST API, from an administrator
+or from the Hub itself::
 
     options_form       shows the spawn page
     options_from_form  what was filled in → user_options; the REST API sets these directly
@@ -40,7 +40,7 @@ _TELLS_ITS_COURSE: Final = ("read:servers!server",)
 class GPUPoolSpawnerMixin(LoggingConfigurable):
     """Gives every server that a spawner starts a course, and with it kernels on slices of GPUs.
 
-    To be named before a class of JupyterHub's::
+    Name it before a class of JupyterHub's::
 
         class MySpawner(GPUPoolSpawnerMixin, DockerSpawner):
             pass
@@ -105,7 +105,7 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
             raise refusal(error) from None
 
     async def start(self) -> Any:
-        """Start the server in its course, or refuse in words. Called by the Hub in every spawn."""
+        """Start the server in its course, or refuse and say why. Called by the Hub in every spawn."""
         self._course = None
         try:
             self._course = self._checked_course()

@@ -72,7 +72,7 @@ class SpawnPage:
     without: bool = False
     #: What was chosen the last time, in whatever form it was.
     last: object = None
-    #: Whom to ask, in words that end a sentence.
+    #: Whom to ask; completes a sentence that begins with "Ask".
     contact: str = ""
     #: By course: what is chosen besides, where its servers are not all alike.
     servers: Mapping[str, Sequence[ServerChoice]] = field(default_factory=dict)

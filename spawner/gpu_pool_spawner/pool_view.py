@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -44,10 +45,9 @@ class PoolSupply:
     """What a pool said of itself."""
 
     devices: tuple[DeviceStatus, ...] = ()
-    #: What somebody would meet who asked for it now, in words that go on after a comma; of what they
-    #: would have at once: nothing.
+    #: How somebody who asked for it now would wait, to follow a comma; without what would be granted at once.
     waits: Mapping[Offered, str] = field(default_factory=dict)
-    #: With what somebody would be refused who asked for it now, in sentences.
+    #: Why somebody who asked for it now would be refused, as sentences.
     refusals: Mapping[Offered, str] = field(default_factory=dict)
 
     @property
@@ -91,7 +91,7 @@ class PoolView:
         )
 
     async def _recent(self, question: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the answer to a question that was asked lately, by whomever, or ask it."""
+        """Return the answer to a question that anybody has asked lately, or ask it."""
         asked_at, answer = self._answers.get(question, (0.0, None))
         if answer is None or (answer.done() and time.monotonic() - asked_at > _FRESH):
             if len(self._answers) >= _MOST_KEPT:
@@ -105,7 +105,7 @@ class PoolView:
 
 
 class _Outcome(NamedTuple):
-    """What somebody meets who asks, in words, see :class:`PoolSupply`."""
+    """What happens to somebody who asks; see :class:`PoolSupply`."""
 
     wait: str = ""
     refusal: str = ""
@@ -134,10 +134,11 @@ def _say(outlook: Outlook) -> str:
     )
 
 
+# Texts with numbers in them come in many forms: some are repeated once in a while.
 @functools.lru_cache(maxsize=256)
-def tell_once(words: str) -> None:
-    """Log what is wrong with the configuration, once."""
-    get_logger().error("%s", words)
+def log_once(text: str, level: int = logging.ERROR) -> None:
+    """Log what is wrong with the configuration or with the cluster, once."""
+    get_logger().log(level, "%s", text)
 
 
 @functools.cache

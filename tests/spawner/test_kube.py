@@ -239,7 +239,7 @@ def test_what_would_lift_a_limit_is_refused(lifting: dict[str, Any], made: Profi
 def test_what_would_fail_at_a_start_is_told_when_it_is_loaded() -> None:
     courses = Courses({"ml": SERVER, "pods": PODS})
     assert list(faults(courses, base(), HAMI)) == [
-        "course ml, slice Two, cannot be given: You asked for 2 GPUs on one node; "
+        "The slice Two of the course ml cannot be given on this cluster: You asked for 2 GPUs on one node; "
         "no node has more than 1 that match. Ask for at most 1."
     ]
     lifting = base(env=[{"name": "CUDA_DISABLE_CONTROL"}])

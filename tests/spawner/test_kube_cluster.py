@@ -15,6 +15,7 @@ from gpu_pool_client import parse_request
 from gpu_pool_spawner.kube_capacity import ClusterSupply, capacity, next_capacity
 from gpu_pool_spawner.kube_cluster import ClusterReader
 from gpu_pool_spawner.kube_profiles import profile_of
+from gpu_pool_spawner.pool_view import log_once
 from support.clusters import hami, listed, named, plain, resource_slice
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
 
@@ -31,6 +32,7 @@ async def fake() -> AsyncIterator[FakeKubernetes]:
 
 @pytest.fixture
 async def reader(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[ClusterReader]:
+    log_once.cache_clear()
     api = await connect(str(fake.kubeconfig(tmp_path / "kubeconfig")))
     yield ClusterReader(api)
     await api.close()

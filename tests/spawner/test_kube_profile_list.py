@@ -311,12 +311,37 @@ async def test_a_course_decides_how_long_a_start_may_take_before_the_hub_asks(fo
     starting.close()
 
 
-async def test_a_profile_decides_how_long_a_start_may_take_where_no_course_does(folder: Path) -> None:
+async def test_a_profile_or_a_choice_in_it_decides_how_long_a_start_may_take_where_no_course_does(
+    folder: Path,
+) -> None:
     own = {"kubespawner_override": {"start_timeout": 1200}}
-    profiles = [{"display_name": "A", **own}, {"display_name": "B"}, {**PROFILES[1], **own}]
+    image = {
+        "display_name": "Image",
+        "choices": {
+            "slim": {"display_name": "Slim"},
+            "large": {"display_name": "Large", "kubespawner_override": {"start_timeout": 900}},
+        },
+        "unlisted_choice": {
+            "enabled": True,
+            "kubespawner_override": {"image": "{value}", "start_timeout": 1500},
+        },
+    }
+    profiles = [
+        {"display_name": "A", **own},
+        {"display_name": "B"},
+        {**PROFILES[1], **own},
+        {"display_name": "C", **own, "profile_options": {"image": image}},
+    ]
     spawner = made(folder, profiles, start_timeout=60)
-    for name, within in (("a", 1200), ("b", 60), ("ml", 600)):
-        spawner.user_options = {"profile": name}
+    for options, within in (
+        ({"profile": "a"}, 1200),
+        ({"profile": "b"}, 60),
+        ({"profile": "ml"}, 600),
+        ({"profile": "c"}, 1200),
+        ({"profile": "c", "image": "large"}, 900),
+        ({"profile": "c", "image--unlisted-choice": "example.org/my:1"}, 1500),
+    ):
+        spawner.user_options = options
         spawner.clear_state()
         await spawner._run_apply_user_options(spawner.user_options)
         starting = spawner.start()

@@ -79,8 +79,8 @@ async def hub_of(example: Path, folder: Path, more: str, address: str = "127.0.0
         f"c.PoolSettings.courses_dir = {str(hub.courses)!r}\n"
         'c.ServeApp.ttl, c.ServeApp.system_users = 6, "{username}"\n'
     )
-    hub._more["EXAMPLE_OF_THIS_TEST"] = json.dumps(settings)
-    hub._more["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    hub.variables["EXAMPLE_OF_THIS_TEST"] = json.dumps(settings)
+    hub.variables["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     await hub.start()
     try:
         yield hub

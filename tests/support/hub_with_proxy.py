@@ -96,7 +96,8 @@ class Hub:
     ) -> None:
         """``config`` is added to the Hub's configuration, ``environment`` to its variables."""
         self.folder = folder
-        self._more = dict(environment or {})
+        #: What is added to its variables when it starts.
+        self.variables = dict(environment or {})
         self.courses = folder / "courses"
         for made in (self.courses, folder / "homes"):
             made.mkdir(parents=True)
@@ -160,7 +161,7 @@ class Hub:
         return bool(servers[server]["ready"])
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        variables = {**self.environment, **self._more, "HUB_OF_THIS_TEST": json.dumps(self._settings)}
+        variables = {**self.environment, **self.variables, "HUB_OF_THIS_TEST": json.dumps(self._settings)}
         with open(self.folder / "log", "wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "jupyterhub", "-f", "jupyterhub_config.py"],

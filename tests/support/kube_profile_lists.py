@@ -103,7 +103,7 @@ class Spawner(GPUPoolKubeSpawner):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(kubespawner.spawner, "load_config", lambda **_: None)  # there is no cluster
     monkeypatch.setattr(pool_view, "_WITHIN", 0.1)  # nor a pool
-    pool_view.tell_once.cache_clear()
+    pool_view.log_once.cache_clear()
     for name, text in COURSES.items():
         (tmp_path / f"{name}.yaml").write_text(text)
     return tmp_path

@@ -28,6 +28,15 @@ pytestmark = [
 
 #: As one has them who had profiles before there were courses.
 _CONFIG = """
+import asyncio
+
+async def as_slow_as_a_large_image(spawner, pod):
+    if pod.metadata.labels.get("kind") == "either-image":
+        await asyncio.sleep(3)
+    return pod
+
+c.KubeSpawner.modify_pod_hook = as_slow_as_a_large_image
+
 async def profiles(spawner):
     return [
         {
@@ -36,6 +45,14 @@ async def profiles(spawner):
             "kubespawner_override": {"cpu_limit": 0.5, "extra_labels": {"kind": "cpu-only"}},
         },
         {"display_name": "Research", "course": "research"},
+        {
+            "display_name": "Either image",
+            "kubespawner_override": {"start_timeout": 1, "extra_labels": {"kind": "either-image"}},
+            "profile_options": {"image": {"display_name": "Image", "choices": {
+                "small": {"display_name": "Small"},
+                "large": {"display_name": "Large", "kubespawner_override": {"start_timeout": 110}},
+            }}},
+        },
     ]
 
 c.KubeSpawner.profile_list = profiles
@@ -68,6 +85,7 @@ async def test_a_course_is_chosen_on_the_page_of_kubespawner(hub: KubeHub, chrom
         # In no course that is not hers, and in none that is closed.
         assert titles == [
             "CPU only",
+            "Either image",
             "Nothing kept",
             "Large software",
             "Too many cores",
@@ -106,6 +124,14 @@ async def test_a_profile_without_a_course_goes_on_and_has_no_gpu(hub: KubeHub) -
     assert container["resources"]["limits"] == {"cpu": "500m"}
     assert pod["metadata"]["labels"]["kind"] == "cpu-only"
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in container["env"]
+
+
+async def test_a_choice_decides_how_long_the_hub_waits_for_the_start(hub: KubeHub) -> None:
+    await hub.api("POST", "users/barbara")
+    # Slower than the second that the profile itself allows.
+    answer = await hub.api("POST", "users/barbara/server", {"profile": "either-image", "image": "large"})
+    assert answer.code in (201, 202), answer.body
+    await eventually(lambda: hub.is_ready("barbara"), within=120)
 
 
 @pytest.mark.parametrize(
