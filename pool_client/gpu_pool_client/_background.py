@@ -73,7 +73,7 @@ def _loop(name: str, pid: int) -> asyncio.AbstractEventLoop:
 async def give_back(
     name: Hashable, what: str, give: Callable[[], Awaitable[None]], waits: float = WAITS
 ) -> None:
-    """Call ``give`` until the pool has heard of it; return then, or after so many seconds.
+    """Call ``give`` until the pool has taken it; return then, or after ``waits`` seconds.
 
     ``name`` is one for all that gives back the same, and ``what`` is for the log. Where whoever calls this
     is cancelled, or its event loop ends, it goes on.

@@ -353,7 +353,7 @@ class Pool(abc.ABC):
     async def resize(self, lease_id: str, request: SliceRequest) -> Lease:
         """Change the size of a lease, which keeps its id, its key and its holder.
 
-        A held lease gets other slices at once, on its own devices if possible; its holder is to give
+        A held lease gets other slices at once, on its own devices if possible; its holder must give
         its process the new :attr:`Lease.environment`. A waiting one keeps its position only if it asks
         for no more than before. A parked one asks for the new size when it resumes.
 
@@ -362,7 +362,7 @@ class Pool(abc.ABC):
         lease_id
             The lease's id.
         request
-            What it is to have from now on.
+            The size it has from now on.
 
         Returns
         -------
@@ -460,7 +460,7 @@ class Pool(abc.ABC):
         lease_id
             The lease's id.
         kernel
-            What is to run in the pod.
+            What to run in the pod.
 
         Returns
         -------

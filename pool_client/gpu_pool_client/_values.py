@@ -131,7 +131,7 @@ class KernelCommand:
     argv: tuple[str, ...]
     #: What the connection file says: ports, key and Curve keys. Its ``ip`` is the pod's affair. Secret.
     connection: Mapping[str, Any] = field(repr=False)
-    #: The kernelspec's own variables, and what the user passes on by name. Nothing of the pool's.
+    #: The kernelspec's own variables, and those that the user names to be passed on. None of the pool's.
     environment: Mapping[str, str] = field(default_factory=dict)
     #: The folder to start in, below the home; None for the home itself.
     folder: str | None = None
@@ -244,7 +244,7 @@ class Limit:
     """What holds one resource of a slice within its size, and how firmly."""
 
     strength: Strength = Strength.NONE
-    #: What enforces it, in words: ``accounting only``, ``MPS``.
+    #: What enforces it, for people to read: ``accounting only``, ``MPS``.
     by: str = "accounting only"
 
     def __str__(self) -> str:
@@ -331,7 +331,7 @@ class Holder:
 
     user: str
     course: str | None = None
-    #: What the lease is for, in words a person recognises: a kernel's name, a command.
+    #: What the lease is for, as a person recognises it: a kernel's name, a command.
     kernel: str | None = None
     process: Process | None = None
     #: Whether it is batch work, such as grading: it comes after all that is not, whatever its priority.

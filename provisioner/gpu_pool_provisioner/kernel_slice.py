@@ -95,20 +95,20 @@ class KernelSlice:
         return shared_pool(self.url)
 
     def see(self, lease: Lease) -> Lease:
-        """Take note of how the lease is, for those who ask; return it."""
+        """Remember the lease as it is now, for those who ask; return it."""
         self.lease, self.seen_at = lease, time.monotonic()
         return lease
 
     async def take(self, holder: Holder, timeout: float | None = None) -> Lease:
-        """Return the lease of before a restart, or a new one, which may still be in the queue.
+        """Return the lease from before a restart, or a new one, which may still be in the queue.
 
         With a ``timeout``, one that is held within so many seconds. Raises
-        ``LeaseGone`` when the lease of before has ended, and what
-        ``Pool.request`` or ``Pool.acquire`` raises. To be called again where
+        ``LeaseGone`` when the earlier lease has ended, and what
+        ``Pool.request`` or ``Pool.acquire`` raises. May be called again where
         the pool did not answer.
         """
         if self.lease_id is not None:
-            return self.see(await self._lease_of_before(self.lease_id))
+            return self.see(await self._earlier_lease(self.lease_id))
         if timeout is None:
             lease = await self.pool.request(self.request, holder, self._key)
         else:
@@ -124,8 +124,8 @@ class KernelSlice:
     async def take_within(self, holder: Holder, seconds: float) -> Lease | None:
         """Do what :meth:`take` does; return None where the pool has not answered within so many seconds.
 
-        The request then goes on, and the next call waits for its answer. To be
-        called on the proxies' event loop, as :meth:`stop_asking`.
+        The request then goes on, and the next call waits for its answer. Call this,
+        like :meth:`stop_asking`, on the proxies' event loop.
         """
         if self._asking is None:
             self._asking = asyncio.create_task(self.take(holder))
@@ -145,7 +145,7 @@ class KernelSlice:
             if asking.cancel():
                 self.renew_key()
 
-    async def _lease_of_before(self, lease_id: str) -> Lease:
+    async def _earlier_lease(self, lease_id: str) -> Lease:
         try:
             lease = await self.pool.get_lease(lease_id)
         except LeaseGone as error:
@@ -273,7 +273,7 @@ class SliceEnvironment:
         return self._hook
 
     def change(self, lease: Lease) -> dict[str, tuple[str | None, str | None]]:
-        """Return what changes with the lease: by name the value before and now, None for none."""
+        """Return the variables that change, each with its value before and now; None where it is unset."""
         before = self.variables
         now = slice_environment(lease, self._python, self._environment, hook=self._hook)
         self.variables = now
@@ -284,7 +284,7 @@ class SliceEnvironment:
 def expected_lease(request: SliceRequest, holder: Holder, status: PoolStatus) -> Lease:
     """Return what a request would probably be granted: of each device the same, and enforced as others are.
 
-    It is good for what a slice's environment is like, and for nothing else. The pool is not asked for it.
+    It serves to foresee a slice's environment, and nothing else. Nothing is asked of the pool.
     """
     devices = [each.device for each in status.devices][: request.count]
     slices = tuple(cut(request, device) for device in devices)

@@ -35,7 +35,6 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from gpu_pool_client import (
     EndReason,
     GpuPoolError,
-    Holder,
     KernelCommand,
     Lease,
     LeaseState,
@@ -46,18 +45,10 @@ from gpu_pool_client import (
     parse_request,
 )
 from gpu_pool_client._background import background_loop, in_background
-from gpu_pool_client._pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
-from gpu_pool_client._processes import account_of
+from gpu_pool_client._pool import URL_VARIABLE
 from gpu_pool_provisioner import advice
 from gpu_pool_provisioner.forked import ForkedProcess
-from gpu_pool_provisioner.kernel_slice import (
-    NOTICE_VARIABLE,
-    KernelSlice,
-    SliceEnvironment,
-    expected_lease,
-    kernel_name,
-    printable,
-)
+from gpu_pool_provisioner.kernel_slice import NOTICE_VARIABLE, KernelSlice, SliceEnvironment, expected_lease
 from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
 from gpu_pool_provisioner.proxy import messages, pod_runs
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
@@ -67,13 +58,8 @@ from gpu_pool_provisioner.readiness import ReadinessWatch
 from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
 from gpu_pool_provisioner.settings import SliceSettings
 from gpu_pool_provisioner.slice_control import SliceControl
-from gpu_pool_provisioner.templates import (
-    TemplateProcess,
-    TemplateSettings,
-    say_cold_in_pods,
-    templates,
-)
-from gpu_pool_provisioner.unattended import UnattendedStart, is_unattended
+from gpu_pool_provisioner.templates import TemplateProcess, say_cold_in_pods, templates
+from gpu_pool_provisioner.unattended import UnattendedStart
 
 #: Seconds for which the death of a kernel that nobody restarts by itself is forgiven:
 #: enough for its manager, which looks ten times a second, to see it and restart it on request.
@@ -99,14 +85,12 @@ class GPUPoolProvisioner(SliceSettings):
     pass to the caller: their text is what a student reads.
     """
 
-    #: The kernel manager. jupyter_client gives every provisioner one.
-    parent: Any
     _slice: KernelSlice | None = None
     #: The slice's lease as it was before the launch: held, or in the queue.
     _lease: Lease | None = None
     #: When the slice was last asked for, by ``time.monotonic()``.
     _asked_at = 0.0
-    #: Whether a start went through. Then only cleanup(False) makes the slice forgotten.
+    #: Whether a start succeeded. From then on only cleanup(False) forgets the slice.
     _started = False
     _ports: PortReservation | None = None
     _watch: ReadinessWatch | None = None
@@ -116,13 +100,13 @@ class GPUPoolProvisioner(SliceSettings):
     _on_slice: SliceEnvironment | None = None
     #: Waits for the slice where nobody watches the kernel, from when it was asked for until the kernel runs.
     _unattended: UnattendedStart | None = None
-    #: Speaks for the kernel before its process, and in front of it.
+    #: Answers for the kernel before it has a process, and relays to it once it has one.
     _proxy: KernelProxy | None = None
     #: The ports and keys on which the proxy listens.
     _proxy_connection: KernelConnectionInfo | None = None
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
-        """Take a slice, or keep the one of before a restart, and prepare the launch.
+        """Take a slice, or keep the one from before a restart, and prepare the launch.
 
         Called first in every start. Raises the pool's errors, ``TimedOut`` with
         advice, and ``LeaseGone`` when a restarted kernel has lost its slice.
@@ -157,7 +141,7 @@ class GPUPoolProvisioner(SliceSettings):
             return self.connection_info
 
     async def post_launch(self, **kwargs: Any) -> None:
-        """Let the kernel's first reply confirm its lease. Called when the manager's start is through."""
+        """Let the kernel's first reply confirm its lease. Called when the manager's start has succeeded."""
         if self._slice is None:
             await super().post_launch(**kwargs)
             return
@@ -227,7 +211,7 @@ class GPUPoolProvisioner(SliceSettings):
         if proxy is not None and signum == signal.SIGINT and proxy.takes_interrupts:
             await in_background(proxy.interrupt())
         elif proxy is not None and proxy.standing_in:
-            # What is not here takes no other signals.
+            # There is no process here that could take other signals.
             if signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGHUP):
                 await in_background(proxy.stop())
         else:
@@ -261,7 +245,7 @@ class GPUPoolProvisioner(SliceSettings):
         """Continue the lease that :meth:`get_provisioner_info` named."""
         await super().load_provisioner_info(provisioner_info)
         if provisioner_info.get("lease_id"):
-            self._slice = self._new_slice()
+            self._slice = self.new_slice()
             self._slice.lease_id = provisioner_info["lease_id"]
             self._started = True
 
@@ -278,15 +262,6 @@ class GPUPoolProvisioner(SliceSettings):
         """The kernel's slice; None where it has none."""
         return self._slice
 
-    def wanted_slice(self) -> KernelSlice | None:
-        """Return the slice that such a kernel would ask for; None for none. Raises ``BadRequest``."""
-        return self._new_slice() if self.slice else None
-
-    @property
-    def course_name(self) -> str | None:
-        """The course in whose name the slice is asked for; None for none."""
-        return self.course or self._variable(COURSE_VARIABLE) or None
-
     async def start_template(self, cmd: list[str]) -> TemplateProcess | None:
         """Start the template of such kernels before there is one; return it, or None where none is started.
 
@@ -297,25 +272,21 @@ class GPUPoolProvisioner(SliceSettings):
             return None
         # A kernel's environment without what LocalProvisioner does besides: it would choose ports.
         environment = (await super(LocalProvisioner, self).pre_launch())["env"]
-        pool = self._new_slice().pool
+        pool = self.new_slice().pool
         lease = expected_lease(parse_request(self.slice), self.holder(), await pool.status())
         on_slice = SliceEnvironment(cmd, environment, lease)
         return await asyncio.to_thread(
             templates().start_before_kernels,
             on_slice.command,
             {"env": {**environment, **on_slice.variables}},
-            self._template_settings(),
+            self.template_settings(),
         )
-
-    def _new_slice(self) -> KernelSlice:
-        url = self.pool_url or self._variable(URL_VARIABLE) or DEFAULT_URL
-        return KernelSlice(url, parse_request(self.slice))
 
     async def _take_slice(self) -> Lease | None:
         """Return the slice's lease; None where a proxy is to wait until the pool answers."""
         try:
-            wanted = self._slice = self._slice or self._new_slice()
-            if is_unattended(self):
+            wanted = self._slice = self._slice or self.new_slice()
+            if self.is_unattended:
                 self._unattended = UnattendedStart(self, wanted, self.holder())
                 return await in_background(self._unattended.until_held())
             if not self.kernel_proxy:
@@ -332,12 +303,6 @@ class GPUPoolProvisioner(SliceSettings):
                 self.log.warning("The GPU pool at %s does not answer a kernel: %s", wanted.url, error)
                 return None
             raise advice.for_dialog(error) from error
-
-    def holder(self) -> Holder:
-        """Return who asks for the slice: the user of this process, with names as a pool keeps them."""
-        name = f"{kernel_name(self.kernel_spec.display_name, 180)} [{str(self.kernel_id)[:8]}]"
-        user = printable(account_of(os.getuid()))
-        return Holder(user, self.course_name, name, Process.current(), self.batch)
 
     async def _kernels_that_fit(self, error: TimedOut, wanted: KernelSlice) -> list[str]:
         try:
@@ -389,7 +354,7 @@ class GPUPoolProvisioner(SliceSettings):
             URL_VARIABLE: kernel_slice.pool.url,
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(self.parent.kernel_spec_manager.kernel_dirs),
         }
-        await self._end_before()
+        await self._end_previous()
         kwargs = {**kwargs, "env": {**environment, **ours}}
         warm = await self._fork_kernel(on_slice.command, kwargs) if self.preload is not None else None
         if warm is None:
@@ -399,26 +364,21 @@ class GPUPoolProvisioner(SliceSettings):
         assert self.process is not None
         return int(self.process.pid)
 
-    async def _end_before(self) -> None:
-        """Reap the process before, and end one that lives: two restarts at once would leave it to nobody."""
-        before, give_up_at = self.process, time.monotonic() + _KILLED_WITHIN
-        while before is not None and before.poll() is None and time.monotonic() < give_up_at:
-            before.kill()
+    async def _end_previous(self) -> None:
+        """Reap the previous process; kill it if it lives, as two concurrent restarts would orphan it."""
+        previous, give_up_at = self.process, time.monotonic() + _KILLED_WITHIN
+        while previous is not None and previous.poll() is None and time.monotonic() < give_up_at:
+            previous.kill()
             await asyncio.sleep(0.01)
 
     async def _fork_kernel(self, cmd: list[str], kwargs: dict[str, Any]) -> ForkedProcess | None:
-        """Return a warm kernel's process; None where it is to start as always."""
-        return await templates().start_kernel(cmd, self._scrub_kwargs(kwargs), self._template_settings())
-
-    def _template_settings(self) -> TemplateSettings:
-        return TemplateSettings(
-            tuple(self.preload), self.max_templates, self.max_template_mib, self.template_idle_timeout
-        )
+        """Return a warm kernel's process; None where the kernel must start cold."""
+        return await templates().start_kernel(cmd, self._scrub_kwargs(kwargs), self.template_settings())
 
     async def _wait_in_proxy(
         self, kernel_slice: KernelSlice, lease: Lease | None, cmd: list[str], kwargs: dict[str, Any]
     ) -> None:
-        """Let a proxy speak for the kernel: a new one, or after a restart the same one.
+        """Let a proxy answer for the kernel: a new one, or after a restart the same one.
 
         Without a lease, it still asks for it.
         """
@@ -518,7 +478,7 @@ class GPUPoolProvisioner(SliceSettings):
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.wait(), _KILLED_WITHIN)
         if self._slice is not None:
-            is_withdrawn = self._lease is None  # this start has not come to hold anything
+            is_withdrawn = self._lease is None  # this start never held anything
             await self._slice.give_back(EndReason.WITHDRAWN if is_withdrawn else EndReason.RELEASED)
             if not self._started:
                 self._slice.forget()

@@ -46,7 +46,7 @@ Grant = Callable[[str], Awaitable[Mapping[str, Any]]]
 
 
 class ResizeRequests:
-    """Hears one kernel's requests for another size, until :meth:`close`, or until nobody needs it."""
+    """Receives one kernel's requests for another size, until :meth:`close` or until it is collected."""
 
     def __init__(self, connection_file: str, loop: asyncio.AbstractEventLoop) -> None:
         """Make it beside the connection file; it is served on ``loop``.
@@ -54,7 +54,7 @@ class ResizeRequests:
         Raises ``OSError`` where there are no such pipes.
         """
         self.connection_file = connection_file
-        #: Grants or refuses a request. To be set before a kernel is launched.
+        #: Grants or refuses a request. Must be set before a kernel is launched.
         self.grant: Grant | None = None
         if not hasattr(os, "mkfifo"):
             raise OSError("this system has no named pipes")

@@ -1,16 +1,23 @@
-"""What can be configured: in a kernelspec, or as ``GPUPoolProvisioner`` in the server's configuration."""
+"""What can be configured: in a kernelspec, or as ``GPUPoolProvisioner`` in the server's configuration.
+
+And what follows from that before anything is asked for: which slice of which pool, and in whose name.
+"""
 
 from __future__ import annotations
 
 import os
 from string import Template
-from typing import Final
+from typing import Any, Final
 
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, CUnicode, Integer, List, Unicode, default
 
-from gpu_pool_client._pool import BATCH_VARIABLE, is_yes
+from gpu_pool_client import Holder, Process, parse_request
+from gpu_pool_client._pool import BATCH_VARIABLE, COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE, is_yes
+from gpu_pool_client._processes import account_of
 from gpu_pool_client._traits import Seconds
+from gpu_pool_provisioner.kernel_slice import KernelSlice, kernel_name, printable
+from gpu_pool_provisioner.templates import TemplateSettings
 
 #: Names the slice of kernels whose kernelspec says nothing about one.
 DEFAULT_SLICE_VARIABLE: Final = "GPU_POOL_DEFAULT_SLICE"
@@ -26,7 +33,10 @@ def default_outage_timeout() -> float:
 
 
 class SliceSettings(LocalProvisioner):
-    """A provisioner that has the settings of a slice, and does nothing with them."""
+    """A provisioner that has the settings of a slice, and asks for none."""
+
+    #: The kernel manager. jupyter_client gives every provisioner one.
+    parent: Any
 
     slice = CUnicode(
         config=True,
@@ -237,6 +247,39 @@ class SliceSettings(LocalProvisioner):
     @default("batch")
     def _default_batch(self) -> bool:
         return is_yes(self._variable(BATCH_VARIABLE))
+
+    def new_slice(self) -> KernelSlice:
+        """Return the slice that such a kernel asks for; nothing is asked for yet. Raises ``BadRequest``."""
+        url = self.pool_url or self._variable(URL_VARIABLE) or DEFAULT_URL
+        return KernelSlice(url, parse_request(self.slice))
+
+    def holder(self) -> Holder:
+        """Return who asks for the slice: the user of this process, with names as a pool keeps them."""
+        name = f"{kernel_name(self.kernel_spec.display_name, 180)} [{str(self.kernel_id)[:8]}]"
+        user = printable(account_of(os.getuid()))
+        return Holder(user, self.course_name, name, Process.current(), self.batch)
+
+    @property
+    def course_name(self) -> str | None:
+        """The course in whose name the slice is asked for; None for none."""
+        return self.course or self._variable(COURSE_VARIABLE) or None
+
+    @property
+    def is_unattended(self) -> bool:
+        """Whether nobody watches the kernel, by the setting or else by who manages it.
+
+        Jupyter's servers and consoles make a kernel's manager their child. Programs that run
+        notebooks do not.
+        """
+        if self.unattended is not None:
+            return bool(self.unattended)
+        return getattr(self.parent, "parent", None) is None
+
+    def template_settings(self) -> TemplateSettings:
+        """Return what the processes are like from which warm kernels are forked."""
+        return TemplateSettings(
+            tuple(self.preload), self.max_templates, self.max_template_mib, self.template_idle_timeout
+        )
 
     def _variable(self, name: str) -> str:
         """Return a variable as the kernel will have it: its kernelspec's (``env``), or else this server's.

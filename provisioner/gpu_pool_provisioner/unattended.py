@@ -29,18 +29,8 @@ _SOON: Final = 60.0
 _SELDOM: Final = 600.0
 
 
-def is_unattended(settings: SliceSettings) -> bool:
-    """Whether nobody watches a kernel, by its settings or else by who manages it.
-
-    Jupyter's servers and consoles make a kernel's manager their child; programs that run notebooks do not.
-    """
-    if settings.unattended is not None:
-        return bool(settings.unattended)
-    return getattr(settings.parent, "parent", None) is None
-
-
 class UnattendedStart:
-    """One start of a kernel that nobody watches. To be used on the proxies' event loop."""
+    """One start of a kernel that nobody watches. Use it on the proxies' event loop."""
 
     def __init__(self, settings: SliceSettings, kernel_slice: KernelSlice, holder: Holder) -> None:
         self._slice = kernel_slice
@@ -149,7 +139,7 @@ class UnattendedStart:
 
 
 def _is_heard(log: logging.Logger | logging.LoggerAdapter[logging.Logger]) -> bool:
-    """Whether anything becomes of what is written to a log."""
+    """Whether anything that is written to a log is shown or kept."""
     logger: logging.Logger | None = log.logger if isinstance(log, logging.LoggerAdapter) else log
     while logger is not None:
         if any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers):

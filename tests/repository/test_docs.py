@@ -75,6 +75,13 @@ def test_the_unit_for_systemd_leaves_what_kernels_use_when_the_service_stops(nam
     assert {"RuntimeDirectoryPreserve=yes", "KillMode=process"} <= set(unit)
 
 
+def test_no_student_can_take_the_port_of_the_service() -> None:
+    page = (ROOT / "docs" / "administrator" / "tljh.md").read_text()
+    port = page.partition('c.ServeApp.bind = "127.0.0.1:')[2].partition('"')[0]
+    assert int(port) < 1024
+    assert f'"url": "http://127.0.0.1:{port}"' in page
+
+
 def test_every_way_to_end_is_described() -> None:
     page = (REFERENCE / "errors.md").read_text()
     assert [reason.value for reason in EndReason if f"| `{reason.value}` |" not in page] == []

@@ -74,7 +74,7 @@ class RequestBody(Body):
 
 
 class AttachBody(Body):
-    """The process that a lease is to be tied to, as its client sees it."""
+    """The process to tie a lease to, as its client sees it."""
 
     process: Process
     ready_within: float | None = None

@@ -1,7 +1,7 @@
 """A kernel's five sockets, seen from its frontends (front) and towards the real kernel (back).
 
 Messages are lists of frames and are not copied. Everything here belongs to one
-event loop, and is to be used on its thread alone. Only what arrives as a
+event loop, and may be used on its thread only. Only what arrives as a
 heartbeat is handled on another, see ``loops``.
 """
 

@@ -22,7 +22,7 @@ _MAY_WORK: Final = 60.0
 
 
 class ExpiryAction(enum.Enum):
-    """What is to be done with a kernel's slice."""
+    """What to do with a kernel's slice."""
 
     NOTHING = "nothing"
     WARN = "warn"
@@ -67,7 +67,7 @@ class KernelObservation:
 
 @dataclass(frozen=True, slots=True)
 class ExpiryStep:
-    """What is to be done now, and when to look again."""
+    """What to do now, and when to look again."""
 
     act: ExpiryAction
     #: What its user reads: a warning, or why the kernel was ended.
@@ -129,7 +129,7 @@ def keep(terms: Terms, wanted: float, now: float) -> tuple[float, str]:
 
 
 def step(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
-    """Say what is to be done. The end of the lease comes first; then idleness, which the device overrules."""
+    """Decide what to do. The end of the lease comes first; then idleness, which the device overrules."""
     due = [_end_of_lease(terms, seen, now), _asked_back(seen, now), _end_as_idle(terms, seen, now)]
     for act in (ExpiryAction.END, ExpiryAction.PARK, ExpiryAction.WARN):
         for each in due:

@@ -36,7 +36,7 @@ from gpu_pool_provisioner.slice_state import IdleState, ProxyState, SliceEnd, Sl
 
 
 class KernelProxy:
-    """Speaks for a kernel from its first start to its end, restarts included.
+    """Answers for a kernel from its first start to its end, restarts included.
 
     All methods but the properties belong to the event loop on which
     :meth:`open` was called.
@@ -63,7 +63,7 @@ class KernelProxy:
         self._supervisor: RunSupervisor | None = None
         #: Why a cell did not run since the kernel was ended, until somebody has read it.
         self._end_message = ""
-        #: How the kernel before came to its end, where that was no doing of anybody here.
+        #: How the previous kernel ended, where nobody here ended it.
         self._exit_message = ""
         #: Why it has no slice, until it has one again, however many cells have been told.
         self._end: SliceEnd | None = None
@@ -204,7 +204,7 @@ class KernelProxy:
         self._lease_client.tell = self._pending.show
 
     async def start(self, lease: Lease | None, launch: Launch, away_since: float | None = None) -> None:
-        """Begin to speak for the kernel, or go on after a restart.
+        """Begin to answer for the kernel, or go on after a restart.
 
         ``lease`` is in the queue or held; without one, it is asked for, and a
         refusal is what the first cell reads. ``away_since`` is when it was asked
@@ -212,12 +212,12 @@ class KernelProxy:
         """
         self._launch, self._lease_client.away_since = launch, away_since
         if self._run is not None and self._life is not None:
-            await asyncio.wait([self._life])  # which is about to see that the process before has ended
+            await asyncio.wait([self._life])  # which is about to see that the previous process has ended
         if self._life is not None:
             lease = None  # whoever read it may have done so before that life, in its last moment, parked it
         self._close_in(None)
         self._runs.clear()
-        self.standing_in, self._end_message = True, ""  # who restarts it knows that it has ended
+        self.standing_in, self._end_message = True, ""  # whoever restarts it knows that it has ended
         self._ended.clear()
         self._receive(Phase.WAITING)
         if self._life is None or self._life.done():
@@ -317,7 +317,7 @@ class KernelProxy:
         self._pending.show(messages.unreachable(self._lease_client.size, error))
 
     async def _refused(self, error: GpuPoolError) -> None:
-        """Nothing is to be had: say so, and let the next cell ask again."""
+        """There is no slice for it: say so, and let the next cell ask again."""
         if self._phase is not Phase.WAITING:
             return
         self._end = SliceEnd(getattr(error, "reason", None), str(error))
@@ -403,7 +403,7 @@ class KernelProxy:
 
     async def being_restarted(self, *, within: float | None = None) -> None:
         """Stay open while the kernel is restarted, until :meth:`start` or for so many seconds more."""
-        # Its process has ended, which may still be to be seen here.
+        # Its process has ended, which may not have been noticed here yet.
         self._is_being_restarted = within is None
         if self._phase is Phase.DOWN:
             self._close_in(None if within is None else within + self._kernel.grace + MARGIN)
@@ -442,7 +442,7 @@ class KernelProxy:
         self._life.add_done_callback(self._report)
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something after what is being done. The loop itself holds tasks weakly."""
+        """Run a task, and keep a reference to it: the loop itself has only weak ones."""
         task = asyncio.create_task(work)
         self._background_tasks.add(task)
         task.add_done_callback(self._background_tasks.discard)

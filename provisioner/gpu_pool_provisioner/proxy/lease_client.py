@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class OutageTimer:
-    """For how long a pool has been away, and for how long that is borne."""
+    """For how long a pool has been away, and for how long it may be."""
 
     def __init__(self, limit: float, since: float | None = None) -> None:
         """``since`` is a time of ``time.monotonic()``, by default now."""
@@ -110,7 +110,7 @@ class QueueWatch:
         self._pool = weakref.ref(pool)
         self._entries: dict[str, QueueEntry] = {}
         self._watching: asyncio.Task[None] | None = None
-        #: Waits in the name of one of them, so that the pool does what is due in its queue meanwhile.
+        #: Waits on behalf of one of them, so that the pool does what is due in its queue meanwhile.
         #: It goes on from one look to the next, and ends when that one leaves the queue.
         self._delegate: asyncio.Task[Lease] | None = None
 
@@ -181,14 +181,14 @@ _FEW: Final = 3
 
 
 class LeaseClient:
-    """Asks for a kernel's slice and waits for it. To be used on one event loop."""
+    """Asks for a kernel's slice and waits for it. Use it on one event loop."""
 
     def __init__(self, kernel_slice: KernelSlice, holder: Holder, outage_timeout: float) -> None:
         """``outage_timeout`` is for how many seconds a kernel that starts waits for a pool that is away."""
         self._kernel_slice = kernel_slice
         self._holder = holder
         self._outage_timeout = outage_timeout
-        #: Shows in the waiting cell how things stand. There is none until somebody sets this.
+        #: Shows in the waiting cell how the wait is going. Does nothing until somebody sets it.
         self.tell: Callable[[str], None] = _tell_nobody
         #: When the pool was first asked, by ``time.monotonic()``, where that was before :meth:`ask`.
         self.away_since: float | None = None
@@ -242,7 +242,7 @@ class LeaseClient:
             raise
 
     def _borne(self, error: PoolUnreachable, outage: OutageTimer) -> str:
-        """Tell why the pool does not answer, and return it; raise it if that is not to be waited for."""
+        """Tell why the pool does not answer, and return it; raise it if there is no point in waiting."""
         if not error.may_pass:
             raise error
         if outage.left <= 0:
@@ -254,7 +254,7 @@ class LeaseClient:
     async def granted(
         self, lease_id: str, tell: Callable[[str], None], somebody_looks: asyncio.Event
     ) -> Lease:
-        """Return the lease once it is held; meanwhile ``tell`` in words how things stand, if somebody looks.
+        """Return the lease once it is held; meanwhile ``tell`` how the wait is going, if somebody looks.
 
         Raises ``LeaseGone`` when it has ended. Cancelling leaves it in the queue.
         """

@@ -93,7 +93,7 @@ def unreachable(size: str, error: GpuPoolError) -> str:
 
 
 def away(size: str, why: str, waited: str) -> str:
-    """Say that the pool does not answer, how long that is borne, and the way out."""
+    """Say that the pool does not answer, how long that may last, and the way out."""
     return waiting(size, f"{why} Your kernel starts once the pool answers (waiting {waited}).")
 
 
@@ -132,7 +132,7 @@ def not_run(reason: str) -> str:
 
 
 def slice_of(size: str) -> str:
-    """Say a size in words: whole GPUs are written as their number."""
+    """Say a size as a sentence has it; a request for whole GPUs is written as a number."""
     if not size.isdigit():
         return f"a GPU slice of {size}"
     return "a whole GPU" if size == "1" else f"{size} whole GPUs"

@@ -97,7 +97,7 @@ class PodRun(KernelRun):
         front: Channels,
         tell: Callable[[str], None],
     ) -> None:
-        """Take the connection that the pod is told; ``tell`` shows in words how far it is."""
+        """Take the connection that the pod is told; ``tell`` shows how far its start has come."""
         loop = asyncio.get_running_loop()
         super().__init__(lease_client, loop.create_future())
         self._connection = connection

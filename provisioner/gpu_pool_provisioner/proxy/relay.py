@@ -84,7 +84,7 @@ class Relay:
         return answer
 
     def begin(self) -> None:
-        """Connect the two sides. What was held is to be sent before anything else happens on the loop."""
+        """Connect the two sides. What was held must be sent before anything else happens on the loop."""
         for channel in _BOTH_WAYS:
             self._front[channel].on_message = self.back[channel].send
             self.back[channel].on_message = self._front[channel].send
@@ -153,8 +153,8 @@ class Relay:
             return
         is_short = len(frames[-1]) <= _STATUS_BYTES and len(frames) > 3
         state = frames[-1].bytes if is_short and b'"execution_state"' in frames[-1].bytes else b""
-        # To its frontends it has been there for long. JupyterLab from 4.5 on would show it as starting
-        # until a cell is run, since it takes no note of how a kernel is that answers kernel_info_request.
+        # To its frontends it has been there for a long time. JupyterLab from 4.5 on would show it as starting
+        # until a cell is run, since it ignores the state of a kernel that answers kernel_info_request.
         if b'"starting"' not in state:
             self._front["iopub"].send(frames)
         if not self._heard.done():

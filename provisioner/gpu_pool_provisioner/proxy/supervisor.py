@@ -116,7 +116,7 @@ class IdleCuller:
             await self._changed.wait()
 
     async def time_is_up(self) -> ExpiryStep:
-        """Return when the slice is to be parked or the kernel ended; warn before that."""
+        """Return when the slice must be parked or the kernel ended; warn before that."""
         while True:
             self._changed.clear()
             step = await self._look()
@@ -166,7 +166,7 @@ class IdleCuller:
             return ExpiryStep(ExpiryAction.NOTHING)
 
     async def _without_slice(self, lease: Lease) -> ExpiryStep:
-        """Say what is to be done where the lease of a kernel that may be at work has been parked."""
+        """Decide what to do where the lease of a kernel that may be working has been parked."""
         if self._may_be_parked() and lease.state is LeaseState.PARKED:
             return ExpiryStep(ExpiryAction.PARK, is_parked=True)  # as this side has asked for
         if lease.asked_back and (await self._lease_client.activity()).initialised:
@@ -239,7 +239,7 @@ async def _until_done(end: asyncio.Future[None]) -> None:
 
 
 def taken(reason: str | None, message: str = "") -> ExpiryStep:
-    """Return what is to be done when the pool has taken the slice; ``message`` says why, if anybody does."""
+    """Return what to do when the pool has taken the slice; ``message`` says why, where that is known."""
     why = f": {why_over(reason)}" if reason else ""
     text = f"The kernel was ended, since its GPU slice is over{why}. {message}".rstrip()
     return ExpiryStep(ExpiryAction.END, text, ended_as=reason)

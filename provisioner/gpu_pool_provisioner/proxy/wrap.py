@@ -82,7 +82,7 @@ class WrappedKernel:
         return self.process.pid
 
     def in_pod(self, connection: Mapping[str, Any]) -> KernelCommand:
-        """Say what is to be launched in a pod; see ``Launch``."""
+        """Return what to launch in a pod; see ``Launch``."""
         argv = command_in_pod(self._command, self._connection_file)
         return KernelCommand(argv, connection, folder=folder_in_pod(str(Path.cwd()), str(Path.home())))
 

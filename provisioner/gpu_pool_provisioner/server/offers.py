@@ -152,9 +152,9 @@ class Offers:
 
 def offered_by(provisioner: GPUPoolProvisioner) -> OfferedKernel | None:
     """Return what starting such a kernel would ask for; None for no slice. Raises ``BadRequest``."""
-    wanted = provisioner.wanted_slice()
-    if wanted is None:
+    if not provisioner.slice:
         return None
+    wanted = provisioner.new_slice()
     return OfferedKernel(wanted.url, wanted.request, provisioner.holder())
 
 

@@ -52,7 +52,7 @@ class Listener:
         self._changed.set()
 
     async def next(self) -> str:
-        """Return what it is to be told next, once there is something."""
+        """Return what to send it next, once there is something."""
         await self._changed.wait()
         self._changed.clear()
         return self._text

@@ -55,6 +55,9 @@ async def test_a_kernel_that_is_launched_directly_is_seen_and_can_only_be_shut_d
     async with pages.page() as page:
         found = await page.sees_slice(state="held")
         assert found["actions"] == {"give-back": {"keeps_variables": False, "shuts_down": True}}
+        # The server knows from what a kernel publishes that it is idle, and may listen later than it starts.
+        async with cells(pages, kernel_id) as frontend:
+            await frontend.run("1").done()
         await page.sees(lambda state: state["slices"][0]["idle_since"])
         refused = await pages.post(kernel_id, "leave-queue")
         assert refused.code == 409
