@@ -43,7 +43,7 @@ CHECK := $(BIN)/check-jsonschema --builtin-schema vendor.
 SOURCES := $(CURDIR)/kernels:$(CURDIR)/pool:$(CURDIR)/pool_client:$(CURDIR)/provisioner:$(CURDIR)/spawner
 
 .DEFAULT_GOAL := help
-.PHONY: help lab hub demo test test-all test-hub test-gpu test-cluster test-images matrix soak chaos mutation lint format types labextension docs man dist lock chart images bench clean
+.PHONY: help lab hub demo test test-all test-hub test-gpu test-cluster test-images matrix soak chaos mutation lint format types labextension docs man dist version lock chart images bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,7 +98,7 @@ soak: $(VENV)/.ready-test ## hold every pool to its model for STEPS steps; SEED 
 	@GPU_POOL_MODEL_STEPS=$(STEPS) $(BIN)/pytest tests/model -s --hypothesis-seed=$(SEED) $(TEST_ARGS)
 
 chaos: SEED := $(SEED)
-chaos: $(VENV)/.ready-test ## break servers, kernels, service and disk for MINUTES; SEED repeats the blows
+chaos: $(VENV)/.ready-test ## break servers, kernels, service and disk for MINUTES; SEED repeats a run
 	@echo "To repeat this run: make chaos MINUTES=$(MINUTES) SEED=$(SEED)"
 	@CHAOS_MINUTES=$(MINUTES) CHAOS_SEED=$(SEED) $(BIN)/pytest tests/chaos tests/cluster/api_server/test_struck.py -s $(TEST_ARGS)
 
@@ -111,12 +111,14 @@ lint: $(VENV)/.ready-dev ## check style and formatting, and the files that other
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && echo "Style and formatting are as they should be."
 	@$(BIN)/deptry --no-ansi $(dir $(PACKAGES)) examples
 	@$(CHECK)github-workflows .github/workflows/*.yml
-	@$(CHECK)github-issue-forms .github/ISSUE_TEMPLATE/problem.yml .github/ISSUE_TEMPLATE/wish.yml
+	@$(CHECK)github-issue-forms .github/ISSUE_TEMPLATE/problem.yml .github/ISSUE_TEMPLATE/feature.yml
 	@$(CHECK)github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	@$(CHECK)dependabot .github/dependabot.yml
 	@$(CHECK)readthedocs .readthedocs.yaml
 	@$(CHECK)citation-file-format CITATION.cff
 	@$(BIN)/python -c 'from rattler_build import Stage0Recipe; Stage0Recipe.from_file("recipe/recipe.yaml").render()'
+	@$(BIN)/bump-my-version bump patch --dry-run
+	@$(BIN)/zizmor --offline --no-progress --quiet .github
 	@if command -v actionlint >/dev/null; then actionlint; fi
 	@if command -v helm >/dev/null; then helm lint --strict charts/gpu-pool; fi
 	@[ ! -e labextension/node_modules/.bin/eslint ] || ! command -v npm >/dev/null || { \
@@ -144,6 +146,11 @@ dist: $(VENV)/.ready-dev ## build the sdist and the wheel into dist/, as they ar
 	@rm -rf dist
 	@GPU_POOL_LABEXTENSION=required $(BIN)/python -m build
 	@$(BIN)/twine check --strict dist/*
+
+version: $(VENV)/.ready-dev ## write another version wherever it stands: make version VERSION=0.2.0
+	@echo "$(VERSION)" | grep --extended-regexp --line-regexp --quiet '[0-9]+\.[0-9]+\.[0-9]+' || { \
+		echo "VERSION is \"$(VERSION)\", and must be three numbers: make version VERSION=0.2.0"; exit 1; }
+	@$(BIN)/bump-my-version bump --new-version "$(VERSION)" && git --no-pager diff --stat
 
 lock: $(VENV)/.ready-lock ## write the lock files of the images anew (see docs/developer/images.md)
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python examples/kubernetes/images/lock.py $(LOCK_ARGS)

@@ -140,7 +140,7 @@ def test_it_imports_but_for_what_extras_bring(alone: Alone) -> None:
 @pytest.mark.parametrize(
     ("command", "what", "extra"),
     [
-        ("gpu-pool serve --kubernetes", "Kubernetes support", "kubernetes"),
+        ("gpu-pool serve --kubernetes --socket ./cluster.sock", "Kubernetes support", "kubernetes"),
         ("gpu-pool doctor --kubernetes", "Kubernetes support", "kubernetes"),
         (f"{BEHIND_A_HUB} gpu-pool serve --socket ./hub.sock", "JupyterHub support", "hub"),
         ("python -c 'import gpu_pool_spawner.kube'", "The spawner for Kubernetes", "kubernetes"),

@@ -99,7 +99,8 @@ def shell(installed: Path) -> Iterator[Shell]:
 
 
 def _provide(folder: Path) -> None:
-    (folder / "examples").symlink_to(ROOT / "examples")
+    for name in ("charts", "examples"):
+        (folder / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "examples/courses", folder / "courses")
     shutil.copytree(ROOT / "examples/courses", folder / "etc/gpu-pool/courses")
     (folder / "run/gpu-pool").mkdir(parents=True, mode=0o700)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,11 +45,11 @@ def test_what_is_kept_of_a_lock_are_its_versions() -> None:
     assert [line.split()[0].rstrip(";") for line in lock.pinned(lines)] == ["torch==2.15.0", "triton==3.9.0"]
 
 
-def test_every_image_begins_with_one_base_of_the_locks_python() -> None:
+def test_every_image_begins_with_one_base_of_the_locks_python_by_its_digest() -> None:
     base, _, digest = build.pinned_base().partition("@")
     assert f"ARG PYTHON_IMAGE={base}\n" in CONTAINERFILE
     assert base == f"docker.io/library/python:{lock.PYTHON}-slim"
-    assert digest == "" or re.fullmatch("sha256:[0-9a-f]{64}", digest)
+    assert re.fullmatch("sha256:[0-9a-f]{64}", digest)
 
 
 def test_every_target_has_a_lock_and_a_user_who_is_not_root() -> None:
@@ -107,3 +109,53 @@ def test_what_must_not_be_published_is_not(words: list[str], said: str) -> None:
     done = subprocess.run([sys.executable, IMAGES / "build.py", *words], capture_output=True, text=True)
     assert done.returncode != 0
     assert said in done.stderr
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> dict[str, str]:
+    """Return the variables of a docker that says what it does; it has the daemon's builder and ``other``."""
+    program = tmp_path / "docker"
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$2 $3" in\n'
+        '"inspect other") echo "Driver:  docker-container" ;;\n'
+        'inspect*) echo "Driver:  docker" ;;\n'
+        '*) echo "did $*" ;;\n'
+        "esac\n"
+    )
+    program.chmod(0o755)
+    return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        ([], 0, "--output=type=docker --"),
+        (["--options=--builder=other"], 0, "--output=type=docker,rewrite-timestamp=true "),
+        (["--push"], 1, "nor keep statements"),
+        (["--push", "--options=--builder=other"], 0, "--output=type=registry,rewrite-timestamp=true "),
+    ],
+)
+def test_the_builder_in_dockers_daemon_builds_without_times_and_does_not_push(
+    docker: dict[str, str], more: list[str], code: int, said: str
+) -> None:
+    words = ["service", "--builder=docker", "--base=base@sha256:0", "--prefix=registry.example.org/", *more]
+    command = [sys.executable, IMAGES / "build.py", *words]
+    done = subprocess.run(command, env=docker, capture_output=True, text=True)
+    assert done.returncode == code
+    assert said in done.stdout + done.stderr
+    own = "--options=--builder=other" not in more
+    assert ("docker buildx create --use" in done.stdout + done.stderr) == own
+    assert ("did buildx build" in done.stdout) == (code == 0)
+
+
+def test_a_time_that_is_given_is_told_once(tmp_path: Path) -> None:
+    """Podman 5.8 fails where it has both the option and the variable."""
+    program = tmp_path / "podman"
+    program.write_text('#!/bin/sh\necho "did $*; time ${SOURCE_DATE_EPOCH-unset}"\n')
+    program.chmod(0o755)
+    variables = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SOURCE_DATE_EPOCH": "7"}
+    command = [sys.executable, IMAGES / "build.py", "service", "--builder=podman", "--base=base@sha256:0"]
+    said = subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout
+    assert "--timestamp 7 " in said
+    assert said.endswith("; time unset\n")
