@@ -16,7 +16,9 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.envdir = "build/matrix"
 nox.options.error_on_missing_interpreters = False
 
-PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14", "3.15"]
+#: That of the cells in which other things than Python are old. Old releases know no newer one.
+PYTHON_OF_OLD = "3.13"
 #: Pythons of environments that have IPython's kernel and nothing of ours.
 KERNEL_PYTHONS = ["3.6", "3.7", "3.8", "3.9", *PYTHONS]
 #: The tests that other people's versions matter to.
@@ -45,14 +47,14 @@ def newest(session: nox.Session) -> None:
     _test(session)
 
 
-@nox.session(python=PYTHONS[-2])
+@nox.session(python=PYTHON_OF_OLD)
 def old_hub(session: nox.Session) -> None:
     """Run the Hub's parts with the oldest JupyterHub and KubeSpawner, and the newest of the rest."""
     session.install("--editable", ".[test]", "jupyterhub==5.4.*", "jupyterhub-kubespawner==7.0.*")
     _test(session, "tests/spawner", "tests/pool/service")
 
 
-@nox.session(python=PYTHONS[-2])
+@nox.session(python=PYTHON_OF_OLD)
 def old_lab(session: nox.Session) -> None:
     """Show slices in the oldest JupyterLab, in a real browser."""
     session.env["GPU_POOL_LABEXTENSION"] = "required"
@@ -61,7 +63,7 @@ def old_lab(session: nox.Session) -> None:
     session.run("pytest", "-n", "2", "-o", "filterwarnings=default", *LAB_TESTS, *session.posargs)
 
 
-@nox.session(python=PYTHONS[-2])
+@nox.session(python=PYTHON_OF_OLD)
 def kernels(session: nox.Session) -> None:
     """Start kernels that have nothing of this project, of every Python that is here, and of R."""
     session.install("--editable", ".[test]", "uv")
@@ -70,7 +72,7 @@ def kernels(session: nox.Session) -> None:
     session.run("pytest", "tests/compatibility", *session.posargs)
 
 
-@nox.session(python=PYTHONS[-2])
+@nox.session(python=PYTHON_OF_OLD)
 def wheel(session: nox.Session) -> None:
     """Install the wheel alone into an empty environment of every Python, and do what the README says."""
     session.install("--editable", ".[test]", "uv")

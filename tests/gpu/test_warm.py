@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -112,7 +113,10 @@ def last_line(printed: str) -> dict[str, Any]:
 
 def driver_in(pid: int) -> list[str]:
     """Return what a process has open or loaded of the GPU's driver."""
-    opened = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
+    opened = []
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            opened.append(os.readlink(each))
     mapped = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return [each for each in (*opened, *mapped) if "/dev/nvidia" in each or "/libcuda.so" in each]
 

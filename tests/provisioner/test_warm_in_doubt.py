@@ -35,6 +35,22 @@ kept = ctypes.CDLL(str(file))
 """
 
 
+#: Opens the file of a library that is loaded, as libffi does its own.
+OPENING = """
+import os
+paths = [line.split()[-1] for line in open("/proc/self/maps") if "r-xp" in line and ".so" in line]
+kept = os.open(paths[0], os.O_RDONLY)
+"""
+
+
+async def test_a_library_that_has_its_own_file_open_is_no_doubt(spec: Spec, manager: Managers) -> None:
+    name = spec("reading", reading=OPENING)
+    await until_ready(manager(name))
+    km = manager(name)
+    assert await start(km)
+    assert await answer(km, "import os, reading; print(len(os.read(reading.kept, 4)))") == "4\n"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "why"),
