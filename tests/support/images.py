@@ -94,34 +94,36 @@ def script(name: str) -> Any:
     return module
 
 
-#: Tells the second build's image from the first's.
-_SECOND = "-second"
+def base() -> str:
+    """Return the image that all begin with.
+
+    It is the pinned one, or where no registry answers, the one that buildah has by its tag.
+    """
+    pinned: str = script("build").pinned_base()
+    tag = pinned.partition("@")[0]
+    if _does("pull", "--quiet", pinned) or not _does("inspect", "--type=image", tag):
+        return pinned
+    return tag
 
 
-def build_twice(target: str) -> str:
-    """Build a target as ``make images`` does, twice; nothing of the one is used for the other.
+@contextmanager
+def built(target: str, mark: str = "") -> Iterator[str]:
+    """Build a target from nothing, as ``make images`` does, and yield the image's name, which has this mark.
 
-    Returns the name of the first; :func:`second_of` has the other's.
+    The image goes with the block.
     """
     if shutil.which("buildah") is None:
         pytest.skip("no buildah")
-    version = script("build").project_version() + "-test"
-    for tag in (version, version + _SECOND):
-        words = [target, "--builder=buildah", "--prefix=localhost/", f"--tag={tag}"]
-        words += [f"--options={' '.join(_HERE)}"]
-        command = [sys.executable, str(ROOT / "examples/kubernetes/images/build.py"), *words]
-        _finish(subprocess.run(command, capture_output=True, text=True))
-    return f"localhost/gpu-pool-{target}:{version}"
-
-
-def second_of(image: str) -> str:
-    """Return the name of the image of the second build."""
-    return image + _SECOND
-
-
-def target_of(image: str) -> str:
-    """Return the target that an image was built of."""
-    return image.partition("gpu-pool-")[2].partition(":")[0]
+    tag = f"{script('build').project_version()}-test{mark}"
+    words = [target, "--builder=buildah", "--prefix=localhost/", f"--tag={tag}", f"--base={base()}"]
+    words += [f"--options={' '.join(_HERE)}"]
+    command = [sys.executable, str(ROOT / "examples/kubernetes/images/build.py"), *words]
+    _finish(subprocess.run(command, capture_output=True, text=True))
+    image = f"localhost/gpu-pool-{target}:{tag}"
+    try:
+        yield image
+    finally:
+        subprocess.run(["buildah", "rmi", image], check=True, capture_output=True)
 
 
 def layers(image: str) -> list[str]:
@@ -165,6 +167,11 @@ def _build(file: Path, context: Path, *arguments: str) -> None:
     """Build an image; skip where what it is made of cannot be fetched."""
     command = [*building(), "--file", str(file), *arguments, str(context)]
     _finish(subprocess.run(command, capture_output=True, text=True))
+
+
+def _does(*command: str) -> bool:
+    """Return whether buildah succeeds."""
+    return subprocess.run(["buildah", *command], capture_output=True).returncode == 0
 
 
 def _finish(done: subprocess.CompletedProcess[str]) -> None:

@@ -21,6 +21,8 @@ ROOT = HERE.parents[2]
 #: What can be built without another image of yours.
 TARGETS = ("service", "notebook-cpu", "notebook-pytorch")
 BUILDERS = ("docker", "podman", "buildah")
+OF_THE_DAEMON = "The builder in docker's daemon (driver docker) cannot give files the time of the commit"
+ANOTHER = '"docker buildx create --use" makes one that can.'
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Build:
     #: What stands before each name, such as a registry and a folder in it.
     prefix: str = ""
     push: bool = False
+    #: Whether docker's builder can give all files the same time.
+    rewrites: bool = True
     #: What is passed on to the builder as it is.
     more: tuple[str, ...] = ()
 
@@ -54,7 +58,7 @@ class Build:
         if self.builder == "docker":
             command += ["--build-arg", f"SOURCE_DATE_EPOCH={self.time}"]
             where = "registry" if self.push else "docker"
-            command += [f"--output=type={where},rewrite-timestamp=true"]
+            command += [f"--output=type={where}{',rewrite-timestamp=true' if self.rewrites else ''}"]
             # What is in it and how it was made: kept beside the image, which only a registry can.
             command += ["--sbom=true", "--provenance=mode=max"] if self.push else ["--provenance=false"]
         else:
@@ -71,14 +75,21 @@ def main() -> None:
         raise SystemExit(f"{base} has no digest, which what is published must have: see RELEASE.md.")
     if given.push and not given.prefix:
         raise SystemExit("Where to? Name the registry, such as --prefix registry.example.org/physics/")
+    builder, more = given.builder or found_builder(), tuple(shlex.split(given.options))
+    rewrites = builder != "docker" or driver(more) != "docker"
+    if given.push and not rewrites:
+        raise SystemExit(f"{OF_THE_DAEMON}, nor keep statements beside an image: {ANOTHER}")
+    if not rewrites:
+        print(f"{OF_THE_DAEMON}, so images will not be the same from every build: {ANOTHER}", flush=True)
     build = Build(
-        builder=given.builder or found_builder(),
+        builder=builder,
         base=base,
         time=int(os.environ.get("SOURCE_DATE_EPOCH") or last_commit()),
         version=given.tag or project_version(),
         prefix=given.prefix,
         push=given.push,
-        more=tuple(shlex.split(given.options)),
+        rewrites=rewrites,
+        more=more,
     )
     for target in given.targets or TARGETS:
         run(build.command(target))
@@ -127,10 +138,20 @@ def found_builder() -> str:
     raise SystemExit("There is no docker with buildx here, no podman and no buildah.")
 
 
+def driver(options: Sequence[str]) -> str:
+    """Return the driver of docker's builder: the one that the options name, or the one in use."""
+    named = [each.partition("=")[2] for each in options if each.startswith("--builder=")]
+    done = subprocess.run(["docker", "buildx", "inspect", *named], capture_output=True, text=True)
+    found = re.search(r"^Driver:\s+(\S+)$", done.stdout, re.MULTILINE)
+    return found[1] if found else ""
+
+
 def run(command: Sequence[str]) -> None:
     """Run a command in the repository's root, and show it; end with its status if it fails."""
     print(shlex.join(command), flush=True)
-    if code := subprocess.run(command, cwd=ROOT).returncode:
+    # It is told the time by an option; podman and buildah refuse to be told twice.
+    variables = {name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"}
+    if code := subprocess.run(command, cwd=ROOT, env=variables).returncode:
         raise SystemExit(code)
 
 
