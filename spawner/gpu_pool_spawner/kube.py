@@ -52,6 +52,8 @@ except ImportError as error:  # what JupyterHub shows if c.JupyterHub.spawner_cl
 _LOOK: Final = 0.5
 #: Seconds before the Hub's own timeout, which says nothing, at which a start is given up with a reason.
 _BEFORE_TIMEOUT: Final = 2.0
+#: What follows why a server was given up.
+_LATER: Final = "Nothing was started. Try again later."
 #: What a student reads where the configuration would lift a limit; the log has the reason.
 _MISCONFIGURED: Final = (
     "The configuration of this JupyterHub would lift the limits of GPU slices.",
@@ -237,8 +239,12 @@ class GPUPoolKubeSpawner(KubeSettings, KubeSpawner):  # type: ignore[misc]
                 await asyncio.wait({starting}, timeout=_LOOK)
                 words = self._hopeless(time.monotonic() - began)
                 if words and not starting.done():
-                    raise refusal(NotAllowed(words, "Nothing was started. Try again later."))
+                    raise refusal(NotAllowed(words, _LATER))
             return starting.result()
+        except asyncio.TimeoutError:
+            # Its own waits end up to a tenth sooner or later than configured, at random.
+            self.log.exception("KubeSpawner gave up %s's server", self.user.name)
+            raise refusal(NotAllowed(self._not_ready(), _LATER)) from None
         except ApiException as error:
             said = kube_messages.message_of(error.body)
             self.log.error(  # noqa: TRY400 - as above
@@ -256,16 +262,24 @@ class GPUPoolKubeSpawner(KubeSettings, KubeSpawner):  # type: ignore[misc]
 
     def _hopeless(self, elapsed: float) -> str:
         """Say why this start will not end well; empty while it may."""
-        reflector = self.pod_reflector
-        pod = reflector.pods.get(f"{self.namespace}/{self.pod_name}") if reflector else None
-        words = kube_messages.of_pod(pod)
+        pod = self._pod()
         placed = bool(pod and pod["spec"].get("nodeName"))
         if self.place_within and elapsed > self.place_within and pod and not placed:
-            return words or kube_messages.NOT_READY
-        if elapsed > self.start_timeout - _BEFORE_TIMEOUT:
-            within = format_duration(self.start_timeout)
-            return words or f"The server was not ready within {within}. Its software may be large."
-        return ""
+            return kube_messages.of_pod(pod) or kube_messages.NOT_READY
+        return self._not_ready() if elapsed > self.start_timeout - _BEFORE_TIMEOUT else ""
+
+    def _not_ready(self) -> str:
+        """Say what this server has waited for in vain."""
+        pod = self._pod()
+        if pod is None:
+            return kube_messages.NO_ANSWER
+        within = format_duration(self.start_timeout)
+        waited = f"The server was not ready within {within}. Its software may be large."
+        return kube_messages.of_pod(pod) or waited
+
+    def _pod(self) -> Mapping[str, Any] | None:
+        reflector = self.pod_reflector
+        return reflector.pods.get(f"{self.namespace}/{self.pod_name}") if reflector else None
 
     async def _checked_profile(self) -> Profile | None:
         name, course = self._course or (None, None)

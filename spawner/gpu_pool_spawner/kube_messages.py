@@ -23,6 +23,8 @@ FETCHING: Final = "The course's software is being fetched. The first time this t
 NOT_YET: Final = "Your course is waiting in the cluster's queue at the moment."
 HOME: Final = "Your home folder is being prepared."
 NO_HOME: Final = "This course has no home folder: your work is lost when the server ends."
+NO_ANSWER: Final = "The cluster did not take your server in time."
+ENDING: Final = "A server of yours is still being ended."
 STARTING: Final = "Your server is starting."
 
 _GPU: Final = re.compile(
@@ -71,7 +73,10 @@ def of_unschedulable(message: str) -> str:
 
 def of_pod(pod: Mapping[str, Any] | None) -> str:
     """Say what a pod has waited for in vain, by its status; empty if nothing says."""
-    status = (pod or {}).get("status") or {}
+    pod = pod or {}
+    if pod.get("metadata", {}).get("deletionTimestamp"):
+        return ENDING
+    status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return of_unschedulable(str(condition.get("message", "")))

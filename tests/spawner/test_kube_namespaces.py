@@ -6,13 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import kubespawner.spawner
 import pytest
 from tornado.web import HTTPError
 from traitlets.config import Config
 
-from gpu_pool_spawner.kube import GPUPoolKubeSpawner
 from support.kube_profiles import TEXT
+from support.spawner_without_cluster import Reached, SpawnerWithoutCluster, connect_to_none
 
 COURSES = {"art": "home: 1GiB", "bio": "home: 1GiB", "brief": "home: none"}
 
@@ -33,28 +32,14 @@ class Api:
         self.deleted.append(namespace)
 
 
-class Reached(Exception):
-    """The pod would be made now."""
-
-
-class Spawner(GPUPoolKubeSpawner):
-    async def _look(self, *, fresh: bool = False) -> None:
-        del fresh
-
-    async def _start_watching_pods(self, replace: bool = False) -> None: ...
-
-    async def _start_watching_events(self, replace: bool = False) -> None: ...
-
+class Spawner(SpawnerWithoutCluster):
     async def get_pod_manifest(self) -> Any:
         raise Reached
-
-    def _groups(self) -> frozenset[str]:
-        return frozenset()
 
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setattr(kubespawner.spawner, "load_config", lambda **_: None)  # there is no cluster
+    connect_to_none(monkeypatch)
     for name, said in COURSES.items():
         (tmp_path / f"{name}.yaml").write_text(TEXT.format(said))
     settings = {"course_namespace": "course-{course}", "courses_dir": str(tmp_path), "course_required": False}

@@ -8,16 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import kubespawner.spawner
 import pytest
 from kubernetes_asyncio.client import ApiClient
 from tornado.web import HTTPError
 from traitlets.config import Config
 
 from gpu_pool_spawner import pool_view
-from gpu_pool_spawner.kube import GPUPoolKubeSpawner
 from gpu_pool_spawner.kube_capacity import ClusterSupply
 from support.kube_profiles import HAMI
+from support.spawner_without_cluster import Reached, SpawnerWithoutCluster, connect_to_none
 
 SERVER = """\
 title: '<b>ML</b> & more'
@@ -76,32 +75,19 @@ PROFILES: list[dict[str, Any]] = [
 ]
 
 
-class Reached(Exception):
-    """The pod would be made now."""
-
-
-class Spawner(GPUPoolKubeSpawner):
+class Spawner(SpawnerWithoutCluster):
+    supply = ClusterSupply(HAMI)
+    groups = frozenset({"ml"})
     manifest: Any = None
-
-    async def _look(self, *, fresh: bool = False) -> ClusterSupply:
-        del fresh
-        return ClusterSupply(HAMI)
-
-    async def _start_watching_pods(self, replace: bool = False) -> None: ...
-
-    async def _start_watching_events(self, replace: bool = False) -> None: ...
 
     async def get_pod_manifest(self) -> Any:
         self.manifest = await super().get_pod_manifest()
         raise Reached
 
-    def _groups(self) -> frozenset[str]:
-        return frozenset({"ml"})
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(kubespawner.spawner, "load_config", lambda **_: None)  # there is no cluster
+    connect_to_none(monkeypatch)
     monkeypatch.setattr(pool_view, "_WITHIN", 0.1)  # nor a pool
     pool_view.log_once.cache_clear()
     for name, text in COURSES.items():

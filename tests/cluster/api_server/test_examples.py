@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kubespawner.spawner
 import pytest
 import yaml
 from jupyterhub.app import JupyterHub
@@ -27,6 +26,7 @@ from support.control_plane import Cluster
 from support.kube_examples import EXAMPLES, ROOT, LocalPod, copied, kubeconfig_of, one, rendered, secret
 from support.pools import until
 from support.ports import free_port
+from support.spawner_without_cluster import connect_to_none
 
 VALUES = yaml.safe_load((EXAMPLES / "values.yaml").read_text())
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -129,7 +129,7 @@ async def test_the_hub_accepts_its_configuration(monkeypatch: pytest.MonkeyPatch
     assert unknown == []
     where = f"{GPUPoolKubeSpawner.__module__}:{GPUPoolKubeSpawner.__name__}"
     assert f'{given["JupyterHub"]["spawner_class"]} = "{where}"' in PROJECT
-    monkeypatch.setattr(kubespawner.spawner, "load_config", lambda **_: None)  # there is no cluster
+    connect_to_none(monkeypatch)
     spawner = GPUPoolKubeSpawner(config=Config(given), _mock=True)
     assert spawner.pool_url == "http://gpu-pool:8888/services/gpu-pool"
 
@@ -142,7 +142,7 @@ async def test_a_users_server_may_run_under_the_strictest_rules(
     config = Config(VALUES["hub"]["config"])
     # What the chart itself makes of its section "singleuser".
     config.KubeSpawner.merge({"image": "gpu-pool-notebook:0.1.0", "uid": 1000, "fs_gid": 100})
-    monkeypatch.setattr(kubespawner.spawner, "load_config", lambda **_: None)
+    connect_to_none(monkeypatch)
     spawner = KubeSpawner(config=config, _mock=True)
     monkeypatch.setattr(spawner, "get_env", dict)
     async with ApiClient() as client:

@@ -278,6 +278,30 @@ async def test_a_server_that_finds_no_machine_is_given_up_in_words(cluster: Clus
     assert "Nothing was started." in words[-1]
 
 
+async def test_a_server_whose_last_pod_does_not_go_is_given_up_in_words(
+    cluster: Cluster, hub: KubeHub
+) -> None:
+    await hub.api("POST", "users/grace")
+    await start(hub, "grace", {"course": "pods"})
+    pod = await asyncio.to_thread(hub.pod_of, "grace")
+    await end(hub, "grace")
+    # As one on a node that does not answer any more.
+    metadata = {key: pod["metadata"][key] for key in ("name", "namespace", "labels")}
+    metadata["finalizers"] = ["example.org/kept"]
+    spec = {"nodeName": "gone", "containers": [{"name": "notebook", "image": "example.org/last:1"}]}
+    stuck = json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    await asyncio.to_thread(cluster.kubectl, "create", "-f", "-", stdin=stuck)
+    which = ("pod", metadata["name"], "-n", hub.namespace)
+    await asyncio.to_thread(cluster.kubectl, "delete", *which, "--wait=false")
+    try:
+        words = await told(hub, "grace", {"course": "fetched"})
+    finally:
+        keep_none = json.dumps({"metadata": {"finalizers": None}})
+        await asyncio.to_thread(cluster.kubectl, "patch", *which, "-p", keep_none)
+    assert "A server of yours is still being ended." in words[-1]
+    assert "Nothing was started." in words[-1]
+
+
 async def told(hub: KubeHub, user: str, options: object) -> list[str]:
     """Return what the spawn page says of a start that fails in the end."""
     await hub.api("POST", f"users/{user}")
