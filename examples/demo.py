@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -46,6 +47,7 @@ def main() -> int:
     """Run the demo and return its exit status: 0 if all was as it should be."""
     say("This demo uses one simulated V100 and a store of its own, even where there are GPUs.")
     try:
+        allow_many_files()
         with tempfile.TemporaryDirectory(prefix="gpu-pool-demo-") as folder:
             use_only(Path(folder))
             try:
@@ -61,6 +63,14 @@ def main() -> int:
         return 130
     say("\nNothing is left: no process, no file.")
     return 0
+
+
+def allow_many_files() -> None:
+    """Raise the limit of open files: the clients of fifty kernels need more than the usual 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 8192 if hard == resource.RLIM_INFINITY else min(hard, 8192)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def use_only(folder: Path) -> None:

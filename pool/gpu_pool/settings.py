@@ -30,7 +30,7 @@ class PoolSettings(Configurable):
         0,
         min=0,
         help="""Memory in MiB that CUDA itself takes in a process; smaller slices are refused. 0: the value
-        for the card, 518 on an H100, 350 where it is not known.""",
+        for the card, 519 on an H100, 350 where it is not known.""",
     ).tag(config=True)
     lease_contexts = Integer(
         2,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks of ``status --watch``.
 _EVERY = 1.0
+#: Said to a user of a service, who is shown nobody else's leases.
+_ONLY_OTHERS = "You hold nothing; what others hold is shown to them and to administrators."
 _NO_DEVICES = "This pool has no GPU. To find out why, run: gpu-pool doctor"
 
 
@@ -53,7 +55,8 @@ def list_(session: CommandSession, details: bool, nodes: bool) -> int:
     _show_devices(status)
     if details:
         rows = formatting.holding_rows(status, time.time())
-        screen.show("", screen.table(formatting.HOLDING_COLUMNS, rows) if rows else "Nothing is held.")
+        nothing = _ONLY_OTHERS if _others_hold(status) else "Nothing is held."
+        screen.show("", screen.table(formatting.HOLDING_COLUMNS, rows) if rows else nothing)
     return 0
 
 
@@ -138,10 +141,15 @@ def _show_devices(status: PoolStatus) -> None:
         screen.show(_NO_DEVICES)
 
 
+def _others_hold(status: PoolStatus) -> bool:
+    """Whether something is held of which this user is shown the totals alone."""
+    return not status.leases and any(device.leases for device in status.devices)
+
+
 def _status_table(status: PoolStatus) -> Shown:
     rows = formatting.lease_rows(status, time.time())
     if not rows:
-        return "Nothing is held, and nobody waits."
+        return _ONLY_OTHERS if _others_hold(status) else "Nothing is held, and nobody waits."
     shown = [
         column for column in formatting.LEASE_COLUMNS if column != formatting.LIMITS or not screen.is_narrow()
     ]

@@ -28,6 +28,7 @@ Place: TypeAlias = tuple[str | int, ...]
 PARSER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DEEPEST: Final = 6
 _TAB: Final = re.compile(r"[ ]*\t")
+_TOO_DEEP: Final = ("too many levels.", "See the example files.")
 _QUOTE: Final = "Put a text that begins with a special character in quotes: '...'."
 
 
@@ -150,9 +151,7 @@ class _Reader:
 
     def _check_depth(self, event: Any, place: Place) -> None:
         if len(place) >= _DEEPEST:
-            raise UnreadableText(
-                self._problem(event, place[:2], "too many levels.", "See the example files.")
-            )
+            raise UnreadableText(self._problem(event, place[:2], *_TOO_DEEP))
 
     def _refuse(self, event: Any, place: Place, message: str, remedy: str) -> None:
         self.refused.add(place)
@@ -182,6 +181,8 @@ def _syntax(file: str, text: str, error: yaml.MarkedYAMLError) -> FileProblem:
     shown = lines[line] if lines else ""
     if _TAB.match(shown):
         return FileProblem(file, line + 1, "", "this line begins with a tab.", "Indent with spaces.")
+    if "nesting depth" in (error.problem or ""):  # libyaml's own limit, since 0.2.6
+        return FileProblem(file, line + 1, "", *_TOO_DEEP)
     remedy = f"The line is {given(shown.strip())}. " if shown.strip() else ""
     hint = "Look here and at the line before for indentation, a missing colon, or an open quote."
     special = _QUOTE if "cannot start any token" in (error.problem or "") else hint

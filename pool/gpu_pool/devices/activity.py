@@ -104,11 +104,11 @@ def _threads(pid: int) -> ThreadPoolExecutor:  # noqa: ARG001 - a forked child h
 
 def environment_of(pid: int) -> list[bytes]:
     """Return the environment with which a process was started, ``NAME=value`` each; none if it is hidden."""
-    # That of the process is gone when its first thread has ended; the others still have it.
+    # That of the process is gone when its first thread has ended, or hidden from all but root; the others
+    # still have it.
     for path in chain([Path(f"/proc/{pid}/environ")], _of_threads(pid, "environ")):
-        content = _read(path)
-        if content is None or content:
-            return (content or b"").split(b"\0")
+        if content := _read(path):
+            return content.split(b"\0")
     return []
 
 

@@ -142,6 +142,12 @@ class ServeApp(ServeSettings, Program):
         status = await pool.status()  # a store that cannot be opened is told now
         if self._is_new:  # said aloud: where the whole folder of another is lost, nothing else tells of it
             self.log.info("There was no store; a new, empty one was created")
+        # A cluster's GPUs may come and go; this machine's are looked for at the start alone.
+        if not (status.devices or self.kubernetes):
+            self.log.warning(
+                "There is no GPU here, so nothing can be granted. Run gpu-pool doctor as the user of this "
+                "service to see why, and start the service again once that is mended."
+            )
         await heartbeats.look(pool, (*status.leases, *status.queue), time.monotonic())
         changes = LeaseChanges(pool, self.log, heartbeats)
         options = self._options(pool, changes, heartbeats)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from support import mps_stub, nvml_stub
@@ -76,7 +77,8 @@ def test_mig_instances_that_were_made_anew_under_a_lease_are_named(terminal: Ter
 def test_mps_that_is_not_the_pools_is_named(terminal: Terminal, stub: Stub, tmp_path: Path) -> None:
     stub.start_elsewhere(tmp_path / "pipes")
     notes = checks(terminal, "mps")
-    assert any("of root: kernels on its GPUs may have limits" in note["text"] for note in notes)
+    said = f"of {psutil.Process().username()}: kernels on its GPUs may have limits"
+    assert any(said in note["text"] for note in notes)
 
 
 @pytest.mark.long

@@ -66,7 +66,7 @@ def test_what_only_course_files_need_is_not_imported() -> None:
 
 
 async def test_a_pool_is_found_again_by_its_url(tmp_path: Path) -> None:
-    (tmp_path / "a%41 b").mkdir()
+    (tmp_path / "a%41 b").mkdir(mode=0o700)
     async with embedded(tmp_path / "a%41 b" / "store.db") as pool:
         lease = await take(pool, "2%", "key")
         async with connect(pool.url) as same:

@@ -28,7 +28,7 @@ from gpu_pool_client._remote import client
 from gpu_pool_client._remote.exchange import ask
 from support.open_files import connections_to
 from support.pools import ME, eventually, identity, running, take, until
-from support.service import Service
+from support.service import ForkServer, Service, serving
 
 
 @asynccontextmanager
@@ -39,6 +39,16 @@ async def waiting(pool: Pool, lease_id: str) -> AsyncIterator[asyncio.Task[objec
     yield task
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_one_that_finds_no_gpu_says_so_when_it_starts(children: ForkServer, open_folder: Path) -> None:
+    nothing = {"GPU_POOL_DEVICES": ""}
+    async with serving(children, open_folder / "pool", environment=nothing) as service:
+        assert "WARNING: There is no GPU here, so nothing can be granted. Run gpu-pool doctor" in service.log
+
+
+async def test_one_that_finds_a_gpu_does_not_say_so(service: Service) -> None:
+    assert "There is no GPU" not in service.log
 
 
 async def test_killed_and_started_again_it_has_the_same_leases_once(service: Service, pool: Pool) -> None:

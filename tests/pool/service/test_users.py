@@ -154,6 +154,43 @@ async def test_the_command_of_an_administrator_says_what_it_has_revoked(
     assert (await pool.get_lease(theirs)).end_reason is EndReason.REVOKED
 
 
+#: Shows a pool as root and then as another user, who may be unable to read what is imported later.
+_SHOWN = """
+import os
+from gpu_pool.cli import main
+for uid in (0, {uid}):
+    os.setgid(uid)
+    os.setuid(uid)
+    main(["status"])
+    main(["list", "-d"])
+    print("---", flush=True)
+"""
+
+
+async def test_the_command_of_a_user_does_not_say_that_others_hold_nothing(
+    users: Users, pool: Pool, service: Service
+) -> None:
+    theirs = await take(pool, "50%", "key")
+    command = [sys.executable, "-c", _SHOWN.format(uid=NOBODY)]
+
+    async def shown() -> list[str]:
+        told = await asyncio.to_thread(
+            subprocess.run,
+            command,
+            env={**os.environ, "GPU_POOL_URL": service.url},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return told.stdout.split("---\n")[:2]
+
+    administrator, user = await shown()
+    assert administrator.count(theirs) == 2
+    assert user.count("You hold nothing; what others hold is shown to them and to administrators.") == 2
+    await pool.release(theirs)
+    assert [said.count("Nothing is held") for said in await shown()] == [2, 2]
+
+
 async def test_users_cannot_do_what_administrators_can(users: Users) -> None:
     with pytest.raises(NotAllowed, match="Only an administrator can drain"):
         await users.run(NOBODY, 'await pool.drain("0")')

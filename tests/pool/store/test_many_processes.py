@@ -208,12 +208,12 @@ import asyncio
 from pathlib import Path
 from support.pools import embedded
 import gpu_pool.store.thread
-gpu_pool.store.thread.ANSWER_WITHIN = 0.2
 async def main():
     pool = embedded(Path({str(path)!r}))
     await pool.status()
     print("open", flush=True)
     input()
+    gpu_pool.store.thread.ANSWER_WITHIN = 0.2
     try:
         await pool.release("1-00000000")
     except Exception as error:
