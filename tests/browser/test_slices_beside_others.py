@@ -34,6 +34,8 @@ FOLLOW = """() => {
     if (found && window.shown.at(-1) !== found) window.shown.push(found);
   }).observe(document.body, {childList: true, characterData: true, subtree: true});
 }"""
+#: What is asked for a slice by a button.
+_ANSWER = re.compile("/gpu-pool/api/slices/[^/]+/(give-back|leave-queue)")
 #: Lets a page's connections to kernels be lost, as a bad network does.
 SOCKETS = """
 window.sockets = [];
@@ -58,6 +60,15 @@ async def press(page: Page, notebook: str, button: str) -> None:
     """Press the button of a slice in the Running panel."""
     await running(page, notebook).hover()
     await running(page, notebook).locator(f'[title="{button}"]').click()
+
+
+async def answer_to(page: Page, notebook: str, button: str) -> str:
+    """Press such a button, and return what the server answers its user."""
+    async with page.expect_response(_ANSWER) as answered:
+        await press(page, notebook, button)
+    body = await (await answered.value).json()
+    assert "message" in body, body
+    return str(body["message"])
 
 
 async def test_gpu_kernels_have_a_section_and_say_what_is_free(page: Page, snap: Snap) -> None:
@@ -138,9 +149,10 @@ async def test_the_running_panel_gives_slices_back(course: None, page: Page, sna
     # A click opens the notebook.
     await running(page, "Untitled.ipynb").locator(".jp-RunningSessions-itemLabel").click()
     await expect(page.locator(".jp-mod-current .lm-TabBar-tabLabel").first).to_have_text("Untitled.ipynb")
-    await press(page, "Untitled1.ipynb", "Leave the queue")
+    await answer_to(page, "Untitled1.ipynb", "Leave the queue")
     await expect(running(page, "Untitled1.ipynb")).to_have_count(0)
-    await press(page, "Untitled.ipynb", "Give back when idle")
+    answer = await answer_to(page, "Untitled.ipynb", "Give back when idle")
+    assert answer.endswith("its variables are kept.")
     await expect(running(page, "Untitled.ipynb")).to_contain_text("parked")
     assert [lease["state"] for lease in (await lab.status())["leases"]] == ["parked"]
 

@@ -8,9 +8,10 @@ machine. What enforces NetworkPolicies: ``support.kubelet``.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from support.control_plane import ASSETS
 from support.guide import Guide
 from support.images import ROOT, archive_of, build_base, building, name_of
 from support.kube_examples import copied
-from support.kubelet import PAUSE, RealCluster, has_names
+from support.kubelet import NODE, PAUSE, RealCluster, has_names
 
 #: The folder of the chart of Zero to JupyterHub.
 CHART = "GPU_POOL_TEST_CHART"
@@ -129,15 +130,23 @@ def installing(cluster: RealCluster, folder: Path, *, by_helm: bool = False) -> 
     disks = _disks(folder)
     cluster.apply(*disks)
     # One machine here has the GPU, and everything else besides.
-    cluster.kubectl("taint", "node", "--all", "nvidia.com/gpu-")
+    taints = cluster.get("node", NODE)["spec"].get("taints", [])
+    _taint(cluster, [each for each in taints if each["key"] != "nvidia.com/gpu"])
     try:
         _follow(made, by_helm)
         yield made
     finally:
+        _taint(cluster, taints)
         cluster.kubectl("delete", "-k", str(made.folder), "--ignore-not-found", "--timeout=120s")
         cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
         names = [f"{each['kind']}/{each['metadata']['name']}" for each in disks]
         cluster.kubectl("delete", *names, "--timeout=120s")
+
+
+def _taint(cluster: RealCluster, taints: Sequence[Any]) -> None:
+    """Let the node have these taints and no other."""
+    spec = json.dumps({"spec": {"taints": list(taints)}})
+    cluster.kubectl("patch", "node", NODE, "--type=merge", "-p", spec)
 
 
 def _follow(made: Installation, by_helm: bool) -> None:

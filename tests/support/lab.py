@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -16,6 +17,8 @@ from gpu_pool_kernels.installer import install
 from support.jupyter_env import eventually
 
 SIZES = ("2%", "10%", "50%", "1")
+#: Seconds for a server to end its kernels and itself.
+_ENDS_WITHIN = 60.0
 #: JupyterLab asks about news at its first start; nobody is there to answer.
 SETTINGS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
 
@@ -64,7 +67,7 @@ async def running_lab(folder: Path) -> AsyncIterator[Lab]:
     _prepare(folder)
     with _new_log(folder) as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
+            *(sys.executable, "-X", "faulthandler", "-m", "jupyterlab", "--no-browser", "--allow-root"),
             *("--ServerApp.port=0", f"--ServerApp.root_dir={folder}/notebooks"),
             stdout=log,
             stderr=log,
@@ -73,9 +76,25 @@ async def running_lab(folder: Path) -> AsyncIterator[Lab]:
     try:
         yield Lab(await _address(process, folder))
     finally:
-        if process.returncode is None:
-            process.terminate()
+        await _end(process, folder)
+
+
+async def _end(process: asyncio.subprocess.Process, folder: Path) -> None:
+    """End the server; one that hangs must do so for the one known reason that is not ours.
+
+    A Jupyter server that stops its loop while it reads or writes a file waits for AnyIO's thread for
+    ever: https://github.com/jupyterlab/jupyterlab/issues/10442.
+    """
+    if process.returncode is None:
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), _ENDS_WITHIN)
+    except asyncio.TimeoutError:
+        process.send_signal(signal.SIGABRT)  # faulthandler writes all stacks into the log
         await process.wait()
+        stacks = (folder / "log").read_text(errors="replace").rpartition("Fatal Python error")[2]
+        is_known = "in _shutdown" in stacks and "anyio" in stacks
+        assert is_known, f"JupyterLab does not end: {stacks}"
 
 
 def _prepare(folder: Path) -> None:

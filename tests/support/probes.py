@@ -234,7 +234,8 @@ def everything(image: str) -> Iterable[Probe]:
             _twice,
             "BackOff",
         )
-    yield Probe(shell("late", "sleep 600", activeDeadlineSeconds=3, shareProcessNamespace=True))
+    # Long enough for it to have started before on a busy machine.
+    yield Probe(shell("late", "sleep 600", activeDeadlineSeconds=30, shareProcessNamespace=True))
     yield Probe(shell("late-waiting", "true", activeDeadlineSeconds=3, volumes=none, volumeMounts=mount))
     trap = "trap 'echo told; exit 4' TERM; while :; do sleep 0.1; done"
     yield Probe(shell("asked", trap, metadata=_HELD), deleted=True)

@@ -25,22 +25,32 @@ class Page:
 
     def __init__(self) -> None:
         self.states: list[State] = []
+        self._heard = asyncio.Condition()
 
     @property
     def last(self) -> State:
         return self.states[-1] if self.states else {"slices": [], "pools": []}
 
     async def sees(self, is_so: Callable[[State], Any], within: float = 120.0) -> State:
-        """Return the first state from now on of which this holds; what was seen last counts."""
+        """Return the first state from now on of which this holds, however soon the next one follows.
 
-        async def does() -> bool:
-            return bool(self.states) and bool(is_so(self.last))
+        What was seen last counts.
+        """
+
+        async def seen() -> State:
+            position = max(len(self.states) - 1, 0)
+            async with self._heard:
+                while True:
+                    for state in self.states[position:]:
+                        if is_so(state):
+                            return state
+                    position = len(self.states)
+                    await self._heard.wait()
 
         try:
-            await eventually(does, within)
-        except AssertionError:
+            return await asyncio.wait_for(seen(), within)
+        except asyncio.TimeoutError:
             raise AssertionError(json.dumps(self.states[-3:], indent=1)) from None
-        return self.last
 
     async def sees_slice(self, within: float = 120.0, **wanted: Any) -> State:
         """Return the slice of the only kernel once it is like that."""
@@ -53,7 +63,9 @@ class Page:
 
     async def listen(self, connection: WebSocketClientConnection) -> None:
         while (text := await connection.read_message()) is not None:
-            self.states.append(json.loads(text))
+            async with self._heard:
+                self.states.append(json.loads(text))
+                self._heard.notify_all()
 
 
 class PagesServer(Server):

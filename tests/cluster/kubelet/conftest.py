@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.clean_environment import GIVEN_KUBECONFIG
 from support.clusters import hami
 from support.control_plane import Cluster
 from support.images import build_notebook, name_of
@@ -41,8 +42,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     It is that of ``KUBECONFIG``, where there is one: a node of this machine, so that homes are folders
     here, with the images that ``GPU_POOL_TEST_IMAGE`` names.
     """
-    if os.environ.get("KUBECONFIG"):
-        yield Cluster(Path(os.environ["KUBECONFIG"]))
+    if os.environ.get(GIVEN_KUBECONFIG):
+        yield Cluster(Path(os.environ[GIVEN_KUBECONFIG]))
         return
     image: Path = request.getfixturevalue("notebook_image")
     with real_cluster(tmp_path_factory.mktemp("cluster"), [image]) as cluster:

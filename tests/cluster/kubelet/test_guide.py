@@ -320,7 +320,7 @@ async def test_a_course_in_a_namespace_of_its_own(
 
 
 def test_it_is_taken_away_as_the_page_says(installed: Installation) -> None:
-    installed.follow("Take it away")
+    installed.follow("Remove everything")
     kinds = "deployments,daemonsets,services,roles,clusterroles,clusterrolebindings"
     left = installed.cluster.get(kinds, "--all-namespaces")["items"]
     names = [each["metadata"]["name"] for each in left]

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from tornado.httpclient import AsyncHTTPClient
@@ -69,9 +70,13 @@ async def test_a_new_token_is_the_only_one_and_kernels_go_on(installed: Installa
         await asyncio.to_thread(installed.wait)
 
         async def shows_the_slice() -> bool:
-            return "2%" in (await student.open("/services/gpu-pool/")).body.decode()
+            with suppress(asyncio.TimeoutError):
+                page = await asyncio.wait_for(student.open("/services/gpu-pool/"), 10)
+                return "2%" in page.body.decode()
+            return False
 
-        # The Hub's proxy finds the service's new pod a moment after it is ready.
+        # A connection that the Hub's proxy begins while there is no pod is dropped by kube-router, and
+        # given up after more than two minutes: people load the page again.
         await eventually(shows_the_slice, within=60)
         # The upgrade has replaced the Hub's proxy, through which the page was connected.
         async with student.again(notebook) as page:
