@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -24,19 +24,24 @@ def open_below(folder: Path) -> list[str]:
 
 def connections_to(path: Path) -> int:
     """Return how many connections to a Unix socket are open."""
-    return sum(_peer(file) == str(path) for file in _descriptors())
+    return sum(_told(file, socket.socket.getpeername) == str(path) for file in _descriptors())
+
+
+def sockets_at(ip: str, port: int) -> int:
+    """Return how many sockets are bound to an address."""
+    return sum(_told(file, socket.socket.getsockname) == (ip, port) for file in _descriptors())
 
 
 def _descriptors() -> Iterator[int]:
     return (int(each.name) for each in Path("/proc/self/fd").iterdir())
 
 
-def _peer(file: int) -> object:
+def _told(file: int, ask: Callable[[socket.socket], object]) -> object:
     # It is no socket, not connected, or closed since it was listed.
     with contextlib.suppress(OSError):
         same = socket.socket(fileno=file)
         try:
-            return same.getpeername()
+            return ask(same)
         finally:
             same.detach()
     return None
