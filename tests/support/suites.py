@@ -72,9 +72,9 @@ def differing(
 ) -> list[str]:
     """Run a suite both ways; return the tests that come out otherwise with ours.
 
-    Where there are any, or where fewer than ``at_least`` pass as they are, it is done once more, and those are
-    returned that differ both times: some tests of others watch the clock, and fail by chance on a machine that is
-    busy with more tests.
+    Where there are any, or where fewer than ``at_least`` pass as they are, it is done once more, and
+    those are returned that differ both times: some tests of others watch the clock, and fail by chance
+    on a machine that is busy with more tests.
     """
     passed: set[str] = set()
     names: set[str] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
@@ -74,7 +75,8 @@ class KernelProxy:
         self._life: asyncio.Task[None] | None = None
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.TimerHandle | None = None
-        self._is_being_restarted = False
+        #: Seconds for which the end of the kernel is that of a restart, until :meth:`start`.
+        self._restarted_within = 0.0
 
     @property
     def closed(self) -> bool:
@@ -90,6 +92,10 @@ class KernelProxy:
     @property
     def _resuming(self) -> bool:
         return self._supervisor is not None and self._supervisor.resuming
+
+    @property
+    def _is_being_restarted(self) -> bool:
+        return self._restarted_within == math.inf
 
     @property
     def state(self) -> ProxyState:
@@ -216,6 +222,7 @@ class KernelProxy:
         if self._life is not None:
             lease = None  # whoever read it may have done so before that life, in its last moment, parked it
         self._close_in(None)
+        self._restarted_within = 0.0
         self._runs.clear()
         self.standing_in, self._end_message = True, ""  # whoever restarts it knows that it has ended
         self._ended.clear()
@@ -399,14 +406,17 @@ class KernelProxy:
             self._run.close()
             self._run = None
         self._pending.hold_all(answering=False)
-        self._close_in(None if self._is_being_restarted else self._kernel.grace + MARGIN)
+        self._close_unless_restarted()
 
     async def being_restarted(self, *, within: float | None = None) -> None:
         """Stay open while the kernel is restarted, until :meth:`start` or for so many seconds more."""
-        # Its process has ended, which may not have been noticed here yet.
-        self._is_being_restarted = within is None
-        if self._phase is Phase.DOWN:
-            self._close_in(None if within is None else within + self._kernel.grace + MARGIN)
+        self._restarted_within = math.inf if within is None else within
+        if self._phase is Phase.DOWN:  # otherwise its process has ended, which is noticed here later
+            self._close_unless_restarted()
+
+    def _close_unless_restarted(self) -> None:
+        within = None if self._is_being_restarted else self._restarted_within + self._kernel.grace + MARGIN
+        self._close_in(within)
 
     def _close_in(self, seconds: float | None) -> None:
         """Close, so many seconds from now, what nobody launches again; with None, not yet."""

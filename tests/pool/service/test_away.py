@@ -149,18 +149,23 @@ async def test_a_kernel_that_is_restarted_meanwhile_has_its_slice_afterwards(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("call", [1, 2], ids=["as it begins", "when the pool was told"])
 async def test_a_kernel_whose_end_is_seen_late_keeps_its_slice_over_a_restart(
-    served: JupyterEnv, service: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch
+    served: JupyterEnv, service: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
-    ended: list[KernelProxy] = []
+    """What ends with the kernel's process hears of it only after this call for its restart."""
+    is_over = asyncio.Event()
+    calls: list[float | None] = []
     down, being_restarted = KernelProxy._down, KernelProxy.being_restarted
 
     async def restarted_before_its_end_is_seen(self: KernelProxy, *, within: float | None = None) -> None:
         await being_restarted(self, within=within)
-        while ended:
-            down(ended.pop())
+        calls.append(within)
+        if len(calls) == call:
+            await is_over.wait()
+            down(self)
 
-    monkeypatch.setattr(KernelProxy, "_down", lambda proxy: ended.append(proxy))
+    monkeypatch.setattr(KernelProxy, "_down", lambda proxy: is_over.set())
     monkeypatch.setattr(KernelProxy, "being_restarted", restarted_before_its_end_is_seen)
     monkeypatch.setattr(kernel_proxy, "MARGIN", 3.0)  # with the grace, less than the restart takes
     km = manager(served.install("half", "50%", outage_timeout=600))
@@ -169,6 +174,7 @@ async def test_a_kernel_whose_end_is_seen_late_keeps_its_slice_over_a_restart(
     lease, proxy = await served.only_lease(), km.provisioner._proxy
     await service.end(signal.SIGKILL)
     await km.restart_kernel(now=True)
+    assert len(calls) == 2
     assert km.provisioner._proxy is proxy  # one that has closed would have given the slice back
     await service.start()
     assert await answer(km, "import os; print(os.environ['GPU_POOL_LEASE'])") == f"{lease.id}\n"
