@@ -177,6 +177,8 @@ async def test_a_wait_tells_nothing_after_its_token_has_ended(
         # The pool is asked for one after the other: by then it waits.
         for _ in range(5):
             assert (await ask_from(service, "127.0.0.1", "ada")).status == 200
+        # Whose token it is is asked anew after a wait that is longer than ``comment_every``.
+        await asyncio.sleep(0.02)
         hub.users.clear()
         # What changes something is asked anew, and so finds out that the token has ended.
         assert (await ask_from(service, "127.0.0.1", "ada", "DELETE", f"api/v1/leases/{lease}")).status == 401
