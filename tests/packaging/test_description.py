@@ -11,6 +11,8 @@ from hatchling.metadata.core import ProjectMetadata
 from hatchling.metadata.spec import construct_metadata_file_2_4
 from hatchling.plugin.manager import PluginManager
 
+from support.images import script
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 REPOSITORY = "https://git.example/us/gpu-pool"
@@ -25,9 +27,8 @@ def built(root: Path = ROOT) -> ProjectMetadata[Any]:
 
 @pytest.fixture
 def version() -> str:
-    found = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert found is not None
-    return found[1]
+    found: str = script("build").project_version()
+    return found
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.images import script
+
 ROOT = Path(__file__).parents[2]
 #: What tells of other versions, too; the recipe's is the last one that was published.
 OF_ITS_OWN = {"CHANGELOG.md", "RELEASE.md", "recipe/recipe.yaml", "tests/support/old_versions.py"}
@@ -18,7 +20,7 @@ def test_make_version_changes_every_file_that_has_the_version() -> None:
     if listed.returncode:
         pytest.skip("this is no checkout")
     settings = (ROOT / "pyproject.toml").read_text()
-    (version,) = re.findall(r'^version = "(.*)"$', settings, re.MULTILINE)
+    version = script("build").project_version()
     changed = set(re.findall(r'^    \{ filename = "(.*?)"', settings, re.MULTILINE))
     assert changed
     pattern = re.compile(rf"(?<![\d.^~]){re.escape(version)}(?![\d.])".encode())
