@@ -336,7 +336,8 @@ class KernelProxy:
     async def _launched(self, lease: Lease) -> bool:
         """Launch the real kernel and relay to it until it ends; return whether the proxy stands in for it."""
         self._phase = Phase.LAUNCHING
-        self._pending.show(messages.starting(self._lease_client.size))
+        # Of a start without a wait there is nothing to say, unless its pod takes long.
+        self._pending.show(self._lease_client.starting() if self._lease_client.has_waited else "")
         run = await self._new_run(lease)
         self._run, self.standing_in = run, not run.is_process
         try:

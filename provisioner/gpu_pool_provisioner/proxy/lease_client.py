@@ -195,6 +195,8 @@ class LeaseClient:
         #: Why the lease waits, as the pool said last; None where it has not said, or does not answer.
         self.outlook: Outlook | None = None
         self._entry: QueueEntry | None = None
+        #: Whether the slice that it has, or asks for, was not there at once.
+        self.has_waited = False
 
     @property
     def size(self) -> str:
@@ -225,6 +227,7 @@ class LeaseClient:
         Raises what ``Pool.request`` raises, and ``PoolUnreachable`` after the outage's timeout.
         """
         outage = OutageTimer(self._outage_timeout, self.away_since)
+        self.has_waited = self.away_since is not None
         self.away_since = None
         why = messages.NO_ANSWER
         try:
@@ -236,6 +239,7 @@ class LeaseClient:
                     await asyncio.sleep(RETRY_EVERY)
                 if lease is not None:
                     return lease
+                self.has_waited = True
                 self.tell(messages.away(self.size, why, outage.progress))
         except asyncio.CancelledError:
             await self._kernel_slice.stop_asking()
@@ -248,6 +252,7 @@ class LeaseClient:
         if outage.left <= 0:
             raise outage.too_long(error) from error
         self._log(error)
+        self.has_waited = True
         self.tell(messages.away(self.size, error.message, outage.progress))
         return error.message
 
@@ -258,6 +263,7 @@ class LeaseClient:
 
         Raises ``LeaseGone`` when it has ended. Cancelling leaves it in the queue.
         """
+        self.has_waited = True
         with self._queued(lease_id) as entry:
             last: tuple[float, int | None] = (0.0, None)
             while not entry.left.is_set():
@@ -325,7 +331,11 @@ class LeaseClient:
     def _note_fault(self, error: GpuPoolError) -> None:
         """Tell whoever waits for the kernel to start why that takes long."""
         self._log(error)
-        self.tell(messages.starting(self.size, f"{error.message} Still trying."))
+        self.tell(self.starting(f"{error.message} Still trying."))
+
+    def starting(self, progress: str = "") -> str:
+        """Say that the slice is there and the kernel starts; ``progress`` says how far it is."""
+        return messages.starting(self.size, progress, waited=self.has_waited)
 
     def _log(self, error: GpuPoolError) -> None:
         get_logger().warning("The GPU pool at %s does not answer a kernel: %s", self._kernel_slice.url, error)

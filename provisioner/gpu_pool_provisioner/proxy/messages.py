@@ -5,10 +5,12 @@ from __future__ import annotations
 import platform
 import sys
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gpu_pool_client import GpuPoolError
+from gpu_pool_provisioner.wait_notices import MARK
 
 #: What a cell's error is called when it did not run for want of a slice.
 NOT_GRANTED: Final = "GpuSliceNotGranted"
@@ -17,6 +19,7 @@ NOT_GRANTED: Final = "GpuSliceNotGranted"
 NO_ANSWER: Final = "The GPU pool does not answer at the moment."
 #: Characters in a line of a cell's output that fit into a small window.
 _COLUMNS: Final = 76
+_THEN: Final = "The cell then runs by itself."
 _WAY_OUT: Final = "Interrupt the kernel to give up."
 
 #: What is answered at once while nothing runs, by type of request. Whatever is
@@ -74,17 +77,27 @@ def introduction(language: str, argv: Sequence[str], *, debugger: bool) -> dict[
 
 def waiting(size: str, outlook: str) -> str:
     """Say what a cell waits for, what it needs, and the way out."""
-    return f"Waiting for {slice_of(size)}. {outlook} {_WAY_OUT}"
+    return f"Waiting for {slice_of(size)}. {outlook} {_THEN} {_WAY_OUT}"
 
 
 def in_log(text: str) -> str:
-    """Return what a waiting cell shows as a program's log has it, where there is no kernel to interrupt."""
-    return text.removesuffix(_WAY_OUT).rstrip()
+    """Return what a waiting cell shows as a program's log has it, where there is no cell."""
+    return text.removesuffix(f"{_THEN} {_WAY_OUT}").rstrip()
 
 
-def starting(size: str, progress: str = "") -> str:
-    """Say that the wait is over; ``progress`` says in sentences what is going on."""
-    return f"The wait for {slice_of(size)} is over. {progress or 'The kernel is starting.'}"
+def dated(text: str, at: float) -> str:
+    """Add when that was so: whatever keeps a cell's output, by accident or not, is then still true."""
+    return f"{text} (As of {time.strftime('%H:%M %Z on %-d %B %Y', time.localtime(at))}.)"
+
+
+def starting(size: str, progress: str = "", *, waited: bool = True) -> str:
+    """Say that the slice is there, and to whom ``waited`` for it that the wait is over.
+
+    ``progress`` says in sentences what is going on.
+    """
+    if waited:
+        return f"The wait for {slice_of(size)} is over. {progress or 'The kernel is starting.'}"
+    return f"The kernel is starting on {slice_of(size)}. {progress}".rstrip()
 
 
 def unreachable(size: str, error: GpuPoolError) -> str:
@@ -139,10 +152,10 @@ def slice_of(size: str) -> str:
 
 
 def display(text: str, display_id: str) -> dict[str, Any]:
-    """Return the content of display_data and of update_display_data."""
+    """Return the content of display_data and of update_display_data, which a notebook's file leaves out."""
     # JupyterLab breaks long lines of plain text wherever they end, in the middle of words.
     lines = textwrap.fill(text, _COLUMNS)
-    return {"data": {"text/plain": lines}, "metadata": {}, "transient": {"display_id": display_id}}
+    return {"data": {"text/plain": lines}, "metadata": MARK, "transient": {"display_id": display_id}}
 
 
 def error(name: str, text: str) -> dict[str, Any]:

@@ -224,13 +224,13 @@ class PendingKernel:
         cell = next((held for held in self._held if held.is_cell), None)
         if cell is None or not self._text:
             return
-        self._published_at = time.monotonic()
+        self._published_at, text = time.monotonic(), messages.dated(self._text, time.time())
         if self._shown is not None and self._shown[0] is cell:
-            self._publish("update_display_data", messages.display(self._text, self._shown[1]), cell)
+            self._publish("update_display_data", messages.display(text, self._shown[1]), cell)
             return
         self._shown = cell, uuid.uuid4().hex
         self._publish("status", {"execution_state": "busy"}, cell)
-        self._publish("display_data", messages.display(self._text, self._shown[1]), cell)
+        self._publish("display_data", messages.display(text, self._shown[1]), cell)
 
     def _clear(self) -> None:
         if self._shown is not None:

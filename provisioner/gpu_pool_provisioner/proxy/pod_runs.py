@@ -187,8 +187,10 @@ class PodRun(KernelRun):
         if pod.phase is PodPhase.RUNNING and pod.address and not self._address.done():
             self._address.set_result(pod.address)
         elif not self._address.done():
-            say = messages.waiting if self._queued else messages.starting
-            self._tell(say(self._lease_client.size, pod.message))
+            client = self._lease_client
+            client.has_waited = client.has_waited or self._queued
+            waiting = self._queued and messages.waiting(client.size, pod.message)
+            self._tell(waiting or client.starting(pod.message))
 
     async def _account_for(self, pod: KernelPod) -> None:
         """Take note of why the pod has ended."""
@@ -221,7 +223,7 @@ class PodRun(KernelRun):
         """Take note of why the pool does not answer; it is asked again, and the pod goes on without us."""
         get_logger().warning("The pool did not report the state of a kernel's pod: %s", error)
         if not self._address.done():
-            self._tell(messages.starting(self._lease_client.size, f"{error.message} Still trying."))
+            self._tell(self._lease_client.starting(f"{error.message} Still trying."))
 
     def kill(self) -> None:
         """End the pod, unless it has ended."""

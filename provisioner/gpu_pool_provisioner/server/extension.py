@@ -1,4 +1,4 @@
-"""What a Jupyter server loads of this package: it answers pages, and starts templates with the server.
+"""What a Jupyter server loads of this package: it answers pages, saves notebooks, and starts templates.
 
 The installation switches it on (``jupyter_server_config.d``). It reads the kernelspecs once, in a
 thread, when the server has started. Where none asks for a template with the server,
@@ -13,6 +13,7 @@ from typing import Any, Final
 from jupyter_core.utils import ensure_async
 
 from gpu_pool_provisioner.kernelspecs import config_of
+from gpu_pool_provisioner.wait_notices import before_saving
 
 #: The provisioner's section in the server's configuration.
 _SECTION: Final = "GPUPoolProvisioner"
@@ -25,7 +26,17 @@ def _load_jupyter_server_extension(server: Any) -> None:
     from gpu_pool_provisioner.server.handlers import add_handlers
 
     add_handlers(server)
+    _leave_notices_out_of_files(server)
     server.io_loop.add_callback(start_templates, server)
+
+
+def _leave_notices_out_of_files(server: Any) -> None:
+    """Let no notebook be saved that says for good that its cell waits."""
+    register = getattr(server.contents_manager, "register_pre_save_hook", None)
+    if register is None:  # of jupyter_server before 2, or of a kind that has no hooks
+        server.log.warning("Notebooks that are saved while a cell waits for a GPU slice keep what it shows.")
+    else:
+        register(before_saving)
 
 
 async def start_templates(server: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -38,6 +39,18 @@ async def test_a_held_cell_shows_what_it_waits_for_and_then_runs(
     lease = await jupyter_env.only_lease()
     assert lease.process is not None
     assert lease.process.pid == km.provisioner.pid
+
+
+async def test_where_nobody_waited_nothing_is_said_of_a_wait(
+    jupyter_env: JupyterEnv, manager: Managers, course: Callable[..., None]
+) -> None:
+    course(idle_limit="1h")  # so that its slice may be taken back, and its cells are held while it starts
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = await page.run("print(3)").done()
+    assert cell.outputs == ["3\n"]
+    assert "display_data" not in cell.kinds()
 
 
 async def test_a_kernels_use_of_the_machine_is_told_once_it_runs(

@@ -86,7 +86,7 @@ async def test_the_first_cell_reads_what_a_starting_pod_does(
     await km.start_kernel()
     async with frontend(km) as page:
         interrupted = page.run("print('never')")
-        await interrupted.shows("The wait for a GPU slice of 2% is over. Its software is being fetched.")
+        await interrupted.shows("The kernel is starting on a GPU slice of 2%. Its software is being fetched.")
         await km.interrupt_kernel()
         assert "KeyboardInterrupt" in (await interrupted.done()).outputs[0]
         cell = page.run("print('well')")
