@@ -43,6 +43,11 @@ COURSE_VARIABLE: Final = "GPU_POOL_COURSE"
 #: The variable that says whether what asks for slices is batch work.
 BATCH_VARIABLE: Final = "GPU_POOL_BATCH"
 DEFAULT_URL: Final = "embedded:"
+#: What frontends put a connection file's path in the place of, in a kernel's command.
+CONNECTION_FILE: Final = "{connection_file}"
+#: What stands for it in the command of a wrapped kernel: there the placeholder itself stands in one word
+#: alone, the wrapper's own, since some frontends put the path in the place of the first one only.
+WRAPPED_CONNECTION_FILE: Final = "@connection_file@"
 
 
 def is_yes(value: str) -> bool:

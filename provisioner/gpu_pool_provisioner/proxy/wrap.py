@@ -4,7 +4,7 @@
 
     python -m gpu_pool_provisioner.proxy.wrap --slice 2% -f {connection_file} -- KERNEL'S ARGV
 
-The kernel's argv names the same connection file, and is given another one. For
+The kernel's argv names the same connection file, as ``@connection_file@``, and is given another one. For
 its frontend this process is the kernel: it takes its signals, ends when it
 ends, and dies with its parent.
 """
@@ -28,7 +28,15 @@ from jupyter_client.launcher import launch_kernel
 from jupyter_core.paths import jupyter_path
 
 from gpu_pool_client import EndReason, Holder, KernelCommand, Lease, Process, parse_request
-from gpu_pool_client._pool import BATCH_VARIABLE, COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE, is_yes
+from gpu_pool_client._pool import (
+    BATCH_VARIABLE,
+    CONNECTION_FILE,
+    COURSE_VARIABLE,
+    DEFAULT_URL,
+    URL_VARIABLE,
+    WRAPPED_CONNECTION_FILE,
+    is_yes,
+)
 from gpu_pool_client._processes import account_of
 from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment, shared_pool
 from gpu_pool_provisioner.proxy import messages
@@ -101,7 +109,18 @@ class WrappedKernel:
 def main(arguments: list[str] | None = None) -> int:
     """Be the kernel until it ends; return its exit code."""
     options = _parser().parse_args(arguments)
+    options.argv = [_naming(options.f, word) for word in options.argv]
     return asyncio.run(_serve(options))
+
+
+def _naming(connection_file: str, word: str) -> str:
+    """Return a word of the kernel's command with the frontends' file, whichever way it stands there.
+
+    Kernelspecs of before name the placeholder itself, which some frontends leave as it is.
+    """
+    for placeholder in (WRAPPED_CONNECTION_FILE, CONNECTION_FILE):
+        word = word.replace(placeholder, connection_file)
+    return word
 
 
 async def _serve(options: argparse.Namespace) -> int:
@@ -183,7 +202,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--language", default="python", help="the language of its kernelspec")
     parser.add_argument("--debugger", action="store_true", help="whether the kernel has a debugger")
     parser.add_argument("-f", required=True, metavar="FILE", help="the connection file of its frontends")
-    parser.add_argument("argv", nargs="+", help="after --, the kernel's own command, with the same file")
+    parser.add_argument(
+        "argv", nargs="+", help="after --, the kernel's own command, with @connection_file@ for the same file"
+    )
     return parser
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -76,6 +77,46 @@ async def test_the_connection_file_may_be_named_in_other_ways(jupyter_env: Jupyt
     try:
         async with listening(client) as page:
             assert (await page.run("print('well')").done()).outputs == ["well\n"]
+    finally:
+        with suppress(ProcessLookupError):
+            wrapper.terminate()
+        await wrapper.wait()
+
+
+def first_only(argv: list[str], file: str) -> list[str]:
+    """Put a connection file into a command as VS Code does (microsoft/vscode-jupyter#7203)."""
+    named = next(place for place, word in enumerate(argv) if "{connection_file}" in word)
+    return [
+        word.replace("{connection_file}", file) if place == named else word for place, word in enumerate(argv)
+    ]
+
+
+def whole_words(argv: list[str], file: str) -> list[str]:
+    """Put it there as frontends do that compare words and do not look into them."""
+    return [file if word == "{connection_file}" else word for word in argv]
+
+
+@pytest.mark.parametrize(
+    ("in_kernel", "put"),
+    [
+        ("@connection_file@", first_only),
+        pytest.param("@connection_file@", whole_words, marks=pytest.mark.long),
+        # As kernelspecs of before name it.
+        pytest.param("{connection_file}", first_only, marks=pytest.mark.long),
+        pytest.param("{connection_file}", whole_words, marks=pytest.mark.long),
+    ],
+)
+async def test_frontends_replace_placeholders_as_they_like(
+    jupyter_env: JupyterEnv, in_kernel: str, put: Callable[[list[str], str], list[str]]
+) -> None:
+    file, _ = write_connection_file(str(jupyter_env.folder / "kernel-1.json"))
+    words = put([*WRAP, "--slice", "2%", "--", *TINY[:-1], in_kernel], file)
+    wrapper = await asyncio.create_subprocess_exec(*words, cwd=jupyter_env.folder)
+    client = AsyncKernelClient(connection_file=file)
+    client.load_connection_file()
+    try:
+        async with listening(client) as page:
+            assert (await page.run("well").done()).outputs == ["WELL on 2%"]
     finally:
         with suppress(ProcessLookupError):
             wrapper.terminate()
