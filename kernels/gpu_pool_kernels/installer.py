@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -21,7 +22,8 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_core.paths import jupyter_data_dir
 
 from gpu_pool_client import BadRequest, SliceRequest, parse_request
-from gpu_pool_client._pool import BATCH_VARIABLE
+from gpu_pool_client._pool import BATCH_VARIABLE, CONNECTION_FILE, WRAPPED_CONNECTION_FILE
+from gpu_pool_kernels.copying import copy_folder, write_anew
 from gpu_pool_kernels.launching import wrap_argv
 from gpu_pool_kernels.naming import by_size, display_name, folder_name, logo
 
@@ -31,6 +33,13 @@ PROVISIONER: Final = "gpu-pool"
 MARKER: Final = "gpu_pool"
 #: Tells the code in the kernel which kernelspecs are over the same base.
 BASE_VARIABLE: Final = "GPU_POOL_KERNEL_BASE"
+
+#: Commands for which jupyter_client takes the interpreter that it runs in itself.
+_OWN_PYTHON: Final = ("python", f"python{sys.version_info[0]}", "python{}.{}".format(*sys.version_info[:2]))
+#: The placeholder for a kernelspec's folder in its command.
+RESOURCE_DIR: Final = "{resource_dir}"
+#: What it replaces in a kernel's command, where it knows the name.
+_PLACEHOLDER: Final = re.compile(r"\{[A-Za-z0-9_]+\}")
 
 _KernelJSON = dict[str, Any]
 
@@ -99,7 +108,13 @@ def install(
     try:
         contents = {
             name: kernel_json(
-                spec, base, size, wrap=wrap, preload=preload, with_server=with_server, batch=batch
+                spec,
+                base,
+                size,
+                wrapped_in=kernels / name if wrap else None,
+                preload=preload,
+                with_server=with_server,
+                batch=batch,
             )
             for name, size in wanted.items()
         }
@@ -286,11 +301,10 @@ def write_kernel(
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent.parent, prefix=".gpu-pool-") as scratch:
         new, old = Path(scratch, "new"), Path(scratch, "old")
-        # With the permissions of new files, since the base's may be read-only.
-        shutil.copytree(folder, new, copy_function=shutil.copyfile)
+        copy_folder(folder, new)
         new.chmod(0o755)
-        Path(new, "logo-svg.svg").write_text(logo(size), encoding="utf-8")
-        Path(new, "kernel.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_anew(new / "logo-svg.svg", logo(size))
+        write_anew(new / "kernel.json", json.dumps(content, indent=1) + "\n")
         with _moved_away(target, old):
             new.rename(target)
     return InstalledKernel(target.name, content["display_name"], base, str(size), target)
@@ -315,14 +329,15 @@ def kernel_json(
     base: str,
     size: SliceRequest,
     *,
-    wrap: bool = False,
+    wrapped_in: Path | None = None,
     preload: Sequence[str] | None = None,
     with_server: bool = False,
     batch: bool = False,
 ) -> _KernelJSON:
     """Return the ``kernel.json`` of a kernel on a slice over the kernel ``base``, whose own is ``spec``.
 
-    The others are as for :func:`install`.
+    With ``wrapped_in``, the folder that it is for, its command is the kernel proxy. The others
+    are as for :func:`install`.
     """
     metadata = {
         **spec.get("metadata", {}),
@@ -341,9 +356,9 @@ def kernel_json(
         "env": {**spec.get("env", {}), BASE_VARIABLE: base},
         "metadata": metadata,
     }
-    if wrap:
+    if wrapped_in is not None:
         metadata.pop("kernel_provisioner", None)
-        content["argv"] = _wrapped(content, size)
+        content["argv"] = _wrapped(content, size, wrapped_in)
         if batch:
             content["env"][BATCH_VARIABLE] = "1"
     else:
@@ -358,16 +373,28 @@ def kernel_json(
     return content
 
 
-def _wrapped(content: _KernelJSON, size: SliceRequest) -> list[str]:
-    """Return the command of the proxy in front of a kernel; see ``gpu_pool_provisioner.proxy.wrap``."""
-    first, *others = content["argv"]
+def _wrapped(content: _KernelJSON, size: SliceRequest, folder: Path) -> list[str]:
+    """Return the command of the proxy in front of a kernel; see ``gpu_pool_provisioner.proxy.wrap``.
+
+    Of the placeholders that jupyter_client knows, frontends that ignore provisioners replace
+    the connection file's alone, some of them only the first. So it is named once, as a word of
+    its own, and the others are replaced here; ``folder`` is the kernelspec's.
+    """
     debugger = ["--debugger"] if content["metadata"].get("debugger") else []
+    places = {
+        CONNECTION_FILE: WRAPPED_CONNECTION_FILE,
+        RESOURCE_DIR: str(folder.absolute()),
+        "{prefix}": sys.prefix,
+    }
+    first, *others = (
+        _PLACEHOLDER.sub(lambda found: places.get(found[0], found[0]), word) for word in content["argv"]
+    )
     return [
         *(sys.executable, "-m", "gpu_pool_provisioner.proxy.wrap"),
         *("--slice", str(size), "--name", content["display_name"]),
-        *("--language", content.get("language") or "python", *debugger, "-f", "{connection_file}", "--"),
+        *("--language", content.get("language") or "python", *debugger, "-f", CONNECTION_FILE, "--"),
         # As jupyter_client does, which here sees only the first word of the whole.
-        *(sys.executable if first in ("python", "python3") else first, *others),
+        *(sys.executable if first in _OWN_PYTHON else first, *others),
     ]
 
 

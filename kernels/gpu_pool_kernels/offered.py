@@ -34,6 +34,7 @@ from gpu_pool_client._processes import account_of
 from gpu_pool_kernels.installer import (
     MARKER,
     PROVISIONER,
+    RESOURCE_DIR,
     can_preload,
     kernel_json,
     provisioner_of,
@@ -156,7 +157,12 @@ class OfferedKernels(KernelSpecManager):
         name, spec = folder_name(base, size), entry["spec"]
         preload = self._preload if can_preload(spec) else None
         with_server = preload is not None and size == self._with_server
-        content = kernel_json(spec, base, size, preload=preload, with_server=with_server)
+        # A script that starts the kernel stays where it is: nothing may be executed in some folders for
+        # temporary files.
+        in_place = [word.replace(RESOURCE_DIR, entry["resource_dir"]) for word in spec["argv"]]
+        content = kernel_json(
+            {**spec, "argv": in_place}, base, size, preload=preload, with_server=with_server
+        )
         write_kernel(self._folder / name, base, Path(entry["resource_dir"]), content, size)
         return name, {"resource_dir": str(self._folder / name), "spec": content}
 

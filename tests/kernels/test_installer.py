@@ -89,7 +89,8 @@ def test_jupyter_finds_one_kernel_per_size(prefix: Path) -> None:
 
 
 def test_a_kernel_of_any_language_is_copied_whole(prefix: Path) -> None:
-    put(prefix, "ir", R, kernel__js="// js", logo_64x64__png="png", logo_svg__svg="<svg>R</svg>")
+    folder = put(prefix, "ir", R, kernel__js="// js", logo_64x64__png="png", logo_svg__svg="<svg>R</svg>")
+    (folder / "helper.sh").touch(0o755)
     (made,) = installer.install(sizes("1.5GiB"), base="IR", prefix=prefix)
     assert (made.name, made.display_name, made.base) == ("ir-gpu-1.5gib", "R (GPU  1.5 GiB)", "ir")
     spec = json.loads((made.path / "kernel.json").read_text())
@@ -100,6 +101,7 @@ def test_a_kernel_of_any_language_is_copied_whole(prefix: Path) -> None:
     assert spec["metadata"].items() >= R["metadata"].items()
     assert (made.path / "kernel.js").read_text() == "// js"
     assert (made.path / "logo-64x64.png").read_text() == "png"
+    assert os.access(made.path / "helper.sh", os.X_OK)
     assert "GPU 1.5 GiB" in (made.path / "logo-svg.svg").read_text()
 
 
@@ -126,10 +128,42 @@ def test_a_wrapped_kernel_needs_no_provisioner(prefix: Path) -> None:
     assert proxy[1:3] == ["-m", "gpu_pool_provisioner.proxy.wrap"]
     assert proxy[proxy.index("--slice") + 1] == "2%"
     assert proxy[-2:] == ["-f", "{connection_file}"]
-    assert real == R["argv"]
+    assert real == [*R["argv"][:-1], "@connection_file@"]
     assert installed(prefix) == {kernel.name: "R (GPU  2%)"}
     installer.install(sizes("2%"), base="ir", prefix=prefix)
     assert json.loads((kernel.path / "kernel.json").read_text())["argv"] == R["argv"], "it replaces the other"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (R["argv"], [*R["argv"][:-1], "@connection_file@"]),
+        (
+            ["julia", "-i", "--color=yes", "{resource_dir}/kernel.jl", "{connection_file}"],
+            ["julia", "-i", "--color=yes", "{folder}/kernel.jl", "@connection_file@"],
+        ),
+        (
+            ["{prefix}/bin/xcpp", "-f", "{connection_file}"],
+            [f"{sys.prefix}/bin/xcpp", "-f", "@connection_file@"],
+        ),
+        (
+            ["{resource_dir}/run.sh", "--with={connection_file}", "{connection_file}", "{other}"],
+            ["{folder}/run.sh", "--with=@connection_file@", "@connection_file@", "{other}"],
+        ),
+        (["python3", "-m", "k", "{connection_file}"], [sys.executable, "-m", "k", "@connection_file@"]),
+    ],
+    ids=["R", "Julia", "xeus", "a script", "python"],
+)
+def test_a_wrapped_kernel_names_one_placeholder_once_and_no_other_that_is_known(
+    prefix: Path, argv: list[str], expected: list[str]
+) -> None:
+    """Frontends that start kernels by themselves replace the connection file's, and may do so once."""
+    put(prefix, "other", {**R, "argv": argv})
+    (kernel,) = installer.install(sizes("2%"), base="other", prefix=prefix, wrap=True)
+    command = json.loads((kernel.path / "kernel.json").read_text())["argv"]
+    proxy, real = command[: command.index("--")], command[command.index("--") + 1 :]
+    assert [word for word in command if "{connection_file}" in word] == proxy[-1:] == ["{connection_file}"]
+    assert real == [word.replace("{folder}", str(kernel.path)) for word in expected]
 
 
 def test_user_kernels_go_to_the_users_folder(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -62,12 +63,18 @@ def test_every_python_is_offered_on_every_slice(put: Put) -> None:
 
 
 def test_they_are_what_the_installer_makes(put: Put, tmp_path: Path) -> None:
-    put("course", PYTHON)
+    folder = put("course", PYTHON)
+    helper = folder / "helper.sh"
+    helper.write_text("#!/bin/sh\n")
+    helper.chmod(0o755)
     manager = OfferedKernels()
     offered = manager.get_kernel_spec("Course-GPU-2pct")
     (made,) = installer.install([parse_request("2%")], base="course", prefix=tmp_path / "elsewhere")
     theirs = KernelSpecManager(kernel_dirs=[str(made.path.parent)]).get_kernel_spec(made.name)
-    assert offered.to_dict() == theirs.to_dict()
+    # A script runs from where it is: in a folder for temporary files, perhaps nothing may be executed.
+    assert offered.argv == ["python", "-m", "x", str(folder)]
+    assert offered.to_dict() == {**theirs.to_dict(), "argv": offered.argv}
+    assert os.access(Path(offered.resource_dir, "helper.sh"), os.X_OK)
     for file in ("logo-svg.svg", "logo-64x64.png"):
         assert Path(offered.resource_dir, file).read_bytes() == (made.path / file).read_bytes()
 
