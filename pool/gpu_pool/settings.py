@@ -7,10 +7,11 @@ opens the same pool follows the same rules.
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 
-from jupyter_core.paths import jupyter_config_path
+from jupyter_core.paths import ENV_CONFIG_PATH, SYSTEM_CONFIG_PATH, jupyter_config_path
 from traitlets import Bool, CUnicode, Dict, Enum, Float, Integer, TraitError, Unicode
 from traitlets.config import Config, Configurable, ConfigurableError
 from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, PyFileConfigLoader
@@ -204,13 +205,22 @@ class PoolSettings(Configurable):
         )
 
 
+def config_folders() -> list[str]:
+    """Return the folders of Jupyter's configuration, the user's first; for who has no home, all others."""
+    try:
+        return jupyter_config_path()
+    except RuntimeError:
+        named = os.environ.get("JUPYTER_CONFIG_PATH", "").split(os.pathsep)
+        return [*filter(None, named), *ENV_CONFIG_PATH, *SYSTEM_CONFIG_PATH]
+
+
 def load_settings() -> PoolSettings:
     """Read the settings from Jupyter's configuration directories.
 
     Raises ``BadRequest`` that names the file, or the setting, that cannot be understood.
     """
     merged = Config()
-    for folder in reversed(jupyter_config_path()):
+    for folder in reversed(config_folders()):
         for loader in (
             PyFileConfigLoader(f"{_NAME}.py", path=folder),
             JSONFileConfigLoader(f"{_NAME}.json", path=folder),

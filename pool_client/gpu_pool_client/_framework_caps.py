@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from gpu_pool_client._home import home_folder
 from gpu_pool_client._values import Lease, Limit, Slice, Strength
 
 #: Device memory that libraries such as cuBLAS take for their code, in MiB: PyTorch 2.11 took 158
@@ -263,13 +264,16 @@ def _import_folders(python: str, environment: Mapping[str, str]) -> Iterator[str
         if not _SYSTEM_PACKAGES.search(settings):
             return
     if not environment.get("PYTHONNOUSERSITE"):
-        yield from _site_folders(_user_base(environment), base)
+        own = _user_base(environment)
+        yield from _site_folders(own, base) if own else ()
     yield from _site_folders(base.parent.parent, base)
 
 
-def _user_base(environment: Mapping[str, str]) -> Path:
-    base = environment.get("PYTHONUSERBASE")
-    return Path(base) if base else Path(environment.get("HOME") or Path.home()) / ".local"
+def _user_base(environment: Mapping[str, str]) -> Path | None:
+    base, home = environment.get("PYTHONUSERBASE"), environment.get("HOME") or home_folder()
+    if base:
+        return Path(base)
+    return Path(home, ".local") if home else None
 
 
 def _site_folders(prefix: Path, base: Path) -> Iterator[str]:

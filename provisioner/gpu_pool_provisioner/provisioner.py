@@ -25,7 +25,6 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from jupyter_client.connect import KernelConnectionInfo, port_names
@@ -45,6 +44,7 @@ from gpu_pool_client import (
     parse_request,
 )
 from gpu_pool_client._background import background_loop, in_background
+from gpu_pool_client._home import home_folder
 from gpu_pool_client._pool import URL_VARIABLE
 from gpu_pool_provisioner import advice
 from gpu_pool_provisioner.forked import ForkedProcess
@@ -429,7 +429,7 @@ class GPUPoolProvisioner(SliceSettings):
             say_cold_in_pods()
         argv = self.pod_argv or pod_runs.command_in_pod(cmd, os.path.realpath(self.parent.connection_file))
         variables = pod_runs.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
-        folder = pod_runs.folder_in_pod(kwargs.get("cwd"), str(Path.home()))
+        folder = pod_runs.folder_in_pod(kwargs.get("cwd"), home_folder())
         return KernelCommand(tuple(argv), connection, variables, folder)
 
     @property

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from gpu_pool.audit.actors import Actor, asks
 from gpu_pool_client import BadRequest, GpuPoolError, PoolUnreachable
+from gpu_pool_client._home import expanded
 
 #: Characters kept of a text.
 _MOST_TEXT: Final = 500
@@ -117,7 +118,7 @@ class _Minute:
 @functools.cache
 def audit_log(path: str) -> AuditLog | None:
     """Return the log at a path, the same one for all of this process; None for no path."""
-    return AuditLog(Path(path).expanduser().absolute()) if path else None
+    return AuditLog(expanded(path).absolute()) if path else None
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import click
 from gpu_pool.cli.administering import drain, history, serve, undrain, why
 from gpu_pool.cli.courses import courses, export
 from gpu_pool.cli.doctor import doctor, health
-from gpu_pool.cli.formatting import plain_error
+from gpu_pool.cli.formatting import no_jupyter_folders, plain_error
 from gpu_pool.cli.kernels import kernels
 from gpu_pool.cli.report import report
 from gpu_pool.cli.requesting import release, request
@@ -24,6 +24,7 @@ from gpu_pool.cli.session import CommandSession, Interrupted, pool_options
 from gpu_pool.cli.showing import list_, smi, status
 from gpu_pool.cli.simulate import simulate
 from gpu_pool_client import BadRequest, GpuPoolError
+from gpu_pool_client._home import home_folder
 
 _EPILOG = """\b
 Sizes:
@@ -118,6 +119,8 @@ def _explain(error: Exception, session: CommandSession) -> int:
         traceback.print_exception(error)
     if isinstance(error, (click.Abort, Interrupted)):
         return getattr(error, "exit_code", 128 + signal.SIGINT)
+    if isinstance(error, RuntimeError) and home_folder() is None:
+        error = no_jupyter_folders()
     if isinstance(error, click.ClickException):
         error = _in_our_words(error)
     if not isinstance(error, GpuPoolError):

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
 import psutil
+from jupyter_core.paths import jupyter_path
 
-from gpu_pool.cli.formatting import safe
+from gpu_pool.cli.formatting import no_jupyter_folders, safe
 from gpu_pool.cli.kernels import refusals
 from gpu_pool.cli.own_leases import shows_all
 from gpu_pool.cli.session import CommandSession, complete
@@ -160,6 +161,12 @@ def check_jupyter(session: CommandSession) -> Iterator[Check]:
             "Jupyter does not find the gpu-pool provisioner, and hides its kernels",
             f"{sys.executable} -m pip install --force-reinstall --no-deps jupyter-gpu-pool",
         )
+    try:
+        jupyter_path("kernels")
+    except RuntimeError:
+        error = no_jupyter_folders()
+        yield Check("kernels", "broken", error.message, error.remedy)
+        return
     yield from _kernels(session)
     yield from _course_preloads()
 

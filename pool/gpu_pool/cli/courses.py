@@ -14,6 +14,7 @@ from gpu_pool.cli import screen
 from gpu_pool.cli.formatting import safe
 from gpu_pool.cli.session import CommandSession, Duration, json_option, pool_options, verb
 from gpu_pool_client import BadRequest, format_memory
+from gpu_pool_client._home import expanded
 
 if TYPE_CHECKING:
     from gpu_pool.courses import CourseFile, FileProblem
@@ -267,7 +268,7 @@ def _configured(settings: PoolSettings) -> Path:
         raise BadRequest(
             "No folder of course files is set.", "Name files or a folder, or set c.PoolSettings.courses_dir."
         )
-    return Path(settings.courses_dir).expanduser()
+    return expanded(settings.courses_dir)
 
 
 def _read(path: Path, settings: PoolSettings) -> CheckedFile:
@@ -280,7 +281,7 @@ def _read(path: Path, settings: PoolSettings) -> CheckedFile:
     except BadCourseFile as error:
         return CheckedFile(path, None, error.problems)
     folder = settings.courses_dir
-    if name in settings.courses and folder and Path(folder).expanduser().resolve() == path.parent.resolve():
+    if name in settings.courses and folder and expanded(folder).resolve() == path.parent.resolve():
         return CheckedFile(path, None, (described_twice(path.name, name),))
     return CheckedFile(path, course, ())
 

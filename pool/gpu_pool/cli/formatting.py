@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from gpu_pool_client import (
+    BadRequest,
     Device,
     DeviceStatus,
     Enforcement,
@@ -26,6 +27,7 @@ from gpu_pool_client import (
     format_memory,
     format_share,
 )
+from gpu_pool_client._home import why_homeless
 from gpu_pool_client._values import why_over
 
 #: Longest text of unknown origin in a cell.
@@ -290,3 +292,11 @@ def _amounts(part: Slice) -> Plain:
 
 def _limit(limit: Limit) -> Plain:
     return {"strength": limit.strength.value, "by": limit.by}
+
+
+def no_jupyter_folders() -> BadRequest:
+    """Say what is missing where Jupyter has no place for what is a user's own."""
+    return BadRequest(
+        f"Jupyter has no folder for this user: {why_homeless()}.",
+        "Set HOME to a folder that you may write to.",
+    )

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from gpu_pool.cluster.dialects import Manifest, Node
 from gpu_pool.cluster.dialects.amounts import HOSTNAME
 from gpu_pool.cluster.dialects.objects import listing, mapping
 from gpu_pool_client import BadRequest
+from gpu_pool_client._home import expanded
 
 _SETTING: Final = "c.KubernetesSettings.node_groups"
 _KNOWN: Final = ("example", "select", "most", "usual_minutes", "late_minutes")
@@ -118,7 +118,7 @@ _HOW: Final = (
 
 def _objects(where: str, path: str) -> Sequence[Manifest]:
     try:
-        found = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        found = json.loads(expanded(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadRequest(f"{where}: the example {path!a} cannot be read: {error}.", _HOW) from error
     one = mapping(found)

@@ -32,6 +32,7 @@ from gpu_pool.courses.text import BadCourseFile, FileProblem
 from gpu_pool.policy.course_values import given
 from gpu_pool.policy.sharing import Sharing
 from gpu_pool_client import NotAllowed, SliceRequest
+from gpu_pool_client._home import expanded
 
 #: Files of one folder that are read, first by name.
 MOST_FILES: Final = 2_000
@@ -232,7 +233,7 @@ def shared_folder(folder: Path, taken: Collection[str] = ()) -> CourseFolder:
 
     Whoever decides, shows or watches so goes by the same text at any time.
     """
-    key = folder.expanduser().absolute(), frozenset(taken)
+    key = expanded(folder).absolute(), frozenset(taken)
     with _sharing:
         found = _SHARED.get(key)
         if found is None:

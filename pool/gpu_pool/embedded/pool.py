@@ -43,6 +43,7 @@ from gpu_pool_client import (
     Process,
     SliceRequest,
 )
+from gpu_pool_client._home import expanded
 from gpu_pool_client._pool import split_url
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def store_path(url: str) -> Path:
     text = "" if parts is None else unquote(parts.netloc + parts.path)
     if parts is None or parts.query or parts.fragment or (text and not text.isprintable()):
         raise BadRequest(f"{url[:200]!a} is not the URL of an embedded pool.", "Accepted: embedded:[path].")
-    path = Path(text).expanduser() if text else files.default_path()
+    path = expanded(text) if text else files.default_path()
     return path.absolute()
 
 

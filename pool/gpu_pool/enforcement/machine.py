@@ -10,7 +10,6 @@ import os
 import pwd
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar, Final
 
 from traitlets.log import get_logger
@@ -253,14 +252,14 @@ def unowned(settings: PoolSettings) -> Isolation:
             f"c.PoolSettings.tier is {settings.tier!r}, which one process must do for all.",
             'Run "gpu-pool serve", and set GPU_POOL_URL=unix: for everybody who uses this machine\'s GPUs.',
         )
-    return _isolation(kind.make(TierContext(settings, _runtime(settings))))
+    return _isolation(kind.make(TierContext(settings)))
 
 
 def owned(settings: PoolSettings) -> Isolation:
     """Return the isolation of a pool whose devices this process owns, for several users if it is root."""
     several = os.geteuid() == 0
     prober = _uid_of(settings.probe_user) if several else None
-    context = TierContext(settings, _runtime(settings), several_users=several, probe_uid=prober)
+    context = TierContext(settings, several_users=several, probe_uid=prober)
     return _isolation(find_tier(settings.tier).make(context))
 
 
@@ -284,13 +283,3 @@ def _uid_of(user: str) -> int:
             f"c.PoolSettings.probe_user is {user[:64]!a}, and there is no such user.",
             "Name a user of this machine who may do no more than a student.",
         ) from None
-
-
-def _runtime(settings: PoolSettings) -> Path:
-    """Return the folder for what lives no longer than this boot of the machine."""
-    if settings.runtime_dir:
-        return Path(settings.runtime_dir)
-    if os.geteuid() == 0:
-        return Path("/run/gpu-pool")
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base) / "gpu-pool" if base else Path.home() / ".local/state/gpu-pool"

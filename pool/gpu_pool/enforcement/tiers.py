@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from gpu_pool_client import Device, Enforcement, Lease, LeaseState, Limit, Process, Strength
+from gpu_pool_client import BadRequest, Device, Enforcement, Lease, LeaseState, Limit, Process, Strength
+from gpu_pool_client._home import home_folder, why_homeless
 
 if TYPE_CHECKING:
     from gpu_pool.settings import PoolSettings
@@ -48,12 +50,32 @@ class TierContext:
     """What a tier is made from."""
 
     settings: PoolSettings
-    #: The folder for what lives no longer than this boot of the machine; a tier makes one of its own in it.
-    runtime: Path
     #: Whether the leases are those of several Unix users, for which the pool is root.
     several_users: bool = False
     #: The user as whom it is tried to evade limits; None is the pool's own.
     probe_uid: int | None = None
+
+    @property
+    def runtime(self) -> Path:
+        """The folder for what lives no longer than this boot of the machine.
+
+        A tier makes one of its own in it. Raises ``BadRequest`` where there is no place for it.
+        """
+        if self.settings.runtime_dir:
+            return Path(self.settings.runtime_dir)
+        if os.geteuid() == 0:
+            return Path("/run/gpu-pool")
+        base = os.environ.get("XDG_RUNTIME_DIR")
+        if base:
+            return Path(base) / "gpu-pool"
+        home = home_folder()
+        if home is None:
+            raise BadRequest(
+                "There is no folder for what limits the slices: XDG_RUNTIME_DIR is not set, "
+                f"{why_homeless()}.",
+                "Set c.PoolSettings.runtime_dir to a private folder on a local disk.",
+            )
+        return home / ".local/state/gpu-pool"
 
 
 class TierFailed(Exception):

@@ -16,7 +16,6 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final
 
-from jupyter_core.paths import jupyter_config_path
 from traitlets import TraitError, default
 from traitlets.config import Application as Program
 from traitlets.config import Config
@@ -40,8 +39,9 @@ from gpu_pool.service.metrics import Metrics
 from gpu_pool.service.rate_limits import RatePerMinute
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.service.settings import ServeSettings
-from gpu_pool.settings import PoolSettings, load_settings
+from gpu_pool.settings import PoolSettings, config_folders, load_settings
 from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
+from gpu_pool_client._home import expanded
 from gpu_pool_client._remote.endpoints import own_socket
 
 #: Seconds in which the answers under way have been given once the service is to stop.
@@ -78,7 +78,7 @@ class ServeApp(ServeSettings, Program):
         # The files are those of the pool's own settings, which says what is wrong with them.
         self._pool_settings = load_settings()
         try:
-            self.load_config_file("gpu_pool_config", path=jupyter_config_path())
+            self.load_config_file("gpu_pool_config", path=config_folders())
             self.update_config(given)
             self._mode = _read_mode(self.mode)
             self._networks = read_networks(self.metrics_from, "metrics_from")
@@ -296,7 +296,7 @@ def _read_mode(text: str) -> int:
 
 
 def _path(given: str) -> Path:
-    path = Path(given).expanduser() if given else own_socket()
+    path = expanded(given) if given else own_socket()
     if path is None:
         raise BadRequest(
             "There is no folder for this user's sockets: XDG_RUNTIME_DIR is not set.",

@@ -12,6 +12,7 @@ from typing import Final
 import psutil
 
 from gpu_pool.store.errors import StoreUnusable, elsewhere
+from gpu_pool_client._home import home_folder, why_homeless
 
 #: File systems on which SQLite's locks or its shared memory cannot be relied on
 #: (https://www.sqlite.org/wal.html: "WAL does not work over a network filesystem").
@@ -26,7 +27,14 @@ _BESIDE: Final = ("-wal", "-shm", ".lock", ".owner", ".suspended")
 def default_path() -> Path:
     """Return the store of this user: ``$XDG_STATE_HOME/gpu-pool/store.db``."""
     state = os.environ.get("XDG_STATE_HOME")
-    folder = (Path(state) if state else Path.home() / ".local/state") / "gpu-pool"
+    if not state and (home := home_folder()) is not None:
+        state = str(home / ".local/state")
+    if not state:
+        raise StoreUnusable(
+            f"There is no folder for the pool's store: XDG_STATE_HOME is not set, {why_homeless()}.",
+            elsewhere(),
+        )
+    folder = Path(state) / "gpu-pool"
     # What the store's file was called before the first release. With only its locks left it was lost,
     # which is to be said and not passed over by making a new one.
     return folder / ("ledger.db" if any(folder.glob("ledger.db*")) else "store.db")

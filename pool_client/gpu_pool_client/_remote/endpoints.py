@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from gpu_pool_client._errors import BadRequest, PoolUnreachable
+from gpu_pool_client._home import expanded
 from gpu_pool_client._pool import split_url
 from gpu_pool_client._remote import bodies
 from gpu_pool_client._remote.exchange import NotConnectedError, ServerAddress, ServiceAnswer, Where, ask
@@ -109,7 +110,7 @@ def socket_path(url: str) -> Path:
     if parts is None or parts.query or parts.fragment or (text and not text.isprintable()):
         raise BadRequest(f"{url[:200]!a} is not the URL of a pool's service.", "Accepted: unix:[path].")
     if text:
-        return check_length(Path(text).expanduser().absolute())
+        return check_length(expanded(text).absolute())
     own = own_socket()
     return own if own is not None and own.exists() else SYSTEM_SOCKET
 

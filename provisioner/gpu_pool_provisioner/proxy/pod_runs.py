@@ -286,10 +286,10 @@ def variables_in_pod(
     return {**known, **own}
 
 
-def folder_in_pod(folder: str | None, home: str) -> str | None:
+def folder_in_pod(folder: str | None, home: Path | None) -> str | None:
     """Return where a kernel is to start, seen from the home; None for the home, and for what is elsewhere."""
-    if not folder:
+    if not folder or home is None:
         return None
     path = Path(folder).resolve()
-    base = Path(home).resolve()
+    base = home.resolve()
     return str(path.relative_to(base)) if path != base and path.is_relative_to(base) else None

@@ -28,6 +28,7 @@ from jupyter_client.launcher import launch_kernel
 from jupyter_core.paths import jupyter_path
 
 from gpu_pool_client import EndReason, Holder, KernelCommand, Lease, Process, parse_request
+from gpu_pool_client._home import home_folder
 from gpu_pool_client._pool import (
     BATCH_VARIABLE,
     CONNECTION_FILE,
@@ -82,7 +83,7 @@ class WrappedKernel:
             **on_slice.variables,
             **(self._resize_requests.variables if self._resize_requests else {}),
             URL_VARIABLE: self._kernel_slice.pool.url,
-            "GPU_POOL_KERNEL_DIRS": os.pathsep.join(jupyter_path("kernels")),
+            "GPU_POOL_KERNEL_DIRS": os.pathsep.join(_kernel_folders()),
         }
         command = backend.command(on_slice.command)
         # A kernel that does not look after its parent itself must not outlive this process.
@@ -92,7 +93,7 @@ class WrappedKernel:
     def in_pod(self, connection: Mapping[str, Any]) -> KernelCommand:
         """Return what to launch in a pod; see ``Launch``."""
         argv = command_in_pod(self._command, self._connection_file)
-        return KernelCommand(argv, connection, folder=folder_in_pod(str(Path.cwd()), str(Path.home())))
+        return KernelCommand(argv, connection, folder=folder_in_pod(str(Path.cwd()), home_folder()))
 
     def signal(self, number: int) -> None:
         """Pass a signal on to the kernel and what it has started."""
@@ -183,6 +184,14 @@ def _kernel(options: argparse.Namespace) -> ProxiedKernel:
 
 def _name(options: argparse.Namespace) -> str:
     return f"{options.name} [{Path(options.f).stem.removeprefix('kernel-')[:8]}]"
+
+
+def _kernel_folders() -> list[str]:
+    """Return where Jupyter looks for kernelspecs; nothing for who has no home, where it cannot look."""
+    try:
+        return jupyter_path("kernels")
+    except RuntimeError:
+        return []
 
 
 def _die_with_parent() -> Callable[[], object] | None:
