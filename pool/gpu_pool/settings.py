@@ -12,14 +12,15 @@ from datetime import datetime
 from pathlib import Path
 
 from jupyter_core.paths import ENV_CONFIG_PATH, SYSTEM_CONFIG_PATH, jupyter_config_path
-from traitlets import Bool, CUnicode, Dict, Enum, Float, Integer, TraitError, Unicode
+from traitlets import Bool, CUnicode, Dict, Enum, TraitError, Unicode
 from traitlets.config import Config, Configurable, ConfigurableError
 from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, PyFileConfigLoader
 
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import Sharing, read_course, read_group, read_quota
 from gpu_pool_client import WHOLE, BadRequest, parse_duration
-from gpu_pool_client._traits import Seconds
+from gpu_pool_client._requests import MAX_COUNT, MAX_MIB
+from gpu_pool_client._traits import Number, Seconds, WholeNumber
 
 _NAME = "gpu_pool_config"
 
@@ -27,38 +28,44 @@ _NAME = "gpu_pool_config"
 class PoolSettings(Configurable):
     """Settings of a pool, under ``c.PoolSettings`` in ``gpu_pool_config.py``."""
 
-    context_mib = Integer(
+    context_mib = WholeNumber(
         0,
         min=0,
+        max=MAX_MIB,
         help="""Memory in MiB that CUDA itself takes in a process; smaller slices are refused. 0: the value
         for the card, 519 on an H100, 350 where it is not known.""",
     ).tag(config=True)
-    lease_contexts = Integer(
+    lease_contexts = WholeNumber(
         2,
         min=1,
+        max=1_000,
         help="CUDA contexts that a lease may have at once, where MPS limits their number. A process has one.",
     ).tag(config=True)
-    compute_overcommit = Float(
+    compute_overcommit = Number(
         1.0,
         min=1.0,
         max=100.0,
         help="How many times over the compute of a device may be granted. Memory is never overcommitted.",
     ).tag(config=True)
-    max_share = Float(
+    max_share = Number(
         1.0,
         min=0.001,
         max=1.0,
         help="The largest share of one device that one lease may have, whatever a kernelspec says.",
     ).tag(config=True)
-    max_memory_mib = Integer(
-        0, min=0, help="The most memory in MiB that one lease may have on one device; 0 for no limit."
+    max_memory_mib = WholeNumber(
+        0,
+        min=0,
+        max=MAX_MIB,
+        help="The most memory in MiB that one lease may have on one device; 0 for no limit.",
     ).tag(config=True)
-    max_devices = Integer(0, min=0, help="The most devices that one lease may have; 0 for no limit.").tag(
-        config=True
-    )
-    max_waiting = Integer(
+    max_devices = WholeNumber(
+        0, min=0, max=MAX_COUNT, help="The most devices that one lease may have; 0 for no limit."
+    ).tag(config=True)
+    max_waiting = WholeNumber(
         100,
         min=0,
+        max=1_000_000,
         help="""The most leases of one user that may wait at the same time; 0 for no limit. The pool is made
         for up to 1,000 waiting leases of all users together; beyond that nobody is refused, but every
         decision takes longer in proportion.""",
@@ -99,10 +106,12 @@ class PoolSettings(Configurable):
         help="""What happens to a lease that uses more memory than granted: warn its user, or also
         interrupt and end its processes. auto: end in gpu-pool serve, off elsewhere.""",
     ).tag(config=True)
-    watchdog_share = Float(
-        0.05, min=0.0, help="The tolerated excess, as a fraction of the memory granted."
+    watchdog_share = Number(
+        0.05, min=0.0, max=1_000.0, help="The tolerated excess, as a fraction of the memory granted."
     ).tag(config=True)
-    watchdog_mib = Integer(64, min=0, help="The tolerated excess in MiB, if that is more.").tag(config=True)
+    watchdog_mib = WholeNumber(
+        64, min=0, max=MAX_MIB, help="The tolerated excess in MiB, if that is more."
+    ).tag(config=True)
     watchdog_after = Seconds(
         10.0, min=0.0, help="Seconds of using too much memory before the user is warned."
     ).tag(config=True)
@@ -130,8 +139,11 @@ class PoolSettings(Configurable):
         False,
         help="Whether that is done on devices shared by MPS, too; only once it has been seen to work there.",
     ).tag(config=True)
-    checkpoint_host_mib = Integer(
-        0, min=0, help="Host memory in MiB for all parked kernels together; 0 for a quarter of the machine's."
+    checkpoint_host_mib = WholeNumber(
+        0,
+        min=0,
+        max=MAX_MIB,
+        help="Host memory in MiB for all parked kernels together; 0 for a quarter of the machine's.",
     ).tag(config=True)
 
     audit_log = Unicode(

@@ -8,6 +8,8 @@ from typing import Final
 from gpu_pool_client._errors import BadRequest
 
 ACCEPTED: Final = "Accepted: 90s, 15min, 2h, 1h30min, 3d, or a number of seconds."
+#: The longest duration that is read anywhere, in seconds: ten years.
+LONGEST: Final = 3_650 * 86_400.0
 
 _SECONDS: Final = {"d": 86_400, "h": 3_600, "min": 60, "m": 60, "s": 1}
 _PART: Final = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,3})?)(d|h|min|m|s)", re.ASCII)
@@ -30,15 +32,21 @@ def parse_duration(text: str) -> float:
     Raises
     ------
     BadRequest
-        It is not a duration. The remedy names the accepted forms.
+        It is not a duration, or a longer one than ten years. The remedy names what is accepted.
     """
     plain = text.replace(" ", "")
     parts = _PART.findall(plain)
     if parts and "".join(number + unit for number, unit in parts) == plain:
-        return sum(float(number) * _SECONDS[unit] for number, unit in parts)
-    if _NUMBER.fullmatch(plain):
-        return float(plain)
-    raise BadRequest(f"{text[:40]!a} is not a duration.", ACCEPTED)
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    elif _NUMBER.fullmatch(plain):
+        seconds = float(plain)
+    else:
+        raise BadRequest(f"{text[:40]!a} is not a duration.", ACCEPTED)
+    if seconds > LONGEST:
+        raise BadRequest(
+            f"{text[:40]!a} is longer than ten years.", f"Accepted: at most {format_duration(LONGEST)}."
+        )
+    return seconds
 
 
 def format_duration(seconds: float) -> str:
@@ -47,9 +55,11 @@ def format_duration(seconds: float) -> str:
     Parameters
     ----------
     seconds
-        The duration in seconds; less than none counts as none.
+        The duration in seconds; less than none counts as none, and of more than ten years that is said.
     """
-    left = max(0, round(seconds))
+    if seconds > LONGEST:
+        return f"more than {format_duration(LONGEST)}"
+    left = round(seconds) if seconds > 0 else 0  # which NaN is not
     words: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
         count, left = divmod(left, size)

@@ -10,12 +10,13 @@ from string import Template
 from typing import Any, Final
 
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
-from traitlets import Bool, CUnicode, Integer, List, Unicode, default
+from traitlets import Bool, CUnicode, List, Unicode, default
 
 from gpu_pool_client import Holder, Process, parse_request
 from gpu_pool_client._pool import BATCH_VARIABLE, COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE, is_yes
 from gpu_pool_client._processes import account_of
-from gpu_pool_client._traits import Seconds
+from gpu_pool_client._requests import MAX_MIB
+from gpu_pool_client._traits import Seconds, WholeNumber
 from gpu_pool_provisioner.kernel_slice import KernelSlice, kernel_name, printable
 from gpu_pool_provisioner.templates import TemplateSettings
 
@@ -214,16 +215,17 @@ class SliceSettings(LocalProvisioner):
         is started. By default they are imported after the first kernel that needs them has started.
         """,
     )
-    max_templates = Integer(
+    max_templates = WholeNumber(
         4,
         min=0,
         max=64,
         config=True,
         help="How many processes this server keeps from which warm kernels are forked. At most 64.",
     )
-    max_template_mib = Integer(
+    max_template_mib = WholeNumber(
         4096,
         min=1,
+        max=MAX_MIB,
         config=True,
         help="MiB of memory that such a process may take. With a larger one, kernels start as always.",
     )

@@ -1,5 +1,7 @@
 """Durations as people write them, and what can be said to those who wait."""
 
+from math import inf, nan
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +31,25 @@ def test_nonsense_is_refused_with_what_is_accepted(text: str) -> None:
         parse_duration(text)
 
 
+@pytest.mark.parametrize("text", ["3650d1s", "3000000d", "9999999d" * 9, "999999999", "365d" * 11])
+def test_what_is_longer_than_ten_years_is_refused_with_the_longest(text: str) -> None:
+    assert parse_duration("3650d") == 3650 * 86_400
+    with pytest.raises(BadRequest, match="longer than ten years. Accepted: at most 3650d"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (3650 * 86_400, "3650d"),
+        *((each, "more than 3650d") for each in (3650 * 86_400 + 1, 1e18, 1e308, inf)),
+    ],
+)
+def test_a_time_too_long_to_be_written_is_said_to_be_so(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+    assert format_duration(-seconds) == format_duration(nan) == "0s"
+
+
 class Settings(HasTraits):
     patience = Seconds(5.0, min=1, max=3600)
     pause = Seconds(5.0, min=0.5, where="It is set in the file.").tag(config=True)
@@ -48,7 +69,7 @@ def test_a_setting_of_seconds_says_what_it_accepts(given: object) -> None:
 
 def test_a_setting_without_a_greatest_value_says_where_it_is_set() -> None:
     assert Settings(pause="3d").pause == 259_200
-    with pytest.raises(TraitError, match=r"from 0.5 on,\n.* 2h. It is set in the file.$"):
+    with pytest.raises(TraitError, match=r"from 0.5 on, at most ten years,\n.* 2h. It is set in the file.$"):
         Settings(pause="0.1s")
 
 

@@ -6,12 +6,14 @@ import re
 from dataclasses import fields
 from typing import Any
 
-from traitlets import Bool, Dict, Float, Integer, List, TraitError, Unicode, validate
+from traitlets import Bool, Dict, List, TraitError, Unicode, validate
 from traitlets.config import Configurable
 
 from gpu_pool.cluster.dialects import AUTO, DialectOptions
 from gpu_pool.cluster.node_groups import NodeGroup, read_groups
 from gpu_pool_client import BadRequest
+from gpu_pool_client._requests import MAX_MIB
+from gpu_pool_client._traits import Number, WholeNumber
 
 
 class KubernetesSettings(Configurable):
@@ -50,20 +52,22 @@ class KubernetesSettings(Configurable):
     tolerations = List(
         Unicode(), help="Keys of taints of GPU nodes that kernels tolerate, beside nvidia.com/gpu."
     ).tag(config=True)
-    lost_after = Integer(
+    lost_after = WholeNumber(
         60,
         min=0,
+        max=86_400,
         help="""Seconds after which a kernel whose machine does not answer is given up, and its lease ends.
         Kubernetes itself waits five minutes.""",
     ).tag(config=True)
-    gpus_away_for = Integer(
+    gpus_away_for = WholeNumber(
         180,
         min=0,
+        max=86_400,
         help="""Seconds for which a node's GPUs are kept although it does not show them, for instance while
         its device plugin or DRA driver is replaced. Nothing is granted on them in that time, and
         requests for them wait; after that they are refused.""",
     ).tag(config=True)
-    start_within = Integer(
+    start_within = WholeNumber(
         600,
         min=1,
         max=86_400,
@@ -88,23 +92,28 @@ class KubernetesSettings(Configurable):
     image = Unicode(
         help="The image of kernels whose course names none. By default that of the notebook server."
     ).tag(config=True)
-    cpu = Float(0.0, min=0.0, help="CPU cores of a kernel whose course says none; 0 for no limit.").tag(
-        config=True
-    )
-    memory_mib = Integer(
-        4096, min=0, help="Memory (not of the GPU) in MiB of a kernel whose course says none; 0 for no limit."
+    cpu = Number(
+        0.0, min=0.0, max=10_000.0, help="CPU cores of a kernel whose course says none; 0 for no limit."
+    ).tag(config=True)
+    memory_mib = WholeNumber(
+        4096,
+        min=0,
+        max=MAX_MIB,
+        help="Memory (not of the GPU) in MiB of a kernel whose course says none; 0 for no limit.",
     ).tag(config=True)
     home = Unicode(
         "/home/jovyan", help="The path of the home directory in notebook servers and kernels."
     ).tag(config=True)
-    uid = Integer(
+    uid = WholeNumber(
         1000,
         min=1,
+        max=4_294_967_294,
         help="""The user of kernels whose notebook server's pod sets none, or root; never root.""",
     ).tag(config=True)
-    gid = Integer(
+    gid = WholeNumber(
         100,
         min=1,
+        max=4_294_967_294,
         help="""Their group, likewise; without a home directory also the group of their volumes.""",
     ).tag(config=True)
     require_curve = Bool(

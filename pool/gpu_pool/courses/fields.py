@@ -16,6 +16,8 @@ from pydantic import PlainValidator, WithJsonSchema
 from gpu_pool.courses.hours import WeeklyHours, parse_hours
 from gpu_pool.policy.course_values import (
     LEAST_PRIORITY,
+    MOST,
+    MOST_PRIORITY,
     given,
     nearest,
     read_duration,
@@ -41,6 +43,8 @@ _IMAGE: Final = re.compile(
 #: As an import statement has it.
 _LONGEST_MODULE: Final = 100
 _LONGEST_TEXT: Final = 200
+#: CPU cores of one server or kernel.
+MOST_CORES: Final = 10_000
 #: Written in place of a home's size where nothing outlives its pod.
 NO_HOME: Final = "none"
 #: Where kernels run on Kubernetes: each in a pod of its own, or all in that of their server.
@@ -66,10 +70,10 @@ def read_home(value: object) -> int:
 def read_cores(value: object) -> float:
     """Read a number of CPU cores."""
     number = read_number(value)
-    if number < 0.001:
+    if not 0.001 <= number <= MOST_CORES:
         raise BadRequest(
             f"{given(value)} is not a valid number of CPU cores.",
-            "Accepted: a number of cores, such as 2 or 0.5.",
+            f"Accepted: a number of cores up to {MOST_CORES}, such as 2 or 0.5.",
         )
     return number
 
@@ -142,12 +146,16 @@ def _schema(*types: str, **more: Any) -> WithJsonSchema:
 # Whatever is written as a number in YAML is one to an editor, so texts may be numbers, too.
 Line: TypeAlias = Annotated[str, PlainValidator(read_line), _schema("string", "number")]
 Flag: TypeAlias = Annotated[bool, PlainValidator(read_yes_or_no), _schema("boolean")]
-Count: TypeAlias = Annotated[int, PlainValidator(read_whole_number), _schema("integer", minimum=0)]
-Priority: TypeAlias = Annotated[
-    int, PlainValidator(read_priority), _schema("integer", minimum=LEAST_PRIORITY)
+Count: TypeAlias = Annotated[
+    int, PlainValidator(read_whole_number), _schema("integer", minimum=0, maximum=MOST)
 ]
-Number: TypeAlias = Annotated[float, PlainValidator(read_number), _schema("number", minimum=0)]
-Cores: TypeAlias = Annotated[float, PlainValidator(read_cores), _schema("number", exclusiveMinimum=0)]
+Priority: TypeAlias = Annotated[
+    int, PlainValidator(read_priority), _schema("integer", minimum=LEAST_PRIORITY, maximum=MOST_PRIORITY)
+]
+Number: TypeAlias = Annotated[float, PlainValidator(read_number), _schema("number", minimum=0, maximum=MOST)]
+Cores: TypeAlias = Annotated[
+    float, PlainValidator(read_cores), _schema("number", exclusiveMinimum=0, maximum=MOST_CORES)
+]
 Seconds: TypeAlias = Annotated[
     float,
     PlainValidator(read_duration),

@@ -23,8 +23,11 @@ from gpu_pool_client import (
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,20})?", re.ASCII)
 _WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,12}", re.ASCII)
 _YES_OR_NO: Final = {"true": True, "yes": True, "false": False, "no": False}
-#: The lowest priority; the highest is not bounded.
+#: The lowest priority, and the highest.
 LEAST_PRIORITY: Final = -WHOLE
+MOST_PRIORITY: Final = 1_000_000
+#: The largest of all other whole numbers, and of all numbers: as many hours are a thousand centuries.
+MOST: Final = 1_000_000_000
 #: Characters of a value that are repeated.
 _MOST_GIVEN: Final = 60
 
@@ -53,21 +56,26 @@ def read_text(value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
+        try:
+            return str(value)
+        except ValueError:  # Python writes no number of thousands of digits
+            raise BadRequest("is a number of thousands of digits.", "Accepted: a shorter one.") from None
     raise BadRequest(f"is {given(value)}.", "Accepted: one value.")
 
 
-def read_whole_number(value: object, least: int = 0) -> int:
-    """Read a whole number that is not below ``least``."""
+def read_whole_number(value: object, least: int = 0, most: int = MOST) -> int:
+    """Read a whole number from ``least`` to ``most``."""
     text = read_text(value)
-    if not _WHOLE_NUMBER.fullmatch(text) or int(text) < least:
-        raise BadRequest(f"{given(text)} is not a valid number.", f"Accepted: a whole number from {least}.")
+    if not _WHOLE_NUMBER.fullmatch(text) or not least <= int(text) <= most:
+        raise BadRequest(
+            f"{given(text)} is not a valid number.", f"Accepted: a whole number from {least} to {most}."
+        )
     return int(text)
 
 
 def read_priority(value: object) -> int:
     """Read a priority."""
-    return read_whole_number(value, LEAST_PRIORITY)
+    return read_whole_number(value, LEAST_PRIORITY, MOST_PRIORITY)
 
 
 def read_yes_or_no(value: object) -> bool:
@@ -80,12 +88,12 @@ def read_yes_or_no(value: object) -> bool:
     return _YES_OR_NO[text.lower()]
 
 
-def read_number(value: object) -> float:
-    """Read a number from 0."""
+def read_number(value: object, most: float = MOST) -> float:
+    """Read a number from 0 to ``most``."""
     text = read_text(value)
-    if not _NUMBER.fullmatch(text):
+    if not _NUMBER.fullmatch(text) or float(text) > most:
         raise BadRequest(
-            f"{given(text)} is not a valid number.", "Accepted: a number from 0, such as 2 or 0.5."
+            f"{given(text)} is not a valid number.", f"Accepted: a number from 0 to {most}, such as 2 or 0.5."
         )
     return float(text)
 
@@ -93,11 +101,12 @@ def read_number(value: object) -> float:
 def read_duration(value: object) -> float:
     """Read a duration; return seconds."""
     text = read_text(value)
-    if not parse_duration(text):
+    seconds = parse_duration(text)
+    if not seconds:
         raise BadRequest(
             f"{given(text)} is not longer than zero.", f"Leave it out for no limit. {_durations.ACCEPTED}"
         )
-    return parse_duration(text)
+    return seconds
 
 
 def read_request(value: object) -> SliceRequest:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from traitlets import Bool, Integer, List, Unicode
+from traitlets import Bool, List, Unicode
 from traitlets.config import Configurable
 
-from gpu_pool_client._traits import Seconds
+from gpu_pool_client._traits import Seconds, WholeNumber
 
 
 class ServeSettings(Configurable):
@@ -25,33 +25,39 @@ class ServeSettings(Configurable):
         help="""Whether to serve the GPUs of a Kubernetes cluster in place of this machine's, and to run
         kernels there, in pods. See c.KubernetesSettings.""",
     ).tag(config=True)
-    max_connections = Integer(
+    max_connections = WholeNumber(
         1024,
         min=1,
+        max=1_000_000,
         help="""Open connections of one user: to the socket, and over TCP once it is known whose they are.
         A user's subordinate uids count to their owner.""",
     ).tag(config=True)
-    max_socket_clients = Integer(
-        16_384, min=1, help="Open connections to the socket at once, of all users together."
+    max_socket_clients = WholeNumber(
+        16_384, min=1, max=1_000_000, help="Open connections to the socket at once, of all users together."
     ).tag(config=True)
-    reserved_clients = Integer(
+    reserved_clients = WholeNumber(
         512,
         min=0,
+        max=1_000_000,
         help="""Of all connections over TCP, and of all to the socket, those that are kept for
         administrators and for users who hold a slice.""",
     ).tag(config=True)
     first_request_within = Seconds(
         10.0, min=0.1, help="Seconds after which a connection ends on which no request has come."
     ).tag(config=True)
-    max_waits = Integer(512, min=1, help="Requests of one user that may wait at once.").tag(config=True)
-    max_decisions = Integer(
+    max_waits = WholeNumber(
+        512, min=1, max=1_000_000, help="Requests of one user that may wait at once."
+    ).tag(config=True)
+    max_decisions = WholeNumber(
         600,
         min=1,
+        max=1_000_000_000,
         help="What one user may ask for in a minute, questions apart; administrators may ask more.",
     ).tag(config=True)
-    max_questions = Integer(
+    max_questions = WholeNumber(
         1800,
         min=1,
+        max=1_000_000_000,
         help="""Questions of one user that are answered in a minute, such as what is free or why somebody
         waits, one after the other. Administrators and services of the Hub may ask more.""",
     ).tag(config=True)
@@ -73,9 +79,9 @@ class ServeSettings(Configurable):
         max=3600.0,
         help="Seconds after which a lease asked for over TCP ends if its process was not heard of.",
     ).tag(config=True)
-    max_streams = Integer(32, min=1, help="Streams of events that one user may have open at once.").tag(
-        config=True
-    )
+    max_streams = WholeNumber(
+        32, min=1, max=1_000_000, help="Streams of events that one user may have open at once."
+    ).tag(config=True)
     comment_every = Seconds(
         15.0,
         min=0.01,
@@ -101,16 +107,20 @@ class ServeSettings(Configurable):
         help="""Whether a server may ask in the name of another course than the one that it was started
         for, if its user may use that one, too.""",
     ).tag(config=True)
-    max_clients = Integer(16_384, min=1, help="Open connections over TCP at once.").tag(config=True)
-    max_unknown_clients = Integer(
+    max_clients = WholeNumber(16_384, min=1, max=1_000_000, help="Open connections over TCP at once.").tag(
+        config=True
+    )
+    max_unknown_clients = WholeNumber(
         512,
         min=1,
+        max=1_000_000,
         help="""Open connections over TCP of one address (of IPv6, of one network of 64 bits) that ask nothing
         and of which it is not known whose they are.""",
     ).tag(config=True)
-    max_unknown_tokens = Integer(
+    max_unknown_tokens = WholeNumber(
         512,
         min=1,
+        max=1_000_000,
         help="""Requests of one address that wait at once for the Hub to say whose their tokens are. Those
         with tokens that the Hub has known lately do not count, and wait for none of the others.""",
     ).tag(config=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, WrapSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, WrapSerializer
 
 from gpu_pool_client._processes import Process
 from gpu_pool_client._requests import parse_request
@@ -73,18 +73,22 @@ class RequestBody(Body):
     batch: bool = False
 
 
+#: Seconds: of the number of a body that is none, such as true, that is said.
+_Seconds = Annotated[float, Field(strict=True)]
+
+
 class AttachBody(Body):
     """The process to tie a lease to, as its client sees it."""
 
     process: Process
-    ready_within: float | None = None
-    grace: float = 0.0
+    ready_within: _Seconds | None = None
+    grace: _Seconds = 0.0
 
 
 class RenewBody(Body):
     """Until when all is well, in seconds from now; None lifts the deadline."""
 
-    ttl: float | None = None
+    ttl: _Seconds | None = None
 
 
 class HeartbeatBody(Body):

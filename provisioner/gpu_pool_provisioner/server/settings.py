@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from traitlets import Integer
 from traitlets.config import Configurable
 
-from gpu_pool_client._traits import Seconds
+from gpu_pool_client._traits import Seconds, WholeNumber
 
 
 class GPUPoolServer(Configurable):
     """How a Jupyter server tells its pages of the slices of its kernels."""
 
-    max_streams = Integer(
-        500, min=1, config=True, help="Pages that listen at once. One more is refused, and may ask again."
+    max_streams = WholeNumber(
+        500,
+        min=1,
+        max=1_000_000,
+        config=True,
+        help="Pages that listen at once. One more is refused, and may ask again.",
     )
     memory_every = Seconds(
         5.0,

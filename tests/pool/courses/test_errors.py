@@ -56,6 +56,18 @@ def problems(text: str | bytes) -> tuple[FileProblem, ...]:
         ("weight: no", "weight", "'no' is not a valid number", "a number from 0"),
         ("weight: -1", "weight", "'-1' is not a valid number", "a number from 0"),
         ("priority: -1001", "priority", "'-1001' is not a valid number", "a whole number from -1000"),
+        ("weight: 1000000001", "weight", "'1000000001' is not", "a number from 0 to 1000000000"),
+        ("priority: 1000001", "priority", "'1000001' is not", "from -1000 to 1000000"),
+        ("per_user: {slices: 1000000001}", "per_user, slices", "is not a valid", "0 to 1000000000"),
+        ("quota: {share: 1025}", "quota, share", "the number of GPUs is between 1 and 1024", "4 (whole"),
+        ("quota: {memory: 999999999GiB}", "quota, memory", "is between 1MiB and 999999999MiB", "655MiB"),
+        ("quota: {gpu_hours_per_term: 1e99}", "quota, gpu_hours_per_term", "is not a valid", "to 1000000000"),
+        ("kubernetes: {cpu: 10001}", "kubernetes, cpu", "'10001' is not a valid", "up to 10000"),
+        ("kubernetes: {start_within: 4000d}", "kubernetes, start_within", "longer than ten", "at most 3650d"),
+        *(
+            (f"{name}: 3000000d", name, "'3000000d' is longer than ten years", "Accepted: at most 3650d")
+            for name in ("longest_lease", "idle_limit", "warn_before", "keep_at_most")
+        ),
         ("longest_lease: soon", "longest_lease", "'soon' is not a duration", "15min, 2h"),
         ("longest_lease: 0s", "longest_lease", "is not longer than zero", "Leave it out for no limit"),
         ("idle_limit: 20:30", "idle_limit", "'20:30' is not a duration", "15min"),
@@ -221,5 +233,5 @@ def test_a_problem_reads_as_a_sentence() -> None:
     [found] = problems(GOOD + "weight: lots\n")
     assert str(found) == (
         "cs101.yaml, line 5: weight: 'lots' is not a valid number. "
-        "Accepted: a number from 0, such as 2 or 0.5."
+        "Accepted: a number from 0 to 1000000000, such as 2 or 0.5."
     )

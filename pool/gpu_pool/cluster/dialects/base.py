@@ -18,6 +18,7 @@ from gpu_pool_client import (
     format_memory,
     format_share,
 )
+from gpu_pool_client._requests import MAX_MIB
 from gpu_pool_client._values import CONTEXT_MIB
 
 #: What holds one who has a whole GPU.
@@ -58,7 +59,7 @@ class DialectOptions:
             object.__setattr__(self, "bitfusion_client", tuple(self.bitfusion_client))
         for name, (fits, accepted) in _ACCEPTED.items():
             if not fits(given := getattr(self, name)):
-                raise BadRequest(f"{name} is {ascii(given)[:80]}.", f"Accepted: {accepted}.")
+                raise BadRequest(f"{name} is {_shown(given)}.", f"Accepted: {accepted}.")
         if min(self.volcano_memory_factor, self.aliyun_memory_unit) < 1:
             raise BadRequest(
                 "A unit of GPU memory is at least 1 MiB.",
@@ -74,8 +75,15 @@ def _is_text_or_none(given: object) -> bool:
     return given is None or _is_text(given)
 
 
+def _shown(given: object) -> str:
+    try:
+        return ascii(given)[:80]
+    except ValueError:  # Python writes no number of thousands of digits
+        return "a number of thousands of digits"
+
+
 def _is_number(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool)
+    return isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= MAX_MIB
 
 
 def _is_switch(given: object) -> bool:

@@ -180,11 +180,9 @@ def _ticks(days: int, now: float) -> Iterable[Tick]:
 def _round_up(value: float) -> float:
     """Return the next of 1, 2 and 5 times a power of ten, and not less than a hundredth of a GPU."""
     size = 0.01
-    while True:
-        for factor in (1, 2, 5):
-            if value <= size * factor:
-                return size * factor
+    while value > size * 5:
         size *= 10
+    return next(size * factor for factor in (1, 2, 5) if not value > size * factor)
 
 
 def sums(rows: Iterable[EndedLease], marks: Mapping[str, Mark]) -> tuple[CourseSum, ...]:

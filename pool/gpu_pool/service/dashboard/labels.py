@@ -47,6 +47,11 @@ _STATES: Final = {
 }
 
 
+#: The Unix seconds of the years 1 and 9999.
+_FIRST: Final = datetime(1, 1, 1, tzinfo=timezone.utc).timestamp()
+_LAST: Final = datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()
+
+
 class PageTime(NamedTuple):
     """A time: for programs, and for people before a script writes it by their own clock."""
 
@@ -55,8 +60,8 @@ class PageTime(NamedTuple):
 
 
 def moment(at: float) -> PageTime:
-    """Write Unix seconds."""
-    utc = datetime.fromtimestamp(at, timezone.utc)
+    """Write Unix seconds; those beyond the years that calendars have as the nearest that they have."""
+    utc = datetime.fromtimestamp(min(max(at, _FIRST), _LAST), timezone.utc)
     return PageTime(f"{utc:%Y-%m-%dT%H:%M:%SZ}", f"{utc:%Y-%m-%d %H:%M} UTC")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,20 @@ async def test_every_page_is_whole_for_those_who_cannot_see_it(site: Site, path:
     assert Document(await site.page(path, user)).problems == []
     await fill(site)
     assert Document(await site.page(path, user)).problems == []
+
+
+@pytest.mark.parametrize("seconds", [3_000_000 * 86_400, 1e18, 1e308, float("inf")])
+async def test_a_lease_that_ends_in_no_year_is_shown_beside_the_others(site: Site, seconds: float) -> None:
+    await fill(site)
+    mine = await site.take("2%", "turing", "nlp")
+    with closing(sqlite3.connect(site.store)) as store, store:
+        changed = store.execute("UPDATE lease SET ends_by = ? WHERE id = ?", (seconds, mine))
+        assert changed.rowcount == 1
+    for path in (*PAGES, "admin", f"leases/{mine}"):
+        page = await site.page(path, ADMIN)
+        assert Document(page).problems == []
+    shown = await site.page("admin", ADMIN)
+    assert [name for name in ("ada", "grace", "katherine", "turing") if name not in shown] == []
 
 
 async def test_a_student_reads_no_other_name_anywhere(site: Site) -> None:
