@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from gpu_pool.clock import Clock
-from gpu_pool.policy.sharing import Sharing
+from gpu_pool.policy.sharing import Course, Sharing
 from gpu_pool.store.database import Database, Row
 from gpu_pool.store.device_table import DeviceTable
 from gpu_pool_client import (
@@ -26,6 +26,8 @@ from gpu_pool_client import (
     LeaseState,
     Process,
     Slice,
+    Terms,
+    WhenIdle,
     parse_request,
 )
 
@@ -133,7 +135,7 @@ class LeaseTable:
             notice=row["notice"],
             process=read_process(row["process"]) if row["process"] else None,
             position=position,
-            terms=course.terms(ends_at, in_pod=self._sharing.in_pods),
+            terms=replace(_terms(row["terms"], course), ends_at=ends_at, in_pod=self._sharing.in_pods),
             asked_back=EndReason(row["asked_back"]) if row["asked_back"] else None,
             failure=read_failure(row["failure"]) if row["failure"] else None,
         )
@@ -141,13 +143,15 @@ class LeaseTable:
     def granted(self, row: Row, parts: Sequence[Slice]) -> dict[str, Any]:
         """Return what changes in a lease's row when it is granted these slices."""
         uptime = self._clock.uptime()
-        longest = self._sharing.courses.get(row["course"], self._sharing.default).longest_lease
+        course = self._sharing.courses.get(row["course"], self._sharing.default)
+        longest = course.longest_lease
         return {
             "slices": self._devices.write(parts),
             "milli": sum(part.milli for part in parts),
             "memory_mib": sum(part.memory_mib for part in parts),
             "now": self._clock.wall(),
             "ends_by": None if longest is None else uptime + max(0.0, longest - row["held_before"]),
+            "terms": _write_terms(course),
             "uptime": uptime,
             "deadline": uptime + self._attach_within,
             "deadline_reason": EndReason.NEVER_ATTACHED.value,
@@ -187,6 +191,22 @@ def read_process(text: str) -> Process:
     """Read what :func:`write_process` wrote."""
     pid, start, boot, namespace = text.split("/", 3)
     return Process(int(pid), int(start), boot, namespace)
+
+
+def _write_terms(course: Course) -> str:
+    """Write the terms with which a course grants a slice now, but for the end, which has a column."""
+    return json.dumps([course.idle_limit, course.when_idle.value, course.warn_before, course.keep_at_most])
+
+
+def _terms(text: str | None, course: Course) -> Terms:
+    """Return the terms with which a slice was granted; where none are kept, those of its course as it is."""
+    return course.terms(None) if text is None else _read_terms(text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _read_terms(text: str) -> Terms:
+    idle_limit, when_idle, warn_before, keep_at_most = json.loads(text)
+    return Terms(None, idle_limit, WhenIdle(when_idle), warn_before, keep_at_most)
 
 
 def write_failure(failure: Failure) -> str:

@@ -58,12 +58,12 @@ SELECT * FROM history WHERE key = :key;
 
 -- name: leases
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure, batch
+       process, notice, asked_back, failure, batch, terms
 FROM lease WHERE turn IS NULL ORDER BY number;
 
 -- name: waiting
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure, batch
+       process, notice, asked_back, failure, batch, terms
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters
@@ -102,9 +102,9 @@ SELECT coalesce(max(turn), 0) FROM lease WHERE turn IS NOT NULL;
 
 -- name: insert_lease
 INSERT INTO lease (number, id, key, state, turn, waiting_since, slices, within, request, milli, memory_mib, user, course,
-                   kernel, requested_at, first_held_at, held_at, ends_by, keeper, pulse, deadline, deadline_reason, batch)
+                   kernel, requested_at, first_held_at, held_at, ends_by, terms, keeper, pulse, deadline, deadline_reason, batch)
 VALUES (:number, :id, :key, :state, :turn, :waiting_since, :slices, :within, :request, :milli, :memory_mib, :user, :course,
-        :kernel, :requested_at, :held_at, :held_at, :ends_by, :keeper, :pulse, :deadline, :deadline_reason, :batch);
+        :kernel, :requested_at, :held_at, :held_at, :ends_by, :terms, :keeper, :pulse, :deadline, :deadline_reason, :batch);
 
 -- name: grant
 -- Whoever promised a working process while it waited has had nothing to run until now.
@@ -112,6 +112,7 @@ UPDATE lease SET state = 'held', turn = NULL, waiting_since = NULL, reserved = '
     notice = '', asked_back = NULL,
     first_held_at = coalesce(first_held_at, :now),
     slices = :slices, milli = :milli, memory_mib = :memory_mib, ends_by = :ends_by,
+    terms = :terms,
     deadline = CASE WHEN process IS NULL THEN :deadline
         WHEN ready_within IS NOT NULL THEN :uptime + ready_within ELSE deadline END,
     deadline_reason = CASE WHEN process IS NULL THEN :deadline_reason
@@ -221,6 +222,7 @@ UPDATE lease SET process = NULL, deadline = :deadline, deadline_reason = :reason
 -- name: park
 -- Why its slices were asked back is told until it has some again. What ends it ends it still.
 UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL, ends_by = NULL,
+    terms = NULL,
     turn = NULL, waiting_since = NULL, reserved = '',
     held_before = held_before + coalesce(max(0, :now - held_at), 0),
     used_before = used_before + milli * coalesce(max(0, :now - held_at), 0),

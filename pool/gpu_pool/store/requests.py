@@ -216,7 +216,7 @@ class RequestStore:
     def _insert_waiting(self, row: dict[str, Any]) -> None:
         row.update(state="waiting", turn=self._next_turn(), waiting_since=row["requested_at"])
         row.update(slices="[]", first_held_at=None, held_at=None)
-        row.update(ends_by=None, deadline=None, deadline_reason=None)
+        row.update(ends_by=None, terms=None, deadline=None, deadline_reason=None)
         self._db.run("insert_lease", row)
         self._db.audit_buffer.decided("queued", row)
         self._queue.serve()

@@ -96,13 +96,15 @@ def test_the_end_of_a_lease_is_told_by_the_clock_as_it_is_now(clocked: ClockedSt
     assert told.terms.ends_at == clocked.wall + 7_200
 
 
-def test_a_lease_is_told_of_in_the_terms_of_its_course_as_they_are_now(clocked: ClockedStore) -> None:
+def test_a_held_lease_is_told_of_in_the_terms_of_its_grant_and_a_waiting_one_in_those_of_now(
+    clocked: ClockedStore,
+) -> None:
     clocked.follow(COURSE)
     clocked.ask("1", "held", Holder("ada", "deep", process=ME))
     clocked.ask("2", "waits", Holder("ada", "deep", process=ME))
     assert [lease.terms.idle_limit for lease in clocked.told()] == [None, None]
     clocked.follow(COURSE + "idle_limit: 30min\n")
-    assert [lease.terms.idle_limit for lease in clocked.told()] == [1_800.0, 1_800.0]
+    assert [lease.terms.idle_limit for lease in clocked.told()] == [None, 1_800.0]
 
 
 def test_a_device_is_everywhere_what_it_is_now(clocked: ClockedStore) -> None:
