@@ -34,7 +34,7 @@ from gpu_pool_client._remote import problems as documents
 #: Changes on one page of the history.
 _CHANGES: Final = 10
 _SAID: Final = {
-    "saved": "Saved, and in force for all that is asked for and granted from now on. "
+    "saved": "Saved, and in force from now on. "
     "Slices that are held keep the terms with which they were granted.",
     "unchanged": "Nothing was changed: the file already has this text.",
 }
