@@ -29,6 +29,7 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKerne
 from traitlets import Bool, Instance, List, Type, Unicode, default
 
 from gpu_pool_client import Holder, SliceRequest, connect, parse_request
+from gpu_pool_client._log import EscapingLogger
 from gpu_pool_client._pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
 from gpu_pool_client._processes import account_of
 from gpu_pool_kernels.installer import (
@@ -150,7 +151,7 @@ class OfferedKernels(KernelSpecManager):
         try:
             return dict(self._make(base, entry, size) for size in slices)
         except OSError as error:
-            self.log.warning("The kernel %s cannot be offered on slices: %s", base, error)
+            EscapingLogger(self.log).warning("The kernel %s cannot be offered on slices: %s", base, error)
             return {}
 
     def _make(self, base: str, entry: _Entry, size: SliceRequest) -> tuple[str, _Entry]:
@@ -181,7 +182,7 @@ class OfferedKernels(KernelSpecManager):
         try:
             return sorted((parse_request(str(each)) for each in json.loads(text)), key=by_size)
         except (ValueError, TypeError) as error:  # BadRequest is a ValueError
-            self.log.warning(
+            EscapingLogger(self.log).warning(
                 "%s is not a list of slices in JSON, so no slices are offered: %s", KERNELS_VARIABLE, error
             )
             return []
@@ -196,7 +197,9 @@ class OfferedKernels(KernelSpecManager):
             size = told.get("with_server")
             return [str(name) for name in told["modules"]], parse_request(size) if size else None
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            self.log.warning("%s cannot be read, so nothing is preloaded: %r", PRELOAD_VARIABLE, error)
+            EscapingLogger(self.log).warning(
+                "%s cannot be read, so nothing is preloaded: %r", PRELOAD_VARIABLE, error
+            )
             return None, None
 
 
@@ -258,7 +261,9 @@ class CourseOffers:
                 self._known = found
         except Exception as error:  # noqa: BLE001 - whatever it is, the kernels of before are shown
             pause = _LATER
-            self._log.warning("The pool did not say what %s offers now: %.300s", self._course, error)
+            EscapingLogger(self._log).warning(
+                "The pool did not say what %s offers now: %.300s", self._course, error
+            )
         finally:
             self._next = time.monotonic() + pause
             self._answered.set()

@@ -146,6 +146,14 @@ class PoolSettings(Configurable):
         help="Host memory in MiB for all parked kernels together; 0 for a quarter of the machine's.",
     ).tag(config=True)
 
+    history_days = WholeNumber(
+        400,
+        min=1,
+        max=36_500,
+        help="""Days for which leases that have ended are kept one by one: 400 let a year be reported.
+        After that, and of each user's leases beyond the last 10,000, sums by day, user, course and reason
+        remain.""",
+    ).tag(config=True)
     audit_log = Unicode(
         "",
         help="A file to which a line of JSON is appended for each decision, with who asked; empty for none.",
@@ -203,6 +211,11 @@ class PoolSettings(Configurable):
             raise BadRequest(
                 f"term_began is {self.term_began[:40]!a}.", "Accepted: a date such as 2026-09-01."
             ) from None
+
+    @property
+    def keep_history(self) -> float:
+        """Seconds for which leases that have ended are kept one by one."""
+        return float(self.history_days) * 86_400
 
     @property
     def rules(self) -> Rules:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from gpu_pool_client._errors import OverQuota, PoolUnreachable
+from gpu_pool_client._log import get_logger
 
 T = TypeVar("T")
 
@@ -132,6 +133,4 @@ async def _call_off(name: Hashable) -> None:
 
 
 def _warn(text: str, what: str, error: BaseException | None) -> None:
-    from traitlets.log import get_logger  # the log of the program that this is a part of
-
     get_logger().warning(text, what, error)

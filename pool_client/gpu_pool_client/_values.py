@@ -385,6 +385,10 @@ class Lease:
     asked_back: EndReason | None = None
     #: How its kernel has failed, the last time that one did.
     failure: Failure | None = None
+    #: Seconds for which it was held before ``held_at``: until it was parked, or had another size. And what
+    #: was used then, in whole GPUs times seconds.
+    held_before: float = 0.0
+    used_before: float = 0.0
 
     @property
     def message(self) -> str:
@@ -456,7 +460,11 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class EndedLease:
-    """What the history keeps of a lease that has ended. Times are Unix seconds."""
+    """What the history keeps of a lease that has ended. Times are Unix seconds.
+
+    Of old ones it keeps sums of one day: then ``leases`` says of how many, ``id`` and ``request`` are empty,
+    and the times are those of the first request, the first grant and the last end.
+    """
 
     id: str
     #: Its last size, as written: ``2%``.
@@ -489,6 +497,8 @@ class EndedLease:
     device_seconds: float | None = None
     #: Whether there ever was a process on a device; None where nothing was measured.
     touched: bool | None = None
+    #: Of how many leases of one user, course, day and reason this is the sum.
+    leases: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,6 +560,8 @@ class PoolStatus:
     queue: tuple[Lease, ...]
     #: What keeps all this from being used, or from being up to date; empty for nothing.
     note: str = ""
+    #: Bytes that the files of its store take; None where that is not told, as to those who only use it.
+    store_bytes: int | None = field(default=None, compare=False)
 
     @property
     def simulated(self) -> bool:

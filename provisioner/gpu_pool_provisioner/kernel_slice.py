@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Final
 
-from traitlets.log import get_logger
-
 from gpu_pool_client import (
     Activity,
     EndReason,
@@ -32,6 +30,7 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._framework_caps import slice_environment
 from gpu_pool_client._free import cut
+from gpu_pool_client._log import get_logger
 
 #: What a kernel is to show its user below the first cell; see gpu_pool_kernels.inkernel.extension.
 NOTICE_VARIABLE: Final = "GPU_POOL_NOTICE"

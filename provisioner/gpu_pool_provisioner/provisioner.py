@@ -45,6 +45,7 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._background import background_loop, in_background
 from gpu_pool_client._home import home_folder
+from gpu_pool_client._log import EscapingLogger
 from gpu_pool_client._pool import URL_VARIABLE
 from gpu_pool_provisioner import advice
 from gpu_pool_provisioner.forked import ForkedProcess
@@ -300,7 +301,9 @@ class GPUPoolProvisioner(SliceSettings):
         except GpuPoolError as error:
             may_pass = isinstance(error, PoolUnreachable) and error.may_pass
             if self.kernel_proxy and may_pass and self.outage_timeout:
-                self.log.warning("The GPU pool at %s does not answer a kernel: %s", wanted.url, error)
+                EscapingLogger(self.log).warning(
+                    "The GPU pool at %s does not answer a kernel: %s", wanted.url, error
+                )
                 return None
             raise advice.for_dialog(error) from error
 
@@ -314,7 +317,7 @@ class GPUPoolProvisioner(SliceSettings):
                 device_mib=min(status.device.memory_mib for status in devices),
             )
         except Exception as failure:  # noqa: BLE001 - no fault of pool or kernelspecs may hide the refusal
-            self.log.warning("No other kernels are suggested: %.200s", failure)
+            EscapingLogger(self.log).warning("No other kernels are suggested: %.200s", failure)
             return []
 
     def _reserve_ports(self) -> None:

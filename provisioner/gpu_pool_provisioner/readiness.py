@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import zmq
 from jupyter_client.session import Session
-from traitlets.log import get_logger
 
 from gpu_pool_client import LeaseGone, Process
+from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.kernel_slice import NOT_NOW
 
 #: How often a waiting thread looks whether it should stop, in milliseconds.

@@ -20,8 +20,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from traitlets.log import get_logger
-
 from gpu_pool_client import (
     BadRequest,
     GpuPoolError,
@@ -31,6 +29,7 @@ from gpu_pool_client import (
     format_memory,
     parse_request,
 )
+from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment
 
 #: Names the folder to the kernel; see gpu_pool_kernels.inkernel.resize, which knows the names in it, too.

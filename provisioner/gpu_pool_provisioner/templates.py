@@ -27,9 +27,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
-from traitlets.log import get_logger
-
 from gpu_pool_client import _procfs
+from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.forked import ForkedProcess, Streams, adopting, unwanted_groups, wait_for_unwanted
 from gpu_pool_provisioner.kernel_slice import LAUNCHERS
 

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from gpu_pool_client import EndReason, Holder, Lease, LeaseGone, LeaseState, TimedOut, format_duration
+from gpu_pool_client._log import EscapingLogger, escaped
 from gpu_pool_provisioner.kernel_slice import KernelSlice, note_error
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
@@ -132,10 +133,10 @@ class UnattendedStart:
             self._write(f"{messages.in_log(text)} {left}")
 
     def _write(self, text: str) -> None:
-        self._log.warning("%s", text)
+        EscapingLogger(self._log).warning("%s", text)
         # Where a program has not set up logging, traitlets' log goes nowhere.
         if not _is_heard(self._log):
-            print(text, file=sys.stderr, flush=True)
+            print(escaped(text), file=sys.stderr, flush=True)
 
 
 def _is_heard(log: logging.Logger | logging.LoggerAdapter[logging.Logger]) -> bool:

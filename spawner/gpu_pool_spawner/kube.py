@@ -26,6 +26,7 @@ from gpu_pool.cluster.dialects import DialectOptions
 from gpu_pool.courses import CourseFile
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, SliceRequest
 from gpu_pool_client._durations import format_duration
+from gpu_pool_client._log import EscapingLogger, quoted
 from gpu_pool_spawner import choices, kube_choices, kube_messages, kube_profile_list
 from gpu_pool_spawner.kube_capacity import ClusterSupply, capacity
 from gpu_pool_spawner.kube_choices import granted_instead, say_next, server_choices
@@ -175,7 +176,9 @@ class GPUPoolKubeSpawner(KubeSettings, KubeSpawner):  # type: ignore[misc]
                 api.sanitize_for_serialization(made), self._profile, self.user.name, dialect, kueue=self.kueue
             )
         except NotAllowed as error:
-            self.log.error("No server can start with this configuration of the JupyterHub: %s", error)  # noqa: TRY400 - for administrators, not for us
+            EscapingLogger(self.log).error(
+                "No server can start with this configuration of the JupyterHub: %s", error
+            )
             raise refusal(NotAllowed(*_MISCONFIGURED)) from None
         await self._make_claim_templates()
         return api.deserialize(SimpleNamespace(data=json.dumps(pod)), "V1Pod")
@@ -243,13 +246,13 @@ class GPUPoolKubeSpawner(KubeSettings, KubeSpawner):  # type: ignore[misc]
             return starting.result()
         except asyncio.TimeoutError:
             # Its own waits end up to a tenth sooner or later than configured, at random.
-            self.log.exception("KubeSpawner gave up %s's server", self.user.name)
+            EscapingLogger(self.log).exception("KubeSpawner gave up %s's server", quoted(self.user.name))
             raise refusal(NotAllowed(self._not_ready(), _LATER)) from None
         except ApiException as error:
             said = kube_messages.message_of(error.body)
-            self.log.error(  # noqa: TRY400 - as above
+            EscapingLogger(self.log).error(
                 "The cluster refused %s's server: %s",
-                self.user.name,
+                quoted(self.user.name),
                 kube_messages.of_violation(said, self.namespace) or error.body,
             )
             raise refusal(NotAllowed(*kube_messages.of_refusal(error.status or 0, said))) from error
@@ -350,7 +353,8 @@ class GPUPoolKubeSpawner(KubeSettings, KubeSpawner):  # type: ignore[misc]
         except HTTPError:  # in the administrator's own words
             raise
         except Exception:
-            self.log.exception("profile_list gave no profiles for %s", self.user.name)
+            log = EscapingLogger(self.log)
+            log.exception("profile_list gave no profiles for %s", quoted(self.user.name))
             again = "Try again; if that does not help, tell its administrator: the log has the reason."
             raise refusal(NotAllowed("This JupyterHub could not list its profiles.", again)) from None
         for words in kube_profile_list.faults(listed, self._courses(), each_course=self.courses_as_profiles):

@@ -26,6 +26,7 @@ from traitlets.config import LoggingConfigurable
 
 from gpu_pool.courses import CourseFile, Courses
 from gpu_pool_client import BadRequest, GpuPoolError, SliceRequest
+from gpu_pool_client._log import EscapingLogger
 from gpu_pool_client._pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_spawner import choices
 from gpu_pool_spawner.page import ServerChoice, SpawnPage, spawn_page
@@ -191,7 +192,7 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
 
     def _courses(self) -> Courses:
         if not self.courses_dir:
-            self.log.error("No courses: c.%s.courses_dir is not set.", type(self).__name__)
+            EscapingLogger(self.log).error("No courses: c.%s.courses_dir is not set.", type(self).__name__)
             return Courses()
         return catalogue_of(self.courses_dir).look()
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from traitlets.log import get_logger
-
 from gpu_pool.courses import CourseFolder, Courses
 from gpu_pool_client import (
     BadRequest,
@@ -28,6 +26,7 @@ from gpu_pool_client import (
     SliceRequest,
     connect,
 )
+from gpu_pool_client._log import get_logger
 
 #: Seconds for which an answer is good enough for somebody who chooses.
 _FRESH: Final = 2.0

@@ -66,7 +66,7 @@ BODIES = st.one_of(
 def service(children: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder: Path = tmp_path_factory.mktemp("bodies")
     service = Service(children, folder)
-    service.configure("c.ServeApp.max_decisions = 1_000_000")
+    service.configure("c.ServeApp.max_decisions = c.ServeApp.max_requests = 1_000_000")
     asyncio.run(service.start())
     yield service
     asyncio.run(service.end(9))

@@ -173,7 +173,9 @@ async def test_no_address_makes_an_error_or_a_traceback(
     children: ForkServer, open_folder: Path, texts: Sequence[str], token: str
 ) -> None:
     # A stream that goes on for minutes is no answer to wait for.
-    settings = "c.ServeApp.longest_stream = 0.01\nc.ServeApp.max_decisions = 1_000_000"
+    settings = (
+        "c.ServeApp.longest_stream = 0.01\nc.ServeApp.max_decisions = c.ServeApp.max_requests = 1_000_000"
+    )
     async with behind_stand_in(children, open_folder / "pool", settings) as (hub, service):
         hub.users, hub.admins = {"ada": "ada", "root": "root"}, {"root"}
         headers = (f"Authorization: Bearer {token}".encode(),) if token else ()

@@ -18,6 +18,7 @@ from typing import Any, Final
 from gpu_pool.audit.actors import Actor, asks
 from gpu_pool_client import BadRequest, GpuPoolError, PoolUnreachable
 from gpu_pool_client._home import expanded
+from gpu_pool_client._log import EscapingLogger
 
 #: Characters kept of a text.
 _MOST_TEXT: Final = 500
@@ -153,7 +154,7 @@ def _bounded(value: Any) -> object:
     return list(value)[:_MOST_ENTRIES] if isinstance(value, (list, tuple)) else value
 
 
-_log = logging.getLogger("gpu_pool.audit")
+_log = EscapingLogger(logging.getLogger("gpu_pool.audit"))
 
 #: A pipe that nobody reads, or a terminal, must not stop a pool.
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY

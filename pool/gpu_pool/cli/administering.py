@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections import Counter
 
 import click
 
@@ -18,6 +19,7 @@ from gpu_pool_client import (
     EndedLease,
     Failure,
     LeaseGone,
+    LeaseState,
     Outlook,
     Pool,
     format_duration,
@@ -84,7 +86,7 @@ def history(session: CommandSession, since: str) -> int:
 
     With --json one object per line, which "gpu-pool simulate" reads.
     """
-    ended = complete(_history(session, time.time() - parse_duration(since)))
+    ended, living = complete(_history(session, time.time() - parse_duration(since)))
     if session.as_json:
         for row in ended:
             screen.show_json(dataclasses.asdict(row), indent=None)
@@ -95,6 +97,8 @@ def history(session: CommandSession, since: str) -> int:
                 click.echo(_failed(row.id, row.failure))
     else:
         click.echo("No lease has ended in this time.")
+    if living and not session.as_json:
+        click.echo(_living(living))
     return 0
 
 
@@ -103,6 +107,18 @@ _HISTORY_COLUMNS = ("Ended", "Slice", "User", "Course", "For", "Waited", "Held f
 
 def _history_row(row: EndedLease) -> list[str]:
     granted = row.held_at or row.ended_at
+    if not row.id:
+        return [
+            time.strftime("%m-%d", time.localtime(row.ended_at)),
+            "-",
+            formatting.safe(row.user),
+            formatting.safe(row.course or "-"),
+            "1 lease" if row.leases == 1 else f"{row.leases} leases",
+            "-",
+            format_duration(row.held_seconds),
+            row.reason,
+            "-",
+        ]
     return [
         time.strftime("%m-%d %H:%M:%S", time.localtime(row.ended_at)),
         formatting.safe(row.request),
@@ -145,9 +161,18 @@ async def _set_drained(session: CommandSession, device: str, drained: bool) -> D
         return await pool.drain(device, drained=drained)
 
 
-async def _history(session: CommandSession, since: float) -> list[EndedLease]:
+async def _history(session: CommandSession, since: float) -> tuple[list[EndedLease], Counter[LeaseState]]:
+    """Return what has ended since then, and how many leases have not, by their state."""
     async with session.connect() as pool:
-        return await pool.history(since)
+        ended, status = await pool.history(since), await pool.status()
+        return ended, Counter(lease.state for lease in (*status.leases, *status.queue))
+
+
+def _living(living: Counter[LeaseState]) -> str:
+    """Say how many leases have not ended, and so are not in the history."""
+    states = (LeaseState.HELD, LeaseState.PARKED, LeaseState.WAITING)
+    counts = ", ".join(f"{living[state]} {state.value}" for state in states if living[state])
+    return f"Not ended yet: {counts}. See: gpu-pool status"
 
 
 async def _why(session: CommandSession, lease_id: str | None) -> tuple[dict[str, Outlook], Failure | None]:

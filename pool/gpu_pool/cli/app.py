@@ -25,6 +25,7 @@ from gpu_pool.cli.showing import list_, smi, status
 from gpu_pool.cli.simulate import simulate
 from gpu_pool_client import BadRequest, GpuPoolError
 from gpu_pool_client._home import home_folder
+from gpu_pool_client._log import escaped
 
 _EPILOG = """\b
 Sizes:
@@ -124,7 +125,7 @@ def _explain(error: Exception, session: CommandSession) -> int:
     if isinstance(error, click.ClickException):
         error = _in_our_words(error)
     if not isinstance(error, GpuPoolError):
-        note(f"unexpected {type(error).__name__}: {str(error)[:500]}. Run again with --debug.")
+        note(f"unexpected {type(error).__name__}: {escaped(str(error)[:500])}. Run again with --debug.")
         return 1
     if session.as_json:
         click.echo(json.dumps(plain_error(error)), err=True)

@@ -39,6 +39,8 @@ State = Literal["ok", "note", "broken"]
 
 #: Free space on the store's disk below which a note is made. A store takes some MiB.
 _LITTLE_SPACE: Final = 64 * 1024 * 1024
+#: Bytes of a store above which a note is made.
+_MUCH: Final = 2 * 1024**3
 #: Prints those of the packages named in its arguments that a Python does not have.
 _FIND: Final = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if not u.find_spec(n)])"
 #: Seconds for that.
@@ -72,6 +74,8 @@ def check_pool(session: CommandSession) -> Iterator[Check]:
     yield from _devices(found)
     held, waiting = len(found.leases), len(found.queue)
     yield Check("leases", "ok", f"{held} held, {waiting} waiting")
+    if found.store_bytes is not None:
+        yield from _size(found.store_bytes)
     yield from _limits(found)
     yield from _lost(found)
     if is_all:
@@ -204,6 +208,21 @@ def _devices(status: PoolStatus) -> Iterator[Check]:
     if status.simulated:
         text = f"{SIMULATED}: slices are counted, but there is no real GPU"
         yield Check("devices", "note", text, _way_to_real_devices(status))
+
+
+def _size(size: int) -> Iterator[Check]:
+    """Say how much the store takes, nearly all of which is history; and what to do where that is much."""
+    text = f"the store takes {max(1, size // 2**20)} MiB of disk"
+    if size < _MUCH:
+        yield Check("history", "ok", text)
+        return
+    yield Check(
+        "history",
+        "note",
+        f"{text}, nearly all of it for leases that have ended (gpu-pool report --by user says whose)",
+        "To keep less, set c.PoolSettings.history_days (400 by default). The file does not shrink by that, "
+        "but what it frees is used again.",
+    )
 
 
 def _way_to_real_devices(status: PoolStatus) -> str:

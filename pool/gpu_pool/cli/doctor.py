@@ -12,6 +12,7 @@ from gpu_pool.cli import screen
 from gpu_pool.cli.checks import Check, check_jupyter, check_machine, check_pool, check_store, is_served
 from gpu_pool.cli.session import CommandSession, json_option, verb
 from gpu_pool_client import BadRequest, Device, GpuPoolError
+from gpu_pool_client._log import escaped
 
 _STYLES = {"ok": "green", "note": "yellow", "broken": "bold red"}
 
@@ -74,9 +75,9 @@ def _show(checks: list[Check]) -> None:
     out = screen.console()
     for check in checks:
         mark = Text(f"{check.state:<7}", _STYLES[check.state])
-        out.print(Text.assemble(mark, f"{check.name}: {check.text}"))
+        out.print(Text.assemble(mark, f"{check.name}: {escaped(check.text)}"))
         if check.remedy:
-            out.print(Text(f"       -> {check.remedy}"))
+            out.print(Text(f"       -> {escaped(check.remedy)}"))
 
 
 _BY_MPS = ("mps", "cgroups")

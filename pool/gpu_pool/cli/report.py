@@ -16,7 +16,7 @@ from gpu_pool.cli import formatting, screen
 from gpu_pool.cli.session import CommandSession, complete, json_option, verb
 from gpu_pool.policy import usage_report
 from gpu_pool.policy.usage_report import UsageRow
-from gpu_pool_client import BadRequest, EndedLease, LeaseState, format_duration, parse_duration
+from gpu_pool_client import BadRequest, EndedLease, format_duration, parse_duration
 from gpu_pool_client._requests import format_memory
 
 _KEYS: Final[Mapping[str, Callable[[EndedLease], str]]] = {
@@ -42,15 +42,15 @@ _ACCEPTED: Final = "Accepted: a time ago (12h, 7d), a day (2026-09-01) or a mome
     "--since", default="7d", metavar="WHEN", help="A time ago or a day: 12h, 2026-09-01; 7d by default."
 )
 @click.option(
-    "--until", metavar="WHEN", help="The end of the period; by default now, including leases that are held."
+    "--until", metavar="WHEN", help="The end of the period; by default now, with leases that have not ended."
 )
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table")
 @json_option
 def report(session: CommandSession, by: str, since: str, until: str | None, form: str) -> int:
     """Add up what was used: GPU-hours (share times time), memory, waits.
 
-    A lease counts when it ended. Memory is what was measured, on one GPU;
-    "GPU unused" counts leases without any process on a GPU.
+    A lease counts when it ended, and one that is held or parked up to now. Memory is
+    what was measured, on one GPU; "GPU unused" counts leases without any process on a GPU.
     """
     now = time.time()
     first, last = _moment(since, now), now if until is None else _moment(until, now)
@@ -69,20 +69,21 @@ def report(session: CommandSession, by: str, since: str, until: str | None, form
     elif lines:
         _show(by, lines, total, held)
     else:
-        click.echo("No lease has ended in this time, and none is held.")
+        click.echo("No lease has ended in this time, and none is held or parked.")
     return 0
 
 
 async def _rows(
     session: CommandSession, since: float, until: float, now: float | None
 ) -> tuple[list[EndedLease], int]:
-    """Return the leases that ended then, with those held ``now`` if it is given, and how many these are."""
+    """Return the leases that ended then, with those that have not by ``now`` if it is given, and how many."""
     async with session.connect() as pool:
         rows = [row for row in await pool.history(since) if row.ended_at <= until]
         if now is None:
             return rows, 0
-        held = [lease for lease in (await pool.status()).leases if lease.state is LeaseState.HELD]
-        return [*rows, *(usage_report.living(lease, now) for lease in held)], len(held)
+        status = await pool.status()
+        living = [each for each in (*status.leases, *status.queue) if usage_report.has_used(each)]
+        return [*rows, *(usage_report.living(lease, now) for lease in living)], len(living)
 
 
 def _moment(text: str, now: float) -> float:
@@ -124,9 +125,9 @@ def _show(by: str, lines: list[UsageRow], total: UsageRow, held: int) -> None:
     screen.show(screen.table((by.capitalize(), *_COLUMNS), [*rows, ["total", *_cells(total)]]))
     if held:
         are = (
-            "1 lease that is held now is counted"
+            "1 lease that has not ended is counted"
             if held == 1
-            else f"{held} leases that are held now are counted"
+            else f"{held} leases that have not ended, held or parked, are counted"
         )
         screen.show("", f"{are} up to now, without memory and wait.")
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpu_pool_client._log import escaped
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -78,7 +80,8 @@ def show_json(value: Any, *, indent: int | None = 2) -> None:
 
 def note(text: str) -> None:
     """Tell the person something on standard error, where it is in no program's way."""
-    click.echo(f"gpu-pool: {text}", err=True)
+    lines = map(escaped, text.split("\n"))
+    click.echo("\n".join((f"gpu-pool: {next(lines)}", *lines)), err=True)
 
 
 #: Seconds in which most commands are done, and nothing is said.

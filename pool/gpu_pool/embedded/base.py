@@ -6,10 +6,11 @@ what pools that are more than this machine's decide in another way.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from gpu_pool.audit import audit_log
@@ -33,6 +34,7 @@ from gpu_pool_client import (
     EndedLease,
     KernelCommand,
     KernelPod,
+    Lease,
     Pool,
 )
 from gpu_pool_client._processes import boot_id
@@ -40,6 +42,9 @@ from gpu_pool_client._processes import boot_id
 if TYPE_CHECKING:
     from gpu_pool.caller import Caller
     from gpu_pool.courses.admission import CourseAdmission
+
+#: Seconds between two transactions that keep less of what is old: they take a small part of the time.
+_BETWEEN: Final = 0.1
 
 
 class OpenedPool(Pool):
@@ -87,9 +92,20 @@ class OpenedPool(Pool):
         """The boot of the machine whose end ends all leases; empty for a pool that outlives machines."""
         return boot_id()
 
+    async def find(self, key: str) -> Lease | None:
+        """Return the lease of a request's key, ended ones included; None if there was none."""
+        return await self._store.run(LeaseStore.find, key)
+
     async def history(self, since: float = 0.0, *, user: str | None = None) -> list[EndedLease]:
         """See ``Pool.history``. With ``user``, of that user alone."""
         return await self._store.run(LeaseStore.history, since, user)
+
+    async def forget_old(self) -> None:
+        """Keep less of what ended long ago, in many short transactions."""
+        while True:
+            if not await self._store.run_alone(ANSWER_WITHIN, LeaseStore.forget_old):
+                return
+            await asyncio.sleep(_BETWEEN)
 
     async def course_versions(
         self, course: str, most: int, before: int | None = None

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
-from traitlets.log import get_logger
-
 from gpu_pool.enforcement.tiers import Tier, TierContext, TierFailed, TierStatement
 from gpu_pool_client import WHOLE, Device, Enforcement, Lease, Limit, Slice, Strength
 from gpu_pool_client import _procfs as procfs
+from gpu_pool_client._log import get_logger
 from gpu_pool_client._processes import account_of
 
 #: HAMi-core keeps a lock here, whoever uses it.

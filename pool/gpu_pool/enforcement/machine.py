@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
-from traitlets.log import get_logger
-
 from gpu_pool import plugins
 from gpu_pool.enforcement.tiers import Accounting, Tier, TierContext, TierFailed, TierStatement, WholeInstance
 from gpu_pool.plugins import PluginBroken
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import BadRequest, Device, Enforcement, Lease, Limit, Process, Strength
+from gpu_pool_client._log import get_logger
 
 #: From the weakest to the firmest.
 _STRENGTHS: Final = (Strength.NONE, Strength.COOPERATIVE, Strength.HARD)

@@ -34,7 +34,7 @@ class UsageRow:
     #: How many were measured, and how many of these never had a process on a device.
     measured: int
     untouched: int
-    #: Seconds from request to grant; None where nothing was granted.
+    #: Seconds from request to grant, of leases that are kept one by one; None where none was granted.
     median_wait: float | None
     #: How many ended for which reason, the most frequent first.
     reasons: Mapping[str, int]
@@ -51,26 +51,35 @@ def report(rows: Iterable[EndedLease], key_of: Callable[[EndedLease], str]) -> l
 def line(key: str, rows: Sequence[EndedLease]) -> UsageRow:
     """Return what these rows come to together."""
     measured = [row for row in rows if row.touched is not None]
-    waits = [max(0.0, row.held_at - row.requested_at) for row in rows if row.held_at is not None]
-    reasons = Counter(row.reason for row in rows)
+    single = [row for row in rows if row.id]
+    waits = [max(0.0, row.held_at - row.requested_at) for row in single if row.held_at is not None]
+    reasons: Counter[str] = Counter()
+    for row in rows:
+        reasons[row.reason] += row.leases
     return UsageRow(
         key=key,
-        leases=len(rows),
+        leases=sum(row.leases for row in rows),
         people=len({row.user for row in rows}),
         gpu_hours=sum(row.gpu_seconds for row in rows) / 3600,
         peak_mib=max((row.peak_mib for row in measured if row.peak_mib is not None), default=None),
         mean_mib=_mean(measured),
-        measured=len(measured),
-        untouched=sum(not row.touched for row in measured),
+        measured=sum(row.leases for row in measured),
+        untouched=sum(row.leases for row in measured if not row.touched),
         median_wait=statistics.median(waits) if waits else None,
         reasons=dict(sorted(reasons.items(), key=lambda each: (-each[1], each[0]))),
     )
 
 
+def has_used(lease: Lease) -> bool:
+    """Whether a lease that has not ended has used anything: one that is held, or was before it was parked."""
+    return bool(lease.slices) or lease.held_before > 0
+
+
 def living(lease: Lease, now: float) -> EndedLease:
-    """Return a held lease as a row, up to ``now`` (Unix seconds) and since it got what it has."""
-    held_at = lease.requested_at if lease.held_at is None else lease.held_at
+    """Return a lease that has not ended as a row, up to ``now`` (Unix seconds)."""
     milli = sum(part.milli for part in lease.slices)
+    since = now if lease.held_at is None or not lease.slices else lease.held_at
+    held = max(0.0, now - since)
     return EndedLease(
         id=lease.id,
         request=str(lease.request),
@@ -82,8 +91,8 @@ def living(lease: Lease, now: float) -> EndedLease:
         # Its wait is in the history once it has ended: it may have been granted several times.
         held_at=None,
         ended_at=now,
-        held_seconds=max(0.0, now - held_at),
-        gpu_seconds=milli / WHOLE * max(0.0, now - held_at),
+        held_seconds=lease.held_before + held,
+        gpu_seconds=lease.used_before + milli / WHOLE * held,
         reason=LIVING,
     )
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from traitlets import TraitError, default
 from traitlets.config import Application as Program
@@ -40,12 +40,15 @@ from gpu_pool.service.rate_limits import RatePerMinute
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.service.settings import ServeSettings
 from gpu_pool.settings import PoolSettings, config_folders, load_settings
-from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
+from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, PoolUnreachable
 from gpu_pool_client._home import expanded
+from gpu_pool_client._log import EscapingFormatter
 from gpu_pool_client._remote.endpoints import own_socket
 
 #: Seconds in which the answers under way have been given once the service is to stop.
 _STOP_WITHIN: Final = 10.0
+#: Seconds between two looks for what ended so long ago that less is kept of it.
+_FORGET_EVERY: Final = 600.0
 #: Files that the service needs itself, apart from connections: the store, the log, questions to the Hub.
 _OWN_FILES: Final = 512
 #: Seconds for which one thread may keep the interpreter while another wants it. Python's own 5 ms are
@@ -65,6 +68,9 @@ class ServeApp(ServeSettings, Program):
     name = "gpu-pool-serve"
     description = "Serve the pool of this machine."
 
+    # What traitlets makes the formatter of. Not all that is logged is ours, nor are all names.
+    _log_formatter_cls = EscapingFormatter  # type: ignore[assignment]
+
     @default("log_format")
     def _log_format(self) -> str:
         return "%(asctime)s %(levelname)s: %(message)s"
@@ -72,6 +78,13 @@ class ServeApp(ServeSettings, Program):
     @default("log_level")
     def _log_level(self) -> int:
         return logging.INFO
+
+    def get_default_logging_config(self) -> dict[str, Any]:
+        """Return how the log is written: that of the libraries, too. Called by traitlets."""
+        return {
+            **super().get_default_logging_config(),
+            "root": {"handlers": ["console"], "level": "WARNING"},
+        }
 
     def configure(self, given: Config) -> None:
         """Read the settings; ``given`` ones win. Raises ``BadRequest`` for one that is not understood."""
@@ -155,6 +168,7 @@ class ServeApp(ServeSettings, Program):
         if self._place is not None:
             servers.append(self._open_hub(options, self._place))
         looking = asyncio.create_task(changes.run())
+        forgetting = asyncio.create_task(self._forget_old(pool))
         self.log.info("Serving %s at unix:%s", pool.url, listening.path)
         # What is there now lives as long as the service: the search for garbage need not go through it
         # again and again.
@@ -168,6 +182,16 @@ class ServeApp(ServeSettings, Program):
         for server in servers:
             await server.close_all_connections()
         looking.cancel()
+        forgetting.cancel()
+
+    async def _forget_old(self, pool: ServedPool) -> None:
+        """Keep less of what ended long ago, for as long as the service runs."""
+        while True:
+            try:
+                await pool.forget_old()
+            except GpuPoolError as error:
+                self.log.warning("What ended long ago stays in the history for now: %s", error)
+            await asyncio.sleep(_FORGET_EVERY)
 
     async def _give_last_answers(self, options: ApiOptions) -> None:
         """Let nobody wait for changes any more, and finish what is being answered."""
@@ -241,6 +265,10 @@ class ServeApp(ServeSettings, Program):
             RatePerMinute(
                 self.max_questions,
                 message="You have asked the pool {most} questions in a minute, which is the limit.",
+            ),
+            RatePerMinute(
+                self.max_requests,
+                message="You have asked the pool for {most} leases within a minute, which is the limit.",
             ),
             other_courses=self.other_courses,
         )

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -38,11 +39,13 @@ from gpu_pool_client import (
     LeaseState,
     NotAllowed,
     Outlook,
+    OverQuota,
     PoolStatus,
     SliceRequest,
     TimedOut,
     parse_request,
 )
+from gpu_pool_client._log import escaped, quoted
 from gpu_pool_client._remote import bodies
 
 _LONGEST_KEY: Final = 128
@@ -65,6 +68,7 @@ class AuthorizedPool:
         most_polls: int,
         pace: RatePerMinute | None = None,
         questions: RatePerMinute | None = None,
+        requests: RatePerMinute | None = None,
         *,
         other_courses: bool = False,
     ) -> None:
@@ -83,7 +87,7 @@ class AuthorizedPool:
         )
         #: Held while a user's history is read, which takes as long as dozens of decisions.
         self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._questions = questions
+        self._questions, self._requests = questions, requests
         #: Held while a question of a user's is answered.
         self._answering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -95,19 +99,36 @@ class AuthorizedPool:
             raise BadRequest(
                 "The key of a request must be 1 to 128 printable ASCII characters without spaces."
             )
-        request = parse_request(wanted.request)
+        request, key = parse_request(wanted.request), _own_key(caller, wanted.key)
         with self.decisions.making(caller, f"request {request}") as outcome:
+            asked_at = await self._count_request(caller, key)
             course = course_asked_for(caller, wanted.course, others=self._other_courses)
             holder = Holder(caller.user, course, wanted.kernel, caller.process, wanted.batch)
             lease = await self._pool.request(
                 request,
                 holder,
-                _own_key(caller, wanted.key),
+                key,
                 caller=caller,
             )
             outcome.append(f"lease {lease.id} is {lease.state.value}")
+            if self._requests is not None and lease.requested_at < asked_at:
+                self._requests.take_back(caller.user)
         self._owners.remember(lease)
         return replace(lease, key=wanted.key)
+
+    async def _count_request(self, caller: Caller, key: str) -> float:
+        """Count a request, each of which adds to the history, and return when; a repeated one is none.
+
+        Raises ``OverQuota`` for one too many.
+        """
+        if self._requests is not None and not caller.is_admin:
+            try:
+                self._requests.count(caller.user)
+            except OverQuota:
+                if await self._pool.find(key) is None:
+                    raise
+                return 0.0
+        return time.time()
 
     async def wait(self, caller: Caller, lease_id: str, seconds: float, last: bool) -> Lease | None:
         """Return the lease once it is held. If it waits still: None, or raise ``TimedOut`` if ``last``.
@@ -204,6 +225,8 @@ class AuthorizedPool:
         """Return the devices, and of leases and queue the caller's own, at their true places."""
         async with self._asking(caller):
             found = await self._pool.status()
+        if not caller.is_admin:
+            found = replace(found, store_bytes=None)
         if caller.is_service:
             return replace(found, leases=(), queue=())
 
@@ -234,7 +257,9 @@ class AuthorizedPool:
         """Tie a lease of the caller's to a process of theirs."""
         await self._owners.check(caller, lease_id)
         process = await asyncio.to_thread(verify_process, caller, wanted.process)
-        with self.decisions.making(caller, f"attach {process.pid} to {lease_id}"):
+        # Of what is on another machine there is no pid, but a number in its place.
+        which = str(process.pid) if caller.peer else "a process"
+        with self.decisions.making(caller, f"attach {which} to {lease_id}"):
             lease = await self._pool.attach(
                 lease_id, process, ready_within=wanted.ready_within, grace=wanted.grace
             )
@@ -388,14 +413,13 @@ class DecisionLog:
             outcome.append(type(error).__name__)
             raise
         finally:
-            text = what if what.isprintable() else ascii(what)
-            self._log.info("%s: %s: %s", _who(caller), text, *outcome or ("done",))
+            self._log.info("%s: %s: %s", _who(caller), escaped(what), *outcome or ("done",))
             self._changes.decided(caller.user)
 
 
 def _who(caller: Caller) -> str:
-    user = caller.user if caller.user.isprintable() else ascii(caller.user)
-    return f"{user}[{caller.process.pid}]" if caller.peer else f"{user}[hub:{caller.server or ''}]"
+    where = caller.process.pid if caller.peer else f"hub:{quoted(caller.server) if caller.server else ''}"
+    return f"{quoted(caller.user)}[{where}]"
 
 
 #: Leases whose holder is remembered before all are forgotten, and read again when they are asked about.

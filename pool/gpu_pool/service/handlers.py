@@ -286,7 +286,11 @@ class StatusHandler(Handler):
         found = await self.pool.status(self.caller)
         leases, queue = (tuple(map(without_remote_processes, each)) for each in (found.leases, found.queue))
         status = bodies.StatusBody.model_construct(
-            devices=found.devices, leases=leases, queue=queue, note=found.note
+            devices=found.devices,
+            leases=leases,
+            queue=queue,
+            note=found.note,
+            store_bytes=found.store_bytes,
         )
         await self.answer(bodies.STATUS.dump_json(status))
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import EndReason, Lease, Process
+from gpu_pool_client._log import quoted
 
 #: A pid that no process can have: above all that Linux gives (proc(5), pid_max).
 _NO_PID: Final = 1 << 30
@@ -100,6 +101,6 @@ class Heartbeats:
             if lease_id not in kept and beat.due - self.ttl < looked_at:
                 del self._beats[lease_id]
             elif beat.due < now:
-                self._log.info("%s: release %s: not renewed for %g s", beat.user, lease_id, self.ttl)
+                self._log.info("%s: release %s: not renewed for %g s", quoted(beat.user), lease_id, self.ttl)
                 del self._beats[lease_id]
                 await pool.release(lease_id, EndReason.EXPIRED)

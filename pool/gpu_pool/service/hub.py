@@ -31,6 +31,7 @@ from gpu_pool.service.heartbeats import remote_process
 from gpu_pool.service.tokens import Client, FairSemaphore, KnownTokens, WaitingClients, digest_of
 from gpu_pool.user_names import name_of
 from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
+from gpu_pool_client._log import EscapingLogger
 from gpu_pool_client._remote import bodies
 from gpu_pool_client._remote.exchange import AnswerTooLargeError, ServerAddress, Where, ask
 
@@ -58,7 +59,7 @@ _COURSE: Final = "course"
 _LONGEST_COURSE: Final = 1_000
 #: Characters that are logged of why an answer cannot be read.
 _LONGEST_REASON: Final = 200
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = EscapingLogger(logging.getLogger(__name__))
 #: Who asks for a service of the Hub's. No lease is in such a name: nothing is ever granted to one.
 _OF_SERVICE: Final = "service/{name}"
 _REMEDY: Final = (
@@ -140,7 +141,7 @@ class HubIdentity:
         boot: str,
         clock: Callable[[], float] = time.monotonic,
         most_waiting: int = MOST_WAITING,
-        log: logging.Logger = _LOG,
+        log: logging.Logger | EscapingLogger = _LOG,
     ) -> None:
         self._hub = hub
         self._log = log

@@ -158,7 +158,8 @@ class Metrics:
 
         async with self._counting:
             status = await self._pool.status()
-            rows = await self._pool.history(self._counted.since)
+            # Sums have been counted lease by lease.
+            rows = [row for row in await self._pool.history(self._counted.since) if row.id]
             known = frozenset(self._courses())
             self._count(status, rows, known)
         now = CollectorRegistry()

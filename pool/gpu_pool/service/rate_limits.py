@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -42,12 +43,23 @@ class RatePerMinute:
 
     def count(self, user: str) -> None:
         """Count one time. Raises ``OverQuota`` for one too many."""
-        left = self._left_to(user)
-        if left < 1:
-            raise OverQuota(self._message.format(most=self._most), "Wait a moment, and send fewer.")
+        self.check(user)
         if user not in self._left and len(self._left) >= _MOST_KNOWN:
             self._forget()
-        self._left[user] = left - 1, self._clock()
+        self._left[user] = self._left_to(user) - 1, self._clock()
+
+    def check(self, user: str) -> None:
+        """Raise ``OverQuota`` where one more would be too many, and say how soon it would not."""
+        left = self._left_to(user)
+        if left < 1:
+            seconds = math.ceil((1 - left) * 60 / self._most)
+            wait = "1 second" if seconds == 1 else f"{seconds} seconds"
+            raise OverQuota(self._message.format(most=self._most), f"Try again in {wait}, and send fewer.")
+
+    def take_back(self, user: str) -> None:
+        """Count one time less, which turned out to be none."""
+        if user in self._left:
+            self._left[user] = min(float(self._most), self._left_to(user) + 1), self._clock()
 
     def _left_to(self, user: str) -> float:
         now = self._clock()

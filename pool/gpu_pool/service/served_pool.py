@@ -86,6 +86,9 @@ class ServedPool(Protocol):
     ) -> tuple[SliceRequest, ...] | None:
         """Return the slices that the holder's course offers now."""
 
+    async def find(self, key: str) -> Lease | None:
+        """Return the lease of a key as the store has it; None if there was none."""
+
     # -- Leases ------------------------------------------------------------
 
     async def get_lease(self, lease_id: str) -> Lease:
@@ -166,6 +169,9 @@ class ServedPool(Protocol):
 
     async def history(self, since: float = 0.0, *, user: str | None = None) -> list[EndedLease]:
         """Return the leases that have ended since then; with ``user``, of that user alone."""
+
+    async def forget_old(self) -> None:
+        """Keep less of what ended long ago."""
 
     async def look_at_devices(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:
         """Return what each real device does, by uuid; None for one that does not answer."""

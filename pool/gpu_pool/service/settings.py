@@ -54,6 +54,13 @@ class ServeSettings(Configurable):
         max=1_000_000_000,
         help="What one user may ask for in a minute, questions apart; administrators may ask more.",
     ).tag(config=True)
+    max_requests = WholeNumber(
+        120,
+        min=1,
+        max=1_000_000_000,
+        help="""New leases that one user may ask for in a minute, since each is kept in the history;
+        administrators may ask for more. A request that is sent again with its key does not count.""",
+    ).tag(config=True)
     max_questions = WholeNumber(
         1800,
         min=1,

@@ -28,7 +28,7 @@ def read_history(lines: Iterable[str]) -> list[Arrival]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             arrival = _read(line, number)
-            if arrival.stay > 0:
+            if arrival is not None and arrival.stay > 0:
                 found.append(arrival)
     if not found:
         raise BadRequest("The history has no lease that was held.", ACCEPTED)
@@ -36,9 +36,12 @@ def read_history(lines: Iterable[str]) -> list[Arrival]:
     return sorted((_moved(arrival, first) for arrival in found), key=lambda arrival: arrival.at)
 
 
-def _read(line: str, number: int) -> Arrival:
+def _read(line: str, number: int) -> Arrival | None:
+    """Read one lease; None for a sum of old ones, which does not say when each was asked for."""
     try:
         plain: dict[str, Any] = json.loads(line)
+        if plain.get("id") == "":
+            return None
         at, stay = float(plain["requested_at"]), float(plain.get("held_seconds") or 0.0)
         request = parse_request(str(plain["request"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -276,6 +276,10 @@ class Database:
         """Return the pid of the process that last entered a transaction."""
         return self._lock.holder()
 
+    def size(self) -> int:
+        """Return how many bytes the files take in which all this is."""
+        return files.size(self.path)
+
     def check_room(self) -> None:
         """Raise ``NoSpace`` where the disk is full, whether or not the next decision would still fit."""
         with _explained(self.path):

@@ -33,6 +33,10 @@ _WAY_BACK: Final = (
 _WAY_ON: Final = "Set or unset GPU_POOL_DEVICES as where the pool is in use."
 #: Different slices that are kept in memory.
 _MOST_SLICES: Final = 4096
+#: Devices that are remembered though they are gone, such as those of a cluster's nodes that are no more;
+#: and how many are forgotten at once.
+MOST_GONE: Final = 1_000
+_AT_A_TIME: Final = 100
 
 
 class DeviceTable:
@@ -164,6 +168,13 @@ class DeviceTable:
     def drain(self, uuid: str, drained: bool, now: float) -> None:
         """Grant nothing more on that device, or grant again; ``now`` is Unix seconds."""
         self._db.run("set_drained", {"id": self._numbers[uuid], "drained": drained, "now": now})
+
+    def forget_gone(self) -> int:
+        """Forget some of the devices that are the pool's no more, of very many; return how many.
+
+        What was ever held of them stays known by the leases.
+        """
+        return self._db.run("forget_devices", {"kept": MOST_GONE, "most": _AT_A_TIME}).rowcount
 
     def write(self, parts: Sequence[Slice]) -> str:
         """Write slices for a lease's row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import stat
@@ -95,6 +96,15 @@ def check_leftovers(path: Path) -> None:
             "Put the store back, if it was moved. Or stop gpu-pool serve, Jupyter and all kernels with a "
             f"slice, and then start again: rm -r {' '.join(shlex.quote(str(part)) for part in left)}",
         )
+
+
+def size(path: Path) -> int:
+    """Return how many bytes a store takes, with its write-ahead log."""
+    found = 0
+    for end in ("", "-wal"):
+        with contextlib.suppress(OSError):
+            found += path.with_name(path.name + end).stat().st_size
+    return found
 
 
 def check_owner(path: Path) -> None:

@@ -17,7 +17,7 @@ from gpu_pool.policy.sharing import Course, Sharing
 from gpu_pool.store.database import Database, Row
 from gpu_pool.store.device_table import DeviceTable
 from gpu_pool_client import (
-    EndedLease,
+    WHOLE,
     EndReason,
     Failure,
     Holder,
@@ -138,6 +138,8 @@ class LeaseTable:
             terms=replace(_terms(row["terms"], course), ends_at=ends_at, in_pod=self._sharing.in_pods),
             asked_back=EndReason(row["asked_back"]) if row["asked_back"] else None,
             failure=read_failure(row["failure"]) if row["failure"] else None,
+            held_before=row["held_before"],
+            used_before=row["used_before"] / WHOLE,
         )
 
     def granted(self, row: Row, parts: Sequence[Slice]) -> dict[str, Any]:
@@ -217,13 +219,6 @@ def write_failure(failure: Failure) -> str:
 def read_failure(text: str) -> Failure:
     """Read what :func:`write_failure` wrote."""
     return Failure(**json.loads(text))
-
-
-def history_row(row: sqlite3.Row) -> EndedLease:
-    """Return what the queries of the history say of one lease."""
-    touched = None if row["touched"] is None else bool(row["touched"])
-    failure = read_failure(row["failure"]) if row["failure"] else None
-    return EndedLease(**{**row, "failure": failure, "touched": touched})
 
 
 def _holder(row: Row, process: Process | None, *, batch: bool = False) -> Holder:

@@ -14,7 +14,8 @@ from gpu_pool.policy import admission
 from gpu_pool.policy.queue import Waiter
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.store import reclaim
-from gpu_pool.store.lease_table import history_row, plain, read_failure, write_failure, write_process
+from gpu_pool.store.history import HistorySize
+from gpu_pool.store.lease_table import plain, read_failure, write_failure, write_process
 from gpu_pool.store.requests import RequestStore
 from gpu_pool_client import (
     BadRequest,
@@ -33,9 +34,6 @@ from gpu_pool_client._processes import is_child_of_ours
 
 #: No deadline is set further ahead than this.
 _MOST_SECONDS: Final = 86_400.0
-#: Rows of history that are read at once, and by one user of theirs: nobody else is served meanwhile.
-_MOST_ROWS: Final = 100_000
-_MOST_OF_USER: Final = 10_000
 #: Characters that are kept of each text about a failure: more than is read of a cluster's messages.
 _MOST_OF_FAILURE: Final = 500
 #: Starts that are kept of each group of nodes, the latest, and versions of each course.
@@ -80,6 +78,7 @@ class LeaseStore(RequestStore):
                 tuple(self._devices.statuses(with_gone=True)),
                 self._leases.not_waiting(),
                 self._leases.waiting(),
+                store_bytes=self._db.size(),
             )
 
     def queue_head(self, most: int) -> list[Waiter]:
@@ -89,10 +88,13 @@ class LeaseStore(RequestStore):
 
     def history(self, since: float, user: str | None = None) -> list[EndedLease]:
         """Return the leases, or those of a user, that have ended since then; see ``Pool.history``."""
-        name, most = ("history", _MOST_ROWS) if user is None else ("history_of_user", _MOST_OF_USER)
         with self._db.snapshot():
-            rows = self._db.run(name, {"since": since, "user": user, "most": most}).fetchall()
-        return [history_row(row) for row in reversed(rows)]
+            return self._history.read(since, user)
+
+    def history_size(self) -> HistorySize:
+        """Return how much is kept of what has ended."""
+        with self._db.snapshot():
+            return self._history.size()
 
     # -- Changing ----------------------------------------------------------
 
@@ -247,10 +249,8 @@ class LeaseStore(RequestStore):
 
     def _end(self, row: sqlite3.Row, reason: EndReason, *, asked: bool = False) -> None:
         parts = self._devices.read(row["slices"])
-        values = {"number": row["number"], "now": self._clock.wall(), "reason": reason.value}
         self._use.add(row)
-        self._db.run("remember", values)
-        self._db.run("delete_lease", values)
+        self._history.add(row, reason)
         self._devices.count("give_back", parts)
         why = {"reason": row["ending"] or reason.value, "message": row["notice"] or None}
         self._db.audit_buffer.decided("ended", row, parts, why, asked=asked)
@@ -298,6 +298,14 @@ class LeaseStore(RequestStore):
                 self._db.run("fail_history", values)
 
     # -- What is not about leases --------------------------------------------
+
+    def forget_old(self) -> bool:
+        """Keep less of what ended long ago, and of devices long gone; return whether there is more of it.
+
+        Each call is one short transaction, so that others are served in between.
+        """
+        with self._db.transaction(self.give_up_at):
+            return self._history.forget() + self._devices.forget_gone() > 0
 
     def course_versions(self, course: str, most: int, before: int | None = None) -> tuple[CourseVersion, ...]:
         """Return the latest versions of a course file, the last first, numbered below ``before`` if given."""

@@ -17,6 +17,17 @@ ON CONFLICT (uuid) DO UPDATE SET
 -- name: hide_device
 UPDATE device SET present = 0, revision = revision + 1 WHERE id = :id;
 
+-- name: forget_devices
+-- The oldest of those that are gone, but for what a lease is on or wants, or an administrator has drained.
+-- The highest id stays: none is given out twice.
+DELETE FROM device WHERE id IN (
+    SELECT id FROM device WHERE NOT present AND leases = 0 AND NOT drained AND id < (SELECT max(id) FROM device)
+        AND NOT EXISTS (
+            SELECT 1 FROM lease WHERE instr(home || ',' || within || ',' || reserved, device.uuid) > 0
+        )
+    ORDER BY id LIMIT max(0, min(:most, (SELECT count(*) - :kept FROM device WHERE NOT present)))
+);
+
 -- name: set_drained
 -- One that is drained again has been drained since the first time.
 UPDATE device SET drained = :drained,
@@ -58,12 +69,12 @@ SELECT * FROM history WHERE key = :key;
 
 -- name: leases
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure, batch, terms
+       process, notice, asked_back, failure, batch, terms, held_before, used_before
 FROM lease WHERE turn IS NULL ORDER BY number;
 
 -- name: waiting
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure, batch, terms
+       process, notice, asked_back, failure, batch, terms, held_before, used_before
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters
@@ -179,7 +190,7 @@ SELECT course, milli, held_seconds FROM history WHERE held_at IS NOT NULL ORDER 
 
 -- name: history
 -- The last that ended, the latest first.
-SELECT id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
+SELECT number, id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
        used / 1000.0 AS gpu_seconds, reason, note, failure,
        peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
        device_seconds > 0 AS touched
@@ -187,12 +198,69 @@ FROM history WHERE ended_at >= :since ORDER BY ended_at DESC, number DESC
 LIMIT :most;
 
 -- name: history_of_user
-SELECT id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
+SELECT number, id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
        used / 1000.0 AS gpu_seconds, reason, note, failure,
        peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
        device_seconds > 0 AS touched
 FROM history WHERE user = :user AND ended_at >= :since ORDER BY ended_at DESC, number DESC
 LIMIT :most;
+
+-- name: sums_of_history
+-- What ended before those that are told one by one, added up as past_use is.
+SELECT user, course, reason, coalesce(device_seconds > 0, -1) AS touched, count(*) AS leases,
+       min(requested_at) AS requested_at, min(held_at) AS held_at, max(ended_at) AS ended_at,
+       sum(held_seconds) AS held_seconds, sum(used) / 1000.0 AS gpu_seconds, max(peak_mib) AS peak_mib,
+       sum(mib_seconds) / nullif(sum(memory_seconds), 0) AS mean_mib, sum(device_seconds) AS device_seconds
+FROM history
+WHERE ended_at >= :since AND (ended_at, number) < (:before, :number) AND (:user IS NULL OR user = :user)
+GROUP BY date(ended_at, 'unixepoch', 'localtime'), user, course, reason, coalesce(device_seconds > 0, -1);
+
+-- name: past_use
+SELECT user, course, reason, touched, leases, requested_at, held_at, ended_at, held_seconds,
+       used / 1000.0 AS gpu_seconds, peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds
+FROM past_use WHERE ended_at >= :since;
+
+-- name: past_use_of_user
+SELECT user, course, reason, touched, leases, requested_at, held_at, ended_at, held_seconds,
+       used / 1000.0 AS gpu_seconds, peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds
+FROM past_use WHERE user = :user AND ended_at >= :since;
+
+-- name: expired
+-- The highest number stays: no number is given out twice.
+SELECT number FROM history
+WHERE ended_at < :before AND number < (SELECT max(number) FROM history) ORDER BY ended_at LIMIT :most;
+
+-- name: oldest_of_user
+SELECT number FROM history
+WHERE user = :user AND number < (SELECT max(number) FROM history) ORDER BY ended_at LIMIT :most;
+
+-- name: history_rows_of_user
+SELECT count(*) FROM (SELECT 1 FROM history WHERE user = :user LIMIT :most);
+
+-- name: add_to_past_use
+INSERT INTO past_use (day, user, course, reason, touched, leases, requested_at, held_at, ended_at, held_seconds, used,
+                      peak_mib, mib_seconds, memory_seconds, device_seconds)
+SELECT date(ended_at, 'unixepoch', 'localtime'), user, course, reason, coalesce(device_seconds > 0, -1), 1,
+       requested_at, held_at, ended_at, held_seconds, used, peak_mib, mib_seconds, memory_seconds, device_seconds
+FROM history WHERE number = :number
+ON CONFLICT (day, user, course, reason, touched) DO UPDATE SET
+    leases = leases + 1,
+    requested_at = min(requested_at, excluded.requested_at),
+    held_at = coalesce(min(held_at, excluded.held_at), held_at, excluded.held_at),
+    ended_at = max(ended_at, excluded.ended_at),
+    held_seconds = held_seconds + excluded.held_seconds,
+    used = used + excluded.used,
+    peak_mib = coalesce(max(peak_mib, excluded.peak_mib), peak_mib, excluded.peak_mib),
+    mib_seconds = coalesce(mib_seconds + excluded.mib_seconds, mib_seconds, excluded.mib_seconds),
+    memory_seconds = coalesce(memory_seconds + excluded.memory_seconds, memory_seconds, excluded.memory_seconds),
+    device_seconds = coalesce(device_seconds + excluded.device_seconds, device_seconds, excluded.device_seconds);
+
+-- name: delete_from_history
+DELETE FROM history WHERE number = :number;
+
+-- name: history_size
+SELECT (SELECT count(*) FROM history) AS leases, (SELECT count(*) FROM past_use) AS sums,
+       (SELECT min(ended_at) FROM history) AS oldest;
 
 -- name: take
 UPDATE device SET held_milli = held_milli + :milli, held_memory_mib = held_memory_mib + :memory_mib,

@@ -20,6 +20,7 @@ from gpu_pool.policy import admission, placement, quotas
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.database import Database
 from gpu_pool.store.device_table import DeviceTable, ForeignUse
+from gpu_pool.store.history import HistoryTable
 from gpu_pool.store.lease_table import LeaseTable, plain, read_request, write_process
 from gpu_pool.store.queue import QueueForecast, StoredQueue, allowed_devices
 from gpu_pool.store.resizing import Resizing
@@ -64,6 +65,7 @@ class RequestStore:
         self._queue = StoredQueue(
             database, self._devices, self._leases, self._use, self._rules, self._sharing, self._clock
         )
+        self._history = HistoryTable(database, self._clock, settings.keep_history)
         self._resizing = Resizing(database, self._devices, self._use, self._rules, self._sharing, self._clock)
         self.measured_use = MeasuredUseTable(database, self._leases, self._devices)
         self.give_up_at: float | None = None
@@ -190,6 +192,7 @@ class RequestStore:
             "asked_back": None,
             "failure": "",
             "held_before": 0.0,
+            "used_before": 0.0,
         }
 
     def _check(self, request: SliceRequest, row: dict[str, Any], limits: Sequence[quotas.Scope]) -> None:

@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
-from traitlets.log import get_logger
-
 from gpu_pool.store.database import Database
 from gpu_pool.store.errors import NoSpace, StoreUnusable
 from gpu_pool.store.leases import LeaseStore
 from gpu_pool.worker import Worker
+from gpu_pool_client._log import get_logger
 
 T = TypeVar("T")
 P = ParamSpec("P")

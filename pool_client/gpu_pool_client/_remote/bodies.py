@@ -131,6 +131,7 @@ class StatusBody(BaseModel):
     leases: tuple[WireLease, ...]
     queue: tuple[WireLease, ...]
     note: str = ""
+    store_bytes: int | None = None
 
 
 STATUS: Final = TypeAdapter(StatusBody)

@@ -200,7 +200,7 @@ class RemotePool(Pool):
     async def status(self) -> PoolStatus:
         """See ``Pool.status``. All devices, and one's own leases; all for administrators."""
         found = _read(bodies.STATUS, await self._ask("GET", "status"))
-        return PoolStatus(self.url, found.devices, found.leases, found.queue, found.note)
+        return PoolStatus(self.url, found.devices, found.leases, found.queue, found.note, found.store_bytes)
 
     async def positions(self) -> Mapping[str, int]:
         """See ``Pool.positions``."""

@@ -19,9 +19,9 @@ from typing import Any, Final, cast
 
 import zmq
 from jupyter_client.session import DELIM, Session
-from traitlets.log import get_logger
 
 from gpu_pool_client._background import background_loop
+from gpu_pool_client._log import get_logger
 
 Frames = list[zmq.Frame] | list[bytes]
 Handler = Callable[[list[zmq.Frame]], None]

@@ -12,9 +12,8 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
-from traitlets.log import get_logger
-
 from gpu_pool_client import Process
+from gpu_pool_client._log import get_logger
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from jupyter_client.session import Session
-from traitlets.log import get_logger
 
 from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, NotAllowed, PoolUnreachable
+from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import Channel, bind_front, close_all
 from gpu_pool_provisioner.proxy.events import first_of

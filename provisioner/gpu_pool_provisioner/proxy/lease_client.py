@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Final, TypeVar
 
-from traitlets.log import get_logger
-
 from gpu_pool_client import (
     Activity,
     BadRequest,
@@ -29,6 +27,7 @@ from gpu_pool_client import (
     Process,
     format_duration,
 )
+from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.kernel_slice import NOT_NOW, KernelSlice, note_error
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.events import first_of

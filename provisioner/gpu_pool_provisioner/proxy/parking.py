@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import zmq
-from traitlets.log import get_logger
 
 from gpu_pool_client import GpuPoolError, Lease, LeaseState, NotAllowed, PoolUnreachable
+from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.kernel_slice import NOT_NOW
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import Channels

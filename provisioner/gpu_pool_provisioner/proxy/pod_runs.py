@@ -19,7 +19,6 @@ from typing import Any, Final
 import zmq
 from jupyter_client.connect import port_names
 from jupyter_client.session import Session
-from traitlets.log import get_logger
 
 from gpu_pool_client import (
     GpuPoolError,
@@ -30,6 +29,7 @@ from gpu_pool_client import (
     Process,
     format_duration,
 )
+from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.kernel_slice import kernel_command
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import Channels

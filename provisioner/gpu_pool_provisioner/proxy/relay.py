@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import zmq
 from jupyter_client.session import DELIM, Session
-from traitlets.log import get_logger
 
+from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.proxy.channels import (
     Channels,
     Message,

@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from traitlets.log import get_logger
-
 from gpu_pool_client import (
     Activity,
     Lease,
@@ -18,6 +16,7 @@ from gpu_pool_client import (
     NotAllowed,
     Terms,
 )
+from gpu_pool_client._log import get_logger
 from gpu_pool_client._values import why_over
 from gpu_pool_provisioner.kernel_slice import NOT_NOW
 from gpu_pool_provisioner.proxy import expiry_policy

@@ -22,6 +22,7 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
+from gpu_pool_client._log import EscapingLogger
 from gpu_pool_provisioner.kernelspecs import config_of
 
 if TYPE_CHECKING:
@@ -275,8 +276,8 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
                     await self.write_message(await listener.next())
         except WebSocketClosedError:
             return
-        except Exception:  # the page connects again, and nothing is told meanwhile that is not so
-            self.log.exception("Telling a page of GPU slices failed.")
+        except Exception:  # noqa: BLE001 - the page connects again; nothing is told meanwhile that is not so
+            EscapingLogger(self.log).exception("Telling a page of GPU slices failed.")
             self.close(_INTERNAL_ERROR)
 
     def on_message(self, message: str | bytes) -> None:

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from traitlets.log import get_logger
-
 from gpu_pool_client import GpuPoolError, LeaseGone, LeaseState, Pool
+from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.kernel_slice import KernelSlice, shared_pool
 
 #: Seconds between two looks at the pool, and in which it answers.

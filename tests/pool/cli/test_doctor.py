@@ -28,9 +28,10 @@ def test_the_doctor_looks_at_everything(terminal):
     status, found = checks(terminal, "doctor")
     assert status == 0
     working = {"python", "jupyter_client", "ipykernel", "provisioner", "gpus", "store", "pool", "devices"}
-    assert working | {"leases"} <= {name for name, state in found if state == "ok"}
+    assert working | {"leases", "history"} <= {name for name, state in found if state == "ok"}
     assert found["kernels", "note"]["remedy"] == "gpu-pool kernels install 2% 10% 50% 1"
     assert str(terminal.folder) in found["store", "ok"]["text"]
+    assert found["history", "ok"]["text"] == "the store takes 1 MiB of disk"
 
 
 def test_how_leases_are_held_to_their_size_is_said_once_for_all_that_are_alike(terminal):

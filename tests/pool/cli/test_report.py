@@ -14,7 +14,7 @@ from support.terminal import Terminal
 
 
 def test_a_table_with_a_total(terminal: Terminal) -> None:
-    assert terminal.run("report").stdout == "No lease has ended in this time, and none is held.\n"
+    assert terminal.run("report").stdout == "No lease has ended in this time, and none is held or parked.\n"
     terminal.free(terminal.hold("50%"))
     terminal.hold("10%")
     lines = terminal.run("report").stdout.splitlines()
@@ -22,7 +22,7 @@ def test_a_table_with_a_total(terminal: Terminal) -> None:
     assert lines[1].split()[:4] == ["somebody", "0.00", "2", "1"]
     assert lines[2].split()[:4] == ["total", "0.00", "2", "1"]
     assert "living 1, released 1" in lines[1]
-    assert lines[-1] == "1 lease that is held now is counted up to now, without memory and wait."
+    assert lines[-1] == "1 lease that has not ended is counted up to now, without memory and wait."
 
 
 def test_json_by_day(terminal: Terminal) -> None:

@@ -231,7 +231,7 @@ async def test_a_stream_ends_with_its_token_and_its_server(
 async def test_a_reader_that_reads_nothing_is_let_go_and_holds_no_memory(
     children: ForkServer, folder: Path
 ) -> None:
-    settings = "c.ServeApp.taken_within = 1\nc.ServeApp.max_decisions = 100000\n"
+    settings = "c.ServeApp.taken_within = 1\nc.ServeApp.max_decisions = c.ServeApp.max_requests = 100000\n"
     async with serving(children, folder / "pool", settings) as service, connect(service.url) as pool:
         for number in range(45):
             await take(pool, "2%", f"held-{number}")

@@ -133,3 +133,37 @@ async def test_questions_do_not_count_and_administrators_may_ask_more(
             assert (await behind.ask(ada, "GET", "/status"))[0] == 200
         status, problem = await behind.ask(ada, "POST", "/leases", {"request": "2%", "key": "third"})
         assert (status, problem["code"]) == (429, "over-quota")
+
+
+async def test_each_user_may_ask_for_so_many_leases_a_minute(
+    children: ForkServer, hub: Hub, folder: Path
+) -> None:
+    async with serving_hub(children, hub, folder / "pool", "c.ServeApp.max_requests = 3") as behind:
+        ada, bob, admin = await hub.token("ada"), await hub.token("bob"), await hub.token(ADMIN)
+        leases = [(await behind.take(ada, "2%", f"key-{number}"))["id"] for number in range(3)]
+        status, problem = await behind.ask(ada, "POST", "/leases", {"request": "2%", "key": "fourth"})
+        assert (status, problem["code"]) == (429, "over-quota")
+        assert (
+            problem["message"] == "You have asked the pool for 3 leases within a minute, which is the limit."
+        )
+        assert problem["remedy"].startswith("Try again in ")
+        # What is sent again is no new one, and what is held goes on; nor do others, or administrators, count.
+        assert (await behind.take(ada, "2%", "key-0"))["id"] == leases[0]
+        for lease in leases:
+            assert (await behind.ask(ada, "POST", f"/leases/{lease}/renew", {"ttl": 60}))[0] == 200
+        await behind.take(bob, "2%", "bobs")
+        for number in range(4):
+            await behind.take(admin, "2%", f"key-{number}")
+
+
+def test_what_turns_out_to_be_none_is_taken_back() -> None:
+    pace = RatePerMinute(2, lambda: 0.0)
+    for _ in range(20):
+        pace.count("ada")
+        pace.take_back("ada")
+    pace.take_back("nobody")
+    for _ in range(2):
+        pace.count("ada")
+    with pytest.raises(OverQuota) as refused:
+        pace.count("ada")
+    assert refused.value.remedy == "Try again in 30 seconds, and send fewer."

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 import psutil
-from traitlets.log import get_logger
 
 from gpu_pool.enforcement.checkpoint.driver_calls import (
     Broken,
@@ -28,6 +27,7 @@ from gpu_pool.enforcement.checkpoint.records import Record, Records, SuspensionC
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, LeaseState, Process
 from gpu_pool_client import _procfs as procfs
+from gpu_pool_client._log import get_logger
 from gpu_pool_client._processes import owner_of
 
 _MIB: Final = 1 << 20

@@ -22,11 +22,12 @@ from gpu_pool.store.database import Database
 from gpu_pool.store.leases import LeaseStore
 from gpu_pool.store.usage import Measured
 from gpu_pool_client import Device, EndReason, Lease
+from gpu_pool_client._log import EscapingLogger
 
 if TYPE_CHECKING:
     from gpu_pool.courses.admission import CourseAdmission
 
-_log = logging.getLogger("gpu_pool.watchdog")
+_log = EscapingLogger(logging.getLogger("gpu_pool.watchdog"))
 
 
 @dataclass(frozen=True, slots=True)

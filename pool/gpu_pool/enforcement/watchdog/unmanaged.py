@@ -11,9 +11,10 @@ from gpu_pool.devices.sampling import ProcessSampler
 from gpu_pool.enforcement.watchdog.attribution import Attribution, Attributor
 from gpu_pool.enforcement.watchdog.processes import ProcessEnding, describe, first_owner, program_of
 from gpu_pool_client import Device, Lease, Process, format_memory
+from gpu_pool_client._log import EscapingLogger
 from gpu_pool_client._processes import owner_of
 
-_log = logging.getLogger("gpu_pool.watchdog")
+_log = EscapingLogger(logging.getLogger("gpu_pool.watchdog"))
 
 #: Seconds after which a process without a lease is one: a kernel may not be attached yet.
 _BE_SURE: Final = 10.0

@@ -22,6 +22,7 @@ from gpu_pool.enforcement.watchdog.processes import (
     send,
 )
 from gpu_pool_client import Device, EndReason, Lease, Process, Slice, format_memory
+from gpu_pool_client._log import EscapingLogger
 
 _BEGINNING = "This slice uses "
 
@@ -79,7 +80,7 @@ def _prospect(history: ExcessHistory, tolerance: Tolerance, offset: float) -> st
     return f"If it stays so, {', and '.join(following)}. " if following else ""
 
 
-_log = logging.getLogger("gpu_pool.watchdog")
+_log = EscapingLogger(logging.getLogger("gpu_pool.watchdog"))
 
 #: Takes processes off a lease's devices safely, before they are ended: see ``Tier.evict``.
 Evict = Callable[[Lease, Sequence[int]], object]

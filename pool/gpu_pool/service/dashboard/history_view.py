@@ -110,11 +110,13 @@ def visible(rows: Iterable[EndedLease], viewer: Viewer) -> list[EndedLease]:
 
 
 def living(leases: Iterable[Lease], now: float) -> list[EndedLease]:
-    """Return held leases like rows that end now."""
+    """Return leases that are held, or were before they were parked, like rows that end now."""
     return [
-        replace(usage_report.living(lease, now), held_at=lease.held_at)
+        replace(usage_report.living(lease, now), held_at=began)
         for lease in leases
-        if lease.slices and lease.held_at is not None and lease.held_at < now
+        if usage_report.has_used(lease)
+        and (began := lease.first_held_at or lease.held_at) is not None
+        and began < now
     ]
 
 
@@ -190,7 +192,7 @@ def sums(rows: Iterable[EndedLease], marks: Mapping[str, Mark]) -> tuple[CourseS
     leases: Counter[str] = Counter()
     seconds: defaultdict[str, float] = defaultdict(float)
     for row in rows:
-        leases[course_label(row.course)] += 1
+        leases[course_label(row.course)] += row.leases
         seconds[course_label(row.course)] += row.gpu_seconds
     return tuple(
         CourseSum(course, marks[course], leases[course], _hours(seconds[course])) for course in sorted(leases)
@@ -204,8 +206,9 @@ def taken_away(rows: Sequence[EndedLease], viewer: Viewer) -> tuple[PastRow, ...
 
 
 def past_rows(rows: Sequence[EndedLease]) -> tuple[PastRow, ...]:
-    """Return the last rows, the last to end first."""
-    return tuple(_row(row) for row in reversed(rows[-MOST_ROWS:]))
+    """Return the last leases, the last to end first; not the sums of old ones."""
+    single = [row for row in rows if row.id]
+    return tuple(_row(row) for row in reversed(single[-MOST_ROWS:]))
 
 
 def _row(row: EndedLease) -> PastRow:

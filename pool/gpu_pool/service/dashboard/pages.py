@@ -183,7 +183,8 @@ class HistoryPage(DashboardPage):
         now = time.time()
         rows = history_view.visible(await self.pool.history(self.caller, now - days * _DAY), self.viewer)
         snapshot = await self.dashboard.streams.snapshots.now()
-        held = [each for each in snapshot.status.leases if self.viewer.is_admin or self.viewer.owns(each)]
+        living = (*snapshot.status.leases, *snapshot.status.queue)
+        held = [each for each in living if self.viewer.is_admin or self.viewer.owns(each)]
         every = [*rows, *history_view.living(held, now)]
         marks = self.dashboard.page_data(snapshot, [row.course for row in rows]).marks
         self.show(
@@ -193,7 +194,7 @@ class HistoryPage(DashboardPage):
             plot=history_view.plot(every, marks, days, now),
             sums=history_view.sums(every, marks),
             rows=history_view.past_rows(rows),
-            total=len(rows),
+            total=sum(row.leases for row in rows),
         )
 
 

@@ -1,0 +1,90 @@
+"""Logs in which nothing from outside can forge a line, hide one or move a cursor.
+
+Names, and what kernels, pods and other programs say, get into the log of a service, of a Jupyter server or
+of a Hub. What of that is not printable is escaped: here, through which all goes that we log.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:  # Python 3.10 has it without what it is of
+    _Adapter = logging.LoggerAdapter
+
+#: What a name may consist of to be logged without quotation marks.
+_PLAIN: Final = re.compile(r"[\w.@+-]+")
+
+
+def escaped(text: str) -> str:
+    """Return a text in one line: what is not printable, also what changes its direction, as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode()
+        for each in text
+    )
+
+
+def quoted(name: str) -> str:
+    """Return a name as it is, or in quotation marks where it could be read as more than a name."""
+    return name if _PLAIN.fullmatch(name) and name.isprintable() else escaped(repr(name))
+
+
+def set_in(text: str) -> str:
+    """Return the lines of a traceback, which may quote anything, so that none looks like one of the log."""
+    return "\n".join(f"  {escaped(line)}" for line in text.splitlines())
+
+
+class EscapingFormatter(logging.Formatter):
+    """Writes each record in a line, and its traceback in lines that are set in."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as it is called
+        """Return the line. Called by logging."""
+        if not getattr(record, "is_escaped", False):
+            record.message = escaped(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - as it is called
+        """Return the traceback's lines. Called by logging."""
+        return set_in(super().formatException(ei))
+
+
+class EscapingLogger(_Adapter):
+    """Logs as a logger does, and escapes first: in the log of another program the format is not ours."""
+
+    def __init__(self, logger: Any) -> None:
+        super().__init__(logger, {"is_escaped": True})
+
+    def log(self, level: int, msg: object, *args: object, exc_info: Any = None, **kwargs: Any) -> None:
+        """Log a message, with the traceback of an exception where ``exc_info`` names or asks for one."""
+        if self.isEnabledFor(level):
+            text = escaped(str(msg) % args if args else str(msg))
+            if exc_info:
+                text += f"\n{set_in(_traceback(exc_info))}"
+            self.logger.log(level, "%s", text, extra=self.extra, **kwargs)
+
+
+def _traceback(given: Any) -> str:
+    """Return the traceback that is meant by what ``logging`` accepts as ``exc_info``."""
+    error = (
+        given
+        if isinstance(given, BaseException)
+        else given[1]
+        if isinstance(given, tuple)
+        else sys.exc_info()[1]
+    )
+    return "".join(traceback.format_exception(error))
+
+
+def get_logger() -> EscapingLogger:
+    """Return the log of the program that this is a part of."""
+    # Imported here because the client can do without it.
+    import traitlets.log
+
+    return EscapingLogger(traitlets.log.get_logger())
