@@ -9,13 +9,14 @@ refer to something else (aliases, tags) or say something twice is refused.
 
 from __future__ import annotations
 
-import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import yaml
 
+from gpu_pool.courses.mistakes import explain, of_line
 from gpu_pool.policy.course_values import given
 from gpu_pool_client import BadRequest
 
@@ -27,8 +28,10 @@ Place: TypeAlias = tuple[str | int, ...]
 #: The parser in C where PyYAML has it, which is some ten times as fast.
 PARSER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DEEPEST: Final = 6
-_TAB: Final = re.compile(r"[ ]*\t")
 _TOO_DEEP: Final = ("too many levels.", "See the example files.")
+_WRITE: Final = "Write a value, or remove the line."
+#: As word processors write them.
+_CURLY: Final = "\u201c\u201d\u201e\u2018\u2019\u201a\u00ab\u00bb"
 _QUOTE: Final = "Put a text that begins with a special character in quotes: '...'."
 
 
@@ -59,7 +62,7 @@ def read_text(file: str, text: str) -> WrittenText:
     try:
         tree = reader.document()
     except yaml.MarkedYAMLError as error:
-        raise UnreadableText(_syntax(file, text, error)) from None
+        raise UnreadableText(_syntax(file, reader, error)) from None
     except yaml.YAMLError:
         raise UnreadableText(_unprintable(file, text)) from None
     return WrittenText(tree, reader.lines, tuple(reader.problems), frozenset(reader.refused))
@@ -69,9 +72,15 @@ class _Reader:
     def __init__(self, file: str, text: str) -> None:
         self._file = file
         self._events: Iterator[Any] = yaml.parse(text, Loader=PARSER)
+        self.text = text.split("\n")
+        self._ends = [index for index, each in enumerate(text) if each == "\n"]
         self.lines: dict[Place, int] = {}
         self.problems: list[FileProblem] = []
         self.refused: set[Place] = set()
+
+    def line(self, mark: Any) -> int:
+        """Return the line of a mark, from 0, as every editor counts: YAML has more kinds of line ends."""
+        return bisect_right(self._ends, mark.index - 1)
 
     def document(self) -> Tree:
         """Return the tree of the one document."""
@@ -88,7 +97,7 @@ class _Reader:
         return tree
 
     def _value(self, event: Any, place: Place) -> Tree:
-        self.lines.setdefault(place, event.start_mark.line + 1)
+        self.lines.setdefault(place, self.line(event.start_mark) + 1)
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             self._refuse(
                 event, place, "references (* and &) are not supported.", f"Write the value out. {_QUOTE}"
@@ -107,12 +116,22 @@ class _Reader:
 
     def _text(self, event: Any, place: Place) -> Tree:
         value: str = event.value
-        if value or event.style:
+        if event.style:
             return value
-        if place:
-            self._refuse(event, place, "is empty.", "Write a value, or remove the line.")
-            return None
-        return {}
+        if not place and not value:
+            return {}
+        if not value:
+            is_comment = "#" in self.text[self.line(event.start_mark)]
+            remedy = f"What begins with # is a comment. {_QUOTE}" if is_comment else _WRITE
+            self._refuse(event, place, "is empty.", remedy)
+        elif value[0] in _CURLY and value[-1] in _CURLY:
+            self._refuse(
+                event,
+                place,
+                f"{given(value)} is in curly quotes.",
+                f"Write {value[1:-1][:60]!r} with straight ones.",
+            )
+        return None if place in self.refused else value
 
     def _list(self, event: Any, place: Place) -> Tree:
         self._check_depth(event, place)
@@ -130,7 +149,11 @@ class _Reader:
                 self._no_key(event_of_key, place, key)
                 continue
             here = (*place, key)
-            self.lines[here] = event_of_key.start_mark.line + 1
+            at = self.line(event_of_key.start_mark)
+            told = None if key.isidentifier() else of_line(self.text[at])
+            if told is not None:
+                raise UnreadableText(FileProblem(self._file, at + 1, in_words(place), *told))
+            self.lines[here] = self.line(event_of_key.start_mark) + 1
             found[key] = self._value(next(self._events), here)
         return found
 
@@ -158,7 +181,7 @@ class _Reader:
         self.problems.append(self._problem(event, place, message, remedy))
 
     def _problem(self, event: Any, place: Place, message: str, remedy: str) -> FileProblem:
-        return FileProblem(self._file, event.start_mark.line + 1, in_words(place), message, remedy)
+        return FileProblem(self._file, self.line(event.start_mark) + 1, in_words(place), message, remedy)
 
 
 def in_words(place: Place) -> str:
@@ -172,21 +195,16 @@ def in_words(place: Place) -> str:
     return words.strip()
 
 
-def _syntax(file: str, text: str, error: yaml.MarkedYAMLError) -> FileProblem:
-    mark = error.problem_mark or error.context_mark
+def _syntax(file: str, reader: _Reader, error: yaml.MarkedYAMLError) -> FileProblem:
+    mark, problem = error.problem_mark or error.context_mark, error.problem or ""
     if mark is None:
-        return FileProblem(file, None, "", f"is not YAML: {error.problem}.")
-    lines = text.splitlines()
-    line = min(mark.line, max(0, len(lines) - 1))
-    shown = lines[line] if lines else ""
-    if _TAB.match(shown):
-        return FileProblem(file, line + 1, "", "this line begins with a tab.", "Indent with spaces.")
-    if "nesting depth" in (error.problem or ""):  # libyaml's own limit, since 0.2.6
-        return FileProblem(file, line + 1, "", *_TOO_DEEP)
-    remedy = f"The line is {given(shown.strip())}. " if shown.strip() else ""
-    hint = "Look here and at the line before for indentation, a missing colon, or an open quote."
-    special = _QUOTE if "cannot start any token" in (error.problem or "") else hint
-    return FileProblem(file, line + 1, "", f"this is not YAML: {error.problem}.", remedy + special)
+        return FileProblem(file, None, "", f"is not YAML: {problem}.")
+    at = reader.line(mark)
+    if "nesting depth" in problem:  # libyaml's own limit, since 0.2.6
+        return FileProblem(file, at + 1, "", *_TOO_DEEP)
+    since = None if error.context_mark is None else reader.line(error.context_mark)
+    found = explain(reader.text, at, since, problem)
+    return FileProblem(file, found.line + 1, "", found.message, found.remedy)
 
 
 def _unprintable(file: str, text: str) -> FileProblem:
