@@ -12,6 +12,7 @@ import functools
 import hashlib
 import re
 import unicodedata
+from collections.abc import Collection
 from typing import Final
 
 from gpu_pool_client import BadRequest
@@ -62,6 +63,21 @@ def name_of(text: str, apart_from: str = "") -> str:
 def is_name(text: str) -> bool:
     """Whether somebody may be called so in the pool: all of it can be seen, and it is not too long."""
     return len(text) <= LONGEST and all(map(_is_seen, text))
+
+
+def is_named(user: str, names: Collection[str]) -> bool:
+    """Whether a user is one of those that somebody has listed by their names.
+
+    JupyterHub writes all names in lower case, while rosters and addresses have capitals: so a name
+    with capitals stands for that in lower case as well. Otherwise only what is the same is the same.
+    """
+    return user in all_names(frozenset(names))
+
+
+@functools.lru_cache(maxsize=4096)
+def all_names(names: frozenset[str]) -> frozenset[str]:
+    """Return all that those whom somebody has listed may be called; see :func:`is_named`."""
+    return names.union(each.lower() for each in names)
 
 
 @functools.lru_cache(maxsize=1024)

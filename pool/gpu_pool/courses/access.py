@@ -10,6 +10,7 @@ from datetime import datetime
 
 from gpu_pool.courses.hours import DAYS
 from gpu_pool.courses.model import CourseFile
+from gpu_pool.user_names import is_named
 from gpu_pool_client import NotAllowed, SliceRequest
 
 
@@ -18,8 +19,8 @@ def is_member(course: CourseFile, user: str, groups: Collection[str]) -> bool:
     who = course.who
     return (
         who.is_everybody
-        or user in who.users
-        or user in course.instructors
+        or is_named(user, who.users)
+        or is_named(user, course.instructors)
         or any(group in who.groups for group in groups)
     )
 
@@ -32,7 +33,7 @@ def may_use(course: CourseFile, user: str, groups: Collection[str], at: datetime
     if not is_member(course, user, groups):
         raise NotAllowed("You are not in this course.", "Ask its instructor to add you.")
     timetable = course.timetable
-    if user in course.instructors or timetable.is_open(at):
+    if is_named(user, course.instructors) or timetable.is_open(at):
         return
     opens = timetable.opens_next(at)
     if opens is None:

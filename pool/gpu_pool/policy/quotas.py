@@ -9,6 +9,7 @@ from typing import Final
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import UNLIMITED, Quota, Sharing
+from gpu_pool.user_names import all_names, is_named
 from gpu_pool_client import (
     WHOLE,
     Device,
@@ -67,9 +68,9 @@ def scopes(sharing: Sharing, user: str, course_name: str | None) -> Iterator[Sco
         Scope(f"In {course.name or 'this pool'} you hold", course.per_user, me, course.name),
         Scope(f"Together, {course.name or 'those without a course'} hold", course.quota, None, course.name),
         *(
-            Scope(f"Together, your group {group.name} holds", group.quota, group.users)
+            Scope(f"Together, your group {group.name} holds", group.quota, all_names(group.users))
             for group in sharing.groups
-            if user in group.users
+            if is_named(user, group.users)
         ),
     ]
     yield from (scope for scope in every if scope.quota != UNLIMITED)

@@ -20,6 +20,7 @@ from gpu_pool.policy.course_values import (
     read_yes_or_no,
 )
 from gpu_pool.policy.queue import Policy
+from gpu_pool.user_names import is_named
 from gpu_pool_client import BadRequest, NotAllowed, Terms, WhenIdle
 
 
@@ -121,7 +122,7 @@ class Sharing:
         """Return the highest priority that the user has by course or group."""
         highest = self.courses.get(course or "", self.default).priority
         for group in self.groups:
-            if group.priority > highest and user in group.users:
+            if group.priority > highest and is_named(user, group.users):
                 highest = group.priority
         return highest
 

@@ -32,6 +32,7 @@ from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.service.authorized_pool import DecisionLog
 from gpu_pool.service.served_pool import ServedPool
+from gpu_pool.user_names import is_named
 from gpu_pool_client import BadRequest, Device, GpuPoolError, NotAllowed
 
 #: Students of a class that is simulated while its teacher waits.
@@ -111,7 +112,7 @@ class CourseEditor:
         """
         courses = self._folder.look()
         course = courses.usable.get(name)
-        if course is not None and (caller.is_admin or caller.user in course.instructors):
+        if course is not None and (caller.is_admin or is_named(caller.user, course.instructors)):
             return
         if caller.is_admin and name in courses.refused:
             return

@@ -29,7 +29,7 @@ from gpu_pool.service.callers import PeerName, account_name, user_name
 from gpu_pool.service.connections import client_of
 from gpu_pool.service.heartbeats import remote_process
 from gpu_pool.service.tokens import Client, FairSemaphore, KnownTokens, WaitingClients, digest_of
-from gpu_pool.user_names import name_of
+from gpu_pool.user_names import is_named, name_of
 from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
 from gpu_pool_client._log import EscapingLogger
 from gpu_pool_client._remote import bodies
@@ -204,7 +204,7 @@ class HubIdentity:
         name = name_of(user.name, apart_from="/")
         return Caller(
             name,
-            own_access and (user.admin or user.name in self._admins),
+            own_access and (user.admin or is_named(user.name, self._admins)),
             mark_of(name),
             remote_process(name, server or "", client, self._boot),
             groups=user.groups,

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from jupyterhub.auth import DummyAuthenticator
 
 from gpu_pool.courses import CourseFile, check_offered, is_member, may_use, parse_course, system_groups
 from gpu_pool_client import NotAllowed, parse_request
@@ -53,6 +54,27 @@ def test_with_names_only_they_are(user: str, groups: tuple[str, ...], is_in: boo
     if not is_in:
         with pytest.raises(NotAllowed, match="You are not in this course"):
             may_use(found, user, groups, CLASS)
+
+
+@pytest.mark.parametrize(
+    "typed", ["Ada.Lovelace@Uni.example", "UNI\\hopper", "Prof.Turing@Uni.example", "Grace"]
+)
+async def test_who_is_listed_with_a_capital_is_in_it_by_the_name_that_a_hub_gives(typed: str) -> None:
+    hub = DummyAuthenticator(allow_all=True)
+    given = await hub.get_authenticated_user(None, {"username": typed, "password": "x"})
+    found = course(
+        "who: {users: [Ada.Lovelace@Uni.example, 'UNI\\hopper', grace], groups: [CS101]}\n"
+        "instructors: [Prof.Turing@Uni.example]\n"
+    )
+    assert given["name"] == typed.lower()
+    assert is_member(found, given["name"], ())
+    assert is_member(found, "mallory", ("CS101",))
+    assert not is_member(found, "mallory", ("cs101",))  # groups keep their names on a Hub
+    assert not is_member(found, "GRACE", ())
+
+
+def test_an_instructor_with_a_capital_may_use_it_when_it_is_closed() -> None:
+    may_use(course("who: {users: [ada]}\ninstructors: [Turing]\n" + CLOSED), "turing", (), EVENING)
 
 
 def test_who_is_not_in_it_learns_nothing_of_it() -> None:

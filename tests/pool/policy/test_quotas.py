@@ -263,3 +263,18 @@ def test_gpu_hours() -> None:
         "In ml you used 1.5 GPU-hours this term, and 1.5 is the most.",
         "Ask for a larger quota.",
     )
+
+
+def test_a_group_has_those_whom_it_names_with_capitals_by_the_names_that_a_hub_gives() -> None:
+    group = Group("staff", frozenset({"Ada", "bob"}), priority=3, quota=SLICES)
+    sharing = Sharing(groups=(group,))
+    [scope] = quotas.scopes(sharing, "ada", None)
+    assert scope.users == {"Ada", "ada", "bob"}
+    assert [sharing.priority(user, None) for user in ("ada", "Ada", "bob", "Bob")] == [3, 3, 3, 0]
+    assert not [*quotas.scopes(sharing, "Bob", None)]
+
+
+def test_a_quota_of_each_user_counts_no_other_whose_name_differs_in_capitals() -> None:
+    [scope] = quotas.scopes(Sharing(per_user=SLICES), "Ada", None)
+    assert not scope.covers(Account("ada", "", 1, 0, 0))
+    assert scope.covers(Account("Ada", "", 1, 0, 0))

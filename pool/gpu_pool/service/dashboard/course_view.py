@@ -12,6 +12,7 @@ from gpu_pool.courses.model import CourseLimits
 from gpu_pool.courses.reading import SUFFIX
 from gpu_pool.service.dashboard.labels import Mark, count, gpus, memory
 from gpu_pool.service.dashboard.pool_view import Viewer
+from gpu_pool.user_names import is_named
 from gpu_pool_client import PoolStatus, format_duration
 
 
@@ -68,7 +69,7 @@ def may_see(course: CourseFile, viewer: Viewer) -> bool:
 
 def teaches(course: CourseFile, viewer: Viewer) -> bool:
     """Whether a viewer may read the course's settings, and see who holds its slices."""
-    return viewer.is_admin or viewer.user in course.instructors
+    return viewer.is_admin or is_named(viewer.user, course.instructors)
 
 
 def course_links(

@@ -22,6 +22,7 @@ from gpu_pool.service.dashboard.labels import (
     state_text,
     where_text,
 )
+from gpu_pool.user_names import is_named
 from gpu_pool_client import (
     DeviceStatus,
     Failure,
@@ -59,7 +60,7 @@ def _rows(sharing: Sharing, leases: Sequence[Lease]) -> Iterable[QuotaRow]:
         yield from _together(f"{whose}, together", course.quota, of_course)
         yield from _of_each(f"{whose}, each user", course.per_user, of_course)
     for group in sharing.groups:
-        of_group = [lease for lease in leases if lease.holder.user in group.users]
+        of_group = [lease for lease in leases if is_named(lease.holder.user, group.users)]
         yield from _together(f"group {group.name} ({count(len(group.users), 'user')})", group.quota, of_group)
 
 
