@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Collection
 from typing import Final
 
+from gpu_pool.visible import is_seen
 from gpu_pool_client import BadRequest
 
 #: Characters of the longest name.
@@ -24,18 +25,6 @@ _SHORTENED: Final = "%FF"
 _DIGEST_BYTES: Final = 16
 #: What looks like the name of a character, and would be taken for one.
 _ESCAPE: Final = re.compile("%(?=[0-9A-Fa-f]{2})")
-#: Characters that Unicode calls printable, and that show nothing (Default_Ignorable_Code_Point, and blanks).
-_INVISIBLE: Final = frozenset(
-    map(
-        chr,
-        (
-            *(0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0),
-            *range(0x180B, 0x1810),
-            *range(0xFE00, 0xFE10),
-            *range(0xE0100, 0xE01F0),
-        ),
-    )
-)
 
 
 def name_of(text: str, apart_from: str = "") -> str:
@@ -48,7 +37,7 @@ def name_of(text: str, apart_from: str = "") -> str:
     if text.isascii() and is_name(text) and not _ESCAPE.search(text) and not set(text) & set(apart_from):
         return text
     escaped = "".join(
-        _escaped(each) if not _is_seen(each) or each in apart_from else each
+        _escaped(each) if not is_seen(each) or each in apart_from else each
         for each in _ESCAPE.sub("%25", text)
     )
     # A mark that is put onto the letter before it would be put onto what stands before the name.
@@ -62,7 +51,7 @@ def name_of(text: str, apart_from: str = "") -> str:
 
 def is_name(text: str) -> bool:
     """Whether somebody may be called so in the pool: all of it can be seen, and it is not too long."""
-    return len(text) <= LONGEST and all(map(_is_seen, text))
+    return len(text) <= LONGEST and all(map(is_seen, text))
 
 
 def is_named(user: str, names: Collection[str]) -> bool:
@@ -89,10 +78,6 @@ def checked_name(text: str) -> str:
         f"{text[:LONGEST]!a} is not a valid user name.",
         f"Accepted: at most {LONGEST} characters, all of them visible.",
     )
-
-
-def _is_seen(character: str) -> bool:
-    return character.isprintable() and character not in _INVISIBLE
 
 
 def _escaped(character: str) -> str:

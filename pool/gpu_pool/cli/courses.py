@@ -223,6 +223,8 @@ class CheckedFile:
     path: Path
     course: CourseFile | None
     problems: tuple[FileProblem, ...]
+    #: What is accepted in it as it is there, and is not in a file that is written now.
+    warnings: tuple[FileProblem, ...] = ()
 
     @property
     def name(self) -> str:
@@ -272,18 +274,18 @@ def _configured(settings: PoolSettings) -> Path:
 
 
 def _read(path: Path, settings: PoolSettings) -> CheckedFile:
-    from gpu_pool.courses import BadCourseFile, course_name, parse_course, read_bytes
+    from gpu_pool.courses import BadCourseFile, course_name, read_bytes, read_course
     from gpu_pool.courses.folder import described_twice
 
     try:
         name = course_name(path.name)
-        course = parse_course(path.name, read_bytes(path.parent, path.name))
+        found = read_course(path.name, read_bytes(path.parent, path.name))
     except BadCourseFile as error:
         return CheckedFile(path, None, error.problems)
     folder = settings.courses_dir
     if name in settings.courses and folder and expanded(folder).resolve() == path.parent.resolve():
         return CheckedFile(path, None, (described_twice(path.name, name),))
-    return CheckedFile(path, course, ())
+    return CheckedFile(path, found.course, (), found.warnings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,13 +318,15 @@ class CourseReport:
         return cls(checked, slices, rush(checked.name, course, students, stay, devices, rules))
 
     def is_good(self, *, strict: bool) -> bool:
-        """Whether the file can be used and, if ``strict``, all its slices fit somewhere."""
-        return self.checked.course is not None and not (strict and any(not s.at_once for s in self.slices))
+        """Whether the file is as it should be and, if ``strict``, all its slices fit somewhere."""
+        is_read = self.checked.course is not None and not self.checked.warnings
+        return is_read and not (strict and any(not s.at_once for s in self.slices))
 
     def show(self) -> None:
         """Print it for people."""
         from gpu_pool.courses.access import when_open
         from gpu_pool.courses.arithmetic import rush_text, slice_notes
+        from gpu_pool.courses.times import read_back
 
         path, course = safe(str(self.checked.path), 200), self.checked.course
         if course is None:
@@ -333,7 +337,14 @@ class CourseReport:
             return
         notes = [note for each in self.slices for note in slice_notes(each)]
         verdict = "no error, but not every slice can be granted" if notes else "ok"
-        screen.show(f"{path}: {verdict}", f"  {course.title}. Open: {when_open(course)}.")
+        if self.checked.warnings:
+            verdict = "can be used as it is, but is to be corrected"
+        screen.show(
+            f"{path}: {verdict}",
+            *(f"  {safe(str(warning), 1_000)}" for warning in self.checked.warnings),
+            f"  {course.title}. Open: {when_open(course)}.",
+            f"  Times: {'; '.join(f'{name}: {words}' for name, words in read_back(course).items())}.",
+        )
         if self.slices:
             screen.show("", screen.table(_SLICE_COLUMNS, _slice_rows(self.slices)), *notes)
         if self.rush:
@@ -345,10 +356,20 @@ class CourseReport:
         return {
             "file": str(self.checked.path),
             "ok": self.is_good(strict=strict),
-            "problems": [dataclasses.asdict(problem) for problem in self.checked.problems],
+            "problems": [
+                dataclasses.asdict(problem) for problem in (*self.checked.problems, *self.checked.warnings)
+            ],
+            "times": self._times(),
             "slices": [dataclasses.asdict(each) for each in self.slices],
             "rush": self.rush and dataclasses.asdict(self.rush),
         }
+
+    def _times(self) -> list[dict[str, str]]:
+        from gpu_pool.courses.times import read_back
+
+        course = self.checked.course
+        read = {} if course is None else read_back(course)
+        return [{"field": field, "words": words} for field, words in read.items()]
 
 
 _SLICE_COLUMNS = ("Slice", "Request", "GPU", "Fit on each", "At once in all", "Memory", "Left after CUDA")

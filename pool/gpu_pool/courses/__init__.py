@@ -8,6 +8,8 @@
     model      what a course file can say
     reading    one file: from its bytes to a course
     folder     a folder of them, read again when they change; one file put in the place of another
+    times      the times of a course in words
+    mistakes   what is no YAML, in the words of who wrote it
     editing    a course file to begin with, what of it is its instructors' own, and what a change is
     access     who may use a course, when, and what they may ask for; the system's groups of a user
     admission  the course files in front of a pool: asked before anything is granted
@@ -19,7 +21,7 @@ Only ``reading`` and ``folder`` touch files.
 from gpu_pool.courses.access import check_offered, is_member, may_use, system_groups
 from gpu_pool.courses.folder import CourseFolder, Courses, shared_folder
 from gpu_pool.courses.model import CourseFile, json_schema
-from gpu_pool.courses.reading import course_name, parse_course, read_bytes
+from gpu_pool.courses.reading import check_course, course_name, parse_course, read_bytes, read_course
 from gpu_pool.courses.text import BadCourseFile, FileProblem
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "CourseFolder",
     "Courses",
     "FileProblem",
+    "check_course",
     "check_offered",
     "course_name",
     "is_member",
@@ -35,6 +38,7 @@ __all__ = [
     "may_use",
     "parse_course",
     "read_bytes",
+    "read_course",
     "shared_folder",
     "system_groups",
 ]

@@ -62,7 +62,8 @@ def _flow(tree: Tree) -> str:
 
 def difference(before: str, after: str) -> tuple[str, ...]:
     """Return a unified difference of two texts, line by line; only the first of very many."""
-    old, new = before.splitlines(), after.splitlines()
+    # As every editor has them: what else YAML takes for the end of a line is seen in the line.
+    old, new = (text.removesuffix("\n").split("\n") if text else [] for text in (before, after))
     first = _alike(old, new)
     last = _alike(old[first:][::-1], new[first:][::-1])
     # To find the shortest difference of two long texts can take minutes.

@@ -45,6 +45,8 @@ _LONGEST_MODULE: Final = 100
 _LONGEST_TEXT: Final = 200
 #: CPU cores of one server or kernel.
 MOST_CORES: Final = 10_000
+#: A duration with its units, as editors check it.
+_TIME_PATTERN: Final = r"^ *([0-9]{1,7}(\.[0-9]{1,3})? *(d|h|min|m|s) *)+$"
 #: Written in place of a home's size where nothing outlives its pod.
 NO_HOME: Final = "none"
 #: Where kernels run on Kubernetes: each in a pod of its own, or all in that of their server.
@@ -76,6 +78,15 @@ def read_cores(value: object) -> float:
             f"Accepted: a number of cores up to {MOST_CORES}, such as 2 or 0.5.",
         )
     return number
+
+
+def read_time(value: object) -> float:
+    """Read a duration; return seconds."""
+    try:
+        return read_duration(value)
+    except BadRequest as error:
+        # A plain number is read as seconds, which is told of where it is; see ``times``.
+        raise BadRequest(error.message, error.remedy.replace(", or a number of seconds", "")) from None
 
 
 def read_date(value: object) -> date:
@@ -158,8 +169,8 @@ Cores: TypeAlias = Annotated[
 ]
 Seconds: TypeAlias = Annotated[
     float,
-    PlainValidator(read_duration),
-    _schema("string", "number", examples=["90s", "15min", "2h", "1h30min", "3d"]),
+    PlainValidator(read_time),
+    _schema("string", pattern=_TIME_PATTERN, examples=["90s", "15min", "2h", "1h30min", "3d"]),
 ]
 Request: TypeAlias = Annotated[
     SliceRequest,

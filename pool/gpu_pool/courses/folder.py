@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary
 from gpu_pool.clock import Clock
 from gpu_pool.courses.access import check_offered, may_use
 from gpu_pool.courses.model import CourseFile
-from gpu_pool.courses.reading import SUFFIX, course_name, parse_course, read_bytes
+from gpu_pool.courses.reading import SUFFIX, course_name, read_bytes, read_course
 from gpu_pool.courses.text import BadCourseFile, FileProblem
 from gpu_pool.policy.course_values import given
 from gpu_pool.policy.sharing import Sharing
@@ -55,6 +55,8 @@ class Courses:
     refused: Mapping[str, str] = field(default_factory=dict)
     #: Everything that is wrong with the files, those included whose last good version is in force.
     problems: tuple[FileProblem, ...] = ()
+    #: What is accepted in the files, and would not be in new ones.
+    warnings: tuple[FileProblem, ...] = ()
 
     def course(self, name: str) -> CourseFile:
         """Return a course. Raises ``NotAllowed`` that says why it cannot be used, or that there is none."""
@@ -95,7 +97,13 @@ class _File:
     #: Its last good version.
     course: CourseFile | None = None
     problems: tuple[FileProblem, ...] = ()
+    warnings: tuple[FileProblem, ...] = ()
     is_missing: bool = False
+
+    @property
+    def says(self) -> tuple[object, ...]:
+        """What others are told of it."""
+        return self.course, self.problems, self.warnings
 
 
 class CourseFolder:
@@ -179,7 +187,7 @@ class CourseFolder:
         # What was written while it was read is read once its writer is done.
         if not is_first and _mark(self._folder / file) != mark:
             return False
-        is_new = (fresh.course, fresh.problems) != (known.course, known.problems)
+        is_new = fresh.says != known.says
         self._files[file] = replace(fresh, mark=mark if is_settled else None)
         return is_new
 
@@ -192,7 +200,8 @@ class CourseFolder:
             digest = hashlib.sha256(data).digest()
             if digest == known.digest:
                 return known
-            return _File(digest=digest, course=parse_course(file, data))
+            found = read_course(file, data)
+            return _File(digest=digest, course=found.course, warnings=found.warnings)
         except BadCourseFile as error:
             return _File(digest=digest, course=known.course, problems=error.problems)
 
@@ -209,10 +218,11 @@ class CourseFolder:
     def _compose(self) -> Courses:
         usable: dict[str, CourseFile] = {}
         refused: dict[str, str] = {}
-        problems = list(self._of_folder)
+        problems, warnings = list(self._of_folder), list[FileProblem]()
         for file, known in sorted(self._files.items()):
             name = file.removesuffix(SUFFIX)
             problems += known.problems
+            warnings += known.warnings
             if name in self._taken:
                 refused[name] = f"Course {name} cannot be used: it is described twice. Ask the administrator."
                 problems.append(described_twice(file, name))
@@ -220,7 +230,7 @@ class CourseFolder:
                 usable[name] = known.course
             else:
                 refused[name] = _why_refused(name, known.problems)
-        return Courses(usable, refused, tuple(problems))
+        return Courses(usable, refused, tuple(problems), tuple(warnings))
 
 
 #: The folders that this process reads, by where they are and the names that are taken.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpu_pool.policy.course_values import given
+from gpu_pool.visible import visible
 
 #: ``title: Intro`` with what comes before: the indentation, and the dash of an item of a list.
 _FIELD: Final = re.compile(r"(?P<before> *(?:- +)*)(?P<name>[A-Za-z_]\w*): +(?P<value>\S.*)")
@@ -31,7 +32,6 @@ _COLON_ITEM: Final = re.compile(r"[{,]\s*([A-Za-z_]\w*): +([^,{}\[\]'\"]*:\s[^,{
 #: What a text in YAML cannot begin with unless it is in quotes.
 _SPECIAL: Final = "@`%&*!|>,]}?:-"
 _BRACKETS: Final = {"[": "]", "{": "}"}
-_MOST_SHOWN: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _of_colon(line: str) -> tuple[str, str] | None:
         remedy = f"Write {_shown(found['name'], found['value'] or '...')}."
         return "this is a wide colon, which means nothing in YAML.", remedy
     if found := _NO_DASH_SPACE.fullmatch(line):
-        return "there is no space after the dash.", f"Write - {found['value'][:_MOST_SHOWN]}."
+        return "there is no space after the dash.", f"Write {_shown('', found['value'])}."
     return None
 
 
@@ -155,7 +155,10 @@ def _of_items(line: str) -> tuple[str, str] | None:
     """Tell of what stands in a list on one line and needs quotes."""
     if found := _SPECIAL_ITEM.search(line):
         text = found[1].strip()
-        return f"a text cannot begin with {text[0]} without quotes.", f"Put it in quotes: {_in_quotes(text)}."
+        return (
+            f"a text cannot begin with {text[0]} without quotes.",
+            f"Put it in quotes: {visible(_in_quotes(text))}.",
+        )
     return None
 
 
@@ -217,4 +220,4 @@ def _in_quotes(text: str) -> str:
 
 
 def _shown(name: str, value: str) -> str:
-    return f"{name}: {value}"[:200] if name else f"- {value}"[:200]
+    return visible(f"{name}: {value}" if name else f"- {value}")[:200]

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -23,9 +24,11 @@ from gpu_pool.courses.text import (
     UnreadableText,
     WrittenText,
     accepted,
+    hidden,
     in_words,
     read_text,
 )
+from gpu_pool.courses.times import without_unit
 from gpu_pool.policy.course_values import given, nearest
 from gpu_pool_client import BadRequest
 
@@ -46,8 +49,30 @@ def course_name(file: str) -> str:
     raise BadCourseFile([FileProblem(file, None, "", message, remedy)])
 
 
+@dataclass(frozen=True, slots=True)
+class ReadCourse:
+    """What a file says."""
+
+    course: CourseFile
+    #: What is accepted in a file that is there, and is not in one that is written now.
+    warnings: tuple[FileProblem, ...] = ()
+
+
 def parse_course(file: str, data: bytes) -> CourseFile:
     """Read the bytes of a file. Raises ``BadCourseFile`` with all that is wrong with them."""
+    return read_course(file, data).course
+
+
+def check_course(file: str, data: bytes) -> CourseFile:
+    """Read the bytes of a file that is written now, in which nothing is accepted that needs a warning."""
+    found = read_course(file, data)
+    if found.warnings:
+        raise BadCourseFile(found.warnings)
+    return found.course
+
+
+def read_course(file: str, data: bytes) -> ReadCourse:
+    """Read the bytes of a file as it is. Raises as :func:`parse_course`."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -59,8 +84,11 @@ def parse_course(file: str, data: bytes) -> CourseFile:
     try:
         written = read_text(file, text)
     except UnreadableText as error:
-        raise BadCourseFile([error.problem]) from None
-    return _course(file, written)
+        # What is not seen may be why: YAML takes more for the end of a line than is seen as one.
+        known = {problem.line: problem for problem in (error.problem, *hidden(file, text))}
+        raise BadCourseFile(sorted(known.values(), key=lambda each: each.line or 0)) from None
+    warnings = (*hidden(file, text), *without_unit(file, written))
+    return ReadCourse(_course(file, written), tuple(sorted(warnings, key=lambda each: each.line or 0)))
 
 
 def _course(file: str, written: WrittenText) -> CourseFile:

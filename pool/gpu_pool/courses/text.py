@@ -18,6 +18,7 @@ import yaml
 
 from gpu_pool.courses.mistakes import explain, of_line
 from gpu_pool.policy.course_values import given
+from gpu_pool.visible import hides, named, visible
 from gpu_pool_client import BadRequest
 
 #: What was written. None stands where something was, and was refused.
@@ -28,6 +29,7 @@ Place: TypeAlias = tuple[str | int, ...]
 #: The parser in C where PyYAML has it, which is some ten times as fast.
 PARSER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DEEPEST: Final = 6
+_MOST_LINE: Final = 200
 _TOO_DEEP: Final = ("too many levels.", "See the example files.")
 _WRITE: Final = "Write a value, or remove the line."
 #: As word processors write them.
@@ -207,12 +209,23 @@ def _syntax(file: str, reader: _Reader, error: yaml.MarkedYAMLError) -> FileProb
     return FileProblem(file, found.line + 1, "", found.message, found.remedy)
 
 
+def hidden(file: str, text: str) -> Iterator[FileProblem]:
+    """Yield the lines of a text that have what is not seen, and makes them read as something else."""
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
+        found = next((each for each in line if each != "\t" and hides(each)), None)
+        if found is not None:
+            message = f"has {named(found)}, which is not seen and may let the line read as something else."
+            shown = visible(line.strip(" "))[:_MOST_LINE]
+            yield FileProblem(file, number, "", message, f"Remove it: {shown}")
+
+
 def _unprintable(file: str, text: str) -> FileProblem:
     """Say where the first character stands that YAML does not allow."""
     lines = enumerate(text.split("\n"), start=1)
     allowed = yaml.reader.Reader.NON_PRINTABLE
     line = next((number for number, each in lines if allowed.search(each)), None)
-    return FileProblem(file, line, "", "has a character that cannot be printed.", "Remove it.")
+    found = next(hidden(file, text), None)
+    return found or FileProblem(file, line, "", "has a character that cannot be printed.", "Remove it.")
 
 
 #: Problems of one file that are kept, and about as many are looked for.

@@ -20,8 +20,8 @@ from gpu_pool.courses import (
     CourseFile,
     CourseFolder,
     FileProblem,
+    check_course,
     course_name,
-    parse_course,
     read_bytes,
 )
 from gpu_pool.courses.arithmetic import Rush, SliceFigures, rush, slice_figures
@@ -244,7 +244,7 @@ class CourseEditor:
 
 def _problems(file: str, data: bytes) -> tuple[FileProblem, ...]:
     try:
-        parse_course(file, data)
+        check_course(file, data)
     except BadCourseFile as error:
         return error.problems
     return ()
@@ -258,7 +258,7 @@ def _parse(now: CourseFileNow, data: bytes, reserved: CourseFile | None) -> Chec
             (FileProblem(now.file, None, "", message, "Put the students into a group."),)
         )
     try:
-        course = parse_course(now.file, data)
+        course = check_course(now.file, data)
     except BadCourseFile as error:
         return CheckedCourseFile(error.problems)
     if reserved is None:

@@ -57,6 +57,30 @@ def test_from_nothing_to_a_checked_file(terminal, folder):
     assert "40 wait. Waits of all: median 1h, 95th percentile 2h, worst 2h." in done.stdout
 
 
+def test_a_time_without_a_unit_is_read_back_and_asked_for(run, folder):
+    path = folder / "cs101.yaml"
+    path.write_text("title: A\nslices: [{name: S, request: 2%}]\nlongest_lease: 90\nidle_limit: 1h30min\n")
+    done = run("check", str(path), *GPU)
+    assert done.returncode == 1
+    assert f"{path}: can be used as it is, but is to be corrected" in done.stdout
+    assert "line 3: longest_lease: '90' has no unit, and is read as 1 minute 30 seconds." in done.stdout
+    assert "Write 90s, 90min or 90h." in done.stdout
+    assert "longest_lease: 1 minute 30 seconds; idle_limit: 1 hour 30 minutes;" in done.stdout
+    [plain] = json.loads(run("check", str(path), "--json").stdout)["files"]
+    assert (plain["ok"], plain["problems"][0]["line"]) == (False, 3)
+    assert {"field": "longest_lease", "words": "1 minute 30 seconds"} in plain["times"]
+    path.write_text(path.read_text().replace("90\n", "90min\n"))
+    done = run("check", str(path), *GPU)
+    assert done.returncode == 0
+    assert "Times: longest_lease: 1 hour 30 minutes; " in done.stdout
+    assert "warn_before: 5 minutes (default); keep_at_most: 2 hours (default)." in done.stdout
+
+
+def test_a_file_with_a_warning_is_a_course_all_the_same(run, folder):
+    (folder / "cs101.yaml").write_text("title: A\nslices: [{name: S, request: 2%}]\nlongest_lease: 90\n")
+    assert run("list", str(folder)).returncode == 0
+
+
 def test_the_examples_pass(run):
     done = run("check", EXAMPLES, *GPU, "--students", "100")
     assert (done.returncode, done.stderr) == (0, "")

@@ -137,7 +137,7 @@ def problems(text: str | bytes) -> tuple[FileProblem, ...]:
         ("instructors: [@ada]", "", "cannot begin with @ without quotes", "in quotes: '@ada'"),
         ("weight: 'two", "", "a quote is opened here and is never closed", "Close it"),
         ("--- \ntitle: Another", "", "a second document begins here", "one file each"),
-        ("weight: \x01", "", "has a character that cannot be printed", "Remove it"),
+        ("weight: \x01", "", "has U+0001, which is not seen", "Remove it: weight: \\x01"),
         (b"weight: \xff", "", "is not UTF-8", "Save it as UTF-8"),
     ],
 )

@@ -16,6 +16,7 @@ from gpu_pool.courses import BadCourseFile, FileProblem
 from gpu_pool.courses.arithmetic import SliceFigures, at_once_text, rush_text, slice_notes
 from gpu_pool.courses.editing import RESERVED, difference, how_much
 from gpu_pool.courses.reading import MOST_BYTES
+from gpu_pool.courses.times import read_back
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.service.course_editor import (
     MOST_STUDENTS,
@@ -28,6 +29,7 @@ from gpu_pool.service.course_editor import (
 from gpu_pool.service.dashboard.labels import PageTime, memory, moment
 from gpu_pool.service.dashboard.live_pages import DashboardPage
 from gpu_pool.service.handler import audit_refusal
+from gpu_pool.visible import visible
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, parse_duration
 from gpu_pool_client._remote import problems as documents
 
@@ -157,6 +159,7 @@ class EditPage(DashboardPage):
             title=course.title if course else now.name,
             is_usable=course is not None,
             sums=slice_sums(form.checked) if form.checked else None,
+            times=_times(form.checked),
             yours=self._compared(form),
             changes=changes[:-1] if has_older else changes,
             older=versions[-2].number if has_older else None,
@@ -260,6 +263,13 @@ def slice_sums(checked: CheckedCourseFile) -> Sums | None:
     )
 
 
+def _times(checked: CheckedCourseFile | None) -> dict[str, str]:
+    """Return the times of what was checked, in words."""
+    if checked is None or checked.problems or checked.course is None:
+        return {}
+    return read_back(checked.course)
+
+
 def _fit_rows(each: SliceFigures) -> Iterator[FitRow]:
     for fit in each.fits:
         yield FitRow(
@@ -302,4 +312,4 @@ def diff_lines(lines: Sequence[str]) -> Iterator[DiffLine]:
     """Yield the lines of a difference by kind."""
     kinds = {"+": "added", "-": "removed", "@": "where"}
     for line in lines:
-        yield DiffLine(kinds.get(line[:1], "same"), line)
+        yield DiffLine(kinds.get(line[:1], "same"), visible(line))

@@ -26,7 +26,7 @@ class TestHostileTexts:
         [
             (BOMB, "references (* and &) are not supported"),
             ("[" * 5_000, "too many levels"),
-            ("title: \x07", "cannot be printed"),
+            ("title: \x07", "has U+0007, which is not seen"),
             ("", "is empty"),
             ("!!python/object/apply:os.system ['true']", "is not supported"),
             ("title: x\n---\ntitle: y", "a second document"),
