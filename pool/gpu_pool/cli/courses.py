@@ -261,7 +261,7 @@ def _files(paths: Sequence[Path], settings: PoolSettings) -> Iterator[Path]:
             names = sorted(each.name for each in path.iterdir()) if path.is_dir() else None
             path.stat()
         except OSError as error:
-            raise BadRequest(f"{safe(str(path))!r} cannot be read: {error.strerror}.") from error
+            raise BadRequest(f"{safe(str(path), 300)!r} cannot be read: {error.strerror}.") from error
         yield from [path] if names is None else (path / name for name in names if is_course_file(name))
 
 

@@ -10,6 +10,7 @@ import click
 
 from gpu_pool.cli import screen
 from gpu_pool.cli.checks import Check, check_jupyter, check_machine, check_pool, check_store, is_served
+from gpu_pool.cli.course_checks import check_courses
 from gpu_pool.cli.session import CommandSession, json_option, verb
 from gpu_pool_client import BadRequest, Device, GpuPoolError
 from gpu_pool_client._log import escaped
@@ -21,7 +22,7 @@ _STYLES = {"ok": "green", "note": "yellow", "broken": "bold red"}
 @json_option
 def health(session: CommandSession) -> int:
     """Say in a few lines whether the pool works. Exit status 1 if it does not."""
-    return _report(session, check_pool(session))
+    return _report(session, chain(check_pool(session), check_courses(session)))
 
 
 @verb("doctor", "gpu-pool doctor", "gpu-pool doctor --json", "gpu-pool doctor --cluster")
@@ -55,7 +56,15 @@ def doctor(session: CommandSession, cluster: bool, namespace: str) -> int:
     has_gpus = any(check.name == "devices" and check.state == "ok" for check in pool)
     machine = check_machine(is_client=is_served(session) and has_gpus)
     return _report(
-        session, chain(check_jupyter(session), machine, check_isolation(), check_store(session), pool)
+        session,
+        chain(
+            check_jupyter(session),
+            machine,
+            check_isolation(),
+            check_store(session),
+            pool,
+            check_courses(session),
+        ),
     )
 
 

@@ -7,11 +7,15 @@ import os
 import pwd
 from collections.abc import Collection
 from datetime import datetime
+from typing import Final
 
 from gpu_pool.courses.hours import DAYS
 from gpu_pool.courses.model import CourseFile
 from gpu_pool.user_names import is_named
 from gpu_pool_client import NotAllowed, SliceRequest
+
+#: Tells nothing of a course to whoever is not in it, but that there is one.
+NOT_IN_COURSE: Final = "You are not in this course."
 
 
 def is_member(course: CourseFile, user: str, groups: Collection[str]) -> bool:
@@ -31,7 +35,7 @@ def may_use(course: CourseFile, user: str, groups: Collection[str], at: datetime
     ``at`` is an aware time. Instructors may come at any time, to prepare.
     """
     if not is_member(course, user, groups):
-        raise NotAllowed("You are not in this course.", "Ask its instructor to add you.")
+        raise NotAllowed(NOT_IN_COURSE, "Ask its instructor to add you.")
     timetable = course.timetable
     if is_named(user, course.instructors) or timetable.is_open(at):
         return

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from gpu_pool.caller import Caller
-from gpu_pool.courses.access import is_member, system_groups
+from gpu_pool.courses.access import NOT_IN_COURSE, is_member, system_groups
 from gpu_pool.courses.folder import CourseFolder, shared_folder
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.leases import LeaseStore
@@ -77,5 +77,5 @@ class CourseAdmission:
             return None
         course = self._folder.look().usable.get(holder.course)
         if course is not None and not is_member(course, holder.user, groups):
-            raise NotAllowed("You are not in this course.", "Ask its instructor to add you.")
+            raise NotAllowed(NOT_IN_COURSE, "Ask its instructor to add you.")
         return None if course is None else course.requests

@@ -28,6 +28,7 @@ from gpu_pool.service.api import ApiOptions, api
 from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.callers import PeerIdentity
 from gpu_pool.service.connections import ConnectionLimits, read_networks
+from gpu_pool.service.course_log import CourseLog
 from gpu_pool.service.event_streams import EventStreams, StreamLimits
 from gpu_pool.service.handler import InFlightRequests
 from gpu_pool.service.health import check_processes_are_seen
@@ -167,8 +168,11 @@ class ServeApp(ServeSettings, Program):
         servers = [self._open_socket(options, listening)]
         if self._place is not None:
             servers.append(self._open_hub(options, self._place))
-        looking = asyncio.create_task(changes.run())
-        forgetting = asyncio.create_task(self._forget_old(pool))
+        courses = CourseLog(options.courses, self.log)
+        await asyncio.to_thread(courses.look)
+        running = [
+            asyncio.create_task(each) for each in (changes.run(), courses.run(), self._forget_old(pool))
+        ]
         self.log.info("Serving %s at unix:%s", pool.url, listening.path)
         # What is there now lives as long as the service: the search for garbage need not go through it
         # again and again.
@@ -181,8 +185,8 @@ class ServeApp(ServeSettings, Program):
         await self._give_last_answers(options)
         for server in servers:
             await server.close_all_connections()
-        looking.cancel()
-        forgetting.cancel()
+        for task in running:
+            task.cancel()
 
     async def _forget_old(self, pool: ServedPool) -> None:
         """Keep less of what ended long ago, for as long as the service runs."""
