@@ -4,16 +4,19 @@ import * as React from 'react';
 
 import { ApiError } from './api';
 import { ISlice } from './contract';
-import { about, Action, cost, duration, losesVariables, sizeName } from './texts';
+import { about, Action, cost, duration, keepChoices, losesVariables, sizeName } from './texts';
 import { ISlices } from './tokens';
 
-/** For how many seconds a slice can be kept. */
-const KEEP = [1800, 3600, 2 * 3600, 4 * 3600];
+/** Milliseconds for which an answer is shown, and for which it is if it is a refusal. */
+const READ = 20_000;
+const READ_REFUSAL = 120_000;
 
 interface IProps {
   slice: ISlice;
+  /** Other kernels, which are idle, and whose slices it might have. */
+  others: ISlice[];
   slices: ISlices;
-  /** Restarts the kernel; false where it is not in front any more. */
+  /** Restarts the kernel; false where nothing that is open has it any more. */
   restart: () => Promise<boolean>;
   trans: TranslationBundle;
 }
@@ -24,14 +27,27 @@ interface IOutcome {
 }
 
 /** What may be done with a slice now, each with what it costs. */
-export function Actions({ slice, slices, restart, trans }: IProps): JSX.Element {
+export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.Element {
   const [outcome, setOutcome] = React.useState<IOutcome | null>(null);
   const [isBusy, setBusy] = React.useState(false);
   const id = slice.kernel_id;
   const offered = slice.actions;
+  const waits = ['waiting', 'resuming', 'parked'].includes(slice.state);
+  React.useEffect(() => {
+    if (!outcome) {
+      return;
+    }
+    const timer = window.setTimeout(() => setOutcome(null), outcome.isError ? READ_REFUSAL : READ);
+    return () => window.clearTimeout(timer);
+  }, [outcome]);
 
-  const act = async (action: Action, label: string, call: () => Promise<string>): Promise<void> => {
-    if (losesVariables(slice, action) && !(await isConfirmed(slice, action, label, trans))) {
+  const act = async (
+    action: Action,
+    label: string,
+    call: () => Promise<string>,
+    of: ISlice = slice
+  ): Promise<void> => {
+    if (losesVariables(of, action) && !(await isConfirmed(of, action, label, trans))) {
       return;
     }
     setBusy(true);
@@ -46,8 +62,14 @@ export function Actions({ slice, slices, restart, trans }: IProps): JSX.Element 
   const resize = async (size: string): Promise<string> =>
     (await slices.resize(id, size, false)).message;
   const restartOn = async (size: string): Promise<string> => {
-    const { message } = await slices.resize(id, size, true);
-    return (await restart()) ? trans.__('The kernel was restarted.') : message;
+    const { granted, message } = await slices.resize(id, size, true);
+    // Whoever cannot have it keeps the variables.
+    if (!granted) {
+      throw new Error(message);
+    }
+    return (await restart())
+      ? trans.__('The kernel was restarted on %1.', sizeName(size, trans))
+      : message;
   };
   const row = (
     action: Action,
@@ -73,10 +95,15 @@ export function Actions({ slice, slices, restart, trans }: IProps): JSX.Element 
   return (
     <div className="jp-GpuSlice-actions">
       {offered.keep &&
+        keepChoices(offered.keep.at_most).length > 0 &&
         row('keep', trans.__('Keep'), seconds => slices.keep(id, Number(seconds)), {
           label: trans.__('For how long'),
-          options: KEEP.map(seconds => [String(seconds), duration(seconds, trans)])
+          options: keepChoices(offered.keep.at_most).map(seconds => [
+            String(seconds),
+            duration(seconds, trans)
+          ])
         })}
+      {offered.resume && row('resume', trans.__('Take the slice again'), () => slices.resume(id))}
       {offered.resize?.sizes.length &&
         row('resize', trans.__('Change the size'), resize, sizes(offered.resize.sizes))}
       {offered.restart?.sizes.length &&
@@ -91,6 +118,27 @@ export function Actions({ slice, slices, restart, trans }: IProps): JSX.Element 
         )}
       {offered['leave-queue'] &&
         row('leave-queue', trans.__('Leave the queue'), () => slices.leaveQueue(id))}
+      {waits &&
+        others.map(other => {
+          const label = giveBackLabel(other, trans);
+          return (
+            <ActionRow
+              key={other.kernel_id}
+              name={`other ${other.kernel_id}`}
+              label={label}
+              cost={trans.__(
+                'That kernel of yours is idle, and holds %1. %2',
+                sizeName(other.size, trans),
+                cost(other, 'give-back', trans)
+              )}
+              loses={losesVariables(other, 'give-back')}
+              isBusy={isBusy}
+              act={() =>
+                void act('give-back', label, () => slices.giveBack(other.kernel_id), other)
+              }
+            />
+          );
+        })}
       <AskPermission slice={slice} trans={trans} />
       <div role="status" className="jp-GpuSlice-outcome">
         {outcome && !outcome.isError && outcome.text}
@@ -98,8 +146,21 @@ export function Actions({ slice, slices, restart, trans }: IProps): JSX.Element 
       <div role="alert" className="jp-GpuSlice-outcome jp-mod-act">
         {outcome?.isError && outcome.text}
       </div>
+      {outcome && (
+        <button type="button" className="jp-GpuSlice-button" onClick={() => setOutcome(null)}>
+          {trans.__('Dismiss')}
+        </button>
+      )}
     </div>
   );
+}
+
+/** "Give back the slice of one.ipynb". */
+function giveBackLabel(slice: ISlice, trans: TranslationBundle): string {
+  const name = about(slice).split('/').pop() ?? '';
+  return slice.actions['give-back']?.shuts_down
+    ? trans.__('Shut down %1', name)
+    : trans.__('Give back the slice of %1', name);
 }
 
 interface IChoice {

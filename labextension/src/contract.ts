@@ -49,10 +49,12 @@ export interface IDevice {
 
 /** What may be done with a slice now; what is missing cannot be done. */
 export interface IActions {
-  keep?: Record<string, never>;
+  /** For so many seconds. */
+  keep?: { at_most: number };
   resize?: { sizes: string[]; keeps_variables: boolean };
   restart?: { sizes: string[]; keeps_variables: boolean };
   'give-back'?: { keeps_variables: boolean; shuts_down: boolean };
+  resume?: { keeps_variables: boolean };
   'leave-queue'?: { keeps_variables: boolean };
 }
 
@@ -87,6 +89,8 @@ export interface ISlice {
   compute: ICompute | null;
   end_reason: string | null;
   end_message: string;
+  /** Whether it is parked because its person gave the slice back. */
+  given_back: boolean;
   actions: IActions;
 }
 

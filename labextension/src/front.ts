@@ -9,6 +9,11 @@ import { ISlices } from './tokens';
 /** Milliseconds between two looks at the clock: what is shown counts minutes. */
 const TICK = 10_000;
 
+/** Notebooks and consoles have one, and so have the documents of other extensions that run kernels. */
+function contextOf(widget: Widget | null): ISessionContext | null {
+  return (widget as any)?.sessionContext ?? null;
+}
+
 /** The slice of the notebook or console in front; its state changes with whatever is shown of it. */
 export class FrontSlice extends VDomModel {
   constructor(
@@ -42,14 +47,21 @@ export class FrontSlice extends VDomModel {
   /**
    * Restart that kernel through the page's own connection, so that its running cells are told.
    *
-   * Does nothing, and returns false, once another kernel is in front.
+   * Does nothing, and returns false, once nothing that is open has it.
    */
   async restart(kernelId: string): Promise<boolean> {
-    if (!this.context || this.kernelId !== kernelId) {
+    const contexts = Array.from(this.shell.widgets('main')).map(each => contextOf(each));
+    const found = contexts.find(each => each?.session?.kernel?.id === kernelId);
+    if (!found) {
       return false;
     }
-    await this.context.restartKernel();
+    await found.restartKernel();
     return true;
+  }
+
+  /** The path of what is in front. */
+  get path(): string | null {
+    return this.context?.session?.path ?? null;
   }
 
   dispose(): void {
@@ -60,8 +72,7 @@ export class FrontSlice extends VDomModel {
   private look(): void {
     const widget = this.shell.currentWidget;
     this.context?.kernelChanged.disconnect(this.emit, this);
-    // Notebooks and consoles have one, and so have the documents of other extensions that run kernels.
-    this.context = (widget as any)?.sessionContext ?? null;
+    this.context = contextOf(widget);
     this.context?.kernelChanged.connect(this.emit, this);
     this._widget = this.context ? widget : null;
     this.emit();

@@ -6,11 +6,13 @@ import { notificationsPlugin } from './notifications';
 import { runningPlugins } from './running';
 import { shownPlugin } from './shown';
 import { slicesPlugin } from './slices';
+import { waitNoticesPlugin } from './waitNotices';
 
 const plugins: JupyterFrontEndPlugin<any>[] = [
   slicesPlugin,
   shownPlugin,
   notificationsPlugin,
+  waitNoticesPlugin,
   ...launcherPlugins,
   ...runningPlugins,
   ...kernelStatusPlugins

@@ -24,6 +24,29 @@ const OWN_ENDS = ['released', 'withdrawn'];
 const WAITS = ['asking', 'waiting', 'resuming'];
 const HAS_SLICE = ['held', 'starting'];
 
+/** What marks an output by which a cell shows how its kernel waits. */
+export function isNotice(output: unknown): boolean {
+  const ours = (output as any)?.metadata?.gpu_pool;
+  return ours?.notice === 'waiting';
+}
+
+/** Whether a cell of a kernel may wait; not of one that has no slice and asks for none. */
+export function mayWait(slice: ISlice | null): boolean {
+  return slice !== null && [...WAITS, 'starting'].includes(slice.state);
+}
+
+/** Whether what was told of a slice is still so; an arrival and an end are, for good. */
+export function isCurrent(kind: Kind, slice: ISlice | null, now: number): boolean {
+  switch (kind) {
+    case 'parked':
+      return slice?.state === 'parked' || slice?.state === 'resuming';
+    case 'ending':
+      return slice !== null && endsAt(slice, now) !== null;
+    default:
+      return true;
+  }
+}
+
 /** Remembers what has been told, so that nothing is told twice. */
 export class Notices {
   /** `longWait` is in seconds: who waited longer is told that the wait is over. */
@@ -65,7 +88,8 @@ export class Notices {
             ])
           ];
     }
-    if (before.state === 'held' && slice.state === 'parked') {
+    // Who gave it back knows.
+    if (before.state === 'held' && slice.state === 'parked' && !slice.given_back) {
       const kept = trans.__('Variables are kept; the next cell waits for a slice.');
       const said = slice.message || kept;
       return [this.notice('parked', slice, trans.__('Your GPU slice was lent to others'), [said])];

@@ -3,7 +3,7 @@ import { Notification as Shown } from '@jupyterlab/apputils';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
-import { INotice, Kind, Notices } from './notices';
+import { INotice, isCurrent, Kind, Notices } from './notices';
 import { ISlices } from './tokens';
 
 /** The settings, as in schema/plugin.json. */
@@ -25,26 +25,37 @@ const DEFAULTS: ISettings = {
   outside: true
 };
 
-/** Milliseconds after which good news goes away by itself; the rest stays until it is read. */
+/** Milliseconds after which news goes away by itself that asks for nothing; warnings stay until they are read. */
 const SHORT = 15_000;
 
-/** The ids of warnings that a slice is about to end, by kernel: a later one takes the place of an earlier. */
-const warnings = new Map<string, string>();
+/** What is shown of a kernel, by its id: the next takes the place of it, as does its end. */
+const shown = new Map<string, { id: string; kind: Kind }>();
 
 function show(notice: INotice, settings: ISettings): void {
   const message = shortened(notice);
-  const options = { autoClose: notice.kind === 'arrived' ? SHORT : (false as const) };
+  const options = { autoClose: notice.isWarning ? (false as const) : SHORT };
+  takeAway(notice.kernelId);
   const id = notice.isWarning ? Shown.warning(message, options) : Shown.info(message, options);
-  const earlier = warnings.get(notice.kernelId);
-  if (earlier) {
-    Shown.dismiss(earlier);
-    warnings.delete(notice.kernelId);
-  }
-  if (notice.kind === 'ending') {
-    warnings.set(notice.kernelId, id);
-  }
+  shown.set(notice.kernelId, { id, kind: notice.kind });
   if (settings.outside && document.hidden && isAllowed()) {
     showOutside(notice);
+  }
+}
+
+function takeAway(kernelId: string): void {
+  const earlier = shown.get(kernelId);
+  if (earlier) {
+    Shown.dismiss(earlier.id);
+    shown.delete(kernelId);
+  }
+}
+
+/** Take away what is not so any more: a slice that has come back is lent to nobody. */
+function takeAwayOutdated(slices: ISlices): void {
+  for (const [kernelId, { kind }] of [...shown]) {
+    if (slices.isLive && !isCurrent(kind, slices.slice(kernelId), slices.now())) {
+      takeAway(kernelId);
+    }
   }
 }
 
@@ -90,6 +101,7 @@ export const notificationsPlugin: JupyterFrontEndPlugin<void> = {
     let settings = DEFAULTS;
     const notices = new Notices(trans, () => settings.longWait);
     const tell = (): void => {
+      takeAwayOutdated(slices);
       for (const notice of notices.of(slices.state, slices.now())) {
         if (settings[notice.kind as Kind]) {
           show(notice, settings);

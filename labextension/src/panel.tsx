@@ -9,7 +9,7 @@ import { ISlice } from './contract';
 import { FrontSlice } from './front';
 import { gpuIcon } from './icon';
 import { MemoryPlot } from './memory';
-import { about, needsAction, rows, stale, status } from './texts';
+import { about, idleOthers, needsAction, rows, stale, status } from './texts';
 
 export const PANEL = 'jupyter-gpu-pool-panel';
 
@@ -75,7 +75,7 @@ export class SlicePanel extends VDomRenderer<FrontSlice> {
     const message = slice.end_message || slice.message;
     return (
       <>
-        <p className="jp-GpuSlice-about">{about(slice)}</p>
+        <p className="jp-GpuSlice-about">{about(slice, model.path)}</p>
         <p className={`jp-GpuSlice-state${needsAction(slice, now) ? ' jp-mod-act' : ''}`}>
           {status(slice, now, trans)}
         </p>
@@ -97,6 +97,7 @@ export class SlicePanel extends VDomRenderer<FrontSlice> {
         <Actions
           key={`do ${slice.kernel_id}`}
           slice={slice}
+          others={idleOthers(slice, model.slices.state?.slices ?? [])}
           slices={model.slices}
           restart={() => model.restart(slice.kernel_id)}
           trans={trans}

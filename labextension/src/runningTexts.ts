@@ -1,7 +1,7 @@
 /** What the Running panel says of a slice. Pure: values in, words out. */
 
 import { ISlice } from './contract';
-import { Action, duration, status, Words } from './texts';
+import { about, Action, duration, sizeName, status, Words } from './texts';
 
 /** Seconds without work from which a slice counts as idle. */
 const IDLE_FROM = 60;
@@ -15,7 +15,7 @@ export function listed(slices: ISlice[]): ISlice[] {
 }
 
 export function title(slice: ISlice): string {
-  return slice.notebook?.split('/').pop() || slice.display_name;
+  return about(slice).split('/').pop() || slice.display_name;
 }
 
 export function isIdle(slice: ISlice, now: number): boolean {
@@ -25,7 +25,8 @@ export function isIdle(slice: ISlice, now: number): boolean {
 /** "2% · 512 of 655 MiB", "idle for 12 min · 2% · …", "3rd in the queue · 2%": first what is seen of it. */
 export function detail(slice: ISlice, now: number, trans: Words): string {
   const told = status(slice, now, trans);
-  const text = told.startsWith(slice.size) ? told : trans.__('%1 · %2', told, slice.size);
+  const size = sizeName(slice.size, trans);
+  const text = told.startsWith(size) ? told : trans.__('%1 · %2', told, size);
   return isIdle(slice, now)
     ? trans.__('idle for %1 · %2', duration(now - (slice.idle_since ?? now), trans), text)
     : text;

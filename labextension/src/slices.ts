@@ -82,6 +82,10 @@ export class Slices implements ISlices {
     return this.tell(kernelId, 'give-back', {});
   }
 
+  async resume(kernelId: string): Promise<string> {
+    return this.tell(kernelId, 'resume', {});
+  }
+
   async leaveQueue(kernelId: string): Promise<string> {
     return this.tell(kernelId, 'leave-queue', {});
   }

@@ -12,9 +12,8 @@ export const ENDS_SOON = 15 * 60;
 const IDLE_ENDS_SOON = 5 * 60;
 /** From this part of its memory on, a kernel is about to run out of it. */
 const NEARLY_FULL = 0.95;
+/** MiB from which memory is told in GiB, as %gpu does it. */
 const GIB = 1024;
-/** MiB from which memory is told in GiB. */
-const LARGE = 10 * GIB;
 
 const MINUTE = 60;
 const HOUR = 60 * MINUTE;
@@ -76,9 +75,9 @@ export function place(position: number | null, trans: Words): string {
   }
 }
 
-/** "512 of 655 MiB", "655 MiB" where use is not measured; in GiB where that is shorter. */
+/** "512 of 655 MiB", "655 MiB" where use is not measured; from 1 GiB on "1.2 of 3.2 GiB". */
 export function memory(used: number | null, granted: number, trans: Words): string {
-  const [unit, digits] = granted >= LARGE ? [GIB, 1] : [1, 0];
+  const [unit, digits] = granted >= GIB ? [GIB, 1] : [1, 0];
   const [has, all] = [used ?? 0, granted].map(each => trim((each / unit).toFixed(digits)));
   if (unit === 1) {
     return used === null ? trans.__('%1 MiB', all) : trans.__('%1 of %2 MiB', has, all);
@@ -90,9 +89,12 @@ function trim(number: string): string {
   return number.replace(/\.0$/, '');
 }
 
-/** A size as it is asked for, "2%" or "1.5GiB"; whole GPUs are bare numbers there. */
+/** A size, "2%" or "1.5GiB"; of whole GPUs, which are asked for by a bare number, "whole GPU". */
 export function sizeName(size: string, trans: Words): string {
-  return /^\d+$/.test(size) ? trans._n('%1 GPU', '%1 GPUs', Number(size)) : size;
+  if (!/^\d+$/.test(size)) {
+    return size;
+  }
+  return size === '1' ? trans.__('whole GPU') : trans.__('%1 whole GPUs', size);
 }
 
 /** When a held slice ends, or null where that is not near. */
@@ -166,11 +168,33 @@ function isNearlyFull(slice: ISlice): boolean {
   return granted_mib > 0 && (used_mib ?? 0) >= NEARLY_FULL * granted_mib;
 }
 
-/** Which notebook or kernel a slice is of: a session that has no file yet has a made-up path. */
-export function about(slice: ISlice): string {
-  const isNamed =
-    slice.notebook && !/^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/.test(slice.notebook);
-  return isNamed ? slice.notebook! : slice.display_name;
+/**
+ * Which notebook or kernel a slice is of: a session that has no file yet has a made-up path.
+ *
+ * `here` is the path of what is in front and uses it, since several may.
+ */
+export function about(slice: ISlice, here: string | null = null): string {
+  const path = here ?? slice.notebook;
+  const isNamed = path && !/^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/.test(path);
+  return isNamed ? path : slice.display_name;
+}
+
+/** For how many seconds a slice may be kept, of what can be chosen; the most that is allowed is the last. */
+export function keepChoices(atMost: number): number[] {
+  const usual = [HOUR / 2, HOUR, 2 * HOUR, 4 * HOUR].filter(each => each <= atMost);
+  const most = Math.min(atMost, 4 * HOUR);
+  return most < MINUTE || usual.includes(most) ? usual : [...usual, most];
+}
+
+/** Other kernels of this server that hold a slice and do nothing, largest first as they come. */
+export function idleOthers(slice: ISlice, all: ISlice[]): ISlice[] {
+  return all.filter(
+    each =>
+      each.kernel_id !== slice.kernel_id &&
+      each.state === 'held' &&
+      each.idle_since !== null &&
+      'give-back' in each.actions
+  );
 }
 
 /** What is said aloud by a screen reader when it changes: without what changes all the time. */
@@ -263,7 +287,7 @@ export function stale(trans: Words): string {
   return trans.__('The server does not answer. This is what was known last.');
 }
 
-export type Action = 'keep' | 'resize' | 'restart' | 'give-back' | 'leave-queue';
+export type Action = 'keep' | 'resize' | 'restart' | 'give-back' | 'resume' | 'leave-queue';
 
 /** Whether an action loses the variables, so that it needs to be confirmed. */
 export function losesVariables(slice: ISlice, action: Action): boolean {
@@ -280,9 +304,16 @@ export function cost(slice: ISlice, action: Action, trans: Words): string {
         'Variables are kept, and the slice is not lent to others while you are away.'
       );
     case 'resize':
+      if (slice.state === 'none') {
+        return trans.__('The next cell asks for a slice of this size.');
+      }
       return loses ? trans.__('All variables are lost.') : trans.__('Variables are kept.');
     case 'restart':
-      return trans.__('The kernel starts anew: all variables are lost.');
+      return trans.__(
+        'If this size is free now, the kernel starts anew on it: all variables are lost. If not, nothing happens.'
+      );
+    case 'resume':
+      return trans.__('Variables are kept. Running a cell does the same.');
     case 'give-back':
       if (slice.actions['give-back']?.shuts_down) {
         return trans.__('The kernel is shut down: all variables are lost.');

@@ -23,6 +23,7 @@ export interface ISlices {
   /** `atRestart`: not before the kernel is restarted, which is the caller's to do. */
   resize(kernelId: string, size: string, atRestart: boolean): Promise<IResized>;
   giveBack(kernelId: string): Promise<string>;
+  resume(kernelId: string): Promise<string>;
   leaveQueue(kernelId: string): Promise<string>;
 }
 

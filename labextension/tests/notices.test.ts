@@ -2,7 +2,7 @@ import * as assert from 'node:assert/strict';
 import { test } from 'node:test';
 
 import { ISlice } from '../src/contract';
-import { INotice, Notices } from '../src/notices';
+import { INotice, isCurrent, isNotice, mayWait, Notices } from '../src/notices';
 import { NOW, slice, trans, waiting } from './support';
 
 /** A page that hears of states, a second after each other unless told otherwise. */
@@ -59,6 +59,36 @@ test('who took it is said in the words of the pool', () => {
   const [told] = page.hears(slice({ state: 'parked', message: 'Lent to ada.' }));
   assert.deepEqual([told.kind, told.text, told.isWarning], ['parked', 'Lent to ada.', false]);
   assert.deepEqual(page.kinds(slice({ state: 'parked', message: 'Lent to bob.' })), []);
+});
+
+test('who gave a slice back is not told that it was lent', () => {
+  const page = new Page();
+  page.hears(slice());
+  assert.deepEqual(page.kinds(slice({ state: 'parked', given_back: true })), []);
+});
+
+test('what was told is taken away once it is not so any more', () => {
+  const parked = slice({ state: 'parked' });
+  assert.equal(isCurrent('parked', parked, NOW), true);
+  assert.equal(isCurrent('parked', waiting({ state: 'resuming' }), NOW), true);
+  assert.equal(isCurrent('parked', slice(), NOW), false);
+  assert.equal(isCurrent('parked', null, NOW), false);
+  assert.equal(isCurrent('ending', slice({ ends_at: NOW + 60 }), NOW), true);
+  assert.equal(isCurrent('ending', slice({ ends_at: NOW + 7200 }), NOW), false);
+  assert.equal(isCurrent('ended', null, NOW), true);
+});
+
+test('what a cell shows of a wait is known by its mark, and out of date without one', () => {
+  assert.equal(isNotice({ metadata: { gpu_pool: { notice: 'waiting' } } }), true);
+  for (const other of [null, {}, { metadata: null }, { metadata: { gpu_pool: 'waiting' } }]) {
+    assert.equal(isNotice(other), false);
+  }
+  assert.equal(mayWait(waiting()), true);
+  assert.equal(mayWait(waiting({ state: 'resuming' })), true);
+  assert.equal(mayWait(slice({ state: 'starting' })), true);
+  for (const over of [null, slice(), slice({ state: 'parked' }), slice({ state: 'none' })]) {
+    assert.equal(mayWait(over), false);
+  }
 });
 
 test('a slice that was taken away is told, and not one that was given back', () => {

@@ -40,6 +40,7 @@ export function slice(changes: Partial<ISlice> = {}): ISlice {
     compute: { share: '2%', strength: 'none', by: 'accounting only' },
     end_reason: null,
     end_message: '',
+    given_back: false,
     actions: {},
     ...changes
   };

@@ -54,14 +54,17 @@ table<[number | null, number]>('memory', ([used, all]) => texts.memory(used, all
   [[null, 655], '655 MiB'],
   [[0, 655], '0 of 655 MiB'],
   [[1229, 16_384], '1.2 of 16 GiB'],
-  [[null, 32_768], '32 GiB']
+  [[null, 32_768], '32 GiB'],
+  [[null, 1023], '1023 MiB'],
+  [[512, 1024], '0.5 of 1 GiB'],
+  [[null, 3276], '3.2 GiB']
 ]);
 
 table('the status bar', status, [
   [slice(), '2% · 512 of 655 MiB'],
   [slice({ memory: null }), '2%'],
-  [slice({ memory: null, size: '1' }), '1 GPU'],
-  [slice({ memory: null, size: '2' }), '2 GPUs'],
+  [slice({ memory: null, size: '1' }), 'whole GPU'],
+  [slice({ memory: null, size: '2' }), '2 whole GPUs'],
   [slice({ state: 'asking' }), 'asking the GPU pool'],
   [waiting({ expected_wait: [230, 250] }), '3rd in the queue, perhaps 4 min'],
   [waiting({ position: null }), 'in the queue'],
@@ -114,6 +117,35 @@ test('a session without a file is called by its kernel', () => {
   assert.equal(texts.about(slice(made)), 'Python 3 (GPU 2%)');
 });
 
+test('several notebooks may use one kernel: the one in front counts', () => {
+  assert.equal(texts.about(slice(), 'folder/two.ipynb'), 'folder/two.ipynb');
+  assert.equal(texts.about(slice(), null), 'one.ipynb');
+});
+
+table<number>('no longer than is allowed', most => texts.keepChoices(most), [
+  [0, []],
+  [59, []],
+  [600, [600]],
+  [1800, [1800]],
+  [5400, [1800, 3600, 5400]],
+  [14_400, [1800, 3600, 7200, 14_400]],
+  [86_400, [1800, 3600, 7200, 14_400]]
+]);
+
+test('others of mine that are idle might give their slices', () => {
+  const actions = { 'give-back': { keeps_variables: true, shuts_down: false } };
+  const idle = slice({ kernel_id: 'i', idle_since: NOW - 5, actions });
+  const all = [
+    waiting(),
+    idle,
+    slice({ kernel_id: 'j', actions }),
+    slice({ kernel_id: 'p', state: 'parked', idle_since: NOW - 5, actions }),
+    slice({ kernel_id: 'n', idle_since: NOW - 5 })
+  ];
+  assert.deepEqual(texts.idleOthers(waiting(), all), [idle]);
+  assert.deepEqual(texts.idleOthers(idle, all), []);
+});
+
 test('how firm limits are', () => {
   assert.match(texts.firmness('hard', 'MPS', trans), /^hard: .*\(MPS\)$/);
   assert.match(texts.firmness('cooperative', 'PyTorch', trans), /^cooperative: kept by PyTorch/);
@@ -153,7 +185,7 @@ test('the panel lists what there is', () => {
 test('what actions cost', () => {
   const given = slice({
     actions: {
-      keep: {},
+      keep: { at_most: 600 },
       resize: { sizes: ['10%'], keeps_variables: true },
       restart: { sizes: ['10%'], keeps_variables: false },
       'give-back': { keeps_variables: true, shuts_down: false }

@@ -355,12 +355,15 @@ class Pool(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def resize(self, lease_id: str, request: SliceRequest) -> Lease:
+    async def resize(self, lease_id: str, request: SliceRequest, *, ahead: bool = False) -> Lease:
         """Change the size of a lease, which keeps its id, its key and its holder.
 
         A held lease gets other slices at once, on its own devices if possible; its holder must give
         its process the new :attr:`Lease.environment`. A waiting one keeps its position only if it asks
         for no more than before. A parked one asks for the new size when it resumes.
+
+        Whoever is about to end the process for another size asks for it ``ahead``, so that nobody else
+        can have it meanwhile: see there.
 
         Parameters
         ----------
@@ -368,6 +371,11 @@ class Pool(abc.ABC):
             The lease's id.
         request
             The size it has from now on.
+        ahead
+            Only take what a held lease needs for the size on top of what it has. Its request and its
+            process's part stay as they are, also where the process has initialised CUDA. Once that has
+            ended, the same size can be had for certain, without ``ahead``. To ask ahead for the
+            size that it has gives back what was taken.
 
         Returns
         -------

@@ -20,6 +20,7 @@ from gpu_pool_client import (
     Lease,
     LeaseGone,
     LeaseState,
+    NotAllowed,
     OverQuota,
     Pool,
     PoolStatus,
@@ -41,6 +42,10 @@ NOT_NOW: Final = (PoolUnreachable, OverQuota)
 _ATTACHED_WITHIN: Final = 15.0
 #: Seconds in which it changes a size: the process that used the slice has ended, which is forgiven that long.
 _RESIZED_WITHIN: Final = 5.0
+#: Seconds for which what a restart is to have is kept for it.
+_KEPT_FOR: Final = 60.0
+#: Seconds between two attempts where the process that has ended is still seen.
+_RESIZE_AGAIN: Final = 0.2
 #: Characters of a user's or kernel's name that are kept, as a pool does.
 _LONGEST_NAME: Final = 200
 _OTHER_SIZE: Final = (
@@ -80,6 +85,8 @@ class KernelSlice:
         self._asking: asyncio.Task[Lease] | None = None
         #: The size to change to once the kernel's process, which has used its devices, has ended.
         self.pending_size: SliceRequest | None = None
+        #: Gives up what was kept for a restart that has not come.
+        self._giving_up: asyncio.Task[None] | None = None
         #: Why the last change of size came to nothing, for whoever uses the kernel that is launched next.
         self.notice = ""
         #: The lease as it was last seen, by whomever, and when, by ``time.monotonic()``.
@@ -169,11 +176,45 @@ class KernelSlice:
         if size is None:
             return
         try:
-            await asyncio.wait_for(self.resize(size), _RESIZED_WITHIN)
+            await asyncio.wait_for(self._resize_once_ended(size), _RESIZED_WITHIN)
         except asyncio.TimeoutError:
             self.notice = f"You asked for {size.named}, and the GPU pool did not answer in time: see %gpu."
         except GpuPoolError as error:
             self.notice = f"You asked for {size.named}. This kernel still has {self.request.of_gpus}. {error}"
+
+    async def _resize_once_ended(self, size: SliceRequest) -> None:
+        give_up_at = time.monotonic() + _RESIZED_WITHIN - 2 * _RESIZE_AGAIN
+        while True:
+            try:
+                await self.resize(size)
+            except NotAllowed:  # noqa: PERF203 - the process has ended, and may be seen for a moment more
+                if time.monotonic() > give_up_at:
+                    raise
+                await asyncio.sleep(_RESIZE_AGAIN)
+            else:
+                return
+
+    async def reserve(self, size: SliceRequest, kept_for: float = _KEPT_FOR) -> None:
+        """Take what another size needs, so that a restart within so many seconds has it for certain.
+
+        Raises what ``Pool.resize`` raises.
+        """
+        if self.lease_id is None:
+            raise slice_lost(self.request.size, None)
+        self.see(await self.pool.resize(self.lease_id, size, ahead=True))
+        self.pending_size = size
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+        self._giving_up = asyncio.create_task(self._give_up_reserved(size, self.lease_id, kept_for))
+
+    async def _give_up_reserved(self, size: SliceRequest, lease_id: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if self.pending_size is size and self.lease_id == lease_id:
+            self.pending_size = None
+            try:
+                self.see(await self.pool.resize(lease_id, self.request, ahead=True))
+            except GpuPoolError as error:
+                get_logger().warning("What was kept for a kernel's restart is still kept: %s", error)
 
     async def attach_here(self, seconds: float) -> None:
         """Attach the slice to this process until the kernel is launched again, for ``seconds`` at most."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_pool_client import LeaseState, NotAllowed, SliceRequest, parse_request
+from gpu_pool_client import LeaseState, NotAllowed, Outlook, SliceRequest, TimedOut, parse_request
 from gpu_pool_client._background import background_loop, in_background
 from gpu_pool_client._values import why_over
 from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment
@@ -19,6 +19,7 @@ _NO_PROXY = (
     "cannot be lent either."
 )
 _IN_PLACE = "This kernel cannot be told of another size while it runs."
+_THEN = "Restart the kernel: it then changes to {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,15 @@ class SliceControl:
             raise NotAllowed(_NO_PROXY, "Shut the kernel down to give the slice back.")
         return await in_background(self._proxy.give_back())
 
+    async def resume(self) -> str:
+        """Ask for a parked kernel's slice again; return what its user reads.
+
+        Raises ``NotAllowed`` where it is not lent.
+        """
+        if self._proxy is None:
+            raise NotAllowed(_NO_PROXY)
+        return await in_background(self._proxy.resume())
+
     async def leave_queue(self) -> str:
         """Give up the wait; return what its user reads. Raises ``NotAllowed`` where there is none."""
         if self._proxy is None:
@@ -135,7 +145,8 @@ class SliceControl:
         if state.resizes_live:
             return await in_background(self._resize_live(size))
         message = resize_at_restart(self._slice, size)
-        return SizeChange(True, True, message if state.proxy.in_pod else f"{_IN_PLACE} {_then(size)}")
+        then = f"{_THEN.format(wanted.named)}, if that is free."
+        return SizeChange(True, True, message if state.proxy.in_pod else f"{_IN_PLACE} {then}")
 
     async def _resize_live(self, size: str) -> SizeChange:
         assert self._proxy is not None
@@ -146,14 +157,35 @@ class SliceControl:
         assert self._on_slice is not None
         return await grant(self._slice, self._on_slice, size)
 
-    def resize_at_restart(self, size: SliceRequest) -> SizeChange:
-        """Let the next restart change the size, whether or not that could be done at once."""
-        if self._slice.lease_id is None:  # it asks for another slice then
-            self._slice.request = size
-        else:
-            self._slice.pending_size = size
-        return SizeChange(True, True, _then(size.size))
+    async def resize_at_restart(self, size: SliceRequest, outlook: Outlook | None) -> SizeChange:
+        """Take another size for a restart, whether or not it could be had at once; only then is it granted.
+
+        What is taken is kept for a minute. ``outlook`` is what a request for that size would meet, for
+        whoever cannot have it. Raises ``NotAllowed`` where the kernel has no slice now, and the pool's
+        other refusals.
+        """
+        phase = self.state.proxy.phase
+        if phase in (SlicePhase.PARKED, SlicePhase.RESUMING):
+            raise NotAllowed(
+                "This kernel's GPU slice is lent to others, and its variables are kept.",
+                "Take the slice again first, or run a cell; then change the size.",
+            )
+        if phase not in (SlicePhase.HELD, SlicePhase.STARTING):
+            return await self.resize(str(size))  # there are no variables to lose, nor a slice to keep
+        try:
+            await in_background(self._slice.reserve(size))
+        except TimedOut as error:
+            return SizeChange(False, True, self._not_now(size, error, outlook))
+        return SizeChange(True, True, f"{size.named} is kept for this kernel for a minute. {_then(size)}")
+
+    def _not_now(self, size: SliceRequest, error: TimedOut, outlook: Outlook | None) -> str:
+        wait = outlook.expected if outlook is not None else ""
+        after = f"A wait for {size.named} would take {wait}." if wait else ""
+        largest = parse_request(error.largest_now).of_gpus if error.largest_now else ""
+        fits = f"At this moment it could have up to {largest}." if largest else ""
+        kept = f"The kernel was not restarted: it keeps {self._slice.request.of_gpus} and all its variables."
+        return " ".join(filter(None, (error.message, kept, fits, after)))
 
 
-def _then(size: str) -> str:
-    return f"Restart the kernel: it then changes to {size}, if that is free."
+def _then(size: SliceRequest) -> str:
+    return f"{_THEN.format(size.named)}."

@@ -41,6 +41,8 @@ class IdleState:
     ends: bool = False
     #: Whether its user, here, asked for the slice to go back as soon as the kernel is idle.
     gives_back_when_idle: bool = False
+    #: For how many seconds, from now on, its user may say that it is in use.
+    keep_at_most: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class ProxyState:
     end: SliceEnd | None = None
     #: Whether the kernel runs in a pod, which cannot change its size.
     in_pod: bool = False
+    #: Whether it is parked because its user gave the slice back.
+    given_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)

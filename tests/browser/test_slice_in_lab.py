@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.usefixtures("extension"),
 ]
-SMALL, _, _, WHOLE = NAMES
+SMALL, _, HALF, WHOLE = NAMES
 #: A browser whose person looks at something else, and has allowed notifications.
 ELSEWHERE = """
 window.outside = [];
@@ -99,7 +99,7 @@ async def test_a_wait_shows_and_its_end_is_told(page: Page, snap: Snap, lab: Lab
     await expect(told(page, "Your GPU slice is here")).to_be_visible()
     assert await inaccessible(page, ".Toastify__toast") == []
     assert await page.evaluate("outside.map(each => each.split(' | ')[0])") == ["Your GPU slice is here"]
-    await expect(status(page)).to_have_text("1 GPU · 32 GiB")
+    await expect(status(page)).to_have_text("whole GPU · 32 GiB")
 
 
 @pytest.mark.parametrize("course", [{"idle_limit": "1s"}], indirect=True)
@@ -237,7 +237,7 @@ async def test_a_slice_is_kept_and_its_size_changed(course: None, page: Page) ->
     await expect(status(page)).to_contain_text("2% ·")
     await panel(page).get_by_role("button", name="Restart on this size").click()
     await dialog.get_by_role("button", name="Restart on this size").click()
-    await expect(status(page)).to_contain_text("10% · 3276 MiB")
+    await expect(status(page)).to_contain_text("10% · 3.2 GiB")
 
 
 async def test_a_cell_that_runs_is_told_of_a_restart_for_another_size(page: Page) -> None:
@@ -250,9 +250,64 @@ async def test_a_cell_that_runs_is_told_of_a_restart_for_another_size(page: Page
     await panel(page).get_by_label("Restart on this size: Size").select_option("10%")
     await panel(page).get_by_role("button", name="Restart on this size").click()
     await page.get_by_role("dialog").get_by_role("button", name="Restart on this size").click()
-    await expect(panel(page).get_by_role("status")).to_have_text("The kernel was restarted.")
-    await expect(status(page)).to_contain_text("10% · 3276 MiB")
+    await expect(panel(page).get_by_role("status")).to_have_text("The kernel was restarted on 10%.")
+    await expect(status(page)).to_contain_text("10% · 3.2 GiB")
     await expect(page.locator(".jp-InputPrompt").last).not_to_contain_text("*")
+
+
+async def test_nothing_is_restarted_for_a_size_that_is_not_free(page: Page, snap: Snap) -> None:
+    await hold("80%")
+    await start_notebook(page, SMALL)
+    await run_cell(page, "kept = 42", SMALL)
+    await status(page).click()
+    await panel(page).get_by_label("Restart on this size: Size").select_option("50%")
+    await panel(page).get_by_role("button", name="Restart on this size").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Restart on this size").click()
+    refusal = panel(page).get_by_role("alert")
+    await expect(refusal).to_contain_text("The kernel was not restarted: it keeps 2% of a GPU and all its")
+    await expect(refusal).to_contain_text("At this moment it could have up to 20% of a GPU.")
+    assert await inaccessible(page, ".jp-GpuSlice-panel") == []
+    await snap("restart-refused.png")
+    await run_cell(page, "print(kept)", SMALL)
+    await expect(page.locator(".jp-OutputArea-output").last).to_have_text("42")
+    await expect(status(page)).to_contain_text("2% ·")
+    await panel(page).get_by_role("button", name="Dismiss").click()
+    await expect(refusal).to_be_empty()
+
+
+@pytest.mark.parametrize("course", [{"idle_limit": "1h"}], indirect=True)
+async def test_a_slice_that_was_given_back_is_taken_again(course: None, page: Page, snap: Snap) -> None:
+    await start_notebook(page, WHOLE)
+    await run_cell(page, "kept = 42", WHOLE)
+    await status(page).click()
+    await panel(page).get_by_role("button", name="Give back when idle").click()
+    await expect(status(page)).to_have_text("parked")
+    await expect(panel(page)).to_contain_text(
+        "You gave this kernel's GPU slice back; its variables are kept."
+    )
+    await expect(panel(page).locator(".jp-mod-loses")).to_have_count(0)
+    await expect(told(page, "lent to others")).to_have_count(0)
+    await snap("given-back.png")
+    await panel(page).get_by_role("button", name="Take the slice again").click()
+    await expect(status(page)).to_have_text("whole GPU · 32 GiB")
+
+
+@pytest.mark.parametrize("course", [{"idle_limit": "1h", "keep_at_most": "10min"}], indirect=True)
+async def test_what_an_idle_kernel_of_ones_own_holds_can_be_given_back(
+    course: None, page: Page, snap: Snap
+) -> None:
+    await start_notebook(page, HALF)
+    await run_cell(page, "kept = 42", HALF)
+    await status(page).click()
+    choices = panel(page).get_by_label("Keep: For how long").locator("option")
+    await expect(choices).to_have_text(["10 min"])
+    await choose(page, "File", "New Launcher")
+    await card(page, WHOLE).click()
+    await expect(status(page)).to_contain_text("next in the queue")
+    await expect(panel(page)).to_contain_text("That kernel of yours is idle, and holds 50%.")
+    await snap("own-idle-kernel.png")
+    await panel(page).get_by_role("button", name="Give back the slice of Untitled.ipynb").click()
+    await expect(status(page)).to_have_text("whole GPU · 32 GiB")
 
 
 async def test_a_student_leaves_the_queue(page: Page) -> None:

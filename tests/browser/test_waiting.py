@@ -6,13 +6,18 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import nbformat
 import pytest
 from playwright.async_api import Page, expect
 
 from gpu_pool_client import Holder, LeaseState, connect, parse_request
+from gpu_pool_provisioner.wait_notices import MARK
 from support.jupyter_env import eventually
 from support.lab import Lab
-from support.notebook import NAMES, run_cell, start_notebook
+from support.lab_extension import extension
+from support.notebook import NAMES, choose, run_cell, start_notebook
+
+__all__ = ["extension"]
 
 Snap = Callable[[str], Awaitable[None]]
 
@@ -35,6 +40,58 @@ async def test_a_cell_waits_for_its_slice_and_runs(page: Page, lab: Lab, snap: S
         await pool.release(held[0].id)
         await expect(output).to_have_text("It runs")
         await expect(page.locator(".jp-OutputArea-output")).to_have_count(1)
+
+
+async def test_a_page_that_is_closed_while_its_cell_waits_leaves_nothing_in_the_file(
+    page: Page, lab: Lab, tmp_path: Path, snap: Snap
+) -> None:
+    file = tmp_path / "notebooks" / "Untitled.ipynb"
+    async with connect() as pool:
+        held = await pool.request(parse_request("1"), Holder("somebody else"), key="held")
+        await start_notebook(page, HALF)
+        await run_cell(page, "print('It', 'runs')", HALF)
+        await expect(page.locator(".jp-OutputArea-output").first).to_contain_text(
+            "The cell then runs by itself"
+        )
+        await snap("wait-before-closing.png")
+        await choose(page, "File", "Save Notebook")
+        await eventually(lambda: _has(file, "It"))
+        assert "Waiting" not in file.read_text()
+        other = await page.context.new_page()
+        await page.close()
+        await pool.release(held.id)
+        await eventually(lambda: _is_held(lab))
+    await other.goto(lab.url.replace("/lab?", "/lab/tree/Untitled.ipynb?"))
+    await run_cell(other, "print(6 * 7)", HALF)
+    await expect(other.locator(".jp-OutputArea-output").last).to_have_text("42")
+    await choose(other, "File", "Save Notebook")
+    await eventually(lambda: _has(file, "42"))
+    await other.screenshot(path=tmp_path / "after.png")
+    assert "Waiting" not in file.read_text()
+
+
+async def _has(file: Path, words: str) -> bool:
+    return file.exists() and words in file.read_text()
+
+
+async def _is_held(lab: Lab) -> bool:
+    return [lease["state"] for lease in (await lab.status())["leases"]] == ["held"]
+
+
+@pytest.mark.usefixtures("extension")
+async def test_what_another_program_has_saved_of_a_wait_goes_when_the_notebook_is_opened(
+    page: Page, lab: Lab, tmp_path: Path
+) -> None:
+    notice = nbformat.v4.new_output(
+        "display_data", {"text/plain": "Waiting for a GPU slice of 2%."}, metadata=MARK
+    )
+    other = nbformat.v4.new_output("stream", text="well\n")
+    cell = nbformat.v4.new_code_cell("1", outputs=[notice, other])
+    kernel = {"name": "python3-gpu-2pct", "display_name": NAMES[0], "language": "python"}
+    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": kernel})
+    nbformat.write(notebook, tmp_path / "notebooks" / "one.ipynb")
+    await page.goto(lab.url.replace("/lab?", "/lab/tree/one.ipynb?"))
+    await expect(page.locator(".jp-OutputArea-output")).to_have_text(["well"])
 
 
 @pytest.fixture

@@ -86,6 +86,23 @@ async def test_nobody_grows_past_those_who_wait_and_what_is_given_back_serves_th
     assert await held_milli(pool) == 1000
 
 
+async def test_what_is_taken_ahead_is_kept_for_a_process_to_come(pool: Pool) -> None:
+    lease = await take(pool, "50%", key())
+    taken = await pool.resize(lease, parse_request("80%"), ahead=True)
+    assert (taken.request, taken.state) == (HALF, LeaseState.HELD)
+    other = await take(pool, "30%", key())
+    assert (await pool.get_lease(other)).state is LeaseState.WAITING
+    with pytest.raises(TimedOut, match="cannot become 90% now"):
+        await pool.resize(lease, parse_request("90%"), ahead=True)
+    assert (await pool.resize(lease, parse_request("80%"))).slices[0].milli == 800
+    await pool.release(other)
+    # What does not come to be used is given back.
+    await pool.resize(lease, parse_request("1"), ahead=True)
+    assert await held_milli(pool) == 1000
+    await pool.resize(lease, parse_request("80%"), ahead=True)
+    assert await held_milli(pool) == 800
+
+
 async def test_batch_work_that_waits_keeps_batch_work_alone_from_growing(pool: Pool) -> None:
     lease = await take(pool, "10%", key())
     grading = await pool.request(parse_request("20%"), Holder("grader", batch=True), key())

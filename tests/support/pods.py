@@ -216,8 +216,8 @@ class PodPool(Pool):
     async def activity(self, lease_id: str) -> Activity:
         return Activity()
 
-    async def resize(self, lease_id: str, request: SliceRequest) -> Lease:
-        return _in_pod(await self._inner.resize(lease_id, request))
+    async def resize(self, lease_id: str, request: SliceRequest, *, ahead: bool = False) -> Lease:
+        return _in_pod(await self._inner.resize(lease_id, request, ahead=ahead))
 
     async def park(self, lease_id: str) -> Lease:
         return _in_pod(await self._inner.park(lease_id))

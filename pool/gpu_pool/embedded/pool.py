@@ -251,20 +251,26 @@ class EmbeddedPool(OpenedPool):
         lease_id: str,
         request: SliceRequest,
         *,
+        ahead: bool = False,
         caller: Caller | None = None,
     ) -> Lease:
         """See ``Pool.resize``. Asked in the name of ``caller``, by default this process."""
         with self._asked(lease=lease_id, request=request):
-            return await self._resize(lease_id, request, caller)
+            return await self._resize(lease_id, request, caller, ahead=ahead)
 
     async def _resize(
         self,
         lease_id: str,
         request: SliceRequest,
         caller: Caller | None,
+        *,
+        ahead: bool,
     ) -> Lease:
         lease = await self._own(lease_id, caller, "change its size")
-        if (await self._activity(lease)).initialised is not False or self._enforcer.keeps_state(lease):
+        ahead = ahead and lease.state is LeaseState.HELD
+        if not ahead and (
+            (await self._activity(lease)).initialised is not False or self._enforcer.keeps_state(lease)
+        ):
             raise NotAllowed(
                 "The slice cannot change its size: its process has initialised CUDA, or may have, "
                 "and what it keeps on the GPU would be in the way.",
@@ -273,7 +279,7 @@ class EmbeddedPool(OpenedPool):
         counted, courses = self._counted_as(request), self._course_admission
         check = None if courses is None else await courses.check_of(request, lease.holder, caller)
         return await self._enforcer.hand_out(
-            await self._store.run(LeaseStore.resize, lease_id, counted, check)
+            await self._store.run(LeaseStore.resize, lease_id, counted, check, ahead=ahead)
         )
 
     async def park(self, lease_id: str, *, caller: Caller | None = None) -> Lease:

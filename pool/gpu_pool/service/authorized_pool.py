@@ -271,12 +271,12 @@ class AuthorizedPool:
         with self.decisions.making(caller, f"renew {lease_id}"):
             return caller.shown(await self._pool.renew(lease_id, ttl))
 
-    async def resize(self, caller: Caller, lease_id: str, text: str) -> Lease:
+    async def resize(self, caller: Caller, lease_id: str, text: str, *, ahead: bool) -> Lease:
         """Change what a lease of the caller's asks for."""
         await self._owners.check(caller, lease_id)
         request = parse_request(text)
         with self.decisions.making(caller, f"resize {lease_id} to {request}"):
-            lease = await self._pool.resize(lease_id, request, caller=caller)
+            lease = await self._pool.resize(lease_id, request, ahead=ahead, caller=caller)
         return caller.shown(lease)
 
     async def park(self, caller: Caller, lease_id: str) -> Lease:

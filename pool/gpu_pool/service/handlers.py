@@ -159,9 +159,8 @@ class ResizeHandler(Handler):
 
     async def post(self, lease_id: str) -> None:
         """Change what the lease asks for."""
-        await self.answer_lease(
-            await self.pool.resize(self.caller, lease_id, self.read(bodies.ResizeBody).request)
-        )
+        body = self.read(bodies.ResizeBody)
+        await self.answer_lease(await self.pool.resize(self.caller, lease_id, body.request, ahead=body.ahead))
 
 
 class ParkHandler(Handler):

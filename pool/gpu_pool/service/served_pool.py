@@ -113,6 +113,7 @@ class ServedPool(Protocol):
         lease_id: str,
         request: SliceRequest,
         *,
+        ahead: bool = False,
         caller: Caller | None = None,
     ) -> Lease:
         """Change what a lease asks for."""

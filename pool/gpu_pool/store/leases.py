@@ -133,14 +133,21 @@ class LeaseStore(RequestStore):
             self._db.run("set_deadline", {"number": number, "deadline": deadline, "reason": reason})
             return self._leases.lease(lease_id)
 
-    def resize(self, lease_id: str, request: SliceRequest, check: Callable[[], None] | None = None) -> Lease:
+    def resize(
+        self,
+        lease_id: str,
+        request: SliceRequest,
+        check: Callable[[], None] | None = None,
+        *,
+        ahead: bool = False,
+    ) -> Lease:
         """Change what a lease asks for; see :meth:`request` and ``Pool.resize``."""
         if check is not None:
             check()
         admission.check_rules(request, self._rules)
         with self._db.transaction(self.give_up_at):
             before = self._leases.row(lease_id)
-            self._resizing.resize(before, request)
+            self._resizing.resize(before, request, ahead=ahead)
             row = self._leases.row(lease_id)
             parts = self._devices.read(row["slices"])
             self._db.audit_buffer.decided("resized", row, parts, {"before": before["request"]})

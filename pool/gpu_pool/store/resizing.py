@@ -36,10 +36,14 @@ class Resizing:
         self.sharing = sharing
         self._clock = clock
 
-    def resize(self, row: Row, request: SliceRequest) -> None:
+    def resize(self, row: Row, request: SliceRequest, *, ahead: bool = False) -> None:
         """Change what the lease of this row asks for. Raises what ``Pool.resize`` does."""
         before = read_request(row["request"])
+        is_held, held = row["state"] == LeaseState.HELD, self._devices.read(row["slices"])
         if request == before:
+            own = self._of_process(before, held) if is_held and ahead else held
+            if own != held:  # what was taken ahead has not come to be used
+                self._write(row, before, held, own)
             return
         within = row["within"].split(",") if row["within"] else None
         statuses = [s for s in self._devices.statuses() if within is None or s.device.uuid in within]
@@ -47,10 +51,12 @@ class Resizing:
         admission.check(request, devices, self._rules)
         size = _size(request, devices, self._rules)
         grows = not _is_within(size, _size(before, devices, self._rules))
-        if grows:  # whoever is over a quota, since it was lowered, may still have less
+        # Whoever is over a quota, since it was lowered, may still have less; and what was taken ahead.
+        largest_first = sorted(held, key=lambda part: (part.milli, part.memory_mib), reverse=True)
+        if grows and not (is_held and _is_within(size, largest_first)):
             self._check_quotas(row, request, size)
-        if row["state"] == LeaseState.HELD:
-            self._change_now(row, request, statuses)
+        if is_held:
+            self._change_now(row, request, statuses, ahead=ahead)
         else:
             self._change_later(row, request, size, grows=grows)
 
@@ -67,7 +73,9 @@ class Resizing:
         for limit in limits:
             quotas.check(limit, more, accounts, allowed)
 
-    def _change_now(self, row: Row, request: SliceRequest, statuses: Sequence[DeviceStatus]) -> None:
+    def _change_now(
+        self, row: Row, request: SliceRequest, statuses: Sequence[DeviceStatus], *, ahead: bool
+    ) -> None:
         held = self._devices.read(row["slices"])
         rooms = list(self._rooms(give_back(statuses, held), held, batch=bool(row["batch"])))
         own = {part.device.uuid for part in held}
@@ -75,11 +83,26 @@ class Resizing:
         parts = placement.place(request, at_home, self._rules) or placement.place(request, rooms, self._rules)
         if parts is None:
             raise self._refusal(row, request, rooms)
+        if ahead:  # what its process has stays until that has ended, and nobody else can have the rest
+            before = read_request(row["request"])
+            self._write(row, before, held, _both(self._of_process(before, held), parts))
+        else:
+            self._write(row, request, held, parts)
+
+    def _of_process(self, request: SliceRequest, held: Sequence[Slice]) -> Sequence[Slice]:
+        """Return what a lease holds without what was taken ahead, which comes after it or on top of it."""
+        devices = [part.device for part in held[: request.count]]
+        parts = tuple(placement.candidates(request, devices, self._rules))
+        return parts if len(parts) == len(devices) else held
+
+    def _write(
+        self, row: Row, request: SliceRequest, before: Sequence[Slice], parts: Sequence[Slice]
+    ) -> None:
         self._use.add(row)
         written = {"slices": self._devices.write(parts), "now": self._clock.wall()}
         values = {**_asked(row, request, parts), **written}
         self._db.run("resize_held", values)
-        self._devices.count("give_back", held)
+        self._devices.count("give_back", before)
         self._devices.count("take", parts)
 
     def _rooms(
@@ -153,6 +176,20 @@ def _is_within(size: Sequence[Slice], before: Sequence[Slice]) -> bool:
         new.milli <= old.milli and new.memory_mib <= old.memory_mib
         for new, old in zip(size, before, strict=False)
     )
+
+
+def _both(held: Sequence[Slice], parts: Sequence[Slice]) -> tuple[Slice, ...]:
+    """Return what covers two sets of slices, of each device once: those held now first."""
+    found = {part.device.uuid: part for part in held}
+    for part in parts:
+        known = found.get(part.device.uuid, part)
+        found[part.device.uuid] = replace(
+            part,
+            milli=max(part.milli, known.milli),
+            memory_mib=max(part.memory_mib, known.memory_mib),
+            contexts=max(part.contexts, known.contexts),
+        )
+    return tuple(found.values())
 
 
 def _milli(parts: Iterable[Slice]) -> int:

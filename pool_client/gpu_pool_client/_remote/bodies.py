@@ -104,9 +104,10 @@ class HeartbeatAnswer(BaseModel):
 
 
 class ResizeBody(Body):
-    """What a lease is to have from now on."""
+    """What a lease is to have from now on, or, ``ahead``, once its process has ended."""
 
     request: str
+    ahead: bool = False
 
 
 class LaunchBody(Body):

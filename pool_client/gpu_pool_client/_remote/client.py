@@ -149,11 +149,11 @@ class RemotePool(Pool):
         """See ``Pool.activity``."""
         return _read(bodies.ACTIVITY, await self._ask("GET", _lease_address(lease_id, "activity")))
 
-    async def resize(self, lease_id: str, request: SliceRequest) -> Lease:
+    async def resize(self, lease_id: str, request: SliceRequest, *, ahead: bool = False) -> Lease:
         """See ``Pool.resize``."""
-        return await self._lease(
-            "POST", _lease_address(lease_id, "resize"), bodies.ResizeBody(request=str(request))
-        )
+        # A service that is older knows nothing of "ahead".
+        body = bodies.ResizeBody(request=str(request), **({"ahead": True} if ahead else {}))
+        return await self._lease("POST", _lease_address(lease_id, "resize"), body)
 
     async def park(self, lease_id: str) -> Lease:
         """See ``Pool.park``."""
@@ -271,7 +271,7 @@ class RemotePool(Pool):
         With ``seconds`` the service is asked to wait: for so long, or what is left of that where it was
         interrupted. Then it is tried for ``retry_for`` from that interruption on.
         """
-        text = None if body is None else body.model_dump_json().encode()
+        text = None if body is None else body.model_dump_json(exclude_unset=True).encode()
         began = time.monotonic()
         until, is_interrupted = began + (seconds or 0.0), False
         attempts = attempts or _Attempts()

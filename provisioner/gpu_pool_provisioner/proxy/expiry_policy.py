@@ -114,6 +114,12 @@ def keeps_variables(activity: Activity) -> bool:
     return activity.initialised is False or (activity.movable and activity.working is False)
 
 
+def keep_at_most(terms: Terms, now: float) -> float:
+    """Return for how many seconds an idle kernel's slice may be kept."""
+    left = terms.keep_at_most if terms.ends_at is None else terms.ends_at - now
+    return max(0.0, min(terms.keep_at_most, left))
+
+
 def keep(terms: Terms, wanted: float, now: float) -> tuple[float, str]:
     """Return for how long a kernel counts as in use whose user asks for so many seconds, and the answer."""
     seconds = min(wanted, terms.keep_at_most)

@@ -110,6 +110,9 @@ class KernelProxy:
             supervisor.idle_state if supervisor is not None else IdleState(),
             self._end if phase is not SlicePhase.HELD else None,
             self.in_pod,
+            given_back=supervisor is not None
+            and supervisor.parking is not None
+            and supervisor.parking.is_given_back,
         )
 
     def _slice_phase(self, supervisor: RunSupervisor | None) -> SlicePhase:
@@ -133,10 +136,11 @@ class KernelProxy:
         lease = self._lease_client.seen
         if phase is SlicePhase.NONE:
             return self._end.message if self._end is not None else ""
+        parking = self._supervisor.parking if self._supervisor is not None else None
+        if phase is SlicePhase.PARKED and parking is not None:
+            return parking.why
         if phase in (SlicePhase.HELD, SlicePhase.PARKED) and lease is not None:
-            return lease.message or (
-                messages.PARKED if phase is SlicePhase.PARKED else self._lease_client.notice
-            )
+            return lease.message or self._lease_client.notice
         outlook = self._lease_client.outlook
         waits = phase in (SlicePhase.WAITING, SlicePhase.RESUMING)
         return outlook.why if waits and outlook is not None else self._pending.text
@@ -182,6 +186,14 @@ class KernelProxy:
                 raise NotAllowed("This kernel does not wait for a GPU slice any more.", "Try again.")
             self._is_resized = True  # also where the answer is lost
             return await change()
+
+    async def resume(self) -> str:
+        """Ask for a parked kernel's slice again; return what its user reads. Raises ``NotAllowed``."""
+        parking = self._supervisor.parking if self._supervisor is not None else None
+        if parking is None or not parking.is_parked:
+            raise NotAllowed("This kernel's GPU slice is not lent to others.")
+        parking.resume()
+        return messages.asks_again(self._lease_client.size)
 
     async def leave_queue(self) -> str:
         """Give up the wait, as an interrupt does; return what its user reads. Raises ``NotAllowed``."""

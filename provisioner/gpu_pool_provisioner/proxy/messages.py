@@ -130,13 +130,14 @@ def gone(reason: str) -> str:
     return f"{reason} Its variables are gone. Run the cell again to start a new kernel."
 
 
+#: What is said of a kernel whose user gave its slice back.
+GIVEN_BACK: Final = "You gave this kernel's GPU slice back; its variables are kept."
 PARKED: Final = "This kernel was idle, and its GPU slice was lent to others; its variables are kept."
 
 
-def resuming(waiting: str, taken: str = "") -> str:
-    """Say what a cell of a parked kernel waits for; ``taken`` says who took its slice, if anybody did."""
-    why = taken or PARKED
-    return f"{why} {waiting}"
+def asks_again(size: str) -> str:
+    """Say that a parked kernel's slice was asked for."""
+    return f"This kernel asks for {slice_of(size)} again, and has it as soon as it is free."
 
 
 def not_run(reason: str) -> str:

@@ -54,8 +54,15 @@ class Parking:
     """One time that a kernel is parked."""
 
     def __init__(
-        self, lease_client: LeaseClient, run: KernelRun, front: Channels, pending: PendingKernel
+        self,
+        lease_client: LeaseClient,
+        run: KernelRun,
+        front: Channels,
+        pending: PendingKernel,
+        *,
+        given_back: bool = False,
     ) -> None:
+        """``given_back`` is whether the kernel's user asks for it."""
         self._lease_client = lease_client
         self._run = run
         self._front = front
@@ -72,9 +79,20 @@ class Parking:
         self.is_unanswered = False
         #: Whether the kernel is over: nothing may be passed on to it any more.
         self.is_over = False
+        #: Whether its user gave the slice back.
+        self.is_given_back = given_back
         self._moved = False
         #: Who took the slice, where it was not for its idleness alone.
         self._taken = ""
+
+    @property
+    def why(self) -> str:
+        """Why it has no slice, in sentences."""
+        return self._taken or (messages.GIVEN_BACK if self.is_given_back else messages.PARKED)
+
+    def resume(self) -> None:
+        """Take the slice again, although nothing was submitted."""
+        self._wanted.set()
 
     def give_up(self) -> None:
         """Let what was submitted fail, and leave the slice to others. The kernel stays as it is."""
@@ -220,7 +238,7 @@ class Parking:
             return False
 
     def _show(self, text: str) -> None:
-        self._pending.show(messages.resuming(text, self._taken))
+        self._pending.show(f"{self.why} {text}")
 
     def _hold(self, frames: list[zmq.Frame]) -> None:
         """Pass on questions about the kernel's state; hold whatever makes it work."""

@@ -85,6 +85,7 @@ class IdleCuller:
             gives_back_at,
             ends,
             self._gives_back,
+            expiry_policy.keep_at_most(self._terms, time.monotonic()),
         )
 
     def keep(self, wanted: int) -> str:
@@ -107,6 +108,11 @@ class IdleCuller:
         self._may_end = not expiry_policy.keeps_variables(activity)
         self._changed.set()
         return _GOES_ENDED if self._may_end else _GOES_PARKED
+
+    @property
+    def is_giving_back(self) -> bool:
+        """Whether its user asked for the slice to go as soon as the kernel is idle."""
+        return self._gives_back
 
     async def is_given_back(self) -> None:
         """Return once the user has asked for the slice to go as soon as the kernel is idle."""
@@ -317,7 +323,7 @@ class RunSupervisor:
             if not self._may_park.is_set():
                 await before(self._run.end, self._may_park.wait())
                 continue  # its user may have asked to keep it meanwhile
-            self._parking = self._new_parking()
+            self._parking = self._new_parking(given_back=culler.is_giving_back)
             try:
                 if step.act is ExpiryAction.END:
                     if await before(self._run.end, self._parking.finds_idle()):
@@ -358,8 +364,8 @@ class RunSupervisor:
             raise NotAllowed("This kernel has ended.", "Change the size of the next one.")
         return answer
 
-    def _new_parking(self) -> Parking:
-        return Parking(self._lease_client, self._run, self._front, self._pending)
+    def _new_parking(self, *, given_back: bool = False) -> Parking:
+        return Parking(self._lease_client, self._run, self._front, self._pending, given_back=given_back)
 
     async def _parks(self, step: ExpiryStep, parking: Parking) -> bool:
         """Park the kernel, or complete that where its slice has gone; return whether it is parked."""

@@ -34,7 +34,7 @@ AUTH_RESOURCE: Final = "kernels"
 _NOTHING: Final = json.dumps({"slices": [], "pools": []})
 _NO_OFFERS: Final = json.dumps({"kernels": {}, "message": ""})
 _KERNEL: Final = r"(?P<kernel_id>[^/]+)"
-_ACTION: Final = r"(?P<action>keep|resize|give-back|leave-queue)"
+_ACTION: Final = r"(?P<action>keep|resize|resume|give-back|leave-queue)"
 _NO_KERNEL: Final = "This server has no kernel of that id with a GPU slice."
 _LOOK: Final = "GET gpu-pool/api/slices lists those that it has."
 #: Bytes of what a page sends at most.
@@ -232,6 +232,8 @@ class ActionHandler(PoolHandler):
         bodies.read(bodies.EmptyBody, text)
         if action == "give-back":
             return await slices.give_back(kernel_id)
+        if action == "resume":
+            return await slices.resume(kernel_id)
         return await slices.leave_queue(kernel_id)
 
 

@@ -48,6 +48,7 @@ def slice_of(name: KernelName, state: KernelSliceState, sizes: Sequence[str], cl
         **_devices(lease, proxy.phase),
         **_limits(lease, state.activity, proxy.phase),
         **_end(state),
+        "given_back": proxy.given_back,
         "actions": actions(state, [each for each in sizes if each != size]),
     }
 
@@ -134,11 +135,15 @@ def actions(state: KernelSliceState, sizes: list[str]) -> dict[str, Any]:
     phase, lease = state.proxy.phase, state.lease
     found: dict[str, Any] = {}
     if phase is SlicePhase.HELD and not state.is_direct and lease is not None and lease.terms.acts_when_idle:
-        found["keep"] = {}
-    if state.resizes_live and sizes:
+        # By the minute, so that pages are not told of each second.
+        found["keep"] = {"at_most": int(state.proxy.idle.keep_at_most // 60) * 60}
+    # Where there is no kernel any more, the size is that of the next.
+    if sizes and (state.resizes_live or (phase is SlicePhase.NONE and not state.is_direct)):
         found["resize"] = {"sizes": sizes, "keeps_variables": True}
-    if phase in (SlicePhase.HELD, SlicePhase.PARKED, SlicePhase.RESUMING, SlicePhase.NONE) and sizes:
+    if phase is SlicePhase.HELD and sizes:
         found["restart"] = {"sizes": sizes, "keeps_variables": False}
+    if phase is SlicePhase.PARKED:
+        found["resume"] = {"keeps_variables": True}
     if phase is SlicePhase.HELD:
         kept = not state.is_direct and keeps_variables(state.activity or Activity())
         found["give-back"] = {"keeps_variables": kept, "shuts_down": state.is_direct}

@@ -158,16 +158,20 @@ def offered_by(provisioner: GPUPoolProvisioner) -> OfferedKernel | None:
     return OfferedKernel(wanted.url, wanted.request, provisioner.holder())
 
 
-async def check_other_size(kernel_slice: KernelSlice, request: SliceRequest, holder: Holder) -> None:
+async def check_other_size(
+    kernel_slice: KernelSlice, request: SliceRequest, holder: Holder
+) -> Outlook | None:
     """Raise why a kernel could never have another size, before somebody restarts it for that.
 
-    What it has now is in its own way; so nothing is said of what is free, or of quotas. A pool that
-    does not answer is a reason, too: the restart would lose the variables, and perhaps the slice.
+    Return what a new request would meet. What the kernel has now is in its own way; so nothing is said of
+    quotas. A pool that does not answer is a reason, too: the restart would lose the variables, and
+    perhaps the slice.
     """
     try:
-        await in_background(_within(kernel_slice.pool.forecast(request, holder)))
+        found: Outlook | None = await in_background(_within(kernel_slice.pool.forecast(request, holder)))
     except OverQuota:
-        return
+        return None
+    return found
 
 
 async def _offers(url: str, holder: Holder) -> Sequence[SliceRequest] | None:

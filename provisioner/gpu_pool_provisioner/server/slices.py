@@ -216,6 +216,10 @@ class Slices:
         """Count a kernel as in use. Raises ``NoSuchKernelError`` and ``NotAllowed``, as all of these."""
         return {"message": await self.control(kernel_id).keep(body.seconds)}
 
+    async def resume(self, kernel_id: str) -> dict[str, Any]:
+        """Take the slice of a parked kernel again."""
+        return {"message": await self.control(kernel_id).resume()}
+
     async def leave_queue(self, kernel_id: str) -> dict[str, Any]:
         """Let a kernel's user give up the wait."""
         return {"message": await self.control(kernel_id).leave_queue()}
@@ -242,8 +246,8 @@ class Slices:
         provisioner = self._kernels()[kernel_id]
         assert provisioner.kernel_slice is not None
         wanted = parse_request(body.size)
-        await check_other_size(provisioner.kernel_slice, wanted, provisioner.holder())
-        return asdict(control.resize_at_restart(wanted))
+        outlook = await check_other_size(provisioner.kernel_slice, wanted, provisioner.holder())
+        return asdict(await control.resize_at_restart(wanted, outlook))
 
     def memory(self, kernel_id: str) -> dict[str, Any]:
         """Return a kernel's memory over the last minutes, and go on watching."""

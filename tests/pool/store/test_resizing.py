@@ -184,3 +184,60 @@ def test_asking_for_what_it_has_changes_nothing(pools: Any) -> None:
     pool.ask("1")
     pool.now += 60
     assert pool.resize(lease, "0.5").held_at == lease.held_at
+
+
+def ahead(pool: Pool, lease: Lease, text: str) -> Lease:
+    return pool.lease_store.resize(lease.id, parse_request(text), ahead=True)
+
+
+def test_what_is_taken_ahead_is_nobody_elses_and_is_had_once_the_process_has_ended(pools: Any) -> None:
+    pool = pools(device(0), device(1))
+    other, lease = pool.ask("60%"), pool.ask("30%")
+    # More than its own device has: it keeps its part there, and takes the other device.
+    assert str(ahead(pool, lease, "1").request) == "30%"
+    assert (pool.placed(lease), pool.held()) == ([0, 1], [900, 1000])
+    waiting = pool.ask("20%")
+    assert waiting.state is LeaseState.WAITING
+    assert pool.resize(lease, "1").state is LeaseState.HELD
+    assert (pool.placed(lease), pool.held()) == ([1], [800, 1000])
+    assert pool.placed(waiting) == [0]
+    pool.lease_store.release(other.id, EndReason.RELEASED)
+
+
+@pytest.mark.parametrize("size", ["50%", "80%", "1", "20GiB", "5%", "2x10%"])
+def test_what_was_taken_ahead_can_be_given_up(pools: Any, size: str) -> None:
+    pool = pools(device(0), device(1))
+    lease, _ = pool.ask("20%"), pool.ask("30%")
+    before = pool.lease_store.lease(lease.id)
+    held = pool.held()
+    ahead(pool, lease, size)
+    assert all(now >= then for now, then in zip(pool.held(), held, strict=True))
+    after = ahead(pool, lease, "20%")
+    assert (after.request, after.slices, pool.held()) == (before.request, before.slices, held)
+
+
+def test_what_is_not_free_cannot_be_taken_ahead(pools: Any) -> None:
+    pool = pools(device(0))
+    lease, other = pool.ask("20%"), pool.ask("50%")
+    with pytest.raises(TimedOut, match="up to 50% of one GPU"):
+        ahead(pool, lease, "60%")
+    assert pool.held() == [700]
+    # Twice, of which the first may still come to be used.
+    ahead(pool, lease, "50%")
+    with pytest.raises(TimedOut):
+        pool.resize(other, "60%")
+    assert ahead(pool, lease, "10%").slices[0].milli == 200
+    assert pool.held() == [700]
+    pool.resize(lease, "10%")
+    assert pool.held() == [600]
+
+
+def test_a_quota_counts_what_is_taken_ahead_once(pools: Any) -> None:
+    pool = pools(device(0), device(1), per_user={"share": "100%", "slices": 1})
+    pool.ask("70%", "grace")
+    lease = pool.ask("30%")
+    ahead(pool, lease, "90%")
+    assert pool.held() == [1000, 900]
+    assert pool.resize(lease, "90%").slices[0].milli == 900
+    with pytest.raises(OverQuota):
+        ahead(pool, lease, "2x60%")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_client import LeaseState
+from gpu_pool_client import Holder, LeaseState, parse_request
+from gpu_pool_provisioner.kernel_slice import KernelSlice
 from support.jupyter_env import JupyterEnv, eventually
 from support.slice_pages import PagesServer, cells, serving_pages
 
@@ -23,7 +24,7 @@ async def test_a_kernel_is_kept_and_given_back_as_soon_as_it_is_idle(
         # Known once the pool has said what the kernel does with its device.
         seen = await page.sees(lambda state: state["slices"] and state["slices"][0]["gives_back_at"])
         held = seen["slices"][0]
-        assert (held["state"], held["actions"]["keep"]) == ("held", {})
+        assert (held["state"], held["actions"]["keep"]) == ("held", {"at_most": 3600})
         assert held["gives_back_at"] == pytest.approx(held["idle_since"] + 900, abs=0.2)
         said = (await pages.done(kernel_id, "keep", seconds=7200))["message"]
         assert said.startswith("This kernel keeps its GPU slice for 1h, the most that its course allows")
@@ -37,7 +38,12 @@ async def test_a_kernel_is_kept_and_given_back_as_soon_as_it_is_idle(
             asked = await page.sees_slice(asked_back=True)
             assert asked["state"] == "held"
             await at_work.done()
-            await page.sees_slice(state="parked", asked_back=False)
+            parked = await page.sees_slice(state="parked", asked_back=False)
+            assert parked["given_back"]
+            assert parked["message"] == "You gave this kernel's GPU slice back; its variables are kept."
+            assert set(parked["actions"]) == {"resume"}
+            assert "has it as soon as it is free" in (await pages.done(kernel_id, "resume"))["message"]
+            await page.sees_slice(state="held", given_back=False)
             assert (await frontend.run("print(kept)").done()).outputs == ["42\n"]
             await page.sees_slice(state="held")
 
@@ -96,24 +102,40 @@ async def test_a_restart_brings_another_size(jupyter_env: JupyterEnv, pages: Pag
         never = await pages.post(kernel_id, "resize", size="8", at_restart=True)
         assert never.code == 422, never.body
         done = await pages.done(kernel_id, "resize", size="10%", at_restart=True)
-        assert done == {
-            "granted": True,
-            "at_restart": True,
-            "message": "Restart the kernel: it then changes to 10%, if that is free.",
-        }
+        kept = "10% is kept for this kernel for a minute. Restart the kernel: it then changes to 10%."
+        assert done == {"granted": True, "at_restart": True, "message": kept}
         await page.sees_slice(state="held", size="2%", pending_size="10%")
+        # Nobody else can have it meanwhile.
+        assert await _has(jupyter_env, 100)
         await pages.ask("POST", f"api/kernels/{kernel_id}/restart", {})
         await page.sees_slice(state="held", size="10%", pending_size=None)
         async with cells(pages, kernel_id) as frontend:
             cell = frontend.run("import os; print(os.environ['GPU_POOL_SLICE'])")
             assert (await cell.done()).outputs == ["10%\n"]
-        # Where it is not free, the kernel restarts with what it has, and says so.
+        # Where it is not free, it is not granted, and nothing needs to be restarted.
         await jupyter_env.fill("80%")
-        await pages.done(kernel_id, "resize", size="50%", at_restart=True)
+        refused = await pages.done(kernel_id, "resize", size="50%", at_restart=True)
+        assert refused["granted"] is False
+        words = (
+            "it keeps 10% of a GPU and all its variables. At this moment it could have up to 20% of a GPU."
+        )
+        assert words in refused["message"]
+        await page.sees_slice(state="held", size="10%", pending_size=None)
+        # Whatever it has done with its device.
+        await pages.done(kernel_id, "resize", size="20%", at_restart=True)
+        assert await _has(jupyter_env, 1000)
         await pages.ask("POST", f"api/kernels/{kernel_id}/restart", {})
-        kept = await page.sees(lambda state: "still has" in state["slices"][0]["message"])
-        assert "This kernel still has 10% of a GPU" in kept["slices"][0]["message"]
-        assert kept["slices"][0]["size"] == "10%"
+        await page.sees_slice(state="held", size="20%", pending_size=None)
+
+
+async def test_what_is_kept_for_a_restart_is_given_up_without_one(jupyter_env: JupyterEnv) -> None:
+    kernel_slice = KernelSlice(jupyter_env.pool.url, parse_request("2%"))
+    await kernel_slice.take(Holder("ada"))
+    await kernel_slice.reserve(parse_request("1"), 0.05)
+    assert await _has(jupyter_env, 1000)
+    await eventually(lambda: _has(jupyter_env, 20))
+    assert kernel_slice.pending_size is None
+    await kernel_slice.give_back()
 
 
 async def test_one_that_waits_asks_for_less(jupyter_env: JupyterEnv, pages: PagesServer) -> None:
