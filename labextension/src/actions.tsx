@@ -3,7 +3,7 @@ import { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { ApiError } from './api';
-import { ISlice } from './contract';
+import { ISlice, SliceState } from './contract';
 import { about, Action, cost, duration, keepChoices, losesVariables, sizeName } from './texts';
 import { ISlices } from './tokens';
 
@@ -24,6 +24,8 @@ interface IProps {
 interface IOutcome {
   text: string;
   isError: boolean;
+  /** Where the slice was then; what was said is out of date once it is somewhere else. */
+  state: SliceState | null;
 }
 
 /** What may be done with a slice now, each with what it costs. */
@@ -40,6 +42,11 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
     const timer = window.setTimeout(() => setOutcome(null), outcome.isError ? READ_REFUSAL : READ);
     return () => window.clearTimeout(timer);
   }, [outcome]);
+  React.useEffect(() => {
+    if (outcome && outcome.state !== null && outcome.state !== slice.state) {
+      setOutcome(null);
+    }
+  }, [outcome, slice.state]);
 
   const act = async (
     action: Action,
@@ -53,9 +60,11 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
     setBusy(true);
     setOutcome(null);
     try {
-      setOutcome({ text: await call(), isError: false });
+      const text = await call();
+      // A restart goes through states of its own.
+      setOutcome({ text, isError: false, state: action === 'restart' ? null : of.state });
     } catch (error) {
-      setOutcome({ text: words(error), isError: true });
+      setOutcome({ text: words(error), isError: true, state: null });
     }
     setBusy(false);
   };
@@ -94,6 +103,17 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
   });
   return (
     <div className="jp-GpuSlice-actions">
+      <div role="status" className="jp-GpuSlice-outcome">
+        {outcome && !outcome.isError && outcome.text}
+      </div>
+      <div role="alert" className="jp-GpuSlice-outcome jp-mod-act">
+        {outcome?.isError && outcome.text}
+      </div>
+      {outcome && (
+        <button type="button" className="jp-GpuSlice-button" onClick={() => setOutcome(null)}>
+          {trans.__('Dismiss')}
+        </button>
+      )}
       {offered.keep &&
         keepChoices(offered.keep.at_most).length > 0 &&
         row('keep', trans.__('Keep'), seconds => slices.keep(id, Number(seconds)), {
@@ -126,11 +146,7 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
               key={other.kernel_id}
               name={`other ${other.kernel_id}`}
               label={label}
-              cost={trans.__(
-                'That kernel of yours is idle, and holds %1. %2',
-                sizeName(other.size, trans),
-                cost(other, 'give-back', trans)
-              )}
+              cost={otherCost(other, trans)}
               loses={losesVariables(other, 'give-back')}
               isBusy={isBusy}
               act={() =>
@@ -140,19 +156,19 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
           );
         })}
       <AskPermission slice={slice} trans={trans} />
-      <div role="status" className="jp-GpuSlice-outcome">
-        {outcome && !outcome.isError && outcome.text}
-      </div>
-      <div role="alert" className="jp-GpuSlice-outcome jp-mod-act">
-        {outcome?.isError && outcome.text}
-      </div>
-      {outcome && (
-        <button type="button" className="jp-GpuSlice-button" onClick={() => setOutcome(null)}>
-          {trans.__('Dismiss')}
-        </button>
-      )}
     </div>
   );
+}
+
+/** What it costs to let another kernel give its slice. */
+function otherCost(other: ISlice, trans: TranslationBundle): string {
+  const size = sizeName(other.size, trans);
+  return losesVariables(other, 'give-back')
+    ? trans.__('It is yours, idle, and holds %1. It ends: all its variables are lost.', size)
+    : trans.__(
+        'It is yours, idle, and holds %1. Its variables are kept; its next cell waits for a slice.',
+        size
+      );
 }
 
 /** "Give back the slice of one.ipynb". */

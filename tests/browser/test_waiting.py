@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -55,23 +56,27 @@ async def test_a_page_that_is_closed_while_its_cell_waits_leaves_nothing_in_the_
         )
         await snap("wait-before-closing.png")
         await choose(page, "File", "Save Notebook")
-        await eventually(lambda: _has(file, "It"))
-        assert "Waiting" not in file.read_text()
-        other = await page.context.new_page()
-        await page.close()
+        assert "Waiting" not in await _saved(file, "It")
+        await page.goto("about:blank")
         await pool.release(held.id)
         await eventually(lambda: _is_held(lab))
-    await other.goto(lab.url.replace("/lab?", "/lab/tree/Untitled.ipynb?"))
-    await run_cell(other, "print(6 * 7)", HALF)
-    await expect(other.locator(".jp-OutputArea-output").last).to_have_text("42")
-    await choose(other, "File", "Save Notebook")
-    await eventually(lambda: _has(file, "42"))
-    await other.screenshot(path=tmp_path / "after.png")
-    assert "Waiting" not in file.read_text()
+    await page.goto(lab.url.replace("/lab?", "/lab/tree/Untitled.ipynb?"))
+    await page.locator(".jp-Notebook .jp-CodeCell .cm-content").last.click()
+    await run_cell(page, "print(6 * 7)", HALF)
+    await expect(page.locator(".jp-OutputArea-output").last).to_have_text("42")
+    await choose(page, "File", "Save Notebook")
+    assert "Waiting" not in await _saved(file, "42")
+    await snap("wait-after-closing.png")
 
 
-async def _has(file: Path, words: str) -> bool:
-    return file.exists() and words in file.read_text()
+async def _saved(file: Path, words: str) -> str:
+    """Return what is saved in a file once these words are."""
+
+    async def is_there() -> bool:
+        return words in await asyncio.to_thread(file.read_text)
+
+    await eventually(is_there)
+    return await asyncio.to_thread(file.read_text)
 
 
 async def _is_held(lab: Lab) -> bool:
