@@ -25,12 +25,27 @@ DEFAULT_SLICE_VARIABLE: Final = "GPU_POOL_DEFAULT_SLICE"
 #: Seconds for which a kernel waits for a pool that is away: behind a JupyterHub as long as it takes to
 #: move the service to another machine, elsewhere as long as it takes to restart it.
 _BEHIND_HUB, _ELSEWHERE = 300.0, 10.0
+#: Owners of a kernel's manager that nobody sits in front of, by name: looking for one imports nothing. The
+#: second is the first, started with ``python -m``.
+_UNATTENDED: Final = {"jupyter_client.runapp.RunApp", "__main__.RunApp"}
 _WHERE: Final = "It is set in the kernel's kernel.json\nor the server's configuration."
 
 
 def default_outage_timeout() -> float:
     """Return for how many seconds a kernel waits for a pool that is away, where nobody has set that."""
     return _BEHIND_HUB if os.environ.get("JUPYTERHUB_API_TOKEN") else _ELSEWHERE
+
+
+def nobody_watches(manager: object) -> bool:
+    """Whether a kernel's manager has no owner, or one that runs what it was given and ends."""
+    owner = getattr(manager, "parent", None)
+    if owner is None:
+        return True
+    while owner is not None:
+        if any(f"{kind.__module__}.{kind.__qualname__}" in _UNATTENDED for kind in type(owner).__mro__):
+            return True
+        owner = getattr(owner, "parent", None)
+    return False
 
 
 class SliceSettings(LocalProvisioner):
@@ -89,8 +104,9 @@ class SliceSettings(LocalProvisioner):
         help="""Whether nobody watches the kernel: then its start waits for its slice, not its first cell.
 
         By default that is found out: nobody watches a kernel whose manager has no
-        parent, as of nbclient, papermill, nbconvert, jupyter-scheduler and nbgrader.
-        Jupyter's servers and consoles are their manager's parent.
+        parent, as of nbclient, papermill, nbconvert, jupyter-scheduler and nbgrader, or
+        whose parent is ``jupyter run``. Jupyter's servers and consoles are their
+        manager's parent.
         """,
     )
     unattended_wait = Seconds(
@@ -271,11 +287,11 @@ class SliceSettings(LocalProvisioner):
         """Whether nobody watches the kernel, by the setting or else by who manages it.
 
         Jupyter's servers and consoles make a kernel's manager their child. Programs that run
-        notebooks do not.
+        notebooks do not, and ``jupyter run``, which does, counts a file's time as they count a cell's.
         """
         if self.unattended is not None:
             return bool(self.unattended)
-        return getattr(self.parent, "parent", None) is None
+        return nobody_watches(self.parent)
 
     def template_settings(self) -> TemplateSettings:
         """Return what the processes are like from which warm kernels are forked."""

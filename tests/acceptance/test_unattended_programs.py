@@ -31,6 +31,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 #: Seconds that nbgrader gives a cell in these tests: the wait before it is longer.
 CELL = 8
+#: Seconds that jupyter run gives each file.
+JUPYTER_RUN = 10
 STUDENTS = [f"student{number:02}" for number in range(30)]
 NEEDED = ["nbgrader", "rapidfuzz", "jupyter-scheduler", "croniter", "fsspec", "pytz"]
 
@@ -65,11 +67,26 @@ def install(env: JupyterEnv, **config: object) -> str:
     return env.install("two", unattended=None, **config)
 
 
-async def longer_than_a_cell(env: JupyterEnv) -> None:
+async def longer_than_a_cell(env: JupyterEnv, seconds: int = CELL) -> None:
     """Return once somebody has been in the queue for longer than a cell may take."""
     await eventually(env.has_queue)
     (waiting, *_) = (await env.pool.status()).queue
-    await until(lambda: time.time() > waiting.requested_at + CELL)
+    await until(lambda: time.time() > waiting.requested_at + seconds)
+
+
+async def test_a_file_that_jupyter_run_runs_has_its_ten_seconds_whole(
+    pool_env: JupyterEnv, tmp_path: Path
+) -> None:
+    held = await pool_env.fill("1")
+    (tmp_path / "train.py").write_text("print(6 * 7)\n")
+    words = ("-m", "jupyter", "run", f"--kernel={install(pool_env)}", "train.py")
+    run = await started(*words, folder=tmp_path, variables={})
+    await longer_than_a_cell(pool_env, JUPYTER_RUN)
+    await pool_env.pool.release(held.id)
+    said = (await ended(run)).splitlines()
+    assert "Waiting for a GPU slice of 2%. You are next in the queue" in said[0]
+    assert said[-1] == "42"
+    await eventually(pool_env.is_empty)
 
 
 @pytest.mark.parametrize("program", ["papermill", "nbconvert", "nbclient"])

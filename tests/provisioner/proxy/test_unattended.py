@@ -13,6 +13,7 @@ from typing import Any
 import nbformat
 import pytest
 from jupyter_client.manager import AsyncKernelManager
+from jupyter_client.runapp import RunApp
 from nbclient import NotebookClient
 from traitlets.config import Configurable
 
@@ -24,9 +25,9 @@ from support.jupyter_env import JupyterEnv, Managers, answer, eventually
 Terms = Callable[..., None]
 
 
-def install(jupyter_env: JupyterEnv, **config: Any) -> str:
+def install(jupyter_env: JupyterEnv, name: str = "two", **config: Any) -> str:
     """Install a kernel of which is found out whether anybody watches it."""
-    return jupyter_env.install("two", unattended=None, **config)
+    return jupyter_env.install(name, unattended=None, **config)
 
 
 def notebook(kernel: str, *sources: str) -> nbformat.NotebookNode:
@@ -178,6 +179,9 @@ async def test_who_watches_is_found_out_unless_it_is_said(jupyter_env: JupyterEn
     watched = manager(install(jupyter_env), parent=Configurable())
     await watched.start_kernel()  # waits in front of its first cell
     assert await jupyter_env.has_queue()
+    ran = manager(install(jupyter_env, "Ran", unattended_wait=0), parent=RunApp())
+    with pytest.raises(TimedOut):
+        await ran.start_kernel()
     said = manager(jupyter_env.install("Said", unattended=True, unattended_wait=0), parent=Configurable())
     with pytest.raises(TimedOut):
         await said.start_kernel()
