@@ -209,8 +209,8 @@ def test_host_memory_of_processes_that_ended_is_free_again(driver: Driver, tmp_p
 
 
 def test_memory_that_the_machine_does_not_have_is_not_taken(driver: Driver, tmp_path: Path) -> None:
-    with driver.process(1 << 30) as pid, pytest.raises(NotSuspended, match="are available to it"):
-        checkpoint(tmp_path, checkpoint_host_mib=1 << 31).suspend("l1", [pid])
+    with driver.process(900_000_000) as pid, pytest.raises(NotSuspended, match="are available to it"):
+        checkpoint(tmp_path, checkpoint_host_mib=999_999_999).suspend("l1", [pid])
     assert driver.calls(pid) == []
 
 

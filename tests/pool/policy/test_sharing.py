@@ -26,7 +26,7 @@ class Pool:
         self.now = START
         self._database = Database(path)
         # Leases of tests are attached to nothing.
-        chosen = PoolSettings(attach_within=1e9, **settings)
+        chosen = PoolSettings(attach_within="3650d", **settings)
         self.lease_store = LeaseStore(self._database, chosen, Clock(lambda: self.now, lambda: self.now))
         self.lease_store.register([device(index) for index in range(gpus)])
 

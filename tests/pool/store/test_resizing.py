@@ -35,7 +35,7 @@ class Pool:
     def __init__(self, path: Path, *devices: Device, **settings: Any) -> None:
         self.now = START
         self.database = Database(path)
-        chosen = PoolSettings(attach_within=1e9, **settings)
+        chosen = PoolSettings(attach_within="3650d", **settings)
         self.lease_store = LeaseStore(self.database, chosen, Clock(lambda: self.now, lambda: self.now))
         self.lease_store.register(devices or [device(0)])
 
