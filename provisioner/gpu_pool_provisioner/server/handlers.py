@@ -22,7 +22,6 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
-from gpu_pool_client._log import EscapingLogger
 from gpu_pool_provisioner.kernelspecs import config_of
 
 if TYPE_CHECKING:
@@ -279,6 +278,8 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         except WebSocketClosedError:
             return
         except Exception:  # noqa: BLE001 - the page connects again; nothing is told meanwhile that is not so
+            from gpu_pool_client._log import EscapingLogger
+
             EscapingLogger(self.log).exception("Telling a page of GPU slices failed.")
             self.close(_INTERNAL_ERROR)
 

@@ -29,7 +29,10 @@ extension = importlib.import_module(_jupyter_server_extension_points()[0]["modul
 added = []
 app = SimpleNamespace(settings={"base_url": "/"}, add_handlers=lambda host, rules: added.extend(rules))
 loop = SimpleNamespace(add_callback=lambda *_: None)
-server = SimpleNamespace(web_app=app, io_loop=loop, kernel_spec_manager=KernelSpecManager())
+contents = SimpleNamespace(register_pre_save_hook=lambda hook: None)
+server = SimpleNamespace(
+    web_app=app, io_loop=loop, kernel_spec_manager=KernelSpecManager(), contents_manager=contents
+)
 extension._load_jupyter_server_extension(server)
 pages = added[0][2]["pages"]
 assert asyncio.run(pages.slices()) is None
@@ -45,6 +48,7 @@ def test_a_server_without_kernels_of_ours_loads_next_to_nothing(jupyter_env: Jup
         "gpu_pool_provisioner.server",
         "gpu_pool_provisioner.server.extension",
         "gpu_pool_provisioner.server.handlers",
+        "gpu_pool_provisioner.wait_notices",
     ]
 
 
