@@ -36,6 +36,7 @@ CREATE INDEX lease_held ON lease (state);
 CREATE TABLE device (id INTEGER PRIMARY KEY, held INTEGER);
 CREATE TABLE history (number INTEGER PRIMARY KEY, key TEXT UNIQUE, user TEXT, ended_at REAL, facts TEXT);
 CREATE INDEX history_by_user ON history (user, ended_at);
+CREATE INDEX history_by_end ON history (ended_at);
 CREATE TABLE use (course TEXT, user TEXT, used REAL, PRIMARY KEY (course, user)) WITHOUT ROWID;
 CREATE TABLE course_use (course TEXT PRIMARY KEY, used REAL) WITHOUT ROWID;
 INSERT INTO device VALUES (1, 0);
