@@ -31,7 +31,7 @@ _WITHIN: Final = 10.0
 #: is told that there is no room now, and not that there never is.
 _AWAY_FOR: Final = 180.0
 _CLASSES: Final = ("crds", "runtime_classes", "device_classes")
-_CLAIMS: Final = ("resource_slices", "resource_claims")
+_CLAIMS: Final = ("resource_slices", "resource_claims", "device_taint_rules")
 
 
 class ClusterReader:

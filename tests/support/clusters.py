@@ -106,15 +106,57 @@ def listed(name: str, memory: int = 32768, *, kind: str = "gpu", **more: Any) ->
     }
     if "profile" in more:
         attributes["profile"] = {"string": more["profile"]}
+    if "parent" in more:
+        attributes["parentUUID"] = {"string": more["parent"]}
     shared = {"allowMultipleAllocations": True} if "default" in more else {}
-    return {"name": name, "attributes": attributes, "capacity": capacity, **shared}
+    rest = {key: more[key] for key in ("taints", "consumesCounters") if key in more}
+    return {"name": name, "attributes": attributes, "capacity": capacity, **shared, **rest}
 
 
-def resource_slice(*devices: Mapping[str, Any], name: str = "n1") -> dict[str, Any]:
-    """Return a ResourceSlice of NVIDIA's driver."""
-    pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
-    spec = {"driver": "gpu.nvidia.com", "nodeName": name, "pool": pool, "devices": list(devices)}
-    return {"metadata": {"name": f"{name}-gpus"}, "spec": spec}
+def dividable(
+    card: str = "gpu-0", *, model: str = "NVIDIA A100-SXM4-40GB", **more: Any
+) -> list[dict[str, Any]]:
+    """Return a card with 40 GiB as NVIDIA's driver lists it with DynamicMIG: whole, and at every place.
+
+    ``default`` is one that claims can share, too; ``whole=False`` one that is in MIG mode for good.
+    """
+
+    def part(name: str, memory: int, first: int, number: int, **about: Any) -> dict[str, Any]:
+        slices = {f"memory-slice-{n}": {"value": "1"} for n in range(first, first + number)}
+        used = [
+            {"counterSet": f"{card}-counter-set", "counters": {"memory": {"value": f"{memory}Mi"}, **slices}}
+        ]
+        return listed(name, memory, model=model, consumesCounters=used, **about)
+
+    mig = {"kind": "mig", "parent": f"GPU-{card}"}
+    found = [part(f"{card}-1g5gb-{n}", 4864, n, 1, profile="1g.5gb", **mig) for n in range(7)]
+    found += [part(f"{card}-2g10gb-{n}", 9856, n, 2, profile="2g.10gb", **mig) for n in (0, 2, 4)]
+    found += [part(f"{card}-3g20gb-{n}", 19968, n, 4, profile="3g.20gb", **mig) for n in (0, 4)]
+    found += [part(f"{card}-4g20gb-0", 19968, 0, 4, profile="4g.20gb", **mig)]
+    for each in found:
+        del each["attributes"]["uuid"]
+    whole = [part(card, 40960, 0, 8, **{key: more[key] for key in ("default",) if key in more})]
+    return (whole if more.get("whole", True) else []) + found
+
+
+def counters(card: str = "gpu-0") -> dict[str, Any]:
+    """Return the counters of such a card."""
+    values = {"memory": {"value": "40960Mi"}, **{f"memory-slice-{n}": {"value": "1"} for n in range(8)}}
+    return {"name": f"{card}-counter-set", "counters": values}
+
+
+def resource_slice(
+    *devices: Mapping[str, Any],
+    name: str = "n1",
+    generation: int = 1,
+    number: int = 1,
+    of: int = 1,
+    **spec: Any,
+) -> dict[str, Any]:
+    """Return a ResourceSlice of NVIDIA's driver, the ``number``-th of so many of its pool."""
+    pool = {"name": name, "generation": generation, "resourceSliceCount": of}
+    about = {"driver": "gpu.nvidia.com", "nodeName": name, "pool": pool, "devices": list(devices), **spec}
+    return {"metadata": {"name": f"{name}-gpus-{generation}-{number}"}, "spec": about}
 
 
 def named(*names: str) -> list[dict[str, Any]]:
@@ -122,12 +164,12 @@ def named(*names: str) -> list[dict[str, Any]]:
     return [{"metadata": {"name": name}} for name in names]
 
 
-def dra(*devices: Mapping[str, Any], **more: Any) -> Cluster:
-    """Return a cluster with NVIDIA's DRA driver."""
+def dra(*devices: Mapping[str, Any], slices: Sequence[Mapping[str, Any]] = (), **more: Any) -> Cluster:
+    """Return a cluster with NVIDIA's DRA driver, which lists these devices in one slice, or these slices."""
     return Cluster.read(
         [node()],
         device_classes=named("gpu.nvidia.com", "mig.nvidia.com"),
-        resource_slices=[resource_slice(*devices)],
+        resource_slices=slices or [resource_slice(*devices)],
         **more,
     )
 
@@ -231,6 +273,7 @@ def everything() -> dict[str, tuple[Cluster, DialectOptions]]:
         ),
         "dra-shares": (dra(listed("gpu-0", default="0", shares=50)), DialectOptions()),
         "dra-unlimited": (dra(listed("gpu-0", default="0")), DialectOptions()),
+        "dra-dividable": (dra(*dividable("gpu-0"), *dividable("gpu-1")), DialectOptions()),
         "dra-mig": (
             dra(listed("gpu-0-mig-0", 4864, kind="mig", profile="1g.5gb", model="A100")),
             DialectOptions(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -24,6 +24,8 @@ Changed = Callable[["Manifest | None", "Manifest | None"], None]
 _WATCH_FOR: Final = 240.0
 #: Seconds between two attempts: at first, and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+#: Seconds until the next version of a kind is looked for.
+_NEXT_PAUSE: Final = 0.01
 #: Seconds after which it is looked again whether what the cluster does not have is there.
 _ABSENT_PAUSE: Final = 300.0
 _PAGE: Final = "500"
@@ -31,19 +33,24 @@ _GONE, _NOT_FOUND, _FORBIDDEN = 410, 404, 403
 
 
 class Informer:
-    """All objects below one path. ``keep`` reduces an object to what is needed of it."""
+    """All objects below one path. ``keep`` reduces an object to what is needed of it.
+
+    Of several paths, each for another version of the same kind, it is the first that the cluster serves.
+    """
 
     def __init__(
         self,
         api: Api,
-        path: str,
+        paths: str | Sequence[str],
         log: logging.Logger,
         changed: Changed,
         *,
         keep: Callable[[Manifest], Manifest] = lambda found: found,
         names_only: bool = False,
     ) -> None:
-        self._api, self._path, self._log, self._changed = api, path, log, changed
+        self._api, self._log, self._changed = api, log, changed
+        self._paths = (paths,) if isinstance(paths, str) else tuple(paths)
+        self._path = self._paths[0]
         self._keep, self._names_only = keep, names_only
         self._objects: dict[Key, Manifest] = {}
         self._version = ""
@@ -99,16 +106,27 @@ class Informer:
         if refused.status == _GONE:
             self._version = ""
             return _FIRST_PAUSE
-        if refused.status == _NOT_FOUND:  # the cluster does not serve this kind
-            self._replace({})
-            self.synced.set()
-            return _ABSENT_PAUSE
-        self.problem = f"{self._path}: {refused}"
-        self._log.error("The API server refuses %s", self.problem)
+        if refused.status == _NOT_FOUND:
+            return self._absent()
+        problem = f"{self._path}: {refused}"
+        if problem != self.problem:  # once, and not at every attempt
+            self._log.error("The API server refuses %s", problem)
+        self.problem = problem
         if refused.status == _FORBIDDEN:
             return _LONGEST_PAUSE
         self._version = ""
         return pause
+
+    def _absent(self) -> float:
+        """Go on with the next version of this kind; return after how many seconds."""
+        self._version = ""
+        tried = self._paths.index(self._path) + 1
+        self._path = self._paths[tried % len(self._paths)]
+        if tried < len(self._paths):
+            return _NEXT_PAUSE
+        self._replace({})  # the cluster does not serve this kind
+        self.synced.set()
+        return _ABSENT_PAUSE
 
     async def _list(self) -> None:
         found: dict[Key, Manifest] = {}

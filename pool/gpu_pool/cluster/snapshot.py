@@ -6,7 +6,7 @@ What is listed here is what the service watches, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,14 +17,17 @@ from gpu_pool_client import PoolUnreachable
 NODES: Final = "/api/v1/nodes"
 PODS: Final = "/api/v1/pods"
 _DRA: Final = "/apis/resource.k8s.io/v1"
-#: What a dialect is read from besides nodes: where it is, and whether names are enough, since the whole of
-#: the definitions is megabytes.
-SOURCES: Final = {
-    "crds": ("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", True),
-    "runtime_classes": ("/apis/node.k8s.io/v1/runtimeclasses", True),
-    "device_classes": (f"{_DRA}/deviceclasses", True),
-    "resource_slices": (f"{_DRA}/resourceslices", False),
-    "resource_claims": (f"{_DRA}/resourceclaims", False),
+#: Versions of DeviceTaintRules, the newest first: clusters serve different ones.
+_RULES: Final = tuple(f"{_DRA}{version}/devicetaintrules" for version in ("", "beta2", "alpha3"))
+#: What a dialect is read from besides nodes: where it is (the first that the cluster serves), and whether
+#: names are enough, since the whole of the definitions is megabytes.
+SOURCES: Final[Mapping[str, tuple[tuple[str, ...], bool]]] = {
+    "crds": (("/apis/apiextensions.k8s.io/v1/customresourcedefinitions",), True),
+    "runtime_classes": (("/apis/node.k8s.io/v1/runtimeclasses",), True),
+    "device_classes": ((f"{_DRA}/deviceclasses",), True),
+    "resource_slices": ((f"{_DRA}/resourceslices",), False),
+    "resource_claims": ((f"{_DRA}/resourceclaims",), False),
+    "device_taint_rules": (_RULES, False),
 }
 _PAGE: Final = "500"
 _NOT_FOUND: Final = 404
@@ -91,7 +94,7 @@ async def _version(api: Api) -> tuple[int, int]:
 
 async def list_pods(api: Api, note: Callable[[str], object], *, cached: bool = False) -> tuple[Pod, ...]:
     """Return the pods of all namespaces that are on a node and have not finished, as :func:`list_sources`."""
-    found = map(Pod.read, await _list_readable(api, PODS, note, cached=cached))
+    found = map(Pod.read, await _list_readable(api, (PODS,), note, cached=cached))
     return tuple(pod for pod in found if pod is not None and pod.node)
 
 
@@ -104,20 +107,27 @@ async def list_sources(
     """
     found: dict[str, list[Manifest]] = {}
     for name in names:
-        path, names_only = SOURCES[name]
-        found[name] = await _list_readable(api, path, note, names_only=names_only, cached=cached)
+        paths, names_only = SOURCES[name]
+        found[name] = await _list_readable(api, paths, note, names_only=names_only, cached=cached)
     return found
 
 
 async def _list_readable(
-    api: Api, path: str, note: Callable[[str], object], *, names_only: bool = False, cached: bool = False
+    api: Api,
+    paths: Sequence[str],
+    note: Callable[[str], object],
+    *,
+    names_only: bool = False,
+    cached: bool = False,
 ) -> list[Manifest]:
-    try:
-        return await list_all(api, path, names_only=names_only, cached=cached)
-    except ApiRefused as refused:
-        if refused.status != _NOT_FOUND:
-            note(f"{path.rpartition('/')[2]} cannot be read: {refused.message}")
-        return []
+    for path in paths:
+        try:
+            return await list_all(api, path, names_only=names_only, cached=cached)
+        except ApiRefused as refused:  # noqa: PERF203 - three at most
+            if refused.status != _NOT_FOUND:
+                note(f"{path.rpartition('/')[2]} cannot be read: {refused.message}")
+                return []
+    return []
 
 
 async def list_all(api: Api, path: str, *, names_only: bool = False, cached: bool = False) -> list[Manifest]:

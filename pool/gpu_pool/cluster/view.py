@@ -27,7 +27,7 @@ from gpu_pool.cluster.dialects import (
     usage,
 )
 from gpu_pool.cluster.dialects.amounts import HOSTNAME
-from gpu_pool.cluster.dialects.choosing import Memory, away, completed, look, next_end
+from gpu_pool.cluster.dialects.choosing import Memory, away, completed, look, next_end, node_of
 from gpu_pool.cluster.dialects.objects import Node, mapping
 from gpu_pool.cluster.informer import Informer, Key
 from gpu_pool.cluster.kept_objects import LeasePods, is_ending, is_same, lean, lean_node, lean_pod
@@ -63,8 +63,8 @@ class ClusterView:
         self.nodes = Informer(api, NODES, log, self._node_changed, keep=lean_node)
         self.pods = Informer(api, PODS, log, self._pod_changed, keep=lean_pod)
         self._more = {
-            name: Informer(api, path, log, self._cluster_changed, keep=lean, names_only=only)
-            for name, (path, only) in SOURCES.items()
+            name: Informer(api, paths, log, self._cluster_changed, keep=lean, names_only=only)
+            for name, (paths, only) in SOURCES.items()
         }
         if settings.kueue:
             self._more["workloads"] = Informer(
@@ -380,5 +380,6 @@ def _shows(choice: DialectChoice, group: NodeGroup) -> bool:
 
 def _on_node(dialect: Dialect, node: str) -> Dialect:
     """Return the dialect of the same cluster, if it had this node alone."""
-    alone = replace(dialect.cluster, nodes=(dialect.cluster.node(node),))
+    slices = tuple(each for each in dialect.cluster.resource_slices if node_of(each) == node)
+    alone = replace(dialect.cluster, nodes=(dialect.cluster.node(node),), resource_slices=slices)
     return type(dialect)(alone, dialect.options)

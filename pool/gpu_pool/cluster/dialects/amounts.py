@@ -199,6 +199,11 @@ def tolerations(nodes: Iterable[Node]) -> tuple[Manifest, ...]:
     return tuple({"key": key, "operator": "Exists", "effect": effect} for key, effect in sorted(found))
 
 
+def usable_mib(shown: int, options: DialectOptions) -> int:
+    """Return what programs can have of a GPU of which a node shows so many MiB."""
+    return shown
+
+
 def runtime_class(cluster: Cluster, options: DialectOptions) -> str | None:
     """Return the RuntimeClass that gives a container its GPU, None where the default runtime does."""
     return options.runtime_class or ("nvidia" if "nvidia" in cluster.runtime_classes else None)
@@ -234,11 +239,13 @@ class FixedOffer:
     label: str
     #: The GPUs or MIG instances that are handed out whole or in replicas.
     gpus: tuple[Gpu, ...]
+    #: What limits it, if not just its mode says so.
+    held_by: Enforcement | None = None
 
     @property
     def enforcement(self) -> Enforcement:
         """What holds it."""
-        return ENFORCED[self.mode]
+        return self.held_by or ENFORCED[self.mode]
 
     @property
     def hold(self) -> Hold:
@@ -280,11 +287,11 @@ def closest(
     near = [offer for offer in useful if WHOLE <= offer.excess(request) <= options.most_milli]
     if not near:
         raise _none_near(request, useful or offers, options)
-    best = min(near, key=_preference)
-    return tuple(each for each in near if _preference(each) == _preference(best))
+    best = min(near, key=lambda each: (*_kind(each)[:2], each.memory_mib, each.resource))
+    return tuple(each for each in near if _kind(each) == _kind(best))
 
 
-def _preference(offer: FixedOffer) -> tuple[int, int, str]:
+def _kind(offer: FixedOffer) -> tuple[int, int, str]:
     return _FIRMNESS.index(offer.enforcement.memory.strength), offer.milli, offer.resource
 
 

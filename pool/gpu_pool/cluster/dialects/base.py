@@ -163,6 +163,8 @@ class SliceStatement:
     rounded: tuple[Rounding, ...] = ()
     #: What else its user or administrator should know.
     notes: tuple[str, ...] = ()
+    #: The request by which a part of a GPU is counted that is more of it than the share or memory alone says.
+    counted: SliceRequest | None = None
 
     @property
     def nominal(self) -> tuple[str, ...]:
@@ -242,6 +244,10 @@ class Gpu:
     drained: bool = False
     #: The system's own word for how it is shared, such as HAMi's ``mig``.
     mode: str = ""
+    #: What its administrators should know of it, in words.
+    notes: tuple[str, ...] = ()
+    #: Whether its node shows all that there is to know of it; else what was known before holds.
+    is_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +258,8 @@ class Hold:
     memory_mib: int
     #: The GPU's uuid; empty where the cluster does not say which GPU of the node it is.
     uuid: str = ""
+    #: What several pods have together is counted once: it says the same here of each. Empty for a pod's own.
+    common: str = ""
 
 
 class Dialect(ABC):

@@ -64,8 +64,9 @@ def usage(dialect: Dialect, pods: Iterable[Pod | None]) -> tuple[NodeUse, ...]:
     Pods that wait, or have finished (None), hold nothing.
     """
     by_node: dict[str, list[PodUse]] = defaultdict(list)
+    counted: set[tuple[str, str]] = set()
     for pod in pods:
-        holds = dialect.holds(pod) if pod is not None and pod.node else ()
+        holds = _once(dialect.holds(pod), counted) if pod is not None and pod.node else ()
         if pod is not None and holds:
             by_node[pod.node].append(PodUse(pod.namespace, pod.name, holds))
     gpus: dict[str, list[Gpu]] = defaultdict(list)
@@ -73,6 +74,13 @@ def usage(dialect: Dialect, pods: Iterable[Pod | None]) -> tuple[NodeUse, ...]:
         gpus[gpu.node].append(gpu)
     names = sorted({*gpus, *by_node})
     return tuple(_node(name, gpus[name], tuple(by_node[name])) for name in names)
+
+
+def _once(holds: tuple[Hold, ...], counted: set[tuple[str, str]]) -> tuple[Hold, ...]:
+    """Return what of this was not counted with an earlier pod that has it, too; take note of it."""
+    new = tuple(hold for hold in holds if not hold.common or (hold.common, hold.uuid) not in counted)
+    counted.update((hold.common, hold.uuid) for hold in new if hold.common)
+    return new
 
 
 def _node(name: str, gpus: Sequence[Gpu], pods: tuple[PodUse, ...]) -> NodeUse:
@@ -123,6 +131,8 @@ def counted_as(request: SliceRequest, dialect: Dialect) -> SliceRequest:
     whole anyway. Raises what ``Dialect.translate`` raises.
     """
     statement = dialect.translate(request).statement
+    if statement.counted is not None:
+        return statement.counted
     is_mig = statement.enforcement.memory.strength is Strength.HARD and statement.milli != WHOLE
     if request.whole_devices or is_mig:
         return request

@@ -146,7 +146,8 @@ def look(
     choice = choose(shown, options, dialect)
     gpus = () if choice.dialect is None else choice.dialect.gpus()
     # One whose size is not known is none to the pool.
-    with_gpus = {gpu.node for gpu in gpus if gpu.device.memory_mib}
+    partly = {gpu.node for gpu in gpus if not gpu.is_complete}
+    with_gpus = {gpu.node for gpu in gpus if gpu.device.memory_mib} - partly
     known = remembered(known, shown, with_gpus, now, grace)
     cluster = completed(shown, known)
     return RememberedCluster(
@@ -165,7 +166,7 @@ def remembered(
     for node in cluster.nodes:
         before = known.get(node.name)
         if node.name in with_gpus:
-            slices = tuple(each for each in cluster.resource_slices if _node_of(each) == node.name)
+            slices = tuple(each for each in cluster.resource_slices if node_of(each) == node.name)
             found[node.name] = LastShown(node, slices)
         elif before is not None:
             since = now if before.away_since is None else before.away_since
@@ -179,7 +180,7 @@ def completed(cluster: Cluster, known: Memory) -> Cluster:
     away = {name: shown for name, shown in known.items() if shown.away_since is not None}
     if not away:
         return cluster
-    slices = [each for each in cluster.resource_slices if _node_of(each) not in away]
+    slices = [each for each in cluster.resource_slices if node_of(each) not in away]
     slices += [each for shown in away.values() for each in shown.slices]
     nodes = tuple(_as_it_was(node, away.get(node.name)) for node in cluster.nodes)
     return replace(cluster, nodes=nodes, resource_slices=tuple(slices))
@@ -203,5 +204,6 @@ def _as_it_was(node: Node, shown: LastShown | None) -> Node:
     return replace(shown.node, taints=node.taints, conditions=node.conditions, cordoned=node.cordoned)
 
 
-def _node_of(resource_slice: Manifest) -> str:
+def node_of(resource_slice: Manifest) -> str:
+    """Return the name of the node whose devices a ResourceSlice lists."""
     return str(mapping(resource_slice.get("spec")).get("nodeName") or "")

@@ -11,14 +11,17 @@ and the API ``resource.k8s.io/v1``:
   each GPU has that many ``shares``; with ``unlimited`` only what is asked for
   is counted (``cmd/gpu-kubelet-plugin/consumable_shares.go``). Each mode only
   counts; none limits a process;
-- without it a GPU goes to one claim, and parts are MIG instances.
+- without it a GPU goes to one claim, and parts are MIG instances: those that exist, or with
+  ``DynamicMIG`` those that can be made.
+
+How its devices are listed, and claims read: ``resource_slices``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -28,7 +31,6 @@ from gpu_pool.cluster.dialects.amounts import (
     FixedOffer,
     closest,
     cut,
-    mig_milli,
     refuse_index,
     refuse_several,
     rounded_share,
@@ -47,99 +49,42 @@ from gpu_pool.cluster.dialects.base import (
     Translation,
 )
 from gpu_pool.cluster.dialects.labels import content_name
-from gpu_pool.cluster.dialects.objects import Cluster, Manifest, Pod, listing, mapping, mib, quantity
+from gpu_pool.cluster.dialects.objects import Pod
+from gpu_pool.cluster.dialects.resource_slices import (
+    DRIVER,
+    GPU_CLASS,
+    MIG_CLASS,
+    ListedDevice,
+    ListedDevices,
+    claim_holds,
+    divided_by_claims,
+    listed_devices,
+    read_devices,
+)
 from gpu_pool_client import (
     WHOLE,
     BadRequest,
-    Device,
     Enforcement,
     Filters,
     Limit,
     NeverFits,
     SliceRequest,
     Strength,
+    format_memory,
 )
 from gpu_pool_client._free import accepts
 
 API: Final = "resource.k8s.io/v1"
-DRIVER: Final = "gpu.nvidia.com"
-GPU_CLASS: Final = "gpu.nvidia.com"
-MIG_CLASS: Final = "mig.nvidia.com"
-#: What a MIG profile may be, since it is written into CEL; empty for a GPU.
-_PROFILE: Final = re.compile(r"[0-9a-z.+-]{0,32}", re.ASCII)
 _MODEL: Final = re.compile(r"[0-9a-z._-]{0,64}", re.ASCII)
+#: What a uuid may be that is written into CEL, and how many are.
+_UUID: Final = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
+_MOST_UUIDS: Final = 100
+
+__all__ = ["API", "DRIVER", "GPU_CLASS", "MIG_CLASS", "Dra", "listed_devices"]
 
 
-@dataclass(frozen=True, slots=True)
-class ListedDevice:
-    """One device as a ResourceSlice lists it."""
-
-    gpu: Gpu
-    #: Where claims find it again: the slice's pool, and its name there.
-    pool: str
-    name: str
-    #: MIG profile, empty for a GPU.
-    profile: str
-    #: Whether several claims may have parts of it.
-    shared: bool
-    #: Number of shares it has, 0 where it has none.
-    shares: int
-    #: Whether claims that ask for no memory are not counted at all.
-    unlimited: bool
-
-
-def listed_devices(cluster: Cluster) -> tuple[ListedDevice, ...]:
-    """Return NVIDIA's devices of all slices, by node and name; those for virtual machines are left out."""
-    found = [
-        each
-        for manifest in cluster.resource_slices
-        for spec in (mapping(manifest.get("spec")),)
-        if spec.get("driver") == DRIVER
-        for index, device in enumerate(listing(spec.get("devices")))
-        if (each := _listed_device(cluster, spec, device, index))
-    ]
-    return tuple(sorted(found, key=lambda each: (each.gpu.node, each.name)))
-
-
-def _listed_device(cluster: Cluster, spec: Manifest, device: Manifest, index: int) -> ListedDevice | None:
-    attributes = {name: _value(each) for name, each in mapping(device.get("attributes")).items()}
-    profile = attributes.get("profile", "")
-    if attributes.get("type") not in ("gpu", "mig") or not _PROFILE.fullmatch(profile):
-        return None
-    node = str(spec.get("nodeName", ""))
-    capacity = mapping(device.get("capacity"))
-    memory = mapping(capacity.get("memory"))
-    shares = quantity(mapping(capacity.get("shares")).get("value", 0))
-    shared = device.get("allowMultipleAllocations") is True
-    default = mapping(memory.get("requestPolicy")).get("default")
-    model = attributes.get("productName", "NVIDIA GPU")
-    gpu = Device(
-        uuid=attributes.get("uuid") or f"{node}/{device.get('name')}",
-        index=index,
-        model=model,
-        memory_mib=mib(memory.get("value", 0)),
-        milli=mig_milli(profile, model.replace(" ", "-")) if profile else WHOLE,
-        contexts=None if shared else 1,
-        driver=attributes.get("driverVersion", ""),
-        mig_profile=profile or None,
-    )
-    return ListedDevice(
-        gpu=Gpu(node, gpu, cluster.node(node).cordoned or bool(device.get("taints"))),
-        pool=str(mapping(spec.get("pool")).get("name", "")),
-        name=str(device.get("name", "")),
-        profile=profile,
-        shared=shared,
-        shares=shares,
-        unlimited=shared and not shares and default is not None and quantity(default) == 0,
-    )
-
-
-def _value(attribute: object) -> str:
-    return str(next(iter(mapping(attribute).values()), ""))
-
-
-def selector(filters: Filters, least_mib: int, profile: str) -> str:
-    """Return the CEL expression that a device must meet, empty if any will do.
+def selector(filters: Filters, least_mib: int, profile: str, not_of: Sequence[str] = ()) -> str:
+    """Return the CEL expression that a device must meet, empty if any will do; it has none of these uuids.
 
     Every text in it is of a closed alphabet, so that nobody ends the
     expression early: BadRequest for a model that is not.
@@ -161,6 +106,9 @@ def selector(filters: Filters, least_mib: int, profile: str) -> str:
     if filters.driver:
         version = ".".join(str(number) for number in (*filters.driver, 0, 0)[:3])
         parts.append(f"{attributes}.driverVersion.compareTo(semver('{version}')) >= 0")
+    without = [uuid for uuid in not_of if _UUID.fullmatch(uuid)][:_MOST_UUIDS]
+    if without and not profile:
+        parts.append(f"!({attributes}.uuid in [{', '.join(map(repr, without))}])")
     return " && ".join(parts)
 
 
@@ -189,42 +137,6 @@ def claim_template(device_class: str, count: int, capacity: dict[str, str], cel:
         "metadata": {"name": content_name(spec)},
         "spec": spec,
     }
-
-
-def claim_holds(cluster: Cluster, devices: Sequence[ListedDevice]) -> dict[tuple[str, str], tuple[Hold, ...]]:
-    """Return what each pod, by namespace and name, has of the devices by the claims reserved for it."""
-    by_place = {(each.pool, each.name): each for each in devices}
-    held: dict[tuple[str, str], tuple[Hold, ...]] = {}
-    for claim in cluster.resource_claims:
-        namespace = str(mapping(claim.get("metadata")).get("namespace", "default"))
-        holds = tuple(_results(claim, by_place))
-        for user in listing(mapping(claim.get("status")).get("reservedFor")):
-            if user.get("resource") == "pods":
-                pod = namespace, str(user.get("name"))
-                held[pod] = held.get(pod, ()) + holds
-    return held
-
-
-def _results(claim: Manifest, devices: Mapping[tuple[str, str], ListedDevice]) -> Iterator[Hold]:
-    """Yield what a claim was given of devices that are listed."""
-    allocation = mapping(mapping(claim.get("status")).get("allocation"))
-    for result in listing(mapping(allocation.get("devices")).get("results")):
-        device = devices.get((str(result.get("pool", "")), str(result.get("device", ""))))
-        if device is not None and result.get("driver") == DRIVER:
-            yield _hold(device, mapping(result.get("consumedCapacity")))
-
-
-def _hold(device: ListedDevice, consumed: Manifest) -> Hold:
-    """Return the whole device where the claim did not consume a part of it."""
-    total, uuid = device.gpu.device.memory_mib, device.gpu.device.uuid
-    if not device.shared:
-        return Hold(device.gpu.device.milli, total, uuid)
-    memory = mib(consumed.get("memory", 0))
-    if device.shares:
-        milli = -(-quantity(consumed.get("shares", 1)) * WHOLE // device.shares)
-    else:
-        milli = -(-memory * WHOLE // total) if total else 0
-    return Hold(milli, memory, uuid)
 
 
 _COUNTED: Final = Enforcement(
@@ -266,7 +178,7 @@ class Dra(Dialect):
     @property
     def shares(self) -> bool:
         """Whether claims can have parts of a GPU (consumable capacity, KEP-5075)."""
-        return any(each.shared for each in self._listed if not each.profile)
+        return any(each.shared for each in self._gpus())
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return the listed GPUs and MIG instances."""
@@ -275,7 +187,7 @@ class Dra(Dialect):
     def translate(self, request: SliceRequest) -> Translation:
         """Ask for whole GPUs, for memory or shares of shared ones, or for the closest MIG instance."""
         refuse_index(request, self.table.title)
-        gpus = [each for each in self._listed if not each.profile]
+        gpus = self._gpus()
         shared = [each for each in gpus if each.shared]
         if request.whole_devices:
             return self._whole(request, gpus)
@@ -289,12 +201,27 @@ class Dra(Dialect):
         return self._held.get((pod.namespace, pod.name), ())
 
     @cached_property
+    def _read(self) -> ListedDevices:
+        return read_devices(self.cluster, self.options)
+
+    @cached_property
     def _listed(self) -> tuple[ListedDevice, ...]:
-        return listed_devices(self.cluster)
+        # While a MIG instance of a card is in use, no claim can have a share of that card.
+        divided = divided_by_claims(self.cluster, self._read.devices)
+        return tuple(
+            replace(each, gpu=replace(each.gpu, drained=True))
+            if each.shared and each.gpu.device.uuid in divided
+            else each
+            for each in self._read.devices
+        )
 
     @cached_property
     def _held(self) -> dict[tuple[str, str], tuple[Hold, ...]]:
         return claim_holds(self.cluster, self._listed)
+
+    def _gpus(self) -> list[ListedDevice]:
+        """Return the devices that can be had as a GPU, whole or in shares."""
+        return [each for each in self._listed if not each.profile and each.is_offered]
 
     def _whole(self, request: SliceRequest, gpus: list[ListedDevice]) -> Translation:
         alone = [each for each in gpus if not each.unlimited]
@@ -325,27 +252,20 @@ class Dra(Dialect):
         return self._answer(request, size, GPU_CLASS, capacity, truth)
 
     def _mig(self, request: SliceRequest) -> Translation:
-        instances = [
-            each for each in self._listed if each.profile and accepts(request.filters, each.gpu.device)
-        ]
+        """Ask for a MIG instance: one that exists, or one that is made of a card."""
         offers = [
-            FixedOffer(
-                each.profile,
-                "mig",
-                device.milli,
-                device.memory_mib,
-                f"a MIG instance {each.profile}",
-                (each.gpu,),
-            )
-            for each in instances
-            for device in (each.gpu.device,)
+            offer
+            for each in self._listed
+            if accepts(request.filters, each.gpu.device)
+            for offer in _offers(each)
         ]
         if not offers:
             cut(request, self.gpus(), self.options, self.table.title)
         taken = closest(request, offers, self.options)
         gpus = tuple(gpu for each in taken for gpu in each.gpus)
         size = Cut(gpus, taken[0].milli, taken[0].memory_mib, taken[0].memory_mib)
-        return self._answer(request, size, MIG_CLASS, {}, statement(request, taken), taken[0].resource)
+        truth = replace(statement(request, taken), counted=_counted(request, taken))
+        return self._answer(request, size, MIG_CLASS, {}, truth, taken[0].resource)
 
     def _answer(
         self,
@@ -356,9 +276,10 @@ class Dra(Dialect):
         truth: SliceStatement,
         profile: str = "",
     ) -> Translation:
-        gpus = (each.gpu.device for each in self._listed if not each.profile)
+        gpus = (each.gpu.device for each in self._gpus())
         smaller = any(gpu.memory_mib < size.smallest_mib for gpu in gpus)
-        cel = selector(request.filters, size.smallest_mib if smaller and not profile else 0, profile)
+        least = size.smallest_mib if smaller and not profile else 0
+        cel = selector(request.filters, least, profile, self._read.divided)
         template = claim_template(device_class, request.count, capacity, cel)
         name = template["metadata"]["name"]
         pod = PodParts(
@@ -374,3 +295,38 @@ def _shares(devices: Sequence[ListedDevice], size: Cut) -> list[int]:
     """Return how many shares each of the devices has that the slice may be on."""
     wanted = {gpu.device.uuid for gpu in size.gpus}
     return [each.shares for each in devices if each.gpu.device.uuid in wanted]
+
+
+def _offers(device: ListedDevice) -> list[FixedOffer]:
+    """Return the MIG instance that a device is, or those that can be made of it, each profile once."""
+    gpu = device.gpu.device
+    if device.profile:
+        label = f"a MIG instance {device.profile}"
+        return [FixedOffer(device.profile, "mig", gpu.milli, gpu.memory_mib, label, (device.gpu,))]
+    by_profile = {each.profile: each for each in device.placements if each.profile and each.milli}
+    return [
+        _part_of(device, *key) for key in sorted({(p, e.milli, e.memory_mib) for p, e in by_profile.items()})
+    ]
+
+
+def _part_of(device: ListedDevice, profile: str, milli: int, memory: int) -> FixedOffer:
+    # The lease of one is a part of the card, which says less of it than what it is.
+    limit = Limit(Strength.HARD, f"a MIG instance {profile} with {format_memory(memory)}")
+    label = f"a MIG instance {profile}"
+    return FixedOffer(profile, "mig", milli, memory, label, (device.gpu,), Enforcement(limit, limit))
+
+
+def _counted(request: SliceRequest, taken: Iterable[FixedOffer]) -> SliceRequest | None:
+    """Return by what a MIG instance that is a part of a card is counted: its share, or its memory if more.
+
+    Two instances with three sevenths of the compute each have all of a card's memory.
+    """
+    parts = [
+        (each, gpu.device.memory_mib) for each in taken for gpu in each.gpus if not gpu.device.mig_profile
+    ]
+    if not parts:
+        return None
+    offer, total = min(parts, key=lambda pair: pair[1])
+    if offer.memory_mib * WHOLE > offer.milli * total:
+        return replace(request, milli=None, memory_mib=offer.memory_mib)
+    return replace(request, milli=offer.milli, memory_mib=None)

@@ -202,6 +202,8 @@ class Cluster:
     #: ResourceSlices and ResourceClaims as the API returns them.
     resource_slices: tuple[Manifest, ...] = ()
     resource_claims: tuple[Manifest, ...] = ()
+    #: DeviceTaintRules, which taint devices of ResourceSlices.
+    device_taint_rules: tuple[Manifest, ...] = ()
     _by_name: Mapping[str, Node] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -217,6 +219,7 @@ class Cluster:
         device_classes: Iterable[Manifest] = (),
         resource_slices: Iterable[Manifest] = (),
         resource_claims: Iterable[Manifest] = (),
+        device_taint_rules: Iterable[Manifest] = (),
     ) -> Cluster:
         """Read the objects that the API lists, nodes in the order of their names."""
         return cls(
@@ -226,6 +229,7 @@ class Cluster:
             device_classes=_names(device_classes),
             resource_slices=tuple(resource_slices),
             resource_claims=tuple(resource_claims),
+            device_taint_rules=tuple(device_taint_rules),
         )
 
     def node(self, name: str) -> Node:
