@@ -120,7 +120,13 @@ def test_no_two_placeholders_are_on_one_node() -> None:
 
 def test_a_placeholder_bears_with_the_taints_of_its_group() -> None:
     made = pod(group=group(({"key": "dedicated", "effect": "NoSchedule"},)))
-    assert [each["key"] for each in made["spec"]["tolerations"]] == ["nvidia.com/gpu", "dedicated", "team"]
+    users = ["hub.jupyter.org/dedicated", "hub.jupyter.org_dedicated"]
+    assert [each["key"] for each in made["spec"]["tolerations"]] == [
+        "nvidia.com/gpu",
+        "dedicated",
+        *users,
+        "team",
+    ]
 
 
 def event(reason: str, message: str, at: str, component: str = "cluster-autoscaler") -> dict[str, Any]:

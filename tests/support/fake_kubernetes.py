@@ -43,7 +43,8 @@ class FakeKubernetes:
         self.webhook: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda _, found: found
         #: What is answered to a GET, by path, of what is not an object.
         self.pages: dict[str, Any] = {}
-        #: Kinds, and versions of groups such as ``/apis/GROUP/v1beta2``, that are not served.
+        #: Kinds, versions of groups (``/apis/GROUP/v1``) and kinds of these (``/apis/GROUP/v1/KIND``) that
+        #: are not served.
         self.absent: set[str] = {"deviceclasses", "resourceslices", "resourceclaims", "devicetaintrules"}
         self._history: list[tuple[int, str, Key, dict[str, Any]]] = []
         self._watches: set[asyncio.Event] = set()
@@ -143,7 +144,7 @@ class FakeKubernetes:
         if method == "GET" and not name:
             method = "WATCH" if request.query.get("watch") else "LIST"
         self.requests.append((method, kind))
-        if kind in self.absent or group in self.absent:
+        if self.absent & {kind, group, f"{group}/{kind}"}:
             return _status(404, "NotFound")
         if method in ("POST", "DELETE") and (refused := self.before_write(method, kind)) is not None:
             return refused

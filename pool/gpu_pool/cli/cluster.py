@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from gpu_pool.cli.checks import Check
 from gpu_pool.cli.formatting import safe
 from gpu_pool.cli.session import complete
-from gpu_pool.cluster.dialects import Cluster, DialectChoice, NodeUse, choose, usage
+from gpu_pool.cluster.closed_nodes import closures, notes, tolerations_of
+from gpu_pool.cluster.dialects import Cluster, Dialect, DialectChoice, NodeUse, choose, usage
 from gpu_pool.cluster.dialects.device_plugin import DevicePlugin
 from gpu_pool.cluster.dialects.dra import Dra
 from gpu_pool.extras import needs_extra
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 NODE_COLUMNS: Final = ("Node", "GPUs", "Share", "Memory", "Pods")
 GPU_COLUMNS: Final = ("Node", "GPU", "Model", "Share", "Memory", "Pods")
 POD_COLUMNS: Final = ("Node", "Pod", "GPUs", "Share", "Memory")
+#: Characters of what nodes and devices say of themselves.
+_MOST_WORDS: Final = 400
 #: What the doctor asks for, to say what would become of it.
 _EXAMPLE: Final = parse_request("2%")
 #: From which Kubernetes on consumable capacity (KEP-5075) is on by default.
@@ -168,6 +171,7 @@ def checks_of(snapshot: ClusterSnapshot) -> Iterator[Check]:
     yield Check("seen", "note", f"{table.name}: {table.seen}; see docs/kubernetes")
     yield from _check_claims(snapshot, choice)
     yield from _check_gpus(nodes_in_use(snapshot))
+    yield from _check_closed(choice.dialect)
     try:
         words = str(choice.dialect.translate(_EXAMPLE).statement)
     except GpuPoolError as error:
@@ -219,3 +223,12 @@ def _check_gpus(nodes: Sequence[NodeUse]) -> Iterator[Check]:
             f"{safe(', '.join(unknown))}",
             "install NVIDIA GPU feature discovery",
         )
+
+
+def _check_closed(dialect: Dialect) -> Iterator[Check]:
+    """Say which nodes take no kernels, as a service without settings sees it, and what is known of GPUs."""
+    for name, closure in closures(dialect, tolerations_of(())).items():
+        words = f"{name} {closure.why}: no kernels"
+        yield Check("nodes", "note", safe(words, _MOST_WORDS), safe(closure.remedy, _MOST_WORDS))
+    for note in notes(dialect).values():
+        yield Check("devices", "note", safe(note, _MOST_WORDS))

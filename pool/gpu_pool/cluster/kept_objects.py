@@ -55,11 +55,14 @@ _KEPT: Final = (
     "securityContext",
     "hostUsers",
     "serviceAccountName",
+    "resources",
+    "overhead",
 )
 _KEPT_OF_CONTAINERS: Final = (
     "name",
     "image",
     "resources",
+    "restartPolicy",
     "volumeMounts",
     "volumeDevices",
     "securityContext",
@@ -70,7 +73,8 @@ def lean_pod(found: Manifest) -> Manifest:
     """Keep of a pod what is asked of it here."""
     spec = mapping(found.get("spec"))
     kept = {key: spec[key] for key in _KEPT if key in spec}
-    kept["containers"] = [_lean_container(each) for each in spec.get("containers", ())]
+    for kind in ("initContainers", "containers"):
+        kept[kind] = [_lean_container(each) for each in listing(spec.get(kind))]
     return {**lean(found), "spec": kept}
 
 

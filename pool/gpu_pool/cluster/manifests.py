@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpu_pool.cluster.closed_nodes import tolerations_of
 from gpu_pool.cluster.dialects import Manifest, PodBans, PodParts, identity_labels, label_value, merged
 from gpu_pool.cluster.dialects.labels import PREFIX
 from gpu_pool.cluster.home_mounts import HomeMount, HomeVolume
@@ -262,12 +263,9 @@ def _spec(order: KernelPodRequest, name: str, now: float) -> dict[str, Any]:
 
 
 def _tolerations(body: ContainerSettings) -> list[dict[str, Any]]:
-    """Return which taints a kernel bears with: those that were named, and that of a lost node for a while."""
-    named = [{"key": key, "operator": "Exists"} for key in body.tolerations]
-    return named + [
-        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": body.lost_after}
-        for key in _LOST
-    ]
+    """Return which taints a kernel tolerates: those of users' nodes, those that were named, a lost node's."""
+    lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": body.lost_after}
+    return [*tolerations_of(body.tolerations), *({"key": key, **lost} for key in _LOST)]
 
 
 def _security(run_as: RunAs) -> dict[str, Any]:

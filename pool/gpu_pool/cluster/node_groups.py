@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpu_pool.cluster.closed_nodes import OF_THE_MOMENT, REMOVED_BY
 from gpu_pool.cluster.dialects import Manifest, Node
 from gpu_pool.cluster.dialects.amounts import HOSTNAME
 from gpu_pool.cluster.dialects.objects import listing, mapping
@@ -20,8 +21,8 @@ from gpu_pool_client._home import expanded
 
 _SETTING: Final = "c.KubernetesSettings.node_groups"
 _KNOWN: Final = ("example", "select", "most", "usual_minutes", "late_minutes")
-#: Taints by which Kubernetes and clouds say how one node is at the moment, not what its group is like.
-_OF_THE_MOMENT: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/", "ToBeDeletedBy")
+#: Taints that say how one node is at the moment, not what its group is like.
+_PASSING: Final = (*OF_THE_MOMENT, *REMOVED_BY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +129,7 @@ def _objects(where: str, path: str) -> Sequence[Manifest]:
 def _renamed_node(node: Manifest, name: str) -> Manifest:
     """Return a node as the next of its group will be: ready, open, and with another name."""
     metadata, spec = mapping(node.get("metadata")), mapping(node.get("spec"))
-    taints = [
-        each for each in listing(spec.get("taints")) if not str(each.get("key")).startswith(_OF_THE_MOMENT)
-    ]
+    taints = [each for each in listing(spec.get("taints")) if not str(each.get("key")).startswith(_PASSING)]
     return {
         "metadata": {
             "name": name,

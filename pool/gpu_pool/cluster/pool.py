@@ -30,6 +30,7 @@ from gpu_pool.devices.inventory import Reading
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.enforcement import Isolation
 from gpu_pool.enforcement.tiers import Tier, TierStatement
+from gpu_pool.policy import placement
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.device_table import ForeignUse
 from gpu_pool.store.lease_table import gone, lease_number
@@ -306,7 +307,9 @@ class ClusterPool(EmbeddedPool):
         that their machines do not show.
         """
         outlook = await super().explain(lease_id)
+        closed = self._why_closed((await self.get_lease(lease_id)).request)
         outlook = _with_growth(outlook, self._growth.outlook(lease_number(lease_id)))
+        outlook = replace(outlook, why=" ".join(filter(None, (outlook.why, closed))))
         return replace(outlook, why=f"{_AWAY} {outlook.why}") if self._view.away else outlook
 
     async def forecast(
@@ -319,6 +322,11 @@ class ClusterPool(EmbeddedPool):
         """See ``Pool.forecast``, and :meth:`explain`."""
         outlook = await super().forecast(request, holder, caller=caller)
         return outlook and _with_growth(outlook, self._growth.prospect(request))
+
+    def _why_closed(self, request: SliceRequest) -> str:
+        """Say which machines could grant a request, and take no kernels now."""
+        able = placement.candidates(request, self._view.devices(), self._settings.rules)
+        return self._view.why_closed(part.device.node for part in able)
 
     # -- Whose turn it is ------------------------------------------------------
 

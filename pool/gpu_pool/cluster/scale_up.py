@@ -14,6 +14,7 @@ from enum import Enum
 from statistics import median
 from typing import Any, Final
 
+from gpu_pool.cluster.closed_nodes import REPELLING, tolerations_of
 from gpu_pool.cluster.dialects import Manifest, PodBans, PodParts, label_value, merged
 from gpu_pool.cluster.dialects.amounts import HOSTNAME
 from gpu_pool.cluster.dialects.labels import PREFIX
@@ -167,7 +168,7 @@ def placeholder(
         },
         "nodeSelector": dict(group.select),
         "affinity": {"podAntiAffinity": _apart(label), **_not_on(there)},
-        "tolerations": [*_tolerations(group), *({"key": k, "operator": "Exists"} for k in place.tolerations)],
+        "tolerations": [*_tolerations(group), *tolerations_of(place.tolerations)],
         "containers": [container],
     }
     return merged(
@@ -194,7 +195,7 @@ def _tolerations(group: NodeGroup) -> list[dict[str, Any]]:
     return [
         {"key": each.get("key"), "operator": "Exists", "effect": each.get("effect")}
         for each in taints
-        if each.get("effect") in ("NoSchedule", "NoExecute")
+        if each.get("effect") in REPELLING
     ]
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from gpu_pool.cluster import kueue
 from gpu_pool.cluster.api import Api
+from gpu_pool.cluster.closed_nodes import ClosedNodesLog, NodeClosure, closures, notes, tolerations_of
 from gpu_pool.cluster.dialects import (
     Cluster,
     Dialect,
@@ -42,8 +43,8 @@ from gpu_pool_client import Device, Enforcement, GpuPoolError, NeverFits, PoolUn
 
 #: Seconds in which everything has been listed when the service starts.
 _SYNCED_WITHIN: Final = 60.0
-_TOLERATED: Final = frozenset({"nvidia.com/gpu"})
-_REPELLING: Final = ("NoSchedule", "NoExecute")
+#: Closed nodes of which somebody who waits is told why.
+_MOST_TOLD: Final = 3
 
 #: Is told what a kernel's pod was and what it is.
 KernelChanged = Callable[["Manifest | None", "Manifest | None"], None]
@@ -81,6 +82,9 @@ class ClusterView:
         self._choice: DialectChoice | None = None
         self._memory: Memory = {}
         self._nodes: dict[str, Node] = {}
+        self._tolerations = tolerations_of(settings.tolerations)
+        self._closed: dict[str, NodeClosure] = {}
+        self._closed_log = ClosedNodesLog(log)
         #: The nodes that could be started, of groups without one.
         self._stand_ins: frozenset[str] = frozenset()
         self._devices: tuple[Device, ...] | None = None
@@ -148,7 +152,22 @@ class ClusterView:
             self._stand_ins = frozenset(group.stand_in_name for group in absent)
             self._translations, self._counted, self._devices = {}, {}, None
             self._choice = choice
+            self._look_for_closed(choice.dialect)
         return self._choice
+
+    def _look_for_closed(self, dialect: Dialect | None) -> None:
+        found = {} if dialect is None else closures(dialect, self._tolerations)
+        self._closed = {name: each for name, each in found.items() if name not in self._stand_ins}
+        self._closed_log.tell(self._closed, {} if dialect is None else notes(dialect))
+
+    def why_closed(self, nodes: Iterable[str]) -> str:
+        """Say of those of these nodes that take no kernels why they do not, in sentences for who waits."""
+        found = [
+            f"The machine {name} {self._closed[name].why}."
+            for name in sorted(set(nodes))
+            if name in self._closed
+        ]
+        return " ".join(found[:_MOST_TOLD])
 
     def _read(self, absent: Sequence[NodeGroup]) -> Cluster:
         """Return the cluster as it is shown, and as if each of these groups had one node."""
@@ -284,11 +303,8 @@ class ClusterView:
         )
 
     def _takes_pods(self, name: str) -> bool:
-        node = self._nodes.get(name)
-        if name in self._stand_ins or name in self.away or node is None or not node.is_open:
-            return False
-        tolerated = _TOLERATED.union(self._settings.tolerations)
-        return all(each.get("key") in tolerated for each in node.taints if each.get("effect") in _REPELLING)
+        is_there = name in self._nodes and name not in self._stand_ins and name not in self.away
+        return is_there and name not in self._closed
 
     def _used(self, dialect: Dialect, live: Collection[str]) -> dict[str, tuple[int, int, int]]:
         pods = [*self._foreign.values(), *self.own.ending(live)]

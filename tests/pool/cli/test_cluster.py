@@ -111,6 +111,22 @@ async def test_the_doctor_says_with_what_a_dialect_was_seen(terminal: Terminal, 
     assert (await checked(terminal))["seen"][1].startswith("device-plugin: without GPUs: time-slicing")
 
 
+async def test_the_doctor_says_which_nodes_take_no_kernels_and_what_is_known_of_gpus(
+    terminal: Terminal, fake: FakeKubernetes
+) -> None:
+    resource = "/apis/resource.k8s.io/v1"
+    taint = {"key": "sku", "value": "gpu", "effect": "NoSchedule"}
+    xid = {"key": "gpu.nvidia.com/xid", "value": "43", "effect": "None"}
+    fake.absent.clear()
+    fake.put("nodes", {**node("n1"), "spec": {"taints": [taint]}})
+    fake.put_of(resource, "deviceclasses", *named("gpu.nvidia.com"))
+    fake.put_of(resource, "resourceslices", resource_slice(listed("gpu-0", default="0", taints=[xid])))
+    found = await checked(terminal)
+    closed = "n1 has a taint that kernels do not tolerate (sku=gpu:NoSchedule): no kernels"
+    assert found["nodes"] == ("note", closed)
+    assert found["devices"] == ("note", "GPU 0 of n1: taint gpu.nvidia.com/xid=43 (for information only)")
+
+
 @pytest.mark.long
 async def test_what_may_not_be_read_is_told(terminal: Terminal, fake: FakeKubernetes) -> None:
     fake.put("nodes", hami("n1"))

@@ -27,7 +27,7 @@ from gpu_pool.cluster.dialects.base import (
     SliceStatement,
     Translation,
 )
-from gpu_pool.cluster.dialects.objects import Pod, mib
+from gpu_pool.cluster.dialects.objects import MAX_GPUS, Container, Pod, held_together, mib
 from gpu_pool_client import BadRequest, Enforcement, Filters, Limit, NeverFits, SliceRequest, Strength
 
 _GPU: Final = "bitfusion.io/gpu"
@@ -91,9 +91,13 @@ class Bitfusion(Dialect):
         return Translation(self.table.name, pod, truth)
 
     def holds(self, pod: Pod) -> tuple[Hold, ...]:
-        """Read its limits; the GPU is on another machine."""
-        part = Hold(_GRAIN * pod.limit(_PERCENT), mib(pod.limit(_MEMORY)))
-        return (part,) * pod.count(_AMOUNT)
+        """Read its containers' limits, which are for each of their GPUs; these are on another machine."""
+        held = held_together(pod.containers, map(_amounts, pod.containers))
+        count = min(MAX_GPUS, held.get("gpus", 0))
+        return tuple(
+            Hold(_nth(held.get("milli", 0), count, n), _nth(held.get("mib", 0), count, n))
+            for n in range(count)
+        )
 
     def _check(self, request: SliceRequest) -> None:
         if request.filters != Filters():
@@ -111,3 +115,16 @@ class Bitfusion(Dialect):
                 f"You asked for {request.named}; CUDA itself takes about {self.options.context_mib} MiB.",
                 f"Ask for at least {self.options.context_mib}MiB.",
             )
+
+
+def _amounts(container: Container) -> dict[str, int]:
+    """Return what a container has of all its GPUs together."""
+    limits = container.limits
+    count = min(MAX_GPUS, limits.get(_AMOUNT, 0))
+    milli, memory = _GRAIN * min(100, limits.get(_PERCENT, 0)), mib(limits.get(_MEMORY, 0))
+    return {"gpus": count, "milli": count * milli, "mib": count * memory}
+
+
+def _nth(total: int, parts: int, number: int) -> int:
+    """Return one of so many whole parts, which are the total together."""
+    return total * (number + 1) // parts - total * number // parts

@@ -105,7 +105,7 @@ class Hami(Dialect):
 
     def holds(self, pod: Pod) -> tuple[Hold, ...]:
         """Read what HAMi's scheduler wrote down when it placed the pod."""
-        return holdings(pod.annotation(_ALLOCATED))
+        return holdings(pod, pod.annotation(_ALLOCATED))
 
 
 def _on(node: Node) -> tuple[Gpu, ...]:

@@ -8,12 +8,13 @@ about five points off at any time and regulates nothing in small slices.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gpu_pool.cluster.dialects.base import Gpu, Hold
-from gpu_pool.cluster.dialects.objects import listing, whole
+from gpu_pool.cluster.dialects.objects import Container, Pod, held_together, listing, whole
 from gpu_pool_client import Device, Enforcement, Limit, Strength
 
 #: Variables by which the hook is told its limits, or to stand aside.
@@ -93,13 +94,33 @@ def volcano_register(text: str, factor: int) -> tuple[RegisteredGpu, ...]:
     )
 
 
-def holdings(text: str, factor: int = 1) -> tuple[Hold, ...]:
-    """Read what a pod holds; 0 cores mean that its compute is not limited and not counted."""
-    return tuple(
-        Hold(milli=10 * whole(items[3]), memory_mib=factor * whole(items[2]), uuid=items[0])
-        for container in text.split(";")
-        for items in _fields(container, 4)
-    )
+def holdings(pod: Pod, text: str, factor: int = 1) -> tuple[Hold, ...]:
+    """Read what a pod holds; 0 cores mean that its compute is not limited and not counted.
+
+    It is written container by container, newer releases begin with those that are started first.
+    """
+    parts = text.removesuffix(";").split(";")
+    amounts = [_amounts(part, factor) for part in parts]
+    known = pod.containers if len(parts) == len(pod.containers) else tuple(Container() for _ in parts)
+    held = held_together(known, amounts)
+    return tuple(hold for uuid in dict.fromkeys(uuid for uuid, _ in held) for hold in _on_gpu(uuid, held))
+
+
+def _on_gpu(uuid: str, held: Mapping[tuple[str, str], int]) -> Iterator[Hold]:
+    """Yield one entry for each container that shares a GPU, since each counts as one that does."""
+    for number in range(held.get((uuid, "parts"), 0)):
+        milli, memory = (held.get((uuid, what), 0) if not number else 0 for what in ("milli", "mib"))
+        yield Hold(milli, memory, uuid)
+
+
+def _amounts(container: str, factor: int) -> dict[tuple[str, str], int]:
+    """Return the thousandths and MiB that a container has of each GPU."""
+    found: Counter[tuple[str, str]] = Counter()
+    for items in _fields(container, 4):
+        found[items[0], "milli"] += 10 * whole(items[3])
+        found[items[0], "mib"] += factor * whole(items[2])
+        found[items[0], "parts"] += 1
+    return dict(found)
 
 
 def _from_json(index: int, found: Mapping[str, Any]) -> RegisteredGpu:

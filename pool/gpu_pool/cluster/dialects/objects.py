@@ -8,12 +8,13 @@ take the whole cluster's list down.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 #: A Kubernetes object as the API returns it in JSON.
 Manifest = Mapping[str, Any]
@@ -131,6 +132,37 @@ def _true(conditions: Iterable[Manifest]) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Container:
+    """What is read of one of a pod's containers."""
+
+    #: What it may hold, in whole units.
+    limits: Mapping[str, int] = field(default_factory=dict)
+    #: Whether it has to end before those after it start.
+    is_init: bool = False
+    #: Whether it is started among those and then runs for as long as the pod (``restartPolicy: Always``).
+    is_sidecar: bool = False
+
+
+_Key = TypeVar("_Key")
+
+
+def held_together(containers: Iterable[Container], amounts: Iterable[Mapping[_Key, int]]) -> dict[_Key, int]:
+    """Return what a pod holds whose containers, in the order in which they are started, hold this.
+
+    That is Kubernetes' own arithmetic: all that run together when the pod runs, or one of those that end
+    before, with the sidecars that were started before it, if that is more.
+    """
+    running: Counter[_Key] = Counter()
+    most: Counter[_Key] = Counter()
+    for container, found in zip(containers, amounts, strict=False):
+        if container.is_init and not container.is_sidecar:
+            most |= running + Counter(found)
+        else:
+            running += Counter(found)
+    return dict(most | running)
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
     """What is read of a pod."""
 
@@ -140,8 +172,10 @@ class Pod:
     node: str
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    #: Limits of all its containers together, in whole units.
+    #: What all its containers hold together at most, in whole units.
     limits: Mapping[str, int] = field(default_factory=dict)
+    #: These, in the order in which they are started.
+    containers: tuple[Container, ...] = ()
     #: When its deadline ends it; None where nothing says.
     ends: datetime | None = None
 
@@ -151,13 +185,15 @@ class Pod:
         metadata, spec, status = (mapping(manifest.get(key)) for key in ("metadata", "spec", "status"))
         if status.get("phase") in _FINISHED:
             return None
+        containers = _containers(spec)
         return cls(
             namespace=str(metadata.get("namespace", "default")),
             name=str(metadata.get("name", "")),
             node=str(spec.get("nodeName") or ""),
             labels=texts(metadata.get("labels")),
             annotations=texts(metadata.get("annotations")),
-            limits=_limits(listing(spec.get("containers"))),
+            limits=_of_pod(spec, containers),
+            containers=containers,
             ends=_end(spec.get("activeDeadlineSeconds"), status.get("startTime")),
         )
 
@@ -174,11 +210,31 @@ class Pod:
         return min(MAX_GPUS, max(0, self.limit(resource)))
 
 
-def _limits(containers: Iterable[Manifest]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for container in containers:
-        for name, value in mapping(mapping(container.get("resources")).get("limits")).items():
-            total[name] = total.get(name, 0) + quantity(value)
+def _containers(spec: Manifest) -> tuple[Container, ...]:
+    init = (
+        Container(_limits(each), is_init=True, is_sidecar=each.get("restartPolicy") == "Always")
+        for each in listing(spec.get("initContainers"))
+    )
+    return (*init, *(Container(_limits(each)) for each in listing(spec.get("containers"))))
+
+
+def _limits(owner: Manifest) -> dict[str, int]:
+    """Return the limits of a container, or of a whole pod; nobody holds less than nothing."""
+    resources = mapping(owner.get("resources"))
+    said = {**_extended(mapping(resources.get("requests"))), **mapping(resources.get("limits"))}
+    return {str(name): max(0, quantity(value)) for name, value in said.items()}
+
+
+def _extended(requests: Manifest) -> Manifest:
+    """Return the requests for resources of which the limit is the same."""
+    return {name: value for name, value in requests.items() if "/" in str(name)}
+
+
+def _of_pod(spec: Manifest, containers: Sequence[Container]) -> dict[str, int]:
+    """Return what a pod holds: what it says of itself as a whole or its containers do, and its overhead."""
+    total = held_together(containers, [each.limits for each in containers]) | _limits(spec)
+    for name, value in mapping(spec.get("overhead")).items():
+        total[str(name)] = total.get(str(name), 0) + max(0, quantity(value))
     return total
 
 

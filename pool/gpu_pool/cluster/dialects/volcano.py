@@ -112,7 +112,7 @@ class Volcano(Dialect):
 
     def holds(self, pod: Pod) -> tuple[Hold, ...]:
         """Read what Volcano's scheduler wrote down when it placed the pod."""
-        return holdings(pod.annotation(_ALLOCATED), self.options.volcano_memory_factor)
+        return holdings(pod, pod.annotation(_ALLOCATED), self.options.volcano_memory_factor)
 
     def _units(self, memory: int) -> int:
         units = memory // self.options.volcano_memory_factor
