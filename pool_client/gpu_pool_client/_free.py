@@ -24,13 +24,14 @@ def cut(request: SliceRequest, device: Device, lease_contexts: int = 1) -> Slice
     """Return the slice that the request means on this device, whether or not it fits.
 
     Shares are rounded down to whole MiB; a request for memory alone is charged
-    compute in proportion, rounded up. A MIG instance is granted as a whole, to
-    whoever asks for no more of a GPU than it is. ``lease_contexts`` is how many context slots a lease takes
-    of a device that counts them.
+    compute in proportion, rounded up. A MIG instance is granted as a whole, or in as many equal parts as it
+    has context slots, to whoever asks for no more of a GPU than that is. ``lease_contexts`` is how many
+    context slots a lease takes of a device that counts them.
     """
     if device.mig_profile is not None:
-        milli = max(device.milli, request.milli or 0)
-        memory = max(device.memory_mib, request.memory_mib or 0)
+        parts = max(1, device.contexts or 1)
+        milli = max(device.milli // parts, request.milli or 0)
+        memory = max(device.memory_mib // parts, request.memory_mib or 0)
     elif request.milli is not None:
         milli, memory = request.milli, device.memory_mib * request.milli // WHOLE
     else:
@@ -95,7 +96,7 @@ def _free_on(request: SliceRequest, status: DeviceStatus) -> int:
     if is_larger or not fits(part, status):
         return 0
     if device.mig_profile is not None:
-        return int(not status.leases)
+        return max(0, max(1, device.contexts or 1) - status.leases)
     return free_slices(status, part.milli, part.memory_mib)
 
 

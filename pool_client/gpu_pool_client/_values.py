@@ -271,7 +271,8 @@ class Device:
     memory_mib: int
     #: CUDA contexts that fit at once; None where nothing limits them.
     contexts: int | None = None
-    #: Thousandths of a whole GPU's compute that it has. A MIG instance has fewer, and is granted as a whole.
+    #: Thousandths of a whole GPU's compute that it has. A MIG instance has fewer, and is granted as a whole,
+    #: or in as many equal parts as it has contexts.
     milli: int = WHOLE
     driver: str = ""
     #: Name of the MIG profile (``1g.5gb``), None for a whole GPU.

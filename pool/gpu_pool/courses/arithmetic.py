@@ -94,7 +94,7 @@ def _each(request: SliceRequest, device: Device, rules: Rules) -> int:
     if part is None:
         return 0
     if device.mig_profile is not None:
-        return 1
+        return max(1, device.contexts or 1)
     empty = DeviceStatus(device, 0, 0, 0, 0, rules.device_milli)
     return free_slices(empty, part.milli, part.memory_mib, part.contexts)
 

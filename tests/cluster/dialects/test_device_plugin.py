@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster.dialects import Cluster, usage
+from gpu_pool.cluster.dialects import Cluster, counted_as, usage
 from gpu_pool.cluster.dialects.device_plugin import DevicePlugin
+from gpu_pool.cluster.dialects.gke import Gke
+from gpu_pool.policy import placement
+from gpu_pool.policy.queue_state import Rules
 from gpu_pool_client import BadRequest, NeverFits, Strength, parse_request
+from gpu_pool_client._free import free_now
 from support.clusters import A100, discovered, everything, hami, node, plain, pod
 
 
@@ -20,6 +24,7 @@ def mig(**amounts: int) -> dict[str, Any]:
     """Return a node of MIG strategy ``mixed``."""
     memory = {"1g.5gb": "4864", "2g.10gb": "9856", "3g.20gb": "19968"}
     labels = {f"nvidia.com/mig-{profile}.memory": value for profile, value in memory.items()}
+    labels |= {f"nvidia.com/mig-{profile}.replicas": "1" for profile in memory}
     allocatable = {f"nvidia.com/mig-{name.replace('_', '.').lstrip('g')}": n for name, n in amounts.items()}
     return node("mig", labels={**discovered(A100, 40960), **labels}, allocatable=allocatable)
 
@@ -220,3 +225,99 @@ def test_a_mig_instance_is_not_laid_onto_a_whole_gpu_beside_it() -> None:
     both["status"]["allocatable"]["nvidia.com/gpu"] = "1"
     (use,) = usage(plugin(both), [pod(on="mig", limits={"nvidia.com/mig-1g.5gb": 1})])
     assert [(each.device.mig_profile, each.leases) for each in use.gpus] == [(None, 0), ("1g.5gb", 1)]
+
+
+# -- Shared MIG instances --------------------------------------------------
+
+
+def shared_mig(
+    resource: str, *, amount: int = 28, single: bool = False, replicas: str = "4", **labels: str
+) -> dict[str, Any]:
+    """Return a node with seven MIG instances of one GPU, each of which is offered as four replicas.
+
+    Its labels are below the resource's own name, whether or not it was renamed, as those of plugin 0.20.
+    """
+    own = "nvidia.com/gpu" if single else "nvidia.com/mig-1g.10gb"
+    about = {"memory": "9984", "sharing-strategy": "time-slicing", "replicas": replicas, **labels}
+    found = {**discovered("NVIDIA-H100-80GB-HBM3", 81559), "nvidia.com/mig.strategy": "mixed"}
+    if single:
+        found |= {"nvidia.com/mig.strategy": "single"}
+        found["nvidia.com/gpu.product"] = "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"
+    found |= {f"{own}.{key}": value for key, value in about.items() if value}
+    return node(labels=found, allocatable={resource: amount})
+
+
+@pytest.mark.parametrize(
+    ("resource", "single"),
+    [
+        ("nvidia.com/mig-1g.10gb", False),
+        ("nvidia.com/mig-1g.10gb.shared", False),
+        ("nvidia.com/gpu", True),
+        ("nvidia.com/gpu.shared", True),
+    ],
+)
+def test_replicas_of_mig_instances_are_no_instances_and_hard_nowhere(resource: str, single: bool) -> None:
+    dialect = plugin(shared_mig(resource, single=single))
+    assert [(each.device.memory_mib, each.device.contexts) for each in dialect.gpus()] == [(9984, 4)] * 7
+    translation = dialect.translate(parse_request("3%"))
+    assert translation.pod.limits == {resource: "1"}
+    statement = translation.statement
+    assert (statement.milli, statement.memory_mib) == (35, 2496)
+    assert statement.nominal == ("memory", "compute")
+    (use,) = usage(dialect, [pod(f"p{n}", limits={resource: 1}) for n in range(5)])
+    assert [each.held_memory_mib for each in use.gpus] == [9984, 2496, 0, 0, 0, 0, 0]
+    counted = counted_as(parse_request("3%"), dialect)
+    assert dialect.translate(counted).pod == translation.pod
+    statuses, granted = list(use.gpus), 0
+    while (parts := placement.place(counted, statuses, Rules(lease_contexts=1))) is not None:
+        assert [(part.milli, part.memory_mib) for part in parts] == [(35, 2496)]
+        statuses, granted = placement.deduct(statuses, parts), granted + 1
+    assert granted == 28 - 5
+    assert free_now(counted, use.gpus) == 28 - 5
+
+
+@pytest.mark.parametrize("name", ["nvidia.com/mig-1g.10gb", "nvidia.com/mig-1g.10gb.shared"])
+def test_more_replicas_than_instances_are_seen_without_their_label(name: str) -> None:
+    dialect = plugin(shared_mig(name, replicas="", count="7"))
+    assert len(dialect.gpus()) == 7
+    assert dialect.translate(parse_request("3%")).statement.nominal == ("memory", "compute")
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/mig-1g.10gb.shared", "nvidia.com/gpu.shared"])
+def test_what_is_shared_by_nobody_knows_how_many_is_not_offered(resource: str) -> None:
+    assert plugin(node(labels=discovered(), allocatable={resource: 28})).gpus() == ()
+
+
+def test_an_instance_of_which_no_label_says_whether_it_is_shared_is_not_called_hard() -> None:
+    bare = node(labels=discovered(A100, 40960), allocatable={"nvidia.com/mig-1g.5gb": 7})
+    statement = plugin(bare).translate(parse_request("14%")).statement
+    assert statement.nominal == ("memory", "compute")
+    assert "no label of the node says whether its MIG instances are shared" in str(statement)
+
+
+def test_as_many_gpus_as_there_are_have_many_replicas() -> None:
+    many = plain(gpus=8, replicas=500, strategy="time-slicing")
+    assert len(plugin(many).gpus()) == 8
+
+
+def test_mig_node_pools_of_gke_offer_instances() -> None:
+    labels = {
+        "cloud.google.com/gke-accelerator": "nvidia-tesla-a100",
+        "cloud.google.com/gke-gpu-partition-size": "1g.5gb",
+        "nvidia.com/gpu.memory": "4864",
+    }
+    shared = {
+        **labels,
+        "cloud.google.com/gke-gpu-sharing-strategy": "time-sharing",
+        "cloud.google.com/gke-max-shared-clients-per-gpu": "2",
+    }
+    alone = Gke(Cluster.read([node(labels=labels, allocatable={"nvidia.com/gpu": 7})]))
+    assert len(alone.gpus()) == 7
+    assert alone.translate(parse_request("14%")).statement.enforcement.memory.strength is Strength.HARD
+    with pytest.raises(NeverFits, match="no GPU here can be granted whole"):
+        alone.translate(parse_request("1"))
+    parts = Gke(Cluster.read([node(labels=shared, allocatable={"nvidia.com/gpu": 14})]))
+    assert [each.device.contexts for each in parts.gpus()] == [2] * 7
+    statement = parts.translate(parse_request("7%")).statement
+    assert (statement.milli, statement.memory_mib) == (71, 2432)
+    assert statement.nominal == ("memory", "compute")

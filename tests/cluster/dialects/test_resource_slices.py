@@ -146,6 +146,15 @@ def test_a_gpu_that_is_listed_beside_its_mig_instances_is_not_asked_for() -> Non
         Dra(cluster).translate(parse_request("2"))
 
 
+@pytest.mark.parametrize(
+    ("sharing", "strength"), [({"default": "0"}, "none"), ({"default": "4864Mi"}, "hard")]
+)
+def test_a_mig_instance_that_claims_share_is_not_called_hard(sharing: dict[str, Any], strength: str) -> None:
+    mig = listed("gpu-0-mig-0", 4864, kind="mig", profile="1g.5gb", model="A100", **sharing)
+    statement = Dra(dra(mig)).translate(parse_request("14%")).statement
+    assert statement.enforcement.memory.strength.value == strength
+
+
 # -- Pools -----------------------------------------------------------------
 
 

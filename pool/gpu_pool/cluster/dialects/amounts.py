@@ -211,10 +211,12 @@ def runtime_class(cluster: Cluster, options: DialectOptions) -> str | None:
 
 _NOTHING: Final = Limit(Strength.NONE, "time-slicing limits nothing")
 _UNKNOWN: Final = Limit(Strength.NONE, "no label of the node says whether its GPUs are shared")
+_UNKNOWN_MIG: Final = Limit(Strength.NONE, "no label of the node says whether its MIG instances are shared")
 #: What holds a slice, by the way in which a GPU is shared.
 ENFORCED: Final = {
     "whole": WHOLE_GPU,
     "unknown": Enforcement(_UNKNOWN, _UNKNOWN),
+    "unknown-mig": Enforcement(_UNKNOWN_MIG, _UNKNOWN_MIG),
     "mig": Enforcement(Limit(Strength.HARD, "a MIG instance"), Limit(Strength.HARD, "a MIG instance")),
     "mps": Enforcement(Limit(Strength.COOPERATIVE, "NVIDIA MPS"), Limit(Strength.COOPERATIVE, "NVIDIA MPS")),
     "time-slicing": Enforcement(_NOTHING, _NOTHING),
@@ -267,7 +269,9 @@ class FixedOffer:
         if request.milli is None:
             return rounded_memory(request.memory_mib or 0, self.memory_mib, self.label)
         share = self.gpus[0].device.memory_mib * request.milli // WHOLE
-        memory = () if self.mode == "mig" else rounded_memory(share, self.memory_mib, self.label)
+        # Of a MIG instance nobody knows how much memory its GPU has.
+        is_mig = self.gpus[0].device.mig_profile is not None or self.mode == "mig"
+        memory = () if is_mig else rounded_memory(share, self.memory_mib, self.label)
         return (*rounded_share("compute", request.milli, self.milli, self.label), *memory)
 
     def __str__(self) -> str:

@@ -3,8 +3,9 @@
 The rules, from https://github.com/NVIDIA/k8s-device-plugin, release 0.20:
 
 - a replica is one of ``nvidia.com/gpu``, or of ``nvidia.com/gpu.shared`` where
-  it was renamed; the labels ``.replicas`` and ``.sharing-strategy`` say what it
-  is. Time-slicing limits nothing (``README.md``, ``internal/lm/resource.go``);
+  it was renamed, and so with MIG instances; the labels ``.replicas`` and ``.sharing-strategy`` say what it
+  is, below the name that was not renamed. Time-slicing limits nothing (``README.md``,
+  ``internal/lm/resource.go``);
 - MPS gives each replica ``total / replicas`` of memory and ``100 / replicas``
   percent, both rounded down, for at most 48 replicas, and 16 below compute
   capability 7.5, which is what the code means by Volta
@@ -47,7 +48,7 @@ from gpu_pool.cluster.dialects.base import (
 from gpu_pool.cluster.dialects.gke import STRATEGY
 from gpu_pool.cluster.dialects.hami import REGISTER
 from gpu_pool.cluster.dialects.labels import KINDS, compute_capability, driver_version, memory_mib, model
-from gpu_pool.cluster.dialects.objects import Node, Pod, whole
+from gpu_pool.cluster.dialects.objects import MAX_GPUS, Node, Pod, whole
 from gpu_pool_client import WHOLE, Device, SliceRequest
 from gpu_pool_client._free import accepts
 
@@ -57,6 +58,10 @@ SHARED: Final = "nvidia.com/gpu.shared"
 UNSHARED: Final = ("whole", "unknown")
 _MIG: Final = "nvidia.com/mig-"
 _MIG_STRATEGY: Final = "nvidia.com/mig.strategy"
+#: What ``renameByDefault`` adds to the name of a resource that is shared.
+_RENAMED: Final = ".shared"
+#: Strategies of sharing.
+_STRATEGIES: Final = ("time-slicing", "mps")
 #: The first capability that the plugin takes for Volta, and most MPS replicas from there on and below.
 _VOLTA: Final = (7, 5)
 _MOST_REPLICAS: Final = 48
@@ -155,9 +160,13 @@ def node_offers(node: Node) -> tuple[FixedOffer, ...]:
     """
     if REGISTER in node.annotations or STRATEGY in node.labels:
         return ()
-    plain = [_plain(node, resource) for resource in (GPU, SHARED) if node.amount(resource)]
-    mixed = [_mig(node, resource, resource.removeprefix(_MIG)) for resource in node.resources(_MIG)]
+    plain = [_plain(node, resource) for resource in (GPU, SHARED) if node.amount(resource) > 0]
+    mixed = [_mig(node, resource, _profile(resource)) for resource in node.resources(_MIG)]
     return tuple(offer for offer in (*plain, *mixed) if offer is not None)
+
+
+def _profile(resource: str) -> str:
+    return resource.removeprefix(_MIG).removesuffix(_RENAMED)
 
 
 def _plain(node: Node, resource: str) -> FixedOffer | None:
@@ -165,19 +174,47 @@ def _plain(node: Node, resource: str) -> FixedOffer | None:
     product = node.label(f"{GPU}.product")
     if node.label(_MIG_STRATEGY) == "single" and "-MIG-" in product:
         return _mig(node, resource, product.removesuffix("-SHARED").split("-MIG-")[1])
-    replicas = max(1, whole(node.label(f"{GPU}.replicas")))
-    if replicas == 1:
+    sharing = _sharing(node, resource, GPU)
+    if sharing is None:
+        return None
+    mode, replicas = sharing
+    if mode in UNSHARED:
         gpus = tuple(_gpus(node, resource, node.count(resource)))
-        mode = "whole" if f"{GPU}.replicas" in node.labels else "unknown"
         return FixedOffer(resource, mode, WHOLE, memory_mib(node), "a whole GPU", gpus)
-    mps = node.label(f"{GPU}.sharing-strategy") == "mps"
+    mps = mode == "mps"
     if mps and replicas > most_replicas(node):
         return None
-    gpus = tuple(_gpus(node, resource, -(-node.count(resource) // replicas), contexts=replicas))
+    gpus = tuple(_gpus(node, resource, _number(node, resource, replicas), contexts=replicas))
     milli = 100 // replicas * 10 if mps else WHOLE // replicas
-    mode = "mps" if mps else "time-slicing"
     label = f"one of {replicas} {'MPS ' if mps else ''}replicas of a GPU"
-    return FixedOffer(resource, mode, milli, memory_mib(node) // replicas, label, gpus)
+    return _useful(FixedOffer(resource, mode, milli, memory_mib(node) // replicas, label, gpus))
+
+
+def _sharing(node: Node, resource: str, labels: str) -> tuple[str, int] | None:
+    """Return how one of the resource is shared, and by how many; None where it is, and nothing says how.
+
+    ``labels`` is the name by which the node's labels call the resource.
+    """
+    replicas, strategy = whole(node.label(f"{labels}.replicas")), node.label(f"{labels}.sharing-strategy")
+    there = whole(node.label(f"{labels}.count"))
+    if labels != GPU or node.label(_MIG_STRATEGY) != "single":
+        # More than there are: so many share each of them, whatever is said.
+        replicas = max(replicas, -(-max(0, node.amount(resource)) // there) if there else 0)
+    if replicas > 1:
+        return ("mps" if strategy == "mps" else "time-slicing"), replicas
+    if resource.endswith(_RENAMED) or strategy in _STRATEGIES:
+        return None
+    return ("whole" if f"{labels}.replicas" in node.labels else "unknown"), 1
+
+
+def _number(node: Node, resource: str, replicas: int) -> int:
+    """Return how many GPUs or instances there are of which a node offers replicas."""
+    return min(MAX_GPUS, -(-max(0, node.amount(resource)) // replicas))
+
+
+def _useful(offer: FixedOffer) -> FixedOffer | None:
+    """Return the offer, None where it is nothing of a GPU."""
+    return offer if offer.milli > 0 else None
 
 
 def most_replicas(node: Node) -> int:
@@ -187,18 +224,19 @@ def most_replicas(node: Node) -> int:
 
 
 def _mig(node: Node, resource: str, profile: str) -> FixedOffer | None:
-    single = resource in (GPU, SHARED)
-    labels = GPU if single else resource
-    replicas = max(1, whole(node.label(f"{labels}.replicas")))
+    labels = GPU if resource in (GPU, SHARED) else resource.removesuffix(_RENAMED)
     total, milli = memory_mib(node, labels), mig_milli(profile, model(node))
-    if not milli:
+    sharing = _sharing(node, resource, labels)
+    if not milli or sharing is None:
         return None
-    count = -(-node.count(resource) // replicas)
-    gpus = tuple(_gpus(node, resource, count, profile=profile, milli=milli, memory=total))
+    mode, replicas = sharing
+    number = _number(node, resource, replicas)
+    gpus = tuple(_gpus(node, resource, number, contexts=replicas, profile=profile, milli=milli, memory=total))
     if replicas > 1:
         label = f"one of {replicas} replicas of a MIG instance {profile}"
-        return FixedOffer(resource, "time-slicing", milli // replicas, total // replicas, label, gpus)
-    return FixedOffer(resource, "mig", milli, total, f"a MIG instance {profile}", gpus)
+        return _useful(FixedOffer(resource, mode, milli // replicas, total // replicas, label, gpus))
+    known = "mig" if mode == "whole" else "unknown-mig"
+    return FixedOffer(resource, known, milli, total, f"a MIG instance {profile}", gpus)
 
 
 def _gpus(

@@ -56,6 +56,7 @@ from gpu_pool.cluster.dialects.resource_slices import (
     MIG_CLASS,
     ListedDevice,
     ListedDevices,
+    MigPlacement,
     claim_holds,
     divided_by_claims,
     listed_devices,
@@ -302,18 +303,18 @@ def _offers(device: ListedDevice) -> list[FixedOffer]:
     gpu = device.gpu.device
     if device.profile:
         label = f"a MIG instance {device.profile}"
-        return [FixedOffer(device.profile, "mig", gpu.milli, gpu.memory_mib, label, (device.gpu,))]
+        held_by = _COUNTED if device.is_common else None
+        return [FixedOffer(device.profile, "mig", gpu.milli, gpu.memory_mib, label, (device.gpu,), held_by)]
     by_profile = {each.profile: each for each in device.placements if each.profile and each.milli}
-    return [
-        _part_of(device, *key) for key in sorted({(p, e.milli, e.memory_mib) for p, e in by_profile.items()})
-    ]
+    return [_part_of(device, each) for _, each in sorted(by_profile.items())]
 
 
-def _part_of(device: ListedDevice, profile: str, milli: int, memory: int) -> FixedOffer:
+def _part_of(device: ListedDevice, part: MigPlacement) -> FixedOffer:
+    label = f"a MIG instance {part.profile}"
     # The lease of one is a part of the card, which says less of it than what it is.
-    limit = Limit(Strength.HARD, f"a MIG instance {profile} with {format_memory(memory)}")
-    label = f"a MIG instance {profile}"
-    return FixedOffer(profile, "mig", milli, memory, label, (device.gpu,), Enforcement(limit, limit))
+    limit = Limit(Strength.HARD, f"{label} with {format_memory(part.memory_mib)}")
+    held_by = _COUNTED if part.is_common else Enforcement(limit, limit)
+    return FixedOffer(part.profile, "mig", part.milli, part.memory_mib, label, (device.gpu,), held_by)
 
 
 def _counted(request: SliceRequest, taken: Iterable[FixedOffer]) -> SliceRequest | None:

@@ -2,7 +2,8 @@
 
 The rules, from https://cloud.google.com/kubernetes-engine/docs/how-to/timesharing-gpus
 and ``…/nvidia-mps-gpus``: the nodes' labels say the strategy and how many
-containers share a GPU, at most 48; the pod selects those labels and asks for
+containers share a GPU, at most 48, and another one into which MIG instances it is divided
+(``…/how-to/gpus-multi``); the pod selects those labels and asks for
 one ``nvidia.com/gpu``; more than one is an UnexpectedAdmissionError.
 """
 
@@ -16,6 +17,7 @@ from gpu_pool.cluster.dialects.amounts import (
     FixedOffer,
     closest,
     cut,
+    mig_milli,
     pin,
     refuse_index,
     refuse_several,
@@ -34,13 +36,15 @@ from gpu_pool.cluster.dialects.base import (
     Translation,
 )
 from gpu_pool.cluster.dialects.labels import driver_version, memory_mib
-from gpu_pool.cluster.dialects.objects import Node, Pod, whole
+from gpu_pool.cluster.dialects.objects import MAX_GPUS, Node, Pod, whole
 from gpu_pool_client import WHOLE, Device, SliceRequest
 from gpu_pool_client._free import accepts
 
 ACCELERATOR: Final = "cloud.google.com/gke-accelerator"
 STRATEGY: Final = "cloud.google.com/gke-gpu-sharing-strategy"
 CLIENTS: Final = "cloud.google.com/gke-max-shared-clients-per-gpu"
+#: The profile of the MIG instances into which a node pool's GPUs are divided.
+_PARTITION: Final = "cloud.google.com/gke-gpu-partition-size"
 _GPU: Final = "nvidia.com/gpu"
 _MODES: Final = {"time-sharing": "time-slicing", "mps": "mps"}
 
@@ -107,7 +111,9 @@ class Gke(Dialect):
         node = self.cluster.node(nodes[0])
         parts = PodParts(
             limits={_GPU: str(request.count)},
-            node_selector={key: node.label(key) for key in (STRATEGY, CLIENTS) if key in node.labels},
+            node_selector={
+                key: node.label(key) for key in (STRATEGY, CLIENTS, _PARTITION) if key in node.labels
+            },
             node_affinity=pin(nodes, others, self.cluster, (ACCELERATOR,)),
             tolerations=tolerations(map(self.cluster.node, nodes)),
         )
@@ -116,26 +122,32 @@ class Gke(Dialect):
 
 def _offer(node: Node) -> FixedOffer | None:
     """Return what one ``nvidia.com/gpu`` of this node is, None if it is not one of GKE's."""
-    if ACCELERATOR not in node.labels or not node.amount(_GPU):
+    if ACCELERATOR not in node.labels or node.amount(_GPU) <= 0:
         return None
-    mode = _MODES.get(node.label(STRATEGY), "whole")
-    clients = max(1, whole(node.label(CLIENTS))) if mode != "whole" else 1
-    total = memory_mib(node)
+    profile = node.label(_PARTITION)
+    mode = _MODES.get(node.label(STRATEGY), "mig" if profile else "whole")
+    clients = max(1, whole(node.label(CLIENTS))) if mode in _MODES.values() else 1
+    total, accelerator = memory_mib(node), node.label(ACCELERATOR)
+    size = mig_milli(profile, accelerator.upper()) if profile else WHOLE
     gpus = tuple(
         Gpu(
             node.name,
             Device(
                 f"{node.name}/{_GPU}/{index}",
                 index,
-                node.label(ACCELERATOR),
+                accelerator,
                 total,
                 clients,
+                milli=size,
                 driver=driver_version(node),
+                mig_profile=profile or None,
             ),
             node.cordoned,
         )
-        for index in range(-(-node.count(_GPU) // clients))
+        for index in range(min(MAX_GPUS, -(-node.amount(_GPU) // clients)))
     )
-    milli = 100 // clients * 10 if mode == "mps" else WHOLE // clients
-    label = "a whole GPU" if mode == "whole" else f"one of {clients} replicas of a GPU"
-    return FixedOffer(_GPU, mode, milli, total // clients, label, gpus)
+    milli = 100 // clients * 10 * size // WHOLE if mode == "mps" else size // clients
+    what = f"a MIG instance {profile}" if profile else "a GPU"
+    alone = what if profile else "a whole GPU"
+    label = alone if mode in ("whole", "mig") else f"one of {clients} replicas of {what}"
+    return FixedOffer(_GPU, mode, milli, total // clients, label, gpus) if milli > 0 else None

@@ -50,6 +50,8 @@ class MigPlacement:
     memory_mib: int
     #: Thousandths of the card that nobody else can have beside it, by compute or by memory.
     charged_milli: int
+    #: Whether several claims can have it at once.
+    is_common: bool = False
 
     @property
     def hold(self) -> Hold:
@@ -77,6 +79,11 @@ class ListedDevice:
     placements: tuple[MigPlacement, ...] = ()
     #: Whether it can be had as a whole.
     is_offered: bool = True
+
+    @property
+    def is_common(self) -> bool:
+        """Whether others can have it beside a claim that asks for no part of it in particular."""
+        return self.shared and (self.unlimited or self.shares > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +319,8 @@ def _placement(part: ListedDevice, total: int) -> MigPlacement:
     memory = min(device.memory_mib, total)
     by_memory = -(-memory * WHOLE // total) if total else WHOLE
     milli = device.milli if part.profile else WHOLE
-    return MigPlacement(part.name, part.profile, milli, memory, max(milli, by_memory))
+    charged = max(milli, by_memory)
+    return MigPlacement(part.name, part.profile, milli, memory, charged, part.is_common)
 
 
 # -- Claims ----------------------------------------------------------------
