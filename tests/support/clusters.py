@@ -27,11 +27,12 @@ def node(
     conditions: Sequence[str] = (),
     **spec: Any,
 ) -> dict[str, Any]:
-    """Return a Node object."""
+    """Return a Node object; what it shows of its GPUs' memory is what programs can have of it."""
+    own = {"kubernetes.io/hostname": name, "jupyter-gpu-pool/reserved-mib": "0"}
     return {
         "metadata": {
             "name": name,
-            "labels": {"kubernetes.io/hostname": name, **(labels or {})},
+            "labels": {**own, **(labels or {})},
             "annotations": dict(annotations or {}),
         },
         "spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}], **spec},

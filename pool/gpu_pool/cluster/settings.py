@@ -47,10 +47,12 @@ class KubernetesSettings(Configurable):
     ).tag(config=True)
     options = Dict(
         help="""What the nodes do not show: queue, runtime_class, memory_limiter, volcano_memory_factor,
-        aliyun_memory_unit, policy, context_mib, most_milli."""
+        aliyun_memory_unit, policy, context_mib, reserved_mib, most_milli."""
     ).tag(config=True)
     tolerations = List(
-        Unicode(), help="Keys of taints of GPU nodes that kernels tolerate, beside nvidia.com/gpu."
+        Unicode(),
+        help="Keys of taints of GPU nodes that kernels tolerate, beside nvidia.com/gpu and what Zero to "
+        "JupyterHub keeps for users.",
     ).tag(config=True)
     lost_after = WholeNumber(
         60,

@@ -1,4 +1,4 @@
-"""What a pod holds: all of its containers that run together, by Kubernetes' own arithmetic, in every dialect."""
+"""What a pod holds: all of its containers that run together, as Kubernetes counts, in every dialect."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from gpu_pool.cluster.dialects.amounts import (
 )
 from gpu_pool.cluster.dialects.base import (
     Dialect,
+    DialectOptions,
     DialectTable,
     Gpu,
     Hold,
@@ -76,8 +77,7 @@ class Aliyun(Dialect):
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return each node's GPUs, all of a node of one size."""
-        unit = self.options.aliyun_memory_unit
-        return tuple(gpu for node in self.cluster.nodes for gpu in _on(node, unit))
+        return tuple(gpu for node in self.cluster.nodes for gpu in _on(node, self.options))
 
     def translate(self, request: SliceRequest) -> Translation:
         """Ask for units of memory of one GPU."""
@@ -116,7 +116,7 @@ class Aliyun(Dialect):
     def holds(self, pod: Pod) -> tuple[Hold, ...]:
         """Read its limits, and the GPU's number where the scheduler wrote it down."""
         memory = pod.limit(_MEMORY) * self.options.aliyun_memory_unit
-        gpus = _on(self.cluster.node(pod.node), self.options.aliyun_memory_unit)
+        gpus = _on(self.cluster.node(pod.node), self.options)
         if not memory or not gpus:
             return ()
         index = pod.annotation(_INDEX)
@@ -128,9 +128,10 @@ class Aliyun(Dialect):
         return rounded_share("compute", asked, granted, why)
 
 
-def _on(node: Node, unit: int) -> tuple[Gpu, ...]:
+def _on(node: Node, options: DialectOptions) -> tuple[Gpu, ...]:
     count = node.count(_COUNT) or min(1, node.amount(_MEMORY))
-    memory = node.amount(_MEMORY) * unit // count if count else 0
+    shown = max(0, node.amount(_MEMORY)) * options.aliyun_memory_unit
+    memory = options.usable_mib(shown // count, node) if count > 0 else 0
     return tuple(
         Gpu(
             node.name,

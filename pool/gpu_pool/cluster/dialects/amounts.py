@@ -199,11 +199,6 @@ def tolerations(nodes: Iterable[Node]) -> tuple[Manifest, ...]:
     return tuple({"key": key, "operator": "Exists", "effect": effect} for key, effect in sorted(found))
 
 
-def usable_mib(shown: int, options: DialectOptions) -> int:
-    """Return what programs can have of a GPU of which a node shows so many MiB."""
-    return shown
-
-
 def runtime_class(cluster: Cluster, options: DialectOptions) -> str | None:
     """Return the RuntimeClass that gives a container its GPU, None where the default runtime does."""
     return options.runtime_class or ("nvidia" if "nvidia" in cluster.runtime_classes else None)

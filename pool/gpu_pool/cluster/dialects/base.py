@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from gpu_pool.cluster.dialects.objects import Cluster, Manifest, Pod
+from gpu_pool.cluster.dialects.objects import Cluster, Manifest, Node, Pod, whole
 from gpu_pool_client import (
+    WHOLE,
     BadRequest,
     Device,
     Enforcement,
@@ -26,6 +27,13 @@ WHOLE_GPU: Final = Enforcement(Limit(Strength.HARD, "a whole GPU"), Limit(Streng
 
 #: What is said, wherever its promises are, of a dialect that was read of and not used.
 NOT_SEEN: Final = "not seen on a cluster"
+
+
+#: A node's label by which an administrator says how many MiB the driver keeps of each of its GPUs.
+RESERVED_LABEL: Final = "jupyter-gpu-pool/reserved-mib"
+#: What drivers keep of a GPU at most, as far as that was seen: so many MiB, and of small ones such a part.
+_USUALLY_RESERVED_MIB: Final = 640
+_MOST_RESERVED_MILLI: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +58,24 @@ class DialectOptions:
     policy: str | None = None
     #: What CUDA takes in a process before the first tensor, in MiB; smaller slices are refused.
     context_mib: int = CONTEXT_MIB
+    #: MiB of each GPU that the driver keeps for itself, which no node shows; None for what is usual. Where
+    #: nodes have the label :data:`RESERVED_LABEL`, that counts.
+    reserved_mib: int | None = None
     #: How much larger than asked a slice of a fixed size may be, in thousandths: 1500 is half as much again.
     most_milli: int = 1500
+
+    def usable_mib(self, shown: int, node: Node) -> int:
+        """Return what programs can have of a GPU of which its node shows so many MiB; 0 stays unknown.
+
+        An H100 with 81,559 MiB leaves them 81,079, and a T4 with 15,360 about 14,910
+        (KAI-Scheduler#2212). MIG instances are shown as what is left of them.
+        """
+        reserved = self.reserved_mib
+        if node.label(RESERVED_LABEL).isdecimal():
+            reserved = whole(node.label(RESERVED_LABEL))
+        if reserved is None:
+            reserved = min(_USUALLY_RESERVED_MIB, shown * _MOST_RESERVED_MILLI // WHOLE)
+        return max(0, shown - reserved)
 
     def __post_init__(self) -> None:
         if isinstance(self.bitfusion_client, list):
@@ -86,6 +110,10 @@ def _is_number(given: object) -> bool:
     return isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= MAX_MIB
 
 
+def _is_number_or_none(given: object) -> bool:
+    return given is None or _is_number(given)
+
+
 def _is_switch(given: object) -> bool:
     return isinstance(given, bool)
 
@@ -105,6 +133,7 @@ _ACCEPTED: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
     "bitfusion_client": (_is_pair, 'two texts, such as [ubuntu20, "450"]'),
     "policy": (_is_text_or_none, "text, or none"),
     "context_mib": (_is_number, "a whole number, such as 350, without quotes"),
+    "reserved_mib": (_is_number_or_none, "a whole number, such as 640, without quotes, or none"),
     "most_milli": (_is_number, "a whole number, such as 1500, without quotes"),
 }
 

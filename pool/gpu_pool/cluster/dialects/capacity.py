@@ -64,16 +64,29 @@ def usage(dialect: Dialect, pods: Iterable[Pod | None]) -> tuple[NodeUse, ...]:
     Pods that wait, or have finished (None), hold nothing.
     """
     by_node: dict[str, list[PodUse]] = defaultdict(list)
+    gpus: dict[str, list[Gpu]] = defaultdict(list)
+    for gpu in dialect.gpus():
+        gpus[gpu.node].append(gpu)
     counted: set[tuple[str, str]] = set()
     for pod in pods:
         holds = _once(dialect.holds(pod), counted) if pod is not None and pod.node else ()
         if pod is not None and holds:
-            by_node[pod.node].append(PodUse(pod.namespace, pod.name, holds))
-    gpus: dict[str, list[Gpu]] = defaultdict(list)
-    for gpu in dialect.gpus():
-        gpus[gpu.node].append(gpu)
+            by_node[pod.node].append(PodUse(pod.namespace, pod.name, _bounded(holds, gpus[pod.node])))
     names = sorted({*gpus, *by_node})
     return tuple(_node(name, gpus[name], tuple(by_node[name])) for name in names)
+
+
+def _bounded(holds: tuple[Hold, ...], gpus: Sequence[Gpu]) -> tuple[Hold, ...]:
+    """Return the holds, none with more memory than programs can have of its GPU."""
+    totals = {gpu.device.uuid: gpu.device.memory_mib for gpu in gpus}
+    most = max(totals.values(), default=0)
+    if not most:
+        return holds
+    bounds = (totals.get(hold.uuid) or most for hold in holds)
+    return tuple(
+        replace(hold, memory_mib=min(hold.memory_mib, bound))
+        for hold, bound in zip(holds, bounds, strict=True)
+    )
 
 
 def _once(holds: tuple[Hold, ...], counted: set[tuple[str, str]]) -> tuple[Hold, ...]:

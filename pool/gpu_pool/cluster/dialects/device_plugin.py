@@ -36,7 +36,9 @@ from gpu_pool.cluster.dialects.amounts import (
     tolerations,
 )
 from gpu_pool.cluster.dialects.base import (
+    DEFAULTS,
     Dialect,
+    DialectOptions,
     DialectTable,
     Gpu,
     Hold,
@@ -121,7 +123,7 @@ class DevicePlugin(Dialect):
 
     @cached_property
     def _by_node(self) -> dict[str, tuple[FixedOffer, ...]]:
-        return {node.name: node_offers(node) for node in self.cluster.nodes}
+        return {node.name: node_offers(node, self.options) for node in self.cluster.nodes}
 
     def _offers(self) -> tuple[FixedOffer, ...]:
         return tuple(offer for offers in self._by_node.values() for offer in offers)
@@ -153,14 +155,14 @@ class DevicePlugin(Dialect):
         return {node.name for node in self.cluster.nodes if node.amount(resource)}
 
 
-def node_offers(node: Node) -> tuple[FixedOffer, ...]:
+def node_offers(node: Node, options: DialectOptions = DEFAULTS) -> tuple[FixedOffer, ...]:
     """Return what a node hands out, by the labels of GPU feature discovery.
 
     Nothing, where HAMi's or GKE's plugin hands out a resource of the same name.
     """
     if REGISTER in node.annotations or STRATEGY in node.labels:
         return ()
-    plain = [_plain(node, resource) for resource in (GPU, SHARED) if node.amount(resource) > 0]
+    plain = [_plain(node, resource, options) for resource in (GPU, SHARED) if node.amount(resource) > 0]
     mixed = [_mig(node, resource, _profile(resource)) for resource in node.resources(_MIG)]
     return tuple(offer for offer in (*plain, *mixed) if offer is not None)
 
@@ -169,7 +171,7 @@ def _profile(resource: str) -> str:
     return resource.removeprefix(_MIG).removesuffix(_RENAMED)
 
 
-def _plain(node: Node, resource: str) -> FixedOffer | None:
+def _plain(node: Node, resource: str, options: DialectOptions) -> FixedOffer | None:
     """Return what one of ``nvidia.com/gpu`` is on this node; None where nothing useful is known of it."""
     product = node.label(f"{GPU}.product")
     if node.label(_MIG_STRATEGY) == "single" and "-MIG-" in product:
@@ -178,16 +180,17 @@ def _plain(node: Node, resource: str) -> FixedOffer | None:
     if sharing is None:
         return None
     mode, replicas = sharing
+    total = options.usable_mib(memory_mib(node), node)
     if mode in UNSHARED:
-        gpus = tuple(_gpus(node, resource, node.count(resource)))
-        return FixedOffer(resource, mode, WHOLE, memory_mib(node), "a whole GPU", gpus)
+        gpus = tuple(_gpus(node, resource, node.count(resource), total))
+        return FixedOffer(resource, mode, WHOLE, total, "a whole GPU", gpus)
     mps = mode == "mps"
     if mps and replicas > most_replicas(node):
         return None
-    gpus = tuple(_gpus(node, resource, _number(node, resource, replicas), contexts=replicas))
+    gpus = tuple(_gpus(node, resource, _number(node, resource, replicas), total, contexts=replicas))
     milli = 100 // replicas * 10 if mps else WHOLE // replicas
     label = f"one of {replicas} {'MPS ' if mps else ''}replicas of a GPU"
-    return _useful(FixedOffer(resource, mode, milli, memory_mib(node) // replicas, label, gpus))
+    return _useful(FixedOffer(resource, mode, milli, total // replicas, label, gpus))
 
 
 def _sharing(node: Node, resource: str, labels: str) -> tuple[str, int] | None:
@@ -231,7 +234,7 @@ def _mig(node: Node, resource: str, profile: str) -> FixedOffer | None:
         return None
     mode, replicas = sharing
     number = _number(node, resource, replicas)
-    gpus = tuple(_gpus(node, resource, number, contexts=replicas, profile=profile, milli=milli, memory=total))
+    gpus = tuple(_gpus(node, resource, number, total, contexts=replicas, profile=profile, milli=milli))
     if replicas > 1:
         label = f"one of {replicas} replicas of a MIG instance {profile}"
         return _useful(FixedOffer(resource, mode, milli // replicas, total // replicas, label, gpus))
@@ -243,18 +246,18 @@ def _gpus(
     node: Node,
     resource: str,
     count: int,
+    memory: int,
     *,
     contexts: int = 1,
     profile: str | None = None,
     milli: int = WHOLE,
-    memory: int | None = None,
 ) -> Iterator[Gpu]:
     for index in range(count):
         device = Device(
             uuid=f"{node.name}/{resource}/{index}",
             index=index,
             model=model(node),
-            memory_mib=memory_mib(node) if memory is None else memory,
+            memory_mib=memory,
             contexts=contexts,
             milli=milli,
             driver=driver_version(node),

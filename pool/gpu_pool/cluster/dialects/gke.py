@@ -27,6 +27,7 @@ from gpu_pool.cluster.dialects.amounts import (
 )
 from gpu_pool.cluster.dialects.base import (
     Dialect,
+    DialectOptions,
     DialectTable,
     Gpu,
     Hold,
@@ -98,7 +99,7 @@ class Gke(Dialect):
 
     @cached_property
     def _by_node(self) -> dict[str, FixedOffer]:
-        return {node.name: offer for node in self.cluster.nodes if (offer := _offer(node))}
+        return {node.name: offer for node in self.cluster.nodes if (offer := _offer(node, self.options))}
 
     def _offers(self) -> tuple[FixedOffer, ...]:
         return tuple(self._by_node.values())
@@ -120,14 +121,15 @@ class Gke(Dialect):
         return Translation(self.table.name, parts, truth)
 
 
-def _offer(node: Node) -> FixedOffer | None:
+def _offer(node: Node, options: DialectOptions) -> FixedOffer | None:
     """Return what one ``nvidia.com/gpu`` of this node is, None if it is not one of GKE's."""
     if ACCELERATOR not in node.labels or node.amount(_GPU) <= 0:
         return None
     profile = node.label(_PARTITION)
     mode = _MODES.get(node.label(STRATEGY), "mig" if profile else "whole")
     clients = max(1, whole(node.label(CLIENTS))) if mode in _MODES.values() else 1
-    total, accelerator = memory_mib(node), node.label(ACCELERATOR)
+    shown, accelerator = memory_mib(node), node.label(ACCELERATOR)
+    total = shown if profile else options.usable_mib(shown, node)
     size = mig_milli(profile, accelerator.upper()) if profile else WHOLE
     gpus = tuple(
         Gpu(

@@ -37,7 +37,6 @@ from gpu_pool.cluster.dialects.base import (
     Translation,
 )
 from gpu_pool.cluster.dialects.hami_core import HOOK_VARIABLES, hami_register, held_by_hook, holdings
-from gpu_pool.cluster.dialects.labels import driver_version
 from gpu_pool.cluster.dialects.objects import Node, Pod
 from gpu_pool_client import WHOLE, NeverFits, SliceRequest
 
@@ -81,7 +80,7 @@ class Hami(Dialect):
 
     @cached_property
     def _registered(self) -> tuple[Gpu, ...]:
-        return tuple(gpu for node in self.cluster.nodes for gpu in _on(node))
+        return tuple(gpu for node in self.cluster.nodes for gpu in _on(node, self.options))
 
     def translate(self, request: SliceRequest) -> Translation:
         """Ask for MiB and percent of compute, or for whole GPUs alone."""
@@ -108,10 +107,10 @@ class Hami(Dialect):
         return holdings(pod, pod.annotation(_ALLOCATED))
 
 
-def _on(node: Node) -> tuple[Gpu, ...]:
+def _on(node: Node, options: DialectOptions) -> tuple[Gpu, ...]:
     stopped = {uuid.strip() for uuid in node.annotations.get(_CORDON, "").split(",")}
     return tuple(
-        each.gpu(node.name, driver_version(node), node.cordoned or each.uuid in stopped)
+        each.gpu(node, options, node.cordoned or each.uuid in stopped)
         for each in hami_register(node.annotations.get(REGISTER, ""))
     )
 

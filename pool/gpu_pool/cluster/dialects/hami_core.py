@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpu_pool.cluster.dialects.base import Gpu, Hold
-from gpu_pool.cluster.dialects.objects import Container, Pod, held_together, listing, whole
+from gpu_pool.cluster.dialects.base import DialectOptions, Gpu, Hold
+from gpu_pool.cluster.dialects.labels import driver_version
+from gpu_pool.cluster.dialects.objects import Container, Node, Pod, held_together, listing, whole
 from gpu_pool_client import Device, Enforcement, Limit, Strength
 
 #: Variables by which the hook is told its limits, or to stand aside.
@@ -50,11 +51,11 @@ class RegisteredGpu:
     mode: str = ""
     healthy: bool = True
 
-    def gpu(self, node: str, driver: str, drained: bool) -> Gpu:
+    def gpu(self, node: Node, options: DialectOptions, drained: bool) -> Gpu:
         """Return it as a dialect's GPU."""
-        contexts = self.count or None
-        device = Device(self.uuid, self.index, self.model, self.memory_mib, contexts, driver=driver)
-        return Gpu(node, device, drained or not self.healthy, self.mode)
+        contexts, memory = self.count or None, options.usable_mib(self.memory_mib, node)
+        device = Device(self.uuid, self.index, self.model, memory, contexts, driver=driver_version(node))
+        return Gpu(node.name, device, drained or not self.healthy, self.mode)
 
 
 def read_json(text: str) -> Any:

@@ -111,7 +111,7 @@ class Kai(Dialect):
         return tuple(
             _shared(gpu)
             for node in nodes
-            for each in node_offers(node)
+            for each in node_offers(node, self.options)
             if each.mode in UNSHARED
             for gpu in each.gpus
         )
@@ -137,7 +137,8 @@ class Kai(Dialect):
         """Read its annotations. The pods by which KAI reserves GPUs hold nothing themselves."""
         if pod.namespace == _RESERVATIONS:
             return ()
-        total = memory_mib(self.cluster.node(pod.node))
+        node = self.cluster.node(pod.node)
+        total = self.options.usable_mib(memory_mib(node), node)
         if pod.limit(GPU):
             return (Hold(WHOLE, total),) * pod.count(GPU)
         part = _part(pod, total)

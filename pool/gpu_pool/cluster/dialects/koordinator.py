@@ -26,6 +26,7 @@ from gpu_pool.cluster.dialects.amounts import (
 from gpu_pool.cluster.dialects.base import (
     WHOLE_GPU,
     Dialect,
+    DialectOptions,
     DialectTable,
     Gpu,
     Hold,
@@ -79,7 +80,7 @@ class Koordinator(Dialect):
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return one GPU per 100 units of compute, all of a node of one size."""
-        return tuple(gpu for node in self.cluster.nodes for gpu in _on(node))
+        return tuple(gpu for node in self.cluster.nodes for gpu in _on(node, self.options))
 
     def translate(self, request: SliceRequest) -> Translation:
         """Ask for bytes and percent of shared GPUs, or for whole ones."""
@@ -126,9 +127,9 @@ def _uuid(node: str, minor: int) -> str:
     return f"{node}/gpu/{minor}"
 
 
-def _on(node: Node) -> tuple[Gpu, ...]:
+def _on(node: Node, options: DialectOptions) -> tuple[Gpu, ...]:
     count = min(MAX_GPUS, node.amount(_CORE) // 100)
-    memory = node.amount(_MEMORY) // 2**20 // count if count else 0
+    memory = options.usable_mib(max(0, node.amount(_MEMORY)) // 2**20 // count, node) if count > 0 else 0
     model, driver = node.label(_MODEL) or "NVIDIA GPU", node.label(_DRIVER)
     return tuple(
         Gpu(

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpu_pool.cluster.dialects.amounts import mig_milli, usable_mib
+from gpu_pool.cluster.dialects.amounts import mig_milli
 from gpu_pool.cluster.dialects.base import DEFAULTS, DialectOptions, Gpu, Hold
 from gpu_pool.cluster.dialects.objects import Cluster, Manifest, listing, mapping, mib, quantity
 from gpu_pool_client import WHOLE, Device
@@ -195,7 +195,7 @@ def _listed_device(
         uuid=attributes.get("uuid") or f"{node}/{name}",
         index=index,
         model=model,
-        memory_mib=total if profile else usable_mib(total, options),
+        memory_mib=total if profile else options.usable_mib(total, cluster.node(node)),
         milli=mig_milli(profile, model.replace(" ", "-")) if profile else WHOLE,
         contexts=None if shared else 1,
         driver=attributes.get("driverVersion", ""),

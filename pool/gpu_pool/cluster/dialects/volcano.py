@@ -39,7 +39,6 @@ from gpu_pool.cluster.dialects.base import (
     Translation,
 )
 from gpu_pool.cluster.dialects.hami_core import HOOK_VARIABLES, held_by_hook, holdings, volcano_register
-from gpu_pool.cluster.dialects.labels import driver_version
 from gpu_pool.cluster.dialects.objects import Pod
 from gpu_pool_client import WHOLE, NotAllowed, SliceRequest
 
@@ -79,7 +78,7 @@ class Volcano(Dialect):
         """Return the registered GPUs; unhealthy ones are drained."""
         factor = self.options.volcano_memory_factor
         return tuple(
-            each.gpu(node.name, driver_version(node), node.cordoned)
+            each.gpu(node, self.options, node.cordoned)
             for node in self.cluster.nodes
             for each in volcano_register(node.annotations.get(_REGISTER, ""), factor)
         )
