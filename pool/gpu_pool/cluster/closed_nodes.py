@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gpu_pool.cluster.dialects import Dialect, Manifest, Node
 
-#: What kernels tolerate in any case, as the user pods of Zero to JupyterHub do (its ``userTolerations``).
+#: What kernels tolerate in any case, as the user pods of Zero to JupyterHub do (its userTolerations).
 OF_USERS: Final = tuple(
     {"key": key, "operator": "Equal", "value": "user", "effect": "NoSchedule"}
     for key in ("hub.jupyter.org/dedicated", "hub.jupyter.org_dedicated")

@@ -60,7 +60,7 @@ SHARED: Final = "nvidia.com/gpu.shared"
 UNSHARED: Final = ("whole", "unknown")
 _MIG: Final = "nvidia.com/mig-"
 _MIG_STRATEGY: Final = "nvidia.com/mig.strategy"
-#: What ``renameByDefault`` adds to the name of a resource that is shared.
+#: What renameByDefault adds to the name of a resource that is shared.
 _RENAMED: Final = ".shared"
 #: Strategies of sharing.
 _STRATEGIES: Final = ("time-slicing", "mps")

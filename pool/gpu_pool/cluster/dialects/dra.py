@@ -12,7 +12,7 @@ and the API ``resource.k8s.io/v1``:
   is counted (``cmd/gpu-kubelet-plugin/consumable_shares.go``). Each mode only
   counts; none limits a process;
 - without it a GPU goes to one claim, and parts are MIG instances: those that exist, or with
-  ``DynamicMIG`` those that can be made.
+  DynamicMIG those that can be made.
 
 How its devices are listed, and claims read: ``resource_slices``.
 """

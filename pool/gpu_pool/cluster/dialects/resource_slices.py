@@ -5,7 +5,7 @@ The rules, from the API ``resource.k8s.io/v1`` and Kubernetes' allocator of devi
 - of one pool's slices only those of the highest generation count, and they are all there once
   their number is ``resourceSliceCount``. Until then nothing is granted of the pool;
 - devices that consume counters of the same set exclude each other, as far as the counters
-  reach. NVIDIA's driver lists a card so (``DynamicMIG``): the GPU as a whole, and every placement of
+  reach. NVIDIA's driver lists a card so (DynamicMIG): the GPU as a whole, and every placement of
   every MIG profile (``cmd/gpu-kubelet-plugin/partitions.go``). Such a card is one device here: what
   is granted of it as MIG instances is a part of its memory and of its compute;
 - where MIG instances exist already, the GPU that they are of is of no use as a whole, even if it is
