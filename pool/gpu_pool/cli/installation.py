@@ -35,6 +35,7 @@ DRA_RIGHTS: Final = (
     ("list watch", "resource.k8s.io", "deviceclasses", True),
     ("list watch", "resource.k8s.io", "resourceslices", True),
     ("list watch", "resource.k8s.io", "resourceclaims", True),
+    ("list watch", "resource.k8s.io", "devicetaintrules", True),
     ("create", "resource.k8s.io", "resourceclaimtemplates", False),
 )
 _APPLY: Final = "kubectl apply -k . in your copy of examples/kubernetes, or helm upgrade --install gpu-pool"
