@@ -41,6 +41,8 @@ from typing import Any, Iterator  # noqa: UP035 - for Python 3.8
 
 from . import free_memory, launch, random_numbers
 from .imported_files import ImportedFiles, hiding, names_in, top_levels
+from .process_state import ProcessState, statuses
+from .random_numbers import Seeds
 
 #: What every kernel imports until its first cell runs: without these none is warm.
 KERNEL_MODULES = ("ipykernel.kernelapp", "ipykernel.ipkernel", "ipykernel.zmqshell")
@@ -60,17 +62,13 @@ OPTIONAL_MODULES = (
     "tornado.platform.asyncio",
     "tornado.queues",
 )
-#: Those whose threads come back after a fork (pthread_atfork), so that more threads of the system than
-#: Python knows are no reason for doubt. A prototype forked each after its import and used it: torch 2.15,
-#: TensorFlow 2.21, and numpy, scikit-learn and jax of the same time.
-KNOWN_THREADS = ("numpy", "torch", "tensorflow", "jaxlib", "sklearn")
 #: What ipykernel sets before matplotlib is imported, which reads it at once.
 _INLINE = "module://matplotlib_inline.backend_inline"
-#: A process is as its parent in these, or it is not what a new child of that parent would be.
-_STATUS = ("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
 #: The variable in whose place a kernel's own are shown, for who reads ``/proc/PID/environ``.
 PLACE = "GPU_POOL_TEMPLATE"
 _FILLER = PLACE.encode() + b"="
+#: Seconds in which threads have ended that end before every fork.
+_THREADS_END_WITHIN = 1.0
 #: Seconds between two looks at the machine's memory.
 _LOOK_EVERY = 20.0
 #: Files that keep what was written to them until they are closed.
@@ -91,6 +89,10 @@ class Template:
         self.handlers = _handled()
         self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self.files = ImportedFiles()
+        self.state = ProcessState()
+        self.seeds = Seeds()
+        #: What speaks against sharing the generators of random numbers.
+        self.doubt_of_seeds = None  # type: str | None
         #: The modules that only the preloaded ones have imported, by the first part of their names.
         self.preloaded = set()  # type: set[str]
         #: Generators of random numbers that were given no seed.
@@ -113,7 +115,7 @@ class Template:
         before = top_levels()
         failed = {}
         os.environ.setdefault("MPLBACKEND", _INLINE)
-        with random_numbers.noting_seeds() as seeded:
+        with self.seeds.noting(), self.state.noting_files():
             for name in self.modules:
                 try:
                     importlib.import_module(name)
@@ -126,8 +128,14 @@ class Template:
         self.variables = {name: value for name, value in now.items() if self.given.get(name) != value}
         self.preloaded = top_levels() - before
         self.files = ImportedFiles()
-        self.generators = random_numbers.without_seed(seeded)
+        # Now, since the collector does not tell of what is frozen.
+        self.generators, self.doubt_of_seeds = self.seeds.without(), self.seeds.doubt()
         gc.collect()
+        # Else every kernel would write it once more.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()
+        ctypes.CDLL(None).fflush(None)
         # Kernels share these pages for as long as their collector does not touch them.
         gc.freeze()
         return failed
@@ -166,13 +174,42 @@ class Template:
 
     # -- What speaks against a fork ------------------------------------------
 
-    def doubt(self, expected: "list[int]") -> "str | None":
-        """Return what the imports have left behind that no kernel may inherit; None if there is nothing."""
+    def doubt_of_imports(self) -> "str | None":
+        """Return what speaks against every fork, as :meth:`doubt`, and takes longer to find out."""
+        doubt = self._of_python() or self._threads() or self.doubt([])
+        return doubt or self.state.doubt() or self.doubt_of_seeds
+
+    def _of_python(self) -> "str | None":
         if threading.active_count() > 1:
             names = ", ".join(sorted(each.name for each in threading.enumerate()[1:]))
             return f"the preloaded modules have started threads: {names:.200}"
-        if len(names_in("/proc/self/task")) > 1 and not any(name in sys.modules for name in KNOWN_THREADS):
-            return "the preloaded modules have started threads of their own"
+        return None
+
+    def _threads(self) -> "str | None":
+        """Return that there are threads that a fork loses.
+
+        A library that bears a fork ends its threads before (pthread_atfork(3)), as OpenBLAS does, and
+        starts them again when it needs them. One that does not would wait for them in the kernel
+        for ever, as GNU's OpenMP does once it was used.
+        """
+        if len(names_in("/proc/self/task")) == 1:
+            return None
+        with without_warnings():
+            child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        give_up_at = time.monotonic() + _THREADS_END_WITHIN
+        while len(names_in("/proc/self/task")) > 1:
+            if time.monotonic() > give_up_at:
+                return "the preloaded modules have started threads of their own, such as those of OpenMP"
+            time.sleep(0.01)
+        return None
+
+    def doubt(self, expected: "list[int]") -> "str | None":
+        """Return what the imports have left behind that no kernel may inherit; None if there is nothing."""
+        if self._of_python() or len(names_in("/proc/self/task")) > 1:
+            return self._of_python() or "the preloaded modules have started threads of their own"
         if _has_children():
             return "the preloaded modules have started processes"
         return self._opened({0, 1, 2, self.control.fileno(), *expected}) or self._mapped()
@@ -202,7 +239,7 @@ class Template:
         server, own = f"/proc/{self.server}/", "/proc/self/"
         if os.getppid() != self.server:
             return "the server has ended"
-        if _statuses(server) != _statuses(own):
+        if statuses(server) != statuses(own):
             return "the server's user, groups, umask or rights are not those of before"
         for name in ("cgroup", "limits", "oom_score_adj"):
             if Path(server + name).read_bytes() != Path(own + name).read_bytes():
@@ -234,9 +271,7 @@ class Template:
     def fork(self) -> bool:
         """Fork a process that descends from the server, and tell the server its pid. True in that process."""
         reading, writing = os.pipe()
-        # Python warns of the threads that :meth:`doubt` has found harmless.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with without_warnings():
             try:
                 between = os.fork()
             except OSError as error:  # the user's processes, or the memory
@@ -336,10 +371,12 @@ def _has_children() -> bool:
     return True
 
 
-def _statuses(process: str) -> "dict[str, str]":
-    with open(process + "status", "rb") as status:
-        pairs = (line.decode("ascii", "replace").partition(":") for line in status.read().split(b"\n"))
-        return {name: value.strip() for name, _, value in pairs if name in _STATUS}
+@contextlib.contextmanager
+def without_warnings() -> "Iterator[None]":
+    """Let Python not warn of a fork of a process with threads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 @contextlib.contextmanager
@@ -448,7 +485,8 @@ def main() -> None:
         return
     with ending_with_server(template.control):
         failed = template.prepare()
-    doubt = "; ".join(f"{name}: {why}" for name, why in failed.items()) or template.doubt([])
+    doubt = "; ".join(f"{name}: {why}" for name, why in failed.items())
+    doubt = doubt or template.doubt_of_imports()
     _send(template.control, {"failed": doubt} if doubt else {"ready": template.modules})
     argv = None if doubt else template.serve()
     if argv is None:
