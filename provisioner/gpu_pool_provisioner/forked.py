@@ -1,7 +1,8 @@
 """Children of this process that :class:`subprocess.Popen` did not start: a template has forked them.
 
 They lose their parent as they are made, and are adopted. Until somebody has waited for the end of one, its
-pid is nobody else's.
+pid is nobody else's. What else loses its parent below this process in that moment is adopted as well, such
+as what a cell has started in the background; nobody knows of it, so its end is waited for here.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any, Final
+
+from gpu_pool_client import _procfs
 
 # prctl(2)
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -82,16 +86,25 @@ class ForkedProcess:
 #: Processes that run, and whose managers are gone.
 _dropped: Final[list[ForkedProcess]] = []
 
+#: Seconds in which whoever has started a process has waited for its end.
+_WAITED_FOR_WITHIN: Final = 60.0
 
 #: The process groups of templates that did not answer: a kernel that nobody wants may end in them.
 unwanted_groups: Final[set[int]] = set()
 
 
-def wait_for_unwanted() -> None:
-    """Wait for the end of processes that nobody asks for, as ``subprocess`` does for its own."""
+def wait_for_unwanted(now: float | None = None) -> None:
+    """Wait for the end of processes that nobody asks for, as ``subprocess`` does for its own.
+
+    ``now`` is of ``time.monotonic()``. Called before every start; what has not ended is left alone.
+    """
     for process in _dropped[:]:
         if process.poll() is not None:
             _dropped.remove(process)
+    with _adoption.lock:
+        for pid, stranger in tuple(_adoption.strangers.items()):
+            if stranger.is_done(pid, time.monotonic() if now is None else now):
+                del _adoption.strangers[pid]
     for group in tuple(unwanted_groups):
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-group, os.WNOHANG)[0]:
@@ -101,34 +114,102 @@ def wait_for_unwanted() -> None:
 
 
 @dataclass
+class _Stranger:
+    """A child that came while this process adopted, and that no template was asked for."""
+
+    #: Of :class:`_procfs.Stat`: another process that has its pid is not it.
+    start: int
+    #: Whether it was surely adopted. Else another thread may have started it, and wait for it.
+    is_adopted: bool
+    #: When it was first seen to have ended, of ``time.monotonic()``.
+    ended_at: float | None = None
+
+    def is_done(self, pid: int, now: float) -> bool:
+        """Whether nothing is left of it; wait for it if it has ended, and nobody else does."""
+        found = _procfs.stat(pid)
+        if found is None or found.start != self.start:
+            return True
+        if not found.has_ended:
+            return False
+        if self.ended_at is None:
+            self.ended_at = now
+        if not self.is_adopted and now < self.ended_at + _WAITED_FOR_WITHIN:
+            return False
+        with contextlib.suppress(ChildProcessError):  # somebody has just waited for it
+            os.waitpid(pid, os.WNOHANG)
+        return True
+
+
+@dataclass
 class _Adoption:
-    """Whether what loses its parent below this process becomes its child."""
+    """Whether what loses its parent below this process becomes its child, and what has."""
 
     lock: threading.Lock
     #: Who needs it at the moment.
     count: int = 0
+    #: When it began, in clock ticks since the boot of the machine, and the children that there were.
+    began: int = 0
+    before: frozenset[int] = frozenset()
+    #: Those that it is for.
+    wanted: set[int] = field(default_factory=set)
+    strangers: dict[int, _Stranger] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Adopt from now on."""
+        self.began = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+        self.before = frozenset(_children())
+        _set_subreaper(1)
+
+    def end(self) -> None:
+        """Adopt no more, and note what came meanwhile."""
+        _set_subreaper(0)
+        for pid in set(_children()) - self.before - self.wanted:
+            found = _procfs.stat(pid)
+            if found is not None:
+                # A child of ours is in our session, or leads one; what a kernel starts is in the kernel's.
+                may_be_ours = found.start >= self.began and _session(pid) in (_session(0), pid)
+                self.strangers[pid] = _Stranger(found.start, is_adopted=not may_be_ours)
+        self.wanted.clear()
 
 
 _adoption: Final = _Adoption(threading.Lock())
 
 
 @contextlib.contextmanager
-def adopting() -> Iterator[None]:
-    """Let what loses its parent below this process become its child, for as long as the block lasts."""
+def adopting() -> Iterator[set[int]]:
+    """Let what loses its parent below this process become its child, for as long as the block lasts.
+
+    Yields the set to which the block adds the pids of those that it wants. The ends of all others are waited
+    for by :func:`wait_for_unwanted`.
+    """
     if _adopts_anyway():
-        yield
+        yield set()
         return
     with _adoption.lock:
         _adoption.count += 1
         if _adoption.count == 1:
-            _set_subreaper(1)
+            _adoption.begin()
     try:
-        yield
+        yield _adoption.wanted
     finally:
         with _adoption.lock:
             _adoption.count -= 1
             if _adoption.count == 0:
-                _set_subreaper(0)
+                _adoption.end()
+
+
+def _children() -> Iterator[int]:
+    """Yield the pids of this process' children; none where the system does not list them."""
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            yield from map(int, (task / "children").read_bytes().split())
+
+
+def _session(pid: int) -> int:
+    """Return the session of a process, of this one for 0; -1 if there is none any more."""
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(pid)
+    return -1
 
 
 @functools.cache
@@ -195,7 +276,7 @@ class Streams:
 
 def _forget() -> None:
     """Forget what a process that was forked from this one has not: the threads, and its own children."""
-    _adoption.lock, _adoption.count = threading.Lock(), 0
+    _adoption.__init__(threading.Lock())  # type: ignore[misc]
     _adopts_anyway.cache_clear()
     _dropped.clear()
     unwanted_groups.clear()

@@ -88,12 +88,14 @@ class TemplateProcess:
     ) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
-                command(theirs.fileno()),
-                env={_PLACE: "-" * _PLACE_FOR, **environment},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
+            self._process = _in_lasting_thread(
+                lambda: subprocess.Popen(
+                    command(theirs.fileno()),
+                    env={_PLACE: "-" * _PLACE_FOR, **environment},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
             )
         self._max_mib = max_mib
         #: When a kernel was last asked for, of ``time.monotonic()``.
@@ -195,7 +197,7 @@ class TemplateProcess:
 
     def _ask(self, content: bytes, channel: socket.socket, streams: Sequence[int]) -> int:
         try:
-            with channel, adopting():
+            with channel, adopting() as wanted:
                 self._control.settimeout(_ANSWERS_WITHIN)
                 socket.send_fds(self._control, [content], [channel.fileno(), *streams])
                 if self._hears():
@@ -203,6 +205,8 @@ class TemplateProcess:
                     told = json.loads(self._control.recv(_MAX_MESSAGE) or _ENDED)
                 else:
                     told = json.loads(_ENDED)
+                if "pid" in told:
+                    wanted.add(int(told["pid"]))
         except (OSError, ValueError) as error:
             # Whatever it still forks finds nobody who wants it, and ends.
             self._process.kill()
@@ -229,6 +233,23 @@ class TemplateProcess:
                 # A kernel that starts cold would have to wait for a processor as well.
                 if time.monotonic() > give_up_at or not _wants_processor(self.pid):
                     raise
+
+
+def _in_lasting_thread(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """Start a process in a thread that lasts as long as this process.
+
+    A template lets the system end it with its parent, even where it is stopped, and by that the
+    system understands the thread that has started it (PR_SET_PDEATHSIG in prctl(2)).
+    """
+    try:
+        return _lasting_thread().submit(start).result()
+    except RuntimeError as error:  # this process ends
+        raise OSError(str(error)) from error
+
+
+@functools.cache
+def _lasting_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "gpu-pool-template-start")
 
 
 def _wants_processor(pid: int) -> bool:
@@ -454,6 +475,7 @@ def _forget_templates() -> None:
     if templates.cache_info().currsize:
         templates().forget()
         templates.cache_clear()
+    _lasting_thread.cache_clear()
 
 
 os.register_at_fork(after_in_child=_forget_templates)

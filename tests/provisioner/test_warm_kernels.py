@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
-from jupyter_client.manager import AsyncKernelManager
 
 from gpu_pool.devices.activity import environment_of
 from gpu_pool_client import EndReason, Process
@@ -25,64 +21,11 @@ from support.warm_kernels import Spec, is_warm, start, started_warm, until_ready
 pytestmark = pytest.mark.usefixtures("soon")
 
 
-#: What a program can see of its process, and what differs between any two kernels.
-FACTS = """
-import json, os, resource, signal, sys, threading
-def opened():
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            yield os.readlink("/proc/self/fd/" + name)
-        except OSError:
-            pass
-status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
-seen = {
-    "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "flags": str(sys.flags),
-    "main": sorted(vars(sys.modules["__main__"]).keys() - {"_", "__", "___"} - set(globals())),
-    "environment": dict(os.environ), "cwd": os.getcwd(), "parent": os.getppid(),
-    "cmdline": open("/proc/self/cmdline").read().rstrip(chr(0)).split(chr(0)),
-    "leads": [os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid()],
-    "handlers": {n: str(signal.getsignal(n)).split(" at ")[0] for n in signal.valid_signals()},
-    "mask": [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
-    "limits": {n: resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n.startswith("RLIMIT")},
-    "status": [status[n] for n in ("Umask", "Uid", "Groups", "CapEff", "NoNewPrivs", "SigIgn")],
-    "sockets": len([each for each in opened() if each.startswith("socket")]),
-    "streams": [os.readlink("/proc/self/fd/%d" % n).partition("[")[0] for n in (0, 1, 2)],
-    "threads": sorted(t.name.rstrip("0123456789-") for t in threading.enumerate()),
-    "modules": sorted({name.partition(".")[0] for name in sys.modules}),
-}
-print(json.dumps(seen))
-"""
-
-
 #: Variables that are set by a kernel itself, or by what it imports.
 SET_BY_IPYKERNEL = {
     *(b"CLICOLOR", b"CLICOLOR_FORCE", b"FORCE_COLOR", b"GIT_PAGER", b"MPLBACKEND", b"PAGER", b"TERM"),
     *(b"PYDEVD_USE_FRAME_EVAL", b"LINES", b"COLUMNS"),
 }
-
-
-async def facts(manager: AsyncKernelManager) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(await answer(manager, FACTS))
-    return found
-
-
-async def test_a_warm_kernel_is_as_a_cold_one(spec: Spec, manager: Managers) -> None:
-    name = spec()
-    cold, warm = manager(name), manager(name)
-    await until_ready(cold)
-    assert await start(warm)
-    of_cold, of_warm = await facts(cold), await facts(warm)
-    for each, km in ((of_cold, cold), (of_warm, warm)):
-        for place in ("argv", "orig_argv", "cmdline"):
-            each[place] = [word.replace(km.connection_file, "FILE") for word in each[place]]
-        for variable in list(each["environment"]):
-            if variable.startswith("GPU_POOL_"):
-                del each["environment"][variable]
-    # What only a template imports, to be ready for every kernel.
-    of_warm["modules"] = of_cold["modules"] = None
-    assert of_warm["environment"] == of_cold["environment"]
-    assert of_warm == of_cold
-    assert of_warm["parent"] == os.getpid()
 
 
 async def test_its_environment_is_seen_by_others(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.jupyter_env import Managers, answer, eventually
+from support.jupyter_env import Managers, answer
 from support.warm_kernels import Spec, start, until_ready
 
 
@@ -115,23 +115,6 @@ async def test_what_a_preloaded_module_logs_is_seen_in_the_notebook(
     km = manager(name)
     assert await start(km)
     assert await answer(km, "import logging_itself; logging_itself.log.warning('careful')") == "careful\n"
-
-
-async def test_files_of_a_template_are_not_removed_at_its_end(spec: Spec, manager: Managers) -> None:
-    source = "import tempfile\nkept = tempfile.TemporaryDirectory()\n"
-    name = spec("keeping", keeping=source)
-    template = await until_ready(manager(name))
-    km = manager(name)
-    assert await start(km)
-    code = "import keeping, os; print(os.path.isdir(keeping.kept.name))"
-    assert await answer(km, code) == "True\n"
-    template._control.close()  # as at the end of the server, and of its own accord when it is idle
-
-    async def has_ended() -> bool:
-        return template.has_ended
-
-    await eventually(has_ended)
-    assert await answer(km, code) == "True\n"
 
 
 #: Child processes of every kind.

@@ -9,13 +9,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from gpu_pool_client import Process
+from gpu_pool_client import Process, _procfs
 from gpu_pool_provisioner import templates as templates_module
-from gpu_pool_provisioner.forked import ForkedProcess, wait_for_unwanted
+from gpu_pool_provisioner.forked import ForkedProcess, adopting, wait_for_unwanted
 from gpu_pool_provisioner.templates import templates
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, is_running, kill
@@ -136,6 +137,38 @@ async def test_the_end_of_its_server_ends_it_and_the_template(tmp_path: Path, sp
     await eventually(have_ended)
 
 
+async def test_a_template_that_is_stopped_while_it_imports_ends_with_its_server(
+    tmp_path: Path, spec: Spec
+) -> None:
+    told = tmp_path / "pid"
+    os.mkfifo(told)
+    stopping = (
+        "import os, signal\n"
+        f"with open({str(told)!r}, 'w') as file: print(os.getpid(), file=file)\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    name = spec("stopping", stopping=stopping)
+    program = tmp_path / "server.py"
+    program.write_text(SERVER.format(name=name, then="pass"))
+    server = await asyncio.create_subprocess_exec(sys.executable, program, start_new_session=True)
+    try:
+        pid = int(await asyncio.wait_for(asyncio.to_thread(told.read_text), 120))
+
+        async def is_stopped() -> bool:
+            found = _procfs.stat(pid)
+            return found is not None and found.state == b"T"
+
+        await eventually(is_stopped)
+    finally:
+        server.kill()
+        await server.wait()
+
+    async def has_ended() -> bool:
+        return not is_running(pid)
+
+    await eventually(has_ended)
+
+
 @pytest.mark.long
 async def test_there_are_no_more_templates_than_allowed(
     jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
@@ -235,6 +268,55 @@ def test_a_kernel_whose_manager_is_gone_is_waited_for_all_the_same() -> None:
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     wait_for_unwanted()  # as before every start
     assert not Path(f"/proc/{pid}").exists()
+
+
+#: What a cell may start in the background. Where it reads a line, its parent ends as the kernel is forked.
+ORPHANS = {
+    "new": "sleep 600 >/dev/null & echo $!",
+    "older": "sleep 600 >/dev/null & echo $!; read line",
+    "of its own session": "setsid sleep 600 >/dev/null & echo $!",
+}
+
+
+class Shell:
+    """A shell that leads a session, as a kernel does, and has told the pid of what it has started."""
+
+    def __init__(self, script: str) -> None:
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.child = int(self._process.stdout.readline())
+
+    def end(self) -> None:
+        """Let it end."""
+        self._process.communicate("\n")
+
+
+@pytest.mark.parametrize("script", ORPHANS.values(), ids=ORPHANS)
+def test_what_loses_its_parent_while_a_kernel_is_forked_is_waited_for(script: str) -> None:
+    older = Shell(script) if "read" in script else None
+    with adopting():
+        shell = older or Shell(script)
+        shell.end()
+    kill(shell.child)
+    os.waitid(os.P_PID, shell.child, os.WEXITED | os.WNOWAIT)  # it is a child of this process
+    wait_for_unwanted()  # as before every start
+    wait_for_unwanted(time.monotonic() + 3600)
+    assert not Path(f"/proc/{shell.child}").exists()
+
+
+@pytest.mark.parametrize("is_leader", [False, True])
+def test_whoever_has_started_a_process_meanwhile_gets_its_exit_status(is_leader: bool) -> None:
+    with adopting():
+        process = subprocess.Popen(["/bin/sh", "-c", "exit 3"], start_new_session=is_leader)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    wait_for_unwanted()
+    assert process.wait() == 3
 
 
 def test_a_process_that_somebody_else_has_waited_for_is_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ class Seeds:
             self.drawn.add(int.from_bytes(drawn, "big"))
             return drawn
 
-        random.Random.seed, random.seed = seed, seed_shared  # type: ignore[method-assign]
+        random.Random.seed, random.seed = seed, seed_shared  # type: ignore[assignment,method-assign]
         if system is not None:
             random._urandom = draw  # type: ignore[attr-defined]
         try:
@@ -81,7 +81,8 @@ class Seeds:
     def _has_own(self, candidate: Any) -> bool:
         """Whether what is numpy's was given a seed; else Python has drawn one from the system for it."""
         sequence = getattr(candidate, "seed_seq", getattr(candidate, "_seed_seq", candidate))
-        return getattr(sequence, "entropy", None) not in self.drawn
+        entropy = getattr(sequence, "entropy", None)
+        return not isinstance(entropy, int) or entropy not in self.drawn
 
 
 def draw_anew(generators: "list[Any]") -> None:
@@ -121,7 +122,7 @@ def _is_generator(candidate: object) -> bool:
 
 
 def _has_bare_generator() -> bool:
-    """Whether there is one of the type that ``random.Random`` is made from, of which the collector is not told."""
+    """Whether there is one of the type below ``random.Random``, of which the collector is not told."""
     objects = gc.get_objects()
     for start in range(0, len(objects), _AT_ONCE):
         found = gc.get_referents(*objects[start : start + _AT_ONCE])

@@ -73,6 +73,8 @@ _THREADS_END_WITHIN = 1.0
 _LOOK_EVERY = 20.0
 #: Files that keep what was written to them until they are closed.
 _WRITTEN = (io.BufferedRandom, io.BufferedWriter, io.TextIOWrapper)
+# prctl(2)
+_PR_SET_PDEATHSIG = 1
 _MAX_MESSAGE = 1 << 20
 _MAX_DESCRIPTORS = 4
 
@@ -379,15 +381,10 @@ def without_warnings() -> "Iterator[None]":
         yield
 
 
-@contextlib.contextmanager
-def ending_with_server(control: socket.socket) -> "Iterator[None]":
-    """Let the system end this process if the server goes meanwhile: an import may take for ever."""
-    flags = fcntl.fcntl(control, fcntl.F_GETFL)
-    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
-    # Its other end closes, and SIGIO arrives, which nobody here handles.
-    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
-    yield
-    fcntl.fcntl(control, fcntl.F_SETFL, flags)
+def end_with_server() -> None:
+    """Let the system end this process once the server has gone, also if it imports for ever or is stopped."""
+    # What is forked of it does not inherit that (prctl(2)).
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _receive(control: socket.socket) -> "Any":
@@ -479,14 +476,13 @@ def end() -> None:
 def main() -> None:
     """Import what the command line names, and fork kernels until the server closes the socket."""
     launcher, _, control, modules, idle = sys.argv[:5]
+    end_with_server()
     template = Template(int(control), list(filter(None, modules.split(","))), float(idle))
     if free_memory.is_short():
         _send(template.control, {"short": True})
         return
-    with ending_with_server(template.control):
-        failed = template.prepare()
-    doubt = "; ".join(f"{name}: {why}" for name, why in failed.items())
-    doubt = doubt or template.doubt_of_imports()
+    failed = template.prepare()
+    doubt = "; ".join(f"{name}: {why}" for name, why in failed.items()) or template.doubt_of_imports()
     _send(template.control, {"failed": doubt} if doubt else {"ready": template.modules})
     argv = None if doubt else template.serve()
     if argv is None:
