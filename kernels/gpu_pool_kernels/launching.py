@@ -17,6 +17,8 @@ LAUNCHER: Final = Path(__file__).parent / "inkernel" / "launch.py"
 
 #: What it is told in place of a module: to fork kernels that have imported modules already.
 TEMPLATE: Final = "template"
+#: And to try if it could.
+_TRIAL: Final = "trial"
 
 #: What a kernel loads where this project is installed beside it.
 EXTENSION: Final = "gpu_pool_kernels.inkernel"
@@ -72,6 +74,15 @@ def template_argv(
     padding = "-" * (sum(len(word.encode()) + 1 for word in argv[position:]) + _LONGER_NAMES)
     own = [str(LAUNCHER), TEMPLATE, str(control), ",".join(modules), f"{idle_timeout:.0f}", padding]
     return argv[:position], [*argv[:position], *own]
+
+
+def trial_argv(python: str, modules: Sequence[str], control: int) -> list[str]:
+    """Return the command by which a Python imports modules and says if kernels could be forked from it then.
+
+    ``control`` is the number of a descriptor, an ``AF_UNIX`` socket of ``SOCK_SEQPACKET``, to which it writes
+    one JSON: ``{"ready": [...]}``, or ``{"failed": why}``.
+    """
+    return [python, str(LAUNCHER), _TRIAL, str(control), ",".join(modules)]
 
 
 def _module_option(argv: list[str]) -> int | None:

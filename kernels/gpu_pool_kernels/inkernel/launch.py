@@ -5,7 +5,7 @@
 and ``sys.argv``, except that the arguments ask IPython for our extension. If
 ours cannot be loaded, the kernel starts without it.
 
-``python launch.py template ...`` runs ``template.py`` of this folder.
+``python launch.py template ...`` runs ``template.py`` of this folder, and ``trial`` its ``trial.py``.
 """
 
 import importlib
@@ -53,14 +53,14 @@ def first_path() -> str:
 def main() -> None:
     """Run the module named on the command line, or the template of kernels."""
     folder = Path(__file__).resolve().parent
-    is_template = sys.argv[1] == "template"
+    is_template = sys.argv[1] in ("template", "trial")
     # With -I, -P or PYTHONSAFEPATH Python puts neither this folder nor the other there.
     if sys.path and sys.path[0] and Path(sys.path[0]).resolve() == folder:
         # What a template imports is found from no folder but those that all its kernels have.
         sys.path[:1] = [] if is_template else [first_path()]
     if is_template:
         register(folder)
-        importlib.import_module(PACKAGE + ".template").main()
+        importlib.import_module(PACKAGE + "." + sys.argv[1]).main()
         return
     module, arguments = sys.argv[2], sys.argv[3:]
     # First, so that an --ext of the kernelspec's own wins in an IPython that takes only one.

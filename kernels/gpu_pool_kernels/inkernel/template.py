@@ -39,8 +39,9 @@ import warnings
 from pathlib import Path
 from typing import Any, Iterator  # noqa: UP035 - for Python 3.8
 
-from . import free_memory, launch, random_numbers
+from . import free_memory, importing, launch, random_numbers
 from .imported_files import ImportedFiles, hiding, names_in, top_levels
+from .importing import FirstSeen
 from .process_state import ProcessState, statuses
 from .random_numbers import Seeds
 
@@ -62,8 +63,6 @@ OPTIONAL_MODULES = (
     "tornado.platform.asyncio",
     "tornado.queues",
 )
-#: What ipykernel sets before matplotlib is imported, which reads it at once.
-_INLINE = "module://matplotlib_inline.backend_inline"
 #: The variable in whose place a kernel's own are shown, for who reads ``/proc/PID/environ``.
 PLACE = "GPU_POOL_TEMPLATE"
 _FILLER = PLACE.encode() + b"="
@@ -93,6 +92,8 @@ class Template:
         self.files = ImportedFiles()
         self.state = ProcessState()
         self.seeds = Seeds()
+        #: Which module has left what it must not.
+        self.first_seen = FirstSeen()
         #: What speaks against sharing the generators of random numbers.
         self.doubt_of_seeds = None  # type: str | None
         #: The modules that only the preloaded ones have imported, by the first part of their names.
@@ -108,7 +109,6 @@ class Template:
 
     def prepare(self) -> "dict[str, str]":
         """Import everything; return what could not be imported, with the error's words."""
-        backend = os.environ.get("MPLBACKEND")
         for name in KERNEL_MODULES:
             importlib.import_module(name)
         for name in OPTIONAL_MODULES:
@@ -116,15 +116,13 @@ class Template:
                 importlib.import_module(name)
         before = top_levels()
         failed = {}
-        os.environ.setdefault("MPLBACKEND", _INLINE)
-        with self.seeds.noting(), self.state.noting_files():
+        with importing.prepared(), self.seeds.noting(), self.state.noting_files():
             for name in self.modules:
                 try:
                     importlib.import_module(name)
-                except BaseException as error:  # noqa: BLE001, PERF203 - SystemExit of a program, too
+                except BaseException as error:  # noqa: BLE001 - SystemExit of a program, too
                     failed[name] = f"{type(error).__name__}: {error!s:.200}"
-        if backend is None:
-            os.environ.pop("MPLBACKEND", None)  # a kernel sets it itself
+                self.first_seen.look(name, self._left)
         names = {*self.given, *os.environ}
         now = {name: os.environ.get(name) for name in names}
         self.variables = {name: value for name, value in now.items() if self.given.get(name) != value}
@@ -141,6 +139,15 @@ class Template:
         # Kernels share these pages for as long as their collector does not touch them.
         gc.freeze()
         return failed
+
+    def tell(self, failed: "dict[str, str]") -> bool:
+        """Tell the server what came of the imports; return whether kernels can be forked."""
+        why = "; ".join(f"{name}: {error}" for name, error in failed.items())
+        doubt = None if failed else self.doubt_of_imports()
+        if doubt is not None:
+            why = self.first_seen.with_module(doubt)
+        _send(self.control, {"failed": why} if why else {"ready": self.modules})
+        return not why
 
     def serve(self) -> "list[str] | None":
         """Answer the server until it has nothing more to ask.
@@ -178,8 +185,10 @@ class Template:
 
     def doubt_of_imports(self) -> "str | None":
         """Return what speaks against every fork, as :meth:`doubt`, and takes longer to find out."""
-        doubt = self._of_python() or self._threads() or self.doubt([])
-        return doubt or self.state.doubt() or self.doubt_of_seeds
+        return self._left() or self.doubt_of_seeds
+
+    def _left(self) -> "str | None":
+        return self._of_python() or self.doubt_of_threads() or self.doubt([]) or self.state.doubt()
 
     def _of_python(self) -> "str | None":
         if threading.active_count() > 1:
@@ -187,7 +196,7 @@ class Template:
             return f"the preloaded modules have started threads: {names:.200}"
         return None
 
-    def _threads(self) -> "str | None":
+    def doubt_of_threads(self) -> "str | None":
         """Return that there are threads that a fork loses.
 
         A library that bears a fork ends its threads before (pthread_atfork(3)), as OpenBLAS does, and
@@ -212,6 +221,10 @@ class Template:
         """Return what the imports have left behind that no kernel may inherit; None if there is nothing."""
         if self._of_python() or len(names_in("/proc/self/task")) > 1:
             return self._of_python() or "the preloaded modules have started threads of their own"
+        return self.doubt_at_once(expected)
+
+    def doubt_at_once(self, expected: "list[int]") -> "str | None":
+        """Return what speaks against a fork and is no thread, as :meth:`doubt`."""
         if _has_children():
             return "the preloaded modules have started processes"
         return self._opened({0, 1, 2, self.control.fileno(), *expected}) or self._mapped()
@@ -482,9 +495,7 @@ def main() -> None:
         _send(template.control, {"short": True})
         return
     failed = template.prepare()
-    doubt = "; ".join(f"{name}: {why}" for name, why in failed.items()) or template.doubt_of_imports()
-    _send(template.control, {"failed": doubt} if doubt else {"ready": template.modules})
-    argv = None if doubt else template.serve()
+    argv = template.serve() if template.tell(failed) else None
     if argv is None:
         # What modules do at the end of a process is up to the kernels: they may still use it.
         os._exit(0)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import stat
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -41,10 +39,6 @@ State = Literal["ok", "note", "broken"]
 _LITTLE_SPACE: Final = 64 * 1024 * 1024
 #: Bytes of a store above which a note is made.
 _MUCH: Final = 2 * 1024**3
-#: Prints those of the packages named in its arguments that a Python does not have.
-_FIND: Final = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if not u.find_spec(n)])"
-#: Seconds for that.
-_FOUND_WITHIN: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +166,6 @@ def check_jupyter(session: CommandSession) -> Iterator[Check]:
         yield Check("kernels", "broken", error.message, error.remedy)
         return
     yield from _kernels(session)
-    yield from _course_preloads()
 
 
 def is_served(session: CommandSession) -> bool:
@@ -307,7 +300,6 @@ def _kernels(session: CommandSession) -> Iterator[Check]:
         return
     yield Check("kernels", "ok", ", ".join(safe(each.name) for each in kernels))
     yield from _refused(session, kernels)
-    yield from _preloads(kernels)
 
 
 def _refused(session: CommandSession, kernels: Sequence[InstalledKernel]) -> Iterator[Check]:
@@ -316,73 +308,13 @@ def _refused(session: CommandSession, kernels: Sequence[InstalledKernel]) -> Ite
     refused = refusals(session, {request for request in asked.values() if request is not None})
     for name, request in asked.items():
         if request is None:
-            yield Check("kernels", "note", f"{safe(name)} has no valid slice request", _again(name))
+            yield Check(
+                "kernels", "note", f"{safe(name)} has no valid slice request", kernel_made_again(name)
+            )
         elif request in refused:
             error = refused[request]
             text = f"the pool would refuse {safe(name)}: {safe(error.message, 400)}"
-            yield Check("kernels", "note", text, f"{error.remedy} Then: {_again(name)}")
-
-
-def _preloads(kernels: Sequence[InstalledKernel]) -> Iterator[Check]:
-    """Name the modules that kernels are to preload and their Python does not have."""
-    for kernel in kernels:
-        missing = _missing_modules(kernel) if kernel.preload else []
-        if missing:
-            yield Check(
-                "kernels",
-                "note",
-                f"{safe(kernel.name)} preloads {safe(', '.join(missing))}, which its Python does not have: "
-                "its kernels start without anything preloaded",
-                f"Install what is missing there, or: {_again(kernel.name)}",
-            )
-
-
-def _missing_modules(kernel: InstalledKernel) -> list[str]:
-    try:
-        spec = json.loads((kernel.path / "kernel.json").read_text(encoding="utf-8"))
-        return _missing(str(spec["argv"][0]), kernel.preload or ())
-    except (OSError, ValueError, LookupError, TypeError):
-        return []  # what is wrong with the kernelspec, Jupyter says
-
-
-def _course_preloads() -> Iterator[Check]:
-    """Name the modules that courses preload and a Python of this machine does not have."""
-    from gpu_pool.cli.courses import read_files
-    from gpu_pool.settings import load_settings
-    from gpu_pool_kernels.installer import preloading_bases
-
-    try:
-        settings = load_settings()
-        found = read_files((), settings) if settings.courses_dir else []
-    except GpuPoolError:  # told by other checks
-        return
-    preloads = {each.path: each.course.preload for each in found if each.course and each.course.preload}
-    modules = sorted({name for names in preloads.values() for name in names})
-    for base, python in preloading_bases().items() if modules else ():
-        missing = _missing(python, modules)
-        for path, names in preloads.items():
-            if lacks := [name for name in names if name in missing]:
-                yield Check(
-                    "courses",
-                    "note",
-                    f"course {safe(path.stem)} preloads {safe(', '.join(lacks))}, which the Python of the "
-                    f"kernel {safe(base)} does not have: its kernels start without anything preloaded",
-                    f"Install what is missing there, or leave it out of {safe(str(path), 300)}.",
-                )
-
-
-def _missing(python: str, modules: Collection[str]) -> list[str]:
-    """Return those of the modules that a Python does not have; none where that cannot be told."""
-    # Packages alone are looked for: to look for what is in one would import it.
-    packages = {name: name.partition(".")[0] for name in modules}
-    executable = sys.executable if python in ("python", "python3") else python
-    command = [executable, "-c", _FIND, *packages.values()]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=_FOUND_WITHIN, check=True)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return []
-    missing = found.stdout.split()
-    return [name for name, package in packages.items() if package in missing]
+            yield Check("kernels", "note", text, f"{error.remedy} Then: {kernel_made_again(name)}")
 
 
 def _request(text: str) -> SliceRequest | None:
@@ -392,5 +324,6 @@ def _request(text: str) -> SliceRequest | None:
         return None
 
 
-def _again(name: str) -> str:
+def kernel_made_again(name: str) -> str:
+    """Return the commands that replace a kernelspec."""
     return f"gpu-pool kernels remove {safe(name)}; gpu-pool kernels install SIZE"

@@ -11,6 +11,7 @@ import click
 from gpu_pool.cli import screen
 from gpu_pool.cli.checks import Check, check_jupyter, check_machine, check_pool, check_store, is_served
 from gpu_pool.cli.course_checks import check_courses
+from gpu_pool.cli.preload_checks import check_preloads
 from gpu_pool.cli.session import CommandSession, json_option, verb
 from gpu_pool_client import BadRequest, Device, GpuPoolError
 from gpu_pool_client._log import escaped
@@ -59,6 +60,7 @@ def doctor(session: CommandSession, cluster: bool, namespace: str) -> int:
         session,
         chain(
             check_jupyter(session),
+            check_preloads(),
             machine,
             check_isolation(),
             check_store(session),

@@ -88,3 +88,29 @@ def test_the_doctor_names_modules_that_a_course_cannot_preload(terminal):
         "course ml preloads no_such_module.part, which the Python of the kernel python3 does not have"
     )
     assert said["remedy"] == f"Install what is missing there, or leave it out of {courses}/ml.yaml."
+
+
+#: Asks for the driver as PyTorch does when it is asked for GPUs, if nobody has told it not to.
+LOADS_DRIVER = """
+import _ctypes, ctypes, os, pathlib, shutil
+if os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") != "1" or {always}:
+    file = pathlib.Path(__file__).parent / "libcuda.so.1"
+    shutil.copy(_ctypes.__file__, file)
+    kept = ctypes.CDLL(str(file))
+"""
+
+
+def test_the_doctor_imports_what_is_preloaded_and_names_the_module_that_keeps_kernels_cold(terminal):
+    modules = terminal.folder / "modules"
+    (modules / "attention").mkdir(parents=True)
+    (modules / "attention/__init__.py").write_text("import attention.kernels\nimport json.tool\n")
+    (modules / "attention/kernels.py").write_text(LOADS_DRIVER.format(always=True))
+    (modules / "asking.py").write_text(LOADS_DRIVER.format(always=False))
+    for size, preloaded in {"2%": "json,attention,asking", "10%": "json,asking"}.items():
+        assert terminal.run("kernels", "install", size, "--preload", preloaded, "--user").returncode == 0
+    found = " ".join(terminal.run("doctor", env={"PYTHONPATH": str(modules)}).stdout.split())
+    assert (
+        "python3-gpu-2pct preloads json, attention, asking, and yet its kernels start cold: the preloaded "
+        "modules have opened the GPU's driver (first seen when attention.kernels was imported)"
+    ) in found
+    assert "python3-gpu-10pct preloads" not in found
