@@ -34,7 +34,7 @@ def prepared() -> "Iterator[None]":
 
 def _end_nvml() -> None:
     """Close what NVML has opened for PyTorch, which never does, and asks it to begin whenever it needs it."""
-    pynvml = sys.modules.get("pynvml")
+    pynvml = sys.modules.get("pynvml")  # type: Any
     if "torch" not in sys.modules or getattr(pynvml, "_nvmlLib_refcount", 0):
         return
     try:
@@ -78,12 +78,12 @@ class EveryImport:
     @contextlib.contextmanager
     def watched(self) -> "Iterator[None]":
         """Do so in this block."""
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, self)
         importlib.invalidate_caches()
         try:
             yield
         finally:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         """Return what the other finders find."""
