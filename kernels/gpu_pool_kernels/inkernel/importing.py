@@ -35,7 +35,7 @@ def prepared() -> "Iterator[None]":
 def _end_nvml() -> None:
     """Close what NVML has opened for PyTorch, which never does, and asks it to begin whenever it needs it."""
     pynvml = sys.modules.get("pynvml")  # type: Any
-    if "torch" not in sys.modules or getattr(pynvml, "_nvmlLib_refcount", 0):
+    if "torch" not in sys.modules or getattr(pynvml, "_nvmlLib_refcount", False):
         return
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1", mode=os.RTLD_LAZY | os.RTLD_NOLOAD)
