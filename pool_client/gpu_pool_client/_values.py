@@ -292,6 +292,15 @@ class Device:
     #: Whether it stands for all GPUs of its kind in a cluster that has a queue of its own: the
     #: pool grants of it without end, and the cluster says which GPU it is, and when.
     unbounded: bool = False
+    #: Why nothing new can run on it now, and what to do, in sentences; empty where nothing is wrong.
+    fault: str = ""
+    #: Whether the driver lets one process at a time use it, unless they share it by MPS.
+    exclusive: bool = False
+    #: Whether it has no memory of its own: its memory here is the machine's, which all programs share.
+    unified: bool = False
+    #: Its number in ``CUDA_VISIBLE_DEVICES`` where ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``; None where
+    #: that is not certain, and of MIG instances, which have none.
+    cuda_index: int | None = None
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gpu_pool.devices.inventory import Inventory
 from gpu_pool.devices.simulated import VARIABLE, parse_devices
@@ -23,19 +24,21 @@ def discover(environ: Mapping[str, str] | None = None) -> Inventory:
     """Look for the devices of this machine.
 
     Where ``GPU_POOL_DEVICES`` in ``environ`` (by default the process's own)
-    names devices, those are simulated and no hardware is looked at. An
+    names devices, those are simulated and no hardware is looked at. Of real ones
+    it has those that ``CUDA_VISIBLE_DEVICES`` there leaves to a process. An
     inventory without devices has at least one problem, the last of which says
     how to go on without a GPU.
 
     Raises :class:`~gpu_pool_client.BadRequest` if the variable is not understood.
     """
-    text = (os.environ if environ is None else environ).get(VARIABLE, "").strip()
+    environ = os.environ if environ is None else environ
+    text = environ.get(VARIABLE, "").strip()
     if text:
         return Inventory(parse_devices(text), f"simulated ({VARIABLE})")
     # Imported here because it costs some 40 ms, which simulated devices need not pay.
     from gpu_pool.devices.nvml import find_devices
 
-    found = find_devices()
+    found = find_devices(environ)
     if found.devices:
         return found
-    return Inventory((), found.source, (*found.problems, TRY_SIMULATED))
+    return replace(found, problems=(*found.problems, TRY_SIMULATED))

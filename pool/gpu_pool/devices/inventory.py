@@ -18,6 +18,12 @@ class Inventory:
     source: str
     #: Sentences for a person, each with what to do about it.
     problems: tuple[str, ...] = ()
+    #: Devices of this machine that are not for this process: ``CUDA_VISIBLE_DEVICES`` leaves them out.
+    hidden: tuple[Device, ...] = ()
+    #: uuids of all GPUs that the driver shows to this process, whether or not they are for it.
+    gpus: tuple[str, ...] = ()
+    #: Whether the driver is there, and fails for everybody on this machine or in this container.
+    is_broken: bool = False
 
 
 #: A context keeps room for the threads of every multiprocessor that it may use. Measured on an

@@ -7,78 +7,22 @@ cannot be read is left out with a sentence that says why.
 
 from __future__ import annotations
 
-import contextlib
+import os
 import re
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import pynvml
 
+from gpu_pool.devices import cuda_numbers, problems, visible
 from gpu_pool.devices.inventory import Inventory, context_mib
+from gpu_pool.devices.nvml_session import FAILURES
+from gpu_pool.devices.side_by_side import read_all
+from gpu_pool.devices.visible import CardNames
 from gpu_pool_client import WHOLE, Device
 from gpu_pool_client._values import CONTEXT_MIB
-
-#: What NVML fails with; a function missing from an older driver's library is reported by either.
-FAILURES: Final = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
-
-
-class NvmlSession:
-    """NVML, and the handles of devices. Used by one thread at a time.
-
-    After a failure it is opened anew, ``again_after`` seconds later at the
-    earliest: that is slow where a card has fallen off the bus.
-    """
-
-    def __init__(self, again_after: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._again_after = again_after
-        self._clock = clock
-        self._handles: dict[str, Any] = {}
-        #: When NVML was last opened; None while it is not.
-        self._opened_at: float | None = None
-        #: Why it could not be opened, and when that was.
-        self._refused: tuple[str, float] | None = None
-        self._failed = False
-
-    def open(self) -> str:
-        """Have NVML open; return why that cannot be, or nothing."""
-        now = self._clock()
-        if self._opened_at is not None and self._failed and now - self._opened_at >= self._again_after:
-            self.close()
-        if self._opened_at is not None:
-            return ""
-        if self._refused and now - self._refused[1] < self._again_after:
-            return self._refused[0]
-        try:
-            pynvml.nvmlInit()
-        except FAILURES as error:
-            self._refused = library_problem(error), now
-            return self._refused[0]
-        self._opened_at, self._refused = now, None
-        return ""
-
-    def handle(self, uuid: str) -> Any:
-        """Return the handle of a device. Raises one of ``FAILURES``."""
-        if uuid not in self._handles:
-            self._handles[uuid] = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        return self._handles[uuid]
-
-    def failed(self, uuid: str) -> None:
-        """Take note that a device did not answer."""
-        self._failed = True
-        self._handles.pop(uuid, None)
-
-    def close(self) -> None:
-        """Let go of NVML; it can be opened again."""
-        if self._opened_at is not None:
-            with contextlib.suppress(*FAILURES):
-                pynvml.nvmlShutdown()
-        self._opened_at, self._failed = None, False
-        self._handles.clear()
-
 
 _T = TypeVar("_T")
 
@@ -90,6 +34,9 @@ _NODE_WORDS: Final = 16
 _PART_OF_INSTANCE: Final = re.compile(r"([0-9]+)c\.([1-9][0-9]*)g\.", re.ASCII)
 #: How many of the GPU's parts an instance computes with: 3g.20gb has 3, 1c.3g.20gb has 1.
 _PARTS: Final = re.compile(r"([1-9][0-9]*)[cg]\.", re.ASCII)
+
+#: Compute modes in which one process at a time is admitted; the first was dropped by newer drivers.
+_EXCLUSIVE: Final = (pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD, pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
 
 #: Where something is on the PCI bus: domain, bus, device.
 _Address = tuple[int, int, int]
@@ -113,46 +60,116 @@ class _Card:
     #: None where unknown, and for MIG instances, which have no NVLink.
     address: _Address | None = None
     ends: frozenset[_End] = frozenset()
+    #: How CUDA knows it; None where nothing is known of it.
+    names: CardNames | None = None
+    #: By MIG instance, a name that was used before R470.
+    old_names: Mapping[str, str] = field(default_factory=dict)
 
 
-def find_devices() -> Inventory:
-    """Ask NVML for every GPU and MIG instance; what fails becomes a problem."""
+def find_devices(environ: Mapping[str, str] | None = None) -> Inventory:
+    """Ask NVML for every GPU and MIG instance; what fails becomes a problem.
+
+    Those that ``CUDA_VISIBLE_DEVICES`` in ``environ`` (by default that of the process) hides are ``hidden``.
+    """
     try:
-        with _library():
-            return _read_machine()
+        pynvml.nvmlInit()
     except FAILURES as error:
-        return Inventory((), "NVML", (library_problem(error),))
-
-
-@contextmanager
-def _library() -> Iterator[None]:
-    """NVML, ready to be asked; it counts its users, so others in this process are not disturbed."""
-    pynvml.nvmlInit()
+        return _nothing(error)
+    hangs = False
     try:
-        yield
+        driver: str = pynvml.nvmlSystemGetDriverVersion()
+        cards = read_all(pynvml.nvmlDeviceGetCount(), partial(_read_card, driver=driver))
+        hangs = None in cards
+    except FAILURES as error:
+        return _nothing(error)
     finally:
-        pynvml.nvmlShutdown()
+        # It counts its users, so others in this process are not disturbed. Behind a question
+        # that hangs, this one might hang, too.
+        if not hangs:
+            pynvml.nvmlShutdown()
+    read = [card or _Card(problems=(problems.silent(f"GPU {index}"),)) for index, card in enumerate(cards)]
+    return _choose(read, driver, os.environ if environ is None else environ)
 
 
-def _read_machine() -> Inventory:
-    driver: str = pynvml.nvmlSystemGetDriverVersion()
-    cards = [_read_card(index, driver) for index in range(pynvml.nvmlDeviceGetCount())]
-    problems = tuple(problem for card in cards for problem in card.problems)
+def _nothing(error: Exception) -> Inventory:
+    broken = problems.is_broken(error)
+    return Inventory((), "NVML", (problems.library_problem(error),), is_broken=broken)
+
+
+def _choose(cards: Sequence[_Card], driver: str, environ: Mapping[str, str]) -> Inventory:
+    """Return what is for this process, and what of the machine's is not."""
+    told = [problem for card in cards for problem in card.problems]
     if not cards:
-        problems = (no_gpu_problem(driver),)
-    return Inventory(_join(cards), f"NVML, driver {driver}", problems)
+        return Inventory((), f"NVML, driver {driver}", (_no_gpu(driver, environ),))
+    devices = _numbered(cards, _join(cards))
+    names = [card.names for card in cards if card.names is not None]
+    chosen = _visible(environ, names, all_read=len(names) == len(cards))
+    mine = tuple(each for each in devices if chosen.uuids is None or each.uuid in chosen.uuids)
+    others = tuple(each for each in devices if each not in mine)
+    if chosen.told:
+        told.append(chosen.told)
+    if mine and others:
+        told.append(visible.hidden(environ, len(mine), len(devices)))
+    told += [problems.nominal_memory(f"GPU {d.index}", d.memory_mib) for d in mine if d.unified]
+    gpus = tuple(each.uuid for each in names)
+    return Inventory(mine, f"NVML, driver {driver}", tuple(told), hidden=others, gpus=gpus)
+
+
+def _visible(environ: Mapping[str, str], names: Sequence[CardNames], *, all_read: bool) -> visible.Visible:
+    chosen = visible.choose(environ, names, all_read=all_read)
+    if not chosen.is_unclear:
+        return chosen
+    try:
+        shown = cuda_numbers.ask(environ)
+    except cuda_numbers.CudaSilent as silent:
+        return visible.Visible(frozenset(), visible.unclear(environ, str(silent)))
+    found = {uuid for card in names for uuid in card.devices if cuda_numbers.digits(uuid) in shown}
+    found |= {uuid for card in names if cuda_numbers.digits(card.uuid) in shown for uuid in card.devices}
+    return visible.Visible(frozenset(found), "" if found else visible.nothing(environ))
+
+
+def _no_gpu(driver: str, environ: Mapping[str, str]) -> str:
+    given = environ.get("NVIDIA_VISIBLE_DEVICES", "")
+    if given in ("void", "none"):
+        return problems.not_given(given)
+    return problems.no_gpu_problem(driver)
+
+
+def _numbered(cards: Sequence[_Card], devices: Sequence[Device]) -> list[Device]:
+    """Return the devices with CUDA's numbers in the order of the bus, where these are certain."""
+    names = [card.names for card in cards]
+    if any(each is None or each.mig for each in names):
+        return list(devices)
+    return [replace(device, cuda_index=device.index) for device in devices]
 
 
 def _read_card(index: int, driver: str) -> _Card:
+    name = f"GPU {index}"
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        read = partial(_read_device, index=index, driver=driver, numa_node=_numa_node(handle))
-        mode = _ask(pynvml.nvmlDeviceGetMigMode, handle)
-        if mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
-            return _read_instances(handle, index, read)
-        return _Card((read(handle),), (), _address(pynvml.nvmlDeviceGetPciInfo, handle), _ends(handle))
+        uuid, model = (_ask(query, handle) for query in (pynvml.nvmlDeviceGetUUID, pynvml.nvmlDeviceGetName))
+        known = CardNames(uuid or "", model or "")
     except FAILURES as error:
-        return _Card(problems=(card_problem(f"GPU {index}", error),))
+        return _Card(problems=(problems.card_problem(name, error),))
+    try:
+        card = _read_gpu(handle, index, driver, known)
+    except FAILURES as error:
+        lost = problems.code_of(error) in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_NO_PERMISSION)
+        return _Card(problems=(problems.card_problem(name, error),), names=None if lost else known)
+    uuids = tuple(device.uuid for device in card.devices)
+    return replace(card, names=replace(card.names or known, devices=uuids, old_names=card.old_names))
+
+
+def _read_gpu(handle: Any, index: int, driver: str, known: CardNames) -> _Card:
+    read = partial(_read_device, index=index, driver=driver, numa_node=_numa_node(handle))
+    mode = _ask(pynvml.nvmlDeviceGetMigMode, handle)
+    if mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
+        return replace(_read_instances(handle, index, read), names=replace(known, mig=True))
+    admits = _ask(pynvml.nvmlDeviceGetComputeMode, handle)
+    if admits == pynvml.NVML_COMPUTEMODE_PROHIBITED:
+        return _Card(problems=(problems.prohibited(f"GPU {index}", known.uuid or str(index)),))
+    device = replace(read(handle), exclusive=admits in _EXCLUSIVE)
+    return _Card((device,), (), _address(pynvml.nvmlDeviceGetPciInfo, handle), _ends(handle))
 
 
 def _read_instances(gpu: Any, index: int, read: _Read) -> _Card:
@@ -160,26 +177,33 @@ def _read_instances(gpu: Any, index: int, read: _Read) -> _Card:
     count = pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)
     places = [_read_instance(gpu, index, number, partial(read, parts=count)) for number in range(count)]
     devices = tuple(device for place in places for device in place.devices)
-    problems = tuple(problem for place in places for problem in place.problems)
-    if not devices and not problems:
-        problems = (no_instance_problem(index),)
-    return _Card(devices, problems)
+    told = tuple(problem for place in places for problem in place.problems)
+    if not devices and not told:
+        told = (problems.no_instance_problem(index),)
+    old_names = {uuid: name for place in places for uuid, name in place.old_names.items()}
+    return _Card(devices, told, old_names=old_names)
 
 
 def _read_instance(gpu: Any, index: int, number: int, read: _Read) -> _Card:
     try:
-        return _Card((read(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number)),))
+        handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number)
+        device = read(handle)
     except pynvml.NVMLError_NotFound:
         return _Card()  # numbers go up to the most instances there can be; this one is not made
     except FAILURES as error:
-        return _Card(problems=(card_problem(f"MIG instance {number} of GPU {index}", error),))
+        return _Card(problems=(problems.card_problem(f"MIG instance {number} of GPU {index}", error),))
+    parent = _ask(pynvml.nvmlDeviceGetUUID, gpu)
+    part = _ask(pynvml.nvmlDeviceGetGpuInstanceId, handle)
+    compute = _ask(pynvml.nvmlDeviceGetComputeInstanceId, handle)
+    known = None not in (parent, part, compute)
+    return _Card((device,), old_names={device.uuid: f"MIG-{parent}/{part}/{compute}"} if known else {})
 
 
 def _read_device(handle: Any, index: int, driver: str, numa_node: int | None, parts: int = 1) -> Device:
     """Read a GPU, or an instance of one that can be divided into so many parts."""
     # An instance's name is its GPU's name, " MIG ", and its profile's name.
     model, mig, profile = pynvml.nvmlDeviceGetName(handle).partition(" MIG ")
-    memory_mib = _memory_mib(handle)
+    memory_mib, unified = _memory(handle)
     computes = _PARTS.match(profile)
     part = _PART_OF_INSTANCE.match(profile)
     if part:  # it shares the instance's memory with the other parts: count its own share alone
@@ -194,7 +218,17 @@ def _read_device(handle: Any, index: int, driver: str, numa_node: int | None, pa
         mig_profile=profile if mig else None,
         numa_node=numa_node,
         context_mib=_context_mib(handle),
+        unified=unified,
     )
+
+
+def _memory(handle: Any) -> tuple[int, bool]:
+    """Return the memory in MiB, and whether it is the machine's: such a GPU has none to tell of."""
+    try:
+        return _memory_mib(handle), False
+    except pynvml.NVMLError_NotSupported:
+        # As CUDA does there.
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _BYTES_PER_MIB, True
 
 
 def _memory_mib(handle: Any) -> int:
@@ -252,7 +286,7 @@ def _end(handle: Any, link: int) -> _End:
     return _End(kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, address)
 
 
-def _join(cards: list[_Card]) -> tuple[Device, ...]:
+def _join(cards: Sequence[_Card]) -> tuple[Device, ...]:
     """Return all devices, each whole GPU with the uuids of those it has an NVLink to."""
     devices: list[Device] = []
     for card in cards:
@@ -274,66 +308,3 @@ def _ask(query: Callable[..., _T], *arguments: object) -> _T | None:
         return query(*arguments)
     except FAILURES:
         return None
-
-
-_LIBRARY: Final = {
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
-        "No NVIDIA driver was found here: its library libnvidia-ml.so.1 is missing. "
-        "If this machine has an NVIDIA GPU, install its driver; "
-        "in a container, have it started with access to the GPUs (docker run --gpus all)."
-    ),
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
-        "The NVIDIA driver is installed, but not loaded. "
-        "Load it (sudo modprobe nvidia) or restart the machine; sudo dmesg says why it did not load."
-    ),
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
-        "The NVIDIA driver that runs and its library have different versions, "
-        "as happens when the driver was updated. Restart the machine."
-    ),
-    pynvml.NVML_ERROR_NO_PERMISSION: (
-        "This user may not use the NVIDIA driver. "
-        "Ask the administrator for read and write access to /dev/nvidiactl and the other /dev/nvidia files."
-    ),
-}
-
-_CARD: Final = {
-    pynvml.NVML_ERROR_GPU_IS_LOST: (
-        "it does not answer any more (it has fallen off the bus). "
-        "Restart the machine; if it happens again, have the card, its power and its cooling checked."
-    ),
-    pynvml.NVML_ERROR_RESET_REQUIRED: "it needs a reset. Restart the machine.",
-    pynvml.NVML_ERROR_NO_PERMISSION: (
-        "this user may not use it. Ask the administrator for read and write access to its /dev/nvidia file."
-    ),
-    pynvml.NVML_ERROR_NOT_SUPPORTED: "it does not report its name or its memory, so it cannot be divided.",
-}
-
-
-def library_problem(error: Exception) -> str:
-    """Say why NVML could not be used at all."""
-    known = _LIBRARY.get(getattr(error, "value", None))
-    return known or f"The NVIDIA driver's library failed ({error}). Run nvidia-smi and see what it says."
-
-
-def card_problem(card: str, error: Exception) -> str:
-    """Say why ``card``, such as ``GPU 3``, is left out while others are listed."""
-    known = _CARD.get(getattr(error, "value", None))
-    return f"{card} is left out: {known or f'{error}. Run nvidia-smi and see what it says.'}"
-
-
-def no_gpu_problem(driver: str) -> str:
-    """Say that the driver works and lists nothing."""
-    return (
-        f"The NVIDIA driver {driver} works, but it has no GPU. "
-        "Check with lspci that the machine has one; "
-        "in a container, have it started with access to the GPUs (docker run --gpus all)."
-    )
-
-
-def no_instance_problem(index: int) -> str:
-    """Say that a GPU in MIG mode has not been divided into instances."""
-    return (
-        f"GPU {index} is in MIG mode and has no MIG instance, so nothing can run on it. "
-        f"Make some (sudo nvidia-smi mig -i {index} -cgi 1g.5gb -C), "
-        f"or end MIG mode (sudo nvidia-smi -i {index} -mig 0)."
-    )

@@ -19,7 +19,8 @@ import pynvml
 
 from gpu_pool import process_memory
 from gpu_pool.devices.inventory import Reading
-from gpu_pool.devices.nvml import FAILURES, NvmlSession, card_problem
+from gpu_pool.devices.nvml_session import FAILURES, NvmlSession
+from gpu_pool.devices.problems import card_problem
 from gpu_pool_client import Device
 from gpu_pool_client._processes import pid_namespace
 

@@ -21,7 +21,7 @@ UNKNOWN, LOST = 999, 15
 
 READ = """
 import dataclasses, json, os
-from gpu_pool.devices.nvml import NvmlSession
+from gpu_pool.devices.nvml_session import NvmlSession
 from gpu_pool.devices.sampling import Telemetry
 from gpu_pool_client import Device
 

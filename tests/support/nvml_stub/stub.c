@@ -20,9 +20,12 @@
  *   link 1 switch c4                    or at that switch
  *   mig 7                               MIG mode is on, for at most 7 instances; 0 is off
  *   instance MIG-1 A100 MIG 1g.5gb      an instance of the last gpu: uuid, name
+ *   ids 9 0                             the numbers of its GPU instance and compute instance
+ *   mode 3                              compute mode: 0 default, 2 prohibited, 3 exclusive process
  *   fail nvmlDeviceGetName 15           that query of that device returns that code
  *   fail * 15                           every query of it does
- *   slow 2                              every query of it takes so many seconds
+ *   slow 2                              every query of it takes so many seconds; before the first gpu:
+ *                                       the initialisation of the library does
  *   process 4711 300                    process 4711 computes on it and uses 300 MiB,
  *   process 4712 - mps                  or an amount that is not told, through MPS;
  *   process 4713 12 graphics            one that draws
@@ -50,6 +53,7 @@ struct device {
     unsigned long long memory, reserved; /* MiB; memory 0 is not told */
     unsigned long long used;
     unsigned bus, knows_mig, mig, cores, major, minor;
+    unsigned knows_ids, gpu_instance, compute_instance, knows_mode, mode;
     unsigned slow, knows_busy, busy, knows_heat, heat, knows_power, power;
     unsigned long long nodes;
     struct { int active, kind; unsigned bus; } links[LINKS];
@@ -131,6 +135,9 @@ static void read_scenario(void) {
         else if (sscanf(line, "power %u", &device->power) == 1) device->knows_power = 1;
         else if (sscanf(line, "cores %u %u %u", &device->cores, &device->major, &device->minor) == 3) continue;
         else if (sscanf(line, "bus %x", &device->bus) == 1) continue;
+        else if (sscanf(line, "mode %u", &device->mode) == 1) device->knows_mode = 1;
+        else if (sscanf(line, "ids %u %u", &device->gpu_instance, &device->compute_instance) == 2)
+            device->knows_ids = 1;
         else if (sscanf(line, "nodes %llx", &device->nodes) == 1) continue;
         else if (sscanf(line, "mig %u", &device->mig) == 1) device->knows_mig = 1;
         else bad(line);
@@ -164,7 +171,7 @@ static int failure(const struct device *device, const char *query) {
     do {                                                \
         if (!users) return UNINITIALIZED;               \
         refresh();                                      \
-        if ((device)->slow) sleep((device)->slow);      \
+        if ((device)->slow && (device) != &library) sleep((device)->slow); \
         int code = failure(device, __func__);           \
         if (code) return code;                          \
     } while (0)
@@ -186,6 +193,7 @@ static struct device *nth(const struct device *gpu, unsigned n) {
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     refresh();
+    if (library.slow) sleep(library.slow);
     int code = failure(&library, __func__);
     if (!code) users++;
     return code;
@@ -359,6 +367,24 @@ int nvmlDeviceGetMigDeviceHandleByIndex(struct device *device, unsigned index, s
     QUERY(device);
     *instance = nth(device, index);
     return *instance ? failure(*instance, __func__) : NOT_FOUND;
+}
+
+int nvmlDeviceGetGpuInstanceId(struct device *device, unsigned *id) {
+    QUERY(device);
+    *id = device->gpu_instance;
+    return device->knows_ids ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetComputeInstanceId(struct device *device, unsigned *id) {
+    QUERY(device);
+    *id = device->compute_instance;
+    return device->knows_ids ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetComputeMode(struct device *device, unsigned *mode) {
+    QUERY(device);
+    *mode = device->mode;
+    return device->knows_mode ? SUCCESS : NOT_SUPPORTED;
 }
 
 /* ---- PCI and NVLink ---- */
