@@ -35,6 +35,13 @@ class PoolSettings(Configurable):
         help="""Memory in MiB that CUDA itself takes in a process; smaller slices are refused. 0: the value
         for the card, 519 on an H100, 350 where it is not known.""",
     ).tag(config=True)
+    unified_memory_mib = WholeNumber(
+        0,
+        min=0,
+        max=MAX_MIB,
+        help="""Memory in MiB that is divided of a GPU without memory of its own, such as a GB10's, which uses
+        the machine's. 0: all that the machine has.""",
+    ).tag(config=True)
     lease_contexts = WholeNumber(
         2,
         min=1,

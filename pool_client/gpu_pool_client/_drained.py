@@ -13,10 +13,16 @@ _MOST_NAMED: Final = 8
 
 
 def say_drained(drained: Sequence[DeviceStatus]) -> str:
-    """Say in a sentence which devices are drained, by whom, and since when; empty for none.
+    """Say which devices grant nothing new, and why: what is wrong with them, or by whom and since when.
 
-    The time is that of the clock and the time zone of this process.
+    Empty for none. The time is that of the clock and the time zone of this process.
     """
+    faults = dict.fromkeys(status.device.fault for status in drained if status.device.fault)
+    closed = [status for status in drained if not status.device.fault]
+    return " ".join(filter(None, (*faults, _say_closed(closed))))
+
+
+def _say_closed(drained: Sequence[DeviceStatus]) -> str:
     if not drained:
         return ""
     them = "it" if len(drained) == 1 else "them"
@@ -26,7 +32,10 @@ def say_drained(drained: Sequence[DeviceStatus]) -> str:
 
 
 def ask_about(drained: Sequence[DeviceStatus]) -> str:
-    """Say what somebody can do who waits for drained devices."""
+    """Say what somebody can do who waits for drained devices, beyond what is said of these."""
+    drained = [status for status in drained if not status.device.fault]
+    if not drained:
+        return ""
     are = "it is" if len(drained) == 1 else "they are"
     return f"Ask the administrator when {are} in use again."
 

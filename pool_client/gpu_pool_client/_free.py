@@ -37,8 +37,9 @@ def cut(request: SliceRequest, device: Device, lease_contexts: int = 1) -> Slice
     else:
         memory = request.memory_mib or 0
         milli = -(-memory * WHOLE // max(1, device.memory_mib))
-    # On a node of a cluster a slot is a pod's.
-    contexts = 0 if device.contexts is None else 1 if device.node else lease_contexts
+    # On a node of a cluster a slot is a pod's; a device that admits one process has one.
+    one = device.node or device.exclusive
+    contexts = 0 if device.contexts is None else 1 if one else lease_contexts
     return Slice(device, milli, memory, contexts)
 
 

@@ -157,6 +157,7 @@ class Reference(Resizing):
             self.sharing.priority(known.user, known.course),
             known.reserved,
             known.batch or self.sharing.is_batch(known.course),
+            bool(known.home),
         )
 
     def _grant(self, known: Known, parts: tuple[Slice, ...]) -> None:

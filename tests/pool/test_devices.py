@@ -73,8 +73,12 @@ async def test_a_process_that_sees_other_devices_takes_none_away(
     assert await devices(path, real(0)) == [real(0)]
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(requests, "pid_namespace", lambda: "pid:[of another container]")
-        assert set(await devices(path, real(1))) == {real(0), real(1)}
-    assert await devices(path, real(0)) == [real(0), real(1)], "nor the one here what that one saw"
+        assert await devices(path, real(1)) == [real(1)], "and is offered its own"
+    assert await devices(path, real(0)) == [real(0)], "nor is the one here offered what that one saw"
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(requests, "pid_namespace", lambda: "pid:[of another container]")
+        async with embedded(path, real(1)) as pool:
+            assert (await pool.get_lease(await take(pool, "1", "key"))).slices[0].device == real(1)
 
 
 async def test_simulated_devices_never_replace_real_ones(tmp_path: Path) -> None:

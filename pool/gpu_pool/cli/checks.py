@@ -244,7 +244,8 @@ def _lost(status: PoolStatus) -> Iterator[Check]:
     held = [(part.device, lease) for lease in status.leases for part in lease.slices]
     real = [(device, lease) for device, lease in held if not device.simulated and not device.node]
     try:
-        there = {device.uuid for device in discover().devices} if real else set()
+        found = discover() if real else Inventory((), "")
+        there = {device.uuid for device in (*found.devices, *found.hidden)}
     except GpuPoolError:  # told by other checks
         return
     for device, lease in real:

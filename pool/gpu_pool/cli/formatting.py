@@ -95,13 +95,19 @@ def device_row(status: DeviceStatus) -> list[str]:
     return [
         str(status.device.index),
         safe(status.device.label + (f" on {status.device.node}" if status.device.node else "")),
-        "drained" if status.drained else f"{format_share(status.free_milli)} of {format_share(status.milli)}",
+        _why_closed(status)
+        if status.drained
+        else f"{format_share(status.free_milli)} of {format_share(status.milli)}",
         f"{format_memory(status.free_memory_mib)} of {format_memory(status.device.memory_mib)}"
         if not status.drained
         else "-",
         "-" if contexts is None or status.drained else f"{contexts} of {status.device.contexts}",
         str(status.leases),
     ]
+
+
+def _why_closed(status: DeviceStatus) -> str:
+    return "not usable" if status.device.fault else "drained"
 
 
 DEVICE_COLUMNS = ("GPU", "Model", "Free share", "Free memory", "Free contexts", "Leases")

@@ -32,7 +32,7 @@ from gpu_pool.enforcement import Isolation
 from gpu_pool.enforcement.tiers import Tier, TierStatement
 from gpu_pool.policy import placement
 from gpu_pool.settings import PoolSettings
-from gpu_pool.store.device_table import ForeignUse
+from gpu_pool.store.device_table import ForeignUse, SeenFrom
 from gpu_pool.store.lease_table import gone, lease_number
 from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import (
@@ -440,7 +440,7 @@ def _server(caller: Caller | None) -> str:
 
 
 def _register(store: LeaseStore, devices: tuple[Device, ...], others: Mapping[str, ForeignUse]) -> None:
-    store.register(devices, _SEEN_FROM, others)
+    store.register(devices, SeenFrom(_SEEN_FROM), others)
     store.set_others(others)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gpu_pool_client import Device
@@ -24,6 +25,19 @@ class Inventory:
     gpus: tuple[str, ...] = ()
     #: Whether the driver is there, and fails for everybody on this machine or in this container.
     is_broken: bool = False
+    #: Whether ``CUDA_VISIBLE_DEVICES`` says which devices are for this process.
+    is_limited: bool = False
+
+    @property
+    def digest(self) -> str:
+        """Which GPUs the driver shows, in a few characters; empty where that is not known."""
+        names = "\n".join(sorted(self.gpus))
+        return hashlib.sha256(names.encode()).hexdigest()[:16] if names else ""
+
+    def with_unified_memory(self, memory_mib: int) -> Inventory:
+        """Return it with so much memory to divide on devices that have none of their own."""
+        devices = (replace(each, memory_mib=memory_mib) if each.unified else each for each in self.devices)
+        return replace(self, devices=tuple(devices))
 
 
 #: A context keeps room for the threads of every multiprocessor that it may use. Measured on an

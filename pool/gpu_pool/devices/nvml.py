@@ -112,7 +112,9 @@ def _choose(cards: Sequence[_Card], driver: str, environ: Mapping[str, str]) -> 
         told.append(visible.hidden(environ, len(mine), len(devices)))
     told += [problems.nominal_memory(f"GPU {d.index}", d.memory_mib) for d in mine if d.unified]
     gpus = tuple(each.uuid for each in names)
-    return Inventory(mine, f"NVML, driver {driver}", tuple(told), hidden=others, gpus=gpus)
+    limited = chosen.uuids is not None
+    source = f"NVML, driver {driver}"
+    return Inventory(mine, source, tuple(told), hidden=others, gpus=gpus, is_limited=limited)
 
 
 def _visible(environ: Mapping[str, str], names: Sequence[CardNames], *, all_read: bool) -> visible.Visible:

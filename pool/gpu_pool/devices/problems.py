@@ -6,13 +6,6 @@ from typing import Final
 
 import pynvml
 
-#: Why the driver's first answer takes long, and what to do.
-SLOW: Final = (
-    "Without persistence mode the driver sets up all GPUs anew whenever nobody uses them, which takes half a "
-    "minute and more where there are many. Have it switched on: sudo nvidia-smi -pm 1, or the service "
-    "nvidia-persistenced."
-)
-
 _UPDATED: Final = (
     "The NVIDIA driver that runs and its library have different versions, "
     "as happens when the driver was updated. What uses a GPU already goes on, and nothing new can. "
@@ -112,6 +105,27 @@ def card_problem(card: str, error: Exception) -> str:
 def fault(card: str, error: Exception) -> str:
     """Say why nothing more is granted on ``card``."""
     return f"Nothing new is granted on {card}: {_of_card(error)}"
+
+
+def library_fault(code: int | None) -> str:
+    """Say why nothing new can use any GPU, by how the library's initialisation ended; None: it did not."""
+    return library_problem(pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT if code is None else code))
+
+
+def state_of(card: str, uuid: str, code: int | None, mode: int) -> str:
+    """Say why nothing new can use ``card``, by how it answered, and its compute mode; empty if it can.
+
+    None for one that did not answer.
+    """
+    code = pynvml.NVML_ERROR_TIMEOUT if code is None else code
+    if code not in HARMLESS:
+        return fault(card, pynvml.NVMLError(code))
+    if mode == pynvml.NVML_COMPUTEMODE_PROHIBITED:
+        return (
+            f"Nothing new is granted on {card}: its compute mode is Prohibited, so nothing may use it. "
+            f"Allow it: sudo nvidia-smi -i {uuid} -c DEFAULT"
+        )
+    return ""
 
 
 def _of_card(error: Exception) -> str:

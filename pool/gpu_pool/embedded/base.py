@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -16,8 +17,10 @@ from urllib.parse import quote
 from gpu_pool.audit import audit_log
 from gpu_pool.clock import Clock
 from gpu_pool.devices import Inventory, discover
+from gpu_pool.devices.driver_check import DriverCheck
 from gpu_pool.devices.inventory import Reading
 from gpu_pool.devices.polling import DevicePoller
+from gpu_pool.embedded.device_finder import DeviceFinder
 from gpu_pool.embedded.expected_waits import ExpectedWaits
 from gpu_pool.enforcement import Isolation
 from gpu_pool.enforcement.enforcer import Enforcer
@@ -25,17 +28,21 @@ from gpu_pool.enforcement.machine import owned, unowned
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.database import Database
+from gpu_pool.store.device_table import SeenFrom
 from gpu_pool.store.errors import OtherDevices
 from gpu_pool.store.leases import LeaseStore
 from gpu_pool.store.locks import Ownership
 from gpu_pool.store.thread import ANSWER_WITHIN, StoreThread
 from gpu_pool_client import (
     Device,
+    DeviceStatus,
     EndedLease,
     KernelCommand,
     KernelPod,
     Lease,
+    NeverFits,
     Pool,
+    SliceRequest,
 )
 from gpu_pool_client._processes import boot_id
 
@@ -45,6 +52,10 @@ if TYPE_CHECKING:
 
 #: Seconds between two transactions that keep less of what is old: they take a small part of the time.
 _BETWEEN: Final = 0.1
+
+
+#: Seconds after which it is looked again for devices where there were none.
+_AGAIN_AFTER: Final = 5.0
 
 
 class OpenedPool(Pool):
@@ -66,6 +77,10 @@ class OpenedPool(Pool):
         self._path = path
         self._settings = settings or PoolSettings()
         self._find_devices = find_devices
+        self._finder = DeviceFinder(self._find)
+        self._driver = DriverCheck()
+        #: Real devices of this machine, of which it is looked whether something new could use them.
+        self._checked: Sequence[Device] = ()
         self._course_admission: CourseAdmission | None = None
         if self._settings.asks_courses:
             # Imported here because it costs some 150 ms, which most pools of one user need not pay.
@@ -75,7 +90,8 @@ class OpenedPool(Pool):
         self._owner = owner
         self._ownership: Ownership | None = None
         courses = self._course_admission
-        self._store = StoreThread(path, self._open, None if courses is None else courses.follow)
+        follow = None if courses is None else courses.follow
+        self._store = StoreThread(path, self._open, follow, self._finder.found)
         self._poller = DevicePoller()
         self._waits = ExpectedWaits()
         #: The real devices that are to take the place of simulated ones, once nobody uses those.
@@ -128,6 +144,23 @@ class OpenedPool(Pool):
         # Not followed before: the change is told as that of whoever asks.
         await self._store.run_alone(ANSWER_WITHIN, self._course_admission.reread, file)
 
+    @property
+    def device_problems(self) -> tuple[str, ...]:
+        """What stood in the way when this machine's devices were looked for, in sentences."""
+        found = self._finder.wait()
+        # The last says how to go on where there is none.
+        return found.problems if found.devices else found.problems[:-1]
+
+    async def _check_driver(self, max_age: float, patience: float = 0.0) -> None:
+        """Note which devices nothing new could use, by a look that is no older than so many seconds.
+
+        Waits ``patience`` seconds for it; where the driver is slower, all is as it was known.
+        """
+        if self._checked:
+            faults = await self._driver.look(self._checked, max_age, patience)
+            if faults is not None:
+                await self._store.run(LeaseStore.set_faults, faults)
+
     async def look_at_devices(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:
         """Return what each of these does, real ones alone, by uuid; None for one that does not answer."""
         return await self._poller.look(devices)
@@ -156,6 +189,8 @@ class OpenedPool(Pool):
     async def close(self) -> None:
         """Close the store once what was begun is done. Leases live on."""
         await self._poller.close()
+        self._driver.close()
+        self._finder.close()
         self._waits.close()
         await self._enforcer.close()
         await self._store.close()
@@ -164,7 +199,8 @@ class OpenedPool(Pool):
 
     def _open(self, give_up_at: float | None) -> tuple[Database, LeaseStore]:
         """Open the store, and register this machine's devices in it."""
-        devices = self._enforcer.adapt(self._find_devices().devices)
+        found = self._finder.wait()
+        devices = found.devices
         with contextlib.ExitStack() as opened:
             database = opened.enter_context(contextlib.closing(Database(self._path)))
             ownership = opened.enter_context(contextlib.closing(Ownership(self._path, owner=self._owner)))
@@ -181,16 +217,87 @@ class OpenedPool(Pool):
             elif store.has_simulated():
                 store.look()
                 store.forget_simulated()
+            self._checked = self._checkable(store, found)
             self._enforcer.recover(store)
             opened.pop_all()
         self._ownership = ownership
         return database, store
 
+    def _find(self) -> Inventory:
+        """Look for this machine's devices, and make them ready. Raises ``PoolUnreachable``."""
+        found = self._find_devices()
+        divided = self._settings.unified_memory_mib
+        if divided:
+            found = found.with_unified_memory(divided)
+        self._driver.seen_well()
+        return replace(found, devices=self._enforcer.adapt(found.devices))
+
+    def _checkable(self, store: LeaseStore, found: Inventory) -> list[Device]:
+        """Return the devices of which it is looked whether something new could use them.
+
+        Where the driver fails, nothing new can use those that were here before.
+        """
+        devices: Sequence[Device] = found.devices
+        if found.is_broken or (self._owner and found.problems and not found.devices):
+            here = store.present_devices(everywhere=self._owner)
+            store.set_faults(dict.fromkeys(here, found.problems[0]))
+            devices = tuple(here.values()) if self._owner else ()
+        return [each for each in devices if not each.simulated and not each.node]
+
+    async def _look_again_for_devices(self) -> None:
+        """Look once more for this machine's devices where there were none: the driver may work by now."""
+        found = await self._finder.found()
+        if not found.devices and found.problems and self._finder.age > _AGAIN_AFTER:
+            self._finder.forget()
+            await self._finder.found()
+            await self._store.run(self._register_found)
+
+    def _register_found(self, store: LeaseStore) -> None:
+        found = self._finder.wait()
+        if found.devices:
+            self._register(store, found.devices)
+            self._checked = self._checkable(store, found)
+
+    def _usable(self, store: LeaseStore) -> frozenset[str] | None:
+        """Return the uuids of the devices that are for this process; None for all of the pool."""
+        found = self._finder.wait()
+        if self._owner or self._awaited or any(each.simulated for each in found.devices):
+            return None
+        if not found.devices and (store.has_simulated() or not found.problems):
+            return None
+        own = frozenset(each.uuid for each in found.devices)
+        return own and (store.usable(own, self._seen_from(found), limited=found.is_limited) or own)
+
+    def _own_devices(self, store: LeaseStore, request: SliceRequest) -> Collection[str]:
+        """Return the uuids of the devices that a request of this process may have; none mean all.
+
+        Raises ``NeverFits`` where there is none for it, with the reason.
+        """
+        usable, found = self._usable(store), self._finder.wait()
+        if usable or found.devices or not found.problems:
+            return usable or ()
+        if usable is None and store.present_devices():
+            return ()
+        *why, way_out = found.problems
+        raise NeverFits(f"You asked for {request.named}; this pool has no GPU. {' '.join(why)}", way_out)
+
+    def _why_none(self, devices: Sequence[DeviceStatus]) -> tuple[str, ...]:
+        """Say why none of the machine's devices is for this process, where there would be some."""
+        found = self._finder.wait()
+        there = not devices and (found.is_limited or found.is_broken)
+        return self.device_problems if there else ()
+
+    def _seen_from(self, found: Inventory) -> SeenFrom:
+        """Return what this process sees. A service's pool has what the service has, and nothing else."""
+        if self._owner:
+            return LeaseStore.seen_from(everything=True)
+        return LeaseStore.seen_from(found.digest, [each.uuid for each in found.hidden])
+
     def _register(self, store: LeaseStore, devices: Sequence[Device]) -> None:
         """Make these the pool's devices; where simulated ones are still in use, do so once they are not."""
         self._awaited, self.note = (), ""
         try:
-            _take_over(store, devices)
+            _take_over(store, devices, self._seen_from(self._finder.wait()))
         except OtherDevices as error:
             # Whoever holds the simulated ones must be found and ended, which takes an open pool.
             if self._owner or any(device.simulated for device in devices):
@@ -199,14 +306,14 @@ class OpenedPool(Pool):
 
     def _register_awaited(self, store: LeaseStore) -> None:
         """Register the devices that are awaited. Raises ``OtherDevices`` while those before are in use."""
-        _take_over(store, self._awaited)
+        _take_over(store, self._awaited, self._seen_from(self._finder.wait()))
         self._awaited, self.note = (), ""
 
 
-def _take_over(store: LeaseStore, devices: Sequence[Device]) -> None:
+def _take_over(store: LeaseStore, devices: Sequence[Device], seen: SeenFrom) -> None:
     """Register devices, if need be after a look for leases whose processes are gone."""
     try:
-        store.register(devices)
+        store.register(devices, seen)
     except OtherDevices:
         store.look()
-        store.register(devices)
+        store.register(devices, seen)

@@ -36,6 +36,7 @@ from gpu_pool_client import (
     Holder,
     Lease,
     LeaseState,
+    NeverFits,
     NotAllowed,
     Outlook,
     PoolStatus,
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
 _POLL: Final = 0.1
 #: How often, at most, all waiters together look for processes that are gone.
 _LOOK: Final = 1.0
+#: How old, in seconds, the look may be by which it is decided that something new can use the devices; for
+#: how long it is waited for. And how old it may be for those who wait, and for whoever looks at the pool.
+_FRESH, _DRIVER_WITHIN, _SOON, _SELDOM = 1.0, 3.0, 3.0, 10.0
 #: Around what is done where decisions are not written down.
 _NOT_AUDITED: Final = contextlib.nullcontext()
 #: Leases that are stated at a stretch.
@@ -120,6 +124,13 @@ class EmbeddedPool(OpenedPool):
         """Ask in the store's thread, and once more after a look for what has ended if it has to wait."""
         if self._awaited:
             self._register_awaited(store)
+        try:
+            within = within or self._own_devices(store, request)
+        except NeverFits:
+            known = store.find(key)  # whatever would be said of a new one by now
+            if known is None:
+                raise
+            return known
         lease = store.request(request, holder, key, check, within, mark)
         return store.lease_after_look(lease.id) if lease.state is LeaseState.WAITING else lease
 
@@ -133,7 +144,12 @@ class EmbeddedPool(OpenedPool):
         holder: Holder,  # noqa: ARG002
         caller: Caller | None,  # noqa: ARG002
     ) -> Collection[str]:
-        """Return the uuids of the devices that a request may have; none mean all. May refuse it."""
+        """Return the uuids of the devices that a request may have; none mean all that this process has.
+
+        May refuse it.
+        """
+        await self._look_again_for_devices()
+        await self._check_driver(_FRESH, _DRIVER_WITHIN)
         return ()
 
     async def get_lease(self, lease_id: str) -> Lease:
@@ -144,6 +160,7 @@ class EmbeddedPool(OpenedPool):
         """See ``Pool.wait``."""
         give_up_at = None if timeout is None else time.monotonic() + timeout
         while True:
+            await self._check_driver(_SOON)
             lease = await self._store.run(LeaseStore.lease_after_look, lease_id, _LOOK)
             if lease.state is LeaseState.HELD:
                 return await self._enforcer.hand_back(lease)
@@ -160,6 +177,7 @@ class EmbeddedPool(OpenedPool):
         """See ``Pool.watch``."""
         last: Lease | None = None
         while last is None or last.state is not LeaseState.ENDED:
+            await self._check_driver(_SOON)
             lease = await self._enforcer.hand_out(
                 await self._store.run(LeaseStore.lease_after_look, lease_id, _LOOK)
             )
@@ -205,7 +223,7 @@ class EmbeddedPool(OpenedPool):
     ) -> QueueForecast | None:
         if self._awaited:
             self._register_awaited(store)
-        return store.forecast(request, holder, check, within)
+        return store.forecast(request, holder, check, within or self._own_devices(store, request))
 
     async def offers(
         self, holder: Holder, *, caller: Caller | None = None
@@ -309,6 +327,7 @@ class EmbeddedPool(OpenedPool):
     async def resume(self, lease_id: str) -> Lease:
         """See ``Pool.resume``."""
         with self._asked(lease=lease_id):
+            await self._check_driver(_FRESH, _DRIVER_WITHIN)
             return await self._enforcer.hand_back(await self._store.run(LeaseStore.resume, lease_id))
 
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
@@ -366,6 +385,7 @@ class EmbeddedPool(OpenedPool):
 
         Looks first for processes that are gone, and enforces no more what is not held.
         """
+        await self._check_driver(_SELDOM)
         status = await self._store.run(self._status)
         await self._enforcer.settle([each for each in status.leases if each.state is LeaseState.HELD])
         return replace(status, leases=tuple([each async for each in self._stated(status.leases)]))
@@ -376,7 +396,18 @@ class EmbeddedPool(OpenedPool):
             store.look()
         except NoSpace as error:  # what is written can still be read
             note = f"Leases whose processes are gone may be among these. {error}"
-        return replace(store.status(self.url), note=note)
+        status = store.status(self.url)
+        usable = self._usable(store)
+        others = set() if usable is None else store.present_devices().keys() - usable
+        devices = tuple(each for each in status.devices if each.device.uuid not in others)
+        faults = dict.fromkeys(each.device.fault for each in devices)
+        said = " ".join(filter(None, (note, *faults, *self._why_none(devices))))
+        return replace(status, devices=devices, note=said)
+
+    async def device_fault(self) -> str:
+        """Say why nothing new can run on any of this machine's devices; empty where something can."""
+        await self._check_driver(_SOON, _DRIVER_WITHIN)
+        return await self._store.run(_fault_of_all)
 
     async def _stated(self, leases: Sequence[Lease]) -> AsyncIterator[Lease]:
         """Yield leases with the truth about their limits; of thousands, others are answered in between."""
@@ -396,6 +427,11 @@ class EmbeddedPool(OpenedPool):
         }
         with acting(None if self._owner else this_process()), refusals(log, told):
             yield
+
+
+def _fault_of_all(store: LeaseStore) -> str:
+    faults = [device.fault for device in store.present_devices().values()]
+    return " ".join(dict.fromkeys(faults)) if faults and all(faults) else ""
 
 
 def _refuse_unless_waiting(lease: Lease) -> None:

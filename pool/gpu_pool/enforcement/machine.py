@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 from gpu_pool import plugins
+from gpu_pool.enforcement.mps import programs
 from gpu_pool.enforcement.tiers import Accounting, Tier, TierContext, TierFailed, TierStatement, WholeInstance
 from gpu_pool.plugins import PluginBroken
 from gpu_pool.settings import PoolSettings
@@ -58,7 +59,7 @@ class Isolation:
 
         Raises ``TierFailed`` where no tier works.
         """
-        return tuple(self._choose(device).adapt(device) for device in devices)
+        return tuple(_one_at_a_time(self._choose(device).adapt(device)) for device in devices)
 
     def _choose(self, device: Device) -> Tier:
         *preferred, last = self._candidates(device)
@@ -200,6 +201,18 @@ class Isolation:
             of_tier = (part for part, its in zip(lease.slices, tiers, strict=True) if its is tier)
             parts.append((tier, replace(lease, slices=tuple(of_tier))))
         return parts
+
+
+def _one_at_a_time(device: Device) -> Device:
+    """Return a device whose compute mode admits one process with one place for a process.
+
+    By MPS any number of processes share it: the pool's own, or one that somebody else has started.
+    """
+    if not device.exclusive:
+        return device
+    if device.contexts is not None or any(map(programs.is_believed, programs.mps_processes())):
+        return replace(device, exclusive=False)
+    return replace(device, contexts=1)
 
 
 def _distinct(tiers: Iterable[Tier]) -> list[Tier]:

@@ -92,7 +92,8 @@ def _accepted(request: SliceRequest, devices: Sequence[Device]) -> list[Device]:
             f"You asked for {request.named}; no GPU here matches that. There is: {_listing(devices)}.",
             "Ask for one of these, or leave the filter out.",
         )
-    if request.count > 1 and all(device.contexts is not None and not device.node for device in accepted):
+    by_mps = [d for d in accepted if d.contexts is not None and not d.node and not d.exclusive]
+    if request.count > 1 and len(by_mps) == len(accepted):
         raise NeverFits(
             f"You asked for {request}, that is {_each_of(request)}; here each GPU is shared by MPS, "
             "and a process can use one of them.",
@@ -135,7 +136,8 @@ def shortage(
     if largest:
         remedy = f"Free at this moment: up to {up_to(milli)}. Choose a smaller slice, or try again later."
     elif drained and not any(status.leases for status in statuses):
-        remedy = ask_about(drained)  # nobody's end would make room
+        # Nobody's end would make room.
+        remedy = ask_about(drained) or "Try again once that is mended."
     else:
         remedy = "Try again when somebody has finished."
     return message, remedy, largest
@@ -206,6 +208,9 @@ def _listing(devices: Sequence[Device]) -> str:
 
 
 def _occupancy(status: DeviceStatus) -> str:
+    if status.device.exclusive and status.leases:
+        label = status.device.label
+        return f"{label}: in use, and its compute mode, Exclusive_Process, admits one process at a time"
     return (
         f"{status.device.label}: {format_share(status.free_milli)} and "
         f"{status.free_memory_mib} MiB free, {status.leases} in use"

@@ -231,7 +231,7 @@ class _Future:
 
 
 def _needed(waiter: Waiter, statuses: Sequence[DeviceStatus]) -> str:
-    if waiter.devices:
+    if waiter.is_parked:
         places = sorted(s.device.index for s in statuses if s.device.uuid in waiter.devices)
         if not places:
             return (
@@ -259,6 +259,8 @@ def _free(waiter: Waiter, statuses: Sequence[DeviceStatus], kept: set[str]) -> s
     ]
     if not usable:
         return ""
+    if all(status.device.exclusive and status.leases for status in usable):
+        return _exclusive(usable)
     best = max(usable, key=lambda status: (status.free_milli, status.free_memory_mib))
     most = f"{format_share(best.free_milli)} and {format_memory(best.free_memory_mib)}"
     if not best.free_milli:
@@ -271,6 +273,16 @@ def _free(waiter: Waiter, statuses: Sequence[DeviceStatus], kept: set[str]) -> s
     return f"Of {len(usable)} that would do, the one with most room has {most} free."
 
 
+def _exclusive(statuses: Sequence[DeviceStatus]) -> str:
+    """Say that devices admit one process at a time, each of which is there."""
+    first = statuses[0].device
+    which = f"GPU {first.index} is" if len(statuses) == 1 else f"{len(statuses)} GPUs are"
+    return (
+        f"{which} in compute mode Exclusive_Process, which admits one process at a time, and another has it. "
+        f"The administrator can let kernels share it: sudo nvidia-smi -i {first.uuid} -c DEFAULT"
+    )
+
+
 def _could_be_on(waiter: Waiter, status: DeviceStatus) -> bool:
     """Whether the waiter accepts a device, whatever is free of it."""
     wished = not waiter.devices or status.device.uuid in waiter.devices
@@ -279,8 +291,9 @@ def _could_be_on(waiter: Waiter, status: DeviceStatus) -> bool:
 
 def _kept(waiter: Waiter, kept: Sequence[DeviceStatus], rules: Rules) -> str:
     gpus = "1 GPU is" if len(kept) == 1 else f"{len(kept)} GPUs are"
-    could = placement.place(waiter.request, kept, rules) is not None
-    why = ", though you would fit there now" if could and not waiter.devices else ""
+    own = [status for status in kept if not waiter.devices or status.device.uuid in waiter.devices]
+    could = placement.place(waiter.request, own, rules) is not None
+    why = ", though you would fit there now" if could and not waiter.is_parked else ""
     return f"{gpus} kept free for a large request that has waited longer{why}."
 
 

@@ -51,7 +51,7 @@ def candidates(request: SliceRequest, devices: Iterable[Device], rules: Rules) -
 def _candidate(request: SliceRequest, device: Device, rules: Rules) -> Slice | None:
     """Return the request's slice on a device; None where the device could never hold it."""
     # A process can be a client of one MPS daemon, and each device that counts contexts has its own.
-    alone = request.count == 1 or device.contexts is None or bool(device.node)
+    alone = request.count == 1 or device.contexts is None or bool(device.node) or device.exclusive
     if not alone or not accepts(request.filters, device):
         return None
     part = cut(request, device, rules)

@@ -49,6 +49,8 @@ class Waiter:
     reserved: tuple[str, ...] = ()
     #: Whether it comes after all that is not batch work, whatever its priority.
     batch: bool = False
+    #: Whether it returns to devices that it was parked on: these are the ones that it must have.
+    is_parked: bool = False
 
     @property
     def rank(self) -> tuple[bool, int]:

@@ -162,6 +162,8 @@ class ServeApp(ServeSettings, Program):
                 "There is no GPU here, so nothing can be granted. Run gpu-pool doctor as the user of this "
                 "service to see why, and start the service again once that is mended."
             )
+        for problem in pool.device_problems:
+            self.log.warning("%s", problem)
         await heartbeats.look(pool, (*status.leases, *status.queue), time.monotonic())
         changes = LeaseChanges(pool, self.log, heartbeats)
         options = self._options(pool, changes, heartbeats)

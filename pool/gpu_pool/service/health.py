@@ -1,4 +1,4 @@
-"""Whether the pool works: its store can be read, and written."""
+"""Whether the pool works: its store can be read, and written, and its devices can be used."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class Health:
             return error
         else:
             self._say("")
-            return None
+            # What the service's log says of it, too: it is in every status.
+            fault = await self._pool.device_fault()
+            return PoolUnreachable(fault) if fault else None
         finally:
             self._tried_at = self._clock()
 

@@ -177,6 +177,13 @@ class ServedPool(Protocol):
     async def look_at_devices(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:
         """Return what each real device does, by uuid; None for one that does not answer."""
 
+    @property
+    def device_problems(self) -> tuple[str, ...]:
+        """What stood in the way when this machine's devices were looked for, in sentences."""
+
+    async def device_fault(self) -> str:
+        """Say why nothing new can run on any of this machine's devices; empty where something can."""
+
     async def try_writing(self, within: float) -> None:
         """Try whether decisions can be kept. Raises ``PoolUnreachable`` where not, after so many seconds."""
 

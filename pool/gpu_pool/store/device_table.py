@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from gpu_pool.store.database import Database
@@ -22,6 +22,18 @@ class ForeignUse:
     contexts: int = 0
     #: Whether nothing more may be granted on it, whatever an administrator of the pool says.
     closed: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SeenFrom:
+    """What a process sees that registers devices."""
+
+    #: Equal for processes that see the same GPUs: the pid namespace, and a digest of which GPUs there are.
+    where: str
+    #: uuids of devices that are there, and not for this process: ``CUDA_VISIBLE_DEVICES`` hides them.
+    others: Collection[str] = ()
+    #: Whether it sees all that the pool can have: nobody else registers any.
+    everything: bool = False
 
 
 _NOBODY: Final = ForeignUse()
@@ -56,17 +68,20 @@ class DeviceTable:
         #: Statuses by the rows they are of: one grant changes few of a cluster's thousands of devices.
         self._statuses: dict[tuple[Any, ...], DeviceStatus] = {}
 
-    def would_change(self, devices: Sequence[Device]) -> bool:
+    def would_change(self, devices: Sequence[Device], seen: SeenFrom) -> bool:
         """Whether :meth:`register` would change anything."""
-        facts = {write_device(device) for device in devices}
-        return {row["facts"] for row in self._present()} != facts
+        present = self._present()
+        known = {row["facts"] for row in present}
+        return any(write_device(device) not in known for device in devices) or bool(
+            _gone(present, devices, seen)
+        )
 
     def has_simulated(self) -> bool:
         """Whether a simulated device is the pool's."""
         return any(_is_simulated(row) for row in self._present())
 
-    def register(self, devices: Sequence[Device], seen_from: str, *, nobody_simulates: bool) -> None:
-        """Make these the pool's devices, as seen by a process of the pid namespace ``seen_from``.
+    def register(self, devices: Sequence[Device], seen: SeenFrom, *, nobody_simulates: bool) -> None:
+        """Make these the pool's devices, as one process sees them.
 
         A real device is taken away only by a process that sees what the one
         saw that registered it. ``nobody_simulates``: whether no other process
@@ -79,12 +94,35 @@ class DeviceTable:
         simulated = any(_is_simulated(row) for row in present)
         if missing and (simulated or any(device.simulated for device in devices)):
             self._refuse_to_mix(devices, missing, nobody_simulates)
-        for row in missing:
-            if simulated or row["seen_from"] == seen_from:
-                self._db.run("hide_device", {"id": row["id"]})
+        for row in _gone(present, devices, seen):
+            self._db.run("hide_device", {"id": row["id"]})
         for position, device in enumerate(devices):
             values = {"uuid": device.uuid, "position": position, "facts": write_device(device)}
-            self._db.run("upsert_device", {**values, "seen_from": seen_from})
+            self._db.run("upsert_device", {**values, "seen_from": seen.where})
+
+    def present(self, where: str = "") -> dict[str, Device]:
+        """Return the devices of the pool by uuid, with ``where`` those alone that were seen from there."""
+        rows = (row for row in self._present() if row["seen_from"].startswith(where))
+        return {row["uuid"]: read_device(row["facts"]) for row in rows}
+
+    def seen_from(self, where: str) -> set[str]:
+        """Return the uuids of the devices that processes have registered which see the same."""
+        return {row["uuid"] for row in self._present() if row["seen_from"] == where}
+
+    def set_faults(self, faults: Mapping[str, str]) -> bool:
+        """Note why nothing new can run on these devices, by uuid, empty where it can.
+
+        Return whether anything changed.
+        """
+        changed = False
+        for row in self._present():
+            device = read_device(row["facts"])
+            now = faults.get(device.uuid, device.fault)
+            if now != device.fault:
+                facts = write_device(dataclasses.replace(device, fault=now))
+                self._db.run("set_facts", {"id": row["id"], "facts": facts})
+                changed = True
+        return changed
 
     def forget_simulated(self) -> None:
         """Take the simulated devices from the pool, unless somebody holds something or waits."""
@@ -155,7 +193,8 @@ class DeviceTable:
         device = self._known[number][2]
         # Nobody shares a MIG instance, so its compute is never granted twice.
         total = self._milli if device.mig_profile is None else device.milli
-        return DeviceStatus(device, milli, memory, contexts, leases, total, bool(drained), drained_at)
+        closed = bool(drained or device.fault)
+        return DeviceStatus(device, milli, memory, contexts, leases, total, closed, drained_at)
 
     def open(self) -> list[DeviceStatus]:
         """Return the devices on which something new may be granted, in order of placement."""
@@ -207,6 +246,17 @@ class DeviceTable:
             self._known[row["id"]] = (row["revision"], bool(row["present"]), device)
             self._numbers[device.uuid] = row["id"]
         return self._known
+
+
+def _gone(present: Sequence[sqlite3.Row], devices: Sequence[Device], seen: SeenFrom) -> list[sqlite3.Row]:
+    """Return the rows of the devices that are there no more."""
+    here = {device.uuid for device in devices} | set(seen.others)
+    simulated = any(_is_simulated(row) for row in present)
+    return [
+        row
+        for row in present
+        if row["uuid"] not in here and (simulated or seen.everything or row["seen_from"] == seen.where)
+    ]
 
 
 def _is_simulated(row: sqlite3.Row) -> bool:

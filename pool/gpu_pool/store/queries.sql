@@ -28,6 +28,9 @@ DELETE FROM device WHERE id IN (
     ORDER BY id LIMIT max(0, min(:most, (SELECT count(*) - :kept FROM device WHERE NOT present)))
 );
 
+-- name: set_facts
+UPDATE device SET facts = :facts, revision = revision + 1 WHERE id = :id;
+
 -- name: set_drained
 -- One that is drained again has been drained since the first time.
 UPDATE device SET drained = :drained,

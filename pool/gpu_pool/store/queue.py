@@ -221,6 +221,7 @@ class StoredQueue:
             priority=self.sharing.priority(row["user"], row["course"]),
             reserved=tuple(row["reserved"].split(",")) if row["reserved"] else (),
             batch=bool(row["batch"]) or self.sharing.is_batch(row["course"]),
+            is_parked=bool(row["home"]),
         )
 
     def _holding(self, row: sqlite3.Row) -> Holding:

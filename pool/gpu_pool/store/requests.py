@@ -19,7 +19,7 @@ from gpu_pool.embedded.expected_waits import ForecastInput
 from gpu_pool.policy import admission, placement, quotas
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.database import Database
-from gpu_pool.store.device_table import DeviceTable, ForeignUse
+from gpu_pool.store.device_table import DeviceTable, ForeignUse, SeenFrom
 from gpu_pool.store.history import HistoryTable
 from gpu_pool.store.lease_table import LeaseTable, plain, read_request, write_process
 from gpu_pool.store.queue import QueueForecast, StoredQueue, allowed_devices
@@ -86,28 +86,59 @@ class RequestStore:
     def register(
         self,
         devices: Sequence[Device],
-        seen_from: str | None = None,
+        seen: SeenFrom | None = None,
         others: Mapping[str, ForeignUse] | None = None,
     ) -> None:
         """Make these the pool's devices. Leases on others live on; nothing new is granted there.
 
-        ``seen_from`` names where devices are seen from; by default it is this process's pid namespace.
+        ``seen`` says what this process sees; by default, all that processes of its pid namespace do.
         Of new ones nothing is granted that ``others`` have, see :meth:`set_others`. Raises
         ``OtherDevices`` where simulated and real devices would mix.
         """
         if any(device.simulated for device in devices):
             self._db.liveness.use_simulated()
+        seen = seen or self.seen_from()
         with self._db.snapshot():
-            if not self._devices.would_change(devices):
+            if not self._devices.would_change(devices, seen):
                 return
             simulated = self._devices.has_simulated()
         with contextlib.ExitStack() as held:
             alone = simulated and held.enter_context(self._db.liveness.nobody_simulates())
             held.enter_context(self._db.transaction(self.give_up_at))
-            self._devices.register(devices, seen_from or pid_namespace(), nobody_simulates=alone)
+            self._devices.register(devices, seen, nobody_simulates=alone)
             if others is not None:
                 self._devices.set_others(others)
             self._queue.serve()
+
+    @staticmethod
+    def seen_from(gpus: str = "", others: Collection[str] = (), *, everything: bool = False) -> SeenFrom:
+        """Return what this process sees, where ``gpus`` is a digest of the GPUs that there are."""
+        return SeenFrom(f"{pid_namespace()} {gpus}".strip(), others, everything)
+
+    def usable(self, own: Collection[str], seen: SeenFrom, *, limited: bool) -> frozenset[str]:
+        """Return the uuids of the pool's devices that are for a process that sees these, and has ``own``.
+
+        Not ``limited``, it may also have those that were found after it had looked for its own.
+        """
+        with self._db.snapshot():
+            present = self._devices.present()
+            found = set() if limited else self._devices.seen_from(seen.where)
+        return frozenset((found | set(own)) & present.keys())
+
+    def present_devices(self, *, everywhere: bool = True) -> dict[str, Device]:
+        """Return the pool's real devices by uuid; else those that were seen from this pid namespace."""
+        with self._db.snapshot():
+            found = self._devices.present("" if everywhere else pid_namespace())
+        return {uuid: device for uuid, device in found.items() if not device.simulated}
+
+    def set_faults(self, faults: Mapping[str, str]) -> None:
+        """Note why nothing new can run on these devices, by uuid, empty where it can."""
+        with self._db.snapshot():
+            known = self._devices.present()
+        if any(uuid in known and known[uuid].fault != fault for uuid, fault in faults.items()):
+            with self._db.transaction(self.give_up_at):
+                if self._devices.set_faults(faults):
+                    self._queue.serve()
 
     def has_simulated(self) -> bool:
         """Whether simulated devices are in the pool."""

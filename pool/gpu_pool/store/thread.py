@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextvars import Context, copy_context
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,8 @@ class StoreThread:
 
     ``await thread.run(LeaseStore.lease, lease_id)`` returns what ``store.lease(lease_id)`` does; any function
     whose first argument is the store will do. ``open_store`` opens it at the first call, by ``give_up_at``
-    (``time.monotonic()``) at the latest. ``follow_courses``, if any, is called with the store before each
+    (``time.monotonic()``) at the latest; ``before_opening`` is waited for before that, however long it takes.
+    ``follow_courses``, if any, is called with the store before each
     function, so that every decision goes by the course files as they are now.
     """
 
@@ -50,10 +51,12 @@ class StoreThread:
         path: Path,
         open_store: Callable[[float | None], tuple[Database, LeaseStore]],
         follow_courses: Callable[[LeaseStore], None] | None = None,
+        before_opening: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self._path = path
         self._open = open_store
         self._follow_courses = follow_courses
+        self._before_opening = before_opening
         self._worker = Worker("gpu-pool", self._together)
         self._opened: tuple[Database, LeaseStore] | None = None
         #: Calls for whose outcome nobody waits, and that there was no room for.
@@ -84,6 +87,8 @@ class StoreThread:
         return self._answer(_Call(copy_context(), function, args, kwargs, False), seconds)
 
     async def _answer(self, call: _Call, seconds: float, tries: int = 2) -> Any:
+        if self._opened is None and self._before_opening is not None:
+            await self._before_opening()
         give_up_at = time.monotonic() + seconds
         try:
             return await self._worker.run(partial(self._run, call, give_up_at), seconds + 1)

@@ -1,5 +1,6 @@
 """Real nvidia-ml-py, in a process of its own, against the NVML stub."""
 
+import os
 import pickle
 from pathlib import Path
 
@@ -151,15 +152,17 @@ def test_mixed_cards_answer_what_they_can(nvml: Path) -> None:
     found = discover(
         nvml, V100.format(1), A100, INSTANCE.format(0, "7g.40gb", 40192), desktop, shared_memory, strange
     )
-    assert [(device.index, device.memory_mib) for device in found.devices] == [
-        (0, 32510),
-        (1, 40192),
-        (2, 2048),
-        (4, 15360),
+    machine_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    assert [(device.index, device.memory_mib, device.unified) for device in found.devices] == [
+        (0, 32510, False),
+        (1, 40192, False),
+        (2, 2048, False),
+        (3, machine_mib, True),
+        (4, 15360, False),
     ]
     assert {device.numa_node for device in found.devices} == {None}
     (problem,) = found.problems
-    assert problem.startswith("GPU 3 is left out: it does not report its name or its memory")
+    assert problem.startswith(f"GPU 3 has no memory of its own: it shares the machine's {machine_mib} MiB")
 
 
 def test_an_error_without_words_of_its_own_is_still_told(nvml: Path) -> None:

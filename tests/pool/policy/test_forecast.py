@@ -67,7 +67,7 @@ def test_whoever_a_gpu_is_emptied_for_is_told_when_at_the_latest() -> None:
 
 
 def test_a_parked_kernel_is_told_which_gpu_it_waits_for() -> None:
-    parked = waiter(1, devices=frozenset([V100[1].uuid]))
+    parked = waiter(1, devices=frozenset([V100[1].uuid]), is_parked=True)
     text = explain(1, situation([parked], [held(1, 700)]))
     assert text.startswith("50% of GPU 1, where the kernel was, is needed. 30% and 9831MiB of it are free.")
 
@@ -81,7 +81,7 @@ def test_whoever_waits_for_what_is_drained_is_told_by_whom() -> None:
     none_is_left = explain(1, situation([waiter(1)], [], count=0), drained)
     assert none_is_left.startswith(f"50% of one GPU is needed. {said}")
     assert none_is_left.endswith("Ask the administrator when it is in use again.")
-    parked = waiter(1, devices=frozenset([V100[1].uuid]))
+    parked = waiter(1, devices=frozenset([V100[1].uuid]), is_parked=True)
     at_home = explain(1, situation([parked], [], count=1), drained)
     assert at_home.startswith(f"50% of GPU 1, where the kernel was, is needed. {said}")
     assert at_home.endswith("Ask the administrator when it is in use again.")
@@ -139,7 +139,7 @@ def test_leases_that_are_still_held_count_as_longer_than_those_that_have_ended()
     now = 60.0 * 51
     at_once, lately = [held(0, 100) for _ in range(10)], held(1, 1000, since=now)
     stays = [HoldingTime("ml", size, each.seconds) for each in STAYS for size in (100, 1000)]
-    line = [waiter(1, "1", since=now, devices=frozenset([V100[1].uuid]))]
+    line = [waiter(1, "1", since=now, devices=frozenset([V100[1].uuid]), is_parked=True)]
     known = replace(lately, parts=(Slice(V100[1], 100, 3276),))
     alone, beside = ([known], [*at_once, known])
     assert expected_wait(1, situation(line, alone, now=now), stays) is not None

@@ -138,6 +138,8 @@ class DeviceBar:
     model: str
     is_simulated: bool
     is_drained: bool
+    #: Why nothing new can run on it, whoever wants it drained; empty where nothing is wrong.
+    fault: str
     parts: tuple[Part, ...]
     #: When an administrator drained it; None where it is not drained, or by something else.
     drained_since: PageTime | None
@@ -166,6 +168,7 @@ def _bar(status: DeviceStatus, held: Mapping[str, Sequence[Slice]], marks: Mappi
         model=f"{device.model} MIG {device.mig_profile}" if device.mig_profile else device.model,
         is_simulated=device.simulated,
         is_drained=status.drained,
+        fault=device.fault,
         parts=tuple(_parts(status, held, marks)),
         drained_since=None if status.drained_at is None else moment(status.drained_at),
         free_share=format_share(status.unheld_milli),
