@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.store import requests
 from gpu_pool.store.database import Database
 from gpu_pool.store.errors import OtherDevices, StoreUnusable
-from gpu_pool_client import Device, LeaseState, parse_request
+from gpu_pool_client import Device, LeaseState, NeverFits, parse_request
 from support.pools import ME, device, embedded, identity, running, take
 
 
@@ -174,3 +175,74 @@ async def test_looking_does_not_wait_for_those_who_write(tmp_path: Path) -> None
     with database.transaction():
         assert await devices(path, device(0)) == [device(0)]
     database.close()
+
+
+def given(*mine: Device, of: tuple[Device, ...]) -> Callable[[], Inventory]:
+    """Return what a process finds that was given some of a machine's devices."""
+    others = tuple(each for each in of if each not in mine)
+    gpus = tuple(each.uuid for each in of)
+    return lambda: Inventory(mine, "test", ("A problem.", "A way."), others, gpus, is_limited=True)
+
+
+THREE = real(0), real(1), real(2)
+
+
+async def test_a_process_has_only_devices_that_it_was_given_whoever_grants_them(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    first = EmbeddedPool(path, find_devices=given(real(0), of=THREE))
+    second = EmbeddedPool(path, find_devices=given(real(1), of=THREE))
+    async with first, second, EmbeddedPool(path, find_devices=given(of=THREE)) as nobody:
+        mine = await take(first, "1", "mine")
+        theirs = await take(second, "1", "theirs")
+        assert (await first.get_lease(mine)).slices[0].device == real(0)
+        assert (await first.get_lease(theirs)).slices[0].device == real(1)
+        waiting = await take(second, "1", "waiting")
+        await first.release(mine)
+        assert (await second.get_lease(waiting)).state is LeaseState.WAITING, "what became free is not theirs"
+        assert "where the kernel was" not in (await second.explain(waiting)).why
+        assert [each.device for each in (await first.status()).devices] == [real(0)]
+        assert [each.device for each in (await second.status()).devices] == [real(1)]
+        with pytest.raises(NeverFits, match=r"You asked for 2%; this pool has no GPU. A problem. A way."):
+            await take(nobody, "2%", "none")
+        assert (await nobody.status()).devices == ()
+        with pytest.raises(NeverFits, match="this pool has one"):
+            await take(first, "2", "two")
+        await second.release(theirs)
+        assert (await second.get_lease(waiting)).slices[0].device == real(1)
+        assert (await first.get_lease(await take(first, "1", "again"))).slices[0].device == real(0)
+
+
+async def test_processes_of_one_user_that_are_shown_different_gpus_take_none_away(tmp_path: Path) -> None:
+    """Two jobs on one machine, whose driver shows each its own GPU alone."""
+    path = tmp_path / "store.db"
+    first = EmbeddedPool(path, find_devices=lambda: Inventory((real(0),), "test", gpus=(real(0).uuid,)))
+    second = EmbeddedPool(path, find_devices=lambda: Inventory((real(1),), "test", gpus=(real(1).uuid,)))
+    async with first, second:
+        await first.status()
+        await second.status()
+        assert (await first.get_lease(await take(first, "1", "mine"))).slices[0].device == real(0)
+        assert (await second.get_lease(await take(second, "1", "theirs"))).slices[0].device == real(1)
+        assert (await first.get_lease(await take(first, "1", "more"))).state is LeaseState.WAITING
+
+
+async def test_what_others_were_given_is_there_for_whoever_is_not_limited(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    everything = EmbeddedPool(path, find_devices=lambda: Inventory(THREE, "", gpus=tuple(map(uuid, THREE))))
+    async with everything, EmbeddedPool(path, find_devices=given(real(1), of=THREE)) as limited:
+        await everything.status()
+        await limited.status()
+        assert [each.device for each in (await everything.status()).devices] == list(THREE)
+        assert len((await everything.get_lease(await take(everything, "3", "all"))).slices) == 3
+
+
+async def test_a_service_has_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    async with EmbeddedPool(path, find_devices=lambda: Inventory(THREE, "test"), owner=True) as before:
+        await before.status()
+    async with EmbeddedPool(path, find_devices=given(real(1), of=THREE), owner=True) as service:
+        assert [each.device for each in (await service.status()).devices] == [real(1)]
+        assert service.device_problems == ("A problem.", "A way.")
+
+
+def uuid(found: Device) -> str:
+    return found.uuid

@@ -65,7 +65,8 @@ class DriverCheck:
         #: When the last look began whose outcome is known, and that outcome.
         self._began = float("-inf")
         self._faults: Mapping[str, str] = {}
-        self._is_looking = False
+        #: Whether a look is to be made that has not begun.
+        self._is_queued = False
 
     def seen_well(self) -> None:
         """Take note that everything was seen to work now, by whoever found the devices."""
@@ -82,11 +83,10 @@ class DriverCheck:
         asked = time.monotonic()
         if asked - self._began > max_age:
             self._worker = self._worker or Worker("gpu-pool-driver")
-            if not self._is_looking:
-                self._is_looking = True
+            if not self._is_queued:
+                self._is_queued = True
                 self._worker.submit(lambda: self._look(devices))
             if patience > 0:
-                # Done after the look that is under way.
                 with contextlib.suppress(TimeoutError):
                     await self._worker.run(_nothing, patience)
         return self._faults if asked - self._began <= max_age else None
@@ -103,15 +103,11 @@ class DriverCheck:
     # -- In the thread -------------------------------------------------------
 
     def _look(self, devices: Sequence[Device]) -> None:
-        began = time.monotonic()
-        try:
+        self._is_queued, began = False, time.monotonic()
+        with contextlib.suppress(OSError, _Untold):  # such as no room for another process: nothing is known
             faults = self._ask(devices)
             if not self._is_closed:
                 self._began, self._faults = began, faults
-        except (OSError, _Untold):  # such as no room for another process: nothing is known
-            pass
-        finally:
-            self._is_looking = False
 
     def _ask(self, devices: Sequence[Device]) -> dict[str, str]:
         """Return what is wrong with each; one that does not answer is left out when the others are asked.

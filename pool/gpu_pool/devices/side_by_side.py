@@ -17,11 +17,12 @@ _TIMES: Final = 3.0
 _LEAST: Final = 5.0
 
 
-def read_all(count: int, read: Callable[[int], T]) -> list[T | None]:
+def read_all(count: int, read: Callable[[int], T], least: float = _LEAST) -> list[T | None]:
     """Return what ``read`` returns for each index, None where it does not return.
 
     Whoever is slow while the others are, is waited for. A question that hangs keeps its thread,
-    which does not keep the interpreter from exiting. Raises what ``read`` raises.
+    which does not keep the interpreter from exiting. ``least`` is the fewest seconds that the others have
+    once one has answered. Raises what ``read`` raises.
     """
     answers: queue.SimpleQueue[tuple[int, T | None, BaseException | None]] = queue.SimpleQueue()
 
@@ -45,5 +46,5 @@ def read_all(count: int, read: Callable[[int], T]) -> list[T | None]:
             raise error
         found[index] = answer
         took = time.monotonic() - began
-        give_up_at = began + took + max(_LEAST, _TIMES * took)
+        give_up_at = began + took + max(least, _TIMES * took)
     return found

@@ -80,7 +80,7 @@ class OpenedPool(Pool):
         self._finder = DeviceFinder(self._find)
         self._driver = DriverCheck()
         #: Real devices of this machine, of which it is looked whether something new could use them.
-        self._checked: Sequence[Device] = ()
+        self._real_devices: Sequence[Device] = ()
         self._course_admission: CourseAdmission | None = None
         if self._settings.asks_courses:
             # Imported here because it costs some 150 ms, which most pools of one user need not pay.
@@ -156,8 +156,8 @@ class OpenedPool(Pool):
 
         Waits ``patience`` seconds for it; where the driver is slower, all is as it was known.
         """
-        if self._checked:
-            faults = await self._driver.look(self._checked, max_age, patience)
+        if self._real_devices:
+            faults = await self._driver.look(self._real_devices, max_age, patience)
             if faults is not None:
                 await self._store.run(LeaseStore.set_faults, faults)
 
@@ -217,7 +217,7 @@ class OpenedPool(Pool):
             elif store.has_simulated():
                 store.look()
                 store.forget_simulated()
-            self._checked = self._checkable(store, found)
+            self._real_devices = self._checkable(store, found)
             self._enforcer.recover(store)
             opened.pop_all()
         self._ownership = ownership
@@ -256,7 +256,7 @@ class OpenedPool(Pool):
         found = self._finder.wait()
         if found.devices:
             self._register(store, found.devices)
-            self._checked = self._checkable(store, found)
+            self._real_devices = self._checkable(store, found)
 
     def _usable(self, store: LeaseStore) -> frozenset[str] | None:
         """Return the uuids of the devices that are for this process; None for all of the pool."""

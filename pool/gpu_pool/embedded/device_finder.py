@@ -29,8 +29,11 @@ class DeviceFinder:
     What is to wait for the store, or for whoever has locked it, is not held up by the driver.
     """
 
-    def __init__(self, find: Callable[[], Inventory]) -> None:
+    def __init__(
+        self, find: Callable[[], Inventory], slow: float = _SLOW, patience: float = _PATIENCE
+    ) -> None:
         self._find = find
+        self._slow, self._patience = slow, patience
         self._found: Inventory | None = None
         self._worker: Worker | None = None
         self._found_at = 0.0
@@ -50,22 +53,22 @@ class DeviceFinder:
             return self._found
         worker = self._worker = self._worker or Worker("gpu-pool-devices")
         try:
-            return await worker.run(self._look, _SLOW)
+            return await worker.run(self._look, self._slow)
         except TimeoutError:
             self._say_slow()
         try:
-            return await worker.run(self._look, _PATIENCE - _SLOW)
+            return await worker.run(self._look, self._patience - self._slow)
         except TimeoutError as error:
-            raise _unanswered(_PATIENCE) from error
+            raise _unanswered(self._patience) from error
 
     def wait(self) -> Inventory:
         """Block until it is known what there is, and return it; see :meth:`found`."""
         if self._found is None:
             worker = self._worker = self._worker or Worker("gpu-pool-devices")
             try:
-                return worker.call(self._look, _PATIENCE)
+                return worker.call(self._look, self._patience)
             except TimeoutError as error:
-                raise _unanswered(_PATIENCE) from error
+                raise _unanswered(self._patience) from error
         return self._found
 
     def forget(self) -> None:
@@ -87,12 +90,13 @@ class DeviceFinder:
     def _say_slow(self) -> None:
         if not self._is_told:
             self._is_told = True
-            get_logger().warning("The NVIDIA driver has not answered for %.0f seconds. %s", _SLOW, _WHY_SLOW)
+            text = "The NVIDIA driver has not answered for %g seconds. %s"
+            get_logger().warning(text, self._slow, _WHY_SLOW)
 
 
 def _unanswered(seconds: float) -> PoolUnreachable:
     return PoolUnreachable(
-        f"The NVIDIA driver has not answered for {seconds:.0f} seconds, so it is not known which GPUs there "
+        f"The NVIDIA driver has not answered for {seconds:g} seconds, so it is not known which GPUs there "
         "are. Run nvidia-smi and see whether it does.",
         _WHY_SLOW,
     )

@@ -56,7 +56,7 @@ _POLL: Final = 0.1
 _LOOK: Final = 1.0
 #: How old, in seconds, the look may be by which it is decided that something new can use the devices; for
 #: how long it is waited for. And how old it may be for those who wait, and for whoever looks at the pool.
-_FRESH, _DRIVER_WITHIN, _SOON, _SELDOM = 1.0, 3.0, 3.0, 10.0
+_FRESH, _DRIVER_WITHIN, _SOON, _SELDOM = 0.0, 3.0, 3.0, 10.0
 #: Around what is done where decisions are not written down.
 _NOT_AUDITED: Final = contextlib.nullcontext()
 #: Leases that are stated at a stretch.

@@ -4,6 +4,8 @@ The real nvidia-ml-py loads it in a subprocess and is answered from a scenario,
 the text that ``stub.c`` describes at its top.
 """
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
@@ -41,3 +43,23 @@ def run(folder: Path, scenario: str, code: str, **environ: str) -> bytes:
     assert not complaints, complaints
     assert done.returncode == 0
     return done.stdout
+
+
+class Machine:
+    """A machine whose GPUs are described by a scenario, which may be replaced while programs run."""
+
+    def __init__(self, folder: Path, scenario: str = "") -> None:
+        self._path = folder / "scenario.txt"
+        #: What lets a program see them.
+        self.environment = {
+            "LD_LIBRARY_PATH": str(build(folder)),
+            "NVML_STUB_SCENARIO": str(self._path),
+            "GPU_POOL_DEVICES": "",
+        }
+        self.show(scenario)
+
+    def show(self, scenario: str) -> None:
+        """Let this be what there is from now on."""
+        draft = self._path.with_suffix(".draft")
+        draft.write_text(f"driver 550.54.14\n{scenario}")
+        draft.replace(self._path)
