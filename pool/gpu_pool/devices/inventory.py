@@ -25,6 +25,8 @@ class Inventory:
     gpus: tuple[str, ...] = ()
     #: Whether the driver is there, and fails for everybody on this machine or in this container.
     is_broken: bool = False
+    #: Whether the driver was asked, which may fail later.
+    by_driver: bool = False
     #: Whether ``CUDA_VISIBLE_DEVICES`` says which devices are for this process.
     is_limited: bool = False
 

@@ -93,7 +93,7 @@ def find_devices(environ: Mapping[str, str] | None = None) -> Inventory:
 
 def _nothing(error: Exception) -> Inventory:
     broken = problems.is_broken(error)
-    return Inventory((), "NVML", (problems.library_problem(error),), is_broken=broken)
+    return Inventory((), "NVML", (problems.library_problem(error),), is_broken=broken, by_driver=True)
 
 
 def _choose(cards: Sequence[_Card], driver: str, environ: Mapping[str, str]) -> Inventory:
@@ -114,7 +114,7 @@ def _choose(cards: Sequence[_Card], driver: str, environ: Mapping[str, str]) -> 
     gpus = tuple(each.uuid for each in names)
     limited = chosen.uuids is not None
     source = f"NVML, driver {driver}"
-    return Inventory(mine, source, tuple(told), hidden=others, gpus=gpus, is_limited=limited)
+    return Inventory(mine, source, tuple(told), hidden=others, gpus=gpus, by_driver=True, is_limited=limited)
 
 
 def _visible(environ: Mapping[str, str], names: Sequence[CardNames], *, all_read: bool) -> visible.Visible:

@@ -238,6 +238,8 @@ class OpenedPool(Pool):
         Where the driver fails, nothing new can use those that were here before.
         """
         devices: Sequence[Device] = found.devices
+        if not found.by_driver:
+            return []
         if found.is_broken or (self._owner and found.problems and not found.devices):
             here = store.present_devices(everywhere=self._owner)
             store.set_faults(dict.fromkeys(here, found.problems[0]))
