@@ -268,7 +268,10 @@ class OpenedPool(Pool):
         if not found.devices and (store.has_simulated() or not found.problems):
             return None
         own = frozenset(each.uuid for each in found.devices)
-        return own and (store.usable(own, self._seen_from(found), limited=found.is_limited) or own)
+        usable = own and (store.usable(own, self._seen_from(found), limited=found.is_limited) or own)
+        # Whoever waits for any of them may also have what takes their place meanwhile.
+        has_all = not found.is_limited and usable >= store.present_devices().keys()
+        return None if has_all else usable
 
     def _own_devices(self, store: LeaseStore, request: SliceRequest) -> Collection[str]:
         """Return the uuids of the devices that a request of this process may have; none mean all.

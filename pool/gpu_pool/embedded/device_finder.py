@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from traitlets.log import get_logger
-
 from gpu_pool.devices import Inventory
 from gpu_pool.worker import Worker
 from gpu_pool_client import PoolUnreachable
+from gpu_pool_client._log import get_logger
 
 #: Seconds after which it is said that the driver is slow, and after which nobody waits any longer.
 _SLOW: Final = 5.0

@@ -152,7 +152,7 @@ def test_devices_long_gone_are_forgotten(tmp_path: Path, monkeypatch: pytest.Mon
     with closing(Database(tmp_path / "store.db")) as database:
         store = LeaseStore(database, PoolSettings())
         for number in range(20):
-            store.register([device(number)], seen_from="here")
+            store.register([device(number)])
         while store.forget_old():
             pass
         assert len(store.status("").devices) == 1
