@@ -204,6 +204,7 @@ class OpenedPool(Pool):
         with contextlib.ExitStack() as opened:
             database = opened.enter_context(contextlib.closing(Database(self._path)))
             ownership = opened.enter_context(contextlib.closing(Ownership(self._path, owner=self._owner)))
+            database.keep(ownership.path)
             store = LeaseStore(database, self._settings, self._clock)
             # What is registered may serve the queue, whose order the course files know.
             if self._course_admission is not None:

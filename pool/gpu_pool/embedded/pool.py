@@ -75,7 +75,8 @@ def store_path(url: str) -> Path:
     if parts is None or parts.query or parts.fragment or (text and not text.isprintable()):
         raise BadRequest(f"{url[:200]!a} is not the URL of an embedded pool.", "Accepted: embedded:[path].")
     path = expanded(text) if text else files.default_path()
-    return path.absolute()
+    # What SQLite and we keep beside it is beside the file itself, by whichever name it is found.
+    return path.resolve() if path.is_symlink() else path.absolute()
 
 
 class EmbeddedPool(OpenedPool):

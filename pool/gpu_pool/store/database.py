@@ -7,14 +7,14 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from gpu_pool.audit import Actor, AuditLog, asks
-from gpu_pool.store import files, schema
+from gpu_pool.store import beside, files, schema
 from gpu_pool.store.errors import NoSpace, StoreUnusable, check_room, explain
 from gpu_pool.store.locks import FairLock, LivenessLocks
 from gpu_pool.store.schema import queries
@@ -115,6 +115,8 @@ class Database:
                 files.check_leftovers(path)
                 _create(path)
             files.check_owner(path)
+            files.check_hard_links(path)
+            beside.check_lock(path)
             found = path.stat()
             #: How it is told whether the path is still this file's; a text, since each decision asks.
             self._name, self._file = str(path), (found.st_dev, found.st_ino)
@@ -124,7 +126,8 @@ class Database:
             with contextlib.ExitStack() as opened:
                 self._lock = opened.enter_context(contextlib.closing(FairLock(lock)))
                 self.liveness = opened.enter_context(contextlib.closing(LivenessLocks(lock)))
-                self._connection, self._is_frozen = _connect_to_read(path)
+                self._connection, self._is_frozen = self._connect_to_read()
+                opened.callback(beside.wipe, path, self._lock.file)
                 opened.callback(lambda: self._connection.close())
                 if self._connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
                     raise sqlite3.DatabaseError("file is not a database")
@@ -132,6 +135,7 @@ class Database:
                     with self._lock:
                         schema.upgrade(self._connection, path)
                 self._version = len(schema.migrations())
+                self._note_beside()
                 self._opened = opened.pop_all()
         self._sql = queries()
         #: What the running transaction decides.
@@ -290,18 +294,52 @@ class Database:
         try:
             found = os.stat(self._name)  # noqa: PTH116 - in the path of every decision
             is_there = (found.st_dev, found.st_ino) == self._file
-        except FileNotFoundError:
-            is_there = False
-        if not is_there:
+            is_empty = is_there and found.st_size == 0
+        except (FileNotFoundError, NotADirectoryError):
+            is_there = is_empty = False
+        if not is_there or is_empty:
+            what = "emptied" if is_empty else "removed or replaced"
             raise StoreUnusable(
-                f"The pool's store, {self.path}, was removed or replaced while it was in use.",
+                f"The pool's store, {self.path}, was {what} while it was in use.",
                 "Restart what uses the pool.",
             )
+        beside.check(self._beside, self.path)
+
+    def keep(self, name: Path) -> None:
+        """Decide nothing any more once another file has the name of this one."""
+        found = beside.file_id(name)
+        if found is not None:
+            self._beside[str(name)] = found
+
+    def _note_beside(self) -> None:
+        """Note which files beside the store belong to it, all of which are there once it was read."""
+        self._beside = beside.in_use(self.path)
+        if not self._is_frozen:
+            beside.write_down(self._beside, self.path, self._lock.file)
 
     def _thaw(self) -> None:
         """Open the store anew where it could only be read, and only as it was at that moment."""
         self._connection.close()
-        self._connection, self._is_frozen = _connect_to_read(self.path)
+        self._connection, self._is_frozen = self._connect_to_read()
+        if not self._is_frozen:
+            self._connection.execute("PRAGMA user_version").fetchone()
+            self._note_beside()
+
+    def _connect_to_read(self) -> tuple[sqlite3.Connection, bool]:
+        """Return a connection by which the store can be read, and whether it shows this moment alone.
+
+        The first to open a store makes files beside it. Where there is no room for them, what is in
+        the store can be read nevertheless: nobody else has it open, or the files would be there.
+        """
+        try:
+            return _connect(self.path, check=self._check_shared), False
+        except sqlite3.OperationalError as error:
+            if not isinstance(explain(error, self.path), NoSpace) or _has_log(self.path):
+                raise
+            return _connect(self.path, "mode=ro&immutable=1"), True
+
+    def _check_shared(self) -> None:
+        beside.check_shared(self.path, self._file, self._lock.file)
 
     def _make_room(self) -> None:
         """Move the write-ahead log into the database, so that the next decision is written over it."""
@@ -318,20 +356,6 @@ def _explained(path: Path) -> Iterator[None]:
         raise explain(error, path) from error
 
 
-def _connect_to_read(path: Path) -> tuple[sqlite3.Connection, bool]:
-    """Return a connection by which the store can be read, and whether it shows this moment alone.
-
-    The first to open a store makes files beside it. Where there is no room for them, what is in
-    the store can be read nevertheless: nobody else has it open, or the files would be there.
-    """
-    try:
-        return _connect(path), False
-    except sqlite3.OperationalError as error:
-        if not isinstance(explain(error, path), NoSpace) or _has_log(path):
-            raise
-        return _connect(path, "mode=ro&immutable=1"), True
-
-
 def _has_log(path: Path) -> bool:
     """Whether something is decided that is not in the store's own file yet."""
     try:
@@ -340,7 +364,10 @@ def _has_log(path: Path) -> bool:
         return False
 
 
-def _connect(path: Path, how: str = "mode=rw") -> sqlite3.Connection:
+def _connect(
+    path: Path, how: str = "mode=rw", check: Callable[[], None] = lambda: None
+) -> sqlite3.Connection:
+    """Connect to a store, and set what is true of each connection; ``check`` comes before it is read."""
     # mode=rw: a file that is gone by now must not be made anew.
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?{how}",
@@ -350,6 +377,7 @@ def _connect(path: Path, how: str = "mode=rw") -> sqlite3.Connection:
         check_same_thread=False,
     )
     try:
+        check()
         connection.row_factory = sqlite3.Row
         # SQLite's own is there only if it was built with it.
         connection.create_function("pow", 2, math.pow, deterministic=True)

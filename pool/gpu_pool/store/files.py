@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import stat
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,8 @@ NETWORK: Final = frozenset(
     "9p afs autofs beegfs ceph cifs coda davfs fuse.ceph fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs "
     "glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs panfs pvfs2 smb3 smbfs virtiofs vboxsf".split()
 )
+#: Seconds in which one that is made has lost its first name.
+_MADE_WITHIN: Final = 1.0
 #: What else is made where a store is: by SQLite, for its locks, and of suspended kernels.
 _BESIDE: Final = ("-wal", "-shm", ".lock", ".owner", ".suspended")
 
@@ -71,6 +74,12 @@ def prepare_folder(path: Path) -> None:
             f"Make it private (chmod go-w {path.parent}), or choose another. {elsewhere()}",
         )
     mounts = [(part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True)]
+    if any(point == str(path) for point, _ in mounts):
+        raise StoreUnusable(
+            f"The pool's store, {path}, is mounted by itself, without the files beside it: slices would be "
+            "granted twice.",
+            f"Mount its folder, {path.parent}, in place of the file.",
+        )
     kind = file_system(path.parent.resolve(), mounts)
     if kind in NETWORK:
         raise StoreUnusable(
@@ -78,6 +87,19 @@ def prepare_folder(path: Path) -> None:
             "where the locks it needs cannot be relied on.",
             elsewhere(),
         )
+
+
+def check_hard_links(path: Path) -> None:
+    """Refuse a store of two names: SQLite would keep a log beside each that does not know of the other."""
+    end = time.monotonic() + _MADE_WITHIN
+    while path.stat().st_nlink > 1:
+        if time.monotonic() > end:
+            raise StoreUnusable(
+                f"The pool's store, {path}, has another name, too (a hard link). If it was used by both, "
+                "slices would be granted twice.",
+                f"Remove the other one; this finds it: find / -xdev -samefile {shlex.quote(str(path))}",
+            )
+        time.sleep(0.01)
 
 
 def check_leftovers(path: Path) -> None:

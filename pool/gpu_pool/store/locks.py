@@ -46,7 +46,7 @@ class FairLock:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = open_private(path)
+        self._file = self.file = open_private(path)
         # A second open file description: its flock guards the giving out of tickets.
         self._counter = open_private(path)
         self._ticket = 0
@@ -193,9 +193,9 @@ class Ownership:
     """
 
     def __init__(self, path: Path, *, owner: bool) -> None:
-        name = path.with_name(path.name + ".owner")
+        self.path = path.with_name(path.name + ".owner")
         try:
-            self._file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise explain(error, path) from error
         try:
