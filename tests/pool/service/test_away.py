@@ -55,7 +55,7 @@ async def test_a_kernel_that_is_asked_for_meanwhile_waits_and_runs(
     async with frontend(km) as page:
         cell = page.run("import os; print(os.environ['GPU_POOL_SLICE'])")
         await cell.shows(WAITS)
-        await cell.shows("of at most 10min). Interrupt the kernel to give up.")
+        await cell.shows("of at most 10min). The cell then runs by itself. Interrupt the kernel to give up.")
         await service.start()
         assert (await cell.done()).outputs == ["50%\n"]
     assert (await served.only_lease()).process.pid == km.provisioner.pid
