@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import weakref
 
 from jupyter_client.connect import LocalPortCache
 
-#: Whether a bound socket keeps its port for the kernel on this system.
+#: Whether a socket keeps its port for the kernel on this system, and another program can go on to listen on it.
 SUPPORTED = sys.platform == "linux"
 
 
@@ -20,7 +21,13 @@ class PortReservation:
     that kernels of the stock provisioner in this process are not given them.
     """
 
-    def __init__(self, ip: str, count: int) -> None:
+    def __init__(self, ip: str, count: int, *, listening: bool = False) -> None:
+        """Reserve ``count`` ports of the address ``ip``.
+
+        With ``listening``, each socket listens from the moment in which its port is chosen, so that no
+        other user of this machine can: whoever is to answer there takes over a :meth:`descriptor`. Without,
+        a program that is started later can listen there, and so can anybody else who is sooner.
+        """
         theirs = LocalPortCache.instance().currently_used_ports
         opened: list[socket.socket] = []
         ours: dict[int, socket.socket] = {}
@@ -28,8 +35,12 @@ class PortReservation:
             while len(ours) < count:
                 sock = socket.socket()
                 opened.append(sock)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if not listening:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 sock.bind((ip, 0))
+                if listening:
+                    sock.listen()
+                    sock.setblocking(False)
                 port = sock.getsockname()[1]
                 if port not in theirs:  # which a stock kernel of this process is about to bind
                     ours[port] = sock
@@ -40,11 +51,16 @@ class PortReservation:
             for sock in opened:
                 if sock not in ours.values():
                     sock.close()
+        self._sockets = ours
         #: The reserved port numbers, ``count`` of them.
         self.ports = tuple(ours)
         theirs.update(ours)
         #: Releases the ports. May be called repeatedly; also happens when this object is collected.
         self.close = weakref.finalize(self, _release, ours)
+
+    def descriptor(self, port: int) -> int:
+        """Return a new descriptor of the socket that listens on the port; it is the caller's to close."""
+        return os.dup(self._sockets[port].fileno())
 
 
 def _release(sockets: dict[int, socket.socket]) -> None:

@@ -150,6 +150,7 @@ import os
 
 class Generator:
     def seed(self): return 0
+    def initial_seed(self): return 1 << 52
 
 default_generator, uint8 = Generator(), None
 cap = os.environ["PYTORCH_CUDA_ALLOC_CONF"].partition("per_process_memory_fraction:")[2].partition(",")[0]

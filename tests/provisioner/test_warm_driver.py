@@ -26,7 +26,7 @@ TORCH = """
 import ctypes, os
 class default_generator:
     seed = staticmethod(lambda: None)
-initial_seed = lambda: 1 << 60
+    initial_seed = staticmethod(lambda: 1 << 60)
 def is_available():
     if os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") == "1":
         return ctypes.CDLL("{folder}/libnvidia-ml.so.1").nvmlInit_v2() == 0
@@ -69,3 +69,11 @@ async def test_nvml_is_left_to_a_module_that_uses_it_itself(
     assert not await start(manager(name))
     template = await the_template()
     assert "have opened /dev/null (first seen when pynvml was imported)" in template.refusal
+
+
+async def test_another_module_of_pytorch_s_name_is_a_doubt_and_no_end_of_the_template(
+    spec: Spec, manager: Managers
+) -> None:
+    assert not await start(manager(spec("torch", torch="pi = 3\n")))
+    template = await the_template()
+    assert "not known if the preloaded modules have given PyTorch a seed" in template.refusal

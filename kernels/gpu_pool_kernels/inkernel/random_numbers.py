@@ -70,8 +70,13 @@ class Seeds:
             return "the preloaded modules have given the random module a seed"
         if numpy is not None and self._has_own(numpy._rand._bit_generator):
             return "the preloaded modules have given numpy.random a seed"
-        if torch is not None and torch.initial_seed() < _LEAST_OF_TORCH:
-            return "the preloaded modules have given PyTorch a seed"
+        if torch is not None:
+            try:
+                seed = torch.default_generator.initial_seed()
+            except AttributeError:  # it is another module of that name, or is still being imported
+                return "it is not known if the preloaded modules have given PyTorch a seed"
+            if seed < _LEAST_OF_TORCH:
+                return "the preloaded modules have given PyTorch a seed"
         if _has_bare_generator():
             return (
                 "the preloaded modules keep a _random.Random, of which it is not known if it was given a seed"
