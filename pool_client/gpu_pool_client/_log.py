@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -88,3 +90,25 @@ def get_logger() -> EscapingLogger:
     import traitlets.log
 
     return EscapingLogger(traitlets.log.get_logger())
+
+
+class RareWarnings:
+    """Warns of what others can make happen as often as they like: of each kind at most once in a while."""
+
+    def __init__(self, every: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        """``every`` is after how many seconds of ``clock`` a kind is worth another line."""
+        self._every = every
+        self._clock = clock
+        #: When each kind was last told, and how often it has happened since.
+        self._told: dict[str, tuple[float, int]] = {}
+
+    def warn(self, text: str, *args: object) -> None:
+        """Log a warning, unless one of this ``text`` was logged lately; then the next one counts it."""
+        now = self._clock()
+        at, untold = self._told.get(text, (-self._every, 0))
+        if now < at + self._every:
+            self._told[text] = at, untold + 1
+            return
+        self._told[text] = now, 0
+        more = f" (So it was {untold} times more since that was last told.)" if untold else ""
+        get_logger().warning(text + more, *args)

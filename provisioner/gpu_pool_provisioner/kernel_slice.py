@@ -341,6 +341,11 @@ def kernel_command(command: list[str], *, installed: bool = False) -> list[str]:
     return prepare(command, installed=installed) if prepare else command
 
 
+def is_ipython(command: Sequence[str]) -> bool:
+    """Whether a command starts an IPython kernel, as far as that can be seen."""
+    return kernel_command(list(command), installed=True) != list(command)
+
+
 @functools.cache
 def _ipykernel_launcher() -> Callable[..., list[str]] | None:
     for point in entry_points(group=LAUNCHERS, name="ipykernel"):

@@ -9,7 +9,7 @@ import weakref
 
 from jupyter_client.connect import LocalPortCache
 
-#: Whether a socket keeps its port for the kernel on this system, and another program can go on to listen on it.
+#: Whether a bound socket keeps its port for the kernel on this system.
 SUPPORTED = sys.platform == "linux"
 
 

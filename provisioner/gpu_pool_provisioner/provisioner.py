@@ -37,9 +37,7 @@ from gpu_pool_client import (
     KernelCommand,
     Lease,
     LeaseState,
-    Pool,
     PoolUnreachable,
-    Process,
     TimedOut,
     parse_request,
 )
@@ -52,10 +50,10 @@ from gpu_pool_provisioner.forked import ForkedProcess
 from gpu_pool_provisioner.kernel_slice import NOTICE_VARIABLE, KernelSlice, SliceEnvironment, expected_lease
 from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
 from gpu_pool_provisioner.proxy import messages, pod_runs
+from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.runs import BackendConnection, Launch, ProxiedKernel
-from gpu_pool_provisioner.readiness import ReadinessWatch
+from gpu_pool_provisioner.proxy.runs import MARGIN, Launch, ProxiedKernel
 from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
 from gpu_pool_provisioner.settings import SliceSettings
 from gpu_pool_provisioner.slice_control import SliceControl
@@ -65,14 +63,14 @@ from gpu_pool_provisioner.unattended import UnattendedStart
 #: Seconds for which the death of a kernel that nobody restarts by itself is forgiven:
 #: enough for its manager, which looks ten times a second, to see it and restart it on request.
 _BRIEF_GRACE: Final = 1.5
-#: Seconds by which the pool's deadline is later than ours, which ends the kernel before its lease;
-#: also what a relaunch may take.
-_MARGIN: Final = 5.0
 #: Seconds that a kernel in a pod has to end by itself: its end is heard of through the cluster.
 _POD_ENDS_WITHIN: Final = 10.0
 #: Seconds for which a start waits for the pool's answer: it can be neither seen nor cancelled in
 #: JupyterLab. From then on a proxy waits.
 _ANSWERS_WITHIN: Final = 5.0
+#: Seconds for which a start whose slice is held waits for the kernel's process, so that whoever started it
+#: hears why there is none.
+_LAUNCHED_WITHIN: Final = 5.0
 #: Seconds in which most kernels end once they are asked to. Their manager looks ten times a second.
 _MOSTLY_ENDS_WITHIN: Final = 0.2
 #: Seconds in which a killed process is gone, unless the system holds it.
@@ -94,7 +92,6 @@ class GPUPoolProvisioner(SliceSettings):
     #: Whether a start succeeded. From then on only cleanup(False) forgets the slice.
     _started = False
     _ports: PortReservation | None = None
-    _watch: ReadinessWatch | None = None
     #: Where the running kernel asks for another size of its slice.
     _resize_requests: ResizeRequests | None = None
     #: What the running kernel was told of its slice.
@@ -128,33 +125,24 @@ class GPUPoolProvisioner(SliceSettings):
         if self._slice is None:
             return await super().launch_kernel(cmd, **kwargs)
         async with self._undone_on_failure():
-            lease = self._lease
-            # A kernel is launched directly where its slice was granted at once and nobody can take it back.
-            terms = lease.terms if lease is not None and lease.state is LeaseState.HELD else None
-            is_direct = terms is not None and not terms.has_limits and not terms.in_pod
-            if lease is None or self._proxy is not None or not is_direct:
-                await self._wait_in_proxy(self._slice, lease, cmd, kwargs)
-                if self._unattended is not None and self._proxy is not None:
-                    await in_background(self._unattended.until_running(self._proxy))
-            else:
-                await self._launch_on(self._slice, lease, cmd, kwargs)
-                await self._attach_kernel(self._slice.pool, lease.id)
+            await self._start_in_proxy(self._slice, self._lease, cmd, kwargs)
+            if self._unattended is not None and self._proxy is not None:
+                await in_background(self._unattended.until_running(self._proxy))
             return self.connection_info
 
     async def post_launch(self, **kwargs: Any) -> None:
-        """Let the kernel's first reply confirm its lease. Called when the manager's start has succeeded."""
+        """Keep the proxy for as long as the kernel lives. Called when the manager's start has succeeded."""
         if self._slice is None:
             await super().post_launch(**kwargs)
             return
         async with self._undone_on_failure():
             await super().post_launch(**kwargs)
             self._started = True
-            if self._watch is not None:
-                self._watch.adopted.set()
+            if self._proxy is not None:
+                await in_background(self._proxy.keep_open())
 
     async def cleanup(self, restart: bool = False) -> None:
         """Give slice and ports back, or keep them for a restart. Called when the process has ended."""
-        await self._stop_watch()
         if self._slice is not None and restart:
             await self._keep_slice(self._slice)
         elif self._slice is not None:
@@ -177,7 +165,7 @@ class GPUPoolProvisioner(SliceSettings):
         try:
             # Before a living process stands in for the one that used the devices.
             await kernel_slice.resize_as_requested()
-            await kernel_slice.attach_here(self.restart_grace + _MARGIN)
+            await kernel_slice.attach_here(self.restart_grace + MARGIN)
         finally:
             if self._proxy is not None:
                 await in_background(self._proxy.being_restarted(within=_ANSWERS_WITHIN))
@@ -185,13 +173,16 @@ class GPUPoolProvisioner(SliceSettings):
     @property
     def has_process(self) -> bool:
         """Whether there is something to signal and to wait for. Called before either."""
-        return bool(super().has_process) or (self._proxy is not None and self._proxy.standing_in)
+        return bool(super().has_process) or self._stands_in
+
+    @property
+    def _stands_in(self) -> bool:
+        """Whether the proxy is all there is of the kernel."""
+        return self._proxy is not None and self._proxy.standing_in
 
     async def poll(self) -> int | None:
         """Return None while the kernel lives. Called by ``is_alive``, often."""
-        if self._proxy is not None and self._proxy.standing_in:
-            return None
-        return await super().poll()
+        return None if self._stands_in else await super().poll()
 
     async def wait(self) -> int | None:
         """Return once the kernel has ended. Called at every shutdown and restart."""
@@ -203,7 +194,7 @@ class GPUPoolProvisioner(SliceSettings):
         """Wait a moment for the kernel's end. Called once it was asked to end, before anybody looks."""
         await super().shutdown_requested(restart=restart)
         give_up_at = time.monotonic() + _MOSTLY_ENDS_WITHIN
-        while self._proxy is None and await self.poll() is None and time.monotonic() < give_up_at:  # noqa: ASYNC110
+        while not self._stands_in and await self.poll() is None and time.monotonic() < give_up_at:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
     async def send_signal(self, signum: int) -> None:
@@ -255,8 +246,7 @@ class GPUPoolProvisioner(SliceSettings):
         """What the server's pages see of the kernel's slice and do with it; None where it has none."""
         if self._slice is None:
             return None
-        is_ready = self._watch is None or not self._watch.is_alive()
-        return SliceControl(self._slice, self._proxy, self._on_slice, is_ready=is_ready)
+        return SliceControl(self._slice, self._proxy, self._on_slice)
 
     @property
     def kernel_slice(self) -> KernelSlice | None:
@@ -330,7 +320,7 @@ class GPUPoolProvisioner(SliceSettings):
             self._ports.close()
             self._ports, self.ports_cached = None, False
         manager.cleanup_connection_file()  # of a start that failed, with other ports in it
-        self._ports = PortReservation(manager.ip, len(port_names))
+        self._ports = PortReservation(manager.ip, len(port_names), listening=True)
         for name, port in zip(port_names, self._ports.ports, strict=True):
             setattr(manager, name, port)
         self.ports_cached = True
@@ -378,10 +368,10 @@ class GPUPoolProvisioner(SliceSettings):
         """Return a warm kernel's process; None where the kernel must start cold."""
         return await templates().start_kernel(cmd, self._scrub_kwargs(kwargs), self.template_settings())
 
-    async def _wait_in_proxy(
+    async def _start_in_proxy(
         self, kernel_slice: KernelSlice, lease: Lease | None, cmd: list[str], kwargs: dict[str, Any]
     ) -> None:
-        """Let a proxy answer for the kernel: a new one, or after a restart the same one.
+        """Let a proxy launch the kernel and answer for it: a new one, or after a restart the same one.
 
         Without a lease, it still asks for it.
         """
@@ -396,8 +386,16 @@ class GPUPoolProvisioner(SliceSettings):
             await self._leave_proxy()
         if self._proxy is None:
             self._proxy = await self._new_proxy(kernel_slice, cmd)
+        await in_background(self._start(self._proxy, lease, Launch(cmd, here, in_pod)))
+
+    async def _start(self, proxy: KernelProxy, lease: Lease | None, launch: Launch) -> None:
+        """Start the kernel in its proxy; wait for its process where it is to have one. Raises ``OSError``."""
         away_since = self._asked_at if lease is None else None
-        await in_background(self._proxy.start(lease, Launch(here, in_pod), away_since))
+        await proxy.start(lease, launch, away_since)
+        proxy.close_unless_kept(self.ready_timeout)
+        if lease is not None and lease.state is LeaseState.HELD:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(proxy.until_launched(), _LAUNCHED_WITHIN)
 
     async def _new_proxy(self, kernel_slice: KernelSlice, cmd: list[str]) -> KernelProxy:
         spec = self.kernel_spec
@@ -412,7 +410,7 @@ class GPUPoolProvisioner(SliceSettings):
             start_timeout=self.start_timeout,
         )
         proxy = KernelProxy(kernel, LeaseClient(kernel_slice, self.holder(), self.outage_timeout))
-        await in_background(proxy.open())
+        await in_background(proxy.open(reserved=self._ports))
         self._proxy_connection = dict(self.connection_info)  # type: ignore[assignment]
         return proxy
 
@@ -441,30 +439,6 @@ class GPUPoolProvisioner(SliceSettings):
         restarter = getattr(self.parent, "restarter_class", None)
         return self.restart_grace if restarter and self.parent.autorestart else _BRIEF_GRACE
 
-    async def _attach_kernel(self, pool: Pool, lease_id: str) -> None:
-        grace = self._grace
-        process = Process.of(self.process.pid) if self.process else None
-        if process is None:
-            # It has died already. The manager will notice, and may restart it within the grace.
-            await pool.attach(lease_id, Process.current(), ready_within=grace)
-            return
-        await pool.attach(lease_id, process, ready_within=self.ready_timeout + _MARGIN, grace=grace)
-        self._watch = ReadinessWatch(
-            process,
-            self.connection_info,
-            self.parent.session.clone(),
-            timeout=self.ready_timeout,
-            # Unlike renew, this holds even if somebody has seen the process dead meanwhile.
-            confirm=partial(pool.attach, lease_id, process, grace=grace),
-            give_back=partial(pool.release, lease_id, EndReason.NOT_READY),
-        )
-        self._watch.start()
-
-    async def _stop_watch(self) -> None:
-        while self._watch and not self._watch.stop():  # noqa: ASYNC110 - what it waits for is a thread
-            await asyncio.sleep(0.01)
-        self._watch = None
-
     @asynccontextmanager
     async def _undone_on_failure(self) -> AsyncIterator[None]:
         """Leave nothing behind when a start fails or is cancelled: its manager is just dropped."""
@@ -475,7 +449,6 @@ class GPUPoolProvisioner(SliceSettings):
             raise
 
     async def _undo_start(self) -> None:
-        await self._stop_watch()
         await self._leave_proxy()
         await self.kill()
         with suppress(asyncio.TimeoutError):

@@ -81,9 +81,7 @@ class SliceSettings(LocalProvisioner):
         help="""Whether a kernel for which no slice is free starts all the same, and waits in the queue.
 
         Its first cell shows its position in the queue and runs once it has its slice. If
-        false, the start fails after wait_timeout (or unattended_wait, see there). A
-        kernel whose slice can be taken back, as by gpu-pool serve, is relayed to in
-        either case.
+        false, the start fails after wait_timeout (or unattended_wait, see there).
         """,
     )
     wait_timeout = Seconds(
@@ -92,7 +90,7 @@ class SliceSettings(LocalProvisioner):
         max=30,
         config=True,
         where=_WHERE,
-        help="""Seconds to wait for a slice before a start fails, where there is no kernel proxy. At most 30:
+        help="""Seconds to wait for a slice before a start fails, where kernel_proxy is false. At most 30:
 
         a start that waits can be neither seen nor cancelled in JupyterLab.
         """,

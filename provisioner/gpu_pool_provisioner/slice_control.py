@@ -41,14 +41,14 @@ class SliceControl:
         kernel_slice: KernelSlice,
         proxy: KernelProxy | None,
         on_slice: SliceEnvironment | None,
-        *,
-        is_ready: bool,
     ) -> None:
-        """``on_slice`` is what the running kernel was told; ``is_ready`` is whether it has answered."""
+        """``on_slice`` is what the running kernel was told.
+
+        Without a proxy, another process has started the kernel, and this one goes on to manage it.
+        """
         self._slice = kernel_slice
         self._proxy = proxy
         self._on_slice = on_slice
-        self._is_ready = is_ready
 
     @property
     def state(self) -> KernelSliceState:
@@ -76,8 +76,7 @@ class SliceControl:
             why = f": {why_over(reason)}" if reason is not None else ""
             text = f"This kernel's GPU slice is over{why}. {lease.notice}".rstrip()
             return ProxyState(SlicePhase.NONE, text, end=SliceEnd(reason, text))
-        phase = SlicePhase.HELD if self._is_ready else SlicePhase.STARTING
-        return ProxyState(phase, lease.message or self._slice.notice)
+        return ProxyState(SlicePhase.HELD, lease.message or self._slice.notice)
 
     def _resizes_live(self, phase: SlicePhase) -> bool:
         told = self._on_slice is not None and self._on_slice.takes_changes

@@ -80,8 +80,9 @@ print(json.dumps(seen))
 async def facts(manager: AsyncKernelManager) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(await answer(manager, FACTS))
     command = found["command line, arguments, `sys.path` and flags"]
+    name = Path(manager.connection_file).name  # behind the proxy each lies in a folder of its own
     for words in (command[0], command[1], command[4]):
-        words[:] = [word.replace(manager.connection_file, "FILE") for word in words]
+        words[:] = ["FILE" if Path(word).name == name else word for word in words]
     environment = found["environment, also in `/proc/PID/environ`"]
     for variable in list(environment):
         if variable.startswith("GPU_POOL_"):

@@ -3,6 +3,7 @@
 Run by path with a connection file. It knows one identity frame more than none,
 no debugger and no control beyond shutdown. It begins to listen for what is typed
 (stdin) only once it is asked nothing for a moment: late, and not against the protocol.
+It welcomes who subscribes to its output as xeus does, with no parent at all.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def main(path: str) -> None:
         "shell": zmq.ROUTER,
         "control": zmq.ROUTER,
         "stdin": zmq.ROUTER,
-        "iopub": zmq.PUB,
+        "iopub": zmq.XPUB,
         "hb": zmq.REP,
     }.items():
         bound[channel] = context.socket(kind)
@@ -42,6 +43,7 @@ def main(path: str) -> None:
     poller = zmq.Poller()
     poller.register(bound["shell"], zmq.POLLIN)
     poller.register(bound["control"], zmq.POLLIN)
+    poller.register(bound["iopub"], zmq.POLLIN)
     listening, parent = False, int(os.environ.get("JPY_PARENT_PID") or os.getppid())
     while os.getppid() == parent:  # it ends with its server, as ipykernel does
         asked = poller.poll(_QUIET_MS)
@@ -50,6 +52,11 @@ def main(path: str) -> None:
             listening = True
         for channel, _ in asked:
             frames = channel.recv_multipart()
+            if channel is bound["iopub"]:
+                if frames[0][:1] == b"\x01":
+                    topic = frames[0][1:].decode()
+                    say(info["key"].encode(), channel, [], None, "iopub_welcome", {"subscription": topic})
+                continue
             split = frames.index(DELIMITER)
             request = json.loads(frames[split + 2])
             content = json.loads(frames[split + 5])

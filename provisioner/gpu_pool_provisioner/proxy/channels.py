@@ -1,4 +1,6 @@
-"""A kernel's five sockets, seen from its frontends (front) and towards the real kernel (back).
+"""What a kernel's five sockets have in common, and those by which a proxy speaks to the real kernel.
+
+Those on which it listens in the kernel's place are in ``front``.
 
 Messages are lists of frames and are not copied. Everything here belongs to one
 event loop, and may be used on its thread only. Only what arrives as a
@@ -10,15 +12,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-import hmac
 import os
 import sys
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
 
 import zmq
-from jupyter_client.session import DELIM, Session
 
 from gpu_pool_client._background import background_loop
 from gpu_pool_client._log import get_logger
@@ -34,8 +34,6 @@ _MAX_SOCKETS: Final = 16_384
 #: Messages of the kernel's output that may wait for this process. Beyond, ZeroMQ drops them, as it
 #: would between the kernel and a slow frontend; ten times its default, since this hop must lose nothing.
 _OUTPUT_QUEUE: Final = 10_000
-#: Milliseconds for which the last replies may still be sent after a socket has been closed.
-_LINGER_MS: Final = 1_000
 #: Seconds in which the thread of the heartbeats stops listening.
 _CLOSES_WITHIN: Final = 5.0
 
@@ -48,13 +46,6 @@ _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
 
-_FRONT: Final = {
-    "shell": zmq.ROUTER,
-    "control": zmq.ROUTER,
-    "stdin": zmq.ROUTER,
-    "hb": zmq.ROUTER,
-    "iopub": zmq.XPUB,
-}
 _BACK: Final = {
     "shell": zmq.DEALER,
     "control": zmq.DEALER,
@@ -111,11 +102,15 @@ class Channel:
             for _ in range(_BATCH):
                 if self._socket.closed:
                     break
-                self.on_message(self._message())
+                self._deliver(self._message())
         except zmq.Again:
             pass  # that was all
         finally:
             self._look_again()
+
+    def _deliver(self, frames: list[zmq.Frame]) -> None:
+        """Do with a message what is to be done; a front looks first who sends it."""
+        self.on_message(frames)
 
     def _message(self) -> list[zmq.Frame]:
         frames = [self._socket.recv(_NOW, False)]
@@ -163,28 +158,16 @@ class HeartbeatChannel(Channel):
             closed.set_result(None)
 
 
-def bind_front(connection: Mapping[str, Any]) -> dict[str, Channel]:
-    """Listen on a kernel's own ports; answer heartbeats, and nothing else yet.
-
-    Until the caller's loop goes on, other messages wait in their sockets.
-    Raises ``zmq.ZMQError`` when one of the ports is taken.
-    """
-    sockets = {}
-    try:
-        for channel, kind in _FRONT.items():
-            sockets[channel] = _front_socket(kind, connection)
-            sockets[channel].bind(_address(connection, channel))
-    except BaseException:
-        for socket in sockets.values():
-            socket.close(linger=0)
-        raise
-    front = {channel: _kind(channel)(socket, ignore) for channel, socket in sockets.items()}
-    front["hb"].echo()
-    return front
-
-
-def connect_back(connection: Mapping[str, Any], handlers: Mapping[str, Handler]) -> dict[str, Channel]:
+def connect_back(
+    connection: Mapping[str, Any],
+    handlers: Mapping[str, Handler],
+    *,
+    once: Collection[str] | None = None,
+) -> dict[str, Channel]:
     """Connect to a kernel that may not listen yet; what is sent before waits.
+
+    With ``once``, it is connected to on these channels alone, on which it does listen, and a connection
+    that is lost is not made again: somebody else may listen there then.
 
     The handler of "connected" is called when the kernel can be heard on stdin. It needs to be known:
     on this channel a kernel speaks first, and what it asks before is lost. It is also called when
@@ -194,7 +177,7 @@ def connect_back(connection: Mapping[str, Any], handlers: Mapping[str, Handler])
     identity = uuid.uuid4().hex.encode()
     sockets = {}
     for channel, kind in _BACK.items():
-        sockets[channel] = socket = _context(os.getpid()).socket(kind)
+        sockets[channel] = socket = context(os.getpid()).socket(kind)
         if kind == zmq.SUB:
             socket.rcvhwm = _OUTPUT_QUEUE
             socket.subscribe(b"")
@@ -203,9 +186,11 @@ def connect_back(connection: Mapping[str, Any], handlers: Mapping[str, Handler])
             socket.sndhwm = 0  # a busy kernel reads late; nothing that was submitted may be lost
         if "curve_publickey" in connection:
             # As KernelManager does: the one key pair of the connection file serves both ends.
-            _use_keys(socket, connection)
+            use_keys(socket, connection)
             socket.curve_serverkey = connection["curve_publickey"].encode()
         socket.linger = 0
+        if once is not None:
+            socket.reconnect_ivl = -1
         # Networks forget connections over which nothing comes for long.
         socket.tcp_keepalive, socket.tcp_keepalive_idle = 1, _KEEPALIVE
     # The last, so that it is closed after the socket that it watches.
@@ -215,8 +200,13 @@ def connect_back(connection: Mapping[str, Any], handlers: Mapping[str, Handler])
         addr=f"inproc://connected-{identity.decode()}",
     )
     for channel in _BACK:
-        sockets[channel].connect(_address(connection, channel))
-    return {channel: _kind(channel)(socket, handlers[channel]) for channel, socket in sockets.items()}
+        is_there = once is None or channel in once
+        where = address(connection, channel) if is_there else f"inproc://nobody-{identity.decode()}-{channel}"
+        sockets[channel].connect(where)
+    kinds: dict[str, type[Channel]] = {"hb": HeartbeatChannel}
+    return {
+        channel: kinds.get(channel, Channel)(socket, handlers[channel]) for channel, socket in sockets.items()
+    }
 
 
 def is_refusal(event: list[zmq.Frame]) -> bool:
@@ -235,94 +225,21 @@ def close_all(channels: Channels) -> None:
         channel.close()
 
 
-def _kind(channel: str) -> Callable[[zmq.Socket[bytes], Handler], Channel]:
-    return HeartbeatChannel if channel == "hb" else Channel
-
-
-def _front_socket(kind: int, connection: Mapping[str, Any]) -> zmq.Socket[bytes]:
-    socket = _context(os.getpid()).socket(kind)
-    socket.linger = _LINGER_MS
-    if kind == zmq.ROUTER:
-        socket.router_handover = True  # a page that was reloaded takes over its identity
-    else:
-        socket.setsockopt(zmq.XPUB_VERBOSE, 1)
-    if "curve_secretkey" in connection:
-        _use_keys(socket, connection)
-        socket.curve_server = True
-    return socket
-
-
-def _use_keys(socket: zmq.Socket[bytes], connection: Mapping[str, Any]) -> None:
+def use_keys(socket: zmq.Socket[bytes], connection: Mapping[str, Any]) -> None:
+    """Encrypt with the keys of a connection file."""
     socket.curve_secretkey = connection["curve_secretkey"].encode()
     socket.curve_publickey = connection["curve_publickey"].encode()
 
 
-def _address(connection: Mapping[str, Any], channel: str) -> str:
+def address(connection: Mapping[str, Any], channel: str) -> str:
+    """Return where a channel of a kernel is, as ZeroMQ writes it."""
     separator = ":" if connection["transport"] == "tcp" else "-"
     return f"{connection['transport']}://{connection['ip']}{separator}{connection[channel + '_port']}"
 
 
 @functools.cache
-def _context(pid: int) -> zmq.Context[zmq.Socket[bytes]]:  # noqa: ARG001 - a forked child needs its own
+def context(pid: int) -> zmq.Context[zmq.Socket[bytes]]:  # noqa: ARG001 - a forked child needs its own
     """Return the context of all proxies of this process, which nobody else can end."""
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
     return context
-
-
-Message = dict[str, Any]
-
-#: What jupyter_client raises on what is no message, or on one whose parts are not what they should be.
-_FAILURES = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
-
-
-#: Where the delimiter, the signature and the signed parts of a message without buffers are, from its end.
-_DELIMITER: Final = 6
-_SIGNATURE: Final = 5
-_PARTS: Final = 4
-
-
-class UnreadableMessageError(Exception):
-    """It is no signed message of the protocol; the text says why."""
-
-
-def read_message(
-    session: Session, frames: list[zmq.Frame], *, replayed: bool = False
-) -> tuple[list[bytes], Message]:
-    """Return the identities and the message of these frames. Raises :class:`UnreadableMessageError`.
-
-    Each signature is taken once, unless the message may have been read before and be ``replayed``.
-    """
-    try:
-        identities, rest = session.feed_identities(frames, copy=False)
-        if replayed:
-            session.digest_history.discard(cast(zmq.Frame, rest[0]).bytes)
-        message = session.deserialize(rest, copy=False)
-    except _FAILURES as error:
-        raise UnreadableMessageError(f"{type(error).__name__}: {error}") from error
-    if not _is_whole(message):
-        raise UnreadableMessageError("its parts are not what they should be")
-    return identities, message
-
-
-def is_signed(session: Session, frames: list[zmq.Frame]) -> bool:
-    """Whether a message without buffers was signed with the session's key, if that has one.
-
-    Reads nothing of it and takes no note of its signature, so it may be read before and after.
-    """
-    if len(frames) < _DELIMITER or frames[-_DELIMITER].bytes != DELIM:
-        return False
-    if session.auth is None:
-        return True
-    signature = session.sign([frame.bytes for frame in frames[-_PARTS:]])
-    return hmac.compare_digest(signature, frames[-_SIGNATURE].bytes)
-
-
-def _is_whole(message: Mapping[str, Any]) -> bool:
-    """Whether the parts of a message are of the kinds that everybody relies on."""
-    header = message["header"]
-    return (
-        all(isinstance(header.get(key), str) for key in ("msg_id", "msg_type"))
-        and isinstance(message["parent_header"], dict)
-        and isinstance(message["content"], dict)
-    )

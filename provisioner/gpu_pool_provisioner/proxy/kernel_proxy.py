@@ -11,29 +11,39 @@ import asyncio
 import enum
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, Final
 
 from jupyter_client.session import Session
 
-from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, NotAllowed, PoolUnreachable
+from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, NotAllowed, PoolUnreachable, Process
 from gpu_pool_client._log import get_logger
+from gpu_pool_provisioner.ports import PortReservation
 from gpu_pool_provisioner.proxy import messages
-from gpu_pool_provisioner.proxy.channels import Channel, bind_front, close_all
+from gpu_pool_provisioner.proxy.backend import BackendConnection, PortStolenError
+from gpu_pool_provisioner.proxy.channels import Channel, close_all
 from gpu_pool_provisioner.proxy.events import first_of
+from gpu_pool_provisioner.proxy.front import bind_front
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient, retry
 from gpu_pool_provisioner.proxy.pending import PendingKernel, PendingKernelCalls
 from gpu_pool_provisioner.proxy.pod_runs import NotStartedError, PodRun, pod_connection
 from gpu_pool_provisioner.proxy.runs import (
     MARGIN,
-    BackendConnection,
     KernelRun,
     Launch,
     NotReadyError,
     ProcessRun,
     ProxiedKernel,
 )
+from gpu_pool_provisioner.proxy.signed import session_of
 from gpu_pool_provisioner.proxy.supervisor import IdleCuller, RunSupervisor
 from gpu_pool_provisioner.slice_state import IdleState, ProxyState, SliceEnd, SlicePhase
+
+#: How often a kernel is launched whose ports others take before it: whoever does it goes on.
+_LAUNCHES: Final = 20
+_PORTS_TAKEN: Final = (
+    "Another user of this machine took the ports on which this kernel was to listen, again and again. "
+    "Tell whoever runs this machine."
+)
 
 
 class KernelProxy:
@@ -55,8 +65,10 @@ class KernelProxy:
         self._run: KernelRun | None = None
         self._backend: BackendConnection | None = None
         self._phase = Phase.DOWN
-        #: Set once the real kernel has answered since the last :meth:`start`.
-        self._runs = asyncio.Event()
+        #: Set once the real kernel has a process, and once it has answered, since the last :meth:`start`.
+        self._launched_once, self._runs = asyncio.Event(), asyncio.Event()
+        #: Why it could not be launched.
+        self._launch_error: OSError | None = None
         #: Whether the proxy is all there is of the kernel: it lives, and has no process.
         self.standing_in = False
         #: Whether the kernel runs in a pod, as far as its lease is known.
@@ -202,17 +214,16 @@ class KernelProxy:
         await self.interrupt()
         return messages.left_queue(self._lease_client.size)
 
-    async def open(self, front: dict[str, Channel] | None = None) -> None:
+    async def open(
+        self, front: dict[str, Channel] | None = None, reserved: PortReservation | None = None
+    ) -> None:
         """Listen on the kernel's ports, unless somebody has done so already and passes them as ``front``.
 
-        Raises ``zmq.ZMQError`` when one of them is taken.
+        Those that are ``reserved`` are listened on already, too. Raises what :func:`bind_front` raises.
         """
         connection = self._kernel.connection()
-        self._session = Session(
-            key=connection.get("key", "").encode(),
-            signature_scheme=connection.get("signature_scheme") or "hmac-sha256",
-        )
-        self._front = front or bind_front(connection)
+        self._session = session_of(connection)
+        self._front = front or bind_front(connection, self._session, reserved)
         calls = PendingKernelCalls(
             submitted=self._submitted,
             interrupted=lambda: self._soon(self.interrupt()),
@@ -230,12 +241,15 @@ class KernelProxy:
         """
         self._launch, self._lease_client.away_since = launch, away_since
         if self._run is not None and self._life is not None:
+            self._run.kill()  # of two restarts at once, the other may have launched it
             await asyncio.wait([self._life])  # which is about to see that the previous process has ended
         if self._life is not None:
             lease = None  # whoever read it may have done so before that life, in its last moment, parked it
         self._close_in(None)
         self._restarted_within = 0.0
         self._runs.clear()
+        self._launched_once.clear()
+        self._launch_error = None
         self.standing_in, self._end_message = True, ""  # whoever restarts it knows that it has ended
         self._ended.clear()
         self._receive(Phase.WAITING)
@@ -245,6 +259,13 @@ class KernelProxy:
     async def ended(self) -> None:
         """Return once the kernel has ended, or has been stopped while it waited."""
         await self._ended.wait()
+
+    async def until_launched(self) -> None:
+        """Return once the real kernel has a process, or is not to have one yet. Raises ``OSError``."""
+        if self._life is not None:
+            await first_of(self._launched_once.wait(), asyncio.wait([self._life]))
+        if self._launch_error is not None:
+            raise self._launch_error
 
     async def until_running(self) -> None:
         """Return once the real kernel answers. Raises ``NotReadyError``, which says why it does not."""
@@ -294,8 +315,7 @@ class KernelProxy:
         close_all(self._front)
         if self._run is not None:
             self._run.leave()
-        if self._backend is not None:
-            self._backend.close()
+        self._close_backend()
 
     async def _live(self, lease: Lease | None) -> None:
         """Get the slice, launch the kernel, relay to it until it ends."""
@@ -350,10 +370,8 @@ class KernelProxy:
         self._phase = Phase.LAUNCHING
         # Of a start without a wait there is nothing to say, unless its pod takes long.
         self._pending.show(self._lease_client.starting() if self._lease_client.has_waited else "")
-        run = await self._new_run(lease)
-        self._run, self.standing_in = run, not run.is_process
+        run = await self._ready_run(lease)
         try:
-            self._pending.introduction = await run.until_ready(self._kernel)
             self._phase, self._end = Phase.RUNNING, None
             self._runs.set()
             run.relay.begin()
@@ -365,17 +383,50 @@ class KernelProxy:
             run.kill()
             raise
 
+    async def _ready_run(self, lease: Lease) -> KernelRun:
+        """Launch the real kernel and return it once it answers; elsewhere where its ports were taken."""
+        for left in reversed(range(_LAUNCHES)):
+            run = self._run = await self._new_run(lease)
+            self._launched_once.set()
+            try:
+                self._pending.introduction = await run.until_ready(self._kernel)
+            except PortStolenError as error:
+                get_logger().warning("Another user took a kernel's ports before it; it is launched again.")
+                await self._lease_client.attach(Process.current(), ready_within=MARGIN, grace=0.0)
+                run.kill()
+                await run.end
+                run.close()
+                self._close_backend()
+                if not left:
+                    await self._lease_client.lose(EndReason.NOT_READY)
+                    raise NotReadyError(_PORTS_TAKEN) from error
+            except BaseException:
+                run.kill()
+                raise
+            else:
+                # Not sooner: to whoever manages it, a kernel that may be launched again has not ended.
+                self.standing_in = not run.is_process
+                return run
+        raise AssertionError
+
     async def _new_run(self, lease: Lease) -> KernelRun:
-        sides = self._lease_client, self._session, self._front
+        sides = self._session, self._front
         if lease.terms.in_pod:
             connection = pod_connection(self._kernel.connection())
-            return PodRun(self._launch, connection, *sides, self._pending.show)
+            return PodRun(self._launch, connection, self._lease_client, *sides, self._pending.show)
         try:
-            self._backend = self._backend or BackendConnection(self._kernel.connection_file)
-            return await ProcessRun.launched(self._launch, lease, self._backend, *sides)
-        except (NotReadyError, OSError):
+            if self._backend is None:
+                self._backend = BackendConnection(self._kernel.connection_file, self._launch.command)
+            return await ProcessRun.launched(self._launch, lease, self._backend, self._lease_client, *sides)
+        except OSError as error:
+            self._launch_error = error
             await self._lease_client.lose(EndReason.NOT_READY)
-            raise
+            raise NotReadyError(f"The kernel could not be launched: {error}.") from error
+
+    def _close_backend(self) -> None:
+        if self._backend is not None:
+            self._backend.close()
+            self._backend = None
 
     async def _look_after(self, run: KernelRun, lease: Lease) -> bool:
         """Return when the kernel is over: False if it ended by itself, True if by the terms of its lease."""
@@ -421,6 +472,16 @@ class KernelProxy:
         self._pending.hold_all(answering=False)
         self._close_unless_restarted()
 
+    def close_unless_kept(self, seconds: float) -> None:
+        """Close so many seconds from now unless :meth:`keep_open` is called: its manager may have failed."""
+        if self._phase is not Phase.DOWN:
+            self._close_in(seconds)
+
+    async def keep_open(self) -> None:
+        """Stay open for as long as the kernel lives: whoever started it goes on to manage it."""
+        if self._phase is not Phase.DOWN:
+            self._close_in(None)
+
     async def being_restarted(self, *, within: float | None = None) -> None:
         """Stay open while the kernel is restarted, until :meth:`start` or for so many seconds more."""
         self._restarted_within = math.inf if within is None else within
@@ -441,8 +502,11 @@ class KernelProxy:
             self._closing = loop.call_later(seconds, lambda: self._soon(self._abandon()))
 
     async def _abandon(self) -> None:
-        """Nobody launches the kernel again."""
+        """Nobody launches the kernel again, or manages it."""
         if not self.closed:  # otherwise the lease may be another proxy's by now
+            if self._run is not None:
+                self._run.kill()
+                await asyncio.wait([self._run.end], timeout=MARGIN)
             await self.close()
             await self._lease_client.lose(EndReason.WITHDRAWN)
 

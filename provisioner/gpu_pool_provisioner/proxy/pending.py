@@ -15,15 +15,10 @@ from typing import Any, Final
 import zmq
 from jupyter_client.session import Session
 
-from gpu_pool_client._log import get_logger
+from gpu_pool_client._log import RareWarnings
 from gpu_pool_provisioner.proxy import messages
-from gpu_pool_provisioner.proxy.channels import (
-    Channels,
-    Message,
-    UnreadableMessageError,
-    ignore,
-    read_message,
-)
+from gpu_pool_provisioner.proxy.channels import Channels, ignore
+from gpu_pool_provisioner.proxy.signed import Message, UnreadableMessageError, read_message
 
 #: Seconds after which what a waiting cell shows is published again, changed or not: by its messages a Jupyter
 #: server, and by that a culler of a JupyterHub, knows that a kernel is not idle.
@@ -73,6 +68,7 @@ class PendingKernel:
     ) -> None:
         self._session = session
         self._front = front
+        self._warnings = RareWarnings()
         self._calls = calls
         #: The content of kernel_info_reply.
         self.introduction = introduction
@@ -192,7 +188,7 @@ class PendingKernel:
             # One that was passed on comes back when its kernel is ended.
             identities, message = read_message(self._session, frames, replayed=True)
         except UnreadableMessageError as error:
-            get_logger().warning("Ignored what is not a signed message to a kernel: %s", error)
+            self._warnings.warn("Ignored what is no message to a kernel: %s", error)
             return None
         self._heard_at = time.monotonic()
         return HeldMessage(channel, frames, identities, message)

@@ -5,25 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final
 
 import zmq
 from jupyter_client.session import DELIM, Session
 
-from gpu_pool_client._log import get_logger
-from gpu_pool_provisioner.proxy.channels import (
-    Channels,
-    Message,
-    UnreadableMessageError,
-    close_all,
-    connect_back,
-    ignore,
-    is_refusal,
-    is_signed,
-    read_message,
-)
+from gpu_pool_client._log import RareWarnings
+from gpu_pool_provisioner.proxy.channels import Channels, close_all, connect_back, ignore, is_refusal
+from gpu_pool_provisioner.proxy.signed import Message, UnreadableMessageError, read_message
 
 #: Seconds after which a kernel that has answered is asked again, and how often, until its output is heard.
 _ASK_AGAIN: Final = 0.2
@@ -35,6 +26,8 @@ _WORK: Final = (b'"execute_request"', b'"comm_msg"', b'"comm_open"')
 #: How messages of our own are named, and where a message's header is, from its end.
 _OURS: Final = b'"gpu_pool_'
 _HEADER: Final = 4
+#: What a kernel of protocol 5.4 or newer publishes to each new subscriber of its output (JEP 65).
+_WELCOME: Final = b'"iopub_welcome"'
 #: What a kernel can work on at once, and lines that wait to be told: a hostile one makes up more.
 _MOST_AT_WORK: Final = 1_000
 _MOST_UNTOLD: Final = 20
@@ -48,9 +41,18 @@ class UnencryptedError(Exception):
 class Relay:
     """Stands between the front of a kernel and the real one, which may not listen yet."""
 
-    def __init__(self, connection: Mapping[str, Any], session: Session, front: Channels) -> None:
+    def __init__(
+        self,
+        connection: Mapping[str, Any],
+        session: Session,
+        front: Channels,
+        *,
+        once: Collection[str] | None = None,
+    ) -> None:
+        """Connect to the kernel; ``once`` is as :func:`connect_back` takes it."""
         self._session = session
         self._front = front
+        self._warnings = RareWarnings()
         self._answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -63,8 +65,13 @@ class Relay:
         #: Code that was passed on and has had no reply, by message id.
         self._unanswered: dict[str, list[zmq.Frame]] = {}
         self._untold: list[str] = []
-        handlers = {**dict.fromkeys(_BOTH_WAYS, self._take_answer), "hb": ignore, "iopub": self._output}
-        self.back = connect_back(connection, {**handlers, "connected": self._hears_questions})
+        handlers = {
+            **dict.fromkeys(_BOTH_WAYS, self._take_answer),
+            "hb": ignore,
+            "iopub": self._output,
+            "connected": self._hears_questions,
+        }
+        self.back = connect_back(connection, handlers, once=once)
 
     async def ready(self) -> dict[str, Any]:
         """Return the content of the kernel's first kernel_info_reply, once its output and stdin are heard.
@@ -114,7 +121,7 @@ class Relay:
         try:
             _, message = read_message(self._session, frames)
         except UnreadableMessageError as error:
-            get_logger().warning("Ignored what is not a kernel's signed reply: %s", error)
+            self._warnings.warn("Ignored what is not a kernel's signed reply: %s", error)
             return
         self._answer.set_result(message["content"])
 
@@ -149,7 +156,13 @@ class Relay:
         self.back["shell"].send(self._session.serialize(self._session.msg("execute_request", content)))
 
     def _output(self, frames: list[zmq.Frame]) -> None:
-        if len(frames) > _HEADER and _OURS in frames[-_HEADER].bytes and self._take(frames):
+        header = frames[-_HEADER].bytes if len(frames) > _HEADER else b""
+        if _OURS in header and self._take(frames):
+            return
+        if _WELCOME in header:
+            # It is for this proxy, which subscribes once. Each page has had ours, from when it subscribed; a
+            # second one, for a topic that it has not asked for, breaks some (jupyter_server#1497).
+            self._hears_output()
             return
         is_short = len(frames[-1]) <= _STATUS_BYTES and len(frames) > 3
         state = frames[-1].bytes if is_short and b'"execution_state"' in frames[-1].bytes else b""
@@ -157,10 +170,13 @@ class Relay:
         # until a cell is run, since it ignores the state of a kernel that answers kernel_info_request.
         if b'"starting"' not in state:
             self._front["iopub"].send(frames)
-        if not self._heard.done():
-            self._heard.set_result(None)
+        self._hears_output()
         if state:
             self._observe(frames[-3].bytes, state)
+
+    def _hears_output(self) -> None:
+        if not self._heard.done():
+            self._heard.set_result(None)
 
     def _hears_questions(self, event: list[zmq.Frame]) -> None:
         if self._connected.done():
@@ -191,9 +207,8 @@ class Relay:
         self.back[channel].send(frames)
 
     def _remember(self, frames: list[zmq.Frame]) -> None:
-        """Wait for the reply to code; the kernel gives none to what anybody without its key sends."""
-        if is_signed(self._session, frames):
-            self._unanswered[_header(frames[-_HEADER].bytes).get("msg_id", "")] = frames
+        """Wait for the reply to code."""
+        self._unanswered[_header(frames[-_HEADER].bytes).get("msg_id", "")] = frames
 
     def _observe(self, parent: bytes, content: bytes) -> None:
         if any(kind in parent for kind in _WORK) and self._session.session.encode() not in parent:
@@ -220,7 +235,7 @@ class Relay:
         try:
             _, message = read_message(self._session, frames)
         except UnreadableMessageError as error:
-            get_logger().warning("Ignored what is not a kernel's signed message: %s", error)
+            self._warnings.warn("Ignored what is not a kernel's signed message: %s", error)
             return False
         kind, content = message["msg_type"], message["content"]
         if kind not in self.messages:

@@ -8,20 +8,16 @@ from __future__ import annotations
 import abc
 import asyncio
 import json
-import shutil
-import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import zmq
-from jupyter_client.connect import port_names
 from jupyter_client.session import Session
-from jupyter_core.paths import secure_write
 
 from gpu_pool_client import EndReason, KernelCommand, Lease, Process
-from gpu_pool_provisioner.ports import PortReservation
+from gpu_pool_provisioner.proxy.backend import BackendConnection, PortStolenError
 from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.events import before, ended, kill_group
 from gpu_pool_provisioner.proxy.expiry_policy import ExpiryStep
@@ -42,6 +38,8 @@ _UNENCRYPTED: Final = "The kernel does not encrypt its connection, although it w
 class Launch:
     """How the real kernel is launched on a held lease."""
 
+    #: Its command, as its kernelspec has it.
+    command: Sequence[str]
     #: Launches it on this machine, tells it the given connection, and returns its pid. May raise ``OSError``.
     here: Callable[[Lease, BackendConnection], Awaitable[int]]
     #: Says what the pool is to launch, with the given connection, where it runs kernels in pods.
@@ -126,10 +124,18 @@ class KernelRun(abc.ABC):
 class ProcessRun(KernelRun):
     """A process of this machine."""
 
-    def __init__(self, lease_client: LeaseClient, pid: int, relay: Relay) -> None:
+    def __init__(
+        self,
+        lease_client: LeaseClient,
+        pid: int,
+        backend: BackendConnection,
+        session: Session,
+        front: Channels,
+    ) -> None:
         super().__init__(lease_client, asyncio.ensure_future(ended(pid)))
         self._pid = pid
-        self._relay = relay
+        self._backend = backend
+        self._sides = session, front
 
     @classmethod
     async def launched(
@@ -141,15 +147,22 @@ class ProcessRun(KernelRun):
         session: Session,
         front: Channels,
     ) -> ProcessRun:
-        """Launch the kernel and begin to listen to it. Raises ``NotReadyError``."""
-        try:
-            pid = await launch.here(lease, backend)
-        except OSError as error:
-            raise NotReadyError(f"The kernel could not be launched: {error}.") from error
-        return cls(lease_client, pid, Relay(backend.connection, session, front))
+        """Launch the kernel. Raises ``OSError``."""
+        return cls(lease_client, await launch.here(lease, backend), backend, session, front)
 
     async def until_ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:
-        """Return its introduction once its lease is attached to it; see ``KernelRun.until_ready``."""
+        """Return its introduction once its lease is attached to it; see ``KernelRun.until_ready``.
+
+        Raises ``PortStolenError`` where another user listens in its place.
+        """
+        try:
+            return await self._until_ready(kernel)
+        except NotReadyError:
+            if self._backend.is_stolen(self._pid):  # which is why it has ended
+                raise PortStolenError from None
+            raise
+
+    async def _until_ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:
         process = Process.of(self._pid)
         if process is None:
             raise NotReadyError(_ENDED_EARLY)
@@ -182,7 +195,7 @@ class ProcessRun(KernelRun):
 
     async def _answer(self, seconds: float) -> Mapping[str, Any] | None:
         """Return the kernel's first answer, None if there is none in time. Raises ``NotReadyError``."""
-        answer = asyncio.create_task(self.relay.ready())
+        answer = asyncio.create_task(self._first_answer())
         whatever_first: set[asyncio.Future[Any]] = {answer, self.end}
         try:
             await asyncio.wait(whatever_first, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -194,47 +207,6 @@ class ProcessRun(KernelRun):
         finally:
             answer.cancel()
 
-
-#: Loopback TCP, which kernels of every language speak.
-_IP: Final = "127.0.0.1"
-
-
-class BackendConnection:
-    """The connection between the proxy and the real kernel; keys are those of the frontends' connection.
-
-    The file lies in a private folder beside the frontends' connection file and
-    has its name, by which programs in a kernel find out the kernel's id.
-    """
-
-    def __init__(self, outer_file: str) -> None:
-        """Reserve the ports and write the file. Raises ``OSError``."""
-        outer = Path(outer_file).resolve()
-        self._ports = PortReservation(_IP, len(port_names))
-        self._folder = Path(tempfile.mkdtemp(prefix=".gpu-pool-", dir=outer.parent))
-        #: What the file says.
-        self.connection: dict[str, Any] = {
-            **json.loads(outer.read_text()),
-            "ip": _IP,
-            "transport": "tcp",
-            **dict(zip(port_names, self._ports.ports, strict=True)),
-        }
-        self.file = str(self._folder / outer.name)
-        with secure_write(self.file) as file:
-            json.dump(self.connection, file)
-        #: How a command may name the frontends' file, which may lie behind a link. The longest first, since
-        #: what is relative may be a part of the others.
-        names = {str(outer), str(Path(outer_file).absolute()), outer_file}
-        self._outer_names = sorted(names, key=len, reverse=True)
-
-    def command(self, command: list[str]) -> list[str]:
-        """Return a kernel's command with this connection file in place of the frontends'."""
-        own: list[str] = []
-        for word in command:
-            named = next((name for name in self._outer_names if name in word), None)
-            own.append(word if named is None else word.replace(named, self.file))
-        return own
-
-    def close(self) -> None:
-        """Remove the file and let go of the ports. May be repeated."""
-        self._ports.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+    async def _first_answer(self) -> Mapping[str, Any]:
+        self._relay = await self._backend.connected(*self._sides, self._pid)
+        return await self._relay.ready()

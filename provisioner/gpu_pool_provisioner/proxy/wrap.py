@@ -41,16 +41,20 @@ from gpu_pool_client._pool import (
 from gpu_pool_client._processes import account_of
 from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment, shared_pool
 from gpu_pool_provisioner.proxy import messages
-from gpu_pool_provisioner.proxy.channels import bind_front
+from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.events import ended, first_of
+from gpu_pool_provisioner.proxy.front import PortTakenError, bind_front
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.pod_runs import command_in_pod, folder_in_pod
-from gpu_pool_provisioner.proxy.runs import BackendConnection, Launch, ProxiedKernel
+from gpu_pool_provisioner.proxy.runs import Launch, ProxiedKernel
+from gpu_pool_provisioner.proxy.signed import session_of
 from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
 from gpu_pool_provisioner.settings import default_outage_timeout
 
 _READY_TIMEOUT: Final = 120.0
+#: Seconds for which its death is forgiven, so that it can be launched again where its ports were taken.
+_GRACE: Final = 1.0
 #: Seconds that a kernel has to end by itself when this process is told to end.
 _END_WITHIN: Final = 2.0
 #: prctl(2): the signal that a process gets when its parent dies.
@@ -127,7 +131,12 @@ def _naming(connection_file: str, word: str) -> str:
 async def _serve(options: argparse.Namespace) -> int:
     kernel = _kernel(options)
     # First: frontends take a kernel whose heart does not beat for dead, and what follows may take seconds.
-    front = bind_front(kernel.connection())
+    connection = kernel.connection()
+    try:
+        front = bind_front(connection, session_of(connection))
+    except PortTakenError as error:  # whoever chose them has to choose others
+        print(f"{error.strerror}.", file=sys.stderr)
+        return 1
     pool = shared_pool(os.environ.get(URL_VARIABLE) or DEFAULT_URL)
     kernel_slice = KernelSlice(pool.url, parse_request(options.slice))
     resize_requests = accept_resize_requests(options.f, asyncio.get_running_loop())
@@ -140,7 +149,7 @@ async def _serve(options: argparse.Namespace) -> int:
     await proxy.open(front)
     stopping = asyncio.Event()
     _take_signals(proxy, wrapped, stopping)
-    await proxy.start(None, Launch(wrapped.here, wrapped.in_pod))
+    await proxy.start(None, Launch(options.argv, wrapped.here, wrapped.in_pod))
     try:
         await first_of(proxy.ended(), stopping.wait(), ended(os.getppid()))
         wrapped.signal(signal.SIGTERM)
@@ -178,7 +187,7 @@ def _kernel(options: argparse.Namespace) -> ProxiedKernel:
         connection_file=options.f,
         introduction=messages.introduction(options.language, options.argv, debugger=options.debugger),
         ready_timeout=_READY_TIMEOUT,
-        grace=0.0,
+        grace=_GRACE,
     )
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu_pool_client import EndReason
+from gpu_pool_client import EndReason, Process
 from support.frontend import frontend
-from support.jupyter_env import IPYKERNEL, SLEEPER, TINY, JupyterEnv, Managers, answer, eventually
+from support.jupyter_env import IPYKERNEL, SLEEPER, TINY, JupyterEnv, Managers, eventually
 
 
 async def test_a_waiting_kernel_answers_and_is_alive(jupyter_env: JupyterEnv, manager: Managers) -> None:
@@ -187,8 +187,11 @@ async def test_a_kernel_of_another_language(jupyter_env: JupyterEnv, manager: Ma
     assert running["content"]["language_info"]["version"] == "1"
 
 
-async def test_a_free_slice_is_taken_without_a_proxy(jupyter_env: JupyterEnv, manager: Managers) -> None:
+async def test_of_a_slice_that_is_free_nothing_is_said(jupyter_env: JupyterEnv, manager: Managers) -> None:
     km = manager(jupyter_env.install("two", argv=IPYKERNEL))
     await km.start_kernel()
-    assert km.provisioner._proxy is None
-    assert await answer(km, "print(1)") == "1\n"
+    assert Process.of(km.provisioner.pid) is not None
+    async with frontend(km) as page:
+        done = await page.run("print(1)").done()
+    assert "display_data" not in done.kinds()
+    assert done.outputs == ["1\n"]

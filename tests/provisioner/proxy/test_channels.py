@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import zmq
@@ -51,6 +52,30 @@ async def test_input_to_a_kernel_that_listens_for_it_late(jupyter_env: JupyterEn
         cell = page.run("ask", allow_stdin=True)
         await jupyter_env.pool.release(held.id)
         assert (await cell.done()).outputs == ["AN ANSWER on 2%"]
+
+
+async def test_a_page_is_welcomed_once_whatever_the_kernel_does(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    km = manager(jupyter_env.install("tiny", argv=TINY, language="tiny"))
+    await km.start_kernel()
+    client = km.client()
+    client.start_channels(hb=False)
+    try:
+        heard: list[dict[str, Any]] = []
+        asked = client.execute("well")
+        while not heard or not ends(heard[-1], asked):
+            heard.append(await client.get_iopub_msg(timeout=60))
+    finally:
+        client.stop_channels()
+    assert [each["msg_type"] for each in heard].count("iopub_welcome") == 1
+    assert None not in [each["parent_header"] for each in heard]
+
+
+def ends(message: dict[str, Any], asked: str) -> bool:
+    """Whether a message says that the kernel is done with a request."""
+    parent = message["parent_header"] or {}
+    return bool(message["content"].get("execution_state") == "idle" and parent.get("msg_id") == asked)
 
 
 async def test_the_debugger(jupyter_env: JupyterEnv, page: Frontend) -> None:

@@ -1,0 +1,166 @@
+"""The connection between a proxy and its kernel on this machine, which no other user may be in between of.
+
+A kernel that speaks ``ipc`` listens in a folder that is its user's alone. One that speaks only TCP listens on
+ports that anybody else may have taken before it. So of those it is looked who listens before anything is
+connected, and who has answered before anything is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from jupyter_client.connect import port_names
+from jupyter_client.session import Session
+from jupyter_core.paths import secure_write
+
+from gpu_pool_provisioner.kernel_slice import is_ipython
+from gpu_pool_provisioner.ports import PortReservation
+from gpu_pool_provisioner.proxy import peers
+from gpu_pool_provisioner.proxy.channels import Channels
+from gpu_pool_provisioner.proxy.relay import Relay
+
+#: Loopback TCP, which kernels of every language speak.
+_IP: Final = "127.0.0.1"
+#: Seconds between two looks at who listens. Kernels take a second to start.
+_LOOK_EVERY: Final = 0.02
+#: Seconds in which a kernel that listens for requests does so on its other channels; some have no stdin.
+_ALL_WITHIN: Final = 3.0
+#: Bytes of the longest name of a Unix socket (unix(7)), without the zero at its end.
+_LONGEST_PATH: Final = 107
+
+
+class PortStolenError(Exception):
+    """Another user listens where the kernel was to listen. Nothing has been sent there."""
+
+
+class BackendConnection:
+    """Where the real kernel listens; keys are those of the frontends' connection.
+
+    The file lies in a private folder beside the frontends' connection file and
+    has its name, by which programs in a kernel find out the kernel's id.
+    """
+
+    def __init__(self, outer_file: str, command: Sequence[str]) -> None:
+        """Choose where the kernel of this command is to listen, and write the file. Raises ``OSError``."""
+        outer = Path(outer_file).resolve()
+        asked = json.loads(outer.read_text())
+        self._ports: PortReservation | None = None
+        self._sockets: str | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix=".gpu-pool-", dir=outer.parent))
+        try:
+            where = self._ipc() if asked["transport"] == "ipc" or is_ipython(command) else None
+            #: What the file says.
+            self.connection: dict[str, Any] = {**asked, **(where or self._tcp())}
+            self.file = str(self._folder / outer.name)
+            with secure_write(self.file) as file:
+                json.dump(self.connection, file)
+        except BaseException:
+            self.close()
+            raise
+        #: How a command may name the frontends' file, which may lie behind a link. The longest first, since
+        #: what is relative may be a part of the others.
+        names = {str(outer), str(Path(outer_file).absolute()), outer_file}
+        self._outer_names = sorted(names, key=len, reverse=True)
+
+    def _ipc(self) -> Mapping[str, Any] | None:
+        """Return where the kernel listens in a folder that is its user's alone; None where no path fits."""
+        # Not beside the file: homes may be on file systems that have no sockets, and have long names.
+        self._sockets = tempfile.mkdtemp(prefix="gpu-pool-")
+        connection = {"transport": "ipc", "ip": f"{self._sockets}/kernel"}
+        longest = f"{connection['ip']}-{len(port_names)}"
+        if len(os.fsencode(longest)) > _LONGEST_PATH:
+            return None
+        return {**connection, **{name: number for number, name in enumerate(port_names, 1)}}
+
+    def _tcp(self) -> Mapping[str, Any]:
+        self._ports = PortReservation(_IP, len(port_names))
+        ports = dict(zip(port_names, self._ports.ports, strict=True))
+        return {"transport": "tcp", "ip": _IP, **ports}
+
+    def command(self, command: list[str]) -> list[str]:
+        """Return a kernel's command with this connection file in place of the frontends'."""
+        own: list[str] = []
+        for word in command:
+            named = next((name for name in self._outer_names if name in word), None)
+            own.append(word if named is None else word.replace(named, self.file))
+        return own
+
+    async def connected(self, session: Session, front: Channels, pid: int) -> Relay:
+        """Return a relay to the kernel with this pid, which may be sent to. Raises ``PortStolenError``.
+
+        Does not return while a kernel that speaks TCP does not listen yet.
+        """
+        if self._ports is None or not peers.KNOWN:
+            return Relay(self.connection, session, front)
+        known = {os.getuid(), _uid_of(pid)}
+        found = await self._until_it_listens(known)
+        relay = Relay(self.connection, session, front, once=[_channel(name) for name in found])
+        try:
+            await self._until_it_has_answered([self.connection[name] for name in found], known)
+        except BaseException:
+            relay.close()
+            raise
+        return relay
+
+    def is_stolen(self, pid: int) -> bool:
+        """Whether another user listens where the kernel with this pid was to listen."""
+        if self._ports is None or not peers.KNOWN:
+            return False
+        return not _only(peers.listeners(self._ports.ports), {os.getuid(), _uid_of(pid)})
+
+    async def _until_it_listens(self, known: set[int]) -> list[str]:
+        """Return the names of the ports on which the kernel listens: all, unless it leaves some out."""
+        assert self._ports is not None
+        give_up_at = math.inf
+        while True:
+            found = peers.listeners(self._ports.ports)
+            if not _only(found, known):
+                raise PortStolenError
+            listens = [name for name in port_names if found[self.connection[name]]]
+            if len(listens) == len(port_names) or time.monotonic() > give_up_at:
+                return listens
+            if give_up_at == math.inf and {"shell_port", "iopub_port"} <= set(listens):
+                give_up_at = time.monotonic() + _ALL_WITHIN
+            await asyncio.sleep(_LOOK_EVERY)
+
+    async def _until_it_has_answered(self, ports: Collection[int], known: set[int]) -> None:
+        while True:
+            found = peers.answerers(ports, os.getuid())
+            if not _only(found, known):
+                raise PortStolenError
+            if all(found.values()):
+                return
+            await asyncio.sleep(_LOOK_EVERY)
+
+    def close(self) -> None:
+        """Remove the file and let go of where the kernel listened. May be repeated."""
+        if self._ports is not None:
+            self._ports.close()
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _channel(name: str) -> str:
+    return name.removesuffix("_port")
+
+
+def _only(found: Mapping[int, set[int]], known: set[int]) -> bool:
+    return all(uids <= known for uids in found.values())
+
+
+def _uid_of(pid: int) -> int:
+    """Return whose a process is: ours, unless its command changes that; ours as well once it has ended."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except FileNotFoundError:
+        return os.getuid()
