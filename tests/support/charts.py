@@ -20,9 +20,14 @@ CHART = ROOT / "charts" / "gpu-pool"
 COURSE = f"--set-file=courses.intro-ml={ROOT / 'examples/kubernetes/courses/intro-ml.yaml'}"
 
 
+def find_helm() -> str | None:
+    """Return where Helm is, None if it is nowhere."""
+    return shutil.which("helm", path=os.pathsep.join([str(ASSETS), os.environ["PATH"]]))
+
+
 def helm_program() -> str:
     """Return where Helm is; skip if it is nowhere."""
-    found = shutil.which("helm", path=os.pathsep.join([str(ASSETS), os.environ["PATH"]]))
+    found = find_helm()
     if found is None:
         pytest.skip(f"no helm in {ASSETS} or on the PATH")
     return found

@@ -24,8 +24,11 @@ _NAMES = {"hub": {8081: "http"}, "proxy": {8000: "http", 8001: "api"}}
 _SERVER = {8888: "notebook-port"}
 #: An address for documentation (RFC 5737), in the place of the Internet.
 INTERNET = "203.0.113.1"
-#: Where clouds hand out credentials.
+#: Where clouds hand out credentials: most of them, and Azure beside that.
 METADATA = "169.254.169.254"
+WIRESERVER = "168.63.129.16"
+#: Of names. Only that other machine listens there: a pod's user may not.
+DNS = 53
 _LISTEN = """
 import asyncio, sys
 async def main():
@@ -123,10 +126,10 @@ def internet(made: Machine) -> Iterator[None]:
     made.run(*there, "link", "set", "inside", "up")
     made.run(*there, "link", "set", "lo", "up")
     made.run(*there, "route", "add", "default", "via", "192.0.2.1")
-    for address in (INTERNET, METADATA):
+    for address in (INTERNET, METADATA, WIRESERVER):
         made.run(*there, "address", "add", f"{address}/32", "dev", "lo")
         made.run("ip", "route", "add", address, "via", "192.0.2.2")
-    listen = ("ip", "netns", "exec", "outside", sys.executable, "-c", _LISTEN, *PORTS)
+    listen = ("ip", "netns", "exec", "outside", sys.executable, "-c", _LISTEN, *map(str, (*PORTS, DNS)))
     with subprocess.Popen(made.inside(*listen), stdout=subprocess.PIPE, text=True) as listener:
         try:
             assert listener.stdout is not None

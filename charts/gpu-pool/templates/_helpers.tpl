@@ -20,6 +20,18 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ printf "%s-%s" .Values.name .Release.Namespace }}
 {{- end }}
 
+{{/* Where names are looked up, as an entry of "egress". */}}
+{{- define "gpu-pool.dns" -}}
+- to:
+    {{- toYaml .Values.networkPolicy.dns.to | nindent 4 }}
+  ports:
+    {{- range .Values.networkPolicy.dns.ports }}
+    - port: {{ . }}
+      protocol: UDP
+    - port: {{ . }}
+    {{- end }}
+{{- end }}
+
 {{/* The settings, as gpu_pool_config.json. The rights and Kueue go together. */}}
 {{- define "gpu-pool.config" -}}
 {{- range $class, $names := dict

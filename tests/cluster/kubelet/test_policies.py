@@ -21,7 +21,7 @@ from support.installation import CHART, no_chart
 from support.jupyter_env import eventually
 from support.kube_examples import EXAMPLES, copied, one, rendered
 from support.kubelet import RealCluster, no_firewall
-from support.reachability import INTERNET, METADATA, Listener, Listeners, internet
+from support.reachability import INTERNET, METADATA, WIRESERVER, Listener, Listeners, internet
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -55,6 +55,8 @@ _REACHED = {
     "kubernetes": {"hub", "proxy", "service", "neighbour", "stranger"},
     "internet:8000": _EVERYBODY - {"service"},
     "metadata:8000": {"hub", "proxy", "neighbour", "stranger"},
+    "metadata:53": {"hub", "proxy", "neighbour", "stranger"},
+    "wireserver:8000": {"hub", "proxy", "neighbour", "stranger"},
 }
 _COURSE_PODS = {"server-of-course", "kernel-of-course"}
 #: Who reaches what where a course has its namespace; a stranger with a server's labels is one more course.
@@ -71,6 +73,8 @@ _REACHED_BY_COURSE = {
     "kubernetes": _REACHED["kubernetes"],
     "internet:8000": _REACHED["internet:8000"] | _COURSE_PODS,
     "metadata:8000": _REACHED["metadata:8000"],
+    "metadata:53": _REACHED["metadata:53"],
+    "wireserver:8000": _REACHED["wireserver:8000"],
 }
 
 
@@ -157,7 +161,7 @@ def no_policies(cluster: Cluster, listeners: Listeners) -> Iterator[None]:
 def targets(cluster: Cluster, listeners: Listeners, names: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
     """Return the address and the port of each of these."""
     api = cluster.get("service", "kubernetes")["spec"]["clusterIP"]
-    elsewhere = {"internet": INTERNET, "metadata": METADATA, "kubernetes": api}
+    elsewhere = {"internet": INTERNET, "metadata": METADATA, "wireserver": WIRESERVER, "kubernetes": api}
     found = {}
     for each in names:
         name, _, port = each.partition(":")
@@ -194,7 +198,8 @@ async def becomes(
 async def test_without_policies_everybody_reaches_everything(cluster: Cluster, listeners: Listeners) -> None:
     everybody = _EVERYBODY | _COURSE_PODS
     everything = {each: everybody - {each.partition(":")[0]} for each in _REACHED | _REACHED_BY_COURSE}
-    everything["internet:8000"] = everything["metadata:8000"] = everybody
+    for outside in ("internet:8000", "metadata:8000", "metadata:53", "wireserver:8000"):
+        everything[outside] = everybody
     await becomes(cluster, listeners, everything, everybody)
 
 
