@@ -75,6 +75,8 @@ class LocalPod:
             (volume,) = (each for each in self._spec["volumes"] if each["name"] == mount["name"])
             self._folders[mount["mountPath"]] = self._volume(volume, folder / str(number))
         self._log = folder / "log"
+        #: Its settings as they are written, for the next start: what has been replaced may be so again.
+        self._written: dict[Path, str] = {}
         #: What else is not as in the pod: texts in arguments, variables and files, and what is there instead.
         self.replaced: dict[str, str] = {}
 
@@ -88,7 +90,7 @@ class LocalPod:
         """Run it with its variables and ``more``, and none of this process's but ``PATH``."""
         self._open_to_group()
         for path in self._settings():
-            path.write_text(self._here(path.read_text()))
+            path.write_text(self._here(self._written.setdefault(path, path.read_text())))
         environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **self.variables(), **more}
         words: list[str] = [*self.container["command"], *self.container.get("args", ())]
         assert words[0] == "gpu-pool"
