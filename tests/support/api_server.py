@@ -149,6 +149,7 @@ class Program:
         command += ["--service-cluster-ip-range=10.0.0.0/24", "--service-account-issuer=https://localhost"]
         command += [f"--service-account-signing-key-file={key}", f"--service-account-key-file={key}"]
         command += [f"--token-auth-file={tokens}", "--authorization-mode=RBAC"]
+        command += ["--allow-privileged=true"]  # as on nearly all clusters: policies decide it
         # No controller makes service accounts here, and pods are refused without.
         command += [
             "--disable-admission-plugins=ServiceAccount",

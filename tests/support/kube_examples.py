@@ -21,6 +21,13 @@ from support.control_plane import ASSETS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "kubernetes"
+#: Kinds of objects that belong to no namespace, so that they don't go with one.
+CLUSTER_WIDE = (
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+)
 #: The folder of a pod that every container can write, like /tmp elsewhere.
 _SHM = "/dev/shm"
 

@@ -81,6 +81,7 @@ class _Installation:
         yield await self._courses(pod)
         yield await self._store(pod)
         yield await self._rights(pod)
+        yield await self._admission(pod)
         yield await self._policies(name)
         yield await self._hub()
         yield await self._token(pod)
@@ -141,6 +142,39 @@ class _Installation:
             remedy = f"{_APPLY}; the namespace in namespace.yaml must be {self._namespace}"
             return Check("rights", "broken", words, remedy)
         return Check("rights", "ok", f"the service account {safe(account)} has all {len(asked)}")
+
+    async def _admission(self, pod: Mapping[str, Any]) -> Check:
+        """Look whether a policy keeps the service to pods and Secrets such as it makes."""
+        account = f"system:serviceaccount:{self._namespace}:{pod.get('serviceAccountName') or 'default'}"
+        group = "/apis/admissionregistration.k8s.io/v1"
+        try:
+            policies = await self._ask(f"{group}/validatingadmissionpolicies")
+            bindings = await self._ask(f"{group}/validatingadmissionpolicybindings")
+        except ApiRefused:
+            return Check("admission", "note", "you may not read the cluster's admission policies")
+        bound = {
+            each["spec"].get("policyName")
+            for each in (bindings or {}).get("items", ())
+            if "Deny" in each["spec"].get("validationActions", ())
+        }
+        about = [each for each in (policies or {}).get("items", ()) if _is_about(each["spec"], account)]
+        kept = {
+            resource
+            for each in about
+            if each["metadata"]["name"] in bound
+            for rule in each["spec"].get("matchConstraints", {}).get("resourceRules", ())
+            for resource in rule.get("resources", ())
+        }
+        missing = [each for each in ("pods", "secrets") if each not in kept]
+        if missing:
+            words = (
+                f"no admission policy keeps the service to {' and '.join(missing)} such as it makes itself: "
+                "whoever takes it over reads every Secret of its namespaces"
+            )
+            return Check("admission", "note", words, _APPLY)
+        return Check(
+            "admission", "ok", "the service may create pods and Secrets such as it makes, and no others"
+        )
 
     async def _hub(self) -> Check:
         items = (await self._apps("deployments", labelSelector=_HUB_LABELS))["items"]
@@ -245,6 +279,11 @@ def _volume(pod: Mapping[str, Any], volume: str, kind: str, key: str) -> str:
     """Return which object a volume of a pod is; nothing if there is no such volume."""
     found = [each for each in pod.get("volumes", []) if each["name"] == volume]
     return str(found[0].get(kind, {}).get(key, "")) if found else ""
+
+
+def _is_about(policy: Mapping[str, Any], account: str) -> bool:
+    """Whether an admission policy names this account in a condition."""
+    return any(f'"{account}"' in each.get("expression", "") for each in policy.get("matchConditions", ()))
 
 
 def _troubles(pod: Mapping[str, Any]) -> Iterator[str]:

@@ -24,7 +24,7 @@ from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.config import ConfigException
 
 from gpu_pool.cluster.dialects import Manifest
-from gpu_pool.cluster.dialects.pod_troubles import violation
+from gpu_pool.cluster.dialects.pod_troubles import denial, violation
 from gpu_pool_client import NotAllowed, PoolUnreachable
 
 #: Seconds in which a connection is made, and in which an answer has come.
@@ -303,7 +303,7 @@ def path_of(namespace: str, kind: str) -> str:
 
 def _refusal(refused: ApiRefused) -> NotAllowed:
     """Say in words what the cluster refused: a quota, a policy, or a right that the service lacks."""
-    if violation(refused.message):
+    if violation(refused.message) or denial(refused.message):
         return NotAllowed(
             "The security rules of the cluster do not allow this kernel.",
             "Tell the administrator: the log of the pool's service has what to set.",
@@ -316,6 +316,15 @@ def _refusal(refused: ApiRefused) -> NotAllowed:
 
 def _for_administrator(refused: ApiRefused) -> str:
     """Return the cluster's own words, with what to do about them where that is known."""
+    denied = denial(refused.message)
+    if denied is not None:
+        return (
+            f"The admission policy {denied.policy} refuses the kernel's {denied.kind}: {denied.why}. "
+            "Either the policy is of another release than this service: apply that of this one. Or something "
+            "in the cluster has changed what was created, such as a webhook: configure that not to add what "
+            "is named, or allow it (admissionPolicy.secrets and .hostPaths of the chart, or the "
+            "first variables of service/admissionpolicy.yaml)."
+        )
     found = violation(refused.message)
     if found is None:
         return str(refused)

@@ -24,8 +24,6 @@ from support.kube_examples import EXAMPLES, LocalPod, copied, kubeconfig_of, one
 from support.pools import take, until
 from support.ports import free_port
 
-CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding")
-
 
 def test_helm_finds_nothing_wrong_with_it() -> None:
     helm("lint", "--strict", CHART)
@@ -98,6 +96,9 @@ def test_every_dialect_has_a_file_of_values_whose_settings_are_accepted() -> Non
         # Helm takes it for text, and the service would not start.
         (["--set", "config.PoolSettings.max_share=0.5"], "max_share"),
         (["--set", "name=GPU_Pool"], "name"),
+        # They become part of an expression.
+        (["--set", 'admissionPolicy.secrets={a"]+["b}'], "secrets"),
+        (["--set", 'admissionPolicy.hostPaths={/a"]+["/}'], "hostPaths"),
         # The service would not read it: the chart says where it listens, and whether Kueue decides.
         (["--set", "config.ServeApp.bind=127.0.0.1:1"], "config.ServeApp.bind is the chart's own"),
         (["--set", "config.KubernetesSettings.kueue=true"], "set rbac.kueue"),

@@ -72,12 +72,13 @@ def test_it_leads_from_nothing_to_an_installation_that_runs(
     assert "names no storage class" in found["store"].text
     assert "may not list nodes, watch nodes" in found["rights"].text
     assert "create secrets here" in found["rights"].text
-    assert found["network"].state == "note"
+    assert [found[name].state for name in ("network", "admission")] == ["note"] * 2
+    assert "keeps the service to pods and secrets" in found["admission"].text
     # With the chart as it is: what is left is the disk, the Hub and its token.
     cluster.apply(*installed(namespace, COURSE))
     found = look(namespace)
     assert found["first"].name == "store"
-    assert [found[name].state for name in ("courses", "rights", "network")] == ["ok"] * 3
+    assert [found[name].state for name in ("courses", "rights", "admission", "network")] == ["ok"] * 4
     assert found["hub"].text == "there is no JupyterHub in this namespace"
     # A Secret of a Hub whose values do not name the service has no token for it.
     cluster.apply(hub(namespace, 1), secret("hub", other="x"), namespace=namespace)

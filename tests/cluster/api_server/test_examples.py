@@ -23,7 +23,17 @@ from gpu_pool_provisioner.proxy.pod_runs import PORTS
 from gpu_pool_spawner.kube import GPUPoolKubeSpawner
 from support.clusters import hami
 from support.control_plane import Cluster
-from support.kube_examples import EXAMPLES, ROOT, LocalPod, copied, kubeconfig_of, one, rendered, secret
+from support.kube_examples import (
+    CLUSTER_WIDE,
+    EXAMPLES,
+    ROOT,
+    LocalPod,
+    copied,
+    kubeconfig_of,
+    one,
+    rendered,
+    secret,
+)
 from support.pools import until
 from support.ports import free_port
 from support.spawner_without_cluster import connect_to_none
@@ -31,7 +41,6 @@ from support.spawner_without_cluster import connect_to_none
 VALUES = yaml.safe_load((EXAMPLES / "values.yaml").read_text())
 PROJECT = (ROOT / "pyproject.toml").read_text()
 TOKEN = "hub.services.gpu-pool.apiToken"
-CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding")
 
 
 @pytest.fixture

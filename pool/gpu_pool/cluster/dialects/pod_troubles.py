@@ -84,6 +84,15 @@ _KEPT_BY: Final[Mapping[str, tuple[str, str]]] = {
     "runAsNonRoot": ("pod", "runAsNonRoot: true"),
     "seccompProfile": ("pod", "seccompProfile: {type: RuntimeDefault}"),
 }
+#: How a policy of admission refuses, in the API server's words.
+_DENIAL: Final = re.compile(
+    r"ValidatingAdmissionPolicy '(?P<policy>[^']*)' with binding '[^']*' denied request: (?P<why>.*)",
+    re.DOTALL,
+)
+#: By which those of ours are known: examples/kubernetes/service/admissionpolicy.yaml, and the chart's.
+_NOT_OURS: Final = re.compile(
+    r"The (?P<kind>pod|Secret) is not as jupyter-gpu-pool makes it: (?P<why>.*)", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +124,21 @@ def violation(message: str) -> Violation | None:
     """Read from the API server's refusal of a pod what Pod Security has against it, if it is that."""
     found = _VIOLATION.search(message)
     return found and Violation(found["level"], " ".join(found["rules"].split()))
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """What the policy that keeps the service to its own pods and Secrets refused one for."""
+
+    policy: str
+    #: ``pod`` or ``Secret``.
+    kind: str
+    #: In the policy's words.
+    why: str
+
+
+def denial(message: str) -> Denial | None:
+    """Read from the API server's refusal what the pool's own policy has against it, if it is that."""
+    found = _DENIAL.search(message)
+    ours = found and _NOT_OURS.match(found["why"])
+    return Denial(found["policy"], ours["kind"], " ".join(ours["why"].split())) if found and ours else None
