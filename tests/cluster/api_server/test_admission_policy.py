@@ -34,6 +34,7 @@ from support.control_plane import ASSETS, Cluster
 from support.kernel_pods import cluster_pool, command, held, notebook, running, volume
 from support.kube_examples import CLUSTER_WIDE, copied, kubeconfig_of, rendered, secret
 from support.pools import until
+from support.reachability import METADATA
 
 Pod = dict[str, Any]
 Change = Callable[[Pod], object]
@@ -246,6 +247,27 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "a capability": (in_security(capabilities={"add": ["SYS_ADMIN"]}), "privileges in the containers kernel"),
     "any program's rights": (in_container(securityContext={}), "privileges in the containers kernel"),
     "no seccomp": (in_security(seccompProfile={"type": "Unconfined"}), "privileges in the containers kernel"),
+    "no AppArmor": (
+        in_security(appArmorProfile={"type": "Unconfined"}),
+        "privileges in the containers kernel",
+    ),
+    "no SELinux": (in_security(seLinuxOptions={"type": "spc_t"}), "privileges in the containers kernel"),
+    "no SELinux for all": (
+        lambda pod: pod["spec"]["securityContext"].update(seLinuxOptions={"type": "spc_t"}),
+        "not as the runtime confines pods",
+    ),
+    "a setting of the kernel": (
+        lambda pod: pod["spec"]["securityContext"].update(sysctls=[{"name": "net.core.x", "value": "1"}]),
+        "not as the runtime confines pods",
+    ),
+    "metadata, by its machine": (
+        in_container(livenessProbe={"httpGet": {"host": METADATA, "port": 80}}),
+        "its machine asks other hosts for the containers kernel",
+    ),
+    "metadata, at its start": (
+        in_container(lifecycle={"postStart": {"httpGet": {"host": METADATA, "port": 80}}}),
+        "its machine asks other hosts for the containers kernel",
+    ),
     "another container": (
         lambda pod: pod["spec"]["containers"].append(ANOTHER),
         "privileges in the containers another",
