@@ -63,6 +63,7 @@ hub: $(VENV)/.ready-hub node_modules/.bin/configurable-http-proxy ## start a Jup
 		export GPU_POOL_DEVICES="V100-SXM2-32GB:1"; \
 	fi; \
 	echo "Log in at http://127.0.0.1:$${PORT:-8000} as hopper, turing, ada or grace; the password is gpu."; \
+	echo "The pool's dashboard: http://127.0.0.1:$${PORT:-8000}/services/gpu-pool/"; \
 	PATH="$(abspath $(BIN)):$(abspath node_modules/.bin):$$PATH" exec $(BIN)/jupyterhub -f examples/jupyterhub/jupyterhub_config.py $(HUB_ARGS)
 
 demo: $(VENV)/.ready-lab ## the same without a browser: fill a simulated GPU, and leave nothing behind

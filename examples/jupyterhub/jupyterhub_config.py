@@ -3,7 +3,7 @@
 ``make hub`` starts it. Its state is in ``.hub`` in the folder where it runs.
 
 ========  ====================================================================
-hopper    the administrator
+hopper    the administrator, in the first course as well
 turing    the instructor of both courses
 ada       a student of the first course
 grace     a student of both
@@ -45,7 +45,7 @@ c.JupyterHub.authenticator_class = "dummy"
 c.DummyAuthenticator.password = "gpu"  # noqa: S105 - told to everybody
 c.Authenticator.allowed_users = {"turing", "ada", "grace"}
 c.Authenticator.admin_users = {"hopper"}
-c.JupyterHub.load_groups = {"intro": {"users": ["ada", "grace"]}}
+c.JupyterHub.load_groups = {"intro": {"users": ["ada", "grace", "hopper"]}}
 
 # Servers for courses. For demos only: all run as one user of this machine.
 c.JupyterHub.spawner_class = "gpu-pool-simple"

@@ -29,7 +29,7 @@ from gpu_pool_client import BadRequest, GpuPoolError, SliceRequest
 from gpu_pool_client._log import EscapingLogger
 from gpu_pool_client._pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_spawner import choices
-from gpu_pool_spawner.page import ServerChoice, SpawnPage, spawn_page
+from gpu_pool_spawner.page import ServerChoice, SpawnPage, dashboard_of, spawn_page
 from gpu_pool_spawner.pool_view import catalogue_of, view_of
 
 #: What JupyterHub gives a server's token if nobody says otherwise.
@@ -146,7 +146,8 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
         servers = await self.server_choices(mine.open)
         granted, notes = await self.granted_instead(mine.open), self.server_notes(mine.open)
         without = not self.course_required
-        return SpawnPage(mine, supply, now, without, last, self.contact, servers, granted, notes)
+        dashboard = dashboard_of(self.pool_url)
+        return SpawnPage(mine, supply, now, without, last, self.contact, servers, granted, notes, dashboard)
 
     def chosen_course(self) -> str | None:
         """Return the name of the course in ``user_options``; None for none. Raises ``BadRequest``."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from html import escape
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from gpu_pool.courses import CourseFile
 from gpu_pool.courses.access import open_now
@@ -45,6 +45,8 @@ _NO_ANSWER: Final = (
     "The pool does not answer at the moment, so this page does not show what is free. "
     "You can start a server all the same; in it, a kernel with a GPU may have to wait."
 )
+_DASHBOARD: Final = '<p class="form-text"><a href="{path}">{text}</a></p>\n'
+_DASHBOARD_TEXT: Final = "See what the pool has, who waits, and what is yours"
 _WITHOUT: Final = "A server without a GPU."
 
 
@@ -80,10 +82,26 @@ class SpawnPage:
     granted: Mapping[SliceRequest, SliceRequest] = field(default_factory=dict)
     #: By course: what to know of its servers before one is chosen.
     notes: Mapping[str, str] = field(default_factory=dict)
+    #: The path of the pool's dashboard, if it has one behind the Hub.
+    dashboard: str = ""
+
+
+def dashboard_of(pool_url: str) -> str:
+    """Return the path of a pool's dashboard, which is a service of the Hub; empty where there is none.
+
+    The path alone: the servers may reach the pool at an address that browsers do not.
+    """
+    url = urlsplit(pool_url)
+    return url.path.rstrip("/") + "/" if url.scheme in ("http", "https") and "/services/" in url.path else ""
 
 
 def spawn_page(page: SpawnPage) -> str:
     """Return the form."""
+    link = _DASHBOARD.format(path=escape(page.dashboard), text=_DASHBOARD_TEXT) if page.dashboard else ""
+    return _choices(page) + link
+
+
+def _choices(page: SpawnPage) -> str:
     if not page.mine.open and not page.without:
         return nothing_to_choose(page)
     notes = [] if page.mine.open else [_NOTE.format(kind="info", text=_none_open(page))]

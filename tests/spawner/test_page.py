@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timezone
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from gpu_pool.courses import parse_course
 from gpu_pool_client import DeviceStatus, parse_request
 from gpu_pool_client._free import free_now
 from gpu_pool_spawner.choices import OwnCourses
-from gpu_pool_spawner.page import ServerChoice, SpawnPage, say_size, spawn_page
+from gpu_pool_spawner.page import ServerChoice, SpawnPage, dashboard_of, say_size, spawn_page
 from gpu_pool_spawner.pool_view import PoolSupply
 from support.pools import V100, device
 
@@ -199,3 +200,27 @@ def test_how_many_are_free(text: str, statuses: list[DeviceStatus], free: int) -
 def test_a_device_of_one_size_is_free_for_that_size() -> None:
     shared = DeviceStatus(replace(V100, one_size=True), 200, 2 * 3276, 0, 2)
     assert [free_now(parse_request(text), [shared]) for text in ("10%", "2%")] == [8, 0]
+
+
+@pytest.mark.parametrize(
+    ("pool_url", "path"),
+    [
+        ("http://127.0.0.1:8000/services/gpu-pool", "/services/gpu-pool/"),
+        ("https://hub.example/base/services/pool/", "/base/services/pool/"),
+        ("unix:/run/gpu-pool/socket", ""),
+        ("http://pool.example:10101", ""),
+        ("unix:", ""),
+        ("", ""),
+    ],
+)
+def test_the_dashboard_is_where_the_hub_has_it_as_a_service(pool_url: str, path: str) -> None:
+    assert dashboard_of(pool_url) == path
+
+
+@pytest.mark.parametrize("courses", [{}, {"ml": ML}])
+def test_the_page_leads_to_the_dashboard_also_who_is_in_no_course(courses: dict[str, Any]) -> None:
+    facts = SpawnPage(OwnCourses(courses), PoolSupply(), NOW, dashboard='/services/"pool"/')
+    tags = Tags()
+    tags.feed(spawn_page(facts))
+    assert [found["href"] for tag, found in tags.found if tag == "a"] == ['/services/"pool"/']
+    assert "<a " not in spawn_page(replace(facts, dashboard=""))
