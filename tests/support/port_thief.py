@@ -1,7 +1,7 @@
 """Another user of the machine who listens where others want to.
 
-Run by path with the id of that user, the number of a descriptor and ports: it listens at each it can, says
-``ready`` and how many it got on the descriptor, and writes there whatever it is sent.
+Run by path with the id of that user, the number of a descriptor, an address and ports: it listens at each it
+can, says ``ready`` and how many it got on the descriptor, and writes there whatever it is sent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import sys
 
 
-def main(user: int, descriptor: int, ports: list[int]) -> None:
+def main(user: int, descriptor: int, ip: str, ports: list[int]) -> None:
     """Take the ports, and listen for ever."""
     os.setgroups([])
     os.setgid(user)
@@ -23,7 +23,7 @@ def main(user: int, descriptor: int, ports: list[int]) -> None:
         taken = socket.socket()
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            taken.bind(("127.0.0.1", port))
+            taken.bind((ip, port))
             taken.listen()
         except OSError:
             continue
@@ -46,4 +46,4 @@ def main(user: int, descriptor: int, ports: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), [int(port) for port in sys.argv[3:]])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], [int(port) for port in sys.argv[4:]])

@@ -1,17 +1,20 @@
 """The connection between a proxy and its kernel on this machine, which no other user may be in between of.
 
-A kernel that speaks ``ipc`` listens in a folder that is its user's alone. One that speaks only TCP listens on
-ports that anybody else may have taken before it. So of those it is looked who listens before anything is
-connected, and who has answered before anything is sent.
+A kernel that speaks ``ipc`` listens in a folder that is its user's alone. One that speaks only TCP listens
+where anybody may have listened before it. So it is told a loopback address and ports that nobody can guess,
+and it is looked who listens before anything is connected, and who has answered before anything is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import math
 import os
+import secrets
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -23,13 +26,16 @@ from jupyter_client.session import Session
 from jupyter_core.paths import secure_write
 
 from gpu_pool_provisioner.kernel_slice import is_ipython
-from gpu_pool_provisioner.ports import PortReservation
+from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
 from gpu_pool_provisioner.proxy import peers
 from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.relay import Relay
 
-#: Loopback TCP, which kernels of every language speak.
+#: Loopback TCP, which kernels of every language speak, on systems that have a single such address.
 _IP: Final = "127.0.0.1"
+#: Where Linux gives no ports to connections and to programs that ask for any (ip_local_port_range).
+_PORTS: Final = range(10_000, 32_768)
+_random: Final = secrets.SystemRandom()
 #: Seconds between two looks at who listens. Kernels take a second to start.
 _LOOK_EVERY: Final = 0.02
 #: Seconds in which a kernel that listens for requests does so on its other channels; some have no stdin.
@@ -53,7 +59,7 @@ class BackendConnection:
         """Choose where the kernel of this command is to listen, and write the file. Raises ``OSError``."""
         outer = Path(outer_file).resolve()
         asked = json.loads(outer.read_text())
-        self._ports: PortReservation | None = None
+        self._reserved: PortReservation | None = None
         self._sockets: str | None = None
         self._folder = Path(tempfile.mkdtemp(prefix=".gpu-pool-", dir=outer.parent))
         try:
@@ -82,9 +88,21 @@ class BackendConnection:
         return {**connection, **{name: number for number, name in enumerate(port_names, 1)}}
 
     def _tcp(self) -> Mapping[str, Any]:
-        self._ports = PortReservation(_IP, len(port_names))
-        ports = dict(zip(port_names, self._ports.ports, strict=True))
-        return {"transport": "tcp", "ip": _IP, **ports}
+        if peers.KNOWN and SUPPORTED:
+            ip, ports = _unguessable(len(port_names))
+        else:
+            self._reserved = PortReservation(_IP, len(port_names))
+            ip, ports = _IP, list(self._reserved.ports)
+        return {"transport": "tcp", "ip": ip, **dict(zip(port_names, ports, strict=True))}
+
+    @property
+    def _ports(self) -> list[int]:
+        return [self.connection[name] for name in port_names]
+
+    @property
+    def _is_looked_at(self) -> bool:
+        """Whether others may listen in the kernel's place, and the system tells."""
+        return peers.KNOWN and self.connection["transport"] == "tcp"
 
     def command(self, command: list[str]) -> list[str]:
         """Return a kernel's command with this connection file in place of the frontends'."""
@@ -99,7 +117,7 @@ class BackendConnection:
 
         Does not return while a kernel that speaks TCP does not listen yet.
         """
-        if self._ports is None or not peers.KNOWN:
+        if not self._is_looked_at:
             return Relay(self.connection, session, front)
         known = {os.getuid(), _uid_of(pid)}
         found = await self._until_it_listens(known)
@@ -113,16 +131,16 @@ class BackendConnection:
 
     def is_stolen(self, pid: int) -> bool:
         """Whether another user listens where the kernel with this pid was to listen."""
-        if self._ports is None or not peers.KNOWN:
+        if not self._is_looked_at:
             return False
-        return not _only(peers.listeners(self._ports.ports), {os.getuid(), _uid_of(pid)})
+        found = peers.listeners(self.connection["ip"], self._ports)
+        return not _only(found, {os.getuid(), _uid_of(pid)})
 
     async def _until_it_listens(self, known: set[int]) -> list[str]:
         """Return the names of the ports on which the kernel listens: all, unless it leaves some out."""
-        assert self._ports is not None
         give_up_at = math.inf
         while True:
-            found = peers.listeners(self._ports.ports)
+            found = peers.listeners(self.connection["ip"], self._ports)
             if not _only(found, known):
                 raise PortStolenError
             listens = [name for name in port_names if found[self.connection[name]]]
@@ -143,11 +161,31 @@ class BackendConnection:
 
     def close(self) -> None:
         """Remove the file and let go of where the kernel listened. May be repeated."""
-        if self._ports is not None:
-            self._ports.close()
+        if self._reserved is not None:
+            self._reserved.close()
         if self._sockets is not None:
             shutil.rmtree(self._sockets, ignore_errors=True)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _unguessable(count: int) -> tuple[str, list[int]]:
+    """Return a loopback address and ports of it where nobody listens. Raises ``OSError`` if there are none.
+
+    They are not kept: a socket that keeps them for the kernel shows them to everybody, who could then listen
+    there before it. Linux has all of 127.0.0.0/8 (RFC 6890).
+    """
+    ip = ".".join(["127", *(str(_random.randrange(1, 255)) for _ in range(3))])
+    found: list[int] = []
+    for port in _random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as trial:
+            try:
+                trial.bind((ip, port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return ip, found
+    raise OSError(errno.EADDRINUSE, f"no {count} ports of {ip} are free")
 
 
 def _channel(name: str) -> str:

@@ -6,6 +6,7 @@ See proc_net_tcp.rst in Linux's documentation for the columns of ``/proc/net/tcp
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Final
 KNOWN: Final = sys.platform == "linux" and os.access("/proc/net/tcp", os.R_OK)
 
 _TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
+_ANY: Final = "0" * 8
 _LISTENS: Final = 0x0A
 _IS_CONNECTED: Final = 0x01
 
@@ -24,17 +26,21 @@ _IS_CONNECTED: Final = 0x01
 class _Row:
     """One socket of this machine."""
 
+    #: As it is written there.
+    address: str
     port: int
     far_port: int
     state: int
     uid: int
 
 
-def listeners(ports: Collection[int]) -> dict[int, set[int]]:
-    """Return by port the ids of the users who listen there, on whichever address."""
+def listeners(ip: str, ports: Collection[int]) -> dict[int, set[int]]:
+    """Return by port the ids of the users who listen there, at this IPv4 address or at all addresses."""
     found: dict[int, set[int]] = {port: set() for port in ports}
+    address = f"{int.from_bytes(socket.inet_aton(ip), sys.byteorder):08X}"
     for row in _rows():
-        if row.state == _LISTENS and row.port in found:
+        # The last part of an IPv6 address is the IPv4 address that is mapped into it.
+        if row.state == _LISTENS and row.port in found and row.address[-8:] in (address, _ANY):
             found[row.port].add(row.uid)
     return found
 
@@ -64,7 +70,8 @@ def _rows() -> Iterator[_Row]:
             _, local, far, state = fields[:4]
             inode = int(fields[9])
             if inode or int(state, 16) == _LISTENS:
-                yield _Row(_port(local), _port(far), int(state, 16), int(fields[7]))
+                address = local.partition(":")[0]
+                yield _Row(address, _port(local), _port(far), int(state, 16), int(fields[7]))
 
 
 def _port(address: str) -> int:

@@ -33,7 +33,8 @@ if launches < int(times):
     info = json.load(open(connection_file))
     ports = [str(port) for name, port in info.items() if name.endswith("_port")]
     heard = os.open(f"{folder}/{launches}", os.O_WRONLY | os.O_APPEND)
-    subprocess.Popen([sys.executable, thief, "65534", str(heard), *ports], pass_fds=[heard], process_group=0)
+    words = [sys.executable, thief, "65534", str(heard), info["ip"], *ports]
+    subprocess.Popen(words, pass_fds=[heard], process_group=0)
     while not open(f"{folder}/{launches}").read():
         pass
 os.execv(kernel[0], kernel)
@@ -65,7 +66,8 @@ def test_no_other_user_can_listen_on_a_kernel_s_ports_from_when_they_are_chosen(
     reservation = PortReservation("127.0.0.1", 50, listening=True)
     try:
         reading, writing = os.pipe()
-        command = [sys.executable, thief(), str(NOBODY), str(writing), *map(str, reservation.ports)]
+        where = ["127.0.0.1", *map(str, reservation.ports)]
+        command = [sys.executable, thief(), str(NOBODY), str(writing), *where]
         other = subprocess.Popen(command, pass_fds=[writing])
         assert os.read(reading, 100) == b"ready 0\n"
         other.wait()
