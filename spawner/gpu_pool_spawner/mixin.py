@@ -108,6 +108,7 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
     async def start(self) -> Any:
         """Start the server in its course, or refuse and say why. Called by the Hub in every spawn."""
         self._course = None
+        await self._read_courses()
         try:
             self._course = self._checked_course()
         except GpuPoolError as error:
@@ -138,6 +139,7 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
 
     async def page_facts(self) -> SpawnPage:
         """Return what the spawn page shows. Called by the form."""
+        await self._read_courses()
         now = datetime.now(timezone.utc)
         mine = choices.courses_of(self.user.name, self._groups(), self._courses(), now)
         offered = [(name, each) for name, course in mine.open.items() for each in course.requests]
@@ -190,6 +192,11 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
 
     def _groups(self) -> frozenset[str]:
         return frozenset(group.name for group in self.user.groups)
+
+    async def _read_courses(self) -> None:
+        """Read what is new in the course files, so that :meth:`_courses` need not."""
+        if self.courses_dir:
+            await catalogue_of(self.courses_dir).read()
 
     def _courses(self) -> Courses:
         if not self.courses_dir:

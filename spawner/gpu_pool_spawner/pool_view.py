@@ -153,6 +153,10 @@ class Catalogue:
         self._folder = CourseFolder(folder)
         self._told: frozenset[str] = frozenset()
 
+    async def read(self) -> None:
+        """Read what is new in the files, in a thread: the Hub has one event loop for all of its users."""
+        await self._folder.looked()
+
     def look(self) -> Courses:
         """Return the courses as they are now; log what is newly wrong with their files."""
         courses = self._folder.look()

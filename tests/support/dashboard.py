@@ -132,7 +132,10 @@ async def showing(
     settings = {"courses": {name: {} for name in known.usable}, **settings}
     rules = PoolSettings(**settings)
     courses = shared_folder(Path(rules.courses_dir), rules.courses) if rules.courses_dir else None
-    look = courses.look if courses else lambda: known
+
+    async def look() -> Courses:
+        return await courses.looked() if courses else known
+
     async with embedded(folder / "store.db", *map(device, range(devices)), **settings) as pool:
         heartbeats = Heartbeats(60.0, _LOG)
         changes = LeaseChanges(pool, _LOG, heartbeats)
@@ -140,7 +143,7 @@ async def showing(
         looking = asyncio.create_task(changes.run())
         editor = CourseEditor(pool, courses, rules.rules, authorized.decisions) if courses else None
         streams = EventStreams(pool, changes, _LOG, StreamLimits())
-        dashboard = Dashboard(streams, look, lambda: look().sharing(rules.sharing), editor)
+        dashboard = Dashboard(streams, look, rules.sharing, editor)
         server = LimitedServer(
             _application(authorized, changes, dashboard, identity), _LOG, ConnectionLimits(1000)
         )

@@ -11,6 +11,7 @@ leaves the old one. Two of these at the same time are for the caller to prevent.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import hashlib
@@ -133,6 +134,14 @@ class CourseFolder:
             self._look_if_due()
             return self._courses
 
+    async def looked(self) -> Courses:
+        """Look as :meth:`look` does, and read what is new in a thread: for whoever runs an event loop."""
+        return self._courses if self._is_fresh() else await asyncio.to_thread(self.look)
+
+    def latest(self) -> Courses:
+        """Return what was seen at the last look, without another one: none before the first."""
+        return self._courses
+
     def reread(self, file: str) -> None:
         """Read a file that was replaced whole, at once: its writer is done."""
         with self._reading:
@@ -141,11 +150,16 @@ class CourseFolder:
                 self._courses = self._compose()
 
     def _look_if_due(self) -> None:
-        now = self._clock.uptime()
-        if self._looked_at is None or not 0 <= now - self._looked_at < _LOOK:
+        if not self._is_fresh():
+            now = self._clock.uptime()
             if self._look(is_first=self._looked_at is None):
                 self._courses = self._compose()
             self._looked_at = now
+
+    def _is_fresh(self) -> bool:
+        """Whether the last look is less than a second ago."""
+        looked_at = self._looked_at
+        return looked_at is not None and 0 <= self._clock.uptime() - looked_at < _LOOK
 
     def _look(self, is_first: bool) -> bool:
         """Look at all files; return whether anything is new."""

@@ -8,10 +8,11 @@ hours that follow each other never leave a hole.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
-from typing import Final
+from typing import Final, TypeVar
 
 from gpu_pool.policy.course_values import given
 from gpu_pool_client import BadRequest
@@ -22,6 +23,9 @@ ACCEPTED: Final = (
 )
 DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
+T = TypeVar("T", int, date, datetime)
+
+_DAY: Final = timedelta(days=1)
 _DAY_MINUTES: Final = 1_440
 _FULL: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _FORM: Final = re.compile(
@@ -103,14 +107,45 @@ def _clock(minutes: int) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}"
 
 
+def _joined(spans: Iterable[tuple[T, T]]) -> tuple[tuple[T, T], ...]:
+    """Return spans in order, those that overlap or adjoin as one, and those that are empty left out."""
+    found: list[tuple[T, T]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        elif start < end:
+            found.append((start, end))
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """When something is open. Without weeks in all of them, without hours all day. Times are aware."""
+    """When something is open. Without weeks in all of them, without hours all day. Times are aware.
+
+    A question costs as much as there are hours and weeks, and no more: hours that adjoin are one.
+    """
 
     zone: tzinfo
     #: First and last days, both included, in order.
     weeks: tuple[tuple[date, date], ...] = ()
     hours: tuple[WeeklyHours, ...] = ()
+    #: The hours of each day of the week, from Monday, in minutes since its midnight; each once, in order.
+    _of_day: tuple[tuple[tuple[int, int], ...], ...] = field(init=False, repr=False, compare=False)
+    #: The same, joined.
+    _joined_of_day: tuple[tuple[tuple[int, int], ...], ...] = field(init=False, repr=False, compare=False)
+    #: The weeks, joined: first days, and the last ones that belong to them.
+    _firsts: tuple[date, ...] = field(init=False, repr=False, compare=False)
+    _lasts: tuple[date, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Sort and join what is looked at for every question."""
+        hours = self.hours or (_ALL_DAY,)
+        of_day = [sorted({(each.start, each.end) for each in hours if day in each.days}) for day in range(7)]
+        weeks = _joined((first, last + _DAY) for first, last in self.weeks)
+        object.__setattr__(self, "_of_day", tuple(map(tuple, of_day)))
+        object.__setattr__(self, "_joined_of_day", tuple(map(_joined, of_day)))
+        object.__setattr__(self, "_firsts", tuple(first for first, _ in weeks))
+        object.__setattr__(self, "_lasts", tuple(after - _DAY for _, after in weeks))
 
     @property
     def is_always_open(self) -> bool:
@@ -122,6 +157,7 @@ class Timetable:
         if self.is_always_open:
             return None
         until, horizon = at, at + timedelta(days=_LOOK_AHEAD)
+        # Joined, the hours of one day have holes between them: each step leads to another day.
         while until < horizon:
             ends = [end for start, end in self._around(until) if start <= until < end]
             if not ends:
@@ -136,10 +172,10 @@ class Timetable:
     def opens_next(self, at: datetime) -> datetime | None:
         """Return the first time after this at which it opens, or None if it never does again."""
         today = at.astimezone(self.zone).date()
-        firsts = [today - timedelta(days=1), *(first for first, _ in self.weeks if first > today)]
+        firsts = [today - _DAY, *(first for first in self._firsts if first > today)]
         for first in firsts:
             days = (first + timedelta(days=n) for n in range(_LOOK_AHEAD))
-            starts = [start for day in days for start, _ in self._spans(day) if start > at]
+            starts = [start for day in days for start in self._starts(day) if start > at]
             if starts:
                 return min(starts).astimezone(self.zone)
         return None
@@ -150,13 +186,46 @@ class Timetable:
         for days in (-1, 0, 1):
             yield from self._spans(today + timedelta(days=days))
 
-    def _spans(self, day: date) -> Iterator[tuple[datetime, datetime]]:
-        """Yield when it opens and closes on a day, in UTC."""
-        if self.weeks and not any(first <= day <= last for first, last in self.weeks):
-            return
-        for each in self.hours or (_ALL_DAY,):
-            if day.weekday() in each.days:
-                yield self._moments(day, each.start)[0], max(self._moments(day, each.end))
+    def _spans(self, day: date) -> Iterable[tuple[datetime, datetime]]:
+        """Return when it is open on a day, in UTC, joined."""
+        if not self._runs_on(day):
+            return ()
+        weekday, midnight = day.weekday(), self._calm_midnight(day)
+        if midnight is None:
+            # One by one: what the clock shows does not follow time on these days.
+            return _joined(
+                (self._moments(day, start)[0], max(self._moments(day, end)))
+                for start, end in self._of_day[weekday]
+            )
+        return [
+            (midnight + timedelta(minutes=start), midnight + timedelta(minutes=end))
+            for start, end in self._joined_of_day[weekday]
+        ]
+
+    def _starts(self, day: date) -> Iterable[datetime]:
+        """Return when each of a day's hours begins, in UTC."""
+        starts = [start for start, _ in self._of_day[day.weekday()]]
+        if not starts or not self._runs_on(day):
+            return ()
+        midnight = self._calm_midnight(day)
+        if midnight is None:
+            return [self._moments(day, start)[0] for start in starts]
+        return [midnight + timedelta(minutes=start) for start in starts]
+
+    def _runs_on(self, day: date) -> bool:
+        """Whether a day is in the weeks."""
+        if not self._firsts:
+            return True
+        number = bisect_right(self._firsts, day)
+        return number > 0 and day <= self._lasts[number - 1]
+
+    def _calm_midnight(self, day: date) -> datetime | None:
+        """Return when a day begins, in UTC; None if its clock is changed on this day or the next.
+
+        No clock is changed twice within two days.
+        """
+        begins, ends = self._moments(day, 0)[0], self._moments(day, 2 * _DAY_MINUTES)[0]
+        return begins if ends - begins == 2 * _DAY else None
 
     def _moments(self, day: date, minutes: int) -> tuple[datetime, datetime]:
         """Return when the clock shows this, the first time and, where there are two, the second."""

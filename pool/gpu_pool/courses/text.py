@@ -29,6 +29,8 @@ Place: TypeAlias = tuple[str | int, ...]
 #: The parser in C where PyYAML has it, which is some ten times as fast.
 PARSER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DEEPEST: Final = 6
+#: Items of one list, and fields of one group.
+MOST_LISTED: Final = 10_000
 _MOST_LINE: Final = 200
 _TOO_DEEP: Final = ("too many levels.", "See the example files.")
 _WRITE: Final = "Write a value, or remove the line."
@@ -79,6 +81,8 @@ class _Reader:
         self.lines: dict[Place, int] = {}
         self.problems: list[FileProblem] = []
         self.refused: set[Place] = set()
+        #: Lines in which nothing was found: there may be thousands of keys on one.
+        self._plain: set[int] = set()
 
     def line(self, mark: Any) -> int:
         """Return the line of a mark, from 0, as every editor counts: YAML has more kinds of line ends."""
@@ -139,6 +143,7 @@ class _Reader:
         self._check_depth(event, place)
         items: list[Tree] = []
         for each in self._until(yaml.SequenceEndEvent):
+            self._check_number(each, place, len(items))
             items.append(self._value(each, (*place, len(items))))
         return items
 
@@ -146,16 +151,16 @@ class _Reader:
         self._check_depth(event, place)
         found: dict[str, Tree] = {}
         for event_of_key in self._until(yaml.MappingEndEvent):
+            self._check_number(event_of_key, place, len(found))
             key = event_of_key.value if isinstance(event_of_key, yaml.ScalarEvent) else None
             if key is None or key in found:
                 self._no_key(event_of_key, place, key)
                 continue
             here = (*place, key)
             at = self.line(event_of_key.start_mark)
-            told = None if key.isidentifier() else of_line(self.text[at])
-            if told is not None:
-                raise UnreadableText(FileProblem(self._file, at + 1, in_words(place), *told))
-            self.lines[here] = self.line(event_of_key.start_mark) + 1
+            if not key.isidentifier() and at not in self._plain:
+                self._check_line(at, place)
+            self.lines[here] = at + 1
             found[key] = self._value(next(self._events), here)
         return found
 
@@ -165,7 +170,8 @@ class _Reader:
             raise UnreadableText(self._problem(event, place, "this is not a field.", "Write NAME: VALUE."))
         before = (*place, key)
         message = f"{given(key)} is already given on line {self.lines[before]}."
-        self.problems.append(self._problem(event, place, message, "Keep one of the two."))
+        if len(self.problems) < MOST_PROBLEMS:
+            self.problems.append(self._problem(event, place, message, "Keep one of the two."))
         known = len(self.problems)
         self._value(next(self._events), (*before, "again"))
         del self.problems[known:]
@@ -174,13 +180,27 @@ class _Reader:
         while not isinstance(event := next(self._events), end):
             yield event
 
+    def _check_line(self, at: int, place: Place) -> None:
+        """Tell of what is wrong with a line in itself. Numbers are from 0."""
+        told = of_line(self.text[at])
+        if told is not None:
+            raise UnreadableText(FileProblem(self._file, at + 1, in_words(place), *told))
+        self._plain.add(at)
+
+    def _check_number(self, event: Any, place: Place, number: int) -> None:
+        if number >= MOST_LISTED:
+            message = f"there are more than {MOST_LISTED} in one list or group of fields."
+            remedy = f"Accepted: at most {MOST_LISTED}. For more students, name a group that has them."
+            raise UnreadableText(self._problem(event, place, message, remedy))
+
     def _check_depth(self, event: Any, place: Place) -> None:
         if len(place) >= _DEEPEST:
             raise UnreadableText(self._problem(event, place[:2], *_TOO_DEEP))
 
     def _refuse(self, event: Any, place: Place, message: str, remedy: str) -> None:
         self.refused.add(place)
-        self.problems.append(self._problem(event, place, message, remedy))
+        if len(self.problems) < MOST_PROBLEMS:
+            self.problems.append(self._problem(event, place, message, remedy))
 
     def _problem(self, event: Any, place: Place, message: str, remedy: str) -> FileProblem:
         return FileProblem(self._file, self.line(event.start_mark) + 1, in_words(place), message, remedy)

@@ -142,7 +142,10 @@ class ServeApp(ServeSettings, Program):
             kubernetes = KubernetesSettings(config=self.config)
         except TraitError as error:
             raise BadRequest(f"A setting of the cluster is wrong: {error}") from error
-        courses = _courses(self._pool_settings)[1]
+        folder, courses = _courses(self._pool_settings)
+        # Whoever asks for a slice has just looked, in the store's thread.
+        if folder is not None:
+            courses = folder.latest
         return await open_cluster(store, self._pool_settings, kubernetes, courses, self.log)
 
     def _reopen(self, audit: AuditLog) -> None:

@@ -19,6 +19,7 @@ from gpu_pool.courses import (
     BadCourseFile,
     CourseFile,
     CourseFolder,
+    Courses,
     FileProblem,
     check_course,
     course_name,
@@ -105,17 +106,17 @@ class CourseEditor:
         self._saving = asyncio.Lock()
         self._checking = asyncio.Lock()
 
-    def require(self, caller: Caller, name: str) -> None:
-        """Refuse, with ``NotAllowed``, whoever may not edit a course; one that is not there is nobody's.
+    async def require(self, caller: Caller, name: str) -> Courses:
+        """Return the courses as they are. Raises ``NotAllowed`` for whoever may not edit this one.
 
-        Administrators may also mend a file that has never been good.
+        One that is not there is nobody's. Administrators may also mend a file that has never been good.
         """
-        courses = self._folder.look()
+        courses = await self._folder.looked()
         course = courses.usable.get(name)
         if course is not None and (caller.is_admin or is_named(caller.user, course.instructors)):
-            return
+            return courses
         if caller.is_admin and name in courses.refused:
-            return
+            return courses
         raise NotAllowed("There is no such course, or you do not teach it.", "Ask the administrator.")
 
     def why_fixed(self, name: str) -> str:
@@ -124,15 +125,14 @@ class CourseEditor:
 
     async def read(self, caller: Caller, name: str) -> CourseFileNow:
         """Return a course's file as it is."""
-        self.require(caller, name)
-        is_twice = name in self._folder.look().refused
+        is_twice = name in (await self.require(caller, name)).refused
         return await asyncio.to_thread(self._read, name, is_twice)
 
     async def versions(
         self, caller: Caller, name: str, most: int, before: int | None = None
     ) -> tuple[CourseVersion, ...]:
         """Return the latest versions of a course's file, the last first."""
-        self.require(caller, name)
+        await self.require(caller, name)
         return await self._pool.course_versions(name, most, before)
 
     async def check(
@@ -141,7 +141,7 @@ class CourseEditor:
         """Check a text as ``gpu-pool courses check`` does, and do its arithmetic."""
         now = await self.read(caller, name)
         devices = [each.device for each in (await self._pool.status()).devices]
-        reserved = self._reserved(caller, name)
+        reserved = await self._reserved(caller, name)
         async with self._checking:
             return await asyncio.to_thread(self._check, now, data, reserved, devices, students)
 
@@ -154,7 +154,7 @@ class CourseEditor:
         """
         async with self._saving:
             with self._decisions.making(caller, f"save the course file {name[:64]}{SUFFIX}") as outcome:
-                self._folder.reread(name + SUFFIX)
+                await asyncio.to_thread(self._folder.reread, name + SUFFIX)
                 now = await self.read(caller, name)
                 if now.fixed:
                     raise NotAllowed(now.fixed)
@@ -164,18 +164,19 @@ class CourseEditor:
                 if text == now.text:
                     outcome.append("nothing changed")
                     return False
-                found = await asyncio.to_thread(_parse, now, data, self._reserved(caller, name))
+                found = await asyncio.to_thread(_parse, now, data, await self._reserved(caller, name))
                 if found.problems:
                     raise BadCourseFile(found.problems)
-                before = self._folder.look().usable.get(name)
+                before = (await self._folder.looked()).usable.get(name)
                 await self._replace(caller, now, text)
-                self._audit_text_change(name, before)
-                outcome.append(how_much(difference(now.text, text)))
+                await self._audit_text_change(name, before)
+                outcome.append(how_much(await asyncio.to_thread(difference, now.text, text)))
                 return True
 
-    def _audit_text_change(self, name: str, before: CourseFile | None) -> None:
+    async def _audit_text_change(self, name: str, before: CourseFile | None) -> None:
         """Write down a save by which no course changes: all others are told as they take effect."""
-        if self._pool.audit is not None and self._folder.look().usable.get(name) == before:
+        now = (await self._folder.looked()).usable.get(name)
+        if self._pool.audit is not None and now == before:
             self._pool.audit.write("course", {"course": name, "change": "text"}, asks())
 
     async def _replace(self, caller: Caller, now: CourseFileNow, text: str) -> None:
@@ -202,9 +203,9 @@ class CourseEditor:
             versions.insert(0, CourseVersion("", now.text, time.time()))
         return await self._pool.keep_versions(now.name, versions)
 
-    def _reserved(self, caller: Caller, name: str) -> CourseFile | None:
+    async def _reserved(self, caller: Caller, name: str) -> CourseFile | None:
         """Return the course that a change is held against; None for administrators, who may change all."""
-        return None if caller.is_admin else self._folder.look().usable[name]
+        return None if caller.is_admin else (await self.require(caller, name)).usable[name]
 
     def _read(self, name: str, is_refused: bool) -> CourseFileNow:
         file = name + SUFFIX

@@ -160,7 +160,7 @@ class Metrics:
             status = await self._pool.status()
             # Sums have been counted lease by lease.
             rows = [row for row in await self._pool.history(self._counted.since) if row.id]
-            known = frozenset(self._courses())
+            known = frozenset(await asyncio.to_thread(self._courses))
             self._count(status, rows, known)
         now = CollectorRegistry()
         readings = await self._pool.look_at_devices([each.device for each in status.devices])

@@ -11,7 +11,7 @@ from tornado.httputil import HTTPServerRequest
 from tornado.routing import PathMatches
 from tornado.web import Application
 
-from gpu_pool.policy.sharing import Sharing
+from gpu_pool.courses import Courses
 from gpu_pool.service.api import ApiOptions, api
 from gpu_pool.service.browsers import BrowserPage, Callback, Files, Shared, hub_login
 from gpu_pool.service.course_editor import CourseEditor
@@ -102,12 +102,13 @@ def site(options: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING)
 
 
 def _dashboard(options: ApiOptions) -> Dashboard:
-    def sharing() -> Sharing:
-        return options.courses().sharing(options.settings.sharing)
+    async def courses() -> Courses:
+        return Courses() if options.folder is None else await options.folder.looked()
 
     editor = None
+
     if options.folder is not None:
         editor = CourseEditor(
             options.pool, options.folder, options.settings.rules, options.authorized_pool.decisions
         )
-    return Dashboard(options.streams, options.courses, sharing, editor)
+    return Dashboard(options.streams, courses, options.settings.sharing, editor)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as some
 
 from gpu_pool.courses.hours import Timetable, WeeklyHours, parse_hours
@@ -197,3 +197,104 @@ def test_hours_that_follow_each_other_leave_no_hole(zone: ZoneInfo, minute: int,
     every = tuple(range(7))
     timetable = Timetable(zone, (), (WeeklyHours(every, 0, minute), WeeklyHours(every, minute, 1440)))
     assert timetable.is_open(at)
+
+
+def moments_of(zone: ZoneInfo, day: date, minutes: int) -> tuple[datetime, datetime]:
+    """Return the two moments at which the clock shows so many minutes since a day's midnight."""
+    wall = datetime.combine(day, time(), zone) + timedelta(minutes=minutes)
+    first, second = (wall.replace(fold=fold).astimezone(timezone.utc) for fold in (0, 1))
+    return first, second
+
+
+def every_span(timetable: Timetable, around: date) -> list[tuple[datetime, datetime]]:
+    """Return when each of the hours begins and ends on each day around one, one by one."""
+    assert isinstance(timetable.zone, ZoneInfo)
+    return [
+        (moments_of(timetable.zone, day, each.start)[0], max(moments_of(timetable.zone, day, each.end)))
+        for day in (around + timedelta(days=n) for n in range(-2, 60))
+        if not timetable.weeks or any(first <= day <= last for first, last in timetable.weeks)
+        for each in timetable.hours or (WeeklyHours(tuple(range(7)), 0, 1440),)
+        if day.weekday() in each.days
+    ]
+
+
+def naive(timetable: Timetable, at: datetime) -> tuple[bool, datetime | None, datetime | None]:
+    """Return whether it is open, until when, and when the next hours begin, looking at all of them."""
+    spans = every_span(timetable, at.astimezone(timetable.zone).date())
+    until = at
+    while later := [end for start, end in spans if start <= until < end]:
+        until = max(later)
+    is_open = any(start <= at < end for start, end in spans)
+    closes = until if is_open and until < at + timedelta(days=9) else None
+    return is_open, closes, min((start for start, _ in spans if start > at), default=None)
+
+
+@some.composite
+def many_hours_near_a_day(draw: some.DrawFn) -> tuple[Timetable, datetime]:
+    """Return hours of which many adjoin or overlap, in some weeks around a time, and that time."""
+    at = draw(moments | near_changes)
+    quarters = some.builds(
+        lambda days, start, length: WeeklyHours(tuple(sorted(days)), 15 * start, 15 * (start + length)),
+        some.sets(some.integers(0, 6), min_size=1),
+        some.integers(0, 95),
+        some.integers(1, 96),
+    )
+    weeks = some.tuples(some.integers(-9, 20), some.integers(0, 12)).map(
+        lambda pair: ((at + timedelta(pair[0])).date(), (at + timedelta(sum(pair))).date())
+    )
+    found = draw(some.lists(quarters | hours, max_size=8)), draw(some.lists(weeks, max_size=4))
+    return Timetable(draw(zones), tuple(sorted(found[1])), tuple(found[0])), at
+
+
+@settings(max_examples=300)
+@given(many_hours_near_a_day())
+def test_joined_hours_open_and_close_when_each_of_them_says(case: tuple[Timetable, datetime]) -> None:
+    timetable, at = case
+    if not timetable.is_always_open:
+        is_open, closes, opens = naive(timetable, at)
+        assert timetable.is_open(at) == is_open
+        assert timetable.open_until(at) == closes
+        assert timetable.opens_next(at) == opens
+
+
+class CountingZone(tzinfo):
+    """Berlin's clock, which counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def utcoffset(self, at: datetime | None) -> timedelta | None:
+        self.asked += 1
+        return at and at.replace(tzinfo=BERLIN).utcoffset()
+
+    def dst(self, at: datetime | None) -> timedelta | None:
+        return at and at.replace(tzinfo=BERLIN).dst()
+
+    def tzname(self, at: datetime | None) -> str | None:
+        return at and at.replace(tzinfo=BERLIN).tzname()
+
+
+EVERY_DAY = tuple(range(7))
+
+
+@pytest.mark.parametrize("day", ["2026-10-12", "2026-10-24"], ids=["calm", "the clock is changed"])
+@pytest.mark.parametrize(
+    "weeks",
+    [(), tuple((date(2026, 1, 1) + timedelta(days=14 * n),) * 2 for n in range(50))],
+    ids=["always", "fifty days"],
+)
+def test_what_a_look_costs_grows_with_the_number_of_hours_and_no_faster(
+    day: str, weeks: tuple[tuple[date, date], ...]
+) -> None:
+    """Of hours that adjoin, each was looked for among all of them: 50 cost seconds."""
+    number, length = 50, 28
+    zone = CountingZone()
+    adjoining = tuple(WeeklyHours(EVERY_DAY, length * n, length * (n + 1)) for n in range(number))
+    timetable = Timetable(zone, weeks, (*adjoining, WeeklyHours(EVERY_DAY, length * number, 1440)))
+    at = datetime.fromisoformat(f"{day} 00:00").replace(tzinfo=timezone.utc)
+    timetable.is_open(at)
+    timetable.open_until(at)
+    timetable.opens_next(at)
+    # At most three days are affected by a change of the clock, and looked at by each of three questions;
+    # of any other day it is asked when it begins and when the next one ends.
+    assert zone.asked < 3 * 3 * 5 * number + 20 * len(weeks) + 200

@@ -160,18 +160,13 @@ class EditPage(DashboardPage):
             is_usable=course is not None,
             sums=slice_sums(form.checked) if form.checked else None,
             times=_times(form.checked),
-            yours=self._compared(form),
+            yours=await asyncio.to_thread(_compared, form),
             changes=changes[:-1] if has_older else changes,
             older=versions[-2].number if has_older else None,
             reserved=() if self.viewer.is_admin else RESERVED,
             most_characters=MOST_BYTES,
             most_students=MOST_STUDENTS,
         )
-
-    def _compared(self, form: _Form) -> tuple[DiffLine, ...]:
-        if form.theirs is None:
-            return ()
-        return tuple(diff_lines(difference(form.theirs, form.text)))
 
     @property
     def _typed(self) -> bytes:
@@ -188,6 +183,11 @@ class EditPage(DashboardPage):
         typed = self._typed.decode("utf-8", "replace")
         title, message, remedy = problem.title, problem.message, problem.remedy
         self.render("error.html", title=title, message=message, remedy=remedy, typed=typed)
+
+
+def _compared(form: _Form) -> tuple[DiffLine, ...]:
+    """Return what saving would change of what the file became meanwhile."""
+    return () if form.theirs is None else tuple(diff_lines(difference(form.theirs, form.text)))
 
 
 def _read_class(form: _Form) -> ClassSize | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -40,13 +40,12 @@ class Dashboard:
     def __init__(
         self,
         streams: EventStreams,
-        courses: Callable[[], Courses],
-        sharing: Callable[[], Sharing],
+        courses: Callable[[], Awaitable[Courses]],
+        sharing: Sharing,
         editor: CourseEditor | None = None,
     ) -> None:
         #: Shared with the API: one look at the pool serves all who watch.
         self.streams = streams
-        self.sharing = sharing
         #: None where there are no course files.
         self.editor = editor
         #: Live pages, of which each browser tab has one.
@@ -54,22 +53,27 @@ class Dashboard:
             _MOST_LIVE_PAGES, "You have {most} live pages open already.", "Close some of them."
         )
         self._courses = courses
+        self._sharing = sharing
         self._data: PageData | None = None
         self._drawn: dict[str, tuple[int, str]] = {}
 
     async def look(self) -> PageData:
         """Look at the pool, and return what is there."""
-        return self.page_data(await self.streams.snapshots.now())
+        return await self.page_data(await self.streams.snapshots.now())
 
-    def page_data(self, snapshot: Snapshot, more: Collection[str | None] = ()) -> PageData:
+    def sharing(self, courses: Courses) -> Sharing:
+        """Return how the pool is shared by these courses and the administrator's settings."""
+        return courses.sharing(self._sharing)
+
+    async def page_data(self, snapshot: Snapshot, more: Collection[str | None] = ()) -> PageData:
         """Return what is drawn of a snapshot; ``more`` are courses that are drawn, too."""
-        courses = self._courses()
+        courses = await self._courses()
         last = self._data
         if last and not more and last.snapshot is snapshot and last.courses is courses:
             return last
         status = snapshot.status
         found = [lease.holder.course for lease in (*status.leases, *status.queue)]
-        configured = {*courses.usable, *self.sharing().courses}
+        configured = {*courses.usable, *self.sharing(courses).courses}
         data = PageData(snapshot, courses, marks(configured, (*found, *more)))
         if not more:
             self._data = data  # who watches the same snapshot need not count it again
@@ -193,7 +197,8 @@ class LivePage(StreamingHandler, DashboardPage, ABC):
     async def next_event(self) -> bytes | None:
         """Return the parts that differ from those sent before."""
         # Also where the pool is as it was: what the viewer may see, course files and groups say.
-        before, self._data = self._data, self.dashboard.page_data(self._newer or self._data.snapshot)
+        before = self._data
+        self._data = await self.dashboard.page_data(self._newer or before.snapshot)
         now, sent = await self.parts(self._data, *self._where), self._sent
         gone = dict.fromkeys(sent.keys() - now.keys(), "")  # such as what instructors alone see
         fresh = {name: text for name, text in now.items() if sent.get(name) != text} | gone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -106,7 +107,7 @@ class AdminPage(LivePage):
         bars = pool_view.device_bars(status, data.marks)
         held = pool_view.lease_rows(status, data.marks, lambda each: each.state is not LeaseState.WAITING)
         waiting = pool_view.lease_rows(status, data.marks, lambda each: each.state is LeaseState.WAITING)
-        quotas = pool_view.quota_rows(self.dashboard.sharing(), status)
+        quotas = pool_view.quota_rows(self.dashboard.sharing(data.courses), status)
         return {
             "devices": self.draw("part_admin_devices.html", bars=bars, form_token=token),
             "leases": self.draw("part_leases.html", rows=held, kind="held", may_revoke=True),
@@ -129,7 +130,8 @@ class CoursesPage(DashboardPage):
         """Show them."""
         data = await self.dashboard.look()
         now = datetime.now(timezone.utc)
-        links = course_view.course_links(data.courses, self.viewer, data.marks, now)
+        # There may be thousands of courses.
+        links = await asyncio.to_thread(course_view.course_links, data.courses, self.viewer, data.marks, now)
         self.show("courses.html", links=links)
 
 
@@ -186,13 +188,13 @@ class HistoryPage(DashboardPage):
         living = (*snapshot.status.leases, *snapshot.status.queue)
         held = [each for each in living if self.viewer.is_admin or self.viewer.owns(each)]
         every = [*rows, *history_view.living(held, now)]
-        marks = self.dashboard.page_data(snapshot, [row.course for row in rows]).marks
+        data = await self.dashboard.page_data(snapshot, [row.course for row in rows])
         self.show(
             "history.html",
             days=days,
             periods=history_view.PERIODS,
-            plot=history_view.plot(every, marks, days, now),
-            sums=history_view.sums(every, marks),
+            plot=history_view.plot(every, data.marks, days, now),
+            sums=history_view.sums(every, data.marks),
             rows=history_view.past_rows(rows),
             total=sum(row.leases for row in rows),
         )
