@@ -25,6 +25,7 @@ from gpu_pool.courses import Courses, parse_course, shared_folder
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.browsers import Shared
+from gpu_pool.service.class_simulations import SimulationLimits
 from gpu_pool.service.connections import ConnectionLimits
 from gpu_pool.service.course_editor import CourseEditor
 from gpu_pool.service.dashboard.live_pages import Dashboard
@@ -121,12 +122,13 @@ async def showing(
     devices: int = 1,
     files: Courses | None = None,
     identity: HubIdentity | None = None,
+    limits: SimulationLimits | None = None,
     **settings: Any,
 ) -> AsyncIterator[Site]:
     """Serve the dashboard of a pool of simulated V100s with 32 GiB.
 
-    With ``identity`` that is asked who looks. With ``courses_dir`` the course files there are used, and
-    can be edited.
+    With ``identity`` that is asked who looks; with ``limits`` classes are simulated for no longer. With
+    ``courses_dir`` the course files there are used, and can be edited.
     """
     known = files or Courses()
     settings = {"courses": {name: {} for name in known.usable}, **settings}
@@ -141,7 +143,8 @@ async def showing(
         changes = LeaseChanges(pool, _LOG, heartbeats)
         authorized = AuthorizedPool(pool, changes, heartbeats, _LOG, 100)
         looking = asyncio.create_task(changes.run())
-        editor = CourseEditor(pool, courses, rules.rules, authorized.decisions) if courses else None
+        decisions = authorized.decisions
+        editor = CourseEditor(pool, courses, rules.rules, decisions, limits) if courses else None
         streams = EventStreams(pool, changes, _LOG, StreamLimits())
         dashboard = Dashboard(streams, look, rules.sharing, editor)
         server = LimitedServer(

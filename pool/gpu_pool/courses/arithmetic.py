@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpu_pool.courses.model import CourseFile, SliceOffer
@@ -10,7 +10,7 @@ from gpu_pool.policy import placement
 from gpu_pool.policy.queue import Policy
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import Quota
-from gpu_pool.simulation import ORDERS, Arrival, figures, simulate
+from gpu_pool.simulation import ORDERS, Arrival, SimulatedRun, Simulation, figures
 from gpu_pool.simulation.report import WaitFigures
 from gpu_pool_client import Device, DeviceStatus, Slice, SliceRequest, format_duration
 from gpu_pool_client._free import free_slices, whole_requests
@@ -112,12 +112,23 @@ def _allowed(quota: Quota, request: SliceRequest, devices: Sequence[Device], rul
     return min((limit // amount for limit, amount in limits if limit is not None), default=None)
 
 
+class RushGivenUp(Exception):
+    """A simulation that was ended before its end. Its text says why, where that is known."""
+
+
 def rush(
-    name: str, course: CourseFile, students: int, stay: float, devices: Sequence[Device], rules: Rules
+    name: str,
+    course: CourseFile,
+    students: int,
+    stay: float,
+    devices: Sequence[Device],
+    rules: Rules,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> Rush:
     """Let so many students come at once, and each stay so many seconds or for the longest lease.
 
-    The same code decides as grants real slices. The default slice must fit somewhere.
+    The same code decides as grants real slices. The default slice must fit somewhere. ``goes_on`` is
+    asked before each decision; where it says no, ``RushGivenUp`` is raised.
     """
     request = course.default_slice.request
     limits = course.quota.quota, course.per_user.quota
@@ -131,9 +142,19 @@ def rush(
         for number in range(1, served + 1)
     ]
     policy = Policy(weights={name: course.weight})
-    run = simulate(arrivals, devices, ORDERS["fair"], policy, rules)
+    run = _simulated(Simulation(arrivals, devices, ORDERS["fair"], policy, rules), devices, goes_on)
     at_once = sum(outcome.wait == 0 for outcome in run.outcomes)
     return Rush(students, stays, at_once, students - served, figures(run).waits)
+
+
+def _simulated(
+    simulation: Simulation, devices: Sequence[Device], goes_on: Callable[[], bool]
+) -> SimulatedRun:
+    moments = simulation.moments()
+    while goes_on():
+        if next(moments, None) is None:
+            return SimulatedRun(tuple(devices), tuple(simulation.outcomes))
+    raise RushGivenUp
 
 
 def rush_text(rush: Rush, course: CourseFile) -> str:

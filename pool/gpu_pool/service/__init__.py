@@ -21,6 +21,7 @@
     api             the routes, their OpenAPI description and the application
     metrics         the numbers for Prometheus
     course_editor   the course files, for those who teach the courses
+    class_simulations  classes that come all at once, simulated for those who edit
     browsers        what pages have in common (needs jupyterhub, as site and dashboard do)
     site            the application for the Hub's users: API, login and pages
     dashboard       the pages

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from gpu_pool.audit import asks
@@ -25,13 +26,14 @@ from gpu_pool.courses import (
     course_name,
     read_bytes,
 )
-from gpu_pool.courses.arithmetic import Rush, SliceFigures, rush, slice_figures
+from gpu_pool.courses.arithmetic import Rush, RushGivenUp, SliceFigures, rush, slice_figures
 from gpu_pool.courses.editing import difference, digest, how_much, reserved_changes
 from gpu_pool.courses.folder import described_twice, put_in_place, take_back, why_fixed, write_beside
 from gpu_pool.courses.reading import MOST_BYTES, SUFFIX
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.service.authorized_pool import DecisionLog
+from gpu_pool.service.class_simulations import ClassSimulations, SimulationLimits
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.user_names import is_named
 from gpu_pool_client import BadRequest, Device, GpuPoolError, NotAllowed
@@ -69,6 +71,8 @@ class CheckedCourseFile:
     #: Empty where no GPU is known.
     slices: tuple[SliceFigures, ...] = ()
     rush: Rush | None = None
+    #: Why the class was not simulated, though that was asked for.
+    not_simulated: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +102,20 @@ class CourseEditor:
     they have changed is seen, but in the moment between the last look and the renaming.
     """
 
-    def __init__(self, pool: ServedPool, folder: CourseFolder, rules: Rules, decisions: DecisionLog) -> None:
+    def __init__(
+        self,
+        pool: ServedPool,
+        folder: CourseFolder,
+        rules: Rules,
+        decisions: DecisionLog,
+        limits: SimulationLimits | None = None,
+    ) -> None:
         self._pool = pool
         self._folder = folder
         self._rules = rules
         self._decisions = decisions
         self._saving = asyncio.Lock()
-        self._checking = asyncio.Lock()
+        self._simulations = ClassSimulations(limits)
 
     async def require(self, caller: Caller, name: str) -> Courses:
         """Return the courses as they are. Raises ``NotAllowed`` for whoever may not edit this one.
@@ -138,12 +149,22 @@ class CourseEditor:
     async def check(
         self, caller: Caller, name: str, data: bytes, students: ClassSize | None
     ) -> CheckedCourseFile:
-        """Check a text as ``gpu-pool courses check`` does, and do its arithmetic."""
+        """Check a text as ``gpu-pool courses check`` does, and do its arithmetic.
+
+        With ``students`` that class is simulated, unless it takes too long. Cancelling ends that.
+        """
         now = await self.read(caller, name)
         devices = [each.device for each in (await self._pool.status()).devices]
         reserved = await self._reserved(caller, name)
-        async with self._checking:
-            return await asyncio.to_thread(self._check, now, data, reserved, devices, students)
+        found = await asyncio.to_thread(self._check, now, data, reserved, devices)
+        course = found.course
+        if students is None or course is None or not _fits(found):
+            return found
+        simulate = partial(rush, name, course, students.students, students.stay, devices, self._rules)
+        try:
+            return replace(found, rush=await self._simulations.rush(caller.user, simulate))
+        except RushGivenUp as error:
+            return replace(found, not_simulated=str(error))
 
     async def save(self, caller: Caller, name: str, data: bytes, seen: str) -> bool:
         """Put a text in the place of a course's file; return whether that is any change.
@@ -229,18 +250,17 @@ class CourseEditor:
         data: bytes,
         reserved: CourseFile | None,
         devices: Sequence[Device],
-        students: ClassSize | None,
     ) -> CheckedCourseFile:
         found = _parse(now, data, reserved)
         course = found.course
         if course is None or not devices:
             return found
-        slices = slice_figures(course, devices, self._rules)
-        fits = next(each for each in slices if each.is_default).at_once > 0
-        simulated = None
-        if students and fits:
-            simulated = rush(now.name, course, students.students, students.stay, devices, self._rules)
-        return CheckedCourseFile(found.problems, course, slices, simulated)
+        return CheckedCourseFile(found.problems, course, slice_figures(course, devices, self._rules))
+
+
+def _fits(found: CheckedCourseFile) -> bool:
+    """Whether anybody can have the default slice, as far as GPUs are known."""
+    return any(each.is_default and each.at_once > 0 for each in found.slices)
 
 
 def _problems(file: str, data: bytes) -> tuple[FileProblem, ...]:

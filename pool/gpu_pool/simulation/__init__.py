@@ -4,7 +4,7 @@ Here alone is randomness, always from a given seed: the same workload and seed
 give the same figures on every machine.
 """
 
-from gpu_pool.simulation.engine import Arrival, ArrivalOutcome, SimulatedRun, simulate
+from gpu_pool.simulation.engine import Arrival, ArrivalOutcome, SimulatedRun, Simulation, simulate
 from gpu_pool.simulation.history import read_history
 from gpu_pool.simulation.queue_orders import ORDERS
 from gpu_pool.simulation.report import RunFigures, figures
@@ -17,6 +17,7 @@ __all__ = [
     "ArrivalOutcome",
     "RunFigures",
     "SimulatedRun",
+    "Simulation",
     "Workload",
     "arrivals",
     "figures",

@@ -12,6 +12,8 @@ from http import HTTPStatus
 from itertools import zip_longest
 from typing import Final
 
+from tornado.web import Finish
+
 from gpu_pool.courses import BadCourseFile, FileProblem
 from gpu_pool.courses.arithmetic import SliceFigures, at_once_text, rush_text, slice_notes
 from gpu_pool.courses.editing import RESERVED, difference, how_much
@@ -42,6 +44,12 @@ _SAID: Final = {
 }
 
 
+_HOLDS: Final = (
+    "All else on this page holds, and the file can be saved. Try it with fewer students, or later, "
+    "or on a machine of yours: gpu-pool courses check --students."
+)
+
+
 @dataclass
 class _Form:
     """What is in the form, and what is to be said of it."""
@@ -66,6 +74,7 @@ class EditPage(DashboardPage):
 
     #: The largest file in the widest encoding of a form, and with it one that is too large to be saved.
     most_body = 4 * MOST_BYTES
+    _checking: asyncio.Future[CheckedCourseFile] | None = None
 
     @property
     def editor(self) -> CourseEditor:
@@ -113,12 +122,21 @@ class EditPage(DashboardPage):
 
     async def _check(self, name: str, form: _Form) -> None:
         students = _read_class(form)
-        form.checked = await self.editor.check(self.caller, name, self._typed, students)
+        self._checking = asyncio.ensure_future(self.editor.check(self.caller, name, self._typed, students))
+        try:
+            form.checked = await self._checking
+        except asyncio.CancelledError:
+            raise Finish from None
         form.problems = form.checked.problems
         if not form.problems:
             fault = any(note for each in form.checked.slices for note in slice_notes(each))
             verdict = "has no error, but not every slice can be granted" if fault else "is good"
             form.said = f"The file {verdict}. It is not saved yet."
+
+    def on_connection_close(self) -> None:
+        """End the check of somebody who has gone. Called by tornado."""
+        if self._checking is not None:
+            self._checking.cancel()
 
     def _refuse(
         self, error: GpuPoolError, form: _Form, now: CourseFileNow, *, wants_save: bool
@@ -225,8 +243,10 @@ class Sums:
 
     rows: tuple[FitRow, ...]
     notes: tuple[str, ...]
-    #: What happens when all come at once; empty where that was not asked for.
+    #: What happens when all come at once; empty where that was not asked for, or not found out.
     rush: str
+    #: Why it was not found out, and what holds all the same.
+    not_simulated: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +280,13 @@ def slice_sums(checked: CheckedCourseFile) -> Sums | None:
         rows=tuple(row for each in checked.slices for row in _fit_rows(each)),
         notes=tuple(note for each in checked.slices for note in slice_notes(each)),
         rush=rush_text(checked.rush, checked.course) if checked.rush else "",
+        not_simulated=_not_simulated(checked.not_simulated),
     )
+
+
+def _not_simulated(why: str) -> str:
+    """Say that a class was not simulated, and what that does not change."""
+    return f"What happens when all come at once was not simulated: {why} {_HOLDS}" if why else ""
 
 
 def _times(checked: CheckedCourseFile | None) -> dict[str, str]:
