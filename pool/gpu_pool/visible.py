@@ -42,6 +42,21 @@ def visible(text: str) -> str:
     return "".join(each if is_seen(each) or each == "\t" else _escaped(each) for each in text)
 
 
+def undeceiving(text: str) -> str:
+    r"""Return a text of any number of lines with what :func:`hides` in it written as ``\u202e``.
+
+    All else stays as it is, also what only joins letters: names and titles are seen as they are meant.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(each) if each not in "\n\t" and hides(each) else each for each in text)
+
+
+def visible_lines(text: str) -> str:
+    """Return a text with each of its lines as :func:`visible` writes it."""
+    return "\n".join(map(visible, text.split("\n")))
+
+
 def named(character: str) -> str:
     """Name a character as Unicode does: ``U+202E (RIGHT-TO-LEFT OVERRIDE)``."""
     name = unicodedata.name(character, "")

@@ -57,6 +57,20 @@ def test_from_nothing_to_a_checked_file(terminal, folder):
     assert "40 wait. Waits of all: median 1h, 95th percentile 2h, worst 2h." in done.stdout
 
 
+@pytest.mark.parametrize("verb", ["check", "list"])
+def test_what_is_not_seen_in_a_file_or_its_name_is_written_out(run, folder, verb):
+    unseen = [*map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))), *"\u200e\u200f\u061c\u200b\u2060"]
+    for each in unseen:
+        (folder / f"a{ord(each):x}.yaml").write_text(
+            f"title: A\nslices: [{{name: S, request: 2%}}]\n# {each}weight: 9\n"
+        )
+        (folder / f"b{each}{ord(each):x}.yaml").write_text(f"title: 'A{each}'\n'{each}x': [{each}\n")
+    done = run(verb, str(folder))
+    assert not set(unseen) & set(done.stdout + done.stderr)
+    if verb == "check":
+        assert all(f"Remove it: # \\u{ord(each):04x}weight: 9" in done.stdout for each in unseen)
+
+
 def test_a_time_without_a_unit_is_read_back_and_asked_for(run, folder):
     path = folder / "cs101.yaml"
     path.write_text("title: A\nslices: [{name: S, request: 2%}]\nlongest_lease: 90\nidle_limit: 1h30min\n")

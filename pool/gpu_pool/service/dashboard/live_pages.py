@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from tornado.escape import to_unicode, xhtml_escape
+
 from gpu_pool.caller import Caller
 from gpu_pool.courses import Courses
 from gpu_pool.policy.sharing import Sharing
@@ -18,6 +20,7 @@ from gpu_pool.service.dashboard.pool_view import Viewer, describe_changes
 from gpu_pool.service.event_streams import EventStreams, Snapshot, StreamingHandler
 from gpu_pool.service.hub import HubUnreachable
 from gpu_pool.service.rate_limits import ConcurrencyLimit
+from gpu_pool.visible import undeceiving, visible_lines
 from gpu_pool_client import NotAllowed
 from gpu_pool_client._remote.problems import ProblemDocument
 
@@ -93,6 +96,13 @@ _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
+
+
+def _escaped(value: str | bytes) -> str:
+    """Write a text into a page, with nothing in it that turns the text around it or hides a part of it."""
+    return xhtml_escape(undeceiving(to_unicode(value)))
+
+
 #: Parts of a page by the ids of the elements that they fill.
 Parts = dict[str, str]
 
@@ -122,6 +132,9 @@ class DashboardPage(BrowserPage):
         hub = f"{self.hub_auth.hub_host}{self.hub_auth.hub_prefix}"
         return {
             **super().get_template_namespace(),
+            # By which templates write all that they are given.
+            "xhtml_escape": _escaped,
+            "visible_lines": visible_lines,
             "prefix": self.prefix,
             "hub": hub,
             "viewer": self.viewer if hasattr(self, "caller") else None,
@@ -210,4 +223,4 @@ class LivePage(StreamingHandler, DashboardPage, ABC):
 
 def _event_text(parts: Parts, message: str) -> bytes:
     """Write an event: parts of the page by id, and what is to be said of the viewer's own leases."""
-    return f"data: {json.dumps({'parts': parts, 'message': message})}\n\n".encode()
+    return f"data: {json.dumps({'parts': parts, 'message': undeceiving(message)})}\n\n".encode()
