@@ -220,7 +220,7 @@ export function firmness(strength: Strength, by: string, trans: Words): string {
     case 'cooperative':
       return trans.__('cooperative: kept by %1; other programs can use more', by);
     case 'none':
-      return trans.__('only counted: nothing stops a program from using more');
+      return trans.__('none (%1): nothing stops a program from using more', by);
   }
 }
 

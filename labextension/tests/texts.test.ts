@@ -149,7 +149,10 @@ test('others of mine that are idle might give their slices', () => {
 test('how firm limits are', () => {
   assert.match(texts.firmness('hard', 'MPS', trans), /^hard: .*\(MPS\)$/);
   assert.match(texts.firmness('cooperative', 'PyTorch', trans), /^cooperative: kept by PyTorch/);
-  assert.match(texts.firmness('none', '', trans), /^only counted/);
+  assert.match(
+    texts.firmness('none', 'accounting only', trans),
+    /^none \(accounting only\): nothing/
+  );
 });
 
 test('devices are counted', () => {
@@ -166,9 +169,9 @@ test('the panel lists what there is', () => {
   assert.deepEqual(labels(slice({ ends_at: NOW + 7200, pending_size: '10%' })), [
     'Device: V100',
     'Memory: 512 of 655 MiB',
-    'Memory limit: only counted: nothing stops a program from using more',
+    'Memory limit: none (accounting only): nothing stops a program from using more',
     'Compute: 2%',
-    'Compute limit: only counted: nothing stops a program from using more',
+    'Compute limit: none (accounting only): nothing stops a program from using more',
     'After a restart: 10%',
     'Held for: 1 min',
     'Time left: 2 h'

@@ -92,6 +92,8 @@ class Outlook:
             return "perhaps less than a minute"
         unit, seconds = ("min", _MINUTE) if latest < _LONG else ("h", _HOUR)
         last = round(latest / seconds)
+        if soonest < _MINUTE / 2:
+            return f"perhaps up to {last} {unit}"
         if unit == "h" and soonest < _HOUR:
             return f"perhaps about {round(soonest / _MINUTE)} min to {last} h"
         first = round(soonest / seconds)

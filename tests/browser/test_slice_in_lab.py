@@ -47,7 +47,7 @@ async def test_the_status_bar_tells_of_the_slice_and_opens_the_panel(page: Page)
     await expect(status(page)).to_have_text("2% · 655 MiB")
     await status(page).click()
     await expect(panel(page)).to_contain_text("V100-SXM2-32GB (simulated)")
-    await expect(panel(page)).to_contain_text("only counted: nothing stops a program from using more")
+    await expect(panel(page)).to_contain_text("none (accounting only): nothing stops a program")
     assert await inaccessible(page, ".jp-GpuSlice-panel", ".jp-GpuSlice-item") == []
     await choose(page, "File", "New Launcher")
     await expect(status(page)).to_be_hidden()

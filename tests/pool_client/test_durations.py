@@ -105,7 +105,10 @@ def test_what_somebody_who_waits_is_told() -> None:
         str(Outlook(3, why, (240, 540))) == f"You are number 3 in the queue, perhaps about 4 to 9 min. {why}"
     )
     assert Outlook(2, why, (5, 20)).expected == "perhaps less than a minute"
-    assert Outlook(2, why, (5, 120)).expected == "perhaps about 0 to 2 min"
+    assert Outlook(2, why, (5, 120)).expected == "perhaps up to 2 min"
+    assert Outlook(2, why, (0, 2_160)).expected == "perhaps up to 36 min"
+    assert Outlook(2, why, (29, 21_700)).expected == "perhaps up to 6 h"
+    assert Outlook(2, why, (31, 2_160)).expected == "perhaps about 1 to 36 min"
     assert Outlook(2, why, (230, 250)).expected == "perhaps about 4 min"
     assert Outlook(2, why, (1_800, 21_700)).expected == "perhaps about 30 min to 6 h"
     assert Outlook(2, why, (3_600, 21_700)).expected == "perhaps about 1 to 6 h"

@@ -119,6 +119,9 @@ def _explain(error: Exception, session: CommandSession) -> int:
     if session.debug:
         traceback.print_exception(error)
     if isinstance(error, (click.Abort, Interrupted)):
+        if session.as_json:
+            told = {"code": "interrupted", "message": "Interrupted before it was done.", "remedy": ""}
+            click.echo(json.dumps({"error": told}), err=True)
         return getattr(error, "exit_code", 128 + signal.SIGINT)
     if isinstance(error, RuntimeError) and home_folder() is None:
         error = no_jupyter_folders()

@@ -9,6 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -203,10 +204,12 @@ async def _held(session: CommandSession, lease_id: str | None) -> Lease:
 
 
 async def _as_it_ended(session: CommandSession, lease: Lease) -> Lease:
-    """Return the lease as it is now, or as it was where the pool does not tell."""
+    """Return the lease as it is now, with what it held, or as it was where the pool does not tell."""
     try:
         async with session.connect() as pool:
-            return await pool.get_lease(lease.id)
+            last = await pool.get_lease(lease.id)
+            # An ended lease holds nothing: whoever counts what was used reads it here.
+            return replace(last, slices=last.slices or lease.slices)
     except GpuPoolError:
         return lease
 

@@ -174,6 +174,15 @@ def test_a_signal_while_waiting_withdraws_the_request(terminal, signum):
     assert not terminal.status().queue
 
 
+def test_a_signal_while_waiting_is_told_to_programs(terminal):
+    program, _ = start_waiting(terminal, "--json")
+    program.send_signal(signal.SIGINT)
+    out, errors = program.communicate(timeout=120)
+    assert (program.returncode, out) == (130, "")
+    told = json.loads(errors.splitlines()[-1])["error"]
+    assert (told["code"], told["message"]) == ("interrupted", "Interrupted before it was done.")
+
+
 def test_kill_9_while_waiting_leaves_nobody_in_line(terminal):
     program, _ = start_waiting(terminal)
     (child,) = psutil.Process(program.pid).children()

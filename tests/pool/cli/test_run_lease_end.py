@@ -93,6 +93,8 @@ def test_a_command_that_ends_by_itself_has_its_own_status_in_json(terminal: Term
     told = json.loads(done.stderr.splitlines()[-1])
     assert (done.returncode, told["status"], told["lease_over"]) == (7, 7, None)
     assert told["lease"]["end_reason"] == "released"
+    # What it held is told, though it holds nothing any more.
+    assert [part["milli"] for part in told["lease"]["slices"]] == [20]
 
 
 def test_signals_are_passed_on_while_the_lease_is_followed(terminal: Terminal) -> None:
