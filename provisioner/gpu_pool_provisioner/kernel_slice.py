@@ -9,6 +9,8 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from gpu_pool_client import (
@@ -274,6 +276,29 @@ def kernel_name(display_name: object, most: int = _LONGEST_NAME) -> str:
     Its second space sets the order in Jupyter's lists and nothing else.
     """
     return printable(str(display_name).replace("  ", " "), most)
+
+
+#: By which a Jupyter server tells a kernel of the notebook, or console, that it was started for.
+_SESSION_VARIABLE: Final = "JPY_SESSION_NAME"
+_LONGEST_NOTEBOOK: Final = 80
+
+
+def purpose(notebook: str, name: object, kernel_id: str) -> str:
+    """Return what a slice is for, as others see it: ``week1.ipynb: Python 3 (GPU 2%) [5f0a1b2c]``.
+
+    ``notebook`` is empty where it is not known.
+    """
+    kernel = f"{kernel_name(name, 180 - len(notebook))} [{kernel_id[:8]}]"
+    return f"{notebook}: {kernel}" if notebook else kernel
+
+
+def notebook_of(environment: Mapping[str, str], own: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the name of the notebook that a kernel with this environment is for, without its folder.
+
+    Empty where it is not known: what ``own`` has, the environment of whoever starts it, is another kernel's.
+    """
+    path = environment.get(_SESSION_VARIABLE, "")
+    return "" if path == own.get(_SESSION_VARIABLE) else printable(Path(path).name, _LONGEST_NOTEBOOK)
 
 
 def printable(text: object, most: int = _LONGEST_NAME) -> str:

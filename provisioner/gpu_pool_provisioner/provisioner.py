@@ -113,6 +113,7 @@ class GPUPoolProvisioner(SliceSettings):
             return await super().pre_launch(**kwargs)
         async with self._undone_on_failure():
             self._lease = None
+            self.follow_notebook(kwargs.get("env"))
             self._lease = await self._take_slice()
             self._reserve_ports()
             return await super().pre_launch(**kwargs)

@@ -6,6 +6,7 @@ And what follows from that before anything is asked for: which slice of which po
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from string import Template
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from gpu_pool_client._pool import BATCH_VARIABLE, COURSE_VARIABLE, DEFAULT_URL, 
 from gpu_pool_client._processes import account_of
 from gpu_pool_client._requests import MAX_MIB
 from gpu_pool_client._traits import Seconds, WholeNumber
-from gpu_pool_provisioner.kernel_slice import KernelSlice, kernel_name, printable
+from gpu_pool_provisioner.kernel_slice import KernelSlice, notebook_of, printable, purpose
 from gpu_pool_provisioner.templates import TemplateSettings
 
 #: Names the slice of kernels whose kernelspec says nothing about one.
@@ -264,14 +265,21 @@ class SliceSettings(LocalProvisioner):
     def _default_batch(self) -> bool:
         return is_yes(self._variable(BATCH_VARIABLE))
 
+    #: The name of the notebook that the kernel was started for; empty where it is not known.
+    notebook = ""
+
     def new_slice(self) -> KernelSlice:
         """Return the slice that such a kernel asks for; nothing is asked for yet. Raises ``BadRequest``."""
         url = self.pool_url or self._variable(URL_VARIABLE) or DEFAULT_URL
         return KernelSlice(url, parse_request(self.slice))
 
+    def follow_notebook(self, environment: Mapping[str, str] | None) -> None:
+        """Take note of the notebook that a kernel is started for, by the environment that it is to have."""
+        self.notebook = notebook_of(environment or {}, os.environ)
+
     def holder(self) -> Holder:
         """Return who asks for the slice: the user of this process, with names as a pool keeps them."""
-        name = f"{kernel_name(self.kernel_spec.display_name, 180)} [{str(self.kernel_id)[:8]}]"
+        name = purpose(self.notebook, self.kernel_spec.display_name, str(self.kernel_id))
         user = printable(account_of(os.getuid()))
         return Holder(user, self.course_name, name, Process.current(), self.batch)
 

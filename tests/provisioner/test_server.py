@@ -21,6 +21,8 @@ async def test_a_notebook_takes_its_slice_and_gives_it_back(jupyter_env: Jupyter
     lease = await jupyter_env.only_lease()
     assert lease.holder.process is not None
     assert lease.holder.process.pid == server.process.pid
+    # By its notebook, as its user knows it, and by its kernel, as logs do.
+    assert lease.holder.kernel == f"one.ipynb: most [{session['kernel']['id'][:8]}]"
 
     refused = await server.open_notebook("two.ipynb", "most", strict=False)
     words = json.loads(refused.body)["message"].replace("\n", " ")

@@ -39,7 +39,13 @@ from gpu_pool_client._pool import (
     is_yes,
 )
 from gpu_pool_client._processes import account_of
-from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment, shared_pool
+from gpu_pool_provisioner.kernel_slice import (
+    KernelSlice,
+    SliceEnvironment,
+    notebook_of,
+    purpose,
+    shared_pool,
+)
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.events import ended, first_of
@@ -192,7 +198,7 @@ def _kernel(options: argparse.Namespace) -> ProxiedKernel:
 
 
 def _name(options: argparse.Namespace) -> str:
-    return f"{options.name} [{Path(options.f).stem.removeprefix('kernel-')[:8]}]"
+    return purpose(notebook_of(os.environ), options.name, Path(options.f).stem.removeprefix("kernel-"))
 
 
 def _kernel_folders() -> list[str]:
