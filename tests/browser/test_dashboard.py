@@ -21,6 +21,9 @@ __all__ = ["browser", "look"]
 
 #: If set, the folder that pictures for the documentation are written to.
 SCREENSHOTS = "GPU_POOL_SCREENSHOTS"
+#: What a wide table is about, where that is not to be read whole without moving it.
+CUT_CAPTIONS = """() => [...document.querySelectorAll("caption")]
+    .filter(each => each.getBoundingClientRect().right > innerWidth).map(each => each.textContent)"""
 TITLES = {
     "intro-ml": "Introduction to Machine Learning",
     "language": "Language and computation",
@@ -135,6 +138,7 @@ async def test_every_page_fits_a_phone_and_can_be_read(site: Site, look: Open, s
         page = await look(path, ADMIN, viewport=PHONE, color_scheme=scheme)
         assert await page.evaluate(TOO_WIDE) == 0, path
         assert await page.evaluate(TOO_FAINT) == [], path
+        assert await page.evaluate(CUT_CAPTIONS) == [], path
         await page.context.close()
 
 

@@ -271,13 +271,20 @@ def _row(lease: Lease, marks: Mapping[str, Mark], outlook: Outlook | None) -> Le
         is_waiting=lease.state is LeaseState.WAITING,
         since=moment(lease.held_at if is_held and lease.held_at else lease.requested_at),
         ends=moment(lease.terms.ends_at) if lease.terms.ends_at else None,
-        limits=lease.describe_limits() if is_held else "",
+        limits=_limits(lease) if is_held else "",
         notice=lease.message,
         failure=lease.failure,
         outlook=" ".join(filter(None, (f"{outlook.expected}." if outlook.expected else "", outlook.why)))
         if outlook
         else "",
     )
+
+
+def _limits(lease: Lease) -> str:
+    """Say what is enforced of a slice, with amounts as all of the page has them."""
+    share = format_share(lease.slices[0].milli) if lease.slices else "nothing"
+    enforced = lease.enforcement
+    return f"memory: {memory(lease.memory_mib)}, {enforced.memory}; compute: {share}, {enforced.compute}"
 
 
 def describe_changes(before: PoolStatus, now: PoolStatus, viewer: Viewer, ends: Mapping[str, str]) -> str:

@@ -157,6 +157,10 @@ class TestLeases:
         assert (row.notice, row.purpose) == ("Too much.", "kernel of ada")
         assert row.since.iso == "2026-09-21T14:12:50Z"
 
+    def test_what_is_enforced_has_the_units_of_all_else_on_the_page(self) -> None:
+        (row,) = pool_view.lease_rows(pool(lease(1)), MARKS, ADA.owns)
+        assert row.limits.startswith("memory: 3.2 GiB, none (accounting only); compute: 10%, ")
+
     def test_a_row_says_for_how_long_it_waits_and_why(self) -> None:
         outlook = Outlook(2, "All is held.", (120, 300))
         status = pool(queue=(waiting(7, 2),))
