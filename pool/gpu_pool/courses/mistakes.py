@@ -18,6 +18,10 @@ from gpu_pool.visible import visible
 _FIELD: Final = re.compile(r"(?P<before> *(?:- +)*)(?P<name>[A-Za-z_]\w*): +(?P<value>\S.*)")
 _ITEM: Final = re.compile(r"(?P<before> *(?:- +)+)(?P<name>)(?P<value>[^\s-].*)")
 _NO_SPACE: Final = re.compile(r"(?P<before> *(?:- +)*)(?P<name>[A-Za-z_]\w*):(?P<value>[^\s:/].*)")
+#: What only looks like the space that YAML needs behind a colon.
+_NO_BREAK: Final = re.compile(
+    "(?P<before> *(?:- +)*)(?P<name>[A-Za-z_]\\w*):[\u00a0\u2007\u202f]\\s*(?P<value>.*)"
+)
 _WIDE_COLON: Final = re.compile(
     "(?P<before> *(?:- +)*)(?P<name>[A-Za-z_]\\w*) *\N{FULLWIDTH COLON} *(?P<value>.*)"
 )
@@ -84,6 +88,9 @@ def _of_blanks(line: str) -> tuple[str, str] | None:
 def _of_colon(line: str) -> tuple[str, str] | None:
     if found := _NO_SPACE.fullmatch(line):
         return "there is no space after the colon.", f"Write {_shown(found['name'], found['value'])}."
+    if found := _NO_BREAK.fullmatch(line):
+        remedy = f"Write {_shown(found['name'], found['value'] or '...')}."
+        return "what is behind the colon only looks like a space.", remedy
     if found := _WIDE_COLON.fullmatch(line):
         remedy = f"Write {_shown(found['name'], found['value'] or '...')}."
         return "this is a wide colon, which means nothing in YAML.", remedy

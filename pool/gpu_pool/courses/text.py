@@ -9,6 +9,7 @@ refer to something else (aliases, tags) or say something twice is refused.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ _TOO_DEEP: Final = ("too many levels.", "See the example files.")
 _WRITE: Final = "Write a value, or remove the line."
 #: As word processors write them.
 _CURLY: Final = "\u201c\u201d\u201e\u2018\u2019\u201a\u00ab\u00bb"
+#: An item of a list, but for the space behind its dash: it breaks no line, as web pages have it.
+_NO_BREAK_ITEM: Final = re.compile("-[\u00a0\u2007\u202f]")
 _QUOTE: Final = "Put a text that begins with a special character in quotes: '...'."
 
 
@@ -137,6 +140,9 @@ class _Reader:
                 f"{given(value)} is in curly quotes.",
                 f"Write {value[1:-1][:60]!r} with straight ones.",
             )
+        elif _NO_BREAK_ITEM.match(value):
+            message = "what is behind the dash only looks like a space."
+            self._refuse(event, place, message, f"Write {visible('- ' + value[2:].strip())[:_MOST_LINE]}.")
         return None if place in self.refused else value
 
     def _list(self, event: Any, place: Place) -> Tree:

@@ -22,6 +22,8 @@ from gpu_pool_client import (
 
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,20})?", re.ASCII)
 _WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,12}", re.ASCII)
+#: Spaces at which no line is broken, as word processors and web pages put them before %, h or a dash.
+_SPACES: Final = str.maketrans(dict.fromkeys("\u00a0\u2007\u202f", " "))
 _YES_OR_NO: Final = {"true": True, "yes": True, "false": False, "no": False}
 #: The lowest priority, and the highest.
 LEAST_PRIORITY: Final = -WHOLE
@@ -52,9 +54,9 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def read_text(value: object) -> str:
-    """Return the text that stands where one value is expected."""
+    """Return the text that stands where one value is expected, with each space as keyboards have it."""
     if isinstance(value, str):
-        return value
+        return value.translate(_SPACES)
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return str(value)

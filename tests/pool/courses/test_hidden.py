@@ -77,3 +77,35 @@ def test_a_line_that_only_yaml_would_end_is_one_line_in_a_difference() -> None:
         "+# harmless\\u2028weight: 9",
         "+# left \\u202e right",
     ]
+
+
+#: Spaces at which no line is broken: word processors and web pages put them in by themselves.
+NO_BREAK = ["\u00a0", "\u202f", "\u2007"]
+
+
+@pytest.mark.parametrize("space", NO_BREAK, ids=[f"{ord(each):04x}" for each in NO_BREAK])
+def test_a_space_that_breaks_no_line_is_a_space_in_a_value(space: str) -> None:
+    text = GOOD.replace("A course", f"A{space}course") + (
+        f"hours: Mon{space}10:00{space}-{space}12:00\ntime_zone: UTC\nidle_limit: 30{space}min\n"
+    )
+    course = check_course("cs101.yaml", text.encode())
+    assert (course.title, str(course.hours[0]), course.idle_limit) == (
+        "A course",
+        "Mon 10:00-12:00",
+        1800,
+    )
+
+
+@pytest.mark.parametrize("space", NO_BREAK, ids=[f"{ord(each):04x}" for each in NO_BREAK])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("weight:{}2\n", "what is behind the colon only looks like a space. Write weight: 2."),
+        ("instructors:\n  -{}ada\n", "what is behind the dash only looks like a space. Write - ada."),
+    ],
+)
+def test_one_that_stands_where_yaml_needs_a_space_is_told_in_words(text: str, words: str, space: str) -> None:
+    with pytest.raises(BadCourseFile) as raised:
+        parse_course("cs101.yaml", (GOOD + text.format(space)).encode())
+    assert words in str(raised.value)
+    assert ascii(space)[1:-1] not in str(raised.value)

@@ -20,6 +20,8 @@ MISTAKES = [
     ("title: Turing's course: part 1", 1, "has a colon", 'title: "Turing\'s course: part 1"'),
     ("title:Intro", 1, "no space after the colon", "title: Intro"),
     ("title Intro", 1, "no colon after title", "title: Intro"),
+    ("title:\u00a0Intro", 1, "what is behind the colon only looks like a space", "title: Intro"),
+    ("title:\u202fIntro: deep", 1, "behind the colon only looks like a space", "title: Intro: deep"),
     ("title\N{FULLWIDTH COLON}Intro", 1, "a wide colon", "title: Intro"),
     ("title: 'Turing's machine'", 1, "ends at the first '", 'title: "Turing\'s machine"'),
     ('title: "Say "hi" now"', 1, 'ends at the first "', "title: 'Say \"hi\" now'"),
