@@ -155,6 +155,16 @@ async def test_the_editor_fits_a_phone_and_can_be_read(site: Site, look: Open, s
         assert await page.evaluate(TOO_FAINT) == []
 
 
+async def test_a_comment_that_turns_what_follows_is_read_as_it_is(site: Site, look: Open) -> None:
+    page = await look(EDIT, "turing")
+    await edit(page, f"{COURSE}# \u202e 9 :thgiew \u2066 #\n", "Check")
+    outcome = page.locator("#outcome")
+    await expect(outcome).to_contain_text("U+202E (RIGHT-TO-LEFT OVERRIDE)")
+    await expect(outcome).to_contain_text(r"Remove it: # \u202e 9 :thgiew \u2066 #")
+    read = await page.locator("body").inner_text()
+    assert not {"\u202e", "\u2066"} & {*read}
+
+
 @pytest.mark.skipif(SCREENSHOTS not in os.environ, reason="no pictures are asked for")
 async def test_pictures_for_the_documentation(site: Site, look: Open) -> None:
     folder = Path(os.environ[SCREENSHOTS])
