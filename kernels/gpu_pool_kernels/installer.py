@@ -50,7 +50,7 @@ class InstalledKernel:
 
     #: The kernelspec's name, such as ``python3-gpu-2pct``.
     name: str
-    #: The name in the launcher, such as ``Python 3 (GPU  2%)``.
+    #: The name in the launcher, such as ``Python 3 (GPU 2%)``.
     display_name: str
     #: The name of the kernelspec it was made from.
     base: str

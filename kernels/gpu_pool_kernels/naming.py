@@ -1,10 +1,7 @@
 """How a size is named and drawn: the kernel's name in the launcher, its folder, its logo.
 
-JupyterLab's launcher and its list of kernels are sorted by name, letter by letter,
-and nothing in a kernelspec changes that: not its metadata, and only the server's
-default kernel has a rank. So the names are such that this order is the one of sizes.
-A number of one digit has one more space before it, which sorts before any digit and
-which browsers do not show: ``GPU  2%``, ``GPU 10%``, ``GPU 50%``, ``whole GPU``.
+Nothing in a kernelspec says where a list has it: JupyterLab's extension puts the cards of the launcher
+in the order of sizes, and other lists of kernels are sorted by name, letter by letter.
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ from html import escape
 from typing import Final
 
 from gpu_pool_client import WHOLE, Filters, SliceRequest, format_memory
+from gpu_pool_client._requests import memory_in_words
 
 #: What ipykernel adds to the name of its own kernelspec.
 _SUFFIX: Final = " (ipykernel)"
@@ -34,8 +32,8 @@ _LINE: Final = """\
 
 
 def display_name(base: str, request: SliceRequest, *, batch: bool = False) -> str:
-    """Name a kernel for people: ``Python 3 (ipykernel)`` and 2% make ``Python 3 (GPU  2%)``."""
-    parts = [_size(request), *_filters(request.filters), *(["batch"] if batch else [])]
+    """Name a kernel for people: ``Python 3 (ipykernel)`` and 2% make ``Python 3 (GPU 2%)``."""
+    parts = [request.title, *_filters(request.filters), *(["batch"] if batch else [])]
     return f"{base.removesuffix(_SUFFIX)} ({', '.join(parts)})"
 
 
@@ -76,21 +74,7 @@ def logo(request: SliceRequest) -> str:
     # Where the lower line stands, the ring leaves less room.
     two = _line(24, first, 20, 60) + _line(42, second, 14, 56) if second else ""
     lines = two or _line(32, first, 20, 72)
-    return _LOGO.format(
-        radius=_RADIUS, ring=ring, lines=lines, label=escape(" ".join(_size(request).split()))
-    )
-
-
-def _size(request: SliceRequest) -> str:
-    """``GPU  2%``, ``GPU 75%×2``, ``whole GPU×4``."""  # noqa: RUF002 - a real multiplication sign
-    size = "whole GPU" if request.whole_devices else f"GPU {_padded(_amount(request))}"
-    # Without a space, which would sort before the end of the same size of one GPU.
-    return f"{size}×{request.count}" if request.count > 1 else size  # noqa: RUF001
-
-
-def _padded(amount: str) -> str:
-    """Let an amount below ten sort before one of two digits; see the top of this file."""
-    return amount if amount[1:2].isdigit() else f" {amount}"
+    return _LOGO.format(radius=_RADIUS, ring=ring, lines=lines, label=escape(request.title))
 
 
 def _gpus(count: int) -> str:
@@ -100,13 +84,8 @@ def _gpus(count: int) -> str:
 def _amount(request: SliceRequest) -> str:
     """``2%``, ``1.5 GiB``: what is asked of each device."""
     if request.memory_mib:
-        return _spaced(request.memory_mib)
+        return memory_in_words(request.memory_mib, exact=True)
     return SliceRequest(milli=request.milli).size
-
-
-def _spaced(mib: int) -> str:
-    """``1.5GiB`` as people write it: ``1.5 GiB``."""
-    return f"{format_memory(mib)[:-3]} {format_memory(mib)[-3:]}"
 
 
 def _slug(request: SliceRequest) -> str:
@@ -120,7 +99,7 @@ def _filters(filters: Filters) -> list[str]:
     if filters.model is not None:
         parts.append(filters.model)
     if filters.memory_mib is not None:
-        parts.append(f"≥ {_spaced(filters.memory_mib)}")
+        parts.append(f"≥ {memory_in_words(filters.memory_mib, exact=True)}")
     if filters.driver is not None:
         parts.append("driver ≥ " + ".".join(map(str, filters.driver)))
     if filters.index:

@@ -4,7 +4,16 @@ import * as React from 'react';
 
 import { ApiError } from './api';
 import { ISlice, SliceState } from './contract';
-import { about, Action, cost, duration, keepChoices, losesVariables, sizeName } from './texts';
+import {
+  about,
+  Action,
+  cost,
+  duration,
+  keepChoices,
+  losesVariables,
+  sizeInSentence,
+  sizeName
+} from './texts';
 import { ISlices } from './tokens';
 
 /** Milliseconds for which an answer is shown, and for which it is if it is a refusal. */
@@ -77,7 +86,7 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
       throw new Error(message);
     }
     return (await restart())
-      ? trans.__('The kernel was restarted on %1.', sizeName(size, trans))
+      ? trans.__('The kernel was restarted on %1.', sizeInSentence(size, trans))
       : message;
   };
   const row = (
@@ -162,7 +171,7 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
 
 /** What it costs to let another kernel give its slice. */
 function otherCost(other: ISlice, trans: TranslationBundle): string {
-  const size = sizeName(other.size, trans);
+  const size = sizeInSentence(other.size, trans);
   return losesVariables(other, 'give-back')
     ? trans.__('It is yours, idle, and holds %1. It ends: all its variables are lost.', size)
     : trans.__(

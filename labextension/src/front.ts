@@ -10,7 +10,7 @@ import { ISlices } from './tokens';
 const TICK = 10_000;
 
 /** Notebooks and consoles have one, and so have the documents of other extensions that run kernels. */
-function contextOf(widget: Widget | null): ISessionContext | null {
+export function contextOf(widget: Widget | null): ISessionContext | null {
   return (widget as any)?.sessionContext ?? null;
 }
 

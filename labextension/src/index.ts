@@ -1,5 +1,6 @@
 import { JupyterFrontEndPlugin } from '@jupyterlab/application';
 
+import { kernelNamesPlugin } from './kernelNames';
 import { kernelStatusPlugins } from './kernelStatus';
 import { launcherPlugins } from './launcher';
 import { notificationsPlugin } from './notifications';
@@ -13,6 +14,7 @@ const plugins: JupyterFrontEndPlugin<any>[] = [
   shownPlugin,
   notificationsPlugin,
   waitNoticesPlugin,
+  kernelNamesPlugin,
   ...launcherPlugins,
   ...runningPlugins,
   ...kernelStatusPlugins

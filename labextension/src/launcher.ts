@@ -14,11 +14,14 @@ import { availability, differ, explanation, rank } from './offers';
 import { sizeOf } from './slices';
 import { ISlices } from './tokens';
 
-/** JupyterLab's own command, and ours, which starts the same and says what is free. */
+/** JupyterLab's own commands, and ours, which starts a notebook and says what is free. */
 const CREATE = 'notebook:create-new';
+const CREATE_CONSOLE = 'console:create';
 const START = 'gpu-pool:create-notebook';
 /** Between JupyterLab's "Notebook", which is 0, and "Console", which is 20 (from 4.6 on). */
 const CATEGORY_RANK = 10;
+/** What consoles add to their rank, so that the one of the default kernel, which is 0, stays the first. */
+const AFTER_DEFAULT = 1;
 /** Milliseconds between two looks at what is free, while a launcher is in sight. */
 const LOOK_EVERY = 10_000;
 /** Milliseconds for which an answer is good enough for a launcher that is just opened. */
@@ -75,8 +78,15 @@ class FreeSlices {
   private isMissing = false;
 }
 
+/** The kernel that an item starts; undefined where it starts none. */
+function kernelOf(item: ILauncher.IItemOptions): unknown {
+  const args = item.args as any;
+  return item.command === CREATE_CONSOLE ? args?.kernelPreference?.name : args?.kernelName;
+}
+
 /**
- * Give the notebooks of GPU kernels a section of their own, where JupyterLab lists its items.
+ * Give the notebooks of GPU kernels a section of their own, where JupyterLab lists its items, and consoles
+ * the order of sizes.
  *
  * What JupyterLab adds is replaced and not added to, so that no kernel stands twice. Where its items are
  * others than these, as in a release to come, they stay as they are.
@@ -91,19 +101,17 @@ function divide(
   // The launcher tells items apart by their identity.
   const replaced = new WeakMap<ILauncher.IItemOptions, ILauncher.IItemOptions>();
   const divided = (item: ILauncher.IItemOptions): ILauncher.IItemOptions => {
-    const kernel = item.args?.kernelName;
-    const size = item.command === CREATE ? requested(kernel) : null;
+    const kernel = kernelOf(item);
+    const isKnown = item.command === CREATE || item.command === CREATE_CONSOLE;
+    const size = isKnown ? requested(kernel) : null;
     if (size === null) {
       return item;
     }
     void free.look();
-    const ours = replaced.get(item) ?? {
-      ...item,
-      command: START,
-      category,
-      categoryRank: CATEGORY_RANK
-    };
-    ours.rank = rank(free.of(kernel), size);
+    const moved =
+      item.command === CREATE ? { command: START, category, categoryRank: CATEGORY_RANK } : {};
+    const ours = replaced.get(item) ?? { ...item, ...moved };
+    ours.rank = rank(free.of(kernel), size) + (item.command === CREATE ? 0 : AFTER_DEFAULT);
     replaced.set(item, ours);
     return ours;
   };

@@ -97,6 +97,17 @@ export function sizeName(size: string, trans: Words): string {
   return size === '1' ? trans.__('whole GPU') : trans.__('%1 whole GPUs', size);
 }
 
+/** The same in a sentence: "2%", "a whole GPU", "4 whole GPUs". */
+export function sizeInSentence(size: string, trans: Words): string {
+  return size === '1' ? trans.__('a whole GPU') : sizeName(size, trans);
+}
+
+/** What a kernel is called, whose kernelspec tells the size that it was started with, now that it has a slice. */
+export function nameOnSize(name: string, slice: ISlice | null): string {
+  const isSame = slice === null || name.replace(/ +/g, ' ') === slice.display_name;
+  return isSame ? name : slice.display_name;
+}
+
 /** When a held slice ends, or null where that is not near. */
 export function endsAt(slice: ISlice, now: number): number | null {
   const near: number[] = [];

@@ -49,6 +49,22 @@ table<number | null>('positions', position => texts.place(position, trans).split
   [122, '122nd']
 ]);
 
+table<string>('sizes in a sentence', size => texts.sizeInSentence(size, trans), [
+  ['2%', '2%'],
+  ['1', 'a whole GPU'],
+  ['4', '4 whole GPUs']
+]);
+
+table<[string, ISlice | null]>('names of kernels', ([name, of]) => texts.nameOnSize(name, of), [
+  [['Python 3 (GPU 2%)', null], 'Python 3 (GPU 2%)'],
+  [['Python 3 (GPU 2%)', slice()], 'Python 3 (GPU 2%)'],
+  [['Python 3 (GPU  2%)', slice()], 'Python 3 (GPU  2%)'],
+  [
+    ['Python 3 (GPU 2%)', slice({ display_name: 'Python 3 (GPU 10%)', size: '10%' })],
+    'Python 3 (GPU 10%)'
+  ]
+]);
+
 table<[number | null, number]>('memory', ([used, all]) => texts.memory(used, all, trans), [
   [[512, 655], '512 of 655 MiB'],
   [[null, 655], '655 MiB'],

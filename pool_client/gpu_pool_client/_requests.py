@@ -106,6 +106,15 @@ class SliceRequest:
         return f"{whole} {self.filters}".strip()
 
     @property
+    def title(self) -> str:
+        """What kernels of it are called: ``GPU 2%``, ``GPU 75%×2``, ``whole GPU``; without filters."""  # noqa: RUF002
+        part = replace(self, count=1)
+        amount = memory_in_words(self.memory_mib, exact=True) if self.memory_mib else part.size
+        size = "whole GPU" if self.whole_devices else f"GPU {amount}"
+        # Without a space, which would sort before the end of the same size of one GPU.
+        return f"{size}×{self.count}" if self.count > 1 else size  # noqa: RUF001
+
+    @property
     def of_gpus(self) -> str:
         """How much of what, without filters: ``2% of a GPU``, ``50% of each of 2 GPUs``, ``a whole GPU``."""
         part = replace(self, count=1, filters=Filters())
@@ -155,6 +164,22 @@ def format_memory(mib: int) -> str:
         return f"{mib}MiB"
     part = f"{rest // 1024:02d}".rstrip("0")
     return f"{whole}.{part}GiB" if part else f"{whole}GiB"
+
+
+def memory_in_words(mib: int, *, exact: bool = False) -> str:
+    """Write an amount of memory as pages show it: 655 → ``655 MiB``, 1536 → ``1.5 GiB``, 3276 → ``3.2 GiB``.
+
+    Parameters
+    ----------
+    mib
+        The amount, in MiB.
+    exact
+        Whether all of it is to be said, and not one digit after the point: 3276 → ``3276 MiB``.
+    """
+    if exact or mib < 1024:
+        said = format_memory(mib)
+        return f"{said[:-3]} {said[-3:]}"
+    return f"{mib / 1024:.1f} GiB".replace(".0 ", " ")
 
 
 def parse_request(text: str) -> SliceRequest:

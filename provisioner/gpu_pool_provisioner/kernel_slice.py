@@ -271,9 +271,9 @@ def slice_lost(size: str, reason: EndReason | None) -> LeaseGone:
 
 
 def kernel_name(display_name: object, most: int = _LONGEST_NAME) -> str:
-    """Return a kernel's name as a sentence has it: ``Python 3 (GPU  2%)`` with one space, and printable.
+    """Return a kernel's name as a sentence has it: printable, and ``Python 3 (GPU  2%)`` with one space.
 
-    Its second space sets the order in Jupyter's lists and nothing else.
+    Kernelspecs of old have a second one, for the order in Jupyter's lists.
     """
     return printable(str(display_name).replace("  ", " "), most)
 
@@ -299,6 +299,14 @@ def notebook_of(environment: Mapping[str, str], own: Mapping[str, str] = Mapping
     """
     path = environment.get(_SESSION_VARIABLE, "")
     return "" if path == own.get(_SESSION_VARIABLE) else printable(Path(path).name, _LONGEST_NOTEBOOK)
+
+
+def name_on_size(name: str, started: SliceRequest, now: SliceRequest) -> str:
+    """Return what a kernel is called that was ``started`` on one size and is on another ``now``.
+
+    ``Python 3 (GPU 2%)`` becomes ``Python 3 (GPU 10%)``; a name that does not tell the size stays as it is.
+    """
+    return name.replace(started.title, now.title)
 
 
 def printable(text: object, most: int = _LONGEST_NAME) -> str:

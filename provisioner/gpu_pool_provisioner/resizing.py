@@ -26,10 +26,10 @@ from gpu_pool_client import (
     Lease,
     NotAllowed,
     SliceRequest,
-    format_memory,
     parse_request,
 )
 from gpu_pool_client._log import get_logger
+from gpu_pool_client._requests import memory_in_words
 from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment
 
 #: Names the folder to the kernel; see gpu_pool_kernels.inkernel.resize, which knows the names in it, too.
@@ -212,5 +212,5 @@ def _has(lease: Lease) -> str:
     if not lease.slices:
         return f"This kernel will have {lease.request.of_gpus} when its slice is back."
     names = ", ".join(part.device.label for part in lease.slices)
-    memory = format_memory(lease.memory_mib)
+    memory = memory_in_words(lease.memory_mib)
     return f"This kernel now has {lease.request.of_gpus}: {memory} on {names}."

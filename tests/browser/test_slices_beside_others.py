@@ -79,6 +79,9 @@ async def test_gpu_kernels_have_a_section_and_say_what_is_free(page: Page, snap:
     assert titles == NAMES, "sorted by size"
     for name in NAMES:
         await expect(card(page, name)).to_have_count(1)
+    consoles = page.locator('.jp-LauncherCard[data-category="Console"][title*="GPU"]')
+    titles = await consoles.evaluate_all("cards => cards.map(card => card.title.split('\\n')[0])")
+    assert titles == NAMES, "sorted by size"
     # The pool is another's for half; a launcher that stays open learns of it.
     held = await hold("50%")
     await expect(cards.first).to_contain_text("25 free now")
@@ -145,6 +148,12 @@ async def test_the_running_panel_gives_slices_back(course: None, page: Page, sna
     await expect(running(page, "Untitled.ipynb")).to_contain_text("50%")
     await expect(running(page, "Untitled1.ipynb")).to_contain_text("next in the queue")
     assert await inaccessible(page, "#jp-running-sessions .jp-GpuSlice-running") == []
+    for said in ("itemLabel", "itemDetail"):
+        shown = running(page).locator(f".jp-RunningSessions-{said}")
+        cut_off = (
+            "all => all.filter(each => each.scrollWidth > each.clientWidth).map(each => each.textContent)"
+        )
+        assert await shown.evaluate_all(cut_off) == []
     await snap("running.png")
     # A click opens the notebook.
     await running(page, "Untitled.ipynb").locator(".jp-RunningSessions-itemLabel").click()

@@ -51,6 +51,17 @@ async def test_the_magic_shows_the_slice(start: Start) -> None:
     assert "655 MiB granted" in shown["text/html"]
 
 
+@pytest.mark.parametrize(
+    ("size", "said"), [("2%", "2%"), ("1.5GiB", "1.5GiB"), ("1", "whole GPU"), ("4", "4 whole GPUs")]
+)
+def test_the_magic_says_what_a_bare_number_counts(
+    size: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_POOL_SLICE", size)
+    monkeypatch.setenv("GPU_POOL_SIMULATED", "1")
+    assert dict(slice_info.SliceInfo().rows())["Slice"] == said
+
+
 async def test_outside_a_slice_the_magic_says_how_to_get_one(start: Start) -> None:
     kernel = await start(environment={})
     outputs = await kernel.run("%gpu")

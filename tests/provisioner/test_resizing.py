@@ -58,7 +58,7 @@ async def test_a_kernel_changes_its_size_and_keeps_it_over_a_restart(
     before = await jupyter_env.only_lease()
     async with frontend(km) as page:
         told = await printed(page, "%gpu use 10%")
-        assert told == "This kernel now has 10% of a GPU: 3276MiB on V100-SXM2-32GB (simulated).\n"
+        assert told == "This kernel now has 10% of a GPU: 3.2 GiB on V100-SXM2-32GB (simulated).\n"
         assert await printed(page, FACTS) == "10% 3276\n"
         lease = await jupyter_env.only_lease()
         assert (lease.id, lease.slices[0].milli) == (before.id, 100)
@@ -120,7 +120,7 @@ async def test_limits_that_are_set_at_import_follow_until_the_gpu_is_used(
         assert enforced in str((await page.run("%gpu").done()).heard)
         assert await printed(page, "import torch, tensorflow") == ""
         assert await printed(page, "%gpu use 50%") == (
-            "This kernel now has 50% of a GPU: 16GiB on V100-SXM2-32GB (simulated).\n"
+            "This kernel now has 50% of a GPU: 16 GiB on V100-SXM2-32GB (simulated).\n"
         )
         used = "torch.cuda.init(); print(torch.cuda.fractions[0])"
         assert await printed(page, used) == "0.48443\n"
@@ -278,4 +278,4 @@ async def test_a_whole_gpu_is_called_so(jupyter_env: JupyterEnv, manager: Manage
     await km.start_kernel()
     async with frontend(km) as page:
         told = await printed(page, "%gpu use 1")
-        assert told == "This kernel now has a whole GPU: 32GiB on V100-SXM2-32GB (simulated).\n"
+        assert told == "This kernel now has a whole GPU: 32 GiB on V100-SXM2-32GB (simulated).\n"

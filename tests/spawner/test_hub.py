@@ -51,7 +51,7 @@ async def test_a_student_works_on_a_slice_of_the_course(
 
     specs = json.loads((await hub.api("GET", "/user/grace/api/kernelspecs")).body)["kernelspecs"]
     ours = {name: each["spec"]["display_name"] for name, each in specs.items() if "gpu" in name}
-    assert ours == {"python3-gpu-2pct": "Python 3 (GPU  2%)", "python3-gpu-50pct": "Python 3 (GPU 50%)"}
+    assert ours == {"python3-gpu-2pct": "Python 3 (GPU 2%)", "python3-gpu-50pct": "Python 3 (GPU 50%)"}
     assert "python3" in specs
     logo = await hub.api("GET", specs["python3-gpu-2pct"]["resources"]["logo-svg"])
     assert b"2%" in logo.body

@@ -55,7 +55,7 @@ def test_every_python_is_offered_on_every_slice(put: Put) -> None:
     assert names(manager) == {
         "course": "Course",
         "julia": "Julia",
-        "course-gpu-2pct": "Course (GPU  2%)",
+        "course-gpu-2pct": "Course (GPU 2%)",
         "course-gpu-10pct": "Course (GPU 10%)",
     }
     assert manager.find_kernel_specs().keys() == names(manager).keys()
@@ -109,7 +109,7 @@ def test_a_change_of_a_base_is_seen_and_nothing_else_is_written_again(put: Put) 
     manager.get_all_specs()
     assert written.stat().st_ino == before
     put("course", {**PYTHON, "display_name": "New"})
-    assert manager.get_kernel_spec("course-gpu-2pct").display_name == "New (GPU  2%)"
+    assert manager.get_kernel_spec("course-gpu-2pct").display_name == "New (GPU 2%)"
 
 
 @pytest.mark.parametrize("text", ["nonsense", '{"a": 1}', "[2, null]", "5"])

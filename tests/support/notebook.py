@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.async_api import Locator, Page, expect
 
-NAMES = ["Python 3 (GPU  2%)", "Python 3 (GPU 10%)", "Python 3 (GPU 50%)", "Python 3 (whole GPU)"]
+NAMES = ["Python 3 (GPU 2%)", "Python 3 (GPU 10%)", "Python 3 (GPU 50%)", "Python 3 (whole GPU)"]
 
 
 def card(page: Page, kernel: str) -> Locator:

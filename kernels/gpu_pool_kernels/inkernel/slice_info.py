@@ -43,7 +43,7 @@ class SliceInfo:
     def rows(self) -> "list[tuple[str, str]]":
         """Return what is shown, as pairs of a label and a text."""
         return [
-            ("Slice", self.size),
+            ("Slice", size_name(self.size)),
             ("Device", ", ".join(self.devices)),
             ("Memory", self.memory()),
             ("Enforced", self.enforced),
@@ -102,6 +102,13 @@ def number(name: str) -> "int | None":
         return int(os.environ[name])
     except (KeyError, ValueError):
         return None
+
+
+def size_name(size: str) -> str:
+    """Say a size: ``2%`` as it is, and of whole GPUs, which are asked for by a bare number, ``whole GPU``."""
+    if not size.isdigit():
+        return size
+    return "whole GPU" if size == "1" else f"{size} whole GPUs"
 
 
 def in_words(mib: int) -> str:

@@ -21,6 +21,7 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._drained import ask_about, say_drained
 from gpu_pool_client._free import accepts
+from gpu_pool_client._requests import memory_in_words
 
 #: GPUs of which a message says how much is free.
 _MOST_NAMED = 8
@@ -213,5 +214,5 @@ def _occupancy(status: DeviceStatus) -> str:
         return f"{label}: in use, and its compute mode, Exclusive_Process, admits one process at a time"
     return (
         f"{status.device.label}: {format_share(status.free_milli)} and "
-        f"{status.free_memory_mib} MiB free, {status.leases} in use"
+        f"{memory_in_words(status.free_memory_mib)} free, {status.leases} in use"
     )

@@ -17,9 +17,10 @@ from gpu_pool.policy import placement
 from gpu_pool.policy.placement import give_back
 from gpu_pool.policy.queue import Holding, Situation, Waiter, decide
 from gpu_pool.policy.queue_state import Rules
-from gpu_pool_client import DeviceStatus, format_memory, format_share
+from gpu_pool_client import DeviceStatus, format_share
 from gpu_pool_client._drained import ask_about, say_drained
 from gpu_pool_client._free import accepts
+from gpu_pool_client._requests import memory_in_words
 
 #: Fewer known holding times than this tell nothing.
 FEWEST: Final = 5
@@ -247,7 +248,11 @@ def _amount(waiter: Waiter) -> str:
     request = waiter.request
     if request.whole_devices:
         return "A whole GPU is" if request.count == 1 else f"{request.count} whole GPUs are"
-    size = format_memory(request.memory_mib) if request.memory_mib else format_share(request.milli or 0)
+    size = (
+        memory_in_words(request.memory_mib, exact=True)
+        if request.memory_mib
+        else format_share(request.milli or 0)
+    )
     each = "one GPU" if request.count == 1 else f"each of {request.count} GPUs"
     return f"{size} of {each} is"
 
@@ -262,7 +267,7 @@ def _free(waiter: Waiter, statuses: Sequence[DeviceStatus], kept: set[str]) -> s
     if all(status.device.exclusive and status.leases for status in usable):
         return _exclusive(usable)
     best = max(usable, key=lambda status: (status.free_milli, status.free_memory_mib))
-    most = f"{format_share(best.free_milli)} and {format_memory(best.free_memory_mib)}"
+    most = f"{format_share(best.free_milli)} and {memory_in_words(best.free_memory_mib)}"
     if not best.free_milli:
         return "Nothing is free."
     if len(usable) == 1:

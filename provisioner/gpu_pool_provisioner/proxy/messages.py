@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any, Final
 
 from gpu_pool_client import GpuPoolError
@@ -154,9 +155,12 @@ def slice_of(size: str) -> str:
 
 def display(text: str, display_id: str) -> dict[str, Any]:
     """Return the content of display_data and of update_display_data, which a notebook's file leaves out."""
-    # JupyterLab breaks long lines of plain text wherever they end, in the middle of words.
-    lines = textwrap.fill(text, _COLUMNS)
-    return {"data": {"text/plain": lines}, "metadata": MARK, "transient": {"display_id": display_id}}
+    # Pages break long lines of plain text wherever they end, in the middle of words; of HTML they do not.
+    data = {
+        "text/plain": textwrap.fill(text, _COLUMNS),
+        "text/html": f"<div>{escape(text, quote=False)}</div>",
+    }
+    return {"data": data, "metadata": MARK, "transient": {"display_id": display_id}}
 
 
 def error(name: str, text: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpu_pool_client import Activity, Lease, Outlook, format_share
+from gpu_pool_client import Activity, Lease, Outlook, SliceRequest, format_share
 from gpu_pool_provisioner.proxy.expiry_policy import keeps_variables
 from gpu_pool_provisioner.slice_state import KernelSliceState, SlicePhase
 
@@ -33,7 +33,7 @@ class KernelName:
 def slice_of(name: KernelName, state: KernelSliceState, sizes: Sequence[str], clock: Clock) -> dict[str, Any]:
     """Return a Slice of the API; ``sizes`` are those that the kernel may ask for."""
     proxy, lease = state.proxy, state.lease
-    size = _size(state)
+    size = size_of(state).size
     return {
         "kernel_id": name.kernel_id,
         "kernel_name": name.kernelspec,
@@ -53,9 +53,9 @@ def slice_of(name: KernelName, state: KernelSliceState, sizes: Sequence[str], cl
     }
 
 
-def _size(state: KernelSliceState) -> str:
-    lease = state.lease
-    return lease.request.size if lease is not None else state.request.size
+def size_of(state: KernelSliceState) -> SliceRequest:
+    """Return what a kernel has, or asks for."""
+    return state.lease.request if state.lease is not None else state.request
 
 
 def _queue(state: KernelSliceState) -> dict[str, Any]:

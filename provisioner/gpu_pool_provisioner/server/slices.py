@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from jupyter_core.utils import ensure_async
 
-from gpu_pool_client import NotAllowed, parse_request
+from gpu_pool_client import NotAllowed, SliceRequest, parse_request
 from gpu_pool_client._background import background_loop
-from gpu_pool_provisioner.kernel_slice import kernel_name
+from gpu_pool_provisioner.kernel_slice import kernel_name, name_on_size
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.server import model
 from gpu_pool_provisioner.server.bodies import KeepBody, SizeBody
@@ -145,7 +145,7 @@ class Slices:
             control.somebody_looks()
             state = self._with_idleness(kernel_id, control.state)
             by_pool.setdefault(state.url, {})[kernel_id] = provisioner
-            name = self._name(kernel_id, provisioner)
+            name = self._name(kernel_id, provisioner, model.size_of(state))
             slices.append(model.slice_of(name, state, self.offers.sizes(provisioner), self._clock))
         self._watch_pools(by_pool)
         pools = [{"url": url, **self._pool(url)} for url in sorted(by_pool)]
@@ -180,9 +180,11 @@ class Slices:
         idle = IdleState(idle_since=last.timestamp() - self._clock.ahead)
         return replace(state, proxy=replace(state.proxy, idle=idle))
 
-    def _name(self, kernel_id: str, provisioner: GPUPoolProvisioner) -> model.KernelName:
+    def _name(self, kernel_id: str, provisioner: GPUPoolProvisioner, now: SliceRequest) -> model.KernelName:
         manager = self._server.kernel_manager.get_kernel(kernel_id)
         display = kernel_name(provisioner.kernel_spec.display_name)
+        if provisioner.slice:
+            display = name_on_size(display, parse_request(provisioner.slice), now)
         return model.KernelName(kernel_id, manager.kernel_name, display, self._paths.get(kernel_id))
 
     # -- Pools -------------------------------------------------------------

@@ -12,7 +12,7 @@ def test_kernels_are_installed_listed_and_removed(terminal):
     kernels = json.loads(terminal.run("kernels", "list", "--json").stdout)["kernels"]
     assert [set(kernel) for kernel in kernels] == [{"name", "display_name", "slice", "base", "path"}] * 2
     assert sorted(kernel["slice"] for kernel in kernels) == ["1", "2%"]
-    assert "GPU  2%" in terminal.run("kernels", "list").stdout
+    assert "GPU 2%" in terminal.run("kernels", "list").stdout
     first, second = (kernel["name"] for kernel in kernels)
     assert "Removed" in terminal.run("kernels", "remove", first).stdout
     gone = json.loads(terminal.run("kernels", "remove", "--all", "--json").stdout)["kernels"]
@@ -88,7 +88,7 @@ def test_a_kernel_that_is_somebodys_own_work_stays_and_is_named(terminal):
     (theirs / "kernel.json").write_text(json.dumps(spec))
     done = terminal.run("kernels", "remove", "--all")
     assert done.returncode == 0
-    assert done.stdout.startswith("Removed 'Python 3 (GPU  2%)' from ")
+    assert done.stdout.startswith("Removed 'Python 3 (GPU 2%)' from ")
     assert (
         f"'{theirs}' is a GPU kernel, but was not created by gpu-pool kernels install. It stays:"
         in done.stderr

@@ -43,7 +43,7 @@ def situation(
 def test_it_says_what_is_needed_and_what_is_free() -> None:
     told = situation([waiter(1, "1"), waiter(2)], [held(0, 700), held(1, 900)])
     assert explain(2, told) == (
-        "50% of one GPU is needed. Of 2 that would do, the one with most room has 30% and 9831MiB free."
+        "50% of one GPU is needed. Of 2 that would do, the one with most room has 30% and 9.6 GiB free."
     )
     assert explain(1, told).startswith("A whole GPU is needed.")
 
@@ -69,14 +69,14 @@ def test_whoever_a_gpu_is_emptied_for_is_told_when_at_the_latest() -> None:
 def test_a_parked_kernel_is_told_which_gpu_it_waits_for() -> None:
     parked = waiter(1, devices=frozenset([V100[1].uuid]), is_parked=True)
     text = explain(1, situation([parked], [held(1, 700)]))
-    assert text.startswith("50% of GPU 1, where the kernel was, is needed. 30% and 9831MiB of it are free.")
+    assert text.startswith("50% of GPU 1, where the kernel was, is needed. 30% and 9.6 GiB of it are free.")
 
 
 def test_whoever_waits_for_what_is_drained_is_told_by_whom() -> None:
     drained = [replace(DeviceStatus(V100[1], 0, 0, 0, 0), drained=True, drained_at=0.0)]
     said = "An administrator has drained GPU 1 (since"
     one_is_left = explain(1, situation([waiter(1)], [held(0, 700)], count=1), drained)
-    assert "30% and 9831MiB of it are free. " + said in one_is_left
+    assert "30% and 9.6 GiB of it are free. " + said in one_is_left
     assert "Ask" not in one_is_left
     none_is_left = explain(1, situation([waiter(1)], [], count=0), drained)
     assert none_is_left.startswith(f"50% of one GPU is needed. {said}")

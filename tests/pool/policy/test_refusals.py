@@ -246,7 +246,7 @@ def test_no_list_of_devices_is_endless() -> None:
 def test_why_it_does_not_fit_now() -> None:
     statuses = [DeviceStatus(V100, 700, 22937, 0, 3), DeviceStatus(T4, 100, 16384, 0, 1)]
     held = (
-        "V100-SXM2-32GB (simulated): 30% and 9831 MiB free, 3 in use; "
+        "V100-SXM2-32GB (simulated): 30% and 9.6 GiB free, 3 in use; "
         "T4 (simulated): 90% and 0 MiB free, 1 in use."
     )
     request, rules = parse_request("50%"), Rules()

@@ -94,7 +94,7 @@ def course_view(name: str, course: CourseFile, status: PoolStatus, now: datetime
         state=open_now(course, now),
         when=when_open(course),
         offers=tuple(
-            OfferRow(each.name, str(each.request), each is course.default_slice) for each in course.slices
+            OfferRow(each.name, each.request.named, each is course.default_slice) for each in course.slices
         ),
         any_up_to=str(course.any_up_to) if course.any_up_to else "",
         instructors=", ".join(course.instructors),

@@ -28,7 +28,7 @@ from gpu_pool.service.course_editor import (
     CourseEditor,
     CourseFileNow,
 )
-from gpu_pool.service.dashboard.labels import PageTime, memory, moment
+from gpu_pool.service.dashboard.labels import PageTime, memory, moment, request_text
 from gpu_pool.service.dashboard.live_pages import DashboardPage
 from gpu_pool.service.handler import audit_refusal
 from gpu_pool.visible import visible
@@ -300,7 +300,7 @@ def _fit_rows(each: SliceFigures) -> Iterator[FitRow]:
     for fit in each.fits:
         yield FitRow(
             name=f"{each.name} (default)" if each.is_default else each.name,
-            request=each.request,
+            request=request_text(each.request),
             gpu=f"{fit.gpus} x {fit.gpu}",
             each=str(fit.each) if fit.each else "none",
             at_once=at_once_text(each),

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Final
 
 from gpu_pool.policy import usage_report
-from gpu_pool.service.dashboard.labels import Mark, PageTime, course_label, gpus, memory, moment
+from gpu_pool.service.dashboard.labels import Mark, PageTime, course_label, gpus, memory, moment, request_text
 from gpu_pool.service.dashboard.pool_view import Viewer
 from gpu_pool_client import WHOLE, EndedLease, EndReason, Lease, format_duration
 from gpu_pool_client._values import why_over
@@ -219,7 +219,7 @@ def _row(row: EndedLease) -> PastRow:
         user=row.user,
         course=course_label(row.course),
         purpose=row.kernel or "",
-        request=row.request,
+        request=request_text(row.request),
         ended=moment(row.ended_at),
         waited=waited,
         held="" if held_at is None else format_duration(row.held_seconds),

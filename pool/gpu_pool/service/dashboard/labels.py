@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Final, NamedTuple
 
-from gpu_pool_client import WHOLE, Lease, LeaseState, format_share
+from gpu_pool_client import WHOLE, Lease, LeaseState, format_share, parse_request
 
 #: The colours and patterns that the style sheet and the page's definitions know.
 HUES: Final = 8
@@ -84,9 +84,14 @@ def where_text(lease: Lease) -> str:
 def size_text(lease: Lease) -> str:
     """Say how much a lease asks for, or has."""
     if not lease.slices:
-        return str(lease.request)
+        return lease.request.named
     each = " on each" if len(lease.slices) > 1 else ""
     return f"{lease.slices[0].share}, {memory(lease.memory_mib)}{each}"
+
+
+def request_text(request: str) -> str:
+    """Say a request as it is recorded: of whole GPUs, which a bare number asks for, ``a whole GPU``."""
+    return parse_request(request).named if request.split(" ")[0].isdigit() else request
 
 
 def memory(mib: int) -> str:

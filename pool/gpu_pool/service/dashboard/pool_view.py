@@ -294,7 +294,7 @@ def describe_changes(before: PoolStatus, now: PoolStatus, viewer: Viewer, ends: 
     """
     old, new = _own(before, viewer), _own(now, viewer)
     said = [
-        f"Your slice of {lease.request} has ended{f': {ends[each]}' if each in ends else ''}."
+        f"Your slice of {lease.request.named} has ended{f': {ends[each]}' if each in ends else ''}."
         for each, lease in old.items()
         if each not in new
     ]
@@ -303,7 +303,7 @@ def describe_changes(before: PoolStatus, now: PoolStatus, viewer: Viewer, ends: 
         if known is None or (known.state, known.position) != (lease.state, lease.position):
             where = where_text(lease)
             said.append(
-                f"Your slice of {lease.request}: {state_text(lease)}{f' on {where}' if where else ''}."
+                f"Your slice of {lease.request.named}: {state_text(lease)}{f' on {where}' if where else ''}."
             )
         elif lease.notice and lease.notice != known.notice:
             said.append(lease.notice)

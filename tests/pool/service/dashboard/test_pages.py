@@ -48,6 +48,18 @@ async def test_every_page_is_whole_for_those_who_cannot_see_it(site: Site, path:
     assert Document(await site.page(path, user)).problems == []
 
 
+async def test_no_page_calls_a_whole_gpu_by_a_bare_number(site: Site) -> None:
+    await site.pool.release(await site.take("1", "ada", "ml"))
+    await site.take("2%", "grace", "ml")
+    await site.take("1", "grace", "ml")
+    await site.take("1", "ada", "ml")
+    for path in (*PAGES, "admin"):
+        cells = re.findall(r"<(?:td|h3)[^>]*>(.*?)</(?:td|h3)>", await site.page(path, ADMIN), re.DOTALL)
+        assert "1" not in [each.strip() for each in cells if path != "courses/ml"], path  # it counts slices
+    assert "<td>a whole GPU</td>" in await site.page("history", ADMIN)
+    assert "a whole GPU</h3>" in await site.page("", "ada")
+
+
 @pytest.mark.parametrize("seconds", [3_000_000 * 86_400, 1e18, 1e308, float("inf")])
 async def test_a_lease_that_ends_in_no_year_is_shown_beside_the_others(site: Site, seconds: float) -> None:
     await fill(site)
