@@ -47,6 +47,7 @@ from gpu_pool_client._log import EscapingLogger
 from gpu_pool_client._pool import URL_VARIABLE
 from gpu_pool_provisioner import advice
 from gpu_pool_provisioner.forked import ForkedProcess
+from gpu_pool_provisioner.idle_kernels import remember, say_idle_others
 from gpu_pool_provisioner.kernel_slice import NOTICE_VARIABLE, KernelSlice, SliceEnvironment, expected_lease
 from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
 from gpu_pool_provisioner.proxy import messages, pod_runs
@@ -111,6 +112,7 @@ class GPUPoolProvisioner(SliceSettings):
         """
         if not self.slice:
             return await super().pre_launch(**kwargs)
+        remember(self, kwargs.get("env") or {})
         async with self._undone_on_failure():
             self._lease = None
             self.follow_notebook(kwargs.get("env"))
@@ -410,7 +412,8 @@ class GPUPoolProvisioner(SliceSettings):
             ending=lambda: self.parent.shutting_down,
             start_timeout=self.start_timeout,
         )
-        proxy = KernelProxy(kernel, LeaseClient(kernel_slice, self.holder(), self.outage_timeout))
+        client = LeaseClient(kernel_slice, self.holder(), self.outage_timeout, lambda: say_idle_others(self))
+        proxy = KernelProxy(kernel, client)
         await in_background(proxy.open(reserved=self._ports))
         self._proxy_connection = dict(self.connection_info)  # type: ignore[assignment]
         return proxy

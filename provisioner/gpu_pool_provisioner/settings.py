@@ -261,6 +261,9 @@ class SliceSettings(LocalProvisioner):
     def _default_slice(self) -> str:
         return self._variable(DEFAULT_SLICE_VARIABLE)
 
+    #: The file name of the notebook that uses the kernel, as its Jupyter server says; empty for none.
+    notebook = ""
+
     @default("batch")
     def _default_batch(self) -> bool:
         return is_yes(self._variable(BATCH_VARIABLE))

@@ -182,8 +182,19 @@ _FEW: Final = 3
 class LeaseClient:
     """Asks for a kernel's slice and waits for it. Use it on one event loop."""
 
-    def __init__(self, kernel_slice: KernelSlice, holder: Holder, outage_timeout: float) -> None:
-        """``outage_timeout`` is for how many seconds a kernel that starts waits for a pool that is away."""
+    def __init__(
+        self,
+        kernel_slice: KernelSlice,
+        holder: Holder,
+        outage_timeout: float,
+        idle_others: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Ask for nothing yet.
+
+        ``outage_timeout`` is for how many seconds a kernel that starts waits for a pool that is away.
+        ``idle_others`` names idle kernels of the same user that hold slices, in a sentence or not at all.
+        """
+        self._idle_others = idle_others
         self._kernel_slice = kernel_slice
         self._holder = holder
         self._outage_timeout = outage_timeout
@@ -310,7 +321,7 @@ class LeaseClient:
             tell(messages.unreachable(self.size, error))
             return last
         self.outlook = outlook
-        tell(messages.waiting(self.size, str(outlook)))
+        tell(messages.waiting(self.size, f"{outlook} {self._idle_others()}".rstrip()))
         return now, outlook.position
 
     async def attach(self, process: Process, *, ready_within: float, grace: float) -> None:

@@ -81,6 +81,15 @@ def waiting(size: str, outlook: str) -> str:
     return f"Waiting for {slice_of(size)}. {outlook} {_THEN} {_WAY_OUT}"
 
 
+def idle_others(kernels: Sequence[tuple[str, str]]) -> str:
+    """Name kernels of one's own that are idle, each with the size that it holds; empty for none."""
+    if not kernels:
+        return ""
+    named = ", and ".join(f"{name} holds {slice_of(size)}" for name, size in kernels)
+    what = "that" if len(kernels) == 1 else "these"
+    return f"Of your own idle kernels, {named}: give {what} back in the GPU slice panel, or shut {what} down."
+
+
 def in_log(text: str) -> str:
     """Return what a waiting cell shows as a program's log has it, where there is no cell."""
     return text.removesuffix(f"{_THEN} {_WAY_OUT}").rstrip()

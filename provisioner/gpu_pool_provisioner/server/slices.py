@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import PurePath
 from typing import Any, Final
 
 from jupyter_core.utils import ensure_async
@@ -162,7 +163,7 @@ class Slices:
             if isinstance(provisioner, GPUPoolProvisioner)
         }
 
-    async def _read_sessions(self, kernels: Mapping[str, object]) -> None:
+    async def _read_sessions(self, kernels: Mapping[str, GPUPoolProvisioner]) -> None:
         """Learn which notebook a kernel belongs to."""
         is_same = kernels.keys() == self._seen
         if not kernels or (is_same and time.monotonic() < self._sessions_at + _SESSIONS_EVERY):
@@ -170,6 +171,9 @@ class Slices:
         self._sessions_at, self._seen = time.monotonic(), set(kernels)
         sessions = await ensure_async(self._server.session_manager.list_sessions())
         self._paths = {each["kernel"]["id"]: each["path"] for each in reversed(sessions) if each["kernel"]}
+        for kernel_id, provisioner in kernels.items():  # a notebook may have been renamed
+            path = PurePath(self._paths.get(kernel_id, ""))
+            provisioner.notebook = path.name if path.suffix == ".ipynb" else ""
 
     def _with_idleness(self, kernel_id: str, state: KernelSliceState) -> KernelSliceState:
         """Add since when a kernel is idle that nothing stands in front of, as the server itself sees it."""

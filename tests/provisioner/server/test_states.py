@@ -48,6 +48,23 @@ async def test_a_page_sees_a_kernel_wait_get_its_slice_and_go(
     assert [each for each in dict.fromkeys(phases) if each != "asking"] == ["waiting", "starting", "held"]
 
 
+@pytest.mark.parametrize("terms", [{}, {"idle_limit": "1h"}])
+async def test_a_waiting_cell_names_the_idle_kernel_of_ones_own(
+    jupyter_env: JupyterEnv, course: Any, terms: dict[str, str]
+) -> None:
+    course(**terms)
+    async with serving_pages(jupyter_env) as pages:
+        first = await pages.start("one.ipynb", jupyter_env.install("half", "50%"))
+        async with cells(pages, first) as frontend:
+            await frontend.run("1").done()
+        second = await pages.start("two.ipynb", jupyter_env.install("all", "1"))
+        async with cells(pages, second) as frontend:
+            cell = frontend.run("print(6 * 7)")
+            await cell.shows("Of your own idle kernels, one.ipynb holds a GPU slice of 50%: give that back")
+            await pages.ask("DELETE", f"api/kernels/{first}")
+            assert (await cell.done()).outputs == ["42\n"]
+
+
 @pytest.mark.long
 async def test_a_kernel_that_is_launched_directly_is_seen_and_can_only_be_shut_down(
     jupyter_env: JupyterEnv, pages: PagesServer
