@@ -6,35 +6,24 @@ They are its user's own, and the nearest remedy: nobody else needs to end anythi
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from gpu_pool_provisioner.kernel_slice import kernel_name, printable
+from gpu_pool_provisioner.kernel_slice import kernel_name
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.slice_state import SlicePhase
 
 if TYPE_CHECKING:
     from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 
-#: Where a Jupyter server says to a kernel which file it is started for.
-_SESSION_VARIABLE: Final = "JPY_SESSION_NAME"
 #: Kernels that are named at most.
 _MOST_NAMED: Final = 3
 
 _kernels: weakref.WeakSet[GPUPoolProvisioner] = weakref.WeakSet()
 
 
-def remember(kernel: GPUPoolProvisioner, environment: Mapping[str, str]) -> None:
-    """Count a kernel that gets this environment among those of this process, for as long as it is there."""
-    kernel.notebook = kernel.notebook or notebook_of(environment)
+def remember(kernel: GPUPoolProvisioner) -> None:
+    """Count a kernel among those of this process, for as long as it is there."""
     _kernels.add(kernel)
-
-
-def notebook_of(environment: Mapping[str, str]) -> str:
-    """Return the file name of the notebook for which a kernel gets this environment; empty for none."""
-    name = PurePath(environment.get(_SESSION_VARIABLE, "")).name
-    return printable(name) if name.endswith(".ipynb") else ""
 
 
 def say_idle_others(kernel: GPUPoolProvisioner) -> str:

@@ -112,7 +112,7 @@ class GPUPoolProvisioner(SliceSettings):
         """
         if not self.slice:
             return await super().pre_launch(**kwargs)
-        remember(self, kwargs.get("env") or {})
+        remember(self)
         async with self._undone_on_failure():
             self._lease = None
             self.follow_notebook(kwargs.get("env"))

@@ -261,14 +261,12 @@ class SliceSettings(LocalProvisioner):
     def _default_slice(self) -> str:
         return self._variable(DEFAULT_SLICE_VARIABLE)
 
-    #: The file name of the notebook that uses the kernel, as its Jupyter server says; empty for none.
-    notebook = ""
-
     @default("batch")
     def _default_batch(self) -> bool:
         return is_yes(self._variable(BATCH_VARIABLE))
 
-    #: The name of the notebook that the kernel was started for; empty where it is not known.
+    #: The file name of the notebook that uses the kernel, as its Jupyter server says; empty where it is not
+    #: known.
     notebook = ""
 
     def new_slice(self) -> KernelSlice:
@@ -278,7 +276,7 @@ class SliceSettings(LocalProvisioner):
 
     def follow_notebook(self, environment: Mapping[str, str] | None) -> None:
         """Take note of the notebook that a kernel is started for, by the environment that it is to have."""
-        self.notebook = notebook_of(environment or {}, os.environ)
+        self.notebook = self.notebook or notebook_of(environment or {}, os.environ)
 
     def holder(self) -> Holder:
         """Return who asks for the slice: the user of this process, with names as a pool keeps them."""

@@ -173,7 +173,8 @@ class Slices:
         self._paths = {each["kernel"]["id"]: each["path"] for each in reversed(sessions) if each["kernel"]}
         for kernel_id, provisioner in kernels.items():  # a notebook may have been renamed
             path = PurePath(self._paths.get(kernel_id, ""))
-            provisioner.notebook = path.name if path.suffix == ".ipynb" else ""
+            if path.suffix == ".ipynb":
+                provisioner.notebook = path.name
 
     def _with_idleness(self, kernel_id: str, state: KernelSliceState) -> KernelSliceState:
         """Add since when a kernel is idle that nothing stands in front of, as the server itself sees it."""
