@@ -1,6 +1,6 @@
 """Which processes compute on a device, and how much of its memory each has, as NVML lists them.
 
-A module of its own, which imports nothing of this project: the program that suspends
+A module of its own, which imports hardly anything of this project: the program that suspends
 processes needs it, and has to start fast (``enforcement.checkpoint.program``).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import pynvml
+from gpu_pool.nvml_library import pynvml
 
 
 def computing(handle: Any) -> dict[int, int | None]:

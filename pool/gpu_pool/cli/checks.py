@@ -117,7 +117,11 @@ def check_machine(*, is_client: bool = False) -> Iterator[Check]:
 def _hidden(inventory: Inventory) -> Iterator[Check]:
     """Name the real GPUs behind simulated ones."""
     if any(device.simulated for device in inventory.devices):
-        real = discover({})
+        try:
+            real = discover({})
+        except GpuPoolError as error:
+            yield Check("gpus", "note", error.message, error.remedy)
+            return
         if real.devices:
             labels = ", ".join(sorted({safe(device.label) for device in real.devices}))
             text = f"{len(real.devices)} real GPUs found by {real.source}, but not used: {labels}"
@@ -260,9 +264,11 @@ def _unmanaged(status: PoolStatus) -> Iterator[Check]:
     devices = [each.device for each in status.devices if not each.device.simulated]
     if not devices:
         return
-    # Imported here because it costs some 40 ms, which simulated devices need not pay.
-    from gpu_pool.enforcement.watchdog import find_unmanaged
-
+    try:
+        # Imported here because it costs some 40 ms, which simulated devices need not pay.
+        from gpu_pool.enforcement.watchdog import find_unmanaged
+    except GpuPoolError:  # told by other checks
+        return
     for unmanaged in find_unmanaged(devices, status.leases):
         remedy = "Run it on a slice (gpu-pool run 10% -- COMMAND), or end it."
         yield Check("unmanaged processes", "note", safe(str(unmanaged), 300), remedy)

@@ -2,7 +2,9 @@
 
 ``discover`` looks once and remembers nothing. What it could not find or read
 comes back as sentences, never as an exception: one broken card, or a machine
-without any, is something to say, not a reason to stop.
+without any, is something to say, not a reason to stop. Only what no other answer
+could be had for is raised: a variable that is not understood, and a module that is
+not the one with which the driver is asked.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def discover(environ: Mapping[str, str] | None = None) -> Inventory:
     inventory without devices has at least one problem, the last of which says
     how to go on without a GPU.
 
-    Raises :class:`~gpu_pool_client.BadRequest` if the variable is not understood.
+    Raises :class:`~gpu_pool_client.BadRequest` if the variable is not understood, and
+    :class:`~gpu_pool.nvml_shadowed.NvmlShadowed` if another package stands in the place of nvidia-ml-py.
     """
     environ = os.environ if environ is None else environ
     text = environ.get(VARIABLE, "").strip()

@@ -187,7 +187,7 @@ def _registered_device() -> int | None:
 def _is_working(pids: set[int], uuids: Iterable[str]) -> bool | None:
     """Whether a device works for these processes; None where the driver does not say."""
     # Imported here because it costs some 40 ms, which simulated devices need not pay.
-    import pynvml
+    from gpu_pool.nvml_library import pynvml
 
     failures = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
     try:
@@ -204,8 +204,7 @@ def _is_working(pids: set[int], uuids: Iterable[str]) -> bool | None:
 
 
 def _works_for(pids: set[int], uuid: str) -> bool | None:
-    import pynvml
-
+    from gpu_pool.nvml_library import pynvml
     from gpu_pool.process_memory import computing
 
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-import pynvml
-
 from gpu_pool.devices import cuda_numbers, problems, visible
 from gpu_pool.devices.inventory import Inventory, context_mib
 from gpu_pool.devices.nvml_session import FAILURES
 from gpu_pool.devices.side_by_side import read_all
 from gpu_pool.devices.visible import CardNames
+from gpu_pool.nvml_library import pynvml
 from gpu_pool_client import WHOLE, Device
 from gpu_pool_client._values import CONTEXT_MIB
 

@@ -262,7 +262,7 @@ def _free_mib(uuids: Collection[str]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
-    import pynvml
+    from gpu_pool.nvml_library import pynvml
 
     try:
         pynvml.nvmlInit()
