@@ -94,6 +94,13 @@ class PoolSettings(Configurable):
         help="""How slices are enforced: accounting, mps, cgroups, hami, or a tier of another package by its
         name. auto is the strictest that needs no preparation by the administrator.""",
     ).tag(config=True)
+    device_names = Enum(
+        ("uuid", "index"),
+        "uuid",
+        help="""How CUDA_VISIBLE_DEVICES names the GPUs of a slice. index: by number, with
+        CUDA_DEVICE_ORDER=PCI_BUS_ID, for programs that read integers from it; MIG instances, GPUs shared
+        by MPS, and what runs in containers keep the uuid.""",
+    ).tag(config=True)
     probe_user = Unicode(
         "nobody",
         help="""The user as whom gpu-pool serve, run by root, tries to evade the limits of a device before it

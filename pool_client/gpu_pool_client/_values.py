@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -64,6 +64,8 @@ class Activity:
     memory_mib: int | None = None
 
 
+#: Variables that say which devices a program finds, and how these are named.
+_NAMING: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _MINUTE: Final = 60
 _HOUR: Final = 3_600
 #: Seconds from which a wait is told in hours.
@@ -383,7 +385,8 @@ class Lease:
     #: What is held now; empty unless the state is HELD.
     slices: tuple[Slice, ...] = ()
     enforcement: Enforcement = field(default_factory=Enforcement)
-    #: Variables by which its tier enforces it; a part of :attr:`environment`.
+    #: Variables by which its tier enforces it, and by which it names devices where the pool is set to do so
+    #: in another way than by uuid; a part of :attr:`environment`.
     variables: Mapping[str, str] = field(default_factory=dict)
     #: What its user should read now, such as a warning that it uses too much memory; often empty.
     notice: str = ""
@@ -460,6 +463,11 @@ class Lease:
             if self.terms.in_pod:
                 facts["GPU_POOL_IDLE_ENDS"] = "1"
         return {**facts, **self.variables}
+
+    def named_by_uuid(self) -> Lease:
+        """Return the lease with an environment that names its devices by uuid."""
+        kept = {name: value for name, value in self.variables.items() if name not in _NAMING}
+        return replace(self, variables=kept)
 
     def describe_limits(self) -> str:
         """Say in one line what is granted and what is enforced."""

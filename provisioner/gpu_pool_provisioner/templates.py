@@ -56,8 +56,8 @@ _MAX_MESSAGE: Final = 1 << 16
 #: path, ours, and what the driver reads when it is initialised. All others are part of a template.
 _READ_LATE: Final = (
     *("JPY_SESSION_NAME", "GPU_POOL_", "PWD", "OLDPWD"),
-    *("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
-    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY"),
+    *("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
 )
 #: The variable in whose place the template's kernels show those that are their own, and for how many bytes.
 _PLACE: Final = "GPU_POOL_TEMPLATE"

@@ -32,7 +32,8 @@ class Container:
     """The container on a lease, known by a label that Docker keeps with it."""
 
     def __init__(self, lease: Lease) -> None:
-        self._lease = lease
+        # Docker numbers the GPUs of a container from 0, whichever they are.
+        self._lease = lease.named_by_uuid()
         self._label = f"{_LABEL}={lease.id}"
 
     def command(self, arguments: tuple[str, ...]) -> list[str]:

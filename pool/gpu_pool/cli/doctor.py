@@ -101,12 +101,15 @@ def check_isolation() -> Iterator[Check]:
     from gpu_pool.settings import load_settings
 
     try:
-        tier = load_settings().tier
-        devices = [each for each in discover().devices if not each.simulated and each.mig_profile is None]
+        settings = load_settings()
+        tier, real = settings.tier, [each for each in discover().devices if not each.simulated]
+        devices = [each for each in real if each.mig_profile is None]
     except GpuPoolError:  # told by other checks
         return
     if tier != "auto":
         yield _check_tier(tier)
+    if settings.device_names == "index":
+        yield from _names(tier, real)
     if devices:
         yield from _programs(tier)
         yield from _modes(tier, devices)
@@ -123,6 +126,21 @@ def _check_tier(name: str) -> Check:
         return Check("tier", "broken", error.message, error.remedy)
     text = f"{name}{', by gpu-pool serve' if tier.needs_owner else ''}; {tier.seen}"
     return Check("tier", "note" if tier.seen == NOT_ON_HARDWARE else "ok", text)
+
+
+def _names(tier: str, devices: Sequence[Device]) -> Iterator[Check]:
+    """Name the devices that programs find by uuid all the same, where the settings want numbers."""
+    from gpu_pool.enforcement.device_names import why_uuid
+    from gpu_pool.enforcement.machine import find_tier
+
+    try:
+        kind = find_tier(tier)
+    except GpuPoolError:  # told by other checks
+        return
+    for device in devices:
+        if why := why_uuid(device, kind):
+            text = f"programs find GPU {device.index} ({device.label}) by uuid, and not by number: {why}"
+            yield Check("device names", "note", text)
 
 
 def _programs(tier: str) -> Iterator[Check]:

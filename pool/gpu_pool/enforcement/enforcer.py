@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from gpu_pool.enforcement import Isolation, TierFailed
 from gpu_pool.enforcement.checkpoint.parked_memory import Lost, ParkedMemory
+from gpu_pool.enforcement.device_names import INDEX, with_indices
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.lease_table import gone
 from gpu_pool.store.leases import LeaseStore
@@ -68,6 +69,8 @@ class Enforcer:
     def state(self, lease: Lease) -> Lease:
         """Return a lease with the truth about its limits, and whether it is watched over."""
         lease = self._isolation.state(lease)
+        if self._settings.device_names == INDEX and lease.state is LeaseState.HELD:
+            lease = with_indices(lease, self._isolation)
         is_watched = self._owner or self._isolation.in_pods
         if is_watched or (self._settings.watchdog in ("warn", "end") and not lease.simulated):
             return replace(lease, terms=replace(lease.terms, revocable=True))

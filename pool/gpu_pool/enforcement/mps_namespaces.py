@@ -151,6 +151,7 @@ class CgroupTier(Tier):
 
     name: ClassVar[str] = "cgroups"
     needs_owner: ClassVar[bool] = True
+    needs_uuids: ClassVar[bool] = True
 
     @classmethod
     def make(cls, context: TierContext) -> CgroupTier:

@@ -102,6 +102,8 @@ class Tier(abc.ABC):
     seen: ClassVar[str] = NOT_ON_HARDWARE
     #: Whether one process must own the devices for all who use them: gpu-pool serve.
     needs_owner: ClassVar[bool] = False
+    #: Whether processes must name the devices by uuid, whatever the settings say.
+    needs_uuids: ClassVar[bool] = False
 
     @classmethod
     def make(cls, context: TierContext) -> Tier:  # noqa: ARG003 - most tiers need nothing

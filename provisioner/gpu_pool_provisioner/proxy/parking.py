@@ -24,8 +24,10 @@ from gpu_pool_provisioner.proxy.runs import KernelRun
 #: Seconds in which an idle kernel answers; one that does not is left alone.
 _ANSWERS_WITHIN: Final = 5.0
 #: What a Python kernel that has not initialised CUDA sees of its devices.
-_VISIBLE: Final = "__import__('os').environ.update(CUDA_VISIBLE_DEVICES={!r})"
-_NONE: Final = "-1"
+_VISIBLE: Final = "__import__('os').environ.update({!r})"
+#: The variables that say so, the first of them always.
+_NAMING: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_NONE: Final = {_NAMING[0]: "-1"}
 #: Where a message's header is, from its end.
 _HEADER: Final = 4
 #: Types of requests that a parked kernel may answer: on shell, and on control.
@@ -187,7 +189,8 @@ class Parking:
             self._wanted.clear()
             self._given_up.clear()
             resumed = await self._resumed()
-        self._show_devices(resumed.environment["CUDA_VISIBLE_DEVICES"])
+        environment = resumed.environment
+        self._show_devices({name: environment[name] for name in _NAMING if name in environment})
         # What had used CUDA before has had its state moved away and back.
         if not self._moved and await self._initialised():
             self._run.relay.tell(_POISONED)
@@ -261,7 +264,7 @@ class Parking:
         self._run.relay.begin()
         self._pending.hand_over(self._run.relay.pass_on)
 
-    def _show_devices(self, visible: str) -> None:
+    def _show_devices(self, visible: Mapping[str, str]) -> None:
         language = self._pending.introduction.get("language_info", {}).get("name")
         if language == "python":
             self._run.relay.run_silently(_VISIBLE.format(visible))

@@ -37,6 +37,7 @@ class MpsTier(Tier):
     name: ClassVar[str] = "mps"
     seen: ClassVar[str] = SEEN_ON_H100
     needs_owner: ClassVar[bool] = True
+    needs_uuids: ClassVar[bool] = True
 
     @classmethod
     def make(cls, context: TierContext) -> MpsTier:
