@@ -62,6 +62,8 @@ class Activity:
     movable: bool = False
     #: MiB of device memory in use by it and its descendants, on all devices together.
     memory_mib: int | None = None
+    #: Whether nobody can ever say if its devices work for it, as on MIG instances: what is submitted decides.
+    unmeasured: bool = False
 
 
 #: Variables that say which devices a program finds, and how these are named.

@@ -42,17 +42,21 @@ def activity_of(
     alive = root is not None and root.is_alive()
     if root is None or alive is False or not real:
         return Activity(initialised=False, working=False)
+    # NVML has no figures of processes for MIG instances, by whatever namespace they are asked for.
+    unmeasured = any(device.mig_profile is not None for device in real)
     if alive is None:  # of another pid namespace, where it cannot be looked at
-        return Activity() if process else Activity(initialised=False, working=False)
+        hidden = Activity(unmeasured=unmeasured)
+        return hidden if process else Activity(initialised=False, working=False)
     pids = (family(root.pid) if process else {root.pid}) | marked(lease_id, owner_of(root.pid))
     opened = _have_open(pids)
     if opened:
         # Imported here because it costs some 40 ms, which simulated devices need not pay.
         from gpu_pool.devices.sampling import memory_of
 
-        working = _is_working(pids, [device.uuid for device in real])
-        return Activity(initialised=True, working=working, memory_mib=memory_of(pids, real))
-    return Activity() if opened is None else Activity(initialised=False, working=False)
+        working, untold = _is_working(pids, [device.uuid for device in real])
+        unmeasured = working is None and (unmeasured or untold)
+        return Activity(True, working, memory_mib=memory_of(pids, real), unmeasured=unmeasured)
+    return Activity(unmeasured=unmeasured) if opened is None else Activity(initialised=False, working=False)
 
 
 def uses_cuda(process: Process | None, lease_id: str) -> bool | None:
@@ -184,8 +188,11 @@ def _registered_device() -> int | None:
     return None
 
 
-def _is_working(pids: set[int], uuids: Iterable[str]) -> bool | None:
-    """Whether a device works for these processes; None where the driver does not say."""
+def _is_working(pids: set[int], uuids: Iterable[str]) -> tuple[bool | None, bool]:
+    """Return whether a device works for these processes, None where the driver does not say.
+
+    And whether it never does, of one of these devices.
+    """
     # Imported here because it costs some 40 ms, which simulated devices need not pay.
     from gpu_pool.nvml_library import pynvml
 
@@ -193,14 +200,20 @@ def _is_working(pids: set[int], uuids: Iterable[str]) -> bool | None:
     try:
         pynvml.nvmlInit()
     except failures:
-        return None
+        return None, False
+    untold = False
+    found: set[bool | None] = set()
     try:
-        found = [_works_for(pids, uuid) for uuid in uuids]
+        for uuid in uuids:
+            try:
+                found.add(_works_for(pids, uuid))
+            except pynvml.NVMLError_NotSupported:  # noqa: PERF203 - the others are asked all the same
+                untold = True
     except failures:
-        return None
+        return None, False
     finally:
         pynvml.nvmlShutdown()
-    return True if True in found else None if None in found else False
+    return True if True in found else None if untold or None in found else False, untold
 
 
 def _works_for(pids: set[int], uuid: str) -> bool | None:

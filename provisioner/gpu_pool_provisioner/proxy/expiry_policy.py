@@ -39,6 +39,11 @@ _IDLE_ENDS: Final = (
     "This kernel has been idle for a long time and ends in {}. "
     'If you still use it, run a cell or "%gpu keep 1h".'
 )
+_UNSEEN_ENDS: Final = (
+    "Nothing has been run in this kernel for a long time, and it ends in {}. Whether anything still computes "
+    "in it cannot be seen on this GPU: NVIDIA's driver does not say it of a MIG instance. If something does, "
+    'or you still use it, run a cell or "%gpu keep 1h".'
+)
 IDLE_ENDED: Final = "The kernel was ended: it had been idle for longer than its course allows."
 ASKED_BACK: Final = "The kernel was ended: it became idle, and its GPU slice had been asked back."
 
@@ -175,16 +180,18 @@ def _end_as_idle(terms: Terms, seen: KernelObservation, now: float) -> ExpirySte
         )
     if terms.when_idle is WhenIdle.KEEP or _may_work(terms, seen):
         return ExpiryStep(ExpiryAction.NOTHING)
-    return _warn_then_end(terms, seen, now, at, _IDLE_ENDS, _END_AS_IDLE)
+    warning = _UNSEEN_ENDS if seen.activity.unmeasured else _IDLE_ENDS
+    return _warn_then_end(terms, seen, now, at, warning, _END_AS_IDLE)
 
 
 def _may_work(terms: Terms, seen: KernelObservation) -> bool:
     """Whether a device may work for an idle kernel.
 
     Unknown counts as work: nothing is taken from a training that merely cannot be
-    seen. Only of pods it would never be known, so there what is submitted decides.
+    seen. Of pods and MIG instances it would never be known, so there what is submitted decides.
     """
-    return bool(seen.activity.working) if terms.in_pod else seen.activity.working is not False
+    is_never_known = terms.in_pod or seen.activity.unmeasured
+    return bool(seen.activity.working) if is_never_known else seen.activity.working is not False
 
 
 def _is_movable(seen: KernelObservation) -> bool:

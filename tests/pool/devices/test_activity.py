@@ -22,7 +22,7 @@ from support.pools import ENDS_ITS_FIRST_THREAD, V100, embedded, identity, runni
 REAL = Slice(replace(V100, uuid="GPU-1", simulated=False), 20, 655)
 SIMULATED = Slice(V100, 20, 655)
 
-#: One GPU on which process $1 computes by $2 per cent (-1: the driver has no samples).
+#: One GPU on which process $1 computes by $2 per cent (-6: the driver has no samples; -3: it never has).
 STUB = """
 #include <stdlib.h>
 struct process { unsigned pid; unsigned long long used; unsigned instance, compute; };
@@ -41,7 +41,7 @@ int nvmlDeviceGetProcessUtilization(void *device, struct sample *found, unsigned
                                    unsigned long long since) {
     int per_cent = atoi(getenv("STUB_PER_CENT"));
     (void)device;
-    if (per_cent < 0) return 6;
+    if (per_cent < 0) return -per_cent;
     if (*number < 1) { *number = 1; return 7; }
     found[0] = (struct sample){(unsigned)atoi(getenv("STUB_PID")), since, (unsigned)per_cent, 0, 0, 0};
     return 0;
@@ -67,7 +67,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("known", "per_cent", "working"), [(42, 3, "True"), (42, 0, "False"), (42, -1, "False"), (7, 99, "None")]
+    ("known", "per_cent", "working"),
+    [
+        (42, 3, "(True, False)"),
+        (42, 0, "(False, False)"),
+        (42, -6, "(False, False)"),
+        (42, -3, "(None, True)"),
+        (7, 99, "(None, False)"),
+    ],
 )
 def test_whether_the_device_works_for_a_process(
     library: Path, known: int, per_cent: int, working: str
@@ -97,6 +104,24 @@ def test_cuda_is_seen_in_the_open_files_of_a_process_and_its_descendants(
     assert activity_of(gone, [REAL], "1-a") == Activity(initialised=False, working=False)
     elsewhere = replace(Process.current(), namespace="pid:[1]")
     assert activity_of(elsewhere, [REAL], "1-a") == Activity()
+
+
+def test_what_a_process_does_on_a_mig_instance_is_never_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uvm = tmp_path / "nvidia-uvm"
+    uvm.touch()
+    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
+    instance = replace(REAL, device=replace(REAL.device, uuid="MIG-1", mig_profile="1g.5gb"))
+    with running() as idle, running(OPENS.format(str(uvm))) as busy:
+        assert busy.stdout is not None
+        assert busy.stdout.readline() == "open\n"
+        assert activity_of(identity(idle), [instance], "1-a") == Activity(initialised=False, working=False)
+        found = activity_of(identity(busy), [instance], "1-a")
+        assert (found.initialised, found.working, found.unmeasured) == (True, None, True)
+        assert not activity_of(identity(busy), [REAL], "1-a").unmeasured
+    elsewhere = replace(Process.current(), namespace="pid:[1]")
+    assert activity_of(elsewhere, [instance], "1-a") == Activity(unmeasured=True)
 
 
 def test_what_nothing_is_attached_to_is_known_by_its_keeper(

@@ -105,6 +105,18 @@ def test_in_a_pod_what_is_submitted_decides_alone() -> None:
     assert step(replace(in_pod, when_idle=WhenIdle.KEEP), unseen, NOW + 10_000).act is ExpiryAction.NOTHING
 
 
+def test_where_nobody_can_see_whether_the_gpu_works_what_is_submitted_decides_and_it_is_said() -> None:
+    on_mig = replace(IDLE, activity=Activity(initialised=True, unmeasured=True))
+    warning = step(ENDS, on_mig, NOW + 541)
+    assert warning.act is ExpiryAction.WARN
+    assert "Nothing has been run in this kernel for a long time, and it ends in 59s." in warning.message
+    assert "cannot be seen on this GPU" in warning.message
+    assert step(ENDS, on_mig, NOW + 600).act is ExpiryAction.END
+    for used in (replace(on_mig, busy=True), replace(on_mig, kept_until=NOW + 10_000)):
+        assert step(ENDS, used, NOW + 600).act is ExpiryAction.NOTHING
+    assert step(PARKS, on_mig, NOW + 10_000).act is ExpiryAction.NOTHING
+
+
 def test_the_longest_lease_ends_even_a_busy_kernel_after_a_warning() -> None:
     terms = Terms(ends_at=NOW + 7200, warn_before=300)
     busy = replace(IDLE, busy=True)
