@@ -21,6 +21,7 @@ from gpu_pool.devices.nvml_session import FAILURES, NvmlSession
 from gpu_pool.devices.problems import card_problem
 from gpu_pool.nvml_library import pynvml
 from gpu_pool_client import Device
+from gpu_pool_client import _procfs as procfs
 from gpu_pool_client._processes import pid_namespace
 
 _BYTES_PER_MIB: Final = 1024 * 1024
@@ -77,7 +78,7 @@ class ProcessSampler:
         problems: list[str] = []
         for device in real:
             try:
-                uses[device.uuid] = _uses(self._session.handle(device.uuid))
+                uses[device.uuid] = _uses(self._session.handle(device.uuid), unified=device.unified)
             except FAILURES as error:  # noqa: PERF203 - the others are looked at all the same
                 self._session.failed(device.uuid)
                 problems.append(_problem(device, error))
@@ -112,16 +113,27 @@ def memory_of(pids: Collection[int], devices: Collection[Device]) -> int | None:
     return sum(used.values()) if len(used) == len(devices) else None
 
 
-def _uses(handle: Any) -> tuple[ProcessUse, ...]:
-    """Return each process once, however many lists of the driver it is in."""
+def _uses(handle: Any, *, unified: bool) -> tuple[ProcessUse, ...]:
+    """Return each process once, however many lists of the driver it is in.
+
+    Of a device whose memory is the machine's (``unified``) the driver does not tell who uses it: there
+    it is the resident memory of the process.
+    """
     found = process_memory.computing(handle)
     computing = set(found)
     for each in process_memory.optional(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle):
         found[each.pid] = process_memory.larger(found.get(each.pid), each.usedGpuMemory)
+    known = {pid: None if used is None else used // _BYTES_PER_MIB for pid, used in found.items()}
     return tuple(
-        ProcessUse(pid, None if used is None else used // _BYTES_PER_MIB, pid in computing)
-        for pid, used in found.items()
+        ProcessUse(pid, _resident_mib(pid) if unified and used is None else used, pid in computing)
+        for pid, used in known.items()
     )
+
+
+def _resident_mib(pid: int) -> int | None:
+    """Return the MiB of the machine's memory that a process has; None for one that cannot be seen."""
+    words = procfs.status(pid, b"VmRSS")  # in kB
+    return int(words[0]) // 1024 if words else None
 
 
 def _problem(device: Device, error: Exception) -> str:

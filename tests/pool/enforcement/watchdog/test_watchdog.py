@@ -13,6 +13,9 @@ from gpu_pool_client import Device, EndReason, Holder, LeaseState, Process, pars
 from support.pools import identity, running, until
 from support.watchdog import WatchedPool, watched_pool
 
+#: Has 300 MiB of the machine's memory, and says so.
+RESIDENT = "kept = bytearray(b'1') * (300 << 20); print('there', flush=True); import sys; sys.stdin.read()"
+
 V100 = Device("GPU-0", 0, "Tesla V100-SXM2-32GB", 32768)
 CARD = "gpu GPU-0 Tesla V100-SXM2-32GB"
 
@@ -62,6 +65,29 @@ async def test_a_measurement_goes_on_when_the_guard_is_started_again(tmp_path: P
             second.look(1)
             row = await second.history()
     assert (row.peak_mib, row.device_seconds) == (3000, 7.0)
+
+
+async def test_a_process_on_a_gpu_that_has_the_machines_memory_is_judged_by_its_resident_memory(
+    tmp_path: Path, nvml: Path
+) -> None:
+    """As on a GB10: the driver lists the process, and no memory."""
+    gb10 = Device("GPU-0", 0, "NVIDIA GB10", 8192, context_mib=100, unified=True)
+    async with watched_pool(tmp_path, nvml, gb10) as there:
+        with running(RESIDENT) as large, running() as small:
+            assert large.stdout is not None
+            assert large.stdout.readline() == "there\n"
+            there.scene("gpu GPU-0 NVIDIA GB10", f"process {large.pid} -", f"process {small.pid} -")
+            over = await there.hold("150MiB", identity(large), "over")
+            within = await there.hold("150MiB", identity(small), "within")
+            there.look(10, times=3)
+            assert "150" in (await there.pool.get_lease(over.id)).notice
+            assert (await there.pool.get_lease(within.id)).notice == ""
+            for lease in (over, within):
+                await there.pool.release(lease.id)
+            there.look(1)
+            peaks = {row.id: row.peak_mib for row in await there.pool.history()}
+            assert 300 <= (peaks[over.id] or 0) < 350
+            assert 0 < (peaks[within.id] or 0) < 50
 
 
 async def test_memory_that_the_driver_does_not_tell_is_neither_counted_nor_too_much(
