@@ -173,13 +173,14 @@ def _modes(tier: str, devices: Sequence[Device]) -> Iterator[Check]:
     for device in devices:
         try:
             mode = mps_device.compute_mode(device)
-        except TierFailed:  # no nvidia-smi, or a card that it does not know: other checks say so
-            return
-        exclusive = mode == mps_device.EXCLUSIVE and tier in _BY_MPS
-        if mode != mps_device.DEFAULT and not exclusive:
-            yield Check(
-                "compute mode",
-                "broken",
-                f"GPU {device.index} is {mode}: kernels cannot share it",
-                f"sudo nvidia-smi -i {device.uuid} -c DEFAULT",
-            )
+        except TierFailed:  # no nvidia-smi, or a card that it does not know: NVML has told
+            mode = mps_device.EXCLUSIVE if device.exclusive else mps_device.DEFAULT
+        if mode == mps_device.DEFAULT or (mode == mps_device.EXCLUSIVE and tier in _BY_MPS):
+            continue
+        admits = "it admits one process at a time, and " if mode == mps_device.EXCLUSIVE else ""
+        yield Check(
+            "compute mode",
+            "broken",
+            f"GPU {device.index} is {mode}: {admits}kernels cannot share it",
+            f"sudo nvidia-smi -i {device.uuid} -c DEFAULT",
+        )

@@ -47,7 +47,8 @@ def test_a_gpu_that_admits_one_process_is_named_with_what_mends_it(terminal: Ter
     stub.cards(mode="Exclusive_Process")
     [check] = checks(terminal, "compute mode")
     assert check["state"] == "broken"
-    assert check["text"] == "GPU 0 is Exclusive_Process: kernels cannot share it"
+    mode = "GPU 0 is Exclusive_Process: it admits one process at a time"
+    assert check["text"] == f"{mode}, and kernels cannot share it"
     assert check["remedy"] == f"sudo nvidia-smi -i {V100.uuid} -c DEFAULT"
     configure(terminal, "mps")
     assert checks(terminal, "compute mode") == []
