@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotRestored, NotSuspended, suspension
+from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotRestored, NotSuspended, program, suspension
 from gpu_pool.enforcement.checkpoint.suspension import available_mib
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, LeaseState
@@ -71,6 +71,34 @@ def test_another_process_restores_what_this_one_suspended(
     checkpoint(tmp_path).suspend("l1", pids)
     checkpoint(tmp_path).restore("l1")
     assert states(driver, pids) == ["running"] * 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--wait=inf", "1"],
+        ["--wait=nan", "1"],
+        ["--wait=-1", "1"],
+        ["--free=GPU-1", "1"],
+        ["--free=GPU-1=0", "1"],
+        ["--free=\udcff=1", "1"],
+        ["--free==1", "1"],
+        ["0"],
+        ["-1"],
+        [f"{2**22 + 1}"],
+        [f"{2**31}"],
+        ["9" * 5_000],
+        ["\u0663"],
+        [""],
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_driver_is_asked(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        program.main(["restore", "--limit=1", *arguments])
+    assert refused.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()[-1]) < 300
 
 
 # ---- Kept ----

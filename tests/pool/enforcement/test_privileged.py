@@ -67,6 +67,19 @@ def group(system: System) -> Path:
         ["cgroup-join", LEASE, "0"],
         ["cgroup-join", LEASE, "-1"],
         ["cgroup-join", LEASE, "1\n2"],
+        ["cgroup-join", LEASE, "01"],
+        ["cgroup-join", LEASE, f"{2**31 - 1}"],
+        ["cgroup-join", LEASE, f"{2**31}"],
+        ["cgroup-join", LEASE, f"{2**32 + 1}"],
+        ["cgroup-join", LEASE, f"{2**64 + 1}"],
+        ["cgroup-join", LEASE, "9" * 5_000],
+        ["cgroup-join", LEASE, "1\0"],
+        ["cgroup-join", LEASE, "\udcff"],
+        ["cgroup-limit", LEASE, V100.uuid, "100000000"],
+        ["cgroup-limit", LEASE, V100.uuid, "00"],
+        ["cgroup-limit", LEASE, V100.uuid, ""],
+        ["cgroup-make", "1" * 19 + "-0123abcd"],
+        ["cgroup-make", LEASE + "\udc80"],
         ["cgroup-remove", "gpu-pool"],
     ],
 )
@@ -162,6 +175,11 @@ def test_a_process_that_ends_meanwhile_is_not_said_to_be_moved(system: System, g
             perform(["cgroup-join", LEASE, f"{process.pid}"], system, 0)
 
 
+def test_a_pid_above_all_that_linux_gives_is_no_process(system: System, group: Path) -> None:
+    with pytest.raises(ProcessLookupError):
+        perform(["cgroup-join", LEASE, "9999999"], system, 0)
+
+
 def as_program(*arguments: str, uid: int = ME, **environ: str) -> tuple[int, dict[str, object]]:
     """Run it as sudo would, with the standard library alone; return its status and its answer."""
     text = PROGRAM.read_text()
@@ -185,7 +203,34 @@ def test_it_does_nothing_unless_it_is_root() -> None:
 def test_it_prints_one_line_and_takes_the_caller_from_sudo() -> None:
     status, answer = as_program("cgroup-join", "../..", "1", SUDO_UID="1000")
     assert (status, answer) == (1, {"ok": False, "error": "'../..' is not accepted by cgroup-join"})
-    assert as_program("compute-mode", SUDO_UID="me")[0] == 1
+
+
+@pytest.mark.skipif(ME != 0, reason="needs root")
+@pytest.mark.parametrize("uid", ["me", "", "-1", " 0", "0_0", "٣", f"{2**32 - 1}", f"{2**64}", "9" * 5_000])
+def test_who_calls_it_is_a_user_or_nothing_is_done(uid: str) -> None:
+    status, answer = as_program("cgroup-remove", LEASE, SUDO_UID=uid)
+    assert (status, answer["ok"]) == (1, False)
+    assert "which is no user" in str(answer["error"])
+
+
+def test_whoever_does_not_read_its_answer_has_its_status_alone() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-IS", str(PROGRAM), "sh"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("said", ["3", "[]", "null", '"ok"'])
+def test_an_answer_that_it_never_gives_is_told(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sudo = tmp_path / "sudo"
+    sudo.write_text(f"#!/bin/sh\necho '{said}'\n")
+    sudo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(TierFailed, match="cgroup-make was not done: .* answered with what it never answers"):
+        Privileged(program=sudo, root=False).call("cgroup-make", LEASE)
 
 
 def test_the_pool_calls_it_by_sudo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import sys
 import time
@@ -44,6 +45,9 @@ _LEFT_MIB: Final = 64
 _SEEN_WITHIN: Final = 5.0
 _LOOK_EVERY: Final = 0.1
 _MIB: Final = 1 << 20
+#: Linux gives no pid above this (proc(5), pid_max), and nothing waits for longer than a day.
+_MOST_PID: Final = 1 << 22
+_MOST_SECONDS: Final = 86_400
 
 
 class DriverRefused(Exception):
@@ -69,23 +73,37 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(verb=verb)
         sub.add_argument("--limit", type=_positive, required=True, help="seconds")
         if verb is not _probe:
-            sub.add_argument("pids", type=_positive, nargs="+", metavar="PID")
+            sub.add_argument("pids", type=_pid, nargs="+", metavar="PID")
         if verb is _suspend:
             sub.add_argument("--lock-ms", type=_positive, required=True)
         if verb is _restore:
             sub.add_argument("--free", type=_uuid_and_mib, action="append", default=[], metavar="UUID=MIB")
-            sub.add_argument("--wait", type=float, default=0.0, help="seconds to wait for that")
+            sub.add_argument("--wait", type=_seconds, default=0.0, help="seconds to wait for that")
     return parser
 
 
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
-        raise argparse.ArgumentTypeError(f"{text!a} is not a positive integer")
+def _positive(text: str, most: int = (1 << 31) - 1) -> int:
+    digits = len(text) <= len(str(most)) and text.isascii() and text.isdigit()
+    if not (digits and 0 < int(text) <= most):
+        raise argparse.ArgumentTypeError(f"{text[:60]!a} is not an integer from 1 to {most}")
     return int(text)
+
+
+def _pid(text: str) -> int:
+    return _positive(text, _MOST_PID)
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) <= _MOST_SECONDS:  # false for what is no number (nan)
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text[:60]!a} is not a number from 0 to {_MOST_SECONDS}")
 
 
 def _uuid_and_mib(text: str) -> tuple[str, int]:
     uuid, _, mib = text.partition("=")
+    if not re.fullmatch(r"[0-9A-Za-z/-]{1,100}", uuid):
+        raise argparse.ArgumentTypeError(f"{uuid[:60]!a} is not a UUID")
     return uuid, _positive(mib)
 
 

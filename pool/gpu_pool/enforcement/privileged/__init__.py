@@ -55,4 +55,6 @@ class Privileged:
             raise PrivilegedRefused(
                 f"sudo said: {done.stderr.decode(errors='replace').strip()[:200]}"
             ) from None
-        return dict(answer)
+        if not isinstance(answer, dict):
+            raise PrivilegedRefused(f"{self._program} answered with what it never answers")
+        return answer

@@ -27,14 +27,17 @@ from pathlib import Path
 
 _UUID = r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _LEASE = r"[0-9]{1,18}-[0-9a-f]{8}"
+_PID, _MIB = "[1-9][0-9]{0,6}", "0|[1-9][0-9]{0,7}"  # Linux gives no pid above 2^22 (proc(5), pid_max)
 #: Every verb with what its arguments must look like, from beginning to end.
 _VERBS = {
     "compute-mode": (_UUID, "exclusive|default"),
     "cgroup-make": (_LEASE,),
-    "cgroup-limit": (_LEASE, _UUID, "[0-9]{1,8}"),
-    "cgroup-join": (_LEASE, "[1-9][0-9]{0,9}"),
+    "cgroup-limit": (_LEASE, _UUID, _MIB),
+    "cgroup-join": (_LEASE, _PID),
     "cgroup-remove": (_LEASE,),
 }
+#: Above all users: 2^32 - 1 means none (setreuid(2)).
+_NO_USER = 2**32 - 1
 #: Seconds that nvidia-smi may take.
 _TIMEOUT = 60
 _CONTROLLER = "+dmem"
@@ -163,18 +166,30 @@ def _caller() -> int:
     """Return the user for whom this is done."""
     if os.geteuid() != 0:
         raise PrivilegedRefused("this program must be run by root: sudo -n gpu-pool-privileged")
-    return int(os.environ.get("SUDO_UID", "0"))
+    told = os.environ.get("SUDO_UID", "0")
+    if not re.fullmatch("0|[1-9][0-9]{0,9}", told, re.ASCII) or int(told) >= _NO_USER:
+        raise PrivilegedRefused(f"SUDO_UID is {told[:60]!r}, which is no user")
+    return int(told)
+
+
+def _print(line: str) -> bool:
+    """Print a line; return whether it could be written."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        sys.stdout = None  # or Python would write it once more when it exits, and complain
+        return False
+    return True
 
 
 def main(arguments: Sequence[str] | None = None, system: System | None = None) -> int:
-    """Do what the command line says; return 0 if it was done, 1 if not."""
+    """Do what the command line says; return 0 if it was done and said so, 1 if not."""
     told = sys.argv[1:] if arguments is None else arguments
     try:
         answer = {"ok": True, **perform(told, system or System(), _caller())}
     except (PrivilegedRefused, OSError, ValueError, subprocess.SubprocessError) as error:
         answer = {"ok": False, "error": str(error)}
-    print(json.dumps(answer))
-    return 0 if answer["ok"] else 1
+    return 0 if _print(json.dumps(answer)) and answer["ok"] else 1
 
 
 if __name__ == "__main__":
