@@ -385,7 +385,7 @@ class Pool(abc.ABC):
         Raises
         ------
         BadRequest, NeverFits, OverQuota
-            As :meth:`request`.
+            As :meth:`request`, also where the lease's process is in the way as well.
         TimedOut
             A held lease cannot have the size now, because it is not free or because others wait for it.
             Nothing has changed.

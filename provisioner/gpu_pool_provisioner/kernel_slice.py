@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import time
@@ -29,6 +30,7 @@ from gpu_pool_client import (
     PoolUnreachable,
     Process,
     SliceRequest,
+    TimedOut,
     connect,
 )
 from gpu_pool_client._framework_caps import slice_environment
@@ -83,6 +85,8 @@ class KernelSlice:
         self.lease_id: str | None = None
         #: Names the request to the pool, so that one whose answer was lost is not made twice.
         self._key = uuid.uuid4().hex
+        #: In whose name it was asked for last.
+        self._holder = Holder("")
         #: The request that is under way, see :meth:`take_within`.
         self._asking: asyncio.Task[Lease] | None = None
         #: The size to change to once the kernel's process, which has used its devices, has ended.
@@ -115,6 +119,7 @@ class KernelSlice:
         ``Pool.request`` or ``Pool.acquire`` raises. May be called again where
         the pool did not answer.
         """
+        self._holder = holder
         if self.lease_id is not None:
             return self.see(await self._earlier_lease(self.lease_id))
         if timeout is None:
@@ -163,6 +168,19 @@ class KernelSlice:
         if lease.state is LeaseState.ENDED:
             raise slice_lost(self.request.size, lease.end_reason)
         return lease
+
+    async def resize_next(self, request: SliceRequest) -> None:
+        """Let a kernel that has no slice ask for another size. Raises what ``Pool.forecast`` does."""
+        await self.pool.forecast(request, self._holder)
+        self.request = request
+
+    async def check_size(self, request: SliceRequest) -> None:
+        """Raise why a kernel that has a slice could never have another size; nothing is changed.
+
+        What it has now counts towards its quotas; so nothing is said of them.
+        """
+        with contextlib.suppress(OverQuota):
+            await self.pool.forecast(request, self._holder)
 
     async def resize(self, request: SliceRequest) -> Lease:
         """Change the slice's size at once. Raises what ``Pool.resize`` raises."""
@@ -217,6 +235,19 @@ class KernelSlice:
                 self.see(await self.pool.resize(lease_id, self.request, ahead=True))
             except GpuPoolError as error:
                 get_logger().warning("What was kept for a kernel's restart is still kept: %s", error)
+
+    async def resize_later(self, size: SliceRequest) -> None:
+        """Ask for another size at the next restart, whenever that is, if it is free then.
+
+        Raises what ``Pool.resize`` raises of what can never be.
+        """
+        if self.lease_id is None:
+            raise slice_lost(self.request.size, None)
+        with contextlib.suppress(TimedOut):
+            await self.pool.resize(self.lease_id, size, ahead=True)
+            # It can be had. Nobody knows when the restart comes, so others may have it meanwhile.
+            await self.pool.resize(self.lease_id, self.request, ahead=True)
+        self.pending_size = size
 
     async def attach_here(self, seconds: float) -> None:
         """Attach the slice to this process until the kernel is launched again, for ``seconds`` at most."""

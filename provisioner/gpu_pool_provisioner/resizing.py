@@ -177,13 +177,13 @@ async def grant(
     return {"granted": True, "message": _has(lease) + until, "variables": slice_variables.change(lease)}
 
 
-def resize_at_restart(kernel_slice: KernelSlice, size: str) -> str:
+async def resize_at_restart(kernel_slice: KernelSlice, size: str) -> str:
     """Keep a request for another size until the kernel, in its pod, restarts; return what its user reads."""
     try:
         wanted = parse_request(size)
+        await kernel_slice.resize_later(wanted)
     except GpuPoolError as error:
         return str(_refused(error)["message"])
-    kernel_slice.pending_size = wanted
     return f"A pod cannot change its size while it runs. Restart the kernel: {_THEN.format(wanted)}"
 
 

@@ -11,14 +11,13 @@ from gpu_pool_client._background import background_loop, in_background
 from gpu_pool_client._values import why_over
 from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment
 from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
-from gpu_pool_provisioner.resizing import grant, resize_at_restart
+from gpu_pool_provisioner.resizing import grant
 from gpu_pool_provisioner.slice_state import KernelSliceState, ProxyState, SliceEnd, SlicePhase
 
 _NO_PROXY = (
     "Nothing stands in front of this kernel: its GPU slice cannot be taken back while it lives, and so it "
     "cannot be lent either."
 )
-_IN_PLACE = "This kernel cannot be told of another size while it runs."
 _THEN = "Restart the kernel: it then changes to {}"
 
 
@@ -126,8 +125,8 @@ class SliceControl:
     async def resize(self, size: str) -> SizeChange:
         """Change the size, at once or at the next restart, as ``%gpu use`` does.
 
-        Raises ``BadRequest`` where ``size`` is none, ``NotAllowed`` while the kernel works, and the pool's
-        other refusals of what waits.
+        Raises ``BadRequest`` where ``size`` is none, ``NotAllowed`` while the kernel works or its slice is
+        lent, and the pool's other refusals, unless a running kernel reads them.
         """
         wanted, state = parse_request(size), self.state
         phase = state.proxy.phase
@@ -139,17 +138,22 @@ class SliceControl:
         if phase is SlicePhase.ASKING:
             raise NotAllowed("The GPU pool has not answered this kernel yet.", "Try again once it has.")
         if self._slice.lease_id is None:
-            self._slice.request = wanted
+            await in_background(self._slice.resize_next(wanted))
             return SizeChange(True, False, f"The next cell asks for {wanted.of_gpus}.")
         if state.resizes_live:
             return await in_background(self._resize_live(size))
-        message = resize_at_restart(self._slice, size)
-        then = f"{_THEN.format(wanted.named)}, if that is free."
-        return SizeChange(True, True, message if state.proxy.in_pod else f"{_IN_PLACE} {then}")
+        if phase is SlicePhase.NONE:  # its lease has ended, or goes on without a kernel
+            lease = await in_background(self._slice.resize(wanted))
+            return SizeChange(True, False, f"This kernel now has {lease.request.of_gpus}.")
+        return await self.resize_at_restart(wanted, None)
 
     async def _resize_live(self, size: str) -> SizeChange:
         assert self._proxy is not None
-        answer = await self._proxy.resize(lambda: self._grant(size))
+        try:
+            answer = await self._proxy.resize(lambda: self._grant(size))
+        except NotAllowed:
+            await self._slice.check_size(parse_request(size))  # nobody waits for a cell's end for that
+            raise
         return SizeChange(bool(answer["granted"]), self._slice.pending_size is not None, answer["message"])
 
     async def _grant(self, size: str) -> Mapping[str, Any]:
@@ -165,6 +169,7 @@ class SliceControl:
         """
         phase = self.state.proxy.phase
         if phase in (SlicePhase.PARKED, SlicePhase.RESUMING):
+            await in_background(self._slice.check_size(size))
             raise NotAllowed(
                 "This kernel's GPU slice is lent to others, and its variables are kept.",
                 "Take the slice again first, or run a cell; then change the size.",

@@ -287,16 +287,18 @@ class EmbeddedPool(OpenedPool):
     ) -> Lease:
         lease = await self._own(lease_id, caller, "change its size")
         ahead = ahead and lease.state is LeaseState.HELD
+        counted, courses = self._counted_as(request), self._course_admission
+        check = None if courses is None else await courses.check_of(request, lease.holder, caller)
         if not ahead and (
             (await self._activity(lease)).initialised is not False or self._enforcer.keeps_state(lease)
         ):
+            # Nobody ends a process for a size that they could not have then either.
+            await self._store.run(LeaseStore.check_resize, lease_id, counted, check)
             raise NotAllowed(
                 "The slice cannot change its size: its process has initialised CUDA, or may have, "
                 "and what it keeps on the GPU would be in the way.",
                 "End the process to give the slice back.",
             )
-        counted, courses = self._counted_as(request), self._course_admission
-        check = None if courses is None else await courses.check_of(request, lease.holder, caller)
         return await self._enforcer.hand_out(
             await self._store.run(LeaseStore.resize, lease_id, counted, check, ahead=ahead)
         )

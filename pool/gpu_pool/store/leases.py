@@ -154,6 +154,16 @@ class LeaseStore(RequestStore):
             self._queue.serve()
             return self._leases.lease(lease_id)
 
+    def check_resize(
+        self, lease_id: str, request: SliceRequest, check: Callable[[], None] | None = None
+    ) -> None:
+        """Refuse a size that a lease could never have; nothing is changed."""
+        if check is not None:
+            check()
+        admission.check_rules(request, self._rules)
+        with self._db.snapshot():
+            self._resizing.check(self._leases.row(lease_id), request)
+
     def park(self, lease_id: str, *, queued: bool = False) -> Lease:
         """Give a held lease's slices to the next; one that waits to resume leaves the queue.
 

@@ -45,20 +45,37 @@ class Resizing:
             if own != held:  # what was taken ahead has not come to be used
                 self._write(row, before, held, own)
             return
-        within = row["within"].split(",") if row["within"] else None
-        statuses = [s for s in self._devices.statuses() if within is None or s.device.uuid in within]
-        devices = [status.device for status in statuses]
-        admission.check(request, devices, self._rules)
-        size = _size(request, devices, self._rules)
-        grows = not _is_within(size, _size(before, devices, self._rules))
-        # Whoever is over a quota, since it was lowered, may still have less; and what was taken ahead.
-        largest_first = sorted(held, key=lambda part: (part.milli, part.memory_mib), reverse=True)
-        if grows and not (is_held and _is_within(size, largest_first)):
-            self._check_quotas(row, request, size)
+        statuses = self._within(row)
+        size, grows = self._checked(row, request, before, [status.device for status in statuses])
         if is_held:
             self._change_now(row, request, statuses, ahead=ahead)
         else:
             self._change_later(row, request, size, grows=grows)
+
+    def check(self, row: Row, request: SliceRequest) -> None:
+        """Refuse a size that the lease of this row could never have, whatever is free and what it runs."""
+        before = read_request(row["request"])
+        if request != before:
+            self._checked(row, request, before, [status.device for status in self._within(row)])
+
+    def _within(self, row: Row) -> list[DeviceStatus]:
+        """Return the devices that the lease may be on."""
+        within = row["within"].split(",") if row["within"] else None
+        return [s for s in self._devices.statuses() if within is None or s.device.uuid in within]
+
+    def _checked(
+        self, row: Row, request: SliceRequest, before: SliceRequest, devices: Sequence[Device]
+    ) -> tuple[tuple[Slice, ...], bool]:
+        """Return what a request takes, and whether that is more than before; refuse what can never be."""
+        admission.check(request, devices, self._rules)
+        size = _size(request, devices, self._rules)
+        grows = not _is_within(size, _size(before, devices, self._rules))
+        # Whoever is over a quota, since it was lowered, may still have less; and what was taken ahead.
+        held = self._devices.read(row["slices"])
+        largest_first = sorted(held, key=lambda part: (part.milli, part.memory_mib), reverse=True)
+        if grows and not (row["state"] == LeaseState.HELD and _is_within(size, largest_first)):
+            self._check_quotas(row, request, size)
+        return size, grows
 
     def _check_quotas(self, row: Row, request: SliceRequest, size: Sequence[Slice]) -> None:
         user, course = row["user"], row["course"]

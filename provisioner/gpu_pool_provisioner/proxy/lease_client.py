@@ -381,9 +381,9 @@ class LeaseClient:
         if self._kernel_slice.lease_id is not None:
             await self._kernel_slice.pool.end_pod(self._kernel_slice.lease_id)
 
-    def resize(self, size: str) -> str:
+    async def resize(self, size: str) -> str:
         """Ask for another size at the next restart; return what the user reads."""
-        return resize_at_restart(self._kernel_slice, size)
+        return await resize_at_restart(self._kernel_slice, size)
 
     @property
     def notice(self) -> str:

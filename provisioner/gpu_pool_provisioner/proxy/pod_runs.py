@@ -54,6 +54,9 @@ PORTS: Final = dict(zip(port_names, range(9751, 9751 + len(port_names)), strict=
 USE: Final = "gpu_pool_use"
 #: Seconds in which a pool has taken the order to end a pod.
 _END_WITHIN: Final = 10.0
+#: Seconds in which it says whether another size can be had.
+_RESIZED_WITHIN: Final = 5.0
+_NO_ANSWER: Final = "The GPU pool did not answer in time: the size stays as it is. Try again."
 
 _OLD_KERNEL: Final = (
     "The kernel in its pod does not encrypt its connection, so nothing was sent to it. "
@@ -111,6 +114,7 @@ class PodRun(KernelRun):
         self._fault = ""
         self._following: asyncio.Task[None] | None = None
         self._killing: asyncio.Task[None] | None = None
+        self._resizing: asyncio.Task[None] | None = None
 
     async def until_ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:
         """Launch it and return its introduction; see ``KernelRun.until_ready``.
@@ -157,9 +161,25 @@ class PodRun(KernelRun):
         raise NotStartedError(_SLOW.format(format_duration(within), self._progress or "none."))
 
     def _resize(self, content: Mapping[str, Any]) -> None:
+        """Ask the pool for another size. What the cell that asks shows later waits for the answer."""
         size = content.get("size")
         if isinstance(size, str):
-            self.relay.tell(self._lease_client.resize(size))
+            output, later = self.relay.back["iopub"], list[list[zmq.Frame]]()
+            pass_on, output.on_message = output.on_message, later.append
+            self._resizing = asyncio.create_task(self._resized(size, pass_on, later))
+
+    async def _resized(
+        self, size: str, pass_on: Callable[[list[zmq.Frame]], None], later: list[list[zmq.Frame]]
+    ) -> None:
+        try:
+            told = await asyncio.wait_for(self._lease_client.resize(size), _RESIZED_WITHIN)
+        except asyncio.TimeoutError:
+            told = _NO_ANSWER
+        output = self.relay.back["iopub"]
+        output.on_message = pass_on
+        self.relay.tell(told)
+        for frames in later:
+            output.on_message(frames)  # which may be the next request
 
     async def _follow(self) -> None:
         """Launch the pod, and look at it until it has ended."""
@@ -248,8 +268,8 @@ class PodRun(KernelRun):
 
     def close(self) -> None:
         """Let go of the pod. May be repeated."""
-        if self._following is not None:
-            self._following.cancel()
+        for task in filter(None, (self._following, self._resizing)):
+            task.cancel()
         super().close()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from gpu_pool.devices import activity
 from gpu_pool.devices.activity import activity_of
-from gpu_pool_client import Activity, NotAllowed, Process, Slice
+from gpu_pool_client import Activity, NeverFits, NotAllowed, OverQuota, Process, Slice, parse_request
 from gpu_pool_client import _procfs as procfs
 from support.compiled import shared_library
 from support.pools import ENDS_ITS_FIRST_THREAD, V100, embedded, identity, running, take
@@ -225,6 +225,31 @@ async def test_what_keeps_state_on_the_device_is_not_parked(
         with uvm.open(), pytest.raises(NotAllowed, match="has initialised CUDA"):
             await pool.park(lease)
         assert (await pool.park(lease)).state.value == "parked"
+
+
+async def test_what_could_never_be_is_refused_as_that_and_not_for_what_is_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uvm = tmp_path / "nvidia-uvm"
+    uvm.touch()
+    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
+    terms = {"per_user": {"share": "60%"}}
+    real = replace(V100, simulated=False)
+    async with embedded(tmp_path / "store.db", real, default_course=terms) as pool:
+        lease = await take(pool, "2%", "key")
+        await pool.attach(lease, Process.current())
+        with uvm.open():
+            for size, error in (
+                ("8", NeverFits),
+                ("0.1%", NeverFits),
+                ("40GiB", NeverFits),
+                ("61%", OverQuota),
+            ):
+                with pytest.raises(error):
+                    await pool.resize(lease, parse_request(size))
+            with pytest.raises(NotAllowed, match="has initialised CUDA"):
+                await pool.resize(lease, parse_request("60%"))
+        assert (await pool.get_lease(lease)).request == parse_request("2%")
 
 
 def test_others_environments_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

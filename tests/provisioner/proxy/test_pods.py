@@ -198,6 +198,14 @@ async def test_another_size_comes_with_a_restart(
         cell = page.run("%gpu use 10%")
         await cell.shows("Restart the kernel: it then changes to 10%, if that is free.")
         await page.run("%gpu use lots").done()
+        # What can never be is not kept for the restart.
+        for never, words in (
+            ("8", "this pool has one"),
+            ("40GiB", "has 32GiB"),
+            ("0.1%", "Ask for at least"),
+        ):
+            cell = page.run(f"%gpu use {never}")
+            await cell.shows(words)
         await km.restart_kernel()
         cell = await page.run("import os; print(os.environ['GPU_POOL_SLICE'])").done()
         assert cell.outputs == ["10%\n"]

@@ -24,7 +24,7 @@ async def pages(jupyter_env: JupyterEnv) -> AsyncIterator[PagesServer]:
 def course(jupyter_env: JupyterEnv) -> Callable[..., None]:
     """Set the terms of those who name no course, before a server is started or a pool asked."""
 
-    def set_terms(**terms: str) -> None:
+    def set_terms(**terms: object) -> None:
         folder = jupyter_env.folder / "config"
         folder.mkdir()
         content = {"PoolSettings": {"default_course": terms}}
