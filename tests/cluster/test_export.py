@@ -100,6 +100,15 @@ def test_a_namespace_that_no_quota_would_bind_needs_no_words() -> None:
     assert documents(free, speaks("hami"), "jupyterhub", kueue=False) == ([], [])
 
 
+def test_kueues_objects_are_in_the_version_that_is_served() -> None:
+    newest, _ = documents(COURSES, speaks("hami"), "ns", kueue=True)
+    older, notes = documents(COURSES, speaks("hami"), "ns", kueue=True, kueue_version="v1beta1")
+    versions = {each["apiVersion"] for each in older if "kueue" in each["apiVersion"]}
+    assert versions == {"kueue.x-k8s.io/v1beta1"}
+    assert [each.get("spec") for each in older] == [each.get("spec") for each in newest]
+    assert "An older one does not know these fields" in " ".join(notes)
+
+
 def test_kueue_gets_one_queue_for_each_course_where_it_can_count() -> None:
     card = hami("n1", count=50)
     found = choose(Cluster.read([card], crds=named("localqueues.kueue.x-k8s.io"))).dialect

@@ -14,6 +14,7 @@ from gpu_pool.cluster.manifests import COMPONENT
 from gpu_pool.cluster.pod_starts import KueuePositions
 from gpu_pool.cluster.pool import ClusterPool
 from gpu_pool_client import (
+    BadRequest,
     EndReason,
     Holder,
     KernelPod,
@@ -31,8 +32,8 @@ from support.kernel_pods import claim, cluster_pool, command, notebook, running,
 from support.pools import eventually, key, until
 
 HUB = "hub"
-GROUP = "/apis/kueue.x-k8s.io/v1beta2"
-PENDING = f"/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/{HUB}/localqueues/gpu-pool-ml/pendingworkloads"
+GROUP = "/apis/kueue.x-k8s.io"
+PENDING = "/apis/visibility.kueue.x-k8s.io/{}/namespaces/" + HUB + "/localqueues/gpu-pool-ml/pendingworkloads"
 FULL = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpumem"
 
 
@@ -43,10 +44,24 @@ def gated(kind: str, found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(params=["v1beta2", "v1beta1"])
+def version(request: pytest.FixtureRequest) -> str:
+    """Return what the cluster serves: what came with Kueue 0.15, or what was before."""
+    return str(request.param)
+
+
 @pytest.fixture
-async def fake(fake: FakeKubernetes) -> FakeKubernetes:
+async def fake(fake: FakeKubernetes, version: str) -> FakeKubernetes:
     fake.webhook = gated
+    serve(fake, version)
     return fake
+
+
+def serve(fake: FakeKubernetes, *versions: str) -> None:
+    """Let the cluster serve Kueue's objects in these versions and no other."""
+    group = {"name": "kueue.x-k8s.io", "versions": [{"version": each} for each in versions]}
+    fake.pages["/apis"] = {"kind": "APIGroupList", "groups": [group] if versions else []}
+    fake.absent |= {f"{GROUP}/{each}" for each in ("v1beta2", "v1beta1") if each not in versions}
 
 
 @pytest.fixture
@@ -80,7 +95,9 @@ def say(fake: FakeKubernetes, lease: Lease, kind: str, status: str, message: str
     owner = {"kind": "Pod", "uid": fake.get("pods", name_of(lease))["metadata"]["uid"]}
     metadata = {"name": f"pod-{lease.id}", "namespace": HUB, "ownerReferences": [owner]}
     condition = {"type": kind, "status": status, "message": message}
-    fake.put_of(GROUP, "workloads", {"metadata": metadata, "status": {"conditions": [condition]}})
+    fake.put_of(
+        f"{GROUP}/v1beta2", "workloads", {"metadata": metadata, "status": {"conditions": [condition]}}
+    )
 
 
 async def until_state(pool: ClusterPool, lease: Lease, state: LeaseState) -> Lease:
@@ -117,11 +134,11 @@ async def test_a_pod_is_made_at_once_and_its_lease_waits_while_kueue_says_why(
 
 
 async def test_who_waits_is_told_the_place_where_kueue_tells_it(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: ClusterPool, fake: FakeKubernetes, version: str
 ) -> None:
     lease, _ = await queued(pool)
     uid = fake.get("pods", name_of(lease))["metadata"]["uid"]
-    fake.pages[PENDING] = {
+    fake.pages[PENDING.format(version)] = {
         "items": [{"metadata": {"ownerReferences": [{"uid": uid}]}, "positionInLocalQueue": 2}]
     }
     await KueuePositions(pool._api, pool._kernels, pool._log).look()
@@ -139,6 +156,27 @@ async def test_a_cluster_that_does_not_tell_positions_tells_the_rest(
     lease, _ = await queued(pool)
     await KueuePositions(pool._api, pool._kernels, pool._log).look()
     assert (await pool.pod(lease.id)).message == "It waits in the cluster's own queue."
+
+
+@pytest.mark.parametrize("version", ["v1beta2"], indirect=True)
+@pytest.mark.parametrize(
+    ("served", "words"),
+    [
+        (
+            ["v1", "v1alpha2"],
+            r"serves Kueue's objects \(kueue.x-k8s.io\) as v1, v1alpha2. .* v1beta2 or v1beta1",
+        ),
+        ([], r"has no Kueue. .* v1beta2 or v1beta1.* leave out c.KubernetesSettings.kueue"),
+    ],
+)
+async def test_a_service_that_could_not_read_kueues_objects_does_not_begin(
+    fake: FakeKubernetes, tmp_path: Path, served: list[str], words: str
+) -> None:
+    serve(fake, *served)
+    config = fake.kubeconfig(tmp_path / "kubeconfig")
+    with pytest.raises(BadRequest, match=words):
+        async with cluster_pool(tmp_path / "store.db", config, HUB, kueue=True, named={"ml": {}}):
+            pass
 
 
 async def test_the_time_in_kueues_queue_is_not_counted(pool: ClusterPool, fake: FakeKubernetes) -> None:

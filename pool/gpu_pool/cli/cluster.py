@@ -12,6 +12,7 @@ from gpu_pool.cluster.closed_nodes import closures, notes, tolerations_of
 from gpu_pool.cluster.dialects import Cluster, Dialect, DialectChoice, NodeUse, choose, usage
 from gpu_pool.cluster.dialects.device_plugin import DevicePlugin
 from gpu_pool.cluster.dialects.dra import Dra
+from gpu_pool.cluster.kueue import version_of
 from gpu_pool.extras import needs_extra
 from gpu_pool_client import (
     DeviceStatus,
@@ -161,6 +162,7 @@ def checks_of(snapshot: ClusterSnapshot) -> Iterator[Check]:
         yield Check(
             "rights", "note", problem, "examples/kubernetes/service/rbac.yaml has what the service needs"
         )
+    yield from _check_kueue(snapshot)
     choice = choose(snapshot.cluster)
     if choice.dialect is None:
         yield Check("dialect", "broken", str(choice), "install one of the systems in docs/kubernetes")
@@ -178,6 +180,19 @@ def checks_of(snapshot: ClusterSnapshot) -> Iterator[Check]:
         yield Check(f"a slice of {_EXAMPLE}", "note", str(error))
     else:
         yield Check(f"a slice of {_EXAMPLE}", "ok", words.replace("\n", "; "))
+
+
+def _check_kueue(snapshot: ClusterSnapshot) -> Iterator[Check]:
+    """Say in which version Kueue's objects would be read, where the cluster has Kueue."""
+    if not snapshot.kueue:
+        return
+    try:
+        version = version_of(snapshot.kueue)
+    except GpuPoolError as error:
+        yield Check("kueue", "note", safe(error.message, _MOST_WORDS), error.remedy)
+    else:
+        words = f"its objects are served as {', '.join(snapshot.kueue)} and read as {version}"
+        yield Check("kueue", "ok", safe(words, _MOST_WORDS))
 
 
 def _check_claims(snapshot: ClusterSnapshot, choice: DialectChoice) -> Iterator[Check]:

@@ -201,15 +201,19 @@ def _export_objects(
 ) -> int:
     import yaml
 
-    from gpu_pool.cli.cluster import read_cluster
+    from gpu_pool.cli.cluster import look
     from gpu_pool.cluster.dialects import DEFAULTS, choose
     from gpu_pool.cluster.export import documents, has_kueue
+    from gpu_pool.cluster.kueue import VERSIONS, version_of
 
-    choice = choose(read_cluster(kubeconfig), DEFAULTS, dialect)
+    snapshot = look(kubeconfig)
+    choice = choose(snapshot.cluster, DEFAULTS, dialect)
     if choice.dialect is None:
         raise BadRequest(str(choice), "Set the dialect, for example: --dialect hami.")
     wanted = has_kueue(choice.dialect) if kueue is None else kueue
-    made, notes = documents(courses, choice.dialect, namespace, kueue=wanted)
+    # For a cluster that is to get Kueue, as its newest version has them.
+    version = version_of(snapshot.kueue) if wanted and snapshot.kueue else VERSIONS[0]
+    made, notes = documents(courses, choice.dialect, namespace, kueue=wanted, kueue_version=version)
     click.echo(yaml.safe_dump_all(made, sort_keys=False, explicit_start=True), nl=False)
     for note in (*choice.reasons, *notes):
         screen.note(note)

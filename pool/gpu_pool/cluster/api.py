@@ -49,9 +49,12 @@ _NAMES: Final = {
 class ApiAway(Exception):
     """The API server did not answer, or not sensibly. Asking again may help."""
 
-    def __init__(self, message: str, *, too_lax: bool = False) -> None:
+    def __init__(self, message: str, *, too_lax: bool = False, no_such_path: bool = False) -> None:
         #: Whether nothing but the form of its certificates is amiss, see :func:`connect`.
         self.too_lax = too_lax
+        #: Whether nobody serves that path: so says an API server of versions that it does not have, and so
+        #: says a load balancer that has lost the API server.
+        self.no_such_path = no_such_path
         super().__init__(message)
 
 
@@ -184,11 +187,14 @@ def _hang_up(answer: ClientResponse) -> None:
         connection.transport.abort()
 
 
+_NO_SUCH_PATH: Final = 404
+
+
 def _read(status: int, text: bytes) -> Any:
     try:
         found = json.loads(text) if text else {}
     except ValueError as error:
-        raise ApiAway(f"HTTP {status}, without JSON") from error
+        raise ApiAway(f"HTTP {status}, without JSON", no_such_path=status == _NO_SUCH_PATH) from error
     if status < 400:
         return found
     said = found if isinstance(found, dict) else {}

@@ -3,9 +3,10 @@
 A ResourceQuota counts what pods ask for, in the keys of the cluster's dialect,
 so a course's quota is written as so many of its default slices. What adds up
 over time (GPU hours) and what holds per user, no ResourceQuota can say: the
-pool keeps it. Kueue's objects are those of ``kueue.x-k8s.io/v1beta2``: one
-ClusterQueue for all, one LocalQueue for each course with its weight, ordered by
-what each course has used (``AdmissionFairSharing``).
+pool keeps it. Kueue's objects are those of ``kueue.x-k8s.io``, in the newest
+version that the cluster serves (``v1beta1`` has the same fields): one ClusterQueue
+for all, one LocalQueue for each course with its weight, ordered by what each course
+has used (``AdmissionFairSharing``).
 
 The images that courses name are written as values of Zero to JupyterHub, whose
 chart fetches images onto nodes beforehand (``prePuller``).
@@ -20,6 +21,7 @@ from typing import Any, Final
 
 from gpu_pool.cluster.dialects import Dialect, Manifest, Translation, identity_labels
 from gpu_pool.cluster.dialects.objects import quantity
+from gpu_pool.cluster.kueue import VERSIONS
 from gpu_pool.courses import CourseFile
 from gpu_pool_client import BadRequest, GpuPoolError
 
@@ -27,11 +29,15 @@ from gpu_pool_client import BadRequest, GpuPoolError
 COURSE: Final = "{course}"
 #: The name of every object that is not a course's own.
 NAME: Final = "gpu-pool"
-_KUEUE: Final = "kueue.x-k8s.io/v1beta2"
+_KUEUE: Final = "kueue.x-k8s.io"
 _KUEUES_CRD: Final = "localqueues.kueue.x-k8s.io"
 _PER_GPU: Final = (
     "Memory and cores are asked for per GPU: where pods ask for several GPUs, Kueue counts them only with "
     "multiplyBy in its resources.transformations."
+)
+_BEFORE_WEIGHTS: Final = (
+    "Courses are ordered by their weights (admissionScope, fairSharing) by Kueue 0.12 and newer. An older "
+    "one does not know these fields: apply the objects with --validate=warn, and it orders by time."
 )
 _COUNTED_CLAIMS: Final = ".deviceclass.resource.k8s.io/devices"
 #: The beginning of keys that a GPU system counts itself; Kubernetes counts those with requests.
@@ -49,7 +55,12 @@ def has_kueue(dialect: Dialect) -> bool:
 
 
 def documents(
-    courses: Mapping[str, CourseFile], dialect: Dialect, namespace: str, *, kueue: bool
+    courses: Mapping[str, CourseFile],
+    dialect: Dialect,
+    namespace: str,
+    *,
+    kueue: bool,
+    kueue_version: str = VERSIONS[0],
 ) -> tuple[list[Manifest], list[str]]:
     """Return the objects to apply, and what could not be said in them, in words.
 
@@ -72,7 +83,9 @@ def documents(
         quotas = {}
     made = list(quotas.values())
     if kueue:
-        made += _queues(courses, dialect, namespace)
+        made += _queues(courses, dialect, namespace, f"{_KUEUE}/{kueue_version}")
+        if kueue_version != VERSIONS[0]:
+            notes.append(_BEFORE_WEIGHTS)
         if any(key.startswith(_VENDORS) for key in dialect.table.quota):
             notes.append(_PER_GPU)
     return made, notes
@@ -148,14 +161,16 @@ def _metadata(course: str, namespace: str) -> dict[str, Any]:
     return {"name": f"{NAME}-{course}", "namespace": namespace.replace(COURSE, course), "labels": labels}
 
 
-def _queues(courses: Mapping[str, CourseFile], dialect: Dialect, namespace: str) -> list[Manifest]:
+def _queues(
+    courses: Mapping[str, CourseFile], dialect: Dialect, namespace: str, version: str
+) -> list[Manifest]:
     resources = sorted({key for each in _slices(courses, dialect) for key in each.pod.limits})
     if not resources:
         raise BadRequest(
             f"Kueue cannot count slices of {dialect.table.title}: its pods ask for no resource.",
             "Leave out --kueue.",
         )
-    flavor = {"apiVersion": _KUEUE, "kind": "ResourceFlavor", "metadata": {"name": NAME}, "spec": {}}
+    flavor = {"apiVersion": version, "kind": "ResourceFlavor", "metadata": {"name": NAME}, "spec": {}}
     names = sorted({namespace.replace(COURSE, name) for name in courses})
     here = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": names}
     covered = ["cpu", "memory", *resources]
@@ -166,8 +181,9 @@ def _queues(courses: Mapping[str, CourseFile], dialect: Dialect, namespace: str)
         "admissionScope": {"admissionMode": "UsageBasedAdmissionFairSharing"},
         "resourceGroups": [{"coveredResources": covered, "flavors": [{"name": NAME, "resources": quotas}]}],
     }
-    queue = {"apiVersion": _KUEUE, "kind": "ClusterQueue", "metadata": {"name": NAME}, "spec": spec}
-    return [flavor, queue, *(_local_queue(name, each, namespace) for name, each in sorted(courses.items()))]
+    queue = {"apiVersion": version, "kind": "ClusterQueue", "metadata": {"name": NAME}, "spec": spec}
+    own = (_local_queue(name, each, namespace, version) for name, each in sorted(courses.items()))
+    return [flavor, queue, *own]
 
 
 def _slices(courses: Mapping[str, CourseFile], dialect: Dialect) -> Iterator[Translation]:
@@ -190,9 +206,9 @@ def _total(resource: str, dialect: Dialect) -> int:
     return 100 * len(gpus)
 
 
-def _local_queue(name: str, course: CourseFile, namespace: str) -> Manifest:
+def _local_queue(name: str, course: CourseFile, namespace: str, version: str) -> Manifest:
     spec = {"clusterQueue": NAME, "fairSharing": {"weight": f"{course.weight:g}"}}
-    return {"apiVersion": _KUEUE, "kind": "LocalQueue", "metadata": _metadata(name, namespace), "spec": spec}
+    return {"apiVersion": version, "kind": "LocalQueue", "metadata": _metadata(name, namespace), "spec": spec}
 
 
 def pulled(courses: Mapping[str, CourseFile]) -> dict[str, Any]:

@@ -91,6 +91,8 @@ class Informer:
             except ApiRefused as refused:
                 pause = self._refused(refused, pause)
             except ApiAway as away:
+                if away.no_such_path and self._is_tried_next():
+                    continue
                 if self.answered:
                     self._log.warning("The API server does not answer (%s): %s", self._path, away)
                 self.answered, self.problem = False, str(away)
@@ -127,6 +129,16 @@ class Informer:
         self._replace({})  # the cluster does not serve this kind
         self.synced.set()
         return _ABSENT_PAUSE
+
+    def _is_tried_next(self) -> bool:
+        """Go on with the next version of this kind, the first after the last; return whether it is another.
+
+        What is known is kept: perhaps it was not the API server that answered.
+        """
+        self._version = ""
+        tried = self._paths.index(self._path) + 1
+        self._path = self._paths[tried % len(self._paths)]
+        return tried < len(self._paths)
 
     async def _list(self) -> None:
         found: dict[Key, Manifest] = {}

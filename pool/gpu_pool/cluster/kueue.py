@@ -1,6 +1,7 @@
 """Kueue, where it has the queue: in which queue a pod waits, and what Kueue says of it. Pure.
 
-Facts, from Kueue's own source (``pkg/controller/jobs/pod``) and its ``v1beta2`` API:
+Facts, from Kueue's own source (``pkg/controller/jobs/pod``) and its API, of which ``v1beta2`` came with
+Kueue 0.15, and what is used here is the same in ``v1beta1``:
 
 - a pod with the label ``kueue.x-k8s.io/queue-name`` is given the scheduling gate
   ``kueue.x-k8s.io/admission`` by Kueue's webhook, and loses it when it is admitted;
@@ -16,21 +17,49 @@ to it, which never is full.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.objects import listing, mapping
-from gpu_pool_client import Device, Lease, NotAllowed, SliceRequest
+from gpu_pool_client import BadRequest, Device, Lease, NotAllowed, SliceRequest
 
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-WORKLOADS: Final = "/apis/kueue.x-k8s.io/v1beta2/workloads"
-_VISIBILITY: Final = "/apis/visibility.kueue.x-k8s.io/v1beta2"
+_GROUP: Final = "kueue.x-k8s.io"
+#: Where the API server says which versions of Kueue's objects it serves, among those of all others. (Asked
+#: for one group that is not there, it answers what is no object.)
+DISCOVERY: Final = "/apis"
+#: Those in which they can be read here, the first that is served being used.
+VERSIONS: Final = ("v1beta2", "v1beta1")
+WORKLOADS: Final = tuple(f"/apis/{_GROUP}/{version}/workloads" for version in VERSIONS)
+_VISIBILITY: Final = "/apis/visibility.kueue.x-k8s.io"
 #: Names of queues, as ``gpu-pool courses export --kubernetes`` writes them.
 _QUEUES: Final = "gpu-pool-{}"
 #: What a kind of GPUs is called where a machine's name would be.
 _ANY: Final = "any"
+
+
+def served(answer: Manifest) -> tuple[str, ...]:
+    """Return the versions of Kueue's objects that a cluster serves, by what :data:`DISCOVERY` answered."""
+    groups = (each for each in listing(answer.get("groups")) if each.get("name") == _GROUP)
+    return tuple(str(each.get("version")) for group in groups for each in listing(group.get("versions")))
+
+
+def version_of(versions: Collection[str]) -> str:
+    """Return in which of the versions that are served Kueue's objects are read.
+
+    Raises ``BadRequest`` that says what is served, what is needed and what to do where that is none.
+    """
+    for version in VERSIONS:
+        if version in versions:
+            return version
+    there_is = f"serves Kueue's objects ({_GROUP}) as {', '.join(versions)}" if versions else "has no Kueue"
+    raise BadRequest(
+        f"This cluster {there_is}. Kernels can wait in Kueue's queues (c.KubernetesSettings.kueue) where it "
+        f"serves {' or '.join(VERSIONS)}.",
+        "Install Kueue 0.9 or newer, with its integration for pods, or leave out c.KubernetesSettings.kueue.",
+    )
 
 
 def queue_of(course: str | None) -> str:
@@ -85,9 +114,9 @@ def said(workload: Manifest | None) -> str:
     return str(reserved.get("message") or "") if reserved.get("status") == "False" else ""
 
 
-def pending_path(namespace: str, queue: str) -> str:
-    """Return where the places in a queue are answered."""
-    return f"{_VISIBILITY}/namespaces/{namespace}/localqueues/{queue}/pendingworkloads"
+def pending_path(version: str, namespace: str, queue: str) -> str:
+    """Return where the places in a queue are answered, in one of :data:`VERSIONS`."""
+    return f"{_VISIBILITY}/{version}/namespaces/{namespace}/localqueues/{queue}/pendingworkloads"
 
 
 def positions(answer: Manifest) -> Iterator[tuple[str, int]]:

@@ -12,11 +12,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from gpu_pool.cluster import kueue
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
+from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.objects import mapping
 from gpu_pool.cluster.kernel_pods import KernelPods, KernelStart
 from gpu_pool.cluster.pod_states import PodFailureCause
@@ -142,6 +144,8 @@ class KueuePositions:
     def __init__(self, api: Api, kernels: KernelPods, log: logging.Logger) -> None:
         self._api, self._kernels, self._log = api, kernels, log
         self._refused = False
+        #: The version in which positions were answered last.
+        self._version = kueue.VERSIONS[0]
 
     async def run(self) -> None:
         """Look for as long as the service runs."""
@@ -158,7 +162,7 @@ class KueuePositions:
 
     async def _look_into(self, namespace: str, queue: str) -> dict[str, int]:
         try:
-            answer = await self._api.ask("GET", kueue.pending_path(namespace, queue))
+            answer = await self._ask(namespace, queue)
         except ApiAway:
             return {}
         except ApiRefused as refused:  # no such API, or no right to ask: the wait is told without a position
@@ -168,3 +172,16 @@ class KueuePositions:
             return {}
         self._refused = False
         return dict(kueue.positions(answer))
+
+    async def _ask(self, namespace: str, queue: str) -> Manifest:
+        """Return what is answered in the version of last time, or in another if that is not served."""
+        *first, last = sorted(kueue.VERSIONS, key=lambda each: each != self._version)
+        for version in first:
+            with suppress(ApiRefused, ApiAway):
+                return await self._ask_as(version, namespace, queue)
+        return await self._ask_as(last, namespace, queue)
+
+    async def _ask_as(self, version: str, namespace: str, queue: str) -> Manifest:
+        answer: Manifest = await self._api.ask("GET", kueue.pending_path(version, namespace, queue))
+        self._version = version
+        return answer

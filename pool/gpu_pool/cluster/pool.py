@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from gpu_pool.caller import Caller
 from gpu_pool.clock import Clock
 from gpu_pool.cluster import kueue
-from gpu_pool.cluster.api import Api, ApiWriter, connect
+from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, ApiWriter, connect
 from gpu_pool.cluster.kernel_pods import KernelPods
 from gpu_pool.cluster.pod_builder import PodBuilder, VolumeClaims
 from gpu_pool.cluster.pod_choices import refuse_beside_server
@@ -23,6 +23,7 @@ from gpu_pool.cluster.pod_starts import KueuePositions, PodStarts
 from gpu_pool.cluster.pod_states import NODE_GONE, VANISHED, PodTaken
 from gpu_pool.cluster.scale_up_controller import ScaleUpController
 from gpu_pool.cluster.settings import KubernetesSettings
+from gpu_pool.cluster.snapshot import served_of_kueue
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool.courses import Courses
 from gpu_pool.devices import Inventory
@@ -52,6 +53,7 @@ from gpu_pool_client import (
     Outlook,
     PodPhase,
     PoolStatus,
+    PoolUnreachable,
     Process,
     SliceRequest,
 )
@@ -160,6 +162,8 @@ class ClusterPool(EmbeddedPool):
 
     async def _start(self) -> None:
         await self._view.start()
+        if self._kubernetes.kueue:
+            await self._look_at_kueue()
         self._log.info("The cluster shares its GPUs by %s", self._view.choice)
         for namespace, count in sorted(self._view.strays().items()):
             self._log.warning(
@@ -263,6 +267,17 @@ class ClusterPool(EmbeddedPool):
         return status
 
     # -- Kueue ---------------------------------------------------------------
+
+    async def _look_at_kueue(self) -> None:
+        """Refuse, with ``BadRequest``, to begin where Kueue's objects cannot be read: all would just wait."""
+        try:
+            version = kueue.version_of(await served_of_kueue(self._api))
+        except ApiAway as away:
+            raise PoolUnreachable(f"The cluster's API server does not answer: {away}.") from away
+        except ApiRefused as refused:  # whoever may not ask finds out by reading them
+            self._log.warning("The API server does not say in which versions it serves Kueue: %s", refused)
+        else:
+            self._log.info("Kueue has the cluster's queue; its objects are read as %s", version)
 
     async def _follow_queue(self, leases: Collection[Lease]) -> None:
         """Park the leases whose kernels wait in the cluster's queue, and resume those that were admitted."""

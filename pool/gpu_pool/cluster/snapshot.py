@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gpu_pool.cluster import kueue
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, connect
 from gpu_pool.cluster.dialects import Cluster, Manifest, Pod
 from gpu_pool_client import PoolUnreachable
@@ -45,6 +46,8 @@ class ClusterSnapshot:
     problems: tuple[str, ...]
     #: Kubernetes' own, such as (1, 36); (0, 0) where it is not told.
     version: tuple[int, int] = (0, 0)
+    #: In which versions Kueue's objects are served; none where there is no Kueue, or it is not told.
+    kueue: tuple[str, ...] = ()
 
 
 async def take_snapshot(kubeconfig: str = "") -> ClusterSnapshot:
@@ -80,7 +83,22 @@ async def _seen(api: Api, problems: list[str]) -> ClusterSnapshot:
     nodes = await list_all(api, NODES)
     pods = await list_pods(api, problems.append)
     cluster = Cluster.read(nodes, **await list_sources(api, SOURCES, problems.append))
-    return ClusterSnapshot(api.url, cluster, pods, tuple(problems), await _version(api))
+    version, versions = await _version(api), tuple[str, ...]()
+    try:
+        versions = await served_of_kueue(api)
+    except ApiRefused as refused:
+        problems.append(f"Whether the cluster has Kueue is not told: {refused.message}")
+    return ClusterSnapshot(api.url, cluster, pods, tuple(problems), version, versions)
+
+
+async def served_of_kueue(api: Api) -> tuple[str, ...]:
+    """Return in which versions a cluster serves Kueue's objects. Raises ``ApiAway``, ``ApiRefused``."""
+    try:
+        return kueue.served(await api.ask("GET", kueue.DISCOVERY))
+    except ApiRefused as refused:
+        if refused.status == _NOT_FOUND:
+            return ()
+        raise
 
 
 async def _version(api: Api) -> tuple[int, int]:

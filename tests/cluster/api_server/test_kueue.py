@@ -13,16 +13,26 @@ from typing import Any
 
 import pytest
 
+from gpu_pool.cli.cluster import checks_of
 from gpu_pool.cluster.kueue import QUEUE_LABEL
 from gpu_pool.cluster.pool import ClusterPool
-from gpu_pool_client import EndReason, Holder, Lease, LeaseGone, LeaseState, PodPhase, parse_request
+from gpu_pool.cluster.snapshot import take_snapshot
+from gpu_pool_client import (
+    EndReason,
+    Holder,
+    Lease,
+    LeaseGone,
+    LeaseState,
+    PodPhase,
+    parse_request,
+)
 from support.clusters import hami
 from support.control_plane import Cluster
 from support.kernel_pods import cluster_pool, command, notebook, running, until_pod, volume
+from support.kueue import GROUP, serving
 from support.pools import until
 
 NAME = "kueue-stand-in"
-GROUP = "kueue.x-k8s.io"
 FULL = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpumem"
 EVICTED = "Preempted to accommodate a workload of another course"
 
@@ -47,33 +57,29 @@ def policy() -> list[dict[str, Any]]:
     ]
 
 
-def workloads() -> dict[str, Any]:
-    """Return the definition of Kueue's Workload, without what it holds."""
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    version = {"name": "v1beta2", "served": True, "storage": True, "schema": schema}
-    names = {"plural": "workloads", "singular": "workload", "kind": "Workload", "listKind": "WorkloadList"}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"workloads.{GROUP}"},
-        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
-    }
+#: What Kueue serves since 0.15, and before.
+SINCE_0_15, BEFORE = ("v1beta1", "v1beta2"), ("v1beta1",)
+
+
+@pytest.fixture(scope="module", params=[SINCE_0_15, BEFORE], ids="+".join)
+def served(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Return the versions of Kueue's objects that the cluster serves."""
+    return tuple(request.param)
 
 
 @pytest.fixture(scope="module")
-def kueue(cluster: Cluster) -> Iterator[Cluster]:
+def kueue(cluster: Cluster, served: tuple[str, ...]) -> Iterator[Cluster]:
     """A cluster with a node, and Kueue's two objects."""
     if cluster.agent is None:
         pytest.skip("this cluster has nodes of its own (KUBECONFIG)")
-    node = hami("kueue-1", count=50)
+    node = hami(f"kueue-of-{len(served)}", count=50)
     node["status"]["allocatable"] |= {"nvidia.com/gpumem": "32768", "nvidia.com/gpucores": "100"}
     cluster.add(node)
-    cluster.apply(workloads(), *policy())
-    cluster.kubectl("wait", "--for=condition=Established", f"crd/workloads.{GROUP}", "--timeout=60s")
-    yield cluster
+    cluster.apply(*policy())
+    with serving(cluster, *served):
+        yield cluster
     kinds = "mutatingadmissionpolicybinding,mutatingadmissionpolicy"
     cluster.kubectl("delete", kinds, NAME)
-    cluster.kubectl("delete", "crd", f"workloads.{GROUP}", "--wait=false")
 
 
 @pytest.fixture
@@ -103,7 +109,7 @@ def say(cluster: Cluster, namespace: str, name: str, message: str) -> None:
     owner = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
     condition = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": message}
     made = {
-        "apiVersion": f"{GROUP}/v1beta2",
+        "apiVersion": f"{GROUP}/v1beta1",
         "kind": "Workload",
         "metadata": {"name": f"pod-{name}", "ownerReferences": [owner]},
         "status": {"conditions": [condition]},
@@ -149,3 +155,13 @@ async def test_kernels_wait_for_kueue_run_and_are_evicted(
     assert (await pool.get_lease(first.id)).end_reason is EndReason.TAKEN
     await pool.release(second.id)
     await until(lambda: not pool._view.own.leases(), 120)
+
+
+async def test_the_doctor_says_in_which_version_kueues_objects_are_read(
+    kueue: Cluster, served: tuple[str, ...]
+) -> None:
+    snapshot = await take_snapshot(str(kueue.kubeconfig))
+    (check,) = (each for each in checks_of(snapshot) if each.name == "kueue")
+    assert check.state == "ok"
+    assert check.text.endswith(f"read as {served[-1]}")
+    assert all(each in check.text for each in served)
