@@ -111,7 +111,7 @@ async def test_a_pool_that_hangs_holds_up_neither_the_server_nor_another_pool(
                 assert offers["kernels"]["served"]["free_now"] is None
                 assert "does not answer" in offers["message"]
                 await _reachable(page, service.url, False)
-                assert "shut down" in (await pages.done(kernel_id, "give-back"))["message"]
+                assert "its variables are kept" in (await pages.done(kernel_id, "give-back"))["message"]
             finally:
                 os.kill(service.process.pid, signal.SIGCONT)
             await _reachable(page, service.url, True)

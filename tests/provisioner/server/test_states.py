@@ -66,22 +66,23 @@ async def test_a_waiting_cell_names_the_idle_kernel_of_ones_own(
 
 
 @pytest.mark.long
-async def test_a_kernel_that_is_launched_directly_is_seen_and_can_only_be_shut_down(
+async def test_a_kernel_whose_slice_nobody_takes_back_can_give_it_back_and_keeps_its_variables(
     jupyter_env: JupyterEnv, pages: PagesServer
 ) -> None:
     kernel_id = await pages.start("one.ipynb", jupyter_env.install("two"))
     async with pages.page() as page:
         found = await page.sees_slice(state="held")
-        assert found["actions"] == {"give-back": {"keeps_variables": False, "shuts_down": True}}
+        assert found["actions"]["give-back"] == {"keeps_variables": True, "shuts_down": False}
         # The server knows from what a kernel publishes that it is idle, and may listen later than it starts.
         async with cells(pages, kernel_id) as frontend:
             await frontend.run("1").done()
         await page.sees(lambda state: state["slices"][0]["idle_since"])
         refused = await pages.post(kernel_id, "leave-queue")
         assert refused.code == 409
-        assert "was shut down" in (await pages.done(kernel_id, "give-back"))["message"]
-        await page.sees(lambda state: state == NOTHING)
-    await eventually(jupyter_env.is_empty)
+        assert "its variables are kept" in (await pages.done(kernel_id, "give-back"))["message"]
+        parked = await page.sees_slice(state="parked")
+        assert set(parked["actions"]) >= {"resume"}
+    await eventually(jupyter_env.is_parked)
 
 
 @pytest.mark.long
