@@ -129,8 +129,11 @@ class GPUPoolProvisioner(SliceSettings):
             return await super().launch_kernel(cmd, **kwargs)
         async with self._undone_on_failure():
             await self._start_in_proxy(self._slice, self._lease, cmd, kwargs)
-            if self._unattended is not None and self._proxy is not None:
+            assert self._proxy is not None
+            if self._unattended is not None:
                 await in_background(self._unattended.until_running(self._proxy))
+            # Its manager, which goes on to connect to it, may fail at that without a word to anybody.
+            await in_background(self._proxy.close_unless_kept(self.ready_timeout))
             return self.connection_info
 
     async def post_launch(self, **kwargs: Any) -> None:
@@ -395,7 +398,6 @@ class GPUPoolProvisioner(SliceSettings):
         """Start the kernel in its proxy; wait for its process where it is to have one. Raises ``OSError``."""
         away_since = self._asked_at if lease is None else None
         await proxy.start(lease, launch, away_since)
-        proxy.close_unless_kept(self.ready_timeout)
         if lease is not None and lease.state is LeaseState.HELD:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(proxy.until_launched(), _LAUNCHED_WITHIN)

@@ -38,6 +38,8 @@ from gpu_pool_provisioner.proxy.signed import session_of
 from gpu_pool_provisioner.proxy.supervisor import IdleCuller, RunSupervisor
 from gpu_pool_provisioner.slice_state import IdleState, ProxyState, SliceEnd, SlicePhase
 
+#: Seconds in which the end of a kernel's process is noticed.
+_NOTICED_WITHIN: Final = 1.0
 #: How often a kernel is launched whose ports others take before it: whoever does it goes on.
 _LAUNCHES: Final = 20
 _PORTS_TAKEN: Final = (
@@ -67,6 +69,8 @@ class KernelProxy:
         self._phase = Phase.DOWN
         #: Set once the real kernel has a process, and once it has answered, since the last :meth:`start`.
         self._launched_once, self._runs = asyncio.Event(), asyncio.Event()
+        #: Whether it was stopped while it started: then it is not launched once more.
+        self._is_stopped = False
         #: Why it could not be launched.
         self._launch_error: OSError | None = None
         #: Whether the proxy is all there is of the kernel: it lives, and has no process.
@@ -241,12 +245,16 @@ class KernelProxy:
         """
         self._launch, self._lease_client.away_since = launch, away_since
         if self._run is not None and self._life is not None:
-            self._run.kill()  # of two restarts at once, the other may have launched it
-            await asyncio.wait([self._life])  # which is about to see that the previous process has ended
+            # It is about to see that the previous process has ended.
+            await asyncio.wait([self._life], timeout=_NOTICED_WITHIN)
+            if self._run is not None:  # of two restarts at once, the other has launched it
+                self._run.kill()
+            await asyncio.wait([self._life])
         if self._life is not None:
             lease = None  # whoever read it may have done so before that life, in its last moment, parked it
         self._close_in(None)
         self._restarted_within = 0.0
+        self._is_stopped = False
         self._runs.clear()
         self._launched_once.clear()
         self._launch_error = None
@@ -297,6 +305,7 @@ class KernelProxy:
     async def stop(self) -> None:
         """End the kernel, as a signal would end a process. Its position stays until :meth:`close`."""
         if self._phase.is_before_kernel:
+            self._is_stopped = True
             self._pending.drop()
         if self._run is not None:
             self._run.kill()
@@ -397,7 +406,7 @@ class KernelProxy:
                 await run.end
                 run.close()
                 self._close_backend()
-                if not left:
+                if self._is_stopped or not left:
                     await self._lease_client.lose(EndReason.NOT_READY)
                     raise NotReadyError(_PORTS_TAKEN) from error
             except BaseException:
@@ -472,7 +481,7 @@ class KernelProxy:
         self._pending.hold_all(answering=False)
         self._close_unless_restarted()
 
-    def close_unless_kept(self, seconds: float) -> None:
+    async def close_unless_kept(self, seconds: float) -> None:
         """Close so many seconds from now unless :meth:`keep_open` is called: its manager may have failed."""
         if self._phase is not Phase.DOWN:
             self._close_in(seconds)

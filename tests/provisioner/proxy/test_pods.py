@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from typing import Any
@@ -96,6 +97,19 @@ async def test_the_first_cell_reads_what_a_starting_pod_does(
         pods.images.set()
         assert (await cell.done()).outputs == ["well\n"]
     assert len(pods.launched) == 1
+
+
+@pytest.mark.long
+async def test_a_start_that_waits_for_its_pod_has_the_time_that_the_pod_has(
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
+) -> None:
+    pods.images.clear()
+    km = manager(jupyter_env.install("two", unattended=True, ready_timeout=10))
+    starting = asyncio.create_task(km.start_kernel())
+    assert not (await asyncio.wait({starting}, timeout=12))[0], "longer than a kernel has that runs"
+    pods.images.set()
+    await starting
+    assert await answer(km, "print('well')") == "well\n"
 
 
 @pytest.mark.parametrize("now", [False, True])

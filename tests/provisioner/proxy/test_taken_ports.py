@@ -16,7 +16,7 @@ from jupyter_client.connect import write_connection_file
 from gpu_pool_provisioner.ports import PortReservation
 from support import port_thief
 from support.frontend import frontend
-from support.jupyter_env import IPYKERNEL, TINY, WRAP, JupyterEnv, Managers
+from support.jupyter_env import IPYKERNEL, TINY, WRAP, JupyterEnv, Managers, eventually
 
 #: A user without rights, on every Linux.
 NOBODY = 65534
@@ -104,6 +104,23 @@ async def test_a_kernel_whose_ports_others_take_is_launched_elsewhere_and_nothin
     lease = await jupyter_env.only_lease()
     assert lease.process is not None
     assert lease.process.pid == km.provisioner.pid
+
+
+@needs_root
+async def test_a_kernel_that_is_shut_down_is_not_launched_once_more(
+    jupyter_env: JupyterEnv, manager: Managers, taken: Path
+) -> None:
+    argv = [sys.executable, "-c", LATE, str(taken), "1000", thief(), "{connection_file}", *TINY]
+    km = manager(jupyter_env.install("late", argv=argv, language="tiny"))
+    await km.start_kernel()
+
+    async def was_launched_again() -> bool:
+        return len(heard(taken)) > 1
+
+    await eventually(was_launched_again)
+    await km.shutdown_kernel(now=True)
+    assert await jupyter_env.is_empty()
+    assert not await km.is_alive()
 
 
 @needs_root
