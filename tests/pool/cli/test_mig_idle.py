@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support import nvml_stub
 from support.terminal import Terminal
 
@@ -34,6 +36,7 @@ asyncio.run(asyncio.wait_for(main(), 120))
 """
 
 
+@pytest.mark.long
 def test_a_kernel_that_has_used_cuda_on_a_mig_instance_ends_when_nothing_is_submitted(
     terminal: Terminal,
 ) -> None:

@@ -32,6 +32,7 @@ def seen(terminal: Terminal, folder: Path, message: str, remedy: str) -> None:
     assert f"note gpus: {message}" in simulated
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "version", "module"),
     [
@@ -54,6 +55,7 @@ def test_a_package_that_shadows_nvidia_ml_py_is_named_with_the_two_commands(
     seen(terminal, folder, message, f"Remove the one, then install the other again: {uninstall}; {INSTALL}")
 
 
+@pytest.mark.long
 def test_a_nvidia_ml_py_that_is_too_old_is_named(terminal: Terminal, pytestconfig: pytest.Config) -> None:
     cache = pytestconfig.cache
     assert cache is not None

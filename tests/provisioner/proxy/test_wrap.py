@@ -9,15 +9,28 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
-from jupyter_client.connect import write_connection_file
+from jupyter_client.connect import port_names, write_connection_file
 from jupyter_client.manager import AsyncKernelManager
 
 from support.frontend import frontend, listening
 from support.jupyter_env import IPYKERNEL, TINY, WRAP, JupyterEnv, Managers, eventually, is_running, kill
+from support.ports import free_ports
+
+
+@pytest.fixture
+def manager(manager: Managers) -> Managers:
+    """Make managers whose ports nobody else is given: they choose them, and their kernel listens later."""
+
+    def make(kernel: str, *arguments: Any, **traits: Any) -> AsyncKernelManager:
+        ports = dict(zip(port_names, free_ports(len(port_names)), strict=True))
+        return manager(kernel, *arguments, cache_ports=False, **{**ports, **traits})
+
+    return make
 
 
 def install(jupyter_env: JupyterEnv, argv: tuple[str, ...] = IPYKERNEL, size: str = "2%") -> str:
