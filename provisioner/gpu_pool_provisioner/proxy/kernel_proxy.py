@@ -394,7 +394,9 @@ class KernelProxy:
 
     async def _ready_run(self, lease: Lease) -> KernelRun:
         """Launch the real kernel and return it once it answers; elsewhere where its ports were taken."""
-        for left in reversed(range(_LAUNCHES)):
+        launches = 0
+        while True:
+            launches += 1
             run = self._run = await self._new_run(lease)
             self._launched_once.set()
             try:
@@ -406,7 +408,7 @@ class KernelProxy:
                 await run.end
                 run.close()
                 self._close_backend()
-                if self._is_stopped or not left:
+                if self._is_stopped or launches == _LAUNCHES:
                     await self._lease_client.lose(EndReason.NOT_READY)
                     raise NotReadyError(_PORTS_TAKEN) from error
             except BaseException:
@@ -416,7 +418,6 @@ class KernelProxy:
                 # Not sooner: to whoever manages it, a kernel that may be launched again has not ended.
                 self.standing_in = not run.is_process
                 return run
-        raise AssertionError
 
     async def _new_run(self, lease: Lease) -> KernelRun:
         sides = self._session, self._front
@@ -463,6 +464,7 @@ class KernelProxy:
             await run.end
             run.close()
             self._run = None
+            self._close_backend()
         await self._lease_client.give_up(reason)
         self._receive(Phase.GIVEN_UP)
         if self._pending.holds_code:
@@ -478,6 +480,7 @@ class KernelProxy:
         if self._run is not None:
             self._run.close()
             self._run = None
+            self._close_backend()  # the next one listens where nobody has seen it yet
         self._pending.hold_all(answering=False)
         self._close_unless_restarted()
 

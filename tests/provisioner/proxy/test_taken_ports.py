@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -104,6 +105,24 @@ async def test_a_kernel_whose_ports_others_take_is_launched_elsewhere_and_nothin
     lease = await jupyter_env.only_lease()
     assert lease.process is not None
     assert lease.process.pid == km.provisioner.pid
+
+
+async def test_a_restarted_kernel_listens_where_nobody_has_seen_it_yet(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    def listens() -> set[Any]:
+        sockets = psutil.Process(km.provisioner.pid).net_connections("inet")
+        return {each.laddr for each in sockets if each.status == "LISTEN"}
+
+    km = manager(jupyter_env.install("tiny", argv=TINY, language="tiny"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("well").done()
+        before = listens()
+        await km.restart_kernel(now=True)
+        assert (await page.run("again").done()).outputs == ["AGAIN on 2%"]
+    assert len(before) == 5
+    assert before.isdisjoint(listens())
 
 
 @needs_root
