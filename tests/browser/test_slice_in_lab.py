@@ -293,7 +293,10 @@ async def test_a_slice_that_was_given_back_is_taken_again(course: None, page: Pa
     await start_notebook(page, WHOLE)
     await run_cell(page, "kept = 42", WHOLE)
     await status(page).click()
-    await panel(page).get_by_role("button", name="Give back when idle").click()
+    button = panel(page).get_by_role("button", name="Give back when idle")
+    # Before it is known what the kernel does with the GPU, its variables may be lost, and that is asked.
+    await expect(button).not_to_have_class(re.compile("jp-mod-loses"))
+    await button.click()
     await expect(status(page)).to_have_text("parked")
     await expect(panel(page)).to_contain_text("You gave this kernel's GPU slice back; its variables")
     await expect(panel(page).locator(".jp-mod-loses")).to_have_count(0)
