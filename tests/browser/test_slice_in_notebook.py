@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -34,10 +35,9 @@ async def test_the_toolbar_tells_of_the_slice_and_opens_the_panel(
     await expect(panel(page)).to_contain_text("V100-SXM2-32GB (simulated)")
     await expect(panel(page)).to_contain_text("one.ipynb")
     assert await inaccessible(page, ".jp-GpuSlice-panel", ".jp-GpuSlice-item") == []
-    await panel(page).get_by_role("button", name="Shut down and give back").click()
-    dialog = page.get_by_role("dialog")
-    await expect(dialog).to_contain_text("one.ipynb: The kernel is shut down: all variables are lost.")
-    await dialog.get_by_role("button", name="Shut down and give back").click()
-    await expect(status(page)).to_have_count(0)
-    # Who ended it needs no telling.
+    button = panel(page).get_by_role("button", name="Give back when idle")
+    await expect(button).not_to_have_class(re.compile("jp-mod-loses"))
+    await button.click()
+    await expect(status(page)).to_have_text("parked")
+    # Who gave it back needs no telling.
     await expect(told(page, "GPU slice")).to_have_count(0)

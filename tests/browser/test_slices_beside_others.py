@@ -71,6 +71,17 @@ async def answer_to(page: Page, notebook: str, button: str) -> str:
     return str(body["message"])
 
 
+async def until_it_keeps_variables(page: Page, lab: Lab) -> None:
+    """Wait until it is known that the only kernel loses nothing; before that, a page asks whether it may."""
+
+    async def does() -> bool:
+        answer = await page.request.get(lab.url.replace("/lab?", "/gpu-pool/api/slices?"))
+        (found,) = (await answer.json())["slices"]
+        return bool(found["actions"]["give-back"]["keeps_variables"])
+
+    await eventually(does)
+
+
 async def test_gpu_kernels_have_a_section_and_say_what_is_free(page: Page, snap: Snap) -> None:
     cards = page.locator(GPU_CARDS)
     await expect(cards).to_have_count(4)
@@ -160,23 +171,25 @@ async def test_the_running_panel_gives_slices_back(course: None, page: Page, sna
     await expect(page.locator(".jp-mod-current .lm-TabBar-tabLabel").first).to_have_text("Untitled.ipynb")
     await answer_to(page, "Untitled1.ipynb", "Leave the queue")
     await expect(running(page, "Untitled1.ipynb")).to_have_count(0)
+    await until_it_keeps_variables(page, lab)
     answer = await answer_to(page, "Untitled.ipynb", "Give back when idle")
     assert answer.endswith("its variables are kept.")
     await expect(running(page, "Untitled.ipynb")).to_contain_text("parked")
     assert [lease["state"] for lease in (await lab.status())["leases"]] == ["parked"]
 
 
-async def test_what_loses_variables_is_asked_for_first(page: Page, lab: Lab) -> None:
+async def test_a_slice_that_nobody_takes_back_is_given_back_and_variables_are_kept(
+    page: Page, lab: Lab
+) -> None:
     await start_notebook(page, SMALL)
-    await run_cell(page, "gone = 1", SMALL)
+    await run_cell(page, "kept = 6 * 7", SMALL)
     await open_running(page)
-    await press(page, "Untitled.ipynb", "Shut down and give back")
-    await page.locator(".jp-Dialog").get_by_role("button", name="Cancel").click()
-    await expect(running(page)).to_have_count(1)
-    await press(page, "Untitled.ipynb", "Shut down and give back")
-    await page.locator(".jp-Dialog .jp-mod-accept").click()
-    await expect(running(page)).to_have_count(0)
-    await eventually(lab.is_empty)
+    await until_it_keeps_variables(page, lab)
+    await answer_to(page, "Untitled.ipynb", "Give back when idle")
+    await expect(running(page, "Untitled.ipynb")).to_contain_text("parked")
+    await run_cell(page, "print(kept)", SMALL)
+    await expect(page.locator(".jp-OutputArea-output").last).to_have_text("42")
+    await expect(running(page, "Untitled.ipynb")).not_to_contain_text("parked")
 
 
 async def test_a_kernel_in_the_queue_is_told_as_such(page: Page, lab: Lab, snap: Snap) -> None:
@@ -228,6 +241,7 @@ async def test_notebook_7_lists_slices_among_what_runs(page: Page, lab: Lab, sna
     await page.get_by_role("tab", name="Running").click()
     await expect(running(page, "Untitled.ipynb")).to_contain_text("2%")
     await snap("notebook-running.png")
-    await press(page, "Untitled.ipynb", "Shut down and give back")
-    await page.locator(".jp-Dialog .jp-mod-accept").click()
-    await eventually(lab.is_empty)
+    await until_it_keeps_variables(page, lab)
+    await answer_to(page, "Untitled.ipynb", "Give back when idle")
+    await expect(running(page, "Untitled.ipynb")).to_contain_text("parked")
+    await expect(notebook.locator(".jp-GpuSlice-status")).to_have_text("parked")
