@@ -72,12 +72,12 @@ async def answer_to(page: Page, notebook: str, button: str) -> str:
 
 
 async def until_it_keeps_variables(page: Page, lab: Lab) -> None:
-    """Wait until it is known that the only kernel loses nothing; before that, a page asks whether it may."""
+    """Wait until it is known that no kernel loses anything; before that, a page asks whether one may."""
 
     async def does() -> bool:
         answer = await page.request.get(lab.url.replace("/lab?", "/gpu-pool/api/slices?"))
-        (found,) = (await answer.json())["slices"]
-        return bool(found["actions"]["give-back"]["keeps_variables"])
+        offered = [each["actions"].get("give-back") for each in (await answer.json())["slices"]]
+        return all(each["keeps_variables"] for each in offered if each is not None)
 
     await eventually(does)
 
