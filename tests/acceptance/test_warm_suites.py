@@ -32,6 +32,8 @@ class Suite:
     #: How many tests pass as they are, and how many kernels are warm, at least.
     tests: int
     kernels: int
+    #: Those that read the private route of a message, on which the proxy is one station more.
+    of_routes: Sequence[str] = ()
 
 
 #: Their settings are older than today's pytest-asyncio, which otherwise only warns.
@@ -60,6 +62,7 @@ SUITES = [
         ["coverage", "flaky", "pytest-cov"],
         90,
         30,
+        ["tests.test_kernel::test_parent_header_and_ident"],
     ),
 ]
 
@@ -96,7 +99,8 @@ def test_whatever_passes_with_stock_kernels_passes_with_warm_ones(
             GPU_POOL_URL=f"embedded:{tmp_path}/pool/store.db",
         )
 
-    assert differing(stock, warm, at_least=suite.tests) == []
+    found = differing(stock, warm, at_least=suite.tests)
+    assert [each for each in found if each.split(": ")[0] not in suite.of_routes] == []
     started: dict[str, Any] = json.loads(report.read_text())
     print(f"{suite.project}: {len(started['warm'])} warm kernels, {len(started['cold'])} cold ones")
     assert len(started["warm"]) >= suite.kernels
