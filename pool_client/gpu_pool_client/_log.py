@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 else:  # Python 3.10 has it without what it is of
     _Adapter = logging.LoggerAdapter
 
+#: Seconds between two lines about the same, and what was told lately before all is forgotten.
+_TELL_EVERY: Final = 60.0
+_MOST_TOLD: Final = 1_024
 #: What a name may consist of to be logged without quotation marks.
 _PLAIN: Final = re.compile(r"[\w.@+-]+")
 
@@ -93,22 +96,24 @@ def get_logger() -> EscapingLogger:
 
 
 class RareWarnings:
-    """Warns of what others can make happen as often as they like: of each kind at most once in a while."""
+    """Warns of what others can make happen as often as they like: of the same at most once in a while."""
 
-    def __init__(self, every: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """``every`` is after how many seconds of ``clock`` a kind is worth another line."""
-        self._every = every
+    def __init__(self, log: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """``log`` is a logger; by default that of the program that this is a part of."""
+        self._log = log
         self._clock = clock
-        #: When each kind was last told, and how often it has happened since.
+        #: When each was told, and how often it has happened since.
         self._told: dict[str, tuple[float, int]] = {}
 
     def warn(self, text: str, *args: object) -> None:
         """Log a warning, unless one of this ``text`` was logged lately; then the next one counts it."""
         now = self._clock()
-        at, untold = self._told.get(text, (-self._every, 0))
-        if now < at + self._every:
+        at, untold = self._told.get(text, (now - _TELL_EVERY, 0))
+        if now - at < _TELL_EVERY:
             self._told[text] = at, untold + 1
             return
+        if len(self._told) >= _MOST_TOLD:
+            self._told.clear()
         self._told[text] = now, 0
-        more = f" (So it was {untold} times more since that was last told.)" if untold else ""
-        get_logger().warning(text + more, *args)
+        more = f" ({untold} times since this was said)" if untold else ""
+        (self._log or get_logger()).warning(text + more, *args)

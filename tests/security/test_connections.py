@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.service.connections import RareWarnings
 from gpu_pool_client import PoolUnreachable, Process
+from gpu_pool_client._log import RareWarnings
 from gpu_pool_client._remote.exchange import ask
 from support.hub import PREFIX, HubService
 from support.pools import until
@@ -376,8 +376,8 @@ def test_the_log_says_it_once_in_a_while(caplog: pytest.LogCaptureFixture) -> No
     times = iter((0.0, 1.0, 59.0, 61.0, 62.0))
     warnings = RareWarnings(logging.getLogger("connections-test"), lambda: next(times, 63.0))
     for _ in range(5):
-        warnings.say("too many")
+        warnings.warn("too many")
     assert [each.message for each in caplog.records] == ["too many", "too many (2 times since this was said)"]
     for number in range(3_000):
-        warnings.say(f"of {number}")
-    assert len(warnings._said) <= 1_024
+        warnings.warn(f"of {number}")
+    assert len(warnings._told) <= 1_024

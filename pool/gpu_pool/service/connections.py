@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import ipaddress
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -24,11 +23,7 @@ from tornado.iostream import IOStream
 from gpu_pool.caller import Caller
 from gpu_pool.service.tokens import Client
 from gpu_pool_client import BadRequest, OverQuota, PoolUnreachable
-
-#: Seconds between two lines of the log about the same.
-_SAY_EVERY: Final = 60.0
-#: What was said lately, before all is forgotten.
-_MOST_SAID: Final = 1_024
+from gpu_pool_client._log import RareWarnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +69,6 @@ class Connection:
     is_waiting: bool = True
     #: The connections that it is counted among; None once it is not any more.
     among: Connections | None = None
-
-
-class RareWarnings:
-    """Logs something once, and not again for a while."""
-
-    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        self._log = log
-        self._clock = clock
-        #: When each was said, and how often it was left unsaid since.
-        self._said: dict[str, tuple[float, int]] = {}
-
-    def say(self, text: str) -> None:
-        """Log it, unless it was said a short while ago."""
-        now = self._clock()
-        at, unsaid = self._said.get(text, (now - _SAY_EVERY, 0))
-        if now - at < _SAY_EVERY:
-            self._said[text] = at, unsaid + 1
-            return
-        if len(self._said) >= _MOST_SAID:
-            self._said.clear()
-        self._said[text] = now, 0
-        self._log.warning("%s%s", text, f" ({unsaid} times since this was said)" if unsaid else "")
 
 
 class Connections:
@@ -177,7 +150,7 @@ class Connections:
             return self._has_room_at(owner.name, owner.most)
         if self._of[owner.name] < owner.most:
             return True
-        self._warnings.say(f"{owner.name}: {owner.most} connections already: more are refused")
+        self._warnings.warn(f"{owner.name}: {owner.most} connections already: more are refused")
         return False
 
     def _has_room_at(self, address: str, most: int) -> bool:
@@ -189,10 +162,12 @@ class Connections:
         """
         of_all = most + self.limits.most_waiting
         if self._of[address] >= of_all:
-            self._warnings.say(f"{address}: {of_all} connections already: the oldest are closed for new ones")
+            self._warnings.warn(
+                f"{address}: {of_all} connections already: the oldest are closed for new ones"
+            )
         elif len(self._waiting.get(address, ())) >= most:
             then = "idle ones are closed for new ones"
-            self._warnings.say(f"{address}: {most} connections already: {then}")
+            self._warnings.warn(f"{address}: {most} connections already: {then}")
         else:
             return True
         return self._end_oldest(address)
@@ -210,7 +185,7 @@ class Connections:
 
     def _say_full(self) -> None:
         kept = f", {self.limits.reserved} of them kept for administrators and who holds a slice"
-        self._warnings.say(
+        self._warnings.warn(
             f"{self._name}: {self.limits.most} connections already{kept if self.limits.reserved else ''}: "
             "the user or address with the most loses idle and unidentified ones"
         )
