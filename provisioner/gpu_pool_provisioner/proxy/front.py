@@ -48,6 +48,8 @@ _QUEUE: Final = 100
 #: Messages without a signature after which a connection is closed, and changes of subscriptions.
 _MOST_UNSIGNED: Final = 20
 _MOST_SUBSCRIPTIONS: Final = 100
+#: Connections that are counted at a time.
+_MOST_COUNTED: Final = 1_024
 #: Changes of subscriptions that are heeded in a second; each is answered, to everybody.
 _SUBSCRIPTIONS_A_SECOND: Final = 50
 
@@ -128,7 +130,8 @@ class _CountByConnection:
     def __init__(self, sock: zmq.Socket[bytes], most: int) -> None:
         self._endpoint = _name_of(str(sock.getsockopt_string(zmq.LAST_ENDPOINT)))
         self._most = most
-        self._counts: dict[int, int] = {}
+        #: By the number of a connection, and its far end.
+        self._counts: dict[tuple[int, Any], int] = {}
 
     def note(self, frame: zmq.Frame) -> bool:
         """Count one; return whether its connection has been closed for it."""
@@ -136,17 +139,20 @@ class _CountByConnection:
             descriptor = int(frame.get(zmq.SRCFD))
         except zmq.ZMQError:  # ZeroMQ itself says so of somebody who is gone
             return False
-        count = self._counts.get(descriptor, 0) + 1
-        if count <= self._most:
-            self._counts[descriptor] = count
-            return False
-        self._counts.pop(descriptor, None)
-        # ZeroMQ has no call for it. Its own thread may have closed the connection meanwhile, and the number
-        # may stand for something else by now; so it is used only where it leads to this socket.
+        # Its thread may have closed the connection meanwhile, and the number may stand for something else.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            if _local(connection) == self._endpoint:
-                connection.shutdown(socket.SHUT_RDWR)
-        return True
+            if _local(connection) != self._endpoint:
+                return False
+            # Numbers are given again, as to a page that is reloaded; with TCP the far end is new then.
+            who = descriptor, connection.getpeername()
+            count = self._counts.pop(who, 0) + 1
+            if count > self._most:
+                connection.shutdown(socket.SHUT_RDWR)  # ZeroMQ has no call for it
+                return True
+            if len(self._counts) >= _MOST_COUNTED:
+                self._counts.clear()
+            self._counts[who] = count
+        return False
 
 
 def _name_of(endpoint: str) -> str | int:

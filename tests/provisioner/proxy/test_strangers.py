@@ -100,6 +100,18 @@ async def test_who_sends_on_without_a_signature_is_disconnected(front: Front, st
     await other.is_disconnected()
 
 
+async def test_nobody_is_held_to_what_came_over_connections_of_before(front: Front, stranger: Any) -> None:
+    heard: asyncio.Queue[list[zmq.Frame]] = asyncio.Queue()
+    front[1]["shell"].on_message = heard.put_nowait
+    for number in range(400):
+        page = stranger("shell")  # its descriptor has the number of one before
+        await page.socket.send_multipart([b"anything"])
+        for cell in ("first", "second"):  # the one may have arrived already when the other ended it
+            await page.socket.send_multipart(signed("secret", f"{cell} {number}"))
+            assert f"{cell} {number}".encode() in (await asyncio.wait_for(heard.get(), 30))[-1].bytes
+        page.close()
+
+
 @pytest.mark.parametrize(("channel", "kind"), [("hb", zmq.DEALER), ("iopub", zmq.XSUB)])
 async def test_who_sends_much_where_little_is_said_is_disconnected(
     front: Front, stranger: Any, channel: str, kind: int
