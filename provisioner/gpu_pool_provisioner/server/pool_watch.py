@@ -58,7 +58,8 @@ class PoolWatch:
         try:
             pool = shared_pool(self._url)
             found = await asyncio.wait_for(self._compare(pool, slices.values()), _ANSWERS_WITHIN)
-            if time.monotonic() >= self._measured_at + self._memory_every:
+            due = time.monotonic() >= self._measured_at + self._memory_every
+            if due or any(_is_unmeasured(each) for each in slices.values()):
                 self._measured_at = time.monotonic()
                 await asyncio.wait_for(self._measure(pool, slices), _ANSWERS_WITHIN)
             self.state = found
@@ -114,3 +115,9 @@ class PoolWatch:
         samples.append((round(now, 1), mib))
         while samples[0][0] < now - _KEPT_FOR:
             samples.popleft()
+
+
+def _is_unmeasured(kernel_slice: KernelSlice) -> bool:
+    """Whether nobody has looked yet at what a kernel does with its slice, so at what giving back costs."""
+    lease = kernel_slice.lease
+    return kernel_slice.activity is None and lease is not None and lease.state is LeaseState.HELD
